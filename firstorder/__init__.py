@@ -1,0 +1,1 @@
+"""The command `firstorder`: one small file a subcommand, and a world imported only when a config asks for it."""

@@ -1,0 +1,7 @@
+"""`python -m firstorder` is the command `firstorder`."""
+
+import sys
+
+from firstorder.cli import main
+
+sys.exit(main())

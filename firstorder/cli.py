@@ -1,0 +1,68 @@
+"""The command's entry point: it collects the subcommands and turns a user's error into one line and exit code 2."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from firstorder.report import report
+from firstorder.train import train
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: the examples keep their line breaks, and start-up does not import rich
+    invoke_without_command=True,
+)
+# `train` takes every field of the config as an option; only the config's schema knows which ones exist.
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
+app.command()(report)
+
+
+@app.callback()
+def firstorder(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Reinforcement learning of Mixture-of-Experts language models under imperfect inference engines, on a laptop.
+
+    A run is described by one YAML file and ends as one folder: its config, metrics, traces, verdict and report.
+
+    \b
+    Start here, in a checkout of the project:
+      firstorder train configs/demo/fp8_minirl_r3.yaml
+      firstorder report runs/demo-* --out runs/demo.html
+    """
+    if version:
+        typer.echo(f"firstorder {importlib.metadata.version('firstorder')}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; the exit code is 0, 2 for a user's error (one line on stderr), or 130 when interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return app(args=words, prog_name="firstorder", standalone_mode=False) or 0
+    except typer.TyperException as error:
+        return _fail(error.format_message())
+    except (ValueError, OSError) as error:
+        if "--debug" in words:
+            raise
+        return _fail(_one_line(error))
+
+
+def _one_line(error: ValueError | OSError) -> str:
+    """What went wrong; a file's name before the system's words about it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    return str(error)
+
+
+def _fail(message: str) -> int:
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    return 2

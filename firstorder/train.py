@@ -1,0 +1,79 @@
+"""`firstorder train`: one run from a YAML file and overrides to a folder of results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from lab.config.run import RunConfig
+
+
+def train(
+    context: typer.Context,
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")],
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the complete config, every field explained, and stop.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Go on with the newest run of this config, or start a new one.")
+    ] = False,
+    progress: Annotated[
+        Literal["bar", "lines", "none"], typer.Option(help="A live bar, one line a step (for logs), or nothing.")
+    ] = "bar",
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Train one model as CONFIG says, in the world (sandbox or scaled) that its `backend:` names.
+
+    Any field of the config can be set here: its dotted name behind two dashes, then a value written as in YAML. Later
+    ones win. --print-config shows every field with its meaning.
+
+    \b
+    Examples:
+      firstorder train configs/demo/fp8_minirl.yaml
+      firstorder train configs/demo/fp8_minirl.yaml --algorithm.replay.mode R3 --name my-r3 --seed 1
+      firstorder train configs/demo/fp8_minirl.yaml --algorithm.optimizer.betas '[0.9, 0.99]' --print-config
+      firstorder train configs/demo/fp8_minirl.yaml --resume
+
+    Results go to runs/<name>/<UTC time>-<config hash>/. A killed run goes on with --resume, to the same bits as if it
+    had never stopped.
+    """
+    from firstorder.worlds import Schemas, runner
+    from lab.config.load import load, to_yaml
+
+    # An option that stands before CONFIG lands in its place, so the words are put in order again first.
+    words = [config, *context.args]
+    path, overrides = _split(words)
+    run_config = load(path, overrides, Schemas())
+    if print_config:
+        typer.echo(to_yaml(run_config), nl=False)
+        return
+    folder = _newest(run_config) if resume else None
+    runner(run_config.backend)(run_config, folder=folder, progress=progress)
+
+
+def _split(words: list[str]) -> tuple[str, list[str]]:
+    """The config's path, and the override words around it."""
+    from lab.config.strict import ConfigError
+
+    position = 0
+    while position < len(words) and words[position].startswith("--"):
+        position += 1 if "=" in words[position] else 2
+    if position >= len(words):
+        raise ConfigError("missing CONFIG, the YAML file that describes the run")
+    return words[position], words[:position] + words[position + 1 :]
+
+
+def _newest(config: RunConfig) -> Path:
+    """The newest folder of this very config; ConfigError if there is none."""
+    from lab.config.load import config_hash
+    from lab.config.strict import ConfigError
+
+    parent = Path(config.output) / config.name
+    # Folder names begin with the UTC time, so the order of names is the order of time.
+    folders = sorted(folder for folder in parent.glob(f"*-{config_hash(config)}") if folder.is_dir())
+    if not folders:
+        raise ConfigError(f"--resume: expected a run of this config, {parent}/*-{config_hash(config)}, got none")
+    return folders[-1]

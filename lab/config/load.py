@@ -1,0 +1,201 @@
+"""From a YAML file and dotted overrides to a frozen config, and back: load(to_yaml(c)) == c.
+
+YAML 1.2: `1e-4` is a number, `no` and `off` are text. `base: other.yaml` (relative to the file) starts from another
+file: mappings are merged key by key, lists and scalars are replaced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from lab.config.run import RunConfig
+from lab.config.strict import ConfigError, nearest, validate
+
+# These keys say where a run's results go; everything else may change its numbers, so everything else is hashed.
+NOT_HASHED = ("name", "output", "logging")
+
+
+def load(path: str | Path, overrides: Sequence[str], schemas: Mapping[str, type[RunConfig]]) -> RunConfig:
+    """The config in the file after the overrides, as the schema that its `backend:` names; ConfigError if it has none.
+
+    Overrides are command-line words: `--algorithm.replay.mode R3` or `--algorithm.replay.mode=R3`; values are YAML.
+    """
+    raw = read(path)
+    for key, text in parse_overrides(overrides):
+        _set(raw, key, _value(key, text))
+    backend = raw.get("backend")
+    if backend is None:
+        raise ConfigError(f"{path}: backend: missing; expected one of: {', '.join(schemas)}")
+    if not isinstance(backend, str) or backend not in schemas:
+        raise ConfigError(f"{path}: backend: unknown backend '{backend}'{nearest(str(backend), schemas)}")
+    return validate(schemas[backend], raw, str(path))
+
+
+def read(path: str | Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mapping in a YAML file, over the one in its `base:` file where it has one."""
+    path = Path(path)
+    if path.resolve() in seen:
+        raise ConfigError(f"{path}: base: the files refer to each other in a circle: {' -> '.join(map(str, seen))}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+    raw = _parse(text, str(path))
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys to values, got {_kind(raw)}")
+    base = raw.pop("base", None)
+    if base is None:
+        return raw
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: base: expected a file name, got {_kind(base)}")
+    base_path = path.parent / base
+    if not base_path.is_file():
+        raise ConfigError(f"{path}: base: no such file: {base_path}")
+    return _merge(read(base_path, (*seen, path.resolve())), raw)
+
+
+def parse_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Command-line words as (dotted key, text) pairs, in order."""
+    pairs: list[tuple[str, str]] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        key, equals, text = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not all(key.split(".")):
+            raise ConfigError(f"unexpected argument '{word}'; expected overrides such as --algorithm.replay.mode R3")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ConfigError(f"--{key}: expected a value after it, got {rest[0] if rest else 'nothing'}")
+            text = rest.pop(0)
+        pairs.append((key, text))
+    return pairs
+
+
+def to_yaml(config: BaseModel) -> str:
+    """The complete config as YAML, each field under its description; `load` gives the same config back."""
+    return "".join(_emit(config, indent=0))
+
+
+def config_hash(config: BaseModel) -> str:
+    """Twelve hex digits that depend on every field but NOT_HASHED: equal hashes promise equal numbers."""
+    fields = {key: value for key, value in config.model_dump(mode="json").items() if key not in NOT_HASHED}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _parse(text: str, where: str) -> Any:
+    """YAML 1.2 text as plain Python values; ConfigError with the line number."""
+    try:
+        # The pure parser, because the C one reads YAML 1.1, where `1e-4` is text and `no` is False.
+        return YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
+        problem = str(error.problem or error.context).splitlines()[0]
+        if isinstance(error, DuplicateKeyError):
+            problem = problem.split(" with ")[0].replace("found duplicate key", "duplicate key")
+        raise ConfigError(f"{where}{line}: not valid YAML: {problem}") from error
+    except YAMLError as error:
+        raise ConfigError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from error
+
+
+def _value(key: str, text: str) -> Any:
+    """The value of an override: a YAML scalar, or a list or mapping in flow style."""
+    return _parse(text, f"--{key}")
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`: mappings key by key, everything else replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        both_mappings = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both_mappings else value
+    return merged
+
+
+def _set(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Puts the value at a dotted key, making blocks on the way; a number in the key counts into a list."""
+    *blocks, last = key.split(".")
+    current: Any = raw
+    for depth, name in enumerate(blocks):
+        if isinstance(current, dict) and current.get(name) is None:
+            current[name] = {}
+        current = current[_index(current, name, key)]
+        if not isinstance(current, (dict, list)):
+            raise ConfigError(f"--{key}: {'.'.join(blocks[: depth + 1])} is {_kind(current)}, not a block of keys")
+    current[_index(current, last, key)] = value
+
+
+def _index(block: dict[str, Any] | list[Any], name: str, key: str) -> Any:
+    """The key or list position that `name` means in this block."""
+    if isinstance(block, dict):
+        return name
+    if not name.isdecimal() or int(name) >= len(block):
+        raise ConfigError(f"--{key}: expected a position in a list of {len(block)}, counting from 0, got '{name}'")
+    return int(name)
+
+
+def _kind(value: Any) -> str:
+    """The value's kind in words, for messages."""
+    if value is None:
+        return "nothing"
+    names = {dict: "a mapping", list: "a list", str: f"the text '{value}'"}
+    return names.get(type(value), f"{value}")
+
+
+def _emit(block: BaseModel, indent: int) -> list[str]:
+    """The lines of one block."""
+    pad = " " * indent
+    lines: list[str] = []
+    for name, field in type(block).model_fields.items():
+        if field.description:
+            width = 100 - indent
+            lines += [f"{pad}# {line}\n" for line in textwrap.wrap(field.description, width, break_on_hyphens=False)]
+        lines += _entry(f"{pad}{name}:", getattr(block, name), indent)
+    return lines
+
+
+def _entry(head: str, value: Any, indent: int) -> list[str]:
+    """`head` (a key or a dash) with its value: on the same line, or as an indented block below it."""
+    pad = " " * (indent + 2)
+    if isinstance(value, BaseModel) and type(value).model_fields:
+        return [f"{head}\n", *_emit(value, indent + 2)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping) and value:
+        entries = [_entry(f"{pad}{_flow(key)}:", inner, indent + 2) for key, inner in value.items()]
+        return [f"{head}\n", *(line for lines in entries for line in lines)]
+    if isinstance(value, (tuple, list)) and any(not _is_scalar(item) for item in value):
+        return [f"{head}\n", *(line for item in value for line in _entry(f"{pad}-", item, indent + 2))]
+    return [f"{head} {_flow(value)}\n"]
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float, Path))
+
+
+def _flow(value: Any) -> str:
+    """A scalar, or a list of scalars, on one line."""
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, Mapping) or isinstance(value, BaseModel):
+        return "{}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    if isinstance(value, (str, Path)):
+        text = str(value)
+        # Plain where YAML would read the same text back; in double quotes, whose escapes JSON shares, otherwise.
+        plain = re.fullmatch(r"[A-Za-z_][\w./-]*", text, re.ASCII) and _parse(text, "") == text
+        return text if plain else json.dumps(text)
+    return json.dumps(value)

@@ -1,0 +1,29 @@
+"""Held-out evaluation: avg@k, the mean reward over k sampled responses of every held-out problem."""
+
+from __future__ import annotations
+
+from theory.contracts import RolloutEngine, Sampling, Task
+
+
+def evaluate(
+    engine: RolloutEngine,
+    task: Task,
+    *,
+    num_samples: int,
+    max_prompts: int,
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+) -> dict[str, float]:
+    """avg@k on the first `max_prompts` held-out problems, in [0, 1], with the mean length and share of finished ones.
+
+    The engine that is passed decides which policy is evaluated; a run passes one that computes `pi` itself.
+    """
+    prompts = list(task.held_out())[:max_prompts]
+    sampling = Sampling(max_tokens=max_tokens, num_responses=num_samples, temperature=temperature, seed=seed)
+    responses = engine.generate(prompts, sampling).responses
+    return {
+        "eval/accuracy": sum(task.reward(r.prompt, r) for r in responses) / len(responses),
+        "eval/response_length": sum(len(r.tokens) for r in responses) / len(responses),
+        "eval/stop_fraction": sum(r.finish == "stop" for r in responses) / len(responses),
+    }

@@ -1,0 +1,129 @@
+"""The cold start: supervised training on generated demonstrations until sampled accuracy reaches a target.
+
+RL needs a model that is sometimes right. The result is a Hugging Face folder, cached by the hash of all that went into it,
+so that runs which differ in engine or algorithm start from the same weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from torch import Tensor
+
+from lab.evaluation import evaluate
+from sandbox.checkpoint import load, save
+from sandbox.config import ColdStartBlock
+from sandbox.engines.engine import SandboxEngine
+from sandbox.model import MoE
+from sandbox.training_engine import NonFiniteError
+from theory.contracts import Prompt
+from theory.streams import derive_seed, stream
+
+# Part of the cache key: raise it when the stage's own procedure changes.
+PROCEDURE = 1
+
+Report = Callable[[int, float, float], None]
+
+
+def cold_start(
+    model: MoE, task, block: ColdStartBlock, *, description: dict, max_tokens: int, report: Report | None = None
+) -> tuple[MoE, dict[str, float]]:
+    """The model after its supervised stage, and {"accuracy", "num_updates"}; from the cache where it was done before.
+
+    `description` holds the parts of the config that made the model and the task. `report(update, loss, accuracy)` is
+    called at every check. Raises ValueError if the target is not reached within `max_updates`.
+    """
+    key = json.dumps([PROCEDURE, torch.__version__, description, block.model_dump(exclude={"cache"}), max_tokens])
+    folder = Path(block.cache) / hashlib.sha256(key.encode()).hexdigest()[:12]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            summary = _train(model, task, block, max_tokens, report)
+            _store(model, folder, summary)
+    return load(folder), json.loads((folder / "cold_start.json").read_text())
+
+
+def _store(model: MoE, folder: Path, summary: dict[str, float]) -> None:
+    scratch = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
+    try:
+        save(model, scratch)
+        (scratch / "cold_start.json").write_text(json.dumps(summary))
+        os.rename(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _train(model: MoE, task, block: ColdStartBlock, max_tokens: int, report: Report | None) -> dict[str, float]:
+    engine = SandboxEngine(model.config, ())
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=block.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+    )
+    accuracy = 0.0
+    for update in range(block.max_updates):
+        rate = block.learning_rate * min(1.0, (update + 1) / max(1, block.warmup_updates))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        prompts = task.prompts(derive_seed(block.seed, "cold_start", update), block.batch_size)
+        draws = stream(block.seed, "demonstrations", update)
+        loss = demonstration_loss(model, prompts, [task.demonstration(p, draws) for p in prompts])
+        if not torch.isfinite(loss):
+            raise NonFiniteError(f"cold start: the loss of update {update} is {loss.item()}")
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if (update + 1) % block.check_every == 0:
+            engine.load_model(model, version=update + 1)
+            accuracy = _accuracy(engine, task, block, max_tokens, update)
+            if report is not None:
+                report(update + 1, loss.item(), accuracy)
+            if accuracy >= block.target_accuracy:
+                return {"accuracy": accuracy, "num_updates": update + 1}
+    raise ValueError(
+        f"cold_start.target_accuracy: expected to reach {block.target_accuracy} within {block.max_updates} updates, "
+        f"got {accuracy:.3f}"
+    )
+
+
+def demonstration_loss(model: MoE, prompts: Sequence[Prompt], demonstrations: Sequence[Sequence[int]]) -> Tensor:
+    """Mean negative log-likelihood of the demonstrations' tokens given their prompts, in nats a token."""
+    S = max(len(p.tokens) + len(d) for p, d in zip(prompts, demonstrations, strict=True))
+    tokens_BS = torch.zeros(len(prompts), S, dtype=torch.int64)
+    is_target_BS = torch.zeros(len(prompts), S, dtype=torch.bool)
+    for b, (prompt, demonstration) in enumerate(zip(prompts, demonstrations, strict=True)):
+        start, stop = len(prompt.tokens), len(prompt.tokens) + len(demonstration)
+        tokens_BS[b, :stop] = torch.tensor([*prompt.tokens, *demonstration])
+        is_target_BS[b, start:stop] = True
+    hidden_BSD = model.forward_hidden(tokens_BS[:, :-1])
+    target_BS = is_target_BS[:, 1:]
+    return torch.nn.functional.cross_entropy(model.logits(hidden_BSD[target_BS]), tokens_BS[:, 1:][target_BS])
+
+
+class _Check:
+    """The task with its check problems in the place of the held-out ones, which the cold start must not see."""
+
+    def __init__(self, task, prompts: Sequence[Prompt]):
+        self.held_out = lambda: prompts
+        self.reward = task.reward
+
+
+def _accuracy(engine: SandboxEngine, task, block: ColdStartBlock, max_tokens: int, update: int) -> float:
+    prompts = task.prompts(derive_seed(block.seed, "cold_start_check", update), block.num_check)
+    metrics = evaluate(
+        engine,
+        _Check(task, prompts),
+        num_samples=1,
+        max_prompts=block.num_check,
+        max_tokens=max_tokens,
+        temperature=1.0,
+        seed=derive_seed(block.seed, "cold_start_sampling", update),
+    )
+    return metrics["eval/accuracy"]

@@ -1,0 +1,32 @@
+"""Defect: Gaussian noise on the router logits, the dial that moves routing alone."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from sandbox.engines.defect import Defect
+from sandbox.numerics import Numerics
+
+
+class _Noise(Numerics):
+    def __init__(self, std: float, generator: torch.Generator):
+        self.std = std
+        self.generator = generator
+
+    def router_logits(self, layer_number: int, logits_NE: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
+        return logits_NE + self.std * torch.randn(logits_NE.shape, generator=self.generator, dtype=logits_NE.dtype)
+
+
+class RouterNoise(Defect):
+    """Independent noise of standard deviation `std` on every router logit, drawn from the generate call's stream."""
+
+    kind: Literal["router_noise"] = "router_noise"
+    std: float = Field(0.1, ge=0, description="standard deviation of the noise, in router-logit units")
+
+    def numerics(self, generator: torch.Generator) -> Numerics:
+        return _Noise(self.std, generator)

@@ -1,0 +1,179 @@
+"""One sandbox run from config to verdict: cold start, RL, record, report. A killed run goes on from its last checkpoint."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from lab.config.load import config_hash, to_yaml
+from lab.records import RunFolder, manifest
+from lab.report import write_report
+from lab.tasks import build as build_task
+from lab.tasks.tokenizers import load_tokenizer
+from lab.verdict import judge
+from sandbox import kernels
+from sandbox.callbacks import Evaluation, ProgressBar, ProgressLines, Recording
+from sandbox.checkpoint import load as load_model
+from sandbox.cold_start import cold_start
+from sandbox.config import ModelBlock, SandboxRun
+from sandbox.engines.engine import SandboxEngine
+from sandbox.learner import Learner, step_loader
+from sandbox.model import MoE, ModelConfig
+from sandbox.training_engine import NonFiniteError, SandboxTrainingEngine
+from theory.contracts import Task
+from theory.loop import hand_over
+from theory.routing.gates import GATES
+from theory.streams import stream
+
+Progress = Literal["bar", "lines", "none"]
+
+
+def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progress = "bar") -> RunFolder:
+    """Runs, or goes on with, `folder`; returns it with verdict and report written.
+
+    Raises ValueError where the config does not fit its files, and NonFiniteError after writing the record where a loss
+    or gradient is not finite.
+    """
+    torch.set_num_threads(1)
+    for broken in kernels.probe():
+        warnings.warn(f"this machine's kernels are not batch-invariant: {broken}", stacklevel=1)
+    task = open_task(config)
+    algorithm = config.algorithm.build()
+    if folder is None:
+        folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
+        folder.write_config(to_yaml(config))
+    folder.write_manifest(manifest(seed=config.seed))
+
+    model = initial_model(config, task, progress)
+    training = SandboxTrainingEngine(
+        model,
+        algorithm.optimizer,
+        predictor=algorithm.predictor if algorithm.passes.trains_predictor else None,
+        freeze_router=algorithm.freeze_router,
+        micro_batch_size=config.training.micro_batch_size,
+    )
+    first = 0
+    checkpoint = folder.latest_checkpoint()
+    if checkpoint is not None:
+        training.load_state_tensors(checkpoint.tensors)
+        first = int(checkpoint.state["next_step"])
+    folder.truncate_metrics(first - 1)
+
+    rollout = SandboxEngine(model.config, config.engine.defects, stop_token=task.tokenizer.eos_id)
+    hand_over(algorithm, rollout, training, version=first)
+    learner = Learner(training, rollout, task, algorithm, config.seed)
+    evaluation = Evaluation(config, SandboxEngine(model.config, (), stop_token=task.tokenizer.eos_id))
+    recording = Recording(config, folder, evaluation, _progress(config, progress, first))
+    try:
+        _fit(config, folder, learner, recording, first)
+    finally:
+        _finish(config, folder)
+    return folder
+
+
+def open_task(config: SandboxRun):
+    """The config's task, with the model folder's tokenizer where the task brings none of its own."""
+    tokenizer = load_tokenizer(Path(config.model.path)) if config.model.path is not None else None
+    return build_task(config.task, tokenizer=tokenizer)
+
+
+def initial_model(config: SandboxRun, task: Task, progress: Progress) -> MoE:
+    """The weights that RL starts from: the opened folder or fresh ones, after the cold start where there is one."""
+    block = config.model
+    if block.path is not None:
+        model = load_model(Path(block.path))
+    else:
+        # Runs that share a cold start differ in `seed` alone, so the first weights come from the cold start's own seed.
+        seed = config.seed if config.cold_start is None else config.cold_start.seed
+        model = MoE(model_config(block, task.tokenizer.vocab_size), stream(seed, "model"))
+    if config.cold_start is None:
+        return model
+    if not hasattr(task, "demonstration"):
+        raise ValueError(f"cold_start: the {config.task.kind} task has no demonstrations; set cold_start to null")
+    description = {"model": block.model_dump(), "task": config.task.model_dump()}
+    report = None if progress == "none" else _print_cold_start
+    model, _ = cold_start(
+        model, task, config.cold_start, description=description,
+        max_tokens=config.algorithm.sampling.max_tokens, report=report,
+    )  # fmt: skip
+    return model
+
+
+def model_config(block: ModelBlock, vocab_size: int) -> ModelConfig:
+    """The decoder of the config's sizes over the task's vocabulary."""
+    dense = range(block.num_layers) if block.num_experts == 0 else block.dense_layers
+    return ModelConfig(
+        vocab_size=vocab_size,
+        hidden_size=block.hidden_size,
+        num_layers=block.num_layers,
+        num_heads=block.num_heads,
+        num_kv_heads=block.num_kv_heads,
+        head_dim=block.head_dim,
+        num_experts=block.num_experts,
+        experts_per_token=block.experts_per_token,
+        expert_size=block.expert_size,
+        dense_size=block.dense_size,
+        dense_layers=tuple(dense),
+        shared_expert_size=block.shared_expert_size,
+        gate=GATES[block.gate],
+    )
+
+
+def _print_cold_start(update: int, loss: float, accuracy: float) -> None:
+    print(f"cold start  update {update:>5}  loss {loss:.3f}  accuracy {accuracy:.3f}", flush=True)
+
+
+def _progress(config: SandboxRun, progress: Progress, done: int) -> ProgressLines | None:
+    if progress == "bar":
+        return ProgressBar(config.name, config.num_steps, done)
+    return ProgressLines(config.name, config.num_steps) if progress == "lines" else None
+
+
+def _loggers(config: SandboxRun, folder: RunFolder) -> list[Logger]:
+    loggers: list[Logger] = []
+    for name in config.logging.loggers:
+        if name == "csv":
+            loggers.append(CSVLogger(str(folder.path), name="", version="csv"))
+        elif name == "tensorboard":
+            loggers.append(TensorBoardLogger(str(folder.path), name="", version="tensorboard"))
+        elif name == "wandb":
+            from lightning.pytorch.loggers import WandbLogger
+
+            loggers.append(WandbLogger(project="firstorder", name=config.name, save_dir=str(folder.path)))
+        elif name == "mlflow":
+            from lightning.pytorch.loggers import MLFlowLogger
+
+            loggers.append(MLFlowLogger("firstorder", run_name=config.name, save_dir=str(folder.path / "mlflow")))
+    return loggers
+
+
+def _fit(config: SandboxRun, folder: RunFolder, learner: Learner, recording: Recording, first: int) -> None:
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=_loggers(config, folder),
+        callbacks=[recording],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        default_root_dir=str(folder.path),
+    )
+    trainer.fit(learner, step_loader(first, config.num_steps))
+
+
+def _finish(config: SandboxRun, folder: RunFolder) -> None:
+    """Verdict and report of whatever is on disk; an interrupted run has no verdict and can be resumed."""
+    rows = folder.metrics()
+    if rows and rows[-1]["step"] + 1 == config.num_steps:
+        folder.write_verdict(judge(rows, config.verdict.rules()).to_json())
+        write_report([folder], folder.path / "report.html")
+
+
+__all__ = ["NonFiniteError", "run"]

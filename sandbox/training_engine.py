@@ -1,0 +1,258 @@
+"""The sandbox's training engine: scores sampled tokens with `old`, and takes gradient steps with `pi`.
+
+Scoring and training run the same forward pass in float32, so that before the first update of a global step pi equals old
+bit for bit. Extra letter: n, the valid response tokens of a micro-batch, packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sandbox.checkpoint import to_hf
+from sandbox.model import MoE
+from theory.algorithm import OptimizerSettings
+from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenBatch, TokenScores, UpdateStats
+from theory.objectives import Objective
+from theory.routing.features import RouterFeatures
+from theory.routing.predictor import PredictorSettings, PredictorTrainer
+from theory.routing.record import RoutingRecord
+from theory.routing.replay import PassRouting, RoutingPass
+
+
+class NonFiniteError(ArithmeticError):
+    """A loss, gradient or weight is not finite; the message names which."""
+
+
+@dataclass
+class Forward:
+    """One micro-batch's forward pass; log-probs carry the graph when gradients are on."""
+
+    batch: TokenBatch
+    logp_BT: Float[Tensor, "B T"]
+    entropy_BT: Float[Tensor, "B T"]
+    routing: RoutingPass
+
+
+@dataclass
+class Collected:
+    """What several micro-batches did with their routers, in order."""
+
+    used: list[RoutingRecord]
+    natural: list[RoutingRecord]
+    features: list[RouterFeatures]
+
+    def add(self, routing: RoutingPass) -> None:
+        """Takes a finished pass's records; a dense model has none."""
+        if routing.used is not None:
+            self.used.append(routing.used)
+        if routing.natural is not None:
+            self.natural.append(routing.natural)
+        if routing.features is not None:
+            self.features.append(routing.features)
+
+
+class SandboxTrainingEngine:
+    """TrainingEngine over a sandbox MoE: AdamW, warm-up, clipping by global norm, optional predictor (Pr2, Pr3)."""
+
+    def __init__(
+        self,
+        model: MoE,
+        optimizer: OptimizerSettings,
+        predictor: PredictorSettings | None = None,
+        freeze_router: bool = False,
+        micro_batch_size: int = 128,
+    ):
+        self.model = model
+        self.settings = optimizer
+        self.micro_batch_size = micro_batch_size
+        self.num_updates = 0
+        for parameter in model.router_parameters():
+            parameter.requires_grad_(not freeze_router)
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self.names = [name for name, _ in trained]
+        self.parameters = [parameter for _, parameter in trained]
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=optimizer.learning_rate,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            fused=True,
+        )
+        self.take_step: Callable[[], object] = self.optimizer.step
+        self.predictor: PredictorTrainer | None = None
+        if predictor is not None:
+            config = model.config
+            self.predictor = PredictorTrainer(
+                config.moe_layers, config.hidden_size, config.num_experts, predictor, betas=optimizer.betas
+            )
+
+    def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
+        """log pi_old of every sampled token and the entropy of every next-token distribution, without gradients."""
+        B = len(rollouts)
+        T = max(len(r.tokens) for r in rollouts.responses)
+        logp_BT, entropy_BT = torch.zeros(B, T), torch.zeros(B, T)
+        seen = Collected([], [], [])
+        with torch.no_grad():
+            for chosen in self._micro_batches(B):
+                with RoutingPass(routing.select(chosen), *self._geometry(rollouts, chosen)) as routing_pass:
+                    forward = self._forward(rollouts.select(chosen).padded(), routing_pass)
+                width = forward.logp_BT.shape[1]
+                logp_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT
+                entropy_BT[chosen[0] : chosen[-1] + 1, :width] = forward.entropy_BT
+                seen.add(routing_pass)
+        return TokenScores(logp_BT, entropy_BT, *_concat(seen))
+
+    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
+        """One clipped AdamW step up the objective, then one predictor step if the mini-batch carries features."""
+        rollouts = minibatch.rollouts
+        whole = rollouts.padded()
+        totals = objective.totals(minibatch.logp_old_BT, whole.logp_mu_BT, whole.is_response_BT)
+        logp_pi_BT = torch.zeros_like(minibatch.logp_old_BT)
+        seen = Collected([], [], [])
+        value = torch.zeros(())
+        parts: list[tuple[int, dict[str, Tensor]]] = []
+        self.optimizer.zero_grad(set_to_none=True)
+        for chosen in self._micro_batches(len(rollouts)):
+            with RoutingPass(routing.select(chosen), *self._geometry(rollouts, chosen)) as routing_pass:
+                forward = self._forward(rollouts.select(chosen).padded(), routing_pass)
+                width = forward.logp_BT.shape[1]
+                output = objective(
+                    forward.logp_BT,
+                    minibatch.logp_old_BT[chosen, :width],
+                    forward.batch.logp_mu_BT,
+                    minibatch.advantages_B[chosen],
+                    forward.batch.is_response_BT,
+                    totals=totals,
+                )
+                (-output.objective).backward()
+            logp_pi_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
+            value += output.objective.detach()
+            parts.append((int(forward.batch.is_response_BT.sum()), output.metrics))
+            seen.add(routing_pass)
+        metrics = _combine(parts) | {"actor/objective": value.item()}
+        metrics |= self._take_step()
+        _, natural, features = _concat(seen)
+        if minibatch.features is not None and self.predictor is not None:
+            assert features is not None, "a mini-batch with cached features was run without capturing pi's logits"
+            rate = metrics["actor/lr"]
+            metrics |= self.predictor.step(minibatch.features, features.logits, rate)
+        return UpdateStats(metrics, logp_pi_BT, natural, features)
+
+    def named_tensors(self) -> NamedTensors:
+        """The present weights under their Hugging Face names, detached."""
+        return to_hf(self.model)
+
+    def predictor_weights(self) -> dict[int, Tensor]:
+        """W_p by layer number; empty without a predictor."""
+        return {} if self.predictor is None else self.predictor.weights()
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything that a resumed run needs to go on with the same bits: weights, AdamW moments, predictor."""
+        tensors = {f"model.{name}": tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            for key, tensor in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer.{key}.{name}"] = torch.as_tensor(tensor).detach().clone()
+        if self.predictor is not None:
+            tensors |= {f"predictor.{name}": tensor for name, tensor in self.predictor.state_tensors().items()}
+        tensors["num_updates"] = torch.tensor(self.num_updates)
+        return tensors
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `state_tensors`. Raises ValueError where the checkpoint is of another model or mode."""
+        own = self.model.state_dict()
+        given = _with_prefix(tensors, "model.")
+        for name, tensor in own.items():
+            if name not in given:
+                raise ValueError(f"checkpoint does not fit the config: it has no weight {name}")
+            if given[name].shape != tensor.shape:
+                raise ValueError(
+                    f"checkpoint does not fit the config: weight {name} is {tuple(given[name].shape)}, "
+                    f"expected {tuple(tensor.shape)}"
+                )
+        predictor = _with_prefix(tensors, "predictor.")
+        if bool(predictor) != (self.predictor is not None):
+            has, wants = ("a", "none") if predictor else ("no", "one")
+            raise ValueError(f"checkpoint does not fit the config: it has {has} predictor, the replay mode needs {wants}")
+        self.model.load_state_dict(given)
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            state = {}
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                full = f"optimizer.{key}.{name}"
+                if full in tensors:
+                    state[key] = tensors[full].clone()
+            self.optimizer.state[parameter] = state
+        if self.predictor is not None:
+            self.predictor.load_state_tensors(predictor)
+        self.num_updates = int(tensors["num_updates"])
+
+    def _take_step(self) -> dict[str, float]:
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
+        if not torch.isfinite(norm):
+            bad = [
+                n
+                for n, p in zip(self.names, self.parameters, strict=True)
+                if p.grad is not None and not torch.isfinite(p.grad).all()
+            ]
+            raise NonFiniteError(f"actor/grad_norm is {norm.item()}: the gradient of {', '.join(bad[:3])} is not finite")
+        rate = self.settings.rate_at(self.num_updates)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.take_step()
+        self.num_updates += 1
+        return {"actor/grad_norm": norm.item(), "actor/lr": rate}
+
+    def _micro_batches(self, B: int) -> Iterator[list[int]]:
+        for start in range(0, B, self.micro_batch_size):
+            yield list(range(start, min(B, start + self.micro_batch_size)))
+
+    @staticmethod
+    def _geometry(rollouts: Rollouts, chosen: Sequence[int]) -> tuple[list[int], int]:
+        num_rows_B = [rollouts.responses[i].num_tokens - 1 for i in chosen]
+        return num_rows_B, max(num_rows_B)
+
+    def _forward(self, batch: TokenBatch, routing: RoutingPass) -> Forward:
+        """Log-probs (with graph) and entropies of the response tokens; logits are made for those rows alone."""
+        hidden_BSD = self.model.forward_hidden(batch.tokens_BS[:, :-1], routing)
+        T = batch.is_response_BT.shape[1]
+        exists_BT = torch.arange(T) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
+        b_n, t_n = exists_BT.nonzero(as_tuple=True)
+        rows_n = batch.predicting_row_BT[b_n, t_n]
+        logits_nV = self.model.logits(hidden_BSD[b_n, rows_n])
+        all_logp_nV = torch.log_softmax(logits_nV, dim=-1)
+        tokens_n = batch.tokens_BS[b_n, rows_n + 1]
+        logp_n = all_logp_nV.gather(-1, tokens_n[:, None])[:, 0]
+        logp_BT = torch.zeros(exists_BT.shape, dtype=logp_n.dtype).index_put((b_n, t_n), logp_n)
+        with torch.no_grad():
+            entropy_BT = torch.zeros_like(logp_BT)
+            entropy_BT[b_n, t_n] = -(all_logp_nV.exp() * all_logp_nV).sum(-1)
+        return Forward(batch, logp_BT, entropy_BT, routing)
+
+
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _concat(seen: Collected) -> tuple[RoutingRecord | None, RoutingRecord | None, RouterFeatures | None]:
+    return (
+        RoutingRecord.concat(seen.used) if seen.used else None,
+        RoutingRecord.concat(seen.natural) if seen.natural else None,
+        RouterFeatures.concat(seen.features) if seen.features else None,
+    )
+
+
+def _combine(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> dict[str, float]:
+    """Token means of the micro-batches into token means of the mini-batch; maxima stay maxima."""
+    count = sum(n for n, _ in parts)
+    metrics: dict[str, float] = {}
+    for name in parts[0][1]:
+        if name.endswith("_max"):
+            metrics[name] = max(m[name].item() for _, m in parts)
+        else:
+            metrics[name] = sum(n * m[name].item() for n, m in parts) / count
+    return metrics

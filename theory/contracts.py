@@ -1,0 +1,235 @@
+"""The contracts between the algorithm and whatever runs it: frozen data and protocols, no behaviour of any engine.
+
+Four policies. `mu` emitted the tokens (the inference engine: its numerics, weights and routing); `old` is the training
+engine at the weights that were rolled out; `pi` is the training engine now; `ref` is a frozen reference.
+Training-inference discrepancy is mu against old, policy staleness is old against pi (MiniRL, arXiv 2512.01374, Eq. 5).
+
+Letters: B responses, T response positions, S prompt + response positions, P prompts, G responses a prompt,
+N mini-batches, L MoE layers, K slots, E experts, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from theory.routing.features import RouterFeatures
+from theory.routing.record import RoutingRecord
+from theory.routing.replay import PassRouting
+
+if TYPE_CHECKING:
+    from theory.objectives import Objective
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One problem: its tokens, and the verified answer that the task's grader compares with."""
+
+    id: str
+    tokens: tuple[int, ...]
+    answer: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn. `logp_mu` is always that of the distribution at temperature 1, untruncated.
+
+    `num_features` asks the engine for router features on at most that many rows of each response (Pr2, arXiv
+    2606.00395, App. E); 0 asks for none. `seed` names the draw: same weights, prompts and seed give the same bits.
+    """
+
+    max_tokens: int
+    num_responses: int = 1
+    temperature: float = 1.0
+    seed: int = 0
+    num_features: int = 0
+
+
+@dataclass(frozen=True)
+class Response:
+    """One sampled response. `is_response` is False on tokens that mu did not sample (tool observations)."""
+
+    prompt: Prompt
+    tokens: Int[Tensor, " T"]
+    logp_mu: Float[Tensor, " T"]
+    is_response: Bool[Tensor, " T"]
+    finish: Literal["stop", "length", "abort"]
+    version: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response tokens together (S)."""
+        return len(self.prompt.tokens) + len(self.tokens)
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Rollouts as padded tensors: right-padded, response position t stands at sequence position num_prompt + t."""
+
+    tokens_BS: Int[Tensor, "B S"]
+    num_prompt_B: Int[Tensor, " B"]
+    num_tokens_B: Int[Tensor, " B"]
+    is_response_BT: Bool[Tensor, "B T"]
+    logp_mu_BT: Float[Tensor, "B T"]
+
+    @property
+    def predicting_row_BT(self) -> Int[Tensor, "B T"]:
+        """The input row whose logits predict response token t: num_prompt + t - 1, clipped to the padded width."""
+        T = self.is_response_BT.shape[1]
+        row_BT = self.num_prompt_B[:, None] + torch.arange(T, device=self.num_prompt_B.device) - 1
+        return row_BT.clamp(max=self.tokens_BS.shape[1] - 1)
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """B responses (the G responses of one prompt stand together), with what the engine's routers did, where recorded."""
+
+    responses: tuple[Response, ...]
+    experts: RoutingRecord | None = None
+    features: RouterFeatures | None = None
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+    def select(self, indices: Sequence[int]) -> Rollouts:
+        """These responses, in this order, with their rows of the routing record and features."""
+        indices = list(indices)
+        return Rollouts(
+            responses=tuple(self.responses[i] for i in indices),
+            experts=None if self.experts is None else self.experts.select(indices),
+            features=None if self.features is None else self.features.select(indices),
+        )
+
+    def padded(self) -> TokenBatch:
+        """The responses as right-padded tensors; padding tokens are 0, padding log-probs 0 under a False mask."""
+        B = len(self.responses)
+        num_prompt = [len(r.prompt.tokens) for r in self.responses]
+        num_tokens = [r.num_tokens for r in self.responses]
+        T = max(len(r.tokens) for r in self.responses)
+        tokens_BS = torch.zeros(B, max(num_tokens), dtype=torch.int64)
+        is_response_BT = torch.zeros(B, T, dtype=torch.bool)
+        logp_mu_BT = torch.zeros(B, T, dtype=self.responses[0].logp_mu.dtype)
+        for b, response in enumerate(self.responses):
+            tokens_BS[b, : num_prompt[b]] = torch.tensor(response.prompt.tokens, dtype=torch.int64)
+            tokens_BS[b, num_prompt[b] : num_tokens[b]] = response.tokens
+            is_response_BT[b, : len(response.tokens)] = response.is_response
+            logp_mu_BT[b, : len(response.tokens)] = response.logp_mu
+        return TokenBatch(tokens_BS, torch.tensor(num_prompt), torch.tensor(num_tokens), is_response_BT, logp_mu_BT)
+
+    @staticmethod
+    def concat(parts: Sequence[Rollouts]) -> Rollouts:
+        """The parts one after the other; records are kept only if every part has one."""
+        experts = [p.experts for p in parts if p.experts is not None]
+        features = [p.features for p in parts if p.features is not None]
+        return Rollouts(
+            responses=tuple(r for p in parts for r in p.responses),
+            experts=RoutingRecord.concat(experts) if len(experts) == len(parts) else None,
+            features=RouterFeatures.concat(features) if len(features) == len(parts) else None,
+        )
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """The old pass: log-probabilities of the sampled tokens under `old`, and what its routers did.
+
+    `experts` are the experts that the pass used, `natural` those that its live router logits would have chosen; the
+    two are the same record unless the pass replayed or predicted. `features` holds (h_old, p_old) on the rows asked for.
+    """
+
+    logp_BT: Float[Tensor, "B T"]
+    entropy_BT: Float[Tensor, "B T"]
+    experts: RoutingRecord | None = None
+    natural: RoutingRecord | None = None
+    features: RouterFeatures | None = None
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """What one gradient update sees. `index` counts from 0 within the global step; `num_minibatches` is N."""
+
+    rollouts: Rollouts
+    logp_old_BT: Float[Tensor, "B T"]
+    advantages_B: Float[Tensor, " B"]
+    index: int
+    num_minibatches: int
+    features: RouterFeatures | None = None
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """What one gradient update did: scalar metrics by registered name, and pi's values before the step was taken.
+
+    `natural` are the experts that pi's live logits would choose; `features` holds pi's router logits on the rows of
+    the mini-batch's cached features (the targets of the predictor, Pr2 Eq. 8).
+    """
+
+    metrics: dict[str, float]
+    logp_pi_BT: Float[Tensor, "B T"]
+    natural: RoutingRecord | None = None
+    features: RouterFeatures | None = None
+
+
+NamedTensors = Iterable[tuple[str, Tensor]]
+
+
+@runtime_checkable
+class RolloutEngine(Protocol):
+    """An inference engine: it holds its own copy of the weights, in its own numerics, and samples from mu."""
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
+        """`num_responses` responses a prompt, adjacent, with logp_mu and the routing record of every input row."""
+        ...
+
+    def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        """Takes Hugging Face-named weights; later responses carry `version`."""
+        ...
+
+
+@runtime_checkable
+class TrainingEngine(Protocol):
+    """A training engine: it holds the master weights, scores sampled tokens and takes gradient steps."""
+
+    def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
+        """The old pass at the present weights, without gradients, routed as `routing` says."""
+        ...
+
+    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
+        """One optimiser step on the mini-batch, and one predictor step where the mini-batch carries features."""
+        ...
+
+    def named_tensors(self) -> NamedTensors:
+        """The present weights under their Hugging Face names."""
+        ...
+
+    def predictor_weights(self) -> dict[int, Float[Tensor, "D E"]]:
+        """W_p by layer number (Pr2 Eq. 4); empty where the mode trains no predictor."""
+        ...
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A source of prompts with verifiable rewards."""
+
+    def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
+        """`num_prompts` training prompts for this global step; the same step gives the same prompts."""
+        ...
+
+    def held_out(self) -> Sequence[Prompt]:
+        """The evaluation prompts; none of them is ever returned by `prompts`."""
+        ...
+
+    def reward(self, prompt: Prompt, response: Response) -> float:
+        """The reward of one response, in [0, 1]."""
+        ...
+
+
+__all__ = [
+    "MiniBatch", "NamedTensors", "Prompt", "Response", "RolloutEngine", "Rollouts", "Sampling", "Task", "TokenBatch",
+    "TokenScores", "TrainingEngine", "UpdateStats",
+]  # fmt: skip

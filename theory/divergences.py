@@ -1,0 +1,255 @@
+"""Divergences between policies: exact ones on logits, and estimators from the log-probabilities of sampled tokens.
+
+The direction is in the name: `kl_p_q` is KL(p || q), `k3_kl_mu_old` estimates KL(mu || old) from tokens drawn from mu.
+Estimators take the numerator first and the sampler second, so that r = first / second. All values are in nats.
+Papers: MiniRL (arXiv 2512.01374) Eq. 5 and sec. 4.2, R3 (2510.11370) Eq. 2 and 3; k1, k2, k3 after J. Schulman,
+"Approximating KL divergence" (2020); the names of the `rollout_corr` quantities after verl.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+# ---- exact, on logits ------------------------------------------------------------------------------------------------
+
+
+def kl_p_q(logits_p: Float[Tensor, "*batch V"], logits_q: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
+    """KL(p || q) = sum_v p log(p / q) over the last axis, nats, in [0, inf].
+
+    A token that p forbids (logit -inf) adds 0; one that only q forbids makes the divergence inf. Gradients reach both.
+    """
+    logp, logq = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
+    possible = logp > -math.inf
+    # The log-ratio is taken only where p can go, so that 0 * inf appears neither in the value nor in the gradient.
+    log_ratio = torch.where(possible, logp, 0.0) - torch.where(possible, logq, 0.0)
+    return (logp.exp() * log_ratio).sum(-1)
+
+
+def tv_p_q(logits_p: Float[Tensor, "*batch V"], logits_q: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
+    """Total variation, (1/2) sum_v |p - q| over the last axis, in [0, 1]; symmetric."""
+    return (logits_p.softmax(-1) - logits_q.softmax(-1)).abs().sum(-1) / 2
+
+
+def chi2_p_q(logits_p: Float[Tensor, "*batch V"], logits_q: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
+    """chi2(p || q) = sum_v (p - q)^2 / q = E_q[(p/q)^2] - 1 over the last axis, in [0, inf].
+
+    It is the variance of the importance weight p/q of tokens drawn from q. inf where q forbids what p allows.
+    """
+    logp, logq = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
+    possible = logq > -math.inf
+    log_ratio = torch.where(possible, logp, 0.0) - torch.where(possible, logq, 0.0)
+    inside = (logq.exp() * log_ratio.expm1() ** 2).sum(-1)
+    forbidden = ((logp > -math.inf) & ~possible).any(-1)
+    return torch.where(forbidden, math.inf, inside)
+
+
+def entropy(logits_BTV: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
+    """Entropy -sum_v p log p of each position's next-token distribution, nats, in [0, log V]; -inf logits add 0.
+
+    Source: MiniRL sec. 4.2 (the mean over response tokens is what the paper plots).
+    """
+    logp = logits_BTV.log_softmax(-1)
+    return -(logp.exp() * torch.where(logp > -math.inf, logp, 0.0)).sum(-1)
+
+
+# ---- estimators, one value a token -----------------------------------------------------------------------------------
+
+
+def k1(logp_q: Float[Tensor, "*BT"], logp_p: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """k1 = -log r, r = q/p: estimates KL(p || q) for a token ~ p. Unbiased, of either sign, high variance.
+
+    As a loss it is useless: its gradient in p is the bare score, whose expectation is 0.
+    """
+    return logp_p - logp_q
+
+
+def k2(logp_q: Float[Tensor, "*BT"], logp_p: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """k2 = (log r)^2 / 2, r = q/p: a biased, non-negative estimate of KL(p || q) for a token ~ p.
+
+    Its gradient in p is unbiased for that of KL(p || q) when the token is drawn from p itself.
+    """
+    return (logp_q - logp_p) ** 2 / 2
+
+
+def k3(logp_q: Float[Tensor, "*BT"], logp_p: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """k3 = r - 1 - log r, r = q/p: estimates KL(p || q) for a token ~ p. Unbiased, non-negative, never clamped.
+
+    Its gradient in q is unbiased for that of KL(p || q). Its gradient in p is that of the *reverse*, KL(q || p).
+    `expm1` keeps the digits where r is near 1. Source: R3 Eq. 2.
+    """
+    log_r = logp_q - logp_p
+    return log_r.expm1() - log_r
+
+
+ESTIMATORS: dict[str, Callable[..., Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+"""The estimators of KL(p || q) by name, each a function of (logp_q, logp_p)."""
+
+
+def k1_kl_mu_old(logp_old_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """k1 of KL(mu || old), the training-inference discrepancy, token ~ mu: log(mu/old). Source: MiniRL sec. 4.2."""
+    return k1(logp_old_BT, logp_mu_BT)
+
+
+def k2_kl_mu_old(logp_old_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """k2 of KL(mu || old), the training-inference discrepancy, token ~ mu: log(old/mu)^2 / 2."""
+    return k2(logp_old_BT, logp_mu_BT)
+
+
+def k3_kl_mu_old(logp_old_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """k3 of KL(mu || old), the training-inference discrepancy, token ~ mu: r - 1 - log r, r = old/mu. R3 Eq. 2."""
+    return k3(logp_old_BT, logp_mu_BT)
+
+
+def k1_kl_old_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_old_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """k1 of KL(old || pi), the policy staleness, token ~ old: log(old/pi)."""
+    return k1(logp_pi_BT, logp_old_BT)
+
+
+def k2_kl_old_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_old_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """k2 of KL(old || pi), the policy staleness, token ~ old: log(pi/old)^2 / 2."""
+    return k2(logp_pi_BT, logp_old_BT)
+
+
+def k3_kl_old_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_old_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """k3 of KL(old || pi), the policy staleness, token ~ old: r - 1 - log r, r = pi/old."""
+    return k3(logp_pi_BT, logp_old_BT)
+
+
+def k1_kl_mu_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """k1 of KL(mu || pi), discrepancy and staleness together, token ~ mu: log(mu/pi)."""
+    return k1(logp_pi_BT, logp_mu_BT)
+
+
+def k2_kl_mu_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """k2 of KL(mu || pi), discrepancy and staleness together, token ~ mu: log(pi/mu)^2 / 2."""
+    return k2(logp_pi_BT, logp_mu_BT)
+
+
+def k3_kl_mu_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """k3 of KL(mu || pi), discrepancy and staleness together, token ~ mu: r - 1 - log r, r = pi/mu."""
+    return k3(logp_pi_BT, logp_mu_BT)
+
+
+# ---- over a batch ----------------------------------------------------------------------------------------------------
+
+
+def masked_mean(x_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"]) -> Float[Tensor, ""]:
+    """Mean of x where the mask is True. What stands under False changes neither the value nor the gradient.
+
+    Raises ValueError on a mask without a True: the mean of nothing is no data, not 0.
+    """
+    count = int(mask_BT.sum())
+    if count == 0:
+        raise ValueError(f"masked_mean: expected at least 1 True in the mask, got 0 of {mask_BT.numel()}")
+    return torch.where(mask_BT, x_BT, 0.0).sum() / count
+
+
+def extreme_fraction(
+    logp_a_BT: Float[Tensor, "*BT"], logp_b_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"], tau: float
+) -> Float[Tensor, ""]:
+    """F(tau) = fraction of tokens with max(a/b, b/a) > tau, in [0, 1]; symmetric in a and b; no gradient.
+
+    Raises ValueError for tau < 1 (every token would count) and for an empty mask. Source: R3 Eq. 3.
+    """
+    if not tau >= 1:
+        raise ValueError(f"extreme_fraction: expected tau >= 1, got {tau}")
+    gap_BT = (logp_a_BT - logp_b_BT).detach().abs()
+    return masked_mean((gap_BT > math.log(tau)).to(gap_BT.dtype), mask_BT)
+
+
+def effective_sample_size(log_weight_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"]) -> Float[Tensor, ""]:
+    """Effective sample size as a fraction of the samples, in (0, 1]: 1 / mean((w / mean w)^2) = (sum w)^2 / (n sum w^2).
+
+    Takes log-weights and stays in log space, so that no weight overflows. 1 when all weights are equal.
+    Raises ValueError on an empty mask. Source: verl's rollout_corr.
+    """
+    log_weight = log_weight_BT[mask_BT]
+    if log_weight.numel() == 0:
+        raise ValueError(f"effective_sample_size: expected at least 1 True in the mask, got 0 of {mask_BT.numel()}")
+    return (2 * log_weight.logsumexp(0) - (2 * log_weight).logsumexp(0) - math.log(log_weight.numel())).exp()
+
+
+def chi2_token(
+    logp_old_BT: Float[Tensor, "B T"], logp_mu_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]
+) -> Float[Tensor, ""]:
+    """Mean over tokens of rho^2 - 1, rho = old/mu: estimates chi2(old || mu), token ~ mu; in [-1, inf]. verl's name."""
+    return masked_mean((2 * (logp_old_BT - logp_mu_BT)).expm1(), mask_BT)
+
+
+def chi2_seq(
+    logp_old_BT: Float[Tensor, "B T"], logp_mu_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]
+) -> Float[Tensor, ""]:
+    """Mean over responses of (prod_t rho_t)^2 - 1, rho = old/mu: estimates chi2 of the whole responses' distributions.
+
+    The product (verl), not its geometric mean. A row without a response token is no response. inf is an honest value.
+    """
+    log_product_B = torch.where(mask_BT, logp_old_BT - logp_mu_BT, 0.0).sum(1)
+    return masked_mean((2 * log_product_B).expm1(), mask_BT.any(1))
+
+
+@dataclass(frozen=True)
+class LogRatioParts:
+    """log(pi/mu) a token in its two parts: `discrepancy` = log(old/mu), `staleness` = log(pi/old). MiniRL Eq. 5."""
+
+    discrepancy_BT: Float[Tensor, "*BT"]
+    staleness_BT: Float[Tensor, "*BT"]
+
+    @property
+    def total_BT(self) -> Float[Tensor, "*BT"]:
+        """log(pi/mu): the sum of the two parts, by construction."""
+        return self.discrepancy_BT + self.staleness_BT
+
+
+def log_ratio_parts(
+    logp_pi_BT: Float[Tensor, "*BT"], logp_old_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT"]
+) -> LogRatioParts:
+    """Splits log(pi/mu) into training-inference discrepancy and policy staleness, nats. Source: MiniRL Eq. 5."""
+    return LogRatioParts(discrepancy_BT=logp_old_BT - logp_mu_BT, staleness_BT=logp_pi_BT - logp_old_BT)
+
+
+@torch.no_grad()
+def discrepancy_metrics(
+    logp_old_BT: Float[Tensor, "B T"], logp_mu_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]
+) -> dict[str, float]:
+    """The `rollout_corr` metrics of mu against old, by registered name (theory/metrics.py has each formula).
+
+    Raises ValueError where the mask has no response token.
+    """
+    gap_BT = logp_old_BT - logp_mu_BT
+    probs_diff_BT = (logp_old_BT.exp() - logp_mu_BT.exp()).abs()
+    # Each response's own mean first, as verl does: long responses weigh no more than short ones.
+    num_tokens_B = mask_BT.sum(1)
+    mean_gap_B = torch.where(mask_BT, gap_BT, 0.0).sum(1) / num_tokens_B
+    values = {
+        "rollout_corr/kl": masked_mean(k1_kl_mu_old(logp_old_BT, logp_mu_BT), mask_BT),
+        "rollout_corr/k3_kl": masked_mean(k3_kl_mu_old(logp_old_BT, logp_mu_BT), mask_BT),
+        "rollout_corr/chi2_token": chi2_token(logp_old_BT, logp_mu_BT, mask_BT),
+        "rollout_corr/chi2_seq": chi2_seq(logp_old_BT, logp_mu_BT, mask_BT),
+        "rollout_corr/eff_sample_size": effective_sample_size(gap_BT, mask_BT),
+        "rollout_corr/extreme_frac_tau2": extreme_fraction(logp_old_BT, logp_mu_BT, mask_BT, tau=2.0),
+        "rollout_corr/probs_diff_mean": masked_mean(probs_diff_BT, mask_BT),
+        "rollout_corr/probs_diff_max": probs_diff_BT[mask_BT].max(),
+        "rollout_corr/log_ppl_diff": -masked_mean(mean_gap_B, num_tokens_B > 0),
+    }
+    return {name: float(value) for name, value in values.items()}
+
+
+@torch.no_grad()
+def staleness_metrics(
+    logp_pi_BT: Float[Tensor, "B T"], logp_old_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]
+) -> dict[str, float]:
+    """The `staleness` metrics of old against pi, by registered name. ValueError where the mask has no response token.
+
+    The tokens came from mu, not old: the k3 mean is unbiased for KL(old || pi) only as far as mu equals old.
+    """
+    values = {
+        "staleness/k3_kl": masked_mean(k3_kl_old_pi(logp_pi_BT, logp_old_BT), mask_BT),
+        "staleness/extreme_frac_tau2": extreme_fraction(logp_pi_BT, logp_old_BT, mask_BT, tau=2.0),
+    }
+    return {name: float(value) for name, value in values.items()}

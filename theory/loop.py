@@ -1,0 +1,195 @@
+"""The one RL loop: roll out with mu, score with old, take N gradient passes with pi, hand the weights back.
+
+It knows the contracts and nothing of any engine, so that the sandbox and the cluster run the same algorithm.
+One global step is MiniRL sec. 4.2's (arXiv 2512.01374); which pass routes how is `theory.routing.replay.PASSES`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from theory.advantages import ADVANTAGES, keep_mixed_groups
+from theory.algorithm import Algorithm
+from theory.contracts import MiniBatch, RolloutEngine, Rollouts, Sampling, Task, TokenScores, TrainingEngine, UpdateStats
+from theory.routing.features import RouterFeatures, draw_rows
+from theory.routing.predictor import fold, learns, predictive_logits
+from theory.routing.record import RoutingRecord
+from theory.routing.replay import PassRouting
+from theory.step_metrics import old_pass_metrics, rollout_metrics, update_metrics
+from theory.streams import derive_seed, stream
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one global step produced: registered metrics, and the data behind them (for traces)."""
+
+    metrics: dict[str, float]
+    rollouts: Rollouts
+    rewards_B: Float[Tensor, " B"]
+    scores: TokenScores
+
+
+@dataclass(frozen=True)
+class RoutePlan:
+    """How the gradient passes of one global step route, and what their predictor and route metrics compare with.
+
+    `cached` holds the experts that count as this batch's cached route; `cached_logits` the router logits that chose
+    them; `teacher` the features (h_old, p_old) from which the predictor learns, where the mode trains one.
+    """
+
+    cached: RoutingRecord | None
+    cached_logits: RouterFeatures | None
+    teacher: RouterFeatures | None
+    gradient: PassRouting
+
+
+def global_step(
+    step: int, algorithm: Algorithm, rollout: RolloutEngine, learner: TrainingEngine, task: Task, seed: int
+) -> StepResult:
+    """One global step; afterwards the rollout engine holds the updated weights as version step + 1.
+
+    Raises ValueError where the mode replays experts and the rollout engine recorded none.
+    """
+    rollouts, rewards_PG, metrics = collect(step, algorithm, rollout, task, seed)
+    scores, plan = old_pass(step, algorithm, learner, rollouts, seed)
+    rewards_B = rewards_PG.reshape(-1)
+    metrics |= rollout_metrics(rollouts, rewards_B, algorithm.max_tokens)
+    metrics |= old_pass_metrics(rollouts, scores, algorithm.passes)
+    advantages_B = ADVANTAGES[algorithm.objective.advantage](rewards_PG).reshape(-1)
+
+    updates: list[tuple[MiniBatch, UpdateStats]] = []
+    split = split_groups(step, algorithm, seed)
+    for index, chosen in enumerate(split):
+        minibatch = take(rollouts, scores, advantages_B, plan, chosen, index, algorithm)
+        updates.append((minibatch, learner.update(minibatch, algorithm.objective, plan.gradient.select(chosen))))
+    order = [i for chosen in split for i in chosen]
+    metrics |= update_metrics(
+        updates,
+        None if plan.cached is None else plan.cached.select(order),
+        None if plan.cached_logits is None else plan.cached_logits.select(order),
+    )
+    hand_over(algorithm, rollout, learner, version=step + 1)
+    return StepResult(metrics, rollouts, rewards_B, scores)
+
+
+def hand_over(algorithm: Algorithm, rollout: RolloutEngine, learner: TrainingEngine, version: int) -> None:
+    """Gives the learner's weights to the rollout engine, the predictor folded into the gates where mu predicts (Pr3)."""
+    tensors = learner.named_tensors()
+    if algorithm.passes.rollout == "predicted":
+        tensors = fold(tensors, learner.predictor_weights())
+    rollout.load_weights(tensors, version)
+
+
+def collect(
+    step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task, seed: int
+) -> tuple[Rollouts, Float[Tensor, "P G"], dict[str, float]]:
+    """P groups of G responses with their rewards, and how many draws they took.
+
+    Dynamic sampling (DAPO, as in R3 sec. 5.1) draws further prompts until P groups have mixed rewards or the rounds are
+    used up; then groups of equal rewards, whose advantages are zero, fill the batch.
+    """
+    P, G = algorithm.num_prompts, algorithm.num_responses
+    mixed: list[tuple[Rollouts, Tensor]] = []
+    uniform: list[tuple[Rollouts, Tensor]] = []
+    rounds = algorithm.dynamic_sampling_rounds
+    drawn = 0
+    for drawn in range(1, rounds + 1):
+        draw = step * rounds + drawn - 1
+        sampling = Sampling(
+            max_tokens=algorithm.max_tokens,
+            num_responses=G,
+            temperature=algorithm.temperature,
+            seed=derive_seed(seed, "rollout", draw),
+            num_features=algorithm.predictor.num_positions if algorithm.passes.rollout == "predicted" else 0,
+        )
+        batch = rollout.generate(task.prompts(draw, P), sampling)
+        rewards_PG = torch.tensor([task.reward(r.prompt, r) for r in batch.responses], dtype=torch.float32).view(P, G)
+        for p, is_mixed in enumerate(keep_mixed_groups(rewards_PG).tolist()):
+            group = (batch.select(range(p * G, (p + 1) * G)), rewards_PG[p])
+            (mixed if is_mixed or rounds == 1 else uniform).append(group)
+        if len(mixed) >= P:
+            break
+    groups = (mixed + uniform)[:P]
+    kept = sum(int(keep_mixed_groups(rewards_G[None])[0]) for _, rewards_G in groups)
+    metrics = {"sampling/rounds": float(drawn), "sampling/kept_group_fraction": kept / P}
+    return Rollouts.concat([g for g, _ in groups]), torch.stack([rewards_G for _, rewards_G in groups]), metrics
+
+
+def old_pass(
+    step: int, algorithm: Algorithm, learner: TrainingEngine, rollouts: Rollouts, seed: int
+) -> tuple[TokenScores, RoutePlan]:
+    """Scores the rollouts with `old`, and settles how the gradient passes will route."""
+    passes = algorithm.passes
+    if algorithm.mode != "none" and rollouts.experts is None and passes.gradient == "replay_rollout":
+        raise ValueError(f"replay mode {algorithm.mode} needs the rollout engine's experts, got none")
+    predictor = learner.predictor_weights()
+    rows = feature_rows(step, algorithm, rollouts, seed)
+    if passes.old == "replay_rollout":
+        routing = PassRouting("replay", record=rollouts.experts, feature_rows=rows)
+    elif passes.old == "predicted":
+        gates = "predicted" if algorithm.old_gates == "predicted" else "live"
+        routing = PassRouting("predicted", gates=gates, predictor=predictor, feature_rows=rows)
+    else:
+        routing = PassRouting("natural", feature_rows=rows)
+    scores = learner.score(rollouts, routing)
+
+    cached = rollouts.experts if passes.gradient == "replay_rollout" else scores.experts
+    cached_logits, teacher = scores.features, None
+    if passes.rollout == "predicted" and rollouts.features is not None:
+        # The engine's gate is folded: its logits are p_old + h W_p, with the W_p that it was handed.
+        cached_logits, teacher = rollouts.features, rollouts.features.minus_bias(predictor)
+    elif passes.old == "predicted" and scores.features is not None:
+        cached_logits, teacher = predictive_logits(scores.features, predictor), scores.features
+    if passes.gradient == "natural":
+        gradient = PassRouting("natural", feature_rows=rows)
+    else:
+        gradient = PassRouting("replay", record=cached, feature_rows=rows)
+    return scores, RoutePlan(cached, cached_logits, teacher, gradient)
+
+
+def feature_rows(step: int, algorithm: Algorithm, rollouts: Rollouts, seed: int) -> tuple[Tensor, ...]:
+    """The rows whose router features are kept: the rollout engine's own draw where it made one, else a named draw."""
+    if rollouts.features is not None:
+        offsets = rollouts.features.offsets.tolist()
+        return tuple(rollouts.features.rows[a:b] for a, b in zip(offsets, offsets[1:], strict=False))
+    return draw_rows(
+        [r.num_tokens - 1 for r in rollouts.responses],
+        [len(r.prompt.tokens) - 1 for r in rollouts.responses],
+        algorithm.predictor.num_positions,
+        stream(seed, "features", step),
+    )
+
+
+def split_groups(step: int, algorithm: Algorithm, seed: int) -> list[list[int]]:
+    """N lists of response indices: whole groups, in an order drawn from the named stream of this step."""
+    P, G, N = algorithm.num_prompts, algorithm.num_responses, algorithm.num_minibatches
+    order = torch.randperm(P, generator=stream(seed, "minibatches", step)).tolist()
+    size = P // N
+    return [[p * G + g for p in order[n * size : (n + 1) * size] for g in range(G)] for n in range(N)]
+
+
+def take(
+    rollouts: Rollouts,
+    scores: TokenScores,
+    advantages_B: Float[Tensor, " B"],
+    plan: RoutePlan,
+    chosen: list[int],
+    index: int,
+    algorithm: Algorithm,
+) -> MiniBatch:
+    """The chosen responses as a mini-batch; features go with it only when the predictor learns from it (Pr2 Alg. 3)."""
+    selected = rollouts.select(chosen)
+    T = max(len(r.tokens) for r in selected.responses)
+    has_teacher = plan.teacher is not None and learns(index)
+    return MiniBatch(
+        rollouts=selected,
+        logp_old_BT=scores.logp_BT[chosen][:, :T],
+        advantages_B=advantages_B[chosen],
+        index=index,
+        num_minibatches=algorithm.num_minibatches,
+        features=plan.teacher.select(chosen) if has_teacher and plan.teacher is not None else None,
+    )

@@ -1,0 +1,143 @@
+"""The registry of metrics: every name that a run may record, with its formula, unit, source and good direction.
+
+A metric whose value is no data is absent from a record, never 0. Names are `group/quantity[_statistic]`, verl's where
+verl has one. Means over tokens are over response tokens (`is_response_BT`) unless the formula says otherwise.
+Papers: MiniRL (arXiv 2512.01374), R3 (2510.11370), Pr2 (2606.00395), DAPO (2503.14476).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from theory.names import unknown_name
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One recorded quantity. `good` is the direction of a healthy run; None where neither is good in itself."""
+
+    name: str
+    formula: str
+    unit: str
+    source: str
+    good: Literal["up", "down", "flat"] | None = None
+
+
+_METRICS = (
+    # -- what is being learned
+    Metric("reward/mean", "mean of R(x, y) over the responses of the global step, before groups are dropped", "reward",
+           "MiniRL sec. 4.2", "up"),
+    Metric("reward/std", "population standard deviation of R(x, y) over the same responses", "reward", "here"),
+    Metric("eval/accuracy", "mean reward over the held-out prompts and their k responses (avg@k)", "fraction",
+           "MiniRL sec. 4.2", "up"),
+    Metric("eval/response_length", "mean number of response tokens on the held-out prompts", "tokens", "here"),
+    Metric("eval/stop_fraction", "held-out responses that ended by themselves / all held-out responses", "fraction",
+           "here", "up"),
+    # -- mu against old: the engine gap. rho = old/mu of a sampled token, token ~ mu
+    Metric("rollout_corr/kl", "k1 of KL(mu || old): mean over tokens of log mu - log old", "nats/token",
+           "MiniRL sec. 4.2; verl", "down"),
+    Metric("rollout_corr/k3_kl", "k3 of KL(mu || old): mean over tokens of rho - 1 - log rho, rho = old/mu",
+           "nats/token", "R3 Eq. 2; verl", "down"),
+    Metric("rollout_corr/chi2_token", "mean over tokens of rho^2 - 1, rho = old/mu", "1", "verl", "down"),
+    Metric("rollout_corr/chi2_seq", "mean over responses of (prod_t rho_t)^2 - 1, rho = old/mu", "1", "verl", "down"),
+    Metric("rollout_corr/eff_sample_size", "1 / mean over tokens of (rho / mean rho)^2, rho = old/mu untruncated",
+           "fraction", "verl", "up"),
+    Metric("rollout_corr/extreme_frac_tau2", "F(2): fraction of tokens with max(old/mu, mu/old) > 2", "fraction",
+           "R3 Eq. 3", "down"),
+    Metric("rollout_corr/probs_diff_mean", "mean over tokens of |old - mu|, as probabilities", "probability", "verl",
+           "down"),
+    Metric("rollout_corr/probs_diff_max", "max over tokens of |old - mu|, as probabilities", "probability", "verl",
+           "down"),
+    Metric("rollout_corr/log_ppl_diff",
+           "mean over responses of (mean_t log mu - mean_t log old) = log(ppl_old / ppl_mu) of each response",
+           "nats/token", "verl", "flat"),
+    Metric("rollout_corr/weight_mean", "mean over tokens of the correction's weight, 0 on rejected responses", "1",
+           "here; verl's rollout_is_mean", "flat"),
+    Metric("rollout_corr/weight_max", "max over tokens of the correction's weight, 0 on rejected responses", "1",
+           "here; verl's rollout_is_max"),
+    Metric("rollout_corr/truncated_fraction", "tokens whose weight was cut at the cap (IcePop: zeroed) / all tokens",
+           "fraction", "here", "down"),
+    Metric("rollout_corr/rejected_fraction", "tokens of rejected responses / all tokens", "fraction", "here", "down"),
+    # -- old against pi: policy staleness
+    Metric("staleness/k3_kl", "k3 of KL(old || pi): mean over tokens of r - 1 - log r, r = pi/old", "nats/token",
+           "MiniRL Eq. 5", "down"),
+    Metric("staleness/extreme_frac_tau2", "fraction of tokens with max(pi/old, old/pi) > 2", "fraction",
+           "R3 Eq. 3, for old against pi", "down"),
+    # -- the update
+    Metric("actor/entropy", "mean over tokens of -sum_v pi log pi", "nats/token", "MiniRL sec. 4.2"),
+    Metric("actor/grad_norm", "Euclidean norm of the gradient before clipping", "1", "here", "flat"),
+    Metric("actor/pg_clipfrac_high", "tokens whose ratio is above the upper bound and bound by it / all tokens",
+           "fraction", "MiniRL Eq. 7"),
+    Metric("actor/pg_clipfrac_low", "tokens whose ratio is below the lower bound and bound by it / all tokens",
+           "fraction", "MiniRL Eq. 7"),
+    Metric("actor/pg_clipfrac", "pg_clipfrac_high + pg_clipfrac_low; absent without a trust region", "fraction",
+           "verl"),
+    Metric("actor/ratio_mean", "mean over tokens of the objective's ratio; absent where it has none", "1", "here",
+           "flat"),
+    Metric("actor/objective", "the maximised objective, summed over the micro-batches of a mini-batch", "reward",
+           "MiniRL Eq. 7"),
+    Metric("actor/kl_penalty", "mean over tokens of the estimator of KL(pi || ref), without its coefficient",
+           "nats/token", "Pr2 Eq. 11"),
+    Metric("actor/lr", "learning rate of the step", "1", "here"),
+    Metric("actor/num_updates", "optimiser steps taken since the start", "updates", "here"),
+    # -- routing
+    Metric("routing/router_disagreement", "fraction of (token, layer) routers whose two expert sets differ",
+           "fraction", "R3 sec. 3.2 and App. H", "down"),
+    Metric("routing/token_disagreement", "fraction of tokens whose expert sets differ in at least one layer",
+           "fraction", "R3 sec. 3.2 and App. H", "down"),
+    Metric("routing/sequence_mean_difference",
+           "per sequence, the mean over tokens of the number of differing expert choices; mean over sequences",
+           "choices/token", "R3 sec. 3.2 and App. H", "down"),
+    Metric("routing/topk_agreement", "mean over tokens and layers of |I_a & I_b| / k", "fraction", "Pr2 sec. 5.4",
+           "up"),
+    Metric("routing/zero_deviation", "fraction of (token, layer) with k - |I_a & I_b| = 0", "fraction",
+           "Pr2 sec. 5.4", "up"),
+    Metric("routing/route_kl", "mean over tokens of KL between the two router distributions, per layer", "nats",
+           "Pr2 sec. 5.4", "down"),
+    Metric("routing/staleness_tv", "total variation of the replayed route against the live one, mean over tokens",
+           "fraction", "Pr2 sec. 3.3", "down"),
+    Metric("routing/native_rows", "rows without a record, routed naturally under replay", "rows", "here", "down"),
+    Metric("routing/replayed_fraction", "rows that replayed a record / rows of the pass", "fraction", "here"),
+    Metric("routing/noop", "1 where replay changed no expert although the engines disagree, else 0", "flag", "here",
+           "down"),
+    Metric("predictor/loss", "KL(sg[rho] || rho_hat) of the route predictor, or its delta-matching loss", "nats",
+           "Pr2 Eq. 8 and App. G", "down"),
+    Metric("predictor/weight_norm", "Frobenius norm of W_p over all layers", "1", "Pr2 Eq. 4"),
+    # -- the data
+    Metric("response_length/mean", "mean number of response tokens", "tokens", "verl"),
+    Metric("response_length/max", "largest number of response tokens", "tokens", "verl"),
+    Metric("response_length/clip_ratio", "responses cut at the length limit / all responses", "fraction", "verl",
+           "down"),
+    Metric("sampling/kept_group_fraction", "groups with unequal rewards / groups sampled", "fraction",
+           "DAPO sec. 3.2"),
+    Metric("sampling/rounds", "rounds of generation until enough mixed groups were kept", "rounds", "DAPO sec. 3.2",
+           "down"),
+    Metric("progress/num_tokens", "response tokens sampled since the start", "tokens", "here"),
+    Metric("progress/num_responses", "responses sampled since the start", "responses", "here"),
+)  # fmt: skip
+
+REGISTRY: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
+"""Every metric by name."""
+
+
+def describe(name: str) -> str:
+    """One line on the metric: name, formula, unit and source. Raises ValueError with the nearest name if unknown."""
+    if name not in REGISTRY:
+        raise unknown_name("metric", name, REGISTRY)
+    metric = REGISTRY[name]
+    good = "" if metric.good is None else f"; good: {metric.good}"
+    return f"{metric.name} = {metric.formula} [{metric.unit}] ({metric.source}{good})"
+
+
+def check(metrics: Mapping[str, float]) -> None:
+    """Raises ValueError where a name is not registered (with the nearest one), or a value is None instead of absent."""
+    for name, value in metrics.items():
+        if name not in REGISTRY:
+            raise unknown_name("metric", name, REGISTRY)
+        if value is None:
+            raise ValueError(f"{name}: expected a number, got None (a metric without data is left out)")
+
+
+__all__ = ["REGISTRY", "Metric", "check", "describe"]

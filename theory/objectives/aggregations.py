@@ -1,0 +1,76 @@
+"""From per-token terms to one number: the only place where a mask is summed, and where every denominator is chosen.
+
+The denominators are those of a whole mini-batch (`Totals`), so that the parts of a split mini-batch add up to the whole.
+A row without a kept token is no response: it is in no denominator. `kept` is True on the response tokens of responses
+that no correction rejected. Papers: MiniRL (arXiv 2512.01374) Eq. 7 and App. A, Pr2 (2606.00395) Eq. 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The denominators of a mini-batch: kept responses (those with a kept token) and kept tokens."""
+
+    num_responses: int
+    num_tokens: int
+
+
+def count(kept_BT: Bool[Tensor, "B T"]) -> Totals:
+    """The totals of a mask, as plain integers (across devices they are added)."""
+    return Totals(num_responses=int(kept_BT.any(1).sum()), num_tokens=int(kept_BT.sum()))
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """A named rule from terms to a number. `formula` is a template with the place of the term, `{term}`."""
+
+    name: str
+    formula: str
+    reduce: Callable[[Tensor, Tensor, Totals], Tensor]
+
+    def __call__(
+        self, term_BT: Float[Tensor, "B T"], kept_BT: Bool[Tensor, "B T"], totals: Totals
+    ) -> Float[Tensor, ""]:
+        """The aggregate. Terms under a False mask get exactly zero gradient; with nothing kept at all it is 0."""
+        return self.reduce(torch.where(kept_BT, term_BT, 0.0), kept_BT, totals)
+
+
+def _token_sum(term_BT: Tensor, kept_BT: Tensor, totals: Totals) -> Tensor:
+    return _divide(term_BT.sum(), totals.num_responses)
+
+
+def _length_norm(term_BT: Tensor, kept_BT: Tensor, totals: Totals) -> Tensor:
+    # A row without a kept token has the sum 0: any divisor but 0 leaves it out.
+    length_B = kept_BT.sum(1).clamp(min=1)
+    return _divide((term_BT.sum(1) / length_B).sum(), totals.num_responses)
+
+
+def _token_mean(term_BT: Tensor, kept_BT: Tensor, totals: Totals) -> Tensor:
+    return _divide(term_BT.sum(), totals.num_tokens)
+
+
+def _divide(total: Tensor, denominator: int) -> Tensor:
+    # Nothing kept (every response rejected): the sum over no terms is 0, and stays 0 rather than 0/0.
+    return total / denominator if denominator > 0 else total
+
+
+token_sum = Aggregation("token_sum", "(1/#responses) sum_i sum_t {term}", _token_sum)
+"""Tokens summed, responses averaged: the first-order surrogate's own weighting (MiniRL Eq. 7, Pr2 Eq. 10)."""
+
+length_norm = Aggregation("length_norm", "(1/#responses) sum_i (1/|y_i|) sum_t {term}", _length_norm)
+"""Each response averaged over its own tokens, then responses averaged (GRPO, MiniRL App. A; MiniRL sec. 4.3's variant)."""
+
+token_mean = Aggregation("token_mean", "(1/#tokens) sum_i sum_t {term}", _token_mean)
+"""One mean over all tokens: long responses weigh more (DAPO; CISPO, MiniRL App. A)."""
+
+AGGREGATIONS: dict[str, Aggregation] = {a.name: a for a in (token_sum, length_norm, token_mean)}
+
+__all__ = ["AGGREGATIONS", "Aggregation", "Totals", "count", "length_norm", "token_mean", "token_sum"]

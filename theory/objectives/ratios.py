@@ -1,0 +1,87 @@
+"""The ratio of pi to old that an objective is built on: of a token, or of a whole response, repeated on its tokens.
+
+Every ratio is a tensor (B, T) that carries the gradient of pi; old is a constant. Sums run over response tokens only.
+Papers: MiniRL (arXiv 2512.01374) Eq. 7, Pr2 (2606.00395) Eq. 9, GSPO (2507.18071) Eq. 7 and its sec. 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A named ratio. `symbol` stands for it in formulas; an empty one means that the objective has no ratio."""
+
+    name: str
+    symbol: str
+    formula: str
+    compute: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(
+        self,
+        logp_pi_BT: Float[Tensor, "B T"],
+        logp_old_BT: Float[Tensor, "B T"],
+        is_response_BT: Bool[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        """The ratio on every token; 1 in value, with zero gradient, under a False mask where it is a token's own."""
+        # Masked before any arithmetic, so that nan or inf in the padding reaches neither value nor gradient.
+        log_ratio_BT = torch.where(is_response_BT, logp_pi_BT, 0.0) - torch.where(is_response_BT, logp_old_BT, 0.0)
+        return self.compute(log_ratio_BT, is_response_BT)
+
+
+def _mean_log(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+    """Mean log-ratio of each response, (B, 1); a row without a response token has the sum 0 and so the mean 0."""
+    return log_ratio_BT.sum(1, keepdim=True) / is_response_BT.sum(1, keepdim=True).clamp(min=1)
+
+
+def _none(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+    return torch.ones_like(log_ratio_BT)
+
+
+def _token(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+    return log_ratio_BT.exp()
+
+
+def _sequence_geometric(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+    return _mean_log(log_ratio_BT, is_response_BT).exp().expand_as(log_ratio_BT)
+
+
+def _sequence_geometric_token(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+    # exp(x - sg[x]) is 1 in value and pi / sg[pi] in gradient.
+    return _sequence_geometric(log_ratio_BT, is_response_BT).detach() * (log_ratio_BT - log_ratio_BT.detach()).exp()
+
+
+def _sequence_product(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+    return log_ratio_BT.sum(1, keepdim=True).exp().expand_as(log_ratio_BT)
+
+
+none = Ratio("none", "", "no ratio", _none)
+"""No ratio, 1 everywhere (REINFORCE)."""
+
+token = Ratio("token", "r_t", "r_t = pi_t/old_t", _token)
+"""The token's own ratio pi/old (MiniRL Eq. 7, Pr2 Eq. 9)."""
+
+sequence_geometric = Ratio("sequence_geometric", "s", "s = (prod_t pi_t/old_t)^(1/|y|)", _sequence_geometric)
+"""The response's ratio by geometric mean (GSPO Eq. 7)."""
+
+sequence_geometric_token = Ratio(
+    "sequence_geometric_token", "s_t", "s_t = sg[(prod_t pi_t/old_t)^(1/|y|)] pi_t/sg[pi_t]", _sequence_geometric_token
+)
+"""The geometric mean in value with a gradient through the token's own pi (GSPO-token, GSPO sec. 4.3)."""
+
+sequence_product = Ratio("sequence_product", "S", "S = prod_t pi_t/old_t", _sequence_product)
+"""The response's likelihood ratio, unbiased and of exploding variance (MiniRL Eq. 1)."""
+
+RATIOS: dict[str, Ratio] = {
+    r.name: r for r in (none, token, sequence_geometric, sequence_geometric_token, sequence_product)
+}
+
+__all__ = [
+    "RATIOS", "Ratio", "none", "sequence_geometric", "sequence_geometric_token", "sequence_product", "token",
+]  # fmt: skip

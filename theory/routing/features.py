@@ -1,0 +1,131 @@
+"""Router features: the router's input and logits on a few rows of each response, packed as the routing record is.
+
+They are what the predictor learns from: (h_old, p_old) from the pass that recorded the route, p_pi from later passes.
+
+Letters beyond theory/contracts.py: F feature rows of all responses together.
+Paper: Pr2 (arXiv 2606.00395) sec. 4.1, App. D and E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from theory.routing.record import check_layer_numbers, check_offsets, offsets_of
+
+
+@dataclass(frozen=True, eq=False)
+class RouterFeatures:
+    """Router inputs and logits at feature rows; response b has rows[offsets[b]:offsets[b + 1]], ascending.
+
+    `rows` are row indices inside the response. `hidden` is None where only logits were asked for.
+    """
+
+    rows: Int[Tensor, " F"]
+    offsets: Int[Tensor, " B_plus_1"]
+    hidden: Float[Tensor, "F L D"] | None
+    logits: Float[Tensor, "F L E"]
+    layer_numbers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_layer_numbers(self.layer_numbers)
+        check_offsets(self.offsets, len(self.rows))
+        if self.logits.shape[:2] != (len(self.rows), len(self.layer_numbers)):
+            expected = (len(self.rows), len(self.layer_numbers))
+            raise ValueError(f"expected logits on (rows, layers) = {expected}, got {tuple(self.logits.shape[:2])}")
+        if self.hidden is not None and self.hidden.shape[:2] != self.logits.shape[:2]:
+            expected = tuple(self.logits.shape[:2])
+            raise ValueError(f"expected hidden on (rows, layers) = {expected}, got {tuple(self.hidden.shape[:2])}")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def rows_of(self, b: int) -> Int[Tensor, " rows"]:
+        """The feature rows of response b, as row indices inside it."""
+        return self.rows[int(self.offsets[b]) : int(self.offsets[b + 1])]
+
+    @property
+    def feature_rows(self) -> tuple[Int[Tensor, " rows"], ...]:
+        """The feature rows of each response: what a later pass is asked for to get its logits on the same rows."""
+        return tuple(self.rows_of(b) for b in range(len(self)))
+
+    def select(self, indices: Sequence[int]) -> RouterFeatures:
+        """The features of these responses, in this order."""
+        indices = list(indices)
+        if any(not 0 <= b < len(self) for b in indices):
+            raise ValueError(f"expected responses in [0, {len(self)}), got {indices}")
+        bounds = self.offsets.tolist()
+        spans = [torch.arange(bounds[b], bounds[b + 1]) for b in indices]
+        where = (torch.cat(spans) if spans else torch.zeros(0, dtype=torch.int64)).to(self.rows.device)
+        return RouterFeatures(
+            rows=self.rows[where],
+            offsets=offsets_of([len(s) for s in spans]).to(self.offsets.device),
+            hidden=None if self.hidden is None else self.hidden[where],
+            logits=self.logits[where],
+            layer_numbers=self.layer_numbers,
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[RouterFeatures]) -> RouterFeatures:
+        """The responses of all parts, one part after the other; layers must agree, and all or none have `hidden`."""
+        if not parts:
+            raise ValueError("expected at least one set of features, got none")
+        first = parts[0]
+        for i, part in enumerate(parts):
+            if part.layer_numbers != first.layer_numbers:
+                raise ValueError(f"expected layers {first.layer_numbers} as in part 0, got {part.layer_numbers} in part {i}")
+            if (part.hidden is None) != (first.hidden is None):
+                raise ValueError(f"expected hidden in all parts or in none, got a difference between parts 0 and {i}")
+        hidden = [part.hidden for part in parts if part.hidden is not None]
+        num_rows = [n for part in parts for n in part.offsets.diff().tolist()]
+        return RouterFeatures(
+            rows=torch.cat([part.rows for part in parts]),
+            offsets=offsets_of(num_rows).to(first.offsets.device),
+            hidden=torch.cat(hidden) if hidden else None,
+            logits=torch.cat([part.logits for part in parts]),
+            layer_numbers=first.layer_numbers,
+        )
+
+    def minus_bias(self, predictor: Mapping[int, Float[Tensor, "D E"]]) -> RouterFeatures:
+        """The features with p_old = logits - h W_p: an engine whose gate holds W + W_p reports h (W + W_p).
+
+        Exact up to one rounding of the logits. Raises ValueError without `hidden`, or where a layer has no W_p.
+        """
+        if self.hidden is None:
+            raise ValueError("expected features with the router's input (hidden), got logits alone")
+        absent = [n for n in self.layer_numbers if n not in predictor]
+        if absent:
+            raise ValueError(f"expected a predictor for layers {list(self.layer_numbers)}, got none for {absent}")
+        logits = torch.stack(
+            [
+                self.logits[:, i] - (self.hidden[:, i].to(self.logits.dtype) @ predictor[n].to(self.logits))
+                for i, n in enumerate(self.layer_numbers)
+            ],
+            dim=1,
+        )
+        return RouterFeatures(self.rows, self.offsets, self.hidden, logits, self.layer_numbers)
+
+
+def draw_rows(
+    num_rows_B: Sequence[int], first_row_B: Sequence[int], num_positions: int, generator: torch.Generator
+) -> tuple[Int[Tensor, " rows"], ...]:
+    """At most `num_positions` rows of each response, uniform without replacement from [first_row, num_rows), ascending.
+
+    With first_row = num_prompt - 1 these are the rows that predict the response's tokens, so that the predictor sees
+    the whole response evenly (Pr2 App. E.1, T_c). A response with no more rows than that gives all of them.
+    """
+    if len(num_rows_B) != len(first_row_B):
+        raise ValueError(f"expected a first row per response, got {len(first_row_B)} for {len(num_rows_B)} responses")
+    if num_positions < 1:
+        raise ValueError(f"expected at least 1 position per response, got {num_positions}")
+    drawn = []
+    for b, (num_rows, first) in enumerate(zip(num_rows_B, first_row_B, strict=True)):
+        if not 0 <= first <= num_rows:
+            raise ValueError(f"response {b}: expected a first row in [0, {num_rows}], got {first}")
+        order = torch.randperm(num_rows - first, generator=generator)[:num_positions]
+        drawn.append(first + order.sort().values)
+    return tuple(drawn)

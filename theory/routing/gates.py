@@ -1,0 +1,133 @@
+"""Gate conventions: how router logits become a set of experts and their weights, for the public MoE families.
+
+Selection and weighing are two functions, so that a replayed set is weighed by the live logits (R3, arXiv 2510.11370,
+Eq. 8) in the model's own convention. Ids come back in ascending order: the sum over experts then has one order.
+
+Letters beyond theory/contracts.py: N rows of a flattened batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One convention: the score of an expert, before or after the top-k, and what is done to the chosen scores.
+
+    score, order: `softmax` before the top-k is a softmax over all experts, after it over the chosen ones (which sum to
+    1 already, so that `renormalise` then changes nothing); `sigmoid` is per expert, and before the top-k.
+    renormalise: the chosen scores are divided by their sum. scaling: then multiplied by this.
+    num_groups, num_top_groups, group_score: only experts of the best groups may be chosen; a group's score is the
+    largest of its experts' (`max`) or the sum of its two largest (`top2_sum`).
+    """
+
+    score: Literal["softmax", "sigmoid"]
+    order: Literal["before", "after"]
+    renormalise: bool
+    scaling: float = 1.0
+    num_groups: int = 1
+    num_top_groups: int = 1
+    group_score: Literal["max", "top2_sum"] = "max"
+
+    def __post_init__(self) -> None:
+        if self.score == "sigmoid" and self.order == "after":
+            raise ValueError("expected order 'before' with score 'sigmoid' (it is per expert), got 'after'")
+        if not 1 <= self.num_top_groups <= self.num_groups:
+            raise ValueError(f"expected from 1 to {self.num_groups} top groups, got {self.num_top_groups}")
+        if not self.scaling > 0:
+            raise ValueError(f"expected a positive scaling, got {self.scaling}")
+
+
+GATES: dict[str, Gate] = {
+    "qwen3": Gate("softmax", "before", renormalise=True),
+    "mixtral": Gate("softmax", "before", renormalise=True),
+    "olmoe": Gate("softmax", "before", renormalise=False),
+    "deepseek_v2": Gate("softmax", "before", renormalise=False, scaling=16.0, num_groups=8, num_top_groups=3),
+    "deepseek_v3": Gate(
+        "sigmoid", "before", renormalise=True, scaling=2.5, num_groups=8, num_top_groups=4, group_score="top2_sum"
+    ),
+    "moonlight": Gate("sigmoid", "before", renormalise=True, scaling=2.446, group_score="top2_sum"),
+    "softmax_after": Gate("softmax", "after", renormalise=False),
+}
+"""Named conventions with the numbers of the published models; `dataclasses.replace` fits groups to a smaller one."""
+
+
+def select(
+    logits_NE: Float[Tensor, "N E"], num_slots: int, gate: Gate, selection_bias_E: Float[Tensor, " E"] | None = None
+) -> Int[Tensor, "N K"]:
+    """The `num_slots` experts with the largest scores, as ascending ids; no gradient.
+
+    `selection_bias_E` is added to the scores for the choice alone, never to the weights (DeepSeek-V3's load balancing).
+    Raises ValueError where the number of experts does not fit the slots or the groups.
+    """
+    E = logits_NE.shape[1]
+    _check_sizes(E, num_slots, gate)
+    with torch.no_grad():
+        scores_NE = _scores(logits_NE, gate) if gate.order == "before" else _wide(logits_NE)
+        if selection_bias_E is not None:
+            scores_NE = scores_NE + selection_bias_E.to(scores_NE)
+        if gate.num_top_groups < gate.num_groups:
+            scores_NE = _only_top_groups(scores_NE, gate)
+        return scores_NE.topk(num_slots, dim=-1).indices.sort(dim=-1).values
+
+
+def weigh(logits_NE: Float[Tensor, "N E"], experts_NK: Int[Tensor, "N K"], gate: Gate) -> Float[Tensor, "N K"]:
+    """The weights of the given experts under these logits, in the logits' type; the gradient reaches the logits.
+
+    softmax, after:   w_k = exp(s_k) / sum_{j in set} exp(s_j)                         (R3 Eq. 8)
+    softmax, before:  w_k = exp(s_k) / sum_{j in all} exp(s_j)                         (Pr2, arXiv 2606.00395, Eq. 7)
+    sigmoid:          w_k = 1 / (1 + exp(-s_k))
+    renormalise divides by the sum over the set (softmax before, renormalised, is softmax after); then times scaling.
+    Scores of 16-bit logits are computed in float32.
+    """
+    if gate.order == "after":
+        weights_NK = _wide(logits_NE).gather(1, experts_NK).softmax(dim=-1)
+    else:
+        weights_NK = _scores(logits_NE, gate).gather(1, experts_NK)
+    if gate.renormalise and gate.order == "before":
+        total_N1 = weights_NK.sum(dim=-1, keepdim=True)
+        # DeepSeek-V3's own constant, part of its convention: sigmoids may all underflow, a softmax's largest may not.
+        weights_NK = weights_NK / (total_N1 + 1e-20 if gate.score == "sigmoid" else total_N1)
+    return (weights_NK * gate.scaling).to(logits_NE.dtype)
+
+
+def route(
+    logits_NE: Float[Tensor, "N E"], num_slots: int, gate: Gate, selection_bias_E: Float[Tensor, " E"] | None = None
+) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
+    """Natural routing: the experts that the logits choose, and their weights."""
+    experts_NK = select(logits_NE, num_slots, gate, selection_bias_E)
+    return experts_NK, weigh(logits_NE, experts_NK, gate)
+
+
+def _wide(logits_NE: Tensor) -> Tensor:
+    return logits_NE.float() if logits_NE.dtype in (torch.bfloat16, torch.float16) else logits_NE
+
+
+def _scores(logits_NE: Tensor, gate: Gate) -> Tensor:
+    wide_NE = _wide(logits_NE)
+    return wide_NE.softmax(dim=-1) if gate.score == "softmax" else wide_NE.sigmoid()
+
+
+def _check_sizes(E: int, num_slots: int, gate: Gate) -> None:
+    if E % gate.num_groups != 0:
+        raise ValueError(f"expected a number of experts divisible into {gate.num_groups} groups, got {E}")
+    size = E // gate.num_groups
+    if gate.num_groups > 1 and gate.group_score == "top2_sum" and size < 2:
+        raise ValueError(f"expected groups of at least 2 experts to sum two scores, got {E} experts in {gate.num_groups}")
+    if not 1 <= num_slots <= size * gate.num_top_groups:
+        raise ValueError(f"expected from 1 to {size * gate.num_top_groups} slots, got {num_slots}")
+
+
+def _only_top_groups(scores_NE: Tensor, gate: Gate) -> Tensor:
+    scores_NGS = scores_NE.unflatten(1, (gate.num_groups, -1))
+    num_summed = 1 if gate.group_score == "max" else 2
+    group_NG = scores_NGS.topk(num_summed, dim=-1).values.sum(dim=-1)
+    top = group_NG.topk(gate.num_top_groups, dim=-1).indices
+    is_out_NG = torch.ones_like(group_NG, dtype=torch.bool).scatter(1, top, False)
+    return scores_NGS.masked_fill(is_out_NG.unsqueeze(-1), float("-inf")).flatten(1)

@@ -1,0 +1,295 @@
+"""The routing record: which experts the router of each MoE layer chose for each input token, packed over responses.
+
+Row s is what the router did with input token s, so S tokens have S - 1 rows (the last sampled token was never an input).
+A record in existence is valid: every row-layer holds distinct ids in ascending order, or -1 in every slot (missing).
+
+Letters beyond theory/contracts.py: R rows of all responses together.
+Papers: R3 (arXiv 2510.11370) Eq. 5 and sec. 4.2, Pr2 (arXiv 2606.00395) App. E.2 for the size of the cache.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+MISSING = -1
+"""Every slot of a row-layer that was not recorded; such a row is routed naturally."""
+
+
+def index_dtype(num_experts: int) -> torch.dtype:
+    """The narrowest signed integer type that holds `num_experts` and -1."""
+    for dtype in (torch.int8, torch.int16, torch.int32):
+        if num_experts <= torch.iinfo(dtype).max:
+            return dtype
+    raise ValueError(f"expected at most {torch.iinfo(torch.int32).max} experts, got {num_experts}")
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingRecord:
+    """Expert ids in [0, num_experts) per row, MoE layer and slot; response b has rows offsets[b]:offsets[b + 1].
+
+    `layer_numbers` are the routers' own numbers (the decoder layer's index), ascending; dense layers have no entry.
+    Errors: ValueError naming response, row and layer where an id is out of range, repeated, or only partly missing.
+    """
+
+    experts: Int[Tensor, "R L K"]
+    offsets: Int[Tensor, " B_plus_1"]
+    layer_numbers: tuple[int, ...]
+    num_experts: int
+
+    def __post_init__(self) -> None:
+        R, L, K = self.experts.shape
+        if self.experts.dtype != index_dtype(self.num_experts):
+            expected = index_dtype(self.num_experts)
+            raise ValueError(f"{self.num_experts} experts: expected ids as {expected}, got {self.experts.dtype}")
+        check_layer_numbers(self.layer_numbers)
+        if len(self.layer_numbers) != L:
+            raise ValueError(f"expected {L} layer numbers for {L} layers of ids, got {len(self.layer_numbers)}")
+        if not 1 <= K <= self.num_experts:
+            raise ValueError(f"expected from 1 to {self.num_experts} slots, got {K}")
+        check_offsets(self.offsets, R)
+        self._check_ids()
+
+    def _check_ids(self) -> None:
+        # Rows are sorted, so their ends decide the range: no pass over all K ids is needed for it.
+        first, last = self.experts[..., 0], self.experts[..., -1]
+        missing = (first == MISSING) & (last == MISSING)
+        bad = ~missing & ((first < 0) | (last >= self.num_experts))
+        for k in range(1, self.experts.shape[2]):
+            bad |= (self.experts[..., k] <= self.experts[..., k - 1]) & ~missing
+        if bool(bad.any()):
+            row, layer = (int(i) for i in bad.nonzero()[0])
+            b = int(torch.searchsorted(self.offsets, row, right=True)) - 1
+            raise ValueError(
+                f"response {b}, row {row - int(self.offsets[b])}, layer {self.layer_numbers[layer]}: expected distinct "
+                f"ascending expert ids in [0, {self.num_experts}), or -1 in every slot, "
+                f"got {self.experts[row, layer].tolist()}"
+            )
+
+    @staticmethod
+    def pack(
+        rows_per_response: Sequence[Tensor],
+        num_tokens: Sequence[int],
+        layer_numbers: Sequence[int],
+        num_experts: int,
+        *,
+        moe_layer_numbers: Sequence[int] | None = None,
+        num_decoder_layers: int | None = None,
+    ) -> RoutingRecord:
+        """The record of engine payloads, one (rows, L, K) integer tensor per response of `num_tokens[b]` tokens.
+
+        `layer_numbers` names the payload's L columns; `moe_layer_numbers` the ones to keep (default: all of them). A
+        payload of `num_decoder_layers` columns is over all decoder layers and is cut to the kept ones. Exactly one row
+        too many (an engine that ran the last token) is dropped with a warning; any other number of rows than S - 1 is
+        an error: a caller that lost rows must say so by -1. A layer whose every recorded id is 0 is an error, as that
+        is what an unfilled buffer looks like. Slots are sorted into ascending order.
+        """
+        if len(rows_per_response) != len(num_tokens) or not rows_per_response:
+            raise ValueError(
+                f"expected one payload per response, got {len(rows_per_response)} payloads for {len(num_tokens)} responses"
+            )
+        check_layer_numbers(sorted(layer_numbers))
+        kept = tuple(sorted(layer_numbers if moe_layer_numbers is None else moe_layer_numbers))
+        check_layer_numbers(kept)
+        payloads = _drop_trailing_rows(rows_per_response, num_tokens)
+        K = payloads[0].shape[2]
+        packed = []
+        for b, payload in enumerate(payloads):
+            if payload.shape[2] != K:
+                raise ValueError(f"response {b}: expected {K} slots as in response 0, got {payload.shape[2]}")
+            columns = _columns(payload.shape[1], tuple(layer_numbers), kept, num_decoder_layers, b)
+            packed.append(_narrow(payload[:, columns], num_experts, kept, b))
+        experts = torch.cat(packed)
+        _check_all_zero(experts, kept, num_experts)
+        return RoutingRecord(experts, offsets_of([len(p) for p in packed]).to(experts.device), kept, num_experts)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def rows(self, b: int) -> Int[Tensor, "rows L K"]:
+        """The rows of response b."""
+        if not 0 <= b < len(self):
+            raise ValueError(f"expected a response in [0, {len(self)}), got {b}")
+        return self.experts[int(self.offsets[b]) : int(self.offsets[b + 1])]
+
+    @property
+    def num_rows_B(self) -> list[int]:
+        """The number of rows of each response."""
+        return self.offsets.diff().tolist()
+
+    @property
+    def num_slots(self) -> int:
+        """K, the experts per row and layer."""
+        return self.experts.shape[2]
+
+    @property
+    def is_recorded(self) -> Bool[Tensor, "R L"]:
+        """True where the row's experts at that layer are known."""
+        return self.experts[..., 0] != MISSING
+
+    @property
+    def row_mask(self) -> Bool[Tensor, " R"]:
+        """True where the row is known at every layer."""
+        return self.is_recorded.all(dim=1)
+
+    @property
+    def num_native_rows(self) -> int:
+        """The rows that are missing at one layer or more."""
+        return int((~self.row_mask).sum())
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the ids."""
+        return self.experts.numel() * self.experts.element_size()
+
+    def layer(self, number: int) -> Int[Tensor, "R K"]:
+        """All rows at the layer whose router has this number."""
+        if number not in self.layer_numbers:
+            raise ValueError(f"expected one of the record's layers {list(self.layer_numbers)}, got layer {number}")
+        return self.experts[:, self.layer_numbers.index(number)]
+
+    def layers(self, numbers: Sequence[int]) -> RoutingRecord:
+        """The record at these layers only, as one pipeline stage needs it."""
+        columns = [self.layer(n) for n in sorted(numbers)]
+        return RoutingRecord(torch.stack(columns, 1), self.offsets, tuple(sorted(numbers)), self.num_experts)
+
+    def padded(self, width: int) -> Int[Tensor, "B width L K"]:
+        """The rows of each response, then -1 up to `width`."""
+        num_rows_B = self.num_rows_B
+        if max(num_rows_B, default=0) > width:
+            raise ValueError(f"expected a width of at least {max(num_rows_B)} rows, got {width}")
+        _, L, K = self.experts.shape
+        out = self.experts.new_full((len(self) * width, L, K), MISSING)
+        out[flat_rows(num_rows_B, width).to(out.device)] = self.experts
+        return out.view(len(self), width, L, K)
+
+    def select(self, indices: Sequence[int]) -> RoutingRecord:
+        """The record of these responses, in this order."""
+        parts = [self.rows(b) for b in indices]
+        experts = torch.cat(parts) if parts else self.experts[:0]
+        offsets = offsets_of([len(p) for p in parts]).to(self.offsets.device)
+        return RoutingRecord(experts, offsets, self.layer_numbers, self.num_experts)
+
+    @staticmethod
+    def concat(parts: Sequence[RoutingRecord]) -> RoutingRecord:
+        """The responses of all parts, one part after the other; layers, slots and number of experts must agree."""
+        if not parts:
+            raise ValueError("expected at least one record, got none")
+        first = parts[0]
+        for i, part in enumerate(parts):
+            got, expected = part._signature, first._signature
+            if got != expected:
+                raise ValueError(f"expected (layers, slots, experts) {expected} as in record 0, got {got} in record {i}")
+        num_rows = [n for part in parts for n in part.num_rows_B]
+        experts = torch.cat([part.experts for part in parts])
+        return RoutingRecord(experts, offsets_of(num_rows).to(experts.device), first.layer_numbers, first.num_experts)
+
+    @property
+    def _signature(self) -> tuple[tuple[int, ...], int, int]:
+        return self.layer_numbers, self.num_slots, self.num_experts
+
+    def check_same_rows(self, other: RoutingRecord) -> None:
+        """Raises ValueError unless both records are over the same rows, layers, slots and experts."""
+        if self._signature != other._signature:
+            raise ValueError(f"expected (layers, slots, experts) {self._signature}, got {other._signature}")
+        if self.num_rows_B != other.num_rows_B:
+            raise ValueError(f"expected {self.num_rows_B} rows per response, got {other.num_rows_B}")
+
+    def to(self, device: torch.device | str) -> RoutingRecord:
+        """The record on that device."""
+        return RoutingRecord(self.experts.to(device), self.offsets.to(device), self.layer_numbers, self.num_experts)
+
+
+def offsets_of(num_rows_B: Sequence[int]) -> Int[Tensor, " B_plus_1"]:
+    """Where each response's rows begin in the packed rows, and the total at the end."""
+    return torch.tensor([0, *num_rows_B], dtype=torch.int64).cumsum(0)
+
+
+def flat_rows(num_rows_B: Sequence[int], width: int) -> Int[Tensor, " R"]:
+    """Where each packed row stands in the flattened (B, width) batch: row s of response b at b * width + s."""
+    parts = [b * width + torch.arange(n) for b, n in enumerate(num_rows_B)]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+
+
+def check_layer_numbers(numbers: Sequence[int]) -> None:
+    """Raises ValueError unless the layer numbers are non-negative and strictly ascending."""
+    if any(n < 0 for n in numbers) or any(a >= b for a, b in zip(numbers, numbers[1:], strict=False)):
+        raise ValueError(f"expected distinct ascending layer numbers from 0 on, got {list(numbers)}")
+
+
+def check_offsets(offsets: Int[Tensor, " B_plus_1"], num_rows: int) -> None:
+    """Raises ValueError unless the offsets rise from 0 to the number of rows."""
+    values = offsets.tolist()
+    if not values or values[0] != 0 or values[-1] != num_rows or any(a > b for a, b in zip(values, values[1:], strict=False)):
+        raise ValueError(f"expected offsets that rise from 0 to {num_rows} rows, got {values}")
+
+
+def _drop_trailing_rows(payloads: Sequence[Tensor], num_tokens: Sequence[int]) -> list[Tensor]:
+    kept, surplus = [], []
+    for b, (payload, S) in enumerate(zip(payloads, num_tokens, strict=True)):
+        if payload.is_floating_point() or payload.is_complex() or payload.dtype == torch.bool:
+            raise ValueError(f"response {b}: expected integer expert ids, got {payload.dtype}")
+        if payload.dim() != 3:
+            raise ValueError(f"response {b}: expected ids of shape (rows, layers, slots), got {tuple(payload.shape)}")
+        if S < 1 or len(payload) not in (S - 1, S):
+            raise ValueError(f"response {b}: expected {S - 1} rows for {S} tokens, got {len(payload)}")
+        if len(payload) == S:
+            surplus.append(b)
+        kept.append(payload[: S - 1])
+    if surplus:
+        warnings.warn(
+            f"dropped one trailing row of {len(surplus)} responses (first: response {surplus[0]}, {num_tokens[surplus[0]]} "
+            f"rows for {num_tokens[surplus[0]]} tokens): the last token was never an input",
+            stacklevel=3,
+        )
+    return kept
+
+
+def _columns(
+    L: int, layer_numbers: tuple[int, ...], kept: tuple[int, ...], num_decoder_layers: int | None, b: int
+) -> list[int]:
+    if len(layer_numbers) == L:
+        names: Sequence[int] = layer_numbers
+    elif num_decoder_layers == L:
+        names = range(L)
+    elif len(kept) == L:
+        names = kept
+    else:
+        depth = "" if num_decoder_layers is None else f", or all {num_decoder_layers} decoder layers"
+        raise ValueError(f"response {b}: expected {len(layer_numbers)} layers {list(layer_numbers)}{depth}, got {L}")
+    absent = [n for n in kept if n not in names]
+    if absent:
+        raise ValueError(f"response {b}: expected layers {list(kept)}, got a payload of {list(names)} without {absent}")
+    return [names.index(n) for n in kept]
+
+
+def _narrow(payload: Tensor, num_experts: int, kept: tuple[int, ...], b: int) -> Tensor:
+    # The range is checked in the wide type: narrowing first would wrap an id of 300 into a valid one.
+    wide = payload.to(torch.int64)
+    outside = ((wide < MISSING) | (wide >= num_experts)).any(dim=-1)
+    if bool(outside.any()):
+        row, layer = (int(i) for i in outside.nonzero()[0])
+        raise ValueError(
+            f"response {b}, row {row}, layer {kept[layer]}: expected expert ids in [0, {num_experts}) or -1, "
+            f"got {wide[row, layer].tolist()}"
+        )
+    return wide.to(index_dtype(num_experts)).sort(dim=-1).values
+
+
+def _check_all_zero(experts: Int[Tensor, "R L K"], kept: tuple[int, ...], num_experts: int) -> None:
+    if num_experts == 1 or len(experts) == 0:
+        return
+    is_zero = (experts == 0).all(dim=-1)
+    is_missing = (experts == MISSING).all(dim=-1)
+    dead = (is_zero | is_missing).all(dim=0) & is_zero.any(dim=0)
+    if bool(dead.any()):
+        layer = int(dead.nonzero()[0])
+        raise ValueError(
+            f"layer {kept[layer]}: expected routed experts, got id 0 in every slot of all {int(is_zero[:, layer].sum())} "
+            "recorded rows (a buffer that was never filled?)"
+        )

@@ -1,0 +1,90 @@
+"""The metrics of one global step, computed from its data alone; every name is in `theory.metrics.REGISTRY`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from theory.contracts import MiniBatch, Rollouts, TokenScores, UpdateStats
+from theory.divergences import discrepancy_metrics, masked_mean, staleness_metrics
+from theory.routing.features import RouterFeatures
+from theory.routing.measures import route_kl, routing_metrics, staleness_tv
+from theory.routing.record import RoutingRecord
+from theory.routing.replay import Passes, is_noop
+
+
+def rollout_metrics(rollouts: Rollouts, rewards_B: Float[Tensor, " B"], max_tokens: int) -> dict[str, float]:
+    """Reward and length statistics over the B responses; lengths count the tokens that mu sampled."""
+    lengths = [int(r.is_response.sum()) for r in rollouts.responses]
+    return {
+        "reward/mean": rewards_B.mean().item(),
+        "reward/std": rewards_B.std(correction=0).item(),
+        "response_length/mean": sum(lengths) / len(lengths),
+        "response_length/max": float(max(lengths)),
+        "response_length/clip_ratio": sum(r.finish == "length" for r in rollouts.responses) / len(lengths),
+        "progress/num_tokens": float(sum(lengths)),
+        "progress/num_responses": float(len(lengths)),
+    }
+
+
+def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: Passes) -> dict[str, float]:
+    """Training-inference discrepancy: mu against old on the sampled tokens, and their routers on every row.
+
+    Routers are compared by what the training engine's live logits would choose; in a replayed pass these stand on
+    hidden states computed with mu's experts.
+    """
+    batch = rollouts.padded()
+    metrics = discrepancy_metrics(scores.logp_BT, batch.logp_mu_BT, batch.is_response_BT)
+    metrics["actor/entropy"] = masked_mean(scores.entropy_BT, batch.is_response_BT).item()
+    if rollouts.experts is None or scores.natural is None:
+        return metrics
+    routing = routing_metrics(rollouts.experts, scores.natural)
+    for name in ("router_disagreement", "token_disagreement", "sequence_mean_difference"):
+        metrics[f"routing/{name}"] = routing[f"routing/{name}"]
+    if passes.gradient != "natural":
+        replayed = rollouts.experts if passes.gradient == "replay_rollout" else scores.experts
+        assert replayed is not None
+        metrics["routing/native_rows"] = float(replayed.num_native_rows)
+        metrics["routing/replayed_fraction"] = 1.0 - replayed.num_native_rows / replayed.experts.shape[0]
+    if passes.old == "replay_rollout":
+        metrics["routing/noop"] = float(
+            is_noop(rollouts.experts, scores.natural, metrics["rollout_corr/probs_diff_max"])
+        )
+    return metrics
+
+
+def update_metrics(
+    updates: Sequence[tuple[MiniBatch, UpdateStats]],
+    cached: RoutingRecord | None,
+    cached_logits: RouterFeatures | None,
+) -> dict[str, float]:
+    """Means over the N updates; staleness old against pi; the cached route against the one that pi would choose now.
+
+    `cached` and `cached_logits` are in the order of the updates' responses.
+    """
+    names = {name for _, stats in updates for name in stats.metrics}
+    metrics: dict[str, float] = {}
+    for name in sorted(names):
+        values = [stats.metrics[name] for _, stats in updates if name in stats.metrics]
+        metrics[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+    metrics["actor/num_updates"] = float(len(updates))
+
+    is_response = [m.rollouts.padded().is_response_BT for m, _ in updates]
+    logp_pi = torch.cat([stats.logp_pi_BT[mask] for (_, stats), mask in zip(updates, is_response, strict=True)])
+    logp_old = torch.cat([m.logp_old_BT[mask] for (m, _), mask in zip(updates, is_response, strict=True)])
+    metrics |= staleness_metrics(logp_pi[None], logp_old[None], torch.ones_like(logp_pi, dtype=torch.bool)[None])
+
+    natural = [stats.natural for _, stats in updates if stats.natural is not None]
+    if cached is not None and len(natural) == len(updates):
+        now = RoutingRecord.concat(natural)
+        routing = routing_metrics(cached, now)
+        metrics["routing/topk_agreement"] = routing["routing/topk_agreement"]
+        metrics["routing/zero_deviation"] = routing["routing/zero_deviation"]
+        metrics["routing/staleness_tv"] = staleness_tv(cached, now).mean().item()
+    features = [stats.features for _, stats in updates if stats.features is not None]
+    if cached_logits is not None and len(features) == len(updates):
+        metrics["routing/route_kl"] = route_kl(RouterFeatures.concat(features).logits, cached_logits.logits).item()
+    return metrics
