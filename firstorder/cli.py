@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from firstorder import __version__
 from firstorder.report import report
 from firstorder.train import train
 
@@ -19,8 +19,11 @@ app = typer.Typer(
     invoke_without_command=True,
 )
 # `train` takes every field of the config as an option; only the config's schema knows which ones exist.
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
-app.command()(report)
+app.command(
+    short_help="Train one model as a config says.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(train)
+app.command(short_help="Write one HTML page for one or several runs.")(report)
 
 
 @app.callback()
@@ -38,7 +41,7 @@ def firstorder(
       firstorder report runs/demo-* --out runs/demo.html
     """
     if version:
-        typer.echo(f"firstorder {importlib.metadata.version('firstorder')}")
+        typer.echo(f"firstorder {__version__}")
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -64,5 +67,6 @@ def _one_line(error: ValueError | OSError) -> str:
 
 
 def _fail(message: str) -> int:
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    # Typer passes its own complaints about a value on with pydantic's prefix.
+    typer.echo(f"error: {' '.join(message.replace('Value error, ', '').split())}", err=True)
     return 2

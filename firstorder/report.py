@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from lab.records import RunFolder
+
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write the page. [default: report.html in the run]")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where to write the page; report.html in the folder of a single run if not given."
+        ),
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
@@ -30,20 +36,17 @@ def report(
 
     folders = [_run_folder(run) for run in runs]
     if out is None and len(folders) > 1:
-        raise ValueError(f"--out FILE: expected a file to write one page for {len(folders)} runs, got nothing")
-    page = write_report(folders, folders[0] / "report.html" if out is None else out)
+        raise ValueError(f"--out: expected a file for the page of these {len(folders)} runs, got nothing")
+    page = folders[0].path / "report.html" if out is None else out
+    write_report(folders, page)
     typer.echo(page)
     if open_page:
         typer.launch(str(page))
 
 
-def _run_folder(path: Path) -> Path:
+def _run_folder(path: Path) -> RunFolder:
     """The run folder that the path means: itself, or the newest one inside it."""
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path}: no such run folder")
-    if (path / "config.yaml").is_file():
-        return path
-    inside = sorted(folder for folder in path.iterdir() if (folder / "config.yaml").is_file())
-    if not inside:
-        raise ValueError(f"{path}: expected a run folder (one that holds a config.yaml), got none")
-    return inside[-1]
+    from lab.records import RunFolder
+
+    inside = sorted(config.parent for config in path.glob("*/config.yaml"))
+    return RunFolder.open(inside[-1] if inside and not (path / "config.yaml").is_file() else path)

@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from lab.config.run import RunConfig
+    from lab.records import RunFolder
 
 
 def train(
@@ -18,7 +19,7 @@ def train(
         bool, typer.Option("--print-config", help="Print the complete config, every field explained, and stop.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume/--fresh", help="Go on with the newest run of this config, or start a new one.")
+        bool, typer.Option("--resume/--fresh", help="Go on with the newest run of this config, or start one.")
     ] = False,
     progress: Annotated[
         Literal["bar", "lines", "none"], typer.Option(help="A live bar, one line a step (for logs), or nothing.")
@@ -50,8 +51,9 @@ def train(
     if print_config:
         typer.echo(to_yaml(run_config), nl=False)
         return
-    folder = _newest(run_config) if resume else None
-    runner(run_config.backend)(run_config, folder=folder, progress=progress)
+    folder = _unfinished(run_config) if resume else None
+    finished = runner(run_config.backend)(run_config, folder=folder, progress=progress)
+    typer.echo(finished.path)
 
 
 def _split(words: list[str]) -> tuple[str, list[str]]:
@@ -66,14 +68,14 @@ def _split(words: list[str]) -> tuple[str, list[str]]:
     return words[position], words[:position] + words[position + 1 :]
 
 
-def _newest(config: RunConfig) -> Path:
-    """The newest folder of this very config; ConfigError if there is none."""
+def _unfinished(config: RunConfig) -> RunFolder:
+    """The newest folder of this very config, if its run did not come to its end; ConfigError otherwise."""
     from lab.config.load import config_hash
     from lab.config.strict import ConfigError
+    from lab.records import RunFolder
 
-    parent = Path(config.output) / config.name
-    # Folder names begin with the UTC time, so the order of names is the order of time.
-    folders = sorted(folder for folder in parent.glob(f"*-{config_hash(config)}") if folder.is_dir())
-    if not folders:
-        raise ConfigError(f"--resume: expected a run of this config, {parent}/*-{config_hash(config)}, got none")
-    return folders[-1]
+    folder = RunFolder.find_resumable(Path(config.output), config.name, config_hash(config))
+    if folder is None:
+        wanted = Path(config.output) / config.name / f"*-{config_hash(config)}"
+        raise ConfigError(f"--resume: expected an unfinished run of this config as the newest of {wanted}, got none")
+    return folder

@@ -57,6 +57,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         predictor=algorithm.predictor if algorithm.passes.trains_predictor else None,
         freeze_router=algorithm.freeze_router,
         micro_batch_size=config.training.micro_batch_size,
+        keep_reference=algorithm.objective.kl_coefficient > 0,
     )
     first = 0
     checkpoint = folder.latest_checkpoint()

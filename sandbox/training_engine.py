@@ -6,6 +6,7 @@ bit for bit. Extra letter: n, the valid response tokens of a micro-batch, packed
 
 from __future__ import annotations
 
+from copy import deepcopy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,14 +15,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sandbox.checkpoint import to_hf
-from sandbox.model import MoE
+from sandbox.model import MoE, Routing
 from theory.algorithm import OptimizerSettings
 from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenBatch, TokenScores, UpdateStats
 from theory.objectives import Objective
 from theory.routing.features import RouterFeatures
 from theory.routing.predictor import PredictorSettings, PredictorTrainer
 from theory.routing.record import RoutingRecord
-from theory.routing.replay import PassRouting, RoutingPass
+from theory.routing.replay import NaturalRouting, PassRouting, RoutingPass
 
 
 class NonFiniteError(ArithmeticError):
@@ -35,7 +36,6 @@ class Forward:
     batch: TokenBatch
     logp_BT: Float[Tensor, "B T"]
     entropy_BT: Float[Tensor, "B T"]
-    routing: RoutingPass
 
 
 @dataclass
@@ -47,11 +47,9 @@ class Collected:
     features: list[RouterFeatures]
 
     def add(self, routing: RoutingPass) -> None:
-        """Takes a finished pass's records; a dense model has none."""
-        if routing.used is not None:
-            self.used.append(routing.used)
-        if routing.natural is not None:
-            self.natural.append(routing.natural)
+        """Takes a finished pass's records."""
+        self.used.append(routing.used)
+        self.natural.append(routing.natural)
         if routing.features is not None:
             self.features.append(routing.features)
 
@@ -66,8 +64,10 @@ class SandboxTrainingEngine:
         predictor: PredictorSettings | None = None,
         freeze_router: bool = False,
         micro_batch_size: int = 128,
+        keep_reference: bool = False,
     ):
         self.model = model
+        self.reference = deepcopy(model).requires_grad_(False) if keep_reference else None
         self.settings = optimizer
         self.micro_batch_size = micro_batch_size
         self.num_updates = 0
@@ -88,9 +88,7 @@ class SandboxTrainingEngine:
         self.predictor: PredictorTrainer | None = None
         if predictor is not None:
             config = model.config
-            self.predictor = PredictorTrainer(
-                config.moe_layers, config.hidden_size, config.num_experts, predictor, betas=optimizer.betas
-            )
+            self.predictor = PredictorTrainer(config.moe_layers, config.hidden_size, config.num_experts, predictor)
 
     def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
         """log pi_old of every sampled token and the entropy of every next-token distribution, without gradients."""
@@ -100,13 +98,25 @@ class SandboxTrainingEngine:
         seen = Collected([], [], [])
         with torch.no_grad():
             for chosen in self._micro_batches(B):
-                with RoutingPass(routing.select(chosen), *self._geometry(rollouts, chosen)) as routing_pass:
-                    forward = self._forward(rollouts.select(chosen).padded(), routing_pass)
+                with self._routing_pass(rollouts, routing, chosen) as routing_pass:
+                    forward = self._forward(rollouts.select(chosen).padded(), routing_pass, self.model)
                 width = forward.logp_BT.shape[1]
                 logp_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT
                 entropy_BT[chosen[0] : chosen[-1] + 1, :width] = forward.entropy_BT
-                seen.add(routing_pass)
+                self._collect(seen, routing_pass)
         return TokenScores(logp_BT, entropy_BT, *_concat(seen))
+
+    def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
+        """log pi_ref of every sampled token: the weights that this engine was built with, naturally routed."""
+        if self.reference is None:
+            raise ValueError("score_reference: expected an engine that keeps a reference, got keep_reference=False")
+        T = max(len(r.tokens) for r in rollouts.responses)
+        logp_BT = torch.zeros(len(rollouts), T)
+        with torch.no_grad():
+            for chosen in self._micro_batches(len(rollouts)):
+                logp = self._forward(rollouts.select(chosen).padded(), NaturalRouting(), self.reference).logp_BT
+                logp_BT[chosen[0] : chosen[-1] + 1, : logp.shape[1]] = logp
+        return logp_BT
 
     def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
         """One clipped AdamW step up the objective, then one predictor step if the mini-batch carries features."""
@@ -119,8 +129,8 @@ class SandboxTrainingEngine:
         parts: list[tuple[int, dict[str, Tensor]]] = []
         self.optimizer.zero_grad(set_to_none=True)
         for chosen in self._micro_batches(len(rollouts)):
-            with RoutingPass(routing.select(chosen), *self._geometry(rollouts, chosen)) as routing_pass:
-                forward = self._forward(rollouts.select(chosen).padded(), routing_pass)
+            with self._routing_pass(rollouts, routing, chosen) as routing_pass:
+                forward = self._forward(rollouts.select(chosen).padded(), routing_pass, self.model)
                 width = forward.logp_BT.shape[1]
                 output = objective(
                     forward.logp_BT,
@@ -128,13 +138,14 @@ class SandboxTrainingEngine:
                     forward.batch.logp_mu_BT,
                     minibatch.advantages_B[chosen],
                     forward.batch.is_response_BT,
+                    logp_ref_BT=None if minibatch.logp_ref_BT is None else minibatch.logp_ref_BT[chosen, :width],
                     totals=totals,
                 )
                 (-output.objective).backward()
             logp_pi_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
             value += output.objective.detach()
             parts.append((int(forward.batch.is_response_BT.sum()), output.metrics))
-            seen.add(routing_pass)
+            self._collect(seen, routing_pass)
         metrics = _combine(parts) | {"actor/objective": value.item()}
         metrics |= self._take_step()
         _, natural, features = _concat(seen)
@@ -159,7 +170,7 @@ class SandboxTrainingEngine:
             for key, tensor in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{key}.{name}"] = torch.as_tensor(tensor).detach().clone()
         if self.predictor is not None:
-            tensors |= {f"predictor.{name}": tensor for name, tensor in self.predictor.state_tensors().items()}
+            tensors |= self.predictor.state_tensors()
         tensors["num_updates"] = torch.tensor(self.num_updates)
         return tensors
 
@@ -175,7 +186,7 @@ class SandboxTrainingEngine:
                     f"checkpoint does not fit the config: weight {name} is {tuple(given[name].shape)}, "
                     f"expected {tuple(tensor.shape)}"
                 )
-        predictor = _with_prefix(tensors, "predictor.")
+        predictor = {name: tensor for name, tensor in tensors.items() if name.startswith("predictor.")}
         if bool(predictor) != (self.predictor is not None):
             has, wants = ("a", "none") if predictor else ("no", "one")
             raise ValueError(f"checkpoint does not fit the config: it has {has} predictor, the replay mode needs {wants}")
@@ -211,19 +222,24 @@ class SandboxTrainingEngine:
         for start in range(0, B, self.micro_batch_size):
             yield list(range(start, min(B, start + self.micro_batch_size)))
 
-    @staticmethod
-    def _geometry(rollouts: Rollouts, chosen: Sequence[int]) -> tuple[list[int], int]:
+    def _routing_pass(self, rollouts: Rollouts, routing: PassRouting, chosen: Sequence[int]) -> RoutingPass:
         num_rows_B = [rollouts.responses[i].num_tokens - 1 for i in chosen]
-        return num_rows_B, max(num_rows_B)
+        return RoutingPass(routing.select(chosen), num_rows_B, max(num_rows_B), self.model.config.moe_layers)
 
-    def _forward(self, batch: TokenBatch, routing: RoutingPass) -> Forward:
+    def _collect(self, seen: Collected, routing_pass: RoutingPass) -> None:
+        # A dense model has no routers to record.
+        if self.model.config.moe_layers:
+            seen.add(routing_pass)
+
+    @staticmethod
+    def _forward(batch: TokenBatch, routing: Routing, model: MoE) -> Forward:
         """Log-probs (with graph) and entropies of the response tokens; logits are made for those rows alone."""
-        hidden_BSD = self.model.forward_hidden(batch.tokens_BS[:, :-1], routing)
+        hidden_BSD = model.forward_hidden(batch.tokens_BS[:, :-1], routing)
         T = batch.is_response_BT.shape[1]
         exists_BT = torch.arange(T) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
         b_n, t_n = exists_BT.nonzero(as_tuple=True)
         rows_n = batch.predicting_row_BT[b_n, t_n]
-        logits_nV = self.model.logits(hidden_BSD[b_n, rows_n])
+        logits_nV = model.logits(hidden_BSD[b_n, rows_n])
         all_logp_nV = torch.log_softmax(logits_nV, dim=-1)
         tokens_n = batch.tokens_BS[b_n, rows_n + 1]
         logp_n = all_logp_nV.gather(-1, tokens_n[:, None])[:, 0]
@@ -231,7 +247,7 @@ class SandboxTrainingEngine:
         with torch.no_grad():
             entropy_BT = torch.zeros_like(logp_BT)
             entropy_BT[b_n, t_n] = -(all_logp_nV.exp() * all_logp_nV).sum(-1)
-        return Forward(batch, logp_BT, entropy_BT, routing)
+        return Forward(batch, logp_BT, entropy_BT)
 
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """Advantages from the rewards of a group: how much better a response did than the others to the same prompt.
 
 Each function maps rewards to advantages of the same shape, one scalar a response, shared by all of its tokens.
-Letters: P prompts, G responses a prompt. Papers: MiniRL (arXiv 2512.01374) sec. 4.1 and App. A, Pr2 (2606.00395) App. A.3,
-RLOO (2402.14740), DAPO (2503.14476).
+Letters: P prompts, G responses a prompt.
+Papers: MiniRL (arXiv 2512.01374) sec. 4.1 and App. A, Pr2 (2606.00395) App. A.3, RLOO (2402.14740), DAPO (2503.14476).
 """
 
 from __future__ import annotations
@@ -68,4 +68,11 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
 }
 """The advantage functions by the name that an objective and a config use."""
 
-__all__ = ["ADVANTAGES", "group_mean", "group_norm", "keep_mixed_groups", "leave_one_out"]
+FORMULAS: dict[str, str] = {
+    "group_mean": "A = R - mean(R)",
+    "group_norm": "A = (R - mean(R)) / (std(R) + eps)",
+    "leave_one_out": "A = R - mean of the other responses' R",
+}
+"""Their formulas, to print."""
+
+__all__ = ["ADVANTAGES", "FORMULAS", "group_mean", "group_norm", "keep_mixed_groups", "leave_one_out"]

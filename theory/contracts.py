@@ -151,7 +151,10 @@ class TokenScores:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """What one gradient update sees. `index` counts from 0 within the global step; `num_minibatches` is N."""
+    """What one gradient update sees. `index` counts from 0 within the global step; `num_minibatches` is N.
+
+    `logp_ref_BT` is there where the objective has a KL penalty, `features` where the predictor learns.
+    """
 
     rollouts: Rollouts
     logp_old_BT: Float[Tensor, "B T"]
@@ -159,6 +162,7 @@ class MiniBatch:
     index: int
     num_minibatches: int
     features: RouterFeatures | None = None
+    logp_ref_BT: Float[Tensor, "B T"] | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,10 @@ class TrainingEngine(Protocol):
 
     def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
         """The old pass at the present weights, without gradients, routed as `routing` says."""
+        ...
+
+    def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
+        """log pi_ref of the sampled tokens: the frozen weights that training started from, naturally routed."""
         ...
 
     def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:

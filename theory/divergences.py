@@ -140,7 +140,7 @@ def k3_kl_mu_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT
 
 
 def masked_mean(x_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"]) -> Float[Tensor, ""]:
-    """Mean of x where the mask is True. What stands under False changes neither the value nor the gradient.
+    """Mean of x where the mask is True. What stands under False changes no value, and gets zero gradient.
 
     Raises ValueError on a mask without a True: the mean of nothing is no data, not 0.
     """
@@ -151,7 +151,7 @@ def masked_mean(x_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"]) -> Flo
 
 
 def extreme_fraction(
-    logp_a_BT: Float[Tensor, "*BT"], logp_b_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"], tau: float
+    logp_a_BT: Float[Tensor, "*BT"], logp_b_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"], tau: float | int
 ) -> Float[Tensor, ""]:
     """F(tau) = fraction of tokens with max(a/b, b/a) > tau, in [0, 1]; symmetric in a and b; no gradient.
 
@@ -164,7 +164,7 @@ def extreme_fraction(
 
 
 def effective_sample_size(log_weight_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"]) -> Float[Tensor, ""]:
-    """Effective sample size as a fraction of the samples, in (0, 1]: 1 / mean((w / mean w)^2) = (sum w)^2 / (n sum w^2).
+    """Effective sample size as a fraction of the samples, in (0, 1]: 1 / mean((w / mean w)^2) = (sum w)^2 / n sum w^2.
 
     Takes log-weights and stays in log space, so that no weight overflows. 1 when all weights are equal.
     Raises ValueError on an empty mask. Source: verl's rollout_corr.

@@ -16,7 +16,7 @@ from theory.advantages import ADVANTAGES, keep_mixed_groups
 from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, RolloutEngine, Rollouts, Sampling, Task, TokenScores, TrainingEngine, UpdateStats
 from theory.routing.features import RouterFeatures, draw_rows
-from theory.routing.predictor import fold, learns, predictive_logits
+from theory.routing.predictor import fold, learns
 from theory.routing.record import RoutingRecord
 from theory.routing.replay import PassRouting
 from theory.step_metrics import old_pass_metrics, rollout_metrics, update_metrics
@@ -34,13 +34,15 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class RoutePlan:
-    """How the gradient passes of one global step route, and what their predictor and route metrics compare with.
+class OldPass:
+    """What the old pass found, and how the gradient passes that follow will route.
 
     `cached` holds the experts that count as this batch's cached route; `cached_logits` the router logits that chose
     them; `teacher` the features (h_old, p_old) from which the predictor learns, where the mode trains one.
     """
 
+    scores: TokenScores
+    logp_ref_BT: Float[Tensor, "B T"] | None
     cached: RoutingRecord | None
     cached_logits: RouterFeatures | None
     teacher: RouterFeatures | None
@@ -55,25 +57,25 @@ def global_step(
     Raises ValueError where the mode replays experts and the rollout engine recorded none.
     """
     rollouts, rewards_PG, metrics = collect(step, algorithm, rollout, task, seed)
-    scores, plan = old_pass(step, algorithm, learner, rollouts, seed)
+    old = old_pass(step, algorithm, learner, rollouts, seed)
     rewards_B = rewards_PG.reshape(-1)
     metrics |= rollout_metrics(rollouts, rewards_B, algorithm.max_tokens)
-    metrics |= old_pass_metrics(rollouts, scores, algorithm.passes)
+    metrics |= old_pass_metrics(rollouts, old.scores, algorithm.passes)
     advantages_B = ADVANTAGES[algorithm.objective.advantage](rewards_PG).reshape(-1)
 
     updates: list[tuple[MiniBatch, UpdateStats]] = []
     split = split_groups(step, algorithm, seed)
     for index, chosen in enumerate(split):
-        minibatch = take(rollouts, scores, advantages_B, plan, chosen, index, algorithm)
-        updates.append((minibatch, learner.update(minibatch, algorithm.objective, plan.gradient.select(chosen))))
+        minibatch = take(rollouts, old, advantages_B, chosen, index, algorithm.num_minibatches)
+        updates.append((minibatch, learner.update(minibatch, algorithm.objective, old.gradient.select(chosen))))
     order = [i for chosen in split for i in chosen]
     metrics |= update_metrics(
         updates,
-        None if plan.cached is None else plan.cached.select(order),
-        None if plan.cached_logits is None else plan.cached_logits.select(order),
+        None if old.cached is None else old.cached.select(order),
+        None if old.cached_logits is None else old.cached_logits.select(order),
     )
     hand_over(algorithm, rollout, learner, version=step + 1)
-    return StepResult(metrics, rollouts, rewards_B, scores)
+    return StepResult(metrics, rollouts, rewards_B, old.scores)
 
 
 def hand_over(algorithm: Algorithm, rollout: RolloutEngine, learner: TrainingEngine, version: int) -> None:
@@ -121,10 +123,10 @@ def collect(
 
 def old_pass(
     step: int, algorithm: Algorithm, learner: TrainingEngine, rollouts: Rollouts, seed: int
-) -> tuple[TokenScores, RoutePlan]:
+) -> OldPass:
     """Scores the rollouts with `old`, and settles how the gradient passes will route."""
     passes = algorithm.passes
-    if algorithm.mode != "none" and rollouts.experts is None and passes.gradient == "replay_rollout":
+    if passes.records_rollout and rollouts.experts is None:
         raise ValueError(f"replay mode {algorithm.mode} needs the rollout engine's experts, got none")
     predictor = learner.predictor_weights()
     rows = feature_rows(step, algorithm, rollouts, seed)
@@ -143,19 +145,19 @@ def old_pass(
         # The engine's gate is folded: its logits are p_old + h W_p, with the W_p that it was handed.
         cached_logits, teacher = rollouts.features, rollouts.features.minus_bias(predictor)
     elif passes.old == "predicted" and scores.features is not None:
-        cached_logits, teacher = predictive_logits(scores.features, predictor), scores.features
+        cached_logits, teacher = scores.features.minus_bias({n: -w for n, w in predictor.items()}), scores.features
     if passes.gradient == "natural":
         gradient = PassRouting("natural", feature_rows=rows)
     else:
         gradient = PassRouting("replay", record=cached, feature_rows=rows)
-    return scores, RoutePlan(cached, cached_logits, teacher, gradient)
+    logp_ref_BT = learner.score_reference(rollouts) if algorithm.objective.kl_coefficient > 0 else None
+    return OldPass(scores, logp_ref_BT, cached, cached_logits, teacher, gradient)
 
 
 def feature_rows(step: int, algorithm: Algorithm, rollouts: Rollouts, seed: int) -> tuple[Tensor, ...]:
     """The rows whose router features are kept: the rollout engine's own draw where it made one, else a named draw."""
     if rollouts.features is not None:
-        offsets = rollouts.features.offsets.tolist()
-        return tuple(rollouts.features.rows[a:b] for a, b in zip(offsets, offsets[1:], strict=False))
+        return rollouts.features.feature_rows
     return draw_rows(
         [r.num_tokens - 1 for r in rollouts.responses],
         [len(r.prompt.tokens) - 1 for r in rollouts.responses],
@@ -173,23 +175,21 @@ def split_groups(step: int, algorithm: Algorithm, seed: int) -> list[list[int]]:
 
 
 def take(
-    rollouts: Rollouts,
-    scores: TokenScores,
-    advantages_B: Float[Tensor, " B"],
-    plan: RoutePlan,
-    chosen: list[int],
-    index: int,
-    algorithm: Algorithm,
+    rollouts: Rollouts, old: OldPass, advantages_B: Float[Tensor, " B"], chosen: list[int], index: int, num: int
 ) -> MiniBatch:
-    """The chosen responses as a mini-batch; features go with it only when the predictor learns from it (Pr2 Alg. 3)."""
+    """The chosen responses as mini-batch `index` of `num`.
+
+    Features go with it only where the predictor learns from them: not on the first (Pr2 Alg. 3).
+    """
     selected = rollouts.select(chosen)
     T = max(len(r.tokens) for r in selected.responses)
-    has_teacher = plan.teacher is not None and learns(index)
+    teacher = old.teacher if learns(index) else None
     return MiniBatch(
         rollouts=selected,
-        logp_old_BT=scores.logp_BT[chosen][:, :T],
+        logp_old_BT=old.scores.logp_BT[chosen][:, :T],
         advantages_B=advantages_B[chosen],
         index=index,
-        num_minibatches=algorithm.num_minibatches,
-        features=plan.teacher.select(chosen) if has_teacher and plan.teacher is not None else None,
+        num_minibatches=num,
+        features=None if teacher is None else teacher.select(chosen),
+        logp_ref_BT=None if old.logp_ref_BT is None else old.logp_ref_BT[chosen][:, :T],
     )

@@ -27,7 +27,7 @@ class Metric:
 
 _METRICS = (
     # -- what is being learned
-    Metric("reward/mean", "mean of R(x, y) over the responses of the global step, before groups are dropped", "reward",
+    Metric("reward/mean", "mean of R(x, y) over the responses that the global step trains on", "reward",
            "MiniRL sec. 4.2", "up"),
     Metric("reward/std", "population standard deviation of R(x, y) over the same responses", "reward", "here"),
     Metric("eval/accuracy", "mean reward over the held-out prompts and their k responses (avg@k)", "fraction",
@@ -81,7 +81,7 @@ _METRICS = (
     Metric("actor/kl_penalty", "mean over tokens of the estimator of KL(pi || ref), without its coefficient",
            "nats/token", "Pr2 Eq. 11"),
     Metric("actor/lr", "learning rate of the step", "1", "here"),
-    Metric("actor/num_updates", "optimiser steps taken since the start", "updates", "here"),
+    Metric("actor/num_updates", "optimiser steps of the global step", "updates", "here"),
     # -- routing
     Metric("routing/router_disagreement", "fraction of (token, layer) routers whose two expert sets differ",
            "fraction", "R3 sec. 3.2 and App. H", "down"),
@@ -94,9 +94,9 @@ _METRICS = (
            "up"),
     Metric("routing/zero_deviation", "fraction of (token, layer) with k - |I_a & I_b| = 0", "fraction",
            "Pr2 sec. 5.4", "up"),
-    Metric("routing/route_kl", "mean over tokens of KL between the two router distributions, per layer", "nats",
+    Metric("routing/route_kl", "mean over feature rows and layers of KL(live router || cached router)", "nats",
            "Pr2 sec. 5.4", "down"),
-    Metric("routing/staleness_tv", "total variation of the replayed route against the live one, mean over tokens",
+    Metric("routing/staleness_tv", "mean over tokens of TV(live route, cached route): 1 where any layer's set differs",
            "fraction", "Pr2 sec. 3.3", "down"),
     Metric("routing/native_rows", "rows without a record, routed naturally under replay", "rows", "here", "down"),
     Metric("routing/replayed_fraction", "rows that replayed a record / rows of the pass", "fraction", "here"),
@@ -104,18 +104,18 @@ _METRICS = (
            "down"),
     Metric("predictor/loss", "KL(sg[rho] || rho_hat) of the route predictor, or its delta-matching loss", "nats",
            "Pr2 Eq. 8 and App. G", "down"),
-    Metric("predictor/weight_norm", "Frobenius norm of W_p over all layers", "1", "Pr2 Eq. 4"),
+    Metric("predictor/weight_norm", "Frobenius norm of W_p, all layers together", "1", "Pr2 Eq. 4"),
     # -- the data
     Metric("response_length/mean", "mean number of response tokens", "tokens", "verl"),
     Metric("response_length/max", "largest number of response tokens", "tokens", "verl"),
     Metric("response_length/clip_ratio", "responses cut at the length limit / all responses", "fraction", "verl",
            "down"),
-    Metric("sampling/kept_group_fraction", "groups with unequal rewards / groups sampled", "fraction",
+    Metric("sampling/kept_group_fraction", "groups with unequal rewards / groups of the batch", "fraction",
            "DAPO sec. 3.2"),
     Metric("sampling/rounds", "rounds of generation until enough mixed groups were kept", "rounds", "DAPO sec. 3.2",
            "down"),
-    Metric("progress/num_tokens", "response tokens sampled since the start", "tokens", "here"),
-    Metric("progress/num_responses", "responses sampled since the start", "responses", "here"),
+    Metric("progress/num_tokens", "response tokens that the global step trains on", "tokens", "here"),
+    Metric("progress/num_responses", "responses that the global step trains on", "responses", "here"),
 )  # fmt: skip
 
 REGISTRY: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
@@ -131,7 +131,7 @@ def describe(name: str) -> str:
     return f"{metric.name} = {metric.formula} [{metric.unit}] ({metric.source}{good})"
 
 
-def check(metrics: Mapping[str, float]) -> None:
+def check(metrics: Mapping[str, object]) -> None:
     """Raises ValueError where a name is not registered (with the nearest one), or a value is None instead of absent."""
     for name, value in metrics.items():
         if name not in REGISTRY:

@@ -14,21 +14,22 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from lab.config.run import RunConfig
-from lab.config.strict import ConfigError, nearest, validate
+from lab.config.strict import ConfigError, did_you_mean, validate
+
+Config = TypeVar("Config", bound=BaseModel)
 
 # These keys say where a run's results go; everything else may change its numbers, so everything else is hashed.
 NOT_HASHED = ("name", "output", "logging")
 
 
-def load(path: str | Path, overrides: Sequence[str], schemas: Mapping[str, type[RunConfig]]) -> RunConfig:
+def load(path: str | Path, overrides: Sequence[str], schemas: Mapping[str, type[Config]]) -> Config:
     """The config in the file after the overrides, as the schema that its `backend:` names; ConfigError if it has none.
 
     Overrides are command-line words: `--algorithm.replay.mode R3` or `--algorithm.replay.mode=R3`; values are YAML.
@@ -40,7 +41,7 @@ def load(path: str | Path, overrides: Sequence[str], schemas: Mapping[str, type[
     if backend is None:
         raise ConfigError(f"{path}: backend: missing; expected one of: {', '.join(schemas)}")
     if not isinstance(backend, str) or backend not in schemas:
-        raise ConfigError(f"{path}: backend: unknown backend '{backend}'{nearest(str(backend), schemas)}")
+        raise ConfigError(f"{path}: backend: unknown backend '{backend}'{did_you_mean(str(backend), schemas)}")
     return validate(schemas[backend], raw, str(path))
 
 
@@ -163,6 +164,8 @@ def _emit(block: BaseModel, indent: int) -> list[str]:
             width = 100 - indent
             lines += [f"{pad}# {line}\n" for line in textwrap.wrap(field.description, width, break_on_hyphens=False)]
         lines += _entry(f"{pad}{name}:", getattr(block, name), indent)
+    for name, value in (block.model_extra or {}).items():
+        lines += _entry(f"{pad}{_flow(name)}:", value, indent)
     return lines
 
 
@@ -189,7 +192,7 @@ def _flow(value: Any) -> str:
     """A scalar, or a list of scalars, on one line."""
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_flow, value))}]"
-    if isinstance(value, Mapping) or isinstance(value, BaseModel):
+    if isinstance(value, (Mapping, BaseModel)):
         return "{}"
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
@@ -197,5 +200,11 @@ def _flow(value: Any) -> str:
         text = str(value)
         # Plain where YAML would read the same text back; in double quotes, whose escapes JSON shares, otherwise.
         plain = re.fullmatch(r"[A-Za-z_][\w./-]*", text, re.ASCII) and _parse(text, "") == text
-        return text if plain else json.dumps(text)
+        return text if plain else _quoted(text)
     return json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    """The text in double quotes: JSON's escapes are YAML's too, but YAML also wants every unprintable one escaped."""
+    escaped = (c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(text, ensure_ascii=False))
+    return "".join(escaped)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import difflib
 import json
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import pydantic
 from pydantic_core import ErrorDetails
+
+from theory.names import nearest
 
 
 class ConfigError(ValueError):
@@ -38,45 +40,59 @@ def validate(model_cls: type[Model], raw: Mapping[str, Any], where: str) -> Mode
     Validation is by pydantic's JSON rules: strict, but a list may become a tuple and an integer a float.
     """
     try:
-        return model_cls.model_validate_json(json.dumps(raw, default=_plain))
+        text = json.dumps(raw, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+    try:
+        return model_cls.model_validate_json(text)
     except pydantic.ValidationError as error:
-        details = error.errors(include_url=False)
+        # Unknown keys first: where a required key is misspelt, the misspelling says more than the missing key.
+        details = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
         line = f"{where}: {describe(model_cls, details[0])}"
         raise ConfigError(line if len(details) == 1 else f"{line} (and {len(details) - 1} more)") from error
-    except TypeError as error:
-        raise ConfigError(f"{where}: {error}") from error
 
 
 def describe(model_cls: type[pydantic.BaseModel], error: ErrorDetails) -> str:
     """One pydantic error as `full.dotted.name: what is wrong`."""
-    names, known = _locate(model_cls, error["loc"])
+    names, known, inside = _locate(model_cls, error["loc"])
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        message = f"unknown key{nearest(names[-1], known)}"
+        message = f"unknown key{did_you_mean(names[-1], known)}"
     elif error["type"] == "missing":
         message = "missing, and it has no default"
-    elif error["type"] not in ("value_error", "union_tag_invalid", "union_tag_not_found"):
-        message = f"{message[0].lower()}{message[1:]}, got {_short(error['input'])}"
+    elif error["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        context = error.get("ctx", {})
+        names.append(str(context.get("discriminator", "")).strip("'"))
+        message = f"expected one of {context['expected_tags']}, got {context['tag']}" if "tag" in context else "missing"
+    elif error["type"] == "value_error":
+        # A rule over several fields of a block says `field: what is wrong` itself; its field joins the dotted name.
+        field, colon, rest = message.partition(": ")
+        if colon and names and field in inside:
+            names, message = [*names, field], rest
+    else:
+        wanted = re.sub(r"^Input should be (?=greater|less)", "expected a value ", message)
+        wanted = re.sub(r"^Input should be ", "expected ", wanted)
+        message = f"{wanted[0].lower()}{wanted[1:]}, got {_short(error['input'])}"
     return f"{'.'.join(names)}: {message}" if names else message
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A clause that names the known name most like `name`, or all of them if none is near."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean '{close[0]}'?"
-    return f"; expected one of: {', '.join(known)}" if known else ""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A clause that names the known name spelt most like `name`, and all of them."""
+    known = list(known)
+    return f"; did you mean '{nearest(name, known)}'? (expected one of: {', '.join(known)})" if known else ""
 
 
-def _locate(model_cls: type[pydantic.BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], list[str]]:
-    """The dotted name that the user wrote, and the keys known in its block; pydantic's own location holds union tags too."""
+def _locate(model_cls: type[pydantic.BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], list[str], list[str]]:
+    """The dotted name that the user wrote, the keys known beside it, and those known inside it.
+
+    Pydantic's own location also holds union tags, which are no part of that name.
+    """
     names: list[str] = []
     known: list[str] = []
     kind: Any = model_cls
     for part in loc:
         members = _members(kind)
-        if len(members) > 1:  # this part is a tag, not a key: it says which member of the union the rest is about
+        if len(members) > 1:  # the part is a tag: it says which member of the union the rest is about
             kind = next((member for member in members if _is_tagged(member, part)), None)
             continue
         names.append(str(part))
@@ -84,7 +100,7 @@ def _locate(model_cls: type[pydantic.BaseModel], loc: tuple[int | str, ...]) -> 
         known = list(fields)
         elements = [arg for arg in typing.get_args(members[0]) if arg is not Ellipsis]
         kind = fields.get(str(part), elements[-1] if elements else None)
-    return names, known
+    return names, known, list(_field_types(_members(kind)[0]))
 
 
 def _members(annotation: Any) -> list[Any]:

@@ -1,0 +1,54 @@
+"""Tasks with verifiable rewards: sources of prompts and graders behind `theory.contracts.Task`.
+
+To add one: a file with a config class (a literal `kind`) and a task class, and a line in each of the two places here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Protocol, runtime_checkable
+
+import torch
+from pydantic import Field
+
+from lab.tasks.arithmetic import ArithmeticConfig, ArithmeticTask
+from lab.tasks.jsonl import DemonstratedJsonlTask, JsonlConfig, JsonlTask
+from lab.tasks.tokenizers import Tokenizer
+from theory.contracts import Prompt, Task
+
+TaskConfig = Annotated[ArithmeticConfig | JsonlConfig, Field(discriminator="kind")]
+"""The `task:` block of a run's config; its `kind` says which task."""
+
+
+@runtime_checkable
+class TextTask(Task, Protocol):
+    """A task with its tokenizer and the longest response that it needs."""
+
+    tokenizer: Tokenizer
+    max_response_tokens: int
+
+
+@runtime_checkable
+class DemonstratedTask(TextTask, Protocol):
+    """A task that can show right responses, so that a model can be cold-started on it."""
+
+    def demonstration(self, prompt: Prompt, generator: torch.Generator) -> tuple[int, ...]:
+        """Response tokens that earn reward 1, end token included; what there is to choose is drawn from `generator`."""
+        ...
+
+
+def build(config: ArithmeticConfig | JsonlConfig, tokenizer: Tokenizer | None = None) -> TextTask:
+    """The task of a config; a `DemonstratedTask` where it has demonstrations.
+
+    `tokenizer` is that of the model's folder: a jsonl task needs it, an arithmetic task brings its own characters and
+    refuses another one. Raises ValueError for either, and for what the task finds wrong with its config or file.
+    """
+    if isinstance(config, ArithmeticConfig):
+        if tokenizer is not None:
+            raise ValueError("task.kind: an arithmetic task has its own characters; expected no tokenizer, got one")
+        return ArithmeticTask(config)
+    if tokenizer is None:
+        raise ValueError("task.kind: a jsonl task needs the tokenizer of a model opened from a Hugging Face folder")
+    return (JsonlTask if config.solution_key is None else DemonstratedJsonlTask)(config, tokenizer)
+
+
+__all__ = ["DemonstratedTask", "Task", "TaskConfig", "TextTask", "Tokenizer", "build"]

@@ -1,6 +1,6 @@
 """From per-token terms to one number: the only place where a mask is summed, and where every denominator is chosen.
 
-The denominators are those of a whole mini-batch (`Totals`), so that the parts of a split mini-batch add up to the whole.
+The denominators are those of a whole mini-batch (`Totals`), so that the parts of a split one add up to the whole.
 A row without a kept token is no response: it is in no denominator. `kept` is True on the response tokens of responses
 that no correction rejected. Papers: MiniRL (arXiv 2512.01374) Eq. 7 and App. A, Pr2 (2606.00395) Eq. 10.
 """
@@ -66,7 +66,7 @@ token_sum = Aggregation("token_sum", "(1/#responses) sum_i sum_t {term}", _token
 """Tokens summed, responses averaged: the first-order surrogate's own weighting (MiniRL Eq. 7, Pr2 Eq. 10)."""
 
 length_norm = Aggregation("length_norm", "(1/#responses) sum_i (1/|y_i|) sum_t {term}", _length_norm)
-"""Each response averaged over its own tokens, then responses averaged (GRPO, MiniRL App. A; MiniRL sec. 4.3's variant)."""
+"""Each response averaged over its own tokens, then responses averaged (GRPO; MiniRL App. A and sec. 4.3)."""
 
 token_mean = Aggregation("token_mean", "(1/#tokens) sum_i sum_t {term}", _token_mean)
 """One mean over all tokens: long responses weigh more (DAPO; CISPO, MiniRL App. A)."""

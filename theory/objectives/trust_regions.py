@@ -2,19 +2,20 @@
 
 Score regions weigh `A log pi` by a constant, the *whole* weight pi/mu (ratio times engine gap). Ratio regions take the
 ratio as it is, and only the engine gap old/mu from a correction. Weights come in as constants.
-Papers: MiniRL (arXiv 2512.01374) Eq. 7 and App. A, Pr2 (2606.00395) Eq. 10 and 14, PPO (1707.06347), CISPO (2506.13585).
+Papers: MiniRL (arXiv 2512.01374) Eq. 7 and App. A, Pr2 (2606.00395) Eq. 10, 14, PPO (1707.06347), CISPO (2506.13585).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 
+@runtime_checkable
 class TrustRegion(Protocol):
     """A trust region. `takes` says which weight it wants: "whole" is pi/mu or a part of it, "gap" is old/mu alone."""
 
@@ -51,7 +52,7 @@ class NoRegion:
 
     def clipped(self, ratio_BT: Tensor, advantages_B1: Tensor) -> None:
         """No bound."""
-        return None
+        return
 
     def term(self, ratio_BT: Tensor, weight_BT: Tensor, logp_pi_BT: Tensor, advantages_B1: Tensor) -> Tensor:
         """w A log pi."""

@@ -1,1 +1,1 @@
-"""Routing of a mixture of experts as data: records of what routers did, replaying them, predicting them, comparing them."""
+"""Routing of a mixture of experts as data: records of routes, their replay, prediction and comparison."""

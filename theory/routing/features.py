@@ -49,7 +49,7 @@ class RouterFeatures:
         return self.rows[int(self.offsets[b]) : int(self.offsets[b + 1])]
 
     @property
-    def feature_rows(self) -> tuple[Int[Tensor, " rows"], ...]:
+    def feature_rows(self) -> tuple[Int[Tensor, " _"], ...]:
         """The feature rows of each response: what a later pass is asked for to get its logits on the same rows."""
         return tuple(self.rows_of(b) for b in range(len(self)))
 
@@ -77,7 +77,8 @@ class RouterFeatures:
         first = parts[0]
         for i, part in enumerate(parts):
             if part.layer_numbers != first.layer_numbers:
-                raise ValueError(f"expected layers {first.layer_numbers} as in part 0, got {part.layer_numbers} in part {i}")
+                expected, got = first.layer_numbers, part.layer_numbers
+                raise ValueError(f"part {i}: expected layers {expected} as in part 0, got {got}")
             if (part.hidden is None) != (first.hidden is None):
                 raise ValueError(f"expected hidden in all parts or in none, got a difference between parts 0 and {i}")
         hidden = [part.hidden for part in parts if part.hidden is not None]
@@ -93,26 +94,30 @@ class RouterFeatures:
     def minus_bias(self, predictor: Mapping[int, Float[Tensor, "D E"]]) -> RouterFeatures:
         """The features with p_old = logits - h W_p: an engine whose gate holds W + W_p reports h (W + W_p).
 
-        Exact up to one rounding of the logits. Raises ValueError without `hidden`, or where a layer has no W_p.
+        Exact up to rounding; 16-bit logits widen. Raises ValueError without `hidden`, or where a layer has no W_p.
         """
+        return self._shifted(predictor, -1.0)
+
+    def plus_bias(self, predictor: Mapping[int, Float[Tensor, "D E"]]) -> RouterFeatures:
+        """The features with the predictive logits p_old + h_old W_p (Pr2 Eq. 4); errors as for `minus_bias`."""
+        return self._shifted(predictor, 1.0)
+
+    def _shifted(self, predictor: Mapping[int, Tensor], sign: float) -> RouterFeatures:
         if self.hidden is None:
             raise ValueError("expected features with the router's input (hidden), got logits alone")
         absent = [n for n in self.layer_numbers if n not in predictor]
         if absent:
             raise ValueError(f"expected a predictor for layers {list(self.layer_numbers)}, got none for {absent}")
-        logits = torch.stack(
-            [
-                self.logits[:, i] - (self.hidden[:, i].to(self.logits.dtype) @ predictor[n].to(self.logits))
-                for i, n in enumerate(self.layer_numbers)
-            ],
-            dim=1,
-        )
+        wide = torch.promote_types(self.logits.dtype, torch.float32)
+        hidden_FLD, device = self.hidden.to(wide), self.hidden.device
+        bias = [hidden_FLD[:, i] @ predictor[n].to(device, wide) for i, n in enumerate(self.layer_numbers)]
+        logits = self.logits.to(wide) + sign * torch.stack(bias, dim=1)
         return RouterFeatures(self.rows, self.offsets, self.hidden, logits, self.layer_numbers)
 
 
 def draw_rows(
     num_rows_B: Sequence[int], first_row_B: Sequence[int], num_positions: int, generator: torch.Generator
-) -> tuple[Int[Tensor, " rows"], ...]:
+) -> tuple[Int[Tensor, " _"], ...]:
     """At most `num_positions` rows of each response, uniform without replacement from [first_row, num_rows), ascending.
 
     With first_row = num_prompt - 1 these are the rows that predict the response's tokens, so that the predictor sees

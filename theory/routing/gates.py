@@ -106,7 +106,7 @@ def route(
 
 
 def _wide(logits_NE: Tensor) -> Tensor:
-    return logits_NE.float() if logits_NE.dtype in (torch.bfloat16, torch.float16) else logits_NE
+    return logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
 
 
 def _scores(logits_NE: Tensor, gate: Gate) -> Tensor:
@@ -119,7 +119,7 @@ def _check_sizes(E: int, num_slots: int, gate: Gate) -> None:
         raise ValueError(f"expected a number of experts divisible into {gate.num_groups} groups, got {E}")
     size = E // gate.num_groups
     if gate.num_groups > 1 and gate.group_score == "top2_sum" and size < 2:
-        raise ValueError(f"expected groups of at least 2 experts to sum two scores, got {E} experts in {gate.num_groups}")
+        raise ValueError(f"expected at least 2 experts in each of {gate.num_groups} groups, got {E} in all")
     if not 1 <= num_slots <= size * gate.num_top_groups:
         raise ValueError(f"expected from 1 to {size * gate.num_top_groups} slots, got {num_slots}")
 

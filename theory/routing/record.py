@@ -1,6 +1,6 @@
 """The routing record: which experts the router of each MoE layer chose for each input token, packed over responses.
 
-Row s is what the router did with input token s, so S tokens have S - 1 rows (the last sampled token was never an input).
+Row s is what the router did with input token s, so S tokens have S - 1 rows: the last sampled one was never an input.
 A record in existence is valid: every row-layer holds distinct ids in ascending order, or -1 in every slot (missing).
 
 Letters beyond theory/contracts.py: R rows of all responses together.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Int
@@ -91,7 +92,7 @@ class RoutingRecord:
         """
         if len(rows_per_response) != len(num_tokens) or not rows_per_response:
             raise ValueError(
-                f"expected one payload per response, got {len(rows_per_response)} payloads for {len(num_tokens)} responses"
+                f"expected a payload for each of {len(num_tokens)} responses, got {len(rows_per_response)} payloads"
             )
         check_layer_numbers(sorted(layer_numbers))
         kept = tuple(sorted(layer_numbers if moe_layer_numbers is None else moe_layer_numbers))
@@ -184,7 +185,7 @@ class RoutingRecord:
         for i, part in enumerate(parts):
             got, expected = part._signature, first._signature
             if got != expected:
-                raise ValueError(f"expected (layers, slots, experts) {expected} as in record 0, got {got} in record {i}")
+                raise ValueError(f"record {i}: expected (layers, slots, experts) {expected} as in record 0, got {got}")
         num_rows = [n for part in parts for n in part.num_rows_B]
         experts = torch.cat([part.experts for part in parts])
         return RoutingRecord(experts, offsets_of(num_rows).to(experts.device), first.layer_numbers, first.num_experts)
@@ -218,14 +219,15 @@ def flat_rows(num_rows_B: Sequence[int], width: int) -> Int[Tensor, " R"]:
 
 def check_layer_numbers(numbers: Sequence[int]) -> None:
     """Raises ValueError unless the layer numbers are non-negative and strictly ascending."""
-    if any(n < 0 for n in numbers) or any(a >= b for a, b in zip(numbers, numbers[1:], strict=False)):
+    if any(n < 0 for n in numbers) or any(a >= b for a, b in pairwise(numbers)):
         raise ValueError(f"expected distinct ascending layer numbers from 0 on, got {list(numbers)}")
 
 
 def check_offsets(offsets: Int[Tensor, " B_plus_1"], num_rows: int) -> None:
     """Raises ValueError unless the offsets rise from 0 to the number of rows."""
     values = offsets.tolist()
-    if not values or values[0] != 0 or values[-1] != num_rows or any(a > b for a, b in zip(values, values[1:], strict=False)):
+    is_rising = all(a <= b for a, b in pairwise(values))
+    if not values or values[0] != 0 or values[-1] != num_rows or not is_rising:
         raise ValueError(f"expected offsets that rise from 0 to {num_rows} rows, got {values}")
 
 
@@ -243,8 +245,8 @@ def _drop_trailing_rows(payloads: Sequence[Tensor], num_tokens: Sequence[int]) -
         kept.append(payload[: S - 1])
     if surplus:
         warnings.warn(
-            f"dropped one trailing row of {len(surplus)} responses (first: response {surplus[0]}, {num_tokens[surplus[0]]} "
-            f"rows for {num_tokens[surplus[0]]} tokens): the last token was never an input",
+            f"dropped one trailing row of {len(surplus)} responses: the last token was never an input "
+            f"(response {surplus[0]}: {num_tokens[surplus[0]]} rows for {num_tokens[surplus[0]]} tokens)",
             stacklevel=3,
         )
     return kept
@@ -290,6 +292,6 @@ def _check_all_zero(experts: Int[Tensor, "R L K"], kept: tuple[int, ...], num_ex
     if bool(dead.any()):
         layer = int(dead.nonzero()[0])
         raise ValueError(
-            f"layer {kept[layer]}: expected routed experts, got id 0 in every slot of all {int(is_zero[:, layer].sum())} "
-            "recorded rows (a buffer that was never filled?)"
+            f"layer {kept[layer]}: expected routed experts, got id 0 in every slot of all "
+            f"{int(is_zero[:, layer].sum())} recorded rows (a buffer that was never filled?)"
         )

@@ -1,0 +1,67 @@
+"""One run of either world: its name, seed and length, the task, the algorithm, and what is measured and kept of it.
+
+Each world adds its own blocks in a subclass with a literal `backend` (`sandbox.config.SandboxRun`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from lab.config.algorithm import AlgorithmConfig
+from lab.config.strict import Strict
+from lab.config.verdict import VerdictBlock
+from lab.tasks import TaskConfig
+
+
+class EvaluationBlock(Strict):
+    """Held-out accuracy, avg@k: the mean reward over k sampled responses of each held-out problem."""
+
+    every: int = Field(
+        default=10, ge=1, description="global steps between evaluations; the last step is always evaluated"
+    )
+    num_samples: int = Field(default=4, ge=1, description="k of avg@k: sampled responses a held-out problem")
+    max_prompts: int = Field(default=128, ge=1, description="held-out problems used, from the first one on")
+    temperature: float = Field(default=1.0, gt=0, description="sampling temperature of the evaluation")
+
+
+class CheckpointBlock(Strict):
+    """What a killed run goes on from."""
+
+    every: int = Field(default=10, ge=1, description="global steps between checkpoints; the last step always makes one")
+    keep: int = Field(default=2, ge=1, description="checkpoints kept, the newest ones")
+
+
+class TraceBlock(Strict):
+    """Traces: tokens, log-probabilities and experts of both engines, as one step saw them."""
+
+    every: int = Field(default=10, ge=1, description="global steps between traces; the last step always leaves one")
+
+
+class LoggingBlock(Strict):
+    """Where metrics go besides metrics.jsonl, which is always written."""
+
+    loggers: tuple[Literal["csv", "tensorboard", "wandb", "mlflow"], ...] = Field(
+        default=("csv", "tensorboard"),
+        description="any of csv, tensorboard, wandb, mlflow; the last two must be installed",
+    )
+
+
+class RunConfig(Strict):
+    """What every world's run has; `backend` says which world, and its subclass fixes the value."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+=-]*$", description="the run's folder is <output>/<name>/<time>-<hash>"
+    )
+    seed: int = Field(default=0, ge=0, description="root of every named random stream")
+    backend: str = Field(description="the world that runs it: sandbox or scaled")
+    num_steps: int = Field(ge=1, description="global steps: rollout, old pass, mini-batches, hand-over")
+    task: TaskConfig = Field(description="where prompts and rewards come from")
+    algorithm: AlgorithmConfig = Field(description="what is optimised and how, in words that hold in every world")
+    evaluation: EvaluationBlock = Field(default_factory=EvaluationBlock, description="held-out accuracy")
+    checkpoint: CheckpointBlock = Field(default_factory=CheckpointBlock, description="what a killed run goes on from")
+    traces: TraceBlock = Field(default_factory=TraceBlock, description="what single steps sampled and scored")
+    verdict: VerdictBlock = Field(default_factory=VerdictBlock, description="when a run counts as collapsed")
+    logging: LoggingBlock = Field(default_factory=LoggingBlock, description="where metrics go besides metrics.jsonl")
+    output: str = Field(default="runs", min_length=1, description="folder of all run folders")

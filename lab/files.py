@@ -1,0 +1,89 @@
+"""Files that are either whole or absent: written beside their place, flushed to the disk, then renamed over it.
+
+A process killed at any moment leaves the former file or the new one, and at worst a stray `.tmp-` file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+TEMPORARY = ".tmp-"
+
+
+class RecordError(ValueError):
+    """The disk did not take what had to be recorded; the message is one line with the path and the reason."""
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path, action: str = "write") -> Iterator[None]:
+    """Turns an OSError inside the block into a RecordError that names `path` and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordError(f"cannot {action} {path}: {error.strerror or error}") from error
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes the bytes and waits until the disk has them; OSError as it comes."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Waits until the folder's own entries (names, renames) are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def atomic_write(path: Path, data: str | bytes) -> None:
+    """Replaces the file by `data` (text as UTF-8) in one step; RecordError leaves the former file as it was."""
+    path = Path(path)
+    with disk_errors(path):
+        descriptor, name = tempfile.mkstemp(prefix=f"{TEMPORARY}{path.name}-", dir=path.parent)
+        os.close(descriptor)
+        temporary = Path(name)
+        try:
+            write_synced(temporary, data.encode() if isinstance(data, str) else data)
+            # mkstemp makes a private file; a record is as readable as any other file of its owner.
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder to fill, renamed to `path` when the block ends well and removed when it does not."""
+    path = Path(path)
+    with disk_errors(path):
+        temporary = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{path.name}-", dir=path.parent))
+        former = temporary.with_name(f"{temporary.name}-former")
+        try:
+            os.chmod(temporary, 0o777 & ~_umask())
+            yield temporary
+            sync_folder(temporary)
+            if path.exists():
+                os.replace(path, former)
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(former, ignore_errors=True)
+
+
+def _umask() -> int:
+    """The process's umask; POSIX lets it be read only by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

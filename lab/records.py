@@ -1,0 +1,321 @@
+"""The folder of one run, `runs/<name>/<UTC time>-<config hash>/`: everything that the run produced, and nothing half-written.
+
+A run that was killed is found again by the hash of its config, its metrics are cut back to the last checkpoint, and it
+goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib.metadata
+import io
+import json
+import math
+import numbers
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from lab.files import TEMPORARY, RecordError, atomic_folder, atomic_write, disk_errors, write_synced
+from lab.traces import Trace
+
+RESERVED = ("step", "non_finite")
+PACKAGES = ("firstorder", "torch", "lightning", "numpy", "safetensors", "transformers")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run needs to go on after `step`: its tensors by name, and everything else as plain JSON values."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run on disk. Writing raises RecordError (one line: path and reason) where the disk refuses."""
+
+    path: Path
+
+    @staticmethod
+    def create(root: Path, name: str, config_hash: str, now: datetime) -> RunFolder:
+        """A new folder `root/<name>/<UTC time>-<config hash>`; a time that is taken is moved on by whole seconds."""
+        if now.tzinfo is None:
+            raise ValueError(f"expected a time with a time zone, got {now.isoformat()}")
+        for part in (name, config_hash):
+            if not re.fullmatch(r"\w[\w.+=-]*", part):
+                raise ValueError(f"expected a name of letters, digits and . _ + = -, got {part!r}")
+        parent = Path(root) / name
+        now = now.astimezone(UTC)
+        while True:
+            path = parent / f"{now:%Y%m%dT%H%M%SZ}-{config_hash}"
+            with disk_errors(path, "make folder"):
+                parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    path.mkdir()
+                    return RunFolder(path)
+                except FileExistsError:
+                    now += timedelta(seconds=1)
+
+    @staticmethod
+    def open(path: Path) -> RunFolder:
+        """The run folder at `path`; ValueError if there is none (a run folder holds config.yaml)."""
+        path = Path(path)
+        if not (path / "config.yaml").is_file():
+            raise ValueError(f"{path}: expected a run folder (with config.yaml), got {_what_is(path)}")
+        return RunFolder(path)
+
+    @staticmethod
+    def find_resumable(root: Path, name: str, config_hash: str) -> RunFolder | None:
+        """The newest folder of that name and config hash, if its run is unfinished; None otherwise."""
+        folders = sorted((Path(root) / name).glob(f"*Z-{config_hash}"))
+        return RunFolder(folders[-1]) if folders and not RunFolder(folders[-1]).is_finished else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run came to its end: the verdict is the last thing that it writes before the report."""
+        return (self.path / "verdict.json").is_file()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keeps other processes from writing here; RecordError if one does already. A killed process holds nothing."""
+        path = self.path / ".lock"
+        with disk_errors(path, "open"):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RecordError(f"cannot write in {self.path}: another process is running this run") from error
+            yield
+        finally:
+            os.close(descriptor)
+
+    def write_config(self, text: str) -> None:
+        """config.yaml: the resolved configuration."""
+        atomic_write(self.path / "config.yaml", text)
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """manifest.json: what the run ran on (see `manifest`)."""
+        atomic_write(self.path / "manifest.json", _json(manifest))
+
+    def write_verdict(self, verdict: Mapping[str, Any]) -> None:
+        """verdict.json: stable or not, and why (see `lab.verdict`); from now on the run is finished."""
+        atomic_write(self.path / "verdict.json", _json(verdict))
+
+    def write_report(self, html: str) -> None:
+        """report.html: one self-contained page."""
+        atomic_write(self.path / "report.html", html)
+
+    def append_metrics(self, step: int, metrics: Mapping[str, float | int]) -> None:
+        """Adds the line of one global step to metrics.jsonl and waits until the disk has it.
+
+        JSON has no NaN and no infinity: such a value is written as null and its name is listed under `non_finite`.
+        A torn line that a killed process left behind is removed first; a full disk leaves the lines before as they were.
+        """
+        values = {name: _number(name, value) for name, value in metrics.items()}
+        non_finite = [name for name, value in values.items() if not math.isfinite(value)]
+        line: dict[str, Any] = {"step": step, **values, **dict.fromkeys(non_finite)}
+        if non_finite:
+            line["non_finite"] = non_finite
+        path = self.path / "metrics.jsonl"
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        with disk_errors(path), open(path, "a+b", buffering=0) as file:
+            end = _end_of_last_line(file)
+            file.truncate(end)
+            try:
+                if (written := file.write(data)) != len(data):
+                    raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were taken")
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(end)
+                raise
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl in order; a torn last line is left out, a torn line before it is a ValueError."""
+        path = self.path / "metrics.jsonl"
+        if not path.is_file():
+            return []
+        with disk_errors(path, "read"):
+            text = path.read_bytes()
+        *lines, torn = text.split(b"\n")
+        records = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = json.loads(line)
+                assert isinstance(record, dict) and isinstance(record["step"], int)
+            except (ValueError, KeyError, AssertionError) as error:
+                raise ValueError(f"{path}, line {number}: expected a JSON object with a step, got {line!r}") from error
+            records.append(record)
+        return records
+
+    def truncate_metrics(self, last_step: int) -> None:
+        """Drops the lines after `last_step` in one step: what a resumed run will compute again."""
+        kept = [line for line in self.metrics() if line["step"] <= last_step]
+        atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+
+    def save_checkpoint(
+        self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int = 2
+    ) -> Path:
+        """checkpoints/step-NNNNNN with tensors.safetensors and state.json, then removes all but the newest `keep`.
+
+        `state` holds JSON values only (JSON keeps every float64 exactly). The folder appears whole, with the SHA-256 of
+        both parts inside, so that `latest_checkpoint` can tell a damaged one.
+        """
+        if keep < 1:
+            raise ValueError(f"keep: expected at least 1 checkpoint, got {keep}")
+        # Clones, because safetensors refuses tensors that share memory (tied weights).
+        data = safetensors.torch.save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
+        body = {"step": step, "state": dict(state)}
+        parts = {"tensors_sha256": _sha256(data), "state_sha256": _sha256(_canonical(body)), **body}
+        path = self.path / "checkpoints" / f"step-{step:06d}"
+        with disk_errors(path):
+            path.parent.mkdir(exist_ok=True)
+            for stray in path.parent.glob(f"{TEMPORARY}*"):
+                shutil.rmtree(stray)
+        with atomic_folder(path) as folder:
+            write_synced(folder / "tensors.safetensors", data)
+            write_synced(folder / "state.json", _json(parts).encode())
+        with disk_errors(path.parent):
+            for old in self._checkpoints()[:-keep]:
+                shutil.rmtree(old)
+        return path
+
+    def latest_checkpoint(self) -> Checkpoint | None:
+        """The newest whole checkpoint, or None; ValueError with the file's name if its content is damaged."""
+        folders = self._checkpoints()
+        return _load_checkpoint(folders[-1]) if folders else None
+
+    def save_trace(self, step: int, trace: Trace) -> Path:
+        """rollouts/step-NNNNNN.safetensors: what the step sampled and scored."""
+        path = self.path / "rollouts" / f"step-{step:06d}.safetensors"
+        with disk_errors(path):
+            path.parent.mkdir(exist_ok=True)
+        trace.save(path)
+        return path
+
+    def traces(self) -> list[Path]:
+        """The trace files, oldest step first; `Trace.load` opens one."""
+        return sorted((self.path / "rollouts").glob("step-*.safetensors"), key=_step_of)
+
+    def _checkpoints(self) -> list[Path]:
+        """The checkpoint folders that have their last-written part, oldest step first."""
+        folders = (self.path / "checkpoints").glob("step-*")
+        return sorted((f for f in folders if (f / "state.json").is_file()), key=_step_of)
+
+
+def manifest(seed: int) -> dict[str, Any]:
+    """What a run ran on: seed, package versions, git commit (absent outside a checkout), Python, platform, CPU."""
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    found: dict[str, Any] = {"seed": seed, "versions": versions, "python": platform.python_version()}
+    commit = _git("rev-parse", "HEAD")
+    if commit:
+        found["commit"] = commit
+        found["has_local_changes"] = bool(_git("status", "--porcelain"))
+    return found | {
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "num_cpus": os.cpu_count(),
+        "num_threads": torch.get_num_threads(),
+    }
+
+
+def _load_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint in `folder`, both parts compared with the checksums that were written with them."""
+    state_path, tensors_path = folder / "state.json", folder / "tensors.safetensors"
+    try:
+        parts = json.loads(state_path.read_bytes())
+        body = {"step": parts["step"], "state": parts["state"]}
+        if _sha256(_canonical(body)) != parts["state_sha256"]:
+            raise ValueError("its checksum differs from the one written with it")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{state_path}: damaged checkpoint ({error})") from error
+    with disk_errors(tensors_path, "read"):
+        data = tensors_path.read_bytes()
+    if _sha256(data) != parts["tensors_sha256"]:
+        raise ValueError(f"{tensors_path}: damaged checkpoint (its checksum differs from the one in state.json)")
+    return Checkpoint(parts["step"], safetensors.torch.load(data), parts["state"])
+
+
+def _end_of_last_line(file: io.FileIO) -> int:
+    """The size of the file without a torn last line; reads backwards, so that long runs do not slow down."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - 65536)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _number(name: str, value: object) -> float | int:
+    """The metric's value as a plain number; ValueError for a reserved name or anything that is no number."""
+    if name in RESERVED:
+        raise ValueError(f"metric name {name!r} is reserved")
+    if not isinstance(value, numbers.Real):
+        raise ValueError(f"{name}: expected a number, got {type(value).__name__}")
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
+
+
+def _what_is(path: Path) -> str:
+    if not path.exists():
+        return "nothing there"
+    return "a folder without it" if path.is_dir() else "a file"
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(dict(value), indent=2, allow_nan=False) + "\n"
+
+
+def _canonical(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, allow_nan=False).encode()
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _git(*arguments: str) -> str | None:
+    """The output of git in the project's own folder, or None where there is no git or no checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    """The processor's name as Linux gives it, else as Python knows it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+__all__ = ["Checkpoint", "RecordError", "RunFolder", "Trace", "atomic_write", "manifest"]

@@ -1,0 +1,206 @@
+"""What the report reads of a run folder, and what it says about it in numbers and in one sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from lab.records import RunFolder
+from lab.report.style import fraction, number
+from lab.traces import Trace
+from lab.verdict import ENTROPY, KL, Series, series, trailing_mean
+
+ACCURACY = "eval/accuracy"
+EXTREME = "rollout_corr/extreme_frac_tau2"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as the report sees it; `index` decides its colour, `label` is its name without what all runs share."""
+
+    folder: RunFolder
+    index: int
+    name: str
+    label: str
+
+    @cached_property
+    def config_text(self) -> str:
+        """config.yaml as it stands in the folder."""
+        return (self.folder.path / "config.yaml").read_text()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """config.yaml as nested mappings; empty where it cannot be read."""
+        return _config(self.folder)
+
+    def setting(self, *keys: str) -> Any:
+        """The value under these keys of the config, or None."""
+        value: Any = self.config
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return self.folder.metrics()
+
+    def series(self, name: str) -> Series:
+        """The steps and finite values of one metric."""
+        return series(self.metrics, name)
+
+    @cached_property
+    def verdict(self) -> dict[str, Any] | None:
+        """verdict.json, or None for a run that has not ended."""
+        path = self.folder.path / "verdict.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    @property
+    def verdict_word(self) -> str:
+        """stable, collapsed, undecided, or unfinished."""
+        return "unfinished" if self.verdict is None else str(self.verdict.get("verdict", "undecided"))
+
+    @property
+    def remarks(self) -> list[str]:
+        """Why the verdict is what it is: the sentences of its reasons, and what could not be judged."""
+        if self.verdict is None:
+            return ["The run has no verdict yet."]
+        reasons = [str(reason["sentence"]) for reason in self.verdict.get("reasons", ())]
+        return reasons + [f"Undecided: {text}." for text in self.verdict.get("undecided", ())]
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """manifest.json, or nothing."""
+        path = self.folder.path / "manifest.json"
+        return json.loads(path.read_text()) if path.is_file() else {}
+
+    @cached_property
+    def newest_trace(self) -> Trace | None:
+        """The trace of the latest step that left one."""
+        paths = self.folder.traces()
+        return Trace.load(paths[-1]) if paths else None
+
+    @property
+    def engine(self) -> str:
+        """The inference engine in words: `exact`, or its defects with their settings."""
+        engine = self.setting("engine")
+        if not isinstance(engine, dict):
+            return "–"
+        defects = engine.get("defects")
+        if defects is None:
+            return str(engine.get("name") or engine.get("kind") or "–")
+        parts = []
+        for defect in defects:
+            values = [number(v) if isinstance(v, float) else str(v) for k, v in defect.items() if k != "kind"]
+            parts.append(f"{str(defect.get('kind')).replace('_', ' ')} {' '.join(values)}".strip())
+        return "; ".join(parts) or "exact"
+
+    def row(self) -> dict[str, str]:
+        """The run's line of the summary table, as text by column."""
+        accuracy = [value for _, value in self.series(ACCURACY)]
+        entropy = trailing_mean(self.series(ENTROPY), 5)
+        minibatches = self.setting("algorithm", "batch", "num_minibatches")
+        return {
+            "engine": self.engine,
+            "objective": str(self.setting("algorithm", "objective", "preset") or "–"),
+            "replay": str(self.setting("algorithm", "replay", "mode") or "–"),
+            "minibatches": str(minibatches or "–"),
+            "steps": str(len(self.metrics)),
+            "accuracy_first": fraction(accuracy[0] if accuracy else None),
+            "accuracy_final": fraction(accuracy[-1] if accuracy else None),
+            "accuracy_peak": fraction(max(accuracy, default=None)),
+            "kl": number(self.mean(KL)),
+            "extreme": number(self.mean(EXTREME)),
+            "entropy": number(entropy[-1][1] if entropy else None),
+        }
+
+    def mean(self, name: str) -> float | None:
+        """The mean of a metric over the recorded steps; None without any."""
+        values = [value for _, value in self.series(name)]
+        return fmean(values) if values else None
+
+
+def load_runs(folders: Sequence[RunFolder]) -> list[Run]:
+    """The runs in the given order, under names that tell them apart; ValueError for none at all."""
+    if not folders:
+        raise ValueError("expected at least one run folder, got none")
+    configs = [_config(folder) for folder in folders]
+    names = [str(c.get("name") or f.path.parent.name) for c, f in zip(configs, folders, strict=True)]
+    seeds = [c.get("seed") for c in configs]
+    if len(set(names)) < len(names):
+        names = [f"{n} seed {s}" if names.count(n) > 1 else n for n, s in zip(names, seeds, strict=True)]
+    if len(set(names)) < len(names):
+        stamps = [folder.path.name for folder in folders]
+        names = [f"{n} {t}" if names.count(n) > 1 else n for n, t in zip(names, stamps, strict=True)]
+    shared = len(shared_prefix(names))
+    return [Run(f, i, n, n[shared:]) for i, (f, n) in enumerate(zip(folders, names, strict=True))]
+
+
+def shared_prefix(names: Sequence[str]) -> str:
+    """What all names begin with, up to a hyphen or underscore, so that a rest remains of each; empty for one name."""
+    if len(names) < 2:
+        return ""
+    prefix = names[0]
+    for name in names[1:]:
+        prefix = prefix[: next((i for i, (a, b) in enumerate(zip(prefix, name, strict=False)) if a != b), len(name))]
+    cut = max(prefix.rfind(mark) for mark in "-_ ") + 1
+    return prefix[:cut]
+
+
+def summary_sentence(runs: Sequence[Run]) -> str:
+    """What the runs show, in one sentence computed from their records."""
+    clauses = [_verdict_clause(runs), _accuracy_clause(runs), _kl_clause(runs)]
+    sentence = "; ".join(clause for clause in clauses if clause)
+    return sentence[0].upper() + sentence[1:] + "."
+
+
+def _verdict_clause(runs: Sequence[Run]) -> str:
+    collapsed = [run for run in runs if run.verdict_word == "collapsed"]
+    fell = [f"{run.label} collapsed at step {(run.verdict or {}).get('first_step')}" for run in collapsed]
+    if len(runs) == 1:
+        steps = len(runs[0].metrics)
+        return fell[0] if fell else f"{runs[0].name} is {runs[0].verdict_word} after {steps} steps"
+    words = [run.verdict_word for run in runs]
+    parts = [f"{words.count(word)} {word}" for word in ("stable", "undecided", "unfinished") if word in words]
+    if words.count("stable") == len(runs):
+        return f"all {len(runs)} runs are stable"
+    return f"of {len(runs)} runs {', '.join([*(f'{part}' for part in parts), *fell])}"
+
+
+def _accuracy_clause(runs: Sequence[Run]) -> str:
+    found = [(run, values) for run in runs if len(values := run.series(ACCURACY)) >= 2]
+    if not found:
+        return ""
+    run, values = max(found, key=lambda pair: pair[1][-1][1])
+    change = f"from {fraction(values[0][1])} to {fraction(values[-1][1])}"
+    if len(found) == 1:
+        return f"held-out accuracy went {change}"
+    return f"held-out accuracy ends highest in {run.label}, {change}"
+
+
+def _kl_clause(runs: Sequence[Run]) -> str:
+    found = sorted((kl, run.index, run.label) for run in runs if (kl := run.mean(KL)) is not None and math.isfinite(kl))
+    if not found:
+        return ""
+    unit = "nats a token"
+    if len(found) == 1:
+        return f"the mean training-inference KL is {number(found[0][0])} {unit}"
+    (low, _, least), (high, _, most) = found[0], found[-1]
+    return f"the mean training-inference KL runs from {number(low)} ({least}) to {number(high)} ({most}) {unit}"
+
+
+def _config(folder: RunFolder) -> dict[str, Any]:
+    """The run's config; empty where the file is missing or is no YAML mapping, for a report shows what there is."""
+    try:
+        found = YAML(typ="safe").load((folder.path / "config.yaml").read_text())
+    except (OSError, YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}

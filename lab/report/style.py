@@ -1,0 +1,76 @@
+"""How the report looks: one colour a run, the same in every figure, and numbers with as many digits as they deserve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ink:
+    """One run's colour as a line and as text, on a light and on a dark page."""
+
+    line: str
+    text: str
+    line_dark: str
+    text_dark: str
+
+
+# The colours of Okabe and Ito (2008), which colour-blind readers tell apart, without the yellow that a white page
+# swallows. Text is the same hue, darker or lighter until it reads (contrast of 4.5 or more against the page).
+PALETTE = (
+    Ink("#0072B2", "#00639B", "#3D9BD9", "#6CB6E6"),
+    Ink("#D55E00", "#B04E00", "#F0792A", "#F5935A"),
+    Ink("#009E73", "#00795A", "#1DBA8D", "#3FCBA2"),
+    Ink("#CC79A7", "#A6487B", "#DB8FB8", "#E5A6C8"),
+    Ink("#E69F00", "#8F6200", "#E9AC28", "#EDBB52"),
+    Ink("#56B4E9", "#1F77AB", "#86CBF2", "#9AD4F5"),
+    Ink("#555555", "#555555", "#B0B0B0", "#B0B0B0"),
+)
+
+DASHES = ("solid", "dash")
+"""What tells runs apart after the palette has been used once."""
+
+
+def number(value: float | int | None) -> str:
+    """Three significant digits, small and large values as 3.4e-4; an en dash for no data."""
+    if value is None:
+        return "–"
+    if value == 0:
+        return "0"
+    if isinstance(value, int) or float(value).is_integer() and abs(value) < 1e6:
+        return f"{int(value)}"
+    if 1e-3 <= abs(value) < 1e4:
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def fraction(value: float | None) -> str:
+    """A fraction of counts with three decimals, so that columns line up; an en dash for no data."""
+    return "–" if value is None else f"{value:.3f}"
+
+
+def spread(positions: list[float], gap: float, low: float, high: float) -> list[float]:
+    """The positions moved as little as needed to stand at least `gap` apart, inside [low, high] as far as they fit."""
+    order = sorted(range(len(positions)), key=lambda i: positions[i])
+    clusters: list[tuple[float, list[int]]] = []
+    for i in order:
+        centre, members = positions[i], [i]
+        while True:
+            half = gap * (len(members) - 1) / 2
+            centre = max(low + half, min(high - half, centre))
+            if not clusters:
+                break
+            before, others = clusters[-1]
+            if centre - half - (before + gap * (len(others) - 1) / 2) >= gap:
+                break
+            # Clusters that touch are merged around the mean of where their members wanted to be.
+            members = [*others, *members]
+            centre = sum(positions[m] for m in members) / len(members)
+            clusters.pop()
+        clusters.append((centre, members))
+    placed = [0.0] * len(positions)
+    for centre, members in clusters:
+        for rank, i in enumerate(members):
+            placed[i] = centre + gap * (rank - (len(members) - 1) / 2)
+    return placed

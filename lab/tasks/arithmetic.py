@@ -1,0 +1,182 @@
+"""Multi-digit sums and differences with the column method written out: a task that a model of a hundred thousand
+parameters learns in a minute, with a difficulty dial that is also a dial of response length.
+
+Every step copies one column of the prompt and the carry of the step before it, so that the steps are local and what is
+hard is to get all of them right. Only the final answer, after `#`, is verified.
+
+    prompt                 response (`$` stands for the end token)
+    47+85=                 7+5+0=12;4+8+1=13#132$
+    508+96+7= is not drawn: all terms of a problem have the same number of digits
+    23+48+61=              3+8+1+0=12;2+4+6+1=13#132$
+    503-278=               3-8-0=15;0-7-1=12;5-2-1=02#225$
+
+A step reads `digit+digit+carry=` and two figures: the carry that goes on and the digit that stays. In a difference the
+first of the two is the borrow: 3-8-0 = -5 = 5 - 10*1 is written 15.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from lab.config.strict import Strict
+from lab.tasks.tokenizers import CharTokenizer
+from theory.contracts import Prompt, Response
+from theory.streams import derive_seed, stream
+
+MARK = "#"
+ALPHABET = f"0123456789+-=;{MARK}"
+SIGNS = {"add": "+", "subtract": "-"}
+
+# One problem in HELD_OUT_MODULUS is held out; a level of difficulty must have HELD_OUT_MARGIN times as many as are asked.
+HELD_OUT_MODULUS = 8
+HELD_OUT_MARGIN = 4
+
+
+class ArithmeticConfig(Strict):
+    """The difficulty dials: more digits or more terms make longer responses and lower accuracy."""
+
+    kind: Literal["arithmetic"] = "arithmetic"
+    min_digits: int = Field(3, ge=1, description="digits of every term in the easiest problems")
+    max_digits: int = Field(5, ge=1, description="digits of every term in the hardest; each count is equally likely")
+    num_terms: int = Field(2, ge=2, le=10, description="terms of a problem (at most 10, so that a carry is one digit)")
+    operation: Literal["add", "subtract"] = Field("add", description="subtract takes two terms, the larger one first")
+    num_held_out: int = Field(256, ge=1, description="held-out problems, spread evenly over the digit counts")
+    seed: int = Field(0, ge=0, description="names the problems drawn and the held-out share")
+
+    @model_validator(mode="after")
+    def _dials_fit_together(self) -> ArithmeticConfig:
+        if self.max_digits < self.min_digits:
+            raise ValueError(f"max_digits: expected at least min_digits = {self.min_digits}, got {self.max_digits}")
+        if self.operation == "subtract" and self.num_terms != 2:
+            raise ValueError(f"num_terms: expected 2 where operation is subtract, got {self.num_terms}")
+        for digits, wanted in zip(self.levels, self.held_out_per_level, strict=True):
+            limit = num_problems(digits, self.num_terms) // (HELD_OUT_MODULUS * HELD_OUT_MARGIN)
+            if wanted > limit:
+                raise ValueError(
+                    f"num_held_out: expected at most {limit} problems of {digits} digits (there are only "
+                    f"{num_problems(digits, self.num_terms)} in all), got {self.num_held_out} held out, {wanted} of them"
+                )
+        return self
+
+    @property
+    def levels(self) -> range:
+        """The digit counts."""
+        return range(self.min_digits, self.max_digits + 1)
+
+    @property
+    def held_out_per_level(self) -> tuple[int, ...]:
+        """How many held-out problems each digit count has; they differ by at most one."""
+        each, rest = divmod(self.num_held_out, len(self.levels))
+        return tuple(each + (i < rest) for i in range(len(self.levels)))
+
+
+def num_problems(digits: int, num_terms: int) -> int:
+    """How many problems of that many digits there are, the order of the terms aside: C(n + k - 1, k), n = 9*10^(d-1)."""
+    return math.comb(9 * 10 ** (digits - 1) + num_terms - 1, num_terms)
+
+
+class ArithmeticTask:
+    """`theory.contracts.Task` with demonstrations; see the module for the format and `ArithmeticConfig` for the dials.
+
+    A problem is held out if SHA-256 of the seed and its sorted terms falls in one residue class of eight, so training and
+    held-out problems are disjoint by construction, also up to the order of the terms, and nothing has to be remembered.
+    """
+
+    def __init__(self, config: ArithmeticConfig) -> None:
+        self.config = config
+        self.tokenizer = CharTokenizer(ALPHABET)
+        # A step is k digits, a carry, k signs, "=" and two figures; then the separators, the mark, the answer, the end.
+        d, k = config.max_digits, config.num_terms
+        self.max_response_tokens = d * (2 * k + 4) + (d - 1) + 1 + (d + (config.operation == "add")) + 1
+        self._held_out = tuple(self._draw_held_out())
+
+    def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
+        """`num_prompts` problems, independent and with replacement: digits uniform, then terms uniform, none held out.
+
+        They depend on the seed and the step alone; the first n of a longer list are the list of n.
+        """
+        generator = stream(self.config.seed, "prompts", step)
+        return tuple(self._draw(generator, held_out=False, digits=None) for _ in range(num_prompts))
+
+    def held_out(self) -> Sequence[Prompt]:
+        """`num_held_out` problems, distinct also up to the order of their terms, digit counts in turn; fixed by the seed."""
+        return self._held_out
+
+    def reward(self, prompt: Prompt, response: Response) -> float:
+        """1.0 if the response ends, and what stands after its last `#` is the answer to the character; else 0.0."""
+        tokens = response.tokens.tolist()
+        if self.tokenizer.eos_id not in tokens:
+            return 0.0
+        _, mark, answer = self.tokenizer.decode(tokens[: tokens.index(self.tokenizer.eos_id)]).rpartition(MARK)
+        return 1.0 if mark and answer == prompt.answer else 0.0
+
+    def demonstration(self, prompt: Prompt, generator: torch.Generator) -> tuple[int, ...]:
+        """The response tokens that solve the problem, end token included. There is one way to write it: no draws."""
+        return (*self.tokenizer.encode(worked_solution(prompt.text)), self.tokenizer.eos_id)
+
+    def _draw(self, generator: torch.Generator, *, held_out: bool, digits: int | None) -> Prompt:
+        """A problem from one side of the partition, by rejection; of the given digits, or of a count drawn uniformly."""
+        config = self.config
+        if digits is None:
+            digits = int(torch.randint(config.min_digits, config.max_digits + 1, (), generator=generator))
+        while True:
+            terms = draw_terms(digits, config.num_terms, generator)
+            if self._is_held_out(terms) == held_out:
+                break
+        if config.operation == "subtract":
+            terms = sorted(terms, reverse=True)
+        sign = SIGNS[config.operation]
+        text = sign.join(map(str, terms)) + "="
+        answer = sum(terms) if config.operation == "add" else terms[0] - terms[1]
+        return Prompt(id=text[:-1], tokens=self.tokenizer.encode(text), answer=str(answer), text=text)
+
+    def _is_held_out(self, terms: list[int]) -> bool:
+        return derive_seed(self.config.seed, "partition", *sorted(terms)) % HELD_OUT_MODULUS == 0
+
+    def _draw_held_out(self) -> Iterator[Prompt]:
+        """The levels in turn. The config leaves a margin, so that each level's share holds more than are drawn from it."""
+        generator = stream(self.config.seed, "held_out")
+        seen: set[str] = set()
+        for index in range(self.config.num_held_out):
+            digits = self.config.levels[index % len(self.config.levels)]
+            for _ in range(1000):
+                prompt = self._draw(generator, held_out=True, digits=digits)
+                key = "".join(sorted(prompt.id.replace("-", "+").split("+")))
+                if key not in seen:
+                    break
+            else:
+                raise ValueError(
+                    f"num_held_out: expected {self.config.num_held_out} distinct problems under seed "
+                    f"{self.config.seed}, got {index}; lower it, raise min_digits or change the seed"
+                )
+            seen.add(key)
+            yield prompt
+
+
+def draw_terms(digits: int, num_terms: int, generator: torch.Generator) -> list[int]:
+    """`num_terms` independent uniform numbers of exactly that many digits (a first digit is never 0)."""
+    first = torch.randint(1, 10, (num_terms, 1), generator=generator)
+    rest = torch.randint(0, 10, (num_terms, digits - 1), generator=generator)
+    return [int("".join(map(str, row))) for row in torch.cat([first, rest], dim=1).tolist()]
+
+
+def worked_solution(text: str) -> str:
+    """The column method for a problem such as `47+85=`, written out: `7+5+0=12;4+8+1=13#132`."""
+    sign = "-" if "-" in text else "+"
+    numbers = text.rstrip("=").split(sign)
+    width = max(map(len, numbers))
+    carry, steps, figures = 0, [], ""
+    for column in range(1, width + 1):
+        digits = [int(number.zfill(width)[-column]) for number in numbers]
+        others = sum(digits[1:]) + carry
+        # Floor division makes both cases one: total = 10 * carry + figure, or -10 * borrow + figure.
+        tens, figure = divmod(digits[0] + others if sign == "+" else digits[0] - others, 10)
+        steps.append(f"{sign.join(map(str, [*digits, carry]))}={abs(tens)}{figure}")
+        carry, figures = abs(tens), f"{figure}{figures}"
+    answer = f"{carry}{figures}".lstrip("0") or "0"
+    return f"{';'.join(steps)}{MARK}{answer}"

@@ -1,0 +1,194 @@
+r"""Grading of mathematical answers with Math-Verify, in a process of its own that a hostile answer can only take down alone.
+
+What a policy writes is untrusted input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy for ever, deep nesting
+exhausts its stack. Math-Verify's own limit is an alarm signal, which works in a main thread only and cannot interrupt
+arithmetic in C; here the kernel ends the worker instead, from any thread. The limit is CPU time, so that a busy machine
+gives the same rewards as an idle one. Needs a POSIX system.
+
+The verifier is that of R3 (arXiv 2510.11370), App. K: the last parseable expression of the response against the answer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+LIMIT_S = 5.0
+"""CPU seconds that one answer may take."""
+
+MEMORY_BYTES = 4 << 30
+"""Address space of the worker, where the system can limit it."""
+
+
+def grade(response_text: str, answer: str, limit_s: float = LIMIT_S) -> float:
+    r"""1.0 if the response's final expression equals the answer by Math-Verify, else 0.0.
+
+    The final expression is the content of the last complete `\boxed{...}` that parses; in a response without a box, the
+    last expression that Math-Verify finds. Equality is of values, not of text: 1/2, 0.5 and \frac12 are equal, as are
+    (x+1)^2 and x^2+2x+1; [0,1) and (0,1) are not. Whatever cannot be parsed, or takes longer than `limit_s` CPU seconds,
+    earns 0.0. Raises RuntimeError only if the worker process cannot run at all.
+    """
+    return float(_WORKER.ask({"response": response_text, "answer": answer, "limit_s": limit_s}))
+
+
+def is_parseable(answer: str, limit_s: float = LIMIT_S) -> bool:
+    """Whether Math-Verify can read the answer of a problem, within the limit."""
+    return _WORKER.ask({"answer": answer, "limit_s": limit_s})
+
+
+class _Worker:
+    """One grading process of this process, started when first asked and again after it was ended by its limit."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, request: dict[str, Any]) -> bool:
+        """The worker's yes or no; no if the request took the worker down."""
+        line = json.dumps(request).encode() + b"\n"
+        with self._lock:
+            process = self._process = self._process or self._start()
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                process.stdin.write(line)
+                process.stdin.flush()
+                reply = process.stdout.readline()
+            except BaseException:
+                # Interrupted between question and reply: the next reply would belong to this question.
+                self._end(process)
+                raise
+            if reply in (b"0\n", b"1\n"):
+                return reply == b"1\n"
+            status = self._end(process)
+            if -status in (signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT):  # out of time, of stack, of memory
+                return False
+            raise RuntimeError(f"the grading process ended with status {status}, which no answer should cause")
+
+    def stop(self) -> None:
+        """Ends the process, if there is one; the next question starts another."""
+        with self._lock:
+            if self._process is not None:
+                self._end(self._process)
+
+    def forget(self) -> None:
+        """After a fork: the process and its pipes belong to the parent, and its lock may be held by nobody here."""
+        self._lock = threading.Lock()
+        if self._process is not None:
+            self._process.returncode = 0  # not ours to wait for
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # -P: this folder must not come first on the path, or its `tokenizers` would stand for the library of that name.
+        # A fixed hash seed: the order of sets inside the algebra system must not decide a reward.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-W", "ignore", __file__],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+        )  # fmt: skip
+        assert process.stdout is not None
+        reply = process.stdout.readline()
+        if reply != b"ready\n":
+            status = self._end(process)
+            raise RuntimeError(f"the grading process did not start (status {status}); is math-verify installed?")
+        return process
+
+    def _end(self, process: subprocess.Popen[bytes]) -> int:
+        """Its exit status: its own where it had ended, else that of the kill."""
+        self._process = None
+        if process.stdout is not None and process.stdout.closed:
+            return process.wait()
+        try:
+            # A worker whose output is at its end is dying of its own cause; give it the moment to say which.
+            status = process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    continue  # what was still buffered was meant for the dead
+        return status
+
+
+_WORKER = _Worker()
+atexit.register(_WORKER.stop)
+os.register_at_fork(after_in_child=_WORKER.forget)
+
+
+def boxed(text: str) -> list[str]:
+    r"""The contents of all complete `\boxed{...}` in the order in which they close; braces inside are balanced."""
+    found: list[str] = []
+    opened: list[int | None] = []
+    for match in re.finditer(r"\\boxed\s*\{|\\.|[{}]", text, re.DOTALL):
+        token = match.group()
+        if token == "}":
+            start = opened.pop() if opened else None
+            if start is not None:
+                found.append(text[start : match.start()])
+        elif token.endswith("{") and token != r"\{":
+            opened.append(match.end() if token.startswith("\\") else None)
+    return found
+
+
+def _parse(text: str) -> list[Any]:
+    from math_verify import parse
+
+    # Without its alarm signals, which are not for every thread, and without the fallback that compares raw strings.
+    return parse(text, fallback_mode="no_fallback", parsing_timeout=None)  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse_answer(answer: str) -> list[Any]:
+    return _parse(answer if boxed(answer) else rf"\boxed{{{answer}}}")
+
+
+def _reply(request: dict[str, Any]) -> bool:
+    """What the worker thinks of one request."""
+    from math_verify import verify
+
+    answer = _parse_answer(request["answer"])
+    if not answer or "response" not in request:
+        return bool(answer)
+    boxes = boxed(request["response"])
+    candidates = (_parse(rf"\boxed{{{content}}}") for content in reversed(boxes))
+    prediction = next(filter(None, candidates), []) if boxes else _parse(request["response"])
+    return bool(prediction) and verify(answer, prediction, timeout_seconds=None)
+
+
+def _serve() -> None:
+    """The worker: one line of JSON in, `1` or `0` out, each under its own CPU limit."""
+    import math_verify  # noqa: F401  # seconds to import, outside of any answer's limit
+
+    # Libraries below print and log as they like; replies have a channel of their own.
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end closes our input
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, also in the middle of arithmetic in C
+    if sys.platform == "linux":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    replies.write(b"ready\n")
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, request["limit_s"])
+        try:
+            verdict = _reply(request)
+        except Exception:  # whatever the answer did to the parser, it is not a right answer
+            verdict = False
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        replies.write(b"1\n" if verdict else b"0\n")
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,149 @@
+"""Tokenizers behind one small interface: characters for the tasks that write their own text, and a Hugging Face folder's
+own tokenizer for models that were opened from one.
+
+`encode` adds nothing to the text and `decode` drops special tokens; `prompt` and `chat` put around it what the model
+expects at the start of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What a task and an engine need of a tokenizer; ids are in [0, vocab_size)."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special ones included."""
+        ...
+
+    @property
+    def eos_id(self) -> int:
+        """The id that ends a response."""
+        ...
+
+    @property
+    def pad_id(self) -> int:
+        """The id that fills up shorter sequences of a batch; never trained on."""
+        ...
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of the text alone, without special tokens."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the ids, special tokens left out."""
+        ...
+
+    def prompt(self, text: str) -> tuple[int, ...]:
+        """The ids of a text that starts a sequence: `encode`, after the start token where the model has one."""
+        ...
+
+    def chat(self, text: str) -> tuple[int, ...]:
+        """The ids of one user message in the model's chat template, up to where its answer starts; else ValueError."""
+        ...
+
+
+class CharTokenizer:
+    """One id a character: 0 pads, 1 ends a response, and character i of `alphabet` is i + 2.
+
+    Law: `decode(encode(text)) == text` for every text over the alphabet. Raises ValueError for an alphabet with a
+    repeated character, a character outside of it, and an id outside [0, vocab_size).
+    """
+
+    pad_id = 0
+    eos_id = 1
+
+    def __init__(self, alphabet: str) -> None:
+        repeated = sorted({c for c in alphabet if alphabet.count(c) > 1})
+        if repeated or not alphabet:
+            raise ValueError(f"alphabet: expected distinct characters, at least one, got {alphabet!r}")
+        self.alphabet = alphabet
+        self.vocab_size = len(alphabet) + 2
+        self._ids = {c: i + 2 for i, c in enumerate(alphabet)}
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of the characters; ValueError names the first one outside the alphabet and where it stands."""
+        for position, c in enumerate(text):
+            if c not in self._ids:
+                raise ValueError(f"expected only characters of {self.alphabet!r}, got {c!r} at position {position}")
+        return tuple(self._ids[c] for c in text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The characters of the ids; end and padding leave no trace."""
+        ids = [int(i) for i in ids]
+        for i in ids:
+            if not 0 <= i < self.vocab_size:
+                raise ValueError(f"expected ids in [0, {self.vocab_size}), got {i}")
+        return "".join(self.alphabet[i - 2] for i in ids if i >= 2)
+
+    def prompt(self, text: str) -> tuple[int, ...]:
+        """The same as `encode`: there is no start token."""
+        return self.encode(text)
+
+    def chat(self, text: str) -> tuple[int, ...]:
+        """Always ValueError: characters have no chat template."""
+        raise ValueError("chat_template: expected a tokenizer with a chat template, got a character tokenizer")
+
+
+class HuggingFaceTokenizer:
+    """A transformers tokenizer behind the interface; where it names no padding token, the end token pads."""
+
+    def __init__(self, tokenizer: Any, where: str) -> None:
+        if tokenizer.eos_token_id is None:
+            raise ValueError(f"{where}: expected a tokenizer with an end-of-sequence token, got one without")
+        self._tokenizer = tokenizer
+        self._where = where
+        self.vocab_size: int = len(tokenizer)
+        self.eos_id: int = tokenizer.eos_token_id
+        self.pad_id: int = self.eos_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        # Some tokenizers put a start token before every text (Mixtral), others none (Qwen3): ask, rather than assume.
+        around: Sequence[int] = tokenizer.encode("", add_special_tokens=True)
+        self._start = tuple(around[:1]) if around and around[0] == tokenizer.bos_token_id else ()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of the text alone, without special tokens."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the ids, special tokens left out."""
+        return self._tokenizer.decode(
+            [int(i) for i in ids], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    def prompt(self, text: str) -> tuple[int, ...]:
+        """The start token, if the model has one, and the text."""
+        return self._start + self.encode(text)
+
+    def chat(self, text: str) -> tuple[int, ...]:
+        """One user message in the chat template, up to where the answer starts; ValueError without a template."""
+        if not self._tokenizer.chat_template:
+            raise ValueError(f"chat_template: expected a tokenizer with a chat template, got {self._where} without one")
+        message = [{"role": "user", "content": text}]
+        # The template writes the special tokens itself, as text, so the encoding must not add them again.
+        return self.encode(self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+
+
+# transformers would invent an empty tokenizer from config.json alone, so the files are looked for first.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def load_tokenizer(hf_folder: str | Path) -> HuggingFaceTokenizer:
+    """The tokenizer of a Hugging Face folder, read from the disk alone; ValueError in one line where there is none."""
+    folder = Path(hf_folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: expected a folder with a tokenizer, got {'a file' if folder.exists() else 'none'}")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ValueError(f"{folder}: expected a tokenizer (one of {', '.join(TOKENIZER_FILES)}), got none of them")
+    from transformers import AutoTokenizer  # seconds to import, and only some tasks need it
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # whatever a broken file makes transformers raise, the user needs the one line
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise ValueError(f"{folder}: expected a readable tokenizer, got: {lines[0]}") from error
+    return HuggingFaceTokenizer(tokenizer, str(folder))

@@ -1,0 +1,217 @@
+"""A trace: what one global step sampled and scored, packed without padding, in one safetensors file.
+
+Any pair of engines can be looked at through it: a system that writes these tensors can be diagnosed and simulated here.
+
+Letters beyond theory/contracts.py: N all tokens, A all response-part tokens, R all routing rows of the B responses.
+Papers: MiniRL (arXiv 2512.01374) Eq. 5 for the policies, R3 (2510.11370) sec. 3 for what is read off a trace.
+
+The file, version 1. Response b has S_b tokens: num_prompt[b] of the prompt, then T_b = S_b - num_prompt[b] of the response.
+
+| tensor          | shape     | type    | meaning                                                                      |
+|-----------------|-----------|---------|------------------------------------------------------------------------------|
+| tokens          | (N,)      | int32   | prompt and response tokens, one response after the other; N = sum of S_b     |
+| offsets         | (B + 1,)  | int64   | response b has tokens[offsets[b]:offsets[b + 1]]                             |
+| num_prompt      | (B,)      | int64   | prompt tokens, at least 1                                                    |
+| is_response     | (A,)      | bool    | True where mu sampled the token (False: tool output); A = sum of T_b         |
+| logp_mu         | (A,)      | float   | log-probability of the token under mu, temperature 1, untruncated            |
+| logp_old        | (A,)      | float   | the same under old                                                           |
+| logp_pi         | (A,)      | float   | optional: the same under pi, before its update                               |
+| rewards         | (B,)      | float32 | reward of the response                                                       |
+| experts_mu      | (R, L, K) | int     | optional: experts of mu; row s of response b is input token s, S_b - 1 rows  |
+| experts_old     | (R, L, K) | int     | optional: experts that the training engine's live router logits would choose |
+
+Expert ids stand in ascending order within a row-layer, -1 in every slot where nothing was recorded, in the narrowest signed
+type that holds num_experts. The file's metadata (strings): `schema` "firstorder.trace", `version` "1", `step`, and with
+experts `layer_numbers` (the routers' own numbers, as "1,2,5") and `num_experts`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lab.files import atomic_write, disk_errors
+from theory.contracts import Rollouts, TokenScores
+from theory.routing.record import RoutingRecord
+
+SCHEMA = "firstorder.trace"
+VERSION = "1"
+OPTIONAL = ("logp_pi", "experts_mu", "experts_old")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One step's rollouts and scores (the module's docstring has the shapes); ValueError where they do not fit."""
+
+    step: int
+    tokens: Int[Tensor, " N"]
+    offsets: Int[Tensor, " B_plus_1"]
+    num_prompt: Int[Tensor, " B"]
+    is_response: Bool[Tensor, " A"]
+    logp_mu: Float[Tensor, " A"]
+    logp_old: Float[Tensor, " A"]
+    rewards: Float[Tensor, " B"]
+    experts_mu: Int[Tensor, "R L K"] | None = None
+    experts_old: Int[Tensor, "R L K"] | None = None
+    layer_numbers: tuple[int, ...] = ()
+    num_experts: int = 0
+    logp_pi: Float[Tensor, " A"] | None = None
+
+    def __post_init__(self) -> None:
+        offsets = self.offsets.tolist()
+        is_rising = all(a < b for a, b in zip(offsets, offsets[1:], strict=False))
+        if not offsets or offsets[0] != 0 or offsets[-1] != len(self.tokens) or not is_rising:
+            raise ValueError(f"offsets: expected to rise from 0 to {len(self.tokens)} tokens, got {_short(offsets)}")
+        B = len(offsets) - 1
+        for name in ("num_prompt", "rewards"):
+            if len(getattr(self, name)) != B:
+                raise ValueError(f"{name}: expected {B} values for {B} responses, got {len(getattr(self, name))}")
+        S_B, num_prompt_B = self.offsets.diff(), self.num_prompt
+        if bool(((num_prompt_B < 1) | (num_prompt_B > S_B)).any()):
+            b = int(((num_prompt_B < 1) | (num_prompt_B > S_B)).nonzero()[0])
+            expected, got = f"from 1 to {int(S_B[b])} prompt tokens", int(num_prompt_B[b])
+            raise ValueError(f"num_prompt: expected {expected} in response {b}, got {got}")
+        A = int((S_B - num_prompt_B).sum())
+        for name in ("is_response", "logp_mu", "logp_old", "logp_pi"):
+            value = getattr(self, name)
+            if value is not None and len(value) != A:
+                raise ValueError(f"{name}: expected {A} values, one a response token, got {len(value)}")
+            if value is not None and value.is_floating_point() and bool((value > 1e-2).any()):
+                raise ValueError(f"{name}: expected log-probabilities (at most 0), got {float(value.max()):.3g}")
+        for name in ("experts_mu", "experts_old"):
+            if getattr(self, name) is not None:
+                self._check_experts(name)
+
+    def _check_experts(self, name: str) -> None:
+        experts = getattr(self, name)
+        R = int(self.offsets[-1]) - len(self)
+        if len(experts) != R:
+            raise ValueError(f"{name}: expected {R} rows, one less than tokens in each response, got {len(experts)}")
+        try:
+            self._record(experts)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @staticmethod
+    def of(
+        rollouts: Rollouts,
+        scores: TokenScores,
+        rewards_B: Float[Tensor, " B"],
+        step: int,
+        logp_pi_BT: Float[Tensor, "B T"] | None = None,
+    ) -> Trace:
+        """The trace of one global step; its experts_old are the natural ones of the old pass."""
+        responses = rollouts.responses
+        lengths = [len(r.tokens) for r in responses]
+        mu, old = rollouts.experts, scores.natural
+        known = mu if mu is not None else old
+        num_tokens = torch.tensor([0, *(r.num_tokens for r in responses)], dtype=torch.int64)
+        return Trace(
+            step=step,
+            tokens=torch.cat([torch.cat([torch.tensor(r.prompt.tokens), r.tokens.cpu()]) for r in responses]).int(),
+            offsets=num_tokens.cumsum(0),
+            num_prompt=torch.tensor([len(r.prompt.tokens) for r in responses], dtype=torch.int64),
+            is_response=torch.cat([r.is_response.cpu() for r in responses]),
+            logp_mu=torch.cat([r.logp_mu.detach().cpu() for r in responses]),
+            logp_old=_pack(scores.logp_BT, lengths),
+            rewards=rewards_B.detach().float().cpu(),
+            experts_mu=None if mu is None else mu.experts.cpu(),
+            experts_old=None if old is None else old.experts.cpu(),
+            layer_numbers=() if known is None else known.layer_numbers,
+            num_experts=0 if known is None else known.num_experts,
+            logp_pi=None if logp_pi_BT is None else _pack(logp_pi_BT, lengths),
+        )
+
+    @property
+    def record_mu(self) -> RoutingRecord | None:
+        """mu's experts as a routing record."""
+        return None if self.experts_mu is None else self._record(self.experts_mu)
+
+    @property
+    def record_old(self) -> RoutingRecord | None:
+        """The training engine's natural experts as a routing record."""
+        return None if self.experts_old is None else self._record(self.experts_old)
+
+    def _record(self, experts: Int[Tensor, "R L K"]) -> RoutingRecord:
+        offsets = self.offsets - torch.arange(len(self.offsets))
+        return RoutingRecord(experts, offsets, self.layer_numbers, self.num_experts)
+
+    def save(self, path: Path) -> None:
+        """Writes the trace as one safetensors file, whole or not at all."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {name: t.contiguous().clone() for name, t in tensors.items() if isinstance(t, Tensor)}
+        metadata = {"schema": SCHEMA, "version": VERSION, "step": str(self.step)}
+        if self.layer_numbers:
+            metadata["layer_numbers"] = ",".join(str(n) for n in self.layer_numbers)
+            metadata["num_experts"] = str(self.num_experts)
+        atomic_write(path, safetensors.torch.save(tensors, metadata))
+
+    @staticmethod
+    def load(path: Path) -> Trace:
+        """The trace in a file; ValueError, with the file's name, where it is none or does not fit the schema."""
+        path = Path(path)
+        with disk_errors(path, "read"):
+            data = path.read_bytes()
+        try:
+            tensors = safetensors.torch.load(data)
+            metadata = _metadata(data)
+            _check_names(tensors)
+            layers = metadata.get("layer_numbers", "")
+            return Trace(
+                **tensors,
+                step=int(metadata["step"]),
+                layer_numbers=tuple(int(n) for n in layers.split(",")) if layers else (),
+                num_experts=int(metadata.get("num_experts", 0)),
+            )
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path}: expected a safetensors file, got {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+
+def _check_names(tensors: dict[str, Tensor]) -> None:
+    """Raises ValueError unless every tensor of the schema is there, with its rank and kind of number, and no other."""
+    ranks = {"experts_mu": 3, "experts_old": 3}
+    known = {f.name for f in fields(Trace)} - {"step", "layer_numbers", "num_experts"}
+    missing = sorted(known - set(OPTIONAL) - set(tensors))
+    if missing or set(tensors) - known:
+        raise ValueError(f"missing tensors: {missing}, unknown tensors: {sorted(set(tensors) - known)}")
+    for name, tensor in tensors.items():
+        if tensor.dim() != ranks.get(name, 1):
+            raise ValueError(f"{name}: expected {ranks.get(name, 1)} axes, got shape {tuple(tensor.shape)}")
+        is_float = name.startswith("logp") or name == "rewards"
+        kind = "float" if is_float else "bool" if name == "is_response" else "int"
+        if kind not in str(tensor.dtype):
+            raise ValueError(f"{name}: expected a type of {kind}, got {tensor.dtype}")
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    """The metadata of safetensors bytes; ValueError unless they are a trace of this version."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    metadata = header.get("__metadata__", {})
+    if metadata.get("schema") != SCHEMA:
+        raise ValueError(f"expected a trace (schema {SCHEMA!r} in the metadata), got {metadata.get('schema')!r}")
+    if metadata.get("version") != VERSION:
+        raise ValueError(f"expected trace version {VERSION!r}, got {metadata.get('version')!r}")
+    if not metadata.get("step", "").isdigit():
+        raise ValueError(f"expected a step in the metadata, got {metadata.get('step')!r}")
+    return metadata
+
+
+def _pack(values_BT: Float[Tensor, "B T"], lengths: list[int]) -> Float[Tensor, " A"]:
+    """The first `lengths[b]` values of each row, one row after the other."""
+    return torch.cat([values_BT[b, :n] for b, n in enumerate(lengths)]).detach().cpu()
+
+
+def _short(values: list[int]) -> str:
+    return str(values) if len(values) <= 8 else f"{str(values[:7])[:-1]}, ...]"

@@ -1,0 +1,259 @@
+"""The verdict on a run: stable, collapsed, or too little data to say; by written rules on its metrics, nothing else.
+
+A rule fires on what lasts, not on one bad step; a run that its rules cannot judge is undecided, never called stable.
+Papers: collapse of the reward with a sharp fall of the entropy and a sharp rise of the training-inference KL, MiniRL
+(arXiv 2512.01374) sec. 4.2 to 4.4; high KL before a collapse, R3 (2510.11370) sec. 5.2 and Fig. 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Any
+
+REWARD = "reward/mean"
+KL = "rollout_corr/k3_kl"
+ENTROPY = "actor/entropy"
+
+Series = list[tuple[int, float]]
+"""Steps, ascending, and the values recorded there."""
+
+
+@dataclass(frozen=True)
+class VerdictRules:
+    """The thresholds of the four rules; `describe` says them in sentences."""
+
+    min_steps: int = 20
+    """Recorded steps below which a run without non-finite values is undecided."""
+    window: int = 5
+    """Steps of the trailing mean that smooths the reward."""
+    patience: int = 5
+    """Consecutive recorded steps for which a condition must hold before its rule fires."""
+    early_steps: int = 5
+    """Recorded steps at the start whose median is a run's own reference for KL and entropy."""
+    reward_fall: float = 0.5
+    """The reward has fallen when its trailing mean is below this fraction of its peak so far; in (0, 1)."""
+    reward_min: float = 0.05
+    """A peak of the smoothed reward that is not above this counts as noise, from which nothing falls."""
+    kl_limit: float = 0.1
+    """k3 KL(mu || old), nats a token, that is a blow-up for any run."""
+    kl_factor: float = 20.0
+    """Multiple of the run's early median KL that is a blow-up for this run."""
+    kl_floor: float = 1e-3
+    """KL below this is never a blow-up, whatever multiple of a tiny early value it is; nats a token."""
+    entropy_floor: float = 1e-3
+    """Entropy, nats a token, below which a policy has collapsed."""
+    entropy_fraction: float = 0.05
+    """Fraction of the run's early median entropy below which a policy has collapsed."""
+    solved_reward: float = 0.9
+    """Smoothed reward from which on low entropy is not held against a run: a solved task needs no exploration."""
+
+    def __post_init__(self) -> None:
+        for name in ("min_steps", "window", "patience", "early_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("reward_fall", "entropy_fraction"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected a fraction in (0, 1), got {getattr(self, name)}")
+        for name in ("reward_min", "kl_limit", "kl_floor", "entropy_floor"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
+        if not self.kl_factor > 1:
+            raise ValueError(f"kl_factor: expected more than 1, got {self.kl_factor}")
+        if self.min_steps < self.early_steps + self.patience:
+            needed = f"early_steps + patience = {self.early_steps + self.patience}"
+            raise ValueError(f"min_steps: expected at least {needed}, got {self.min_steps}")
+
+    def describe(self) -> dict[str, str]:
+        """Each rule by name, as one sentence with its thresholds."""
+        lasting = f"for {self.patience} recorded steps in a row"
+        return {
+            "non_finite": "A metric is NaN or infinite at any step.",
+            "reward_fall": f"The trailing mean of {REWARD} over {self.window} steps is below {self.reward_fall:g} times "
+            f"its peak so far {lasting}; peaks of at most {self.reward_min:g} do not count.",
+            "kl_blowup": f"{KL} is above {self.kl_limit:g}, or above {self.kl_factor:g} times its median over the first "
+            f"{self.early_steps} steps and above {self.kl_floor:g}, {lasting}.",
+            "entropy_collapse": f"{ENTROPY} is below {self.entropy_floor:g} or below {self.entropy_fraction:g} times its "
+            f"median over the first {self.early_steps} steps {lasting}, while the smoothed reward is below "
+            f"{self.solved_reward:g}.",
+        }
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One rule that fired: at which step its condition began to hold, what was measured, and the threshold it crossed."""
+
+    rule: str
+    step: int
+    value: float | None
+    threshold: float | None
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Stable (True), collapsed (False) or undecided (None), and why; `first_step` is where the first reason begins."""
+
+    stable: bool | None
+    reasons: tuple[Reason, ...]
+    undecided: tuple[str, ...]
+    summary: dict[str, float | int]
+    rules: VerdictRules
+
+    @property
+    def first_step(self) -> int | None:
+        """The step of the earliest reason; None where no rule fired."""
+        return min((reason.step for reason in self.reasons), default=None)
+
+    @property
+    def word(self) -> str:
+        """stable, collapsed or undecided."""
+        return {True: "stable", False: "collapsed", None: "undecided"}[self.stable]
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as plain values for verdict.json, with the rules that it was given by."""
+        return {
+            "stable": self.stable,
+            "verdict": self.word,
+            "first_step": self.first_step,
+            "reasons": [asdict(reason) for reason in self.reasons],
+            "undecided": list(self.undecided),
+            "summary": self.summary,
+            "thresholds": asdict(self.rules),
+            "rules": self.rules.describe(),
+        }
+
+
+def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = None) -> Verdict:
+    """The verdict on a run's metrics.jsonl: one mapping a global step, steps ascending (ValueError otherwise).
+
+    A rule that fired makes the run unstable at once. Otherwise a run with too few steps, or without a series that a
+    rule needs, is undecided and says why.
+    """
+    rules = VerdictRules() if rules is None else rules
+    steps = [int(record["step"]) for record in metrics]
+    for before, after in zip(steps, steps[1:], strict=False):
+        if after <= before:
+            raise ValueError(f"expected ascending steps, got {after} after {before}")
+    reasons = [reason for rule in RULES for reason in [rule(metrics, rules)] if reason is not None]
+    undecided = []
+    if len(metrics) < rules.min_steps:
+        undecided.append(f"{len(metrics)} steps are recorded, and the rules need {rules.min_steps}")
+    for name in (REWARD, KL, ENTROPY):
+        num_values = len(series(metrics, name))
+        if len(metrics) >= rules.min_steps > num_values:
+            undecided.append(f"{name} is recorded at {num_values} steps, and the rules need {rules.min_steps}")
+    stable = False if reasons else None if undecided else True
+    return Verdict(stable, tuple(sorted(reasons, key=lambda r: r.step)), tuple(undecided), _summary(metrics, rules), rules)
+
+
+def series(metrics: Sequence[Mapping[str, Any]], name: str) -> Series:
+    """The finite values of one metric, with their steps."""
+    found = ((int(record["step"]), record.get(name)) for record in metrics)
+    return [(step, float(value)) for step, value in found if value is not None and math.isfinite(value)]
+
+
+def trailing_mean(values: Series, window: int) -> Series:
+    """At each step the mean of the last `window` values (of all, where there are fewer)."""
+    return [
+        (step, fmean(v for _, v in values[max(0, i + 1 - window) : i + 1])) for i, (step, _) in enumerate(values)
+    ]
+
+
+def _non_finite(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Reason | None:
+    for record in metrics:
+        bare = [n for n, v in record.items() if isinstance(v, float) and not math.isfinite(v)]
+        names = [*record.get("non_finite", ()), *bare]
+        if names:
+            sentence = f"{', '.join(names)} was not finite at step {record['step']}."
+            return Reason("non_finite", int(record["step"]), None, None, sentence)
+    return None
+
+
+def _reward_fall(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Reason | None:
+    smooth = _smooth_reward(metrics, rules)
+    peak, limits = -math.inf, []
+    for _, value in smooth:
+        peak = max(peak, value)
+        limits.append(rules.reward_fall * peak if peak > rules.reward_min else -math.inf)
+    fallen = [value < limit for (_, value), limit in zip(smooth, limits, strict=True)]
+    start = _first_lasting(fallen, rules.patience)
+    if start is None:
+        return None
+    (step, value), limit = smooth[start], limits[start]
+    top = limit / rules.reward_fall
+    sentence = f"The reward fell to {value:.3g} at step {step}, below {rules.reward_fall:g} of its peak {top:.3g}."
+    return Reason("reward_fall", step, value, limit, sentence)
+
+
+def _kl_blowup(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Reason | None:
+    values = series(metrics, KL)
+    if len(values) < rules.early_steps:
+        return None
+    early = median(value for _, value in values[: rules.early_steps])
+    limit = min(rules.kl_limit, max(rules.kl_factor * early, rules.kl_floor))
+    start = _first_lasting([value > limit for _, value in values], rules.patience)
+    if start is None:
+        return None
+    step, value = values[start]
+    origin = "the limit" if limit == rules.kl_limit else f"the limit from its early median {early:.3g}"
+    sentence = f"The training-inference KL rose to {value:.3g} nats a token at step {step}, above {origin}, {limit:.3g}."
+    return Reason("kl_blowup", step, value, limit, sentence)
+
+
+def _entropy_collapse(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Reason | None:
+    values = series(metrics, ENTROPY)
+    if len(values) < rules.early_steps:
+        return None
+    early = median(value for _, value in values[: rules.early_steps])
+    limit = max(rules.entropy_floor, rules.entropy_fraction * early)
+    reward = dict(_smooth_reward(metrics, rules))
+    low = [value < limit and reward.get(step, 0.0) < rules.solved_reward for step, value in values]
+    start = _first_lasting(low, rules.patience)
+    if start is None:
+        return None
+    step, value = values[start]
+    sentence = f"The entropy fell to {value:.3g} nats a token at step {step}, below {limit:.3g} (early median {early:.3g})."
+    return Reason("entropy_collapse", step, value, limit, sentence)
+
+
+RULES: tuple[Callable[[Sequence[Mapping[str, Any]], VerdictRules], Reason | None], ...] = (
+    _non_finite,
+    _reward_fall,
+    _kl_blowup,
+    _entropy_collapse,
+)
+"""The rules, each from metrics and thresholds to a reason or None."""
+
+
+def _smooth_reward(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Series:
+    """The trailing mean of the reward, from the first step at which the window is full: before, it is noise."""
+    return trailing_mean(series(metrics, REWARD), rules.window)[rules.window - 1 :]
+
+
+def _first_lasting(condition: Sequence[bool], patience: int) -> int | None:
+    """The index at which the first run of `patience` Trues begins."""
+    length = 0
+    for i, is_true in enumerate(condition):
+        length = length + 1 if is_true else 0
+        if length == patience:
+            return i + 1 - patience
+    return None
+
+
+def _summary(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> dict[str, float | int]:
+    """The numbers that the rules looked at; a series without values is left out."""
+    summary: dict[str, float | int] = {"num_steps": len(metrics)}
+    if metrics:
+        summary["last_step"] = int(metrics[-1]["step"])
+    smooth = _smooth_reward(metrics, rules)
+    if smooth:
+        summary |= {"reward_peak": max(v for _, v in smooth), "reward_final": smooth[-1][1]}
+    for name, label in ((KL, "k3_kl"), (ENTROPY, "entropy")):
+        values = [value for _, value in series(metrics, name)]
+        if values:
+            summary |= {f"{label}_early": median(values[: rules.early_steps]), f"{label}_final": values[-1]}
+            summary[f"{label}_max"] = max(values)
+    return summary

@@ -1,0 +1,314 @@
+"""Batch-invariant arithmetic: a row's result has the same bits alone or in any batch, in prefill or decode, in every caller.
+
+Matrix libraries choose another order of summation for one to three rows, for long inner axes and for the ragged end of an
+elementwise pass; so no product here has fewer than MIN_ROWS rows, no sum over keys is longer than KEY_BLOCK at once, and
+every sum over experts runs in ascending expert order. Forward passes are invariant; gradients are only deterministic.
+
+Letters beyond theory/contracts.py: N rows, O output width, R rows sorted by expert (with padding), F expert hidden width,
+H query heads, h key heads, P keys with padding, d head width. `probe` checks all of this on the machine at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from sandbox.numerics import EXACT, Numerics
+
+# Measured at fault: 1 to 3 rows (AVX2), 1 row (AVX512). Twice the margin costs little.
+MIN_ROWS = 8
+# Key lengths are rounded up to a multiple of this: a vector unit's softmax sums 16 lanes at most.
+MIN_KEYS = 16
+# Measured at fault: sums over 193 to 383 keys, which one library splits in halves.
+KEY_BLOCK = 128
+
+
+def round_up(n: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least n."""
+    return -(-n // multiple) * multiple
+
+
+def linear(x: Float[Tensor, "*rows D"], weight_OD: Float[Tensor, "O D"]) -> Float[Tensor, "*rows O"]:
+    """x W^T, with at least MIN_ROWS rows in the product."""
+    x_ND = x.reshape(-1, x.shape[-1])
+    N = x_ND.shape[0]
+    if N < MIN_ROWS:
+        return F.linear(F.pad(x_ND, (0, 0, 0, MIN_ROWS - N)), weight_OD)[:N].view(*x.shape[:-1], -1)
+    return F.linear(x_ND, weight_OD).view(*x.shape[:-1], -1)
+
+
+def sigmoid(x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
+    """1 / (1 + exp(-x)) as a softmax over {x, 0}: softmax works row by row, where sigmoid's last lanes depend on the batch."""
+    return torch.stack([x, torch.zeros_like(x)], dim=-1).softmax(dim=-1)[..., 0]
+
+
+class _SwiGLU(Function):
+    """silu(g) u with its gradient written into one buffer of both halves."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        silu = F.silu(gate)
+        ctx.save_for_backward(gate_up, silu)
+        return silu * up
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        gate_up, silu = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        grad = torch.empty_like(gate_up)
+        grad_gate, grad_up = grad.chunk(2, dim=-1)
+        torch.mul(grads[0], silu, out=grad_up)
+        torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=grad_gate)
+        return grad
+
+
+def swiglu(gate_up: Float[Tensor, "*rows F2"]) -> Float[Tensor, "*rows F"]:
+    """silu(g) u of rows that hold g and u side by side.
+
+    As a strided half, g is worked on row by row, so that silu's ragged end falls on the same columns in every batch.
+    """
+    return _SwiGLU.apply(gate_up)  # type: ignore[return-value]
+
+
+class _Rotate(Function):
+    """The rotation by +angle; its gradient is the rotation by -angle. One output buffer instead of six temporaries."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        cos, sin = ctx.saved_tensors
+        return _rotated(grads[0], cos, -sin), None, None
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    torch.mul(first, cos, out=out[..., :half]).sub_(second * sin)
+    torch.mul(second, cos, out=out[..., half:]).add_(first * sin)
+    return out
+
+
+def rotate(
+    x_BSHd: Float[Tensor, "B S H d"], cos_BSd: Float[Tensor, "#B S half"], sin_BSd: Float[Tensor, "#B S half"]
+) -> Float[Tensor, "B S H d"]:
+    """Rotary position embedding in the half convention: dimension i pairs with i + d/2."""
+    return _Rotate.apply(x_BSHd, cos_BSd[:, :, None], sin_BSd[:, :, None])  # type: ignore[return-value]
+
+
+def attention(
+    q_BSHd: Float[Tensor, "B S H d"],
+    k_BhPd: Float[Tensor, "B h P d"],
+    v_BhPd: Float[Tensor, "B h P d"],
+    bias_BSP: Float[Tensor, "#B S P"],
+) -> Float[Tensor, "B S H d"]:
+    """softmax(q k^T / sqrt(d) + bias) v, where the H / h query heads of a group share one key head.
+
+    P is a multiple of MIN_KEYS; `bias_BSP` is 0 where query s sees key slot p and -inf elsewhere (padding included). A
+    group's heads are rows of one product, so that one decoded token is G rows, padded to MIN_ROWS.
+    """
+    B, S, H, d = q_BSHd.shape
+    h, P = k_BhPd.shape[1], k_BhPd.shape[2]
+    G = H // h
+    assert P % MIN_KEYS == 0, f"{P} key slots are no multiple of {MIN_KEYS}"
+    q = (q_BSHd * d**-0.5).view(B, S, h, G, d).permute(0, 2, 3, 1, 4).reshape(B * h, G * S, d)
+    k, v = k_BhPd.flatten(0, 1), v_BhPd.flatten(0, 1)
+    scores = _bmm(q, k.transpose(1, 2)).view(B, h, G, S, P) + bias_BSP[:, None, None]
+    probs = scores.softmax(dim=-1).view(B * h, G * S, P)
+    out = _bmm(probs[:, :, :KEY_BLOCK], v[:, :KEY_BLOCK])
+    for start in range(KEY_BLOCK, P, KEY_BLOCK):
+        out = out + _bmm(probs[:, :, start : start + KEY_BLOCK], v[:, start : start + KEY_BLOCK])
+    return out.view(B, h, G, S, d).permute(0, 3, 1, 2, 4).reshape(B, S, H, d)
+
+
+def _bmm(x_MRD: Tensor, y_MDO: Tensor) -> Tensor:
+    rows = x_MRD.shape[1]
+    if rows < MIN_ROWS:
+        return torch.bmm(F.pad(x_MRD, (0, 0, 0, MIN_ROWS - rows)), y_MDO)[:, :rows]
+    return torch.bmm(x_MRD, y_MDO)
+
+
+class _Plan(NamedTuple):
+    """Rows sorted by expert: row r holds token token_R[r], slot (n, k) is row row_NK[n, k], group e ends at ends_E[e]."""
+
+    token_R: Tensor
+    row_NK: Tensor
+    ends_E: Tensor
+
+
+def _plan(experts_NK: Tensor, num_experts: int) -> _Plan:
+    """Sorts token-expert pairs by expert; a non-empty group smaller than MIN_ROWS repeats its last row up to that size."""
+    K = experts_NK.shape[1]
+    expert_M = experts_NK.flatten()
+    sorted_expert_M, order_M = expert_M.sort(stable=True)
+    count_E = torch.bincount(expert_M, minlength=num_experts)
+    row_M = torch.arange(expert_M.shape[0], device=expert_M.device)
+    size_E = torch.where(count_E > 0, count_E.clamp(min=MIN_ROWS), 0)
+    end_E = size_E.cumsum(0)
+    token_R = order_M // K
+    if not torch.equal(size_E, count_E):
+        first_E, padded_first_E = count_E.cumsum(0) - count_E, end_E - size_E
+        expert_R = torch.repeat_interleave(size_E)
+        within_R = torch.arange(expert_R.shape[0], device=expert_M.device) - padded_first_E[expert_R]
+        token_R = token_R[first_E[expert_R] + torch.minimum(within_R, count_E[expert_R] - 1)]
+        row_M = row_M + (padded_first_E - first_E)[sorted_expert_M]
+    row_NK = torch.empty_like(expert_M).scatter_(0, order_M, row_M).view(experts_NK.shape)
+    return _Plan(token_R, row_NK, end_E.to(torch.int32))
+
+
+class _Dispatch(Function):
+    """Tokens to sorted rows. Its gradient gathers a token's K rows: no scattered additions in either direction."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, token_R: Tensor, row_NK: Tensor) -> Tensor:
+        ctx.save_for_backward(row_NK)
+        return x_ND.index_select(0, token_R)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (row_NK,) = ctx.saved_tensors
+        grad_ND = grads[0].index_select(0, row_NK[:, 0])
+        for row_N in row_NK.unbind(1)[1:]:
+            grad_ND += grads[0].index_select(0, row_N)
+        return grad_ND, None, None
+
+
+class _Combine(Function):
+    """Sorted rows back to tokens: sum_k w_k y_k, in slot order. Padding rows are in no slot: they get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, y_RD: Tensor, weights_NK: Tensor, token_R: Tensor, row_NK: Tensor) -> Tensor:
+        ctx.save_for_backward(y_RD, weights_NK, token_R, row_NK)
+        out_ND = y_RD.index_select(0, row_NK[:, 0]).mul_(weights_NK[:, :1])
+        for k in range(1, row_NK.shape[1]):
+            # Product and sum are rounded apart: a fused multiply-add is used for some lanes only.
+            out_ND += y_RD.index_select(0, row_NK[:, k]).mul_(weights_NK[:, k : k + 1])
+        return out_ND
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        y_RD, weights_NK, token_R, row_NK = ctx.saved_tensors
+        grad_ND = grads[0]
+        weight_R = weights_NK.new_zeros(y_RD.shape[0]).scatter_(0, row_NK.flatten(), weights_NK.flatten())
+        grad_rows_RD = grad_ND.index_select(0, token_R)
+        dot_R = (grad_rows_RD * y_RD).sum(dim=-1)
+        return grad_rows_RD.mul_(weight_R[:, None]), dot_R[row_NK], None, None
+
+
+def _loop_mm(x_RD: Tensor, weight_EDO: Tensor, ends_E: Tensor) -> Tensor:
+    """The reference for `grouped_mm`, and its stand-in where the operator or the dtype or the alignment is missing."""
+    ends = ends_E.tolist()
+    return torch.cat(
+        [x_RD[start:end] @ weight_EDO[e] for e, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
+    )
+
+
+_fused_mm: Callable[..., Tensor] | None = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
+
+
+def _grouped_mm(x_RD: Tensor, weight_EDO: Tensor, ends_E: Tensor) -> Tensor:
+    # The operator asks for float32 or narrower and for rows of whole 16 bytes.
+    aligned = all(size * x_RD.element_size() % 16 == 0 for size in weight_EDO.shape[1:])
+    if _fused_mm is None or x_RD.dtype == torch.float64 or not aligned:
+        return _loop_mm(x_RD, weight_EDO, ends_E)
+    return _fused_mm(x_RD, weight_EDO, offs=ends_E)
+
+
+def grouped_experts(
+    x_ND: Float[Tensor, "N D"],
+    experts_NK: Int[Tensor, "N K"],
+    weights_NK: Float[Tensor, "N K"],
+    gate_up_EDF: Float[Tensor, "E D F2"],
+    down_EFD: Float[Tensor, "E F D"],
+    numerics: Numerics = EXACT,
+) -> Float[Tensor, "N D"]:
+    """sum_k w_k down_k(silu(g_k) u_k), (g_k, u_k) = x gate_up_k: the SwiGLU experts of each row, weighed and summed.
+
+    The sum runs in ascending expert order, whatever the order of the slots. The gradient reaches x, the weights and both
+    parameters; an expert that no row chose gets a zero gradient.
+    """
+    if not bool((experts_NK[:, 1:] > experts_NK[:, :-1]).all()):
+        experts_NK, slot_NK = experts_NK.sort(dim=1, stable=True)
+        weights_NK = weights_NK.gather(1, slot_NK)
+    plan = _plan(experts_NK.to(torch.int64), gate_up_EDF.shape[0])
+    x_RD: Tensor = _Dispatch.apply(numerics.activation(x_ND, "gate_up"), plan.token_R, plan.row_NK)  # type: ignore
+    gate_up_RF = numerics.output(_grouped_mm(x_RD, gate_up_EDF, plan.ends_E), "gate_up")
+    hidden_RF = numerics.activation(swiglu(gate_up_RF), "down")
+    y_RD = numerics.output(_grouped_mm(hidden_RF, down_EFD, plan.ends_E), "down")
+    return _Combine.apply(y_RD, weights_NK, plan.token_R, plan.row_NK)  # type: ignore[return-value]
+
+
+def probe() -> list[str]:
+    """The links that do not hold on this machine, one line each; empty where all hold. Takes some milliseconds."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    with torch.no_grad():
+        broken = _probe_rows(draw) + _probe_attention(draw) + _probe_experts(draw)
+    return broken
+
+
+def _probe_rows(draw: Callable[..., Tensor]) -> list[str]:
+    x_ND, weight_OD = draw(1031, 64), draw(136, 64)
+    row_wise: dict[str, Callable[[Tensor], Tensor]] = {
+        "linear": lambda x: linear(x, weight_OD),
+        "swiglu": lambda x: swiglu(x[:, :40].contiguous()),
+        "sigmoid": lambda x: sigmoid(x[:, :7]),
+        "rms_norm": lambda x: F.rms_norm(x, (64,), eps=1e-6),
+        "log_softmax": lambda x: x[:, :41].log_softmax(dim=-1),
+    }
+    broken = []
+    for name, function in row_wise.items():
+        whole = function(x_ND)
+        bad = [m for m in (1, 2, 3, 5, 9, 33, 130, 517) if not torch.equal(function(x_ND[:m]), whole[:m])]
+        if bad:
+            broken.append(f"{name}: the first m of 1031 rows differ from the same rows alone for m = {bad}")
+    return broken
+
+
+def _probe_attention(draw: Callable[..., Tensor]) -> list[str]:
+    S = 300
+    P = round_up(S, MIN_KEYS)
+    q, k, v = draw(2, S, 4, 16), draw(2, 2, P, 16), draw(2, 2, P, 16)
+    slot_P = torch.arange(P)
+    bias_SP = torch.zeros(S, P).masked_fill(slot_P > torch.arange(S)[:, None], float("-inf"))
+    whole = attention(q, k, v, bias_SP[None])
+    prefill, decode = [], []
+    for s in (1, 2, 9, 48, 129, 211, 299):
+        n = round_up(s, MIN_KEYS)
+        alone = attention(q[:1, :s], k[:1, :, :n], v[:1, :, :n], bias_SP[None, :s, :n])
+        if not torch.equal(alone, whole[:1, :s]):
+            prefill.append(s)
+        last = attention(q[:, s - 1 : s], k[:, :, :n], v[:, :, :n], bias_SP[None, s - 1 : s, :n])
+        if not torch.equal(last, whole[:, s - 1 : s]):
+            decode.append(s)
+    broken = [f"attention: a sequence alone differs from the same in a batch at lengths {prefill}"] if prefill else []
+    return broken + ([f"attention: prefill differs from decode at positions {decode}"] if decode else [])
+
+
+def _probe_experts(draw: Callable[..., Tensor]) -> list[str]:
+    x_ND, gate_up_EDF, down_EFD = draw(257, 32), draw(4, 32, 48), draw(4, 24, 32)
+    experts_NK = draw(257, 4).topk(2).indices.sort(dim=-1).values
+    weights_NK = draw(257, 2).softmax(dim=-1)
+    whole = grouped_experts(x_ND, experts_NK, weights_NK, gate_up_EDF, down_EFD)
+    bad = [
+        m
+        for m in (1, 2, 3, 5, 8, 17, 64, 150)
+        if not torch.equal(
+            grouped_experts(x_ND[:m], experts_NK[:m], weights_NK[:m], gate_up_EDF, down_EFD), whole[:m]
+        )
+    ]
+    return [f"grouped_experts: rows depend on the size of their expert's group, seen at {bad} tokens"] if bad else []

@@ -1,0 +1,52 @@
+"""The keys and values of decoded sequences, in static buffers with one length a row, so that prompts may be ragged.
+
+Letters beyond theory/contracts.py: h key heads, C capacity in tokens, d head width, H as h.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from sandbox.kernels import MIN_KEYS, round_up
+from sandbox.model_config import ModelConfig
+
+
+class KVCache:
+    """Keys and values of every layer in static buffers; row b holds `lengths_B[b]` tokens, the slots beyond are garbage."""
+
+    def __init__(self, config: ModelConfig, batch_size: int, capacity: int, dtype: torch.dtype = torch.float32):
+        C = round_up(capacity, MIN_KEYS)
+        shape = (config.num_layers, batch_size, config.num_kv_heads, C, config.head_dim)
+        # Zeros, not empty: a masked slot has weight 0, and 0 times what was left in memory may be NaN.
+        self.k_LBhCd, self.v_LBhCd = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        self.lengths_B = torch.zeros(batch_size, dtype=torch.int64)
+
+    @property
+    def capacity(self) -> int:
+        """The number of tokens that a row can hold."""
+        return self.k_LBhCd.shape[3]
+
+    def write(self, layer: int, positions_BS: Tensor, k_BSHd: Tensor, v_BSHd: Tensor) -> None:
+        """Puts keys and values into their slots; `lengths_B` is the caller's to advance."""
+        rows_B1 = torch.arange(positions_BS.shape[0])[:, None]
+        self.k_LBhCd[layer][rows_B1, :, positions_BS] = k_BSHd
+        self.v_LBhCd[layer][rows_B1, :, positions_BS] = v_BSHd
+
+    def truncate(self, lengths_B: Int[Tensor, " B"]) -> None:
+        """Forgets what lies beyond these lengths: the padding of ragged prompts, after their prefill."""
+        if bool((lengths_B > self.lengths_B).any()):
+            raise ValueError(f"expected lengths of at most {self.lengths_B.tolist()}, got {lengths_B.tolist()}")
+        self.lengths_B = lengths_B.clone()
+
+    def repeat(self, num: int) -> KVCache:
+        """A cache of `num` adjacent copies of each row: prompts prefilled once, then continued by a group."""
+        return self.select(torch.arange(self.lengths_B.shape[0]).repeat_interleave(num))
+
+    def select(self, indices_B: Int[Tensor, " B"]) -> KVCache:
+        """A cache of these rows in this order (a row may come twice); finished rows are dropped in this way."""
+        kept = object.__new__(KVCache)
+        kept.k_LBhCd, kept.v_LBhCd = self.k_LBhCd[:, indices_B], self.v_LBhCd[:, indices_B]
+        kept.lengths_B = self.lengths_B[indices_B]
+        return kept

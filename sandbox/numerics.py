@@ -1,0 +1,85 @@
+"""Where an engine's arithmetic may depart from the exact one inside a forward pass; every hook is the identity by default.
+
+A defect overrides one hook of `Numerics`; `compose` chains several. `EXACT` costs a method call a site and keeps every bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+Site = Literal["qkv", "o", "router", "gate_up", "down", "shared_gate", "head"]
+"""The matrix products of a decoder: `gate_up` and `down` are those of experts, shared experts and dense layers alike.
+An engine that quantises its large matrices touches `qkv`, `o`, `gate_up` and `down` and leaves the other three."""
+
+
+class Numerics:
+    """The hooks of one forward pass. Rows are tokens (for `down` of experts: token-expert pairs, some of them twice).
+
+    A hook must keep shape and dtype. Gradients flow through whatever it does; defects run without gradients.
+    """
+
+    def activation(self, x: Float[Tensor, "*rows D"], site: Site) -> Float[Tensor, "*rows D"]:
+        """The input of the matrix product at `site`, as the engine's matrix unit sees it."""
+        return x
+
+    def output(self, x: Float[Tensor, "*rows D"], site: Site) -> Float[Tensor, "*rows D"]:
+        """The output of the matrix product at `site`, as the engine stores it."""
+        return x
+
+    def kv(self, k_BSHd: Float[Tensor, "B S H d"], v_BSHd: Float[Tensor, "B S H d"]) -> tuple[Tensor, Tensor]:
+        """Keys (after normalisation and rotation) and values, as the engine caches them."""
+        return k_BSHd, v_BSHd
+
+    def router_logits(self, layer_number: int, logits_NE: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
+        """The router logits of decoder layer `layer_number`, as the engine's top-k sees them."""
+        return logits_NE
+
+    def logits(self, logits_NV: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
+        """The next-token logits, as the engine's sampler sees them."""
+        return logits_NV
+
+
+class _Chain(Numerics):
+    def __init__(self, parts: Sequence[Numerics]):
+        self.parts = tuple(parts)
+
+    def activation(self, x: Tensor, site: Site) -> Tensor:
+        for part in self.parts:
+            x = part.activation(x, site)
+        return x
+
+    def output(self, x: Tensor, site: Site) -> Tensor:
+        for part in self.parts:
+            x = part.output(x, site)
+        return x
+
+    def kv(self, k_BSHd: Tensor, v_BSHd: Tensor) -> tuple[Tensor, Tensor]:
+        for part in self.parts:
+            k_BSHd, v_BSHd = part.kv(k_BSHd, v_BSHd)
+        return k_BSHd, v_BSHd
+
+    def router_logits(self, layer_number: int, logits_NE: Tensor) -> Tensor:
+        for part in self.parts:
+            logits_NE = part.router_logits(layer_number, logits_NE)
+        return logits_NE
+
+    def logits(self, logits_NV: Tensor) -> Tensor:
+        for part in self.parts:
+            logits_NV = part.logits(logits_NV)
+        return logits_NV
+
+
+EXACT = Numerics()
+"""The training engine's own arithmetic."""
+
+
+def compose(parts: Sequence[Numerics]) -> Numerics:
+    """All of `parts` at every hook, the first one first; `EXACT` among them adds nothing."""
+    parts = [part for part in parts if part is not EXACT]
+    if not parts:
+        return EXACT
+    return parts[0] if len(parts) == 1 else _Chain(parts)

@@ -1,0 +1,141 @@
+"""Every rollout engine keeps the RolloutEngine contract, whatever its defects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.contracts import worlds
+from theory.contracts import RolloutEngine, Rollouts, Sampling
+from theory.routing.replay import PassRouting
+
+SAMPLING = Sampling(max_tokens=24, num_responses=3, seed=5)
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return worlds.model()
+
+
+@pytest.fixture(scope="module", params=worlds.ROLLOUT_ENGINES)
+def engine(request, weights):
+    return worlds.ROLLOUT_ENGINES[request.param](weights)
+
+
+def same(a: Rollouts, b: Rollouts) -> bool:
+    """Whether tokens and log-probs are equal bit for bit."""
+    return all(
+        torch.equal(x.tokens, y.tokens) and torch.equal(x.logp_mu, y.logp_mu)
+        for x, y in zip(a.responses, b.responses, strict=True)
+    )
+
+
+def test_responses_are_grouped_and_well_formed(engine):
+    """P x G responses, group-adjacent; they end at the stop token or at the limit, and say which."""
+    assert isinstance(engine, RolloutEngine)
+    prompts = worlds.prompts()
+    rollouts = engine.generate(prompts, SAMPLING)
+    assert [r.prompt.id for r in rollouts.responses] == [p.id for p in prompts for _ in range(3)]
+    for response in rollouts.responses:
+        assert 1 <= len(response.tokens) <= SAMPLING.max_tokens
+        assert not (response.tokens[:-1] == worlds.STOP).any()
+        assert response.finish == ("stop" if response.tokens[-1] == worlds.STOP else "length")
+        assert response.finish == "stop" or len(response.tokens) == SAMPLING.max_tokens
+        assert response.is_response.all()
+        assert (response.logp_mu <= 0).all()
+    # A test over responses of one length would not see ragged ones go wrong.
+    assert len({len(r.tokens) for r in rollouts.responses}) > 3
+    assert {r.finish for r in rollouts.responses} == {"stop", "length"}
+
+
+def test_record_has_one_row_an_input_token(engine):
+    """S tokens give S - 1 complete rows over all MoE layers (the last sampled token was never an input)."""
+    rollouts = engine.generate(worlds.prompts(), SAMPLING)
+    record = rollouts.experts
+    assert record is not None
+    assert record.num_rows_B == [r.num_tokens - 1 for r in rollouts.responses]
+    assert record.layer_numbers == (0, 1, 2)
+    assert record.num_native_rows == 0
+
+
+def test_the_seed_names_the_draw(engine):
+    """The same seed gives the same bits, another seed other tokens."""
+    prompts = worlds.prompts()
+    first = engine.generate(prompts, SAMPLING)
+    again = engine.generate(prompts, SAMPLING)
+    other = engine.generate(prompts, Sampling(max_tokens=24, num_responses=3, seed=6))
+    assert same(first, again)
+    assert torch.equal(first.experts.experts, again.experts.experts)
+    assert any(
+        a.tokens.tolist() != b.tokens.tolist() for a, b in zip(first.responses, other.responses, strict=True)
+    )
+
+
+def test_load_weights_replaces_the_policy(engine, weights):
+    """After load_weights the engine samples from the new weights and says their version; loading back undoes it."""
+    before = engine.generate(worlds.prompts(), SAMPLING)
+    other = worlds.training_engine(worlds.model(seed=1))
+    engine.load_weights(other.named_tensors(), version=7)
+    changed = engine.generate(worlds.prompts(), SAMPLING)
+    engine.load_weights(worlds.training_engine(weights).named_tensors(), version=0)
+    after = engine.generate(worlds.prompts(), SAMPLING)
+    assert {r.version for r in changed.responses} == {7}
+    assert {r.version for r in after.responses} == {0}
+    assert not same(before, changed)
+    assert same(before, after)
+
+
+def test_features_are_drawn_evenly_over_the_response(engine):
+    """Features stand on at most num_features of the rows that predict response tokens."""
+    sampling = Sampling(max_tokens=24, num_responses=3, seed=5, num_features=4)
+    rollouts = engine.generate(worlds.prompts(), sampling)
+    assert rollouts.features is not None
+    for b, response in enumerate(rollouts.responses):
+        rows = rollouts.features.rows_of(b).tolist()
+        own = range(len(response.prompt.tokens) - 1, response.num_tokens - 1)
+        assert len(rows) == min(4, len(own))
+        assert set(rows) <= set(own)
+
+
+def test_greedy_limit_takes_the_most_likely_token(engine):
+    """As the temperature goes to 0 the sampled tokens' log-probs exceed those at temperature 1 on average."""
+    cold = engine.generate(worlds.prompts(), Sampling(max_tokens=8, num_responses=8, temperature=1e-4, seed=0))
+    warm = engine.generate(worlds.prompts(), Sampling(max_tokens=8, num_responses=8, temperature=1.0, seed=0))
+    mean = [torch.cat([r.logp_mu for r in x.responses]).mean() for x in (cold, warm)]
+    assert mean[0] > mean[1]
+
+
+def test_only_the_exact_engine_equals_the_trainer(weights):
+    """trainer == engine, bit for bit in log-probs and routes, holds for `exact` and for no engine with a defect."""
+    trainer = worlds.training_engine(weights)
+    for name, make in worlds.ROLLOUT_ENGINES.items():
+        rollouts = make(weights).generate(worlds.prompts(), SAMPLING)
+        scores = trainer.score(rollouts, PassRouting("natural"))
+        batch = rollouts.padded()
+        equal = torch.equal(scores.logp_BT[batch.is_response_BT], batch.logp_mu_BT[batch.is_response_BT])
+        assert equal == (name == "exact"), name
+        if name == "exact":
+            assert torch.equal(scores.natural.experts, rollouts.experts.experts)
+
+
+def test_exact_engine_is_batch_invariant(weights):
+    """The exact engine gives a response the same tokens, log-probs and routes alone and in any batch."""
+    engine = worlds.rollout_engine("exact", weights)
+    prompts = worlds.prompts(6)
+    together = engine.generate(prompts, SAMPLING)
+    for num in (1, 2, 5):
+        part = engine.generate(prompts[:num], SAMPLING)
+        assert same(part, together.select(range(3 * num)))
+        assert torch.equal(part.experts.experts, together.select(range(3 * num)).experts.experts)
+
+
+def test_sampled_frequencies_follow_mu(weights):
+    """Over 4,000 draws of the first token, frequencies meet exp(logp_mu) within 4 binomial standard errors."""
+    engine = worlds.rollout_engine("exact", weights)
+    n = 4000
+    rollouts = engine.generate(worlds.prompts(1), Sampling(max_tokens=1, num_responses=n, seed=3))
+    tokens = torch.stack([r.tokens[0] for r in rollouts.responses])
+    for token in tokens.unique().tolist():
+        p = rollouts.responses[int((tokens == token).nonzero()[0])].logp_mu[0].exp().item()
+        frequency = (tokens == token).float().mean().item()
+        assert abs(frequency - p) <= 4 * (p * (1 - p) / n) ** 0.5 + 1 / n

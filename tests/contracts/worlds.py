@@ -1,0 +1,105 @@
+"""What the contract suite runs over: one row a rollout engine and one a training engine, over the same tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from sandbox.engines import ActivationPrecision, RouterNoise, WeightPrecision
+from sandbox.engines.defect import Defect
+from sandbox.engines.engine import SandboxEngine
+from sandbox.model import MoE, ModelConfig
+from sandbox.training_engine import SandboxTrainingEngine
+from theory.algorithm import OptimizerSettings
+from theory.contracts import Prompt, Response
+from theory.routing.gates import GATES
+from theory.routing.predictor import PredictorSettings
+from theory.streams import stream
+
+VOCABULARY = 13
+STOP = 1
+
+DEFECTS: dict[str, tuple[Defect, ...]] = {
+    "exact": (),
+    "weights-bf16": (WeightPrecision(format="bf16"),),
+    "weights-fp8-channel": (WeightPrecision(format="fp8_e4m3", scale="channel"),),
+    "weights-fp8-tensor": (WeightPrecision(format="fp8_e4m3", scale="tensor"),),
+    "activations-bf16": (ActivationPrecision(format="bf16"),),
+    "activations-fp8": (ActivationPrecision(format="fp8_e4m3"),),
+    "router-noise": (RouterNoise(std=0.3),),
+    "fp8-and-noise": (WeightPrecision(), ActivationPrecision(), RouterNoise(std=0.1)),
+}
+
+
+def model_config(gate: str = "qwen3", num_experts: int = 8, dense_layers: tuple[int, ...] = ()) -> ModelConfig:
+    """Three layers, width 32; small enough that a law runs in milliseconds."""
+    return ModelConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        num_experts=num_experts,
+        experts_per_token=2,
+        expert_size=24,
+        dense_size=48,
+        dense_layers=dense_layers,
+        gate=GATES[gate],
+    )
+
+
+def model(seed: int = 0, **kwargs) -> MoE:
+    """A fresh model whose weights depend on the seed alone."""
+    return MoE(model_config(**kwargs), stream(seed, "contract-model"))
+
+
+def rollout_engine(name: str, weights: MoE) -> SandboxEngine:
+    """The engine of that name, holding the model's weights as version 0."""
+    engine = SandboxEngine(weights.config, DEFECTS[name], stop_token=STOP)
+    engine.load_model(weights, version=0)
+    return engine
+
+
+def training_engine(
+    weights: MoE, predictor: PredictorSettings | None = None, learning_rate: float = 1e-2, **options
+) -> SandboxTrainingEngine:
+    """A training engine over a copy of the model."""
+    copy = MoE(weights.config, stream(0, "overwritten"))
+    copy.load_state_dict(weights.state_dict())
+    settings = OptimizerSettings(learning_rate=learning_rate, weight_decay=0.0)
+    return SandboxTrainingEngine(copy, settings, predictor, **options)
+
+
+def prompts(num: int = 4) -> list[Prompt]:
+    """Prompts of different lengths, shorter than a kernel's smallest row count and longer."""
+    draws = stream(0, "contract-prompts")
+    lengths = [3, 9, 5, 1, 12, 7]
+    return [
+        Prompt(str(i), tuple(torch.randint(2, VOCABULARY, (lengths[i % 6],), generator=draws).tolist()), "")
+        for i in range(num)
+    ]
+
+
+class EvenTokens:
+    """A task with a dense reward: the share of even tokens among those sampled."""
+
+    def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
+        draws = stream(step, "even-tokens")
+        lengths = torch.randint(2, 8, (num_prompts,), generator=draws).tolist()
+        return [
+            Prompt(f"{step}-{i}", tuple(torch.randint(2, VOCABULARY, (n,), generator=draws).tolist()), "")
+            for i, n in enumerate(lengths)
+        ]
+
+    def held_out(self) -> Sequence[Prompt]:
+        return self.prompts(-1, 4)
+
+    def reward(self, prompt: Prompt, response: Response) -> float:
+        return float((response.tokens % 2 == 0).float().mean())
+
+
+ROLLOUT_ENGINES: dict[str, Callable[[MoE], SandboxEngine]] = {
+    name: (lambda weights, name=name: rollout_engine(name, weights)) for name in DEFECTS
+}

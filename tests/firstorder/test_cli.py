@@ -1,0 +1,200 @@
+"""Laws of the command: a user's mistake is one line and exit code 2, help explains itself, and starting it is cheap."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from firstorder import __version__
+from firstorder.cli import main
+from firstorder.worlds import Schemas
+from lab.config.load import load, to_yaml
+
+TINY = """
+name: tiny
+backend: sandbox
+num_steps: 1
+task: {kind: arithmetic}
+algorithm:
+  objective: {preset: minirl}
+  batch: {num_prompts: 2, num_responses: 2}
+  sampling: {max_tokens: 8}
+evaluation: {num_samples: 1, max_prompts: 2}
+model: {hidden_size: 16, num_layers: 1, num_heads: 2, num_kv_heads: 1, head_dim: 8, num_experts: 4, expert_size: 8}
+cold_start: null
+logging: {loggers: []}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config file of the smallest run, in an empty folder that is also the working folder."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    return path
+
+
+def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What the command says on stderr, once it is one line and the exit code is 2."""
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
+    return err.removeprefix("error: ").removesuffix("\n")
+
+
+MISTAKES = [
+    (["--algorithm.replay.mdoe", "R3"], "algorithm.replay.mdoe: unknown key; did you mean 'mode'?"),
+    (["--num_step", "3"], "num_step: unknown key; did you mean 'num_steps'?"),
+    (["--num_steps", "three"], 'num_steps: expected a valid integer, got "three"'),
+    (["--num_steps", "0"], "num_steps: expected a value greater than or equal to 1, got 0"),
+    (
+        ["--algorithm.replay.mode", "R4"],
+        "algorithm.replay.mode: expected 'none', 'R2', 'R3', 'Pr2' or 'Pr3', got \"R4\"",
+    ),
+    (
+        ["--algorithm.objective.preset", "minirll"],
+        "algorithm.objective: unknown preset 'minirll': did you mean 'minirl'?",
+    ),
+    (
+        ["--algorithm.batch.num_minibatches", "3"],
+        "algorithm.batch.num_minibatches: expected a divisor of num_prompts = 2",
+    ),
+    (["--algorithm.batch.num_prompts"], "--algorithm.batch.num_prompts: expected a value after it, got nothing"),
+    (["--engine.defects", "[{kind: router_nois}]"], "engine.defects.0.kind: expected one of"),
+    (["--engine.defects", "[{kind: router_noise, sdt: 1}]"], "engine.defects.0.sdt: unknown key; did you mean 'std'?"),
+    (["--task.kind", "sorting"], "task.kind: expected one of"),
+    (["--name", "a/b"], "name: string should match pattern"),
+    (["--seed", "[1"], "--seed:1: not valid YAML"),
+    (["--backend", "sandbocks"], "backend: unknown backend 'sandbocks'; did you mean 'sandbox'?"),
+    (["--base", "other.yaml"], "base: unknown key"),
+    (["--resume"], "--resume: expected an unfinished run of this config"),
+    (["--progress", "loud"], "Invalid value for '--progress': 'loud' is not one of 'bar', 'lines', 'none'."),
+    (["another.yaml"], "unexpected argument 'another.yaml'; expected overrides such as --algorithm.replay.mode R3"),
+]
+
+
+@pytest.mark.parametrize(("words", "wanted"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
+def test_a_mistake_is_one_line(words: list[str], wanted: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every class of mistake on the command line: exit code 2, one line on stderr, nothing on stdout, no run folder."""
+    assert wanted in fails(capsys, "train", str(tiny), *words)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a: [1\n", "bad.yaml:2: not valid YAML"),
+        ("a: 1\na: 1\n", 'bad.yaml:2: not valid YAML: duplicate key "a"'),
+        ("", "bad.yaml: expected a mapping of keys to values, got nothing"),
+        ("backend: sandbox\n", "missing, and it has no default (and "),
+        ("backend: scaled\n", "backend: 'scaled' is not in this version of firstorder"),
+    ],
+)
+def test_a_bad_file_is_one_line(text: str, wanted: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A config file that is not one says why, with the line where there is one."""
+    Path("bad.yaml").write_text(text)
+    assert wanted in fails(capsys, "train", "bad.yaml")
+
+
+def test_a_missing_file_is_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A path without a file, a folder in its place, no path at all, a run that is not there, a command that is not."""
+    assert fails(capsys, "train", "none.yaml") == "none.yaml: no such file or directory"
+    assert fails(capsys, "train", str(tiny.parent)) == f"{tiny.parent}: is a directory"
+    assert fails(capsys, "train") == "Missing argument 'CONFIG'."
+    assert fails(capsys, "train", "--seed", "3") == "missing CONFIG, the YAML file that describes the run"
+    assert (
+        fails(capsys, "report", "runs/none") == "runs/none: expected a run folder (with config.yaml), got nothing there"
+    )
+    assert fails(capsys, "report") == "Missing argument 'RUN...'."
+    assert fails(capsys, "trian") == "No such command 'trian'. Did you mean 'train'?"
+
+
+def test_debug_shows_the_traceback(tiny: Path) -> None:
+    """With --debug the error itself comes through."""
+    with pytest.raises(ValueError, match="unknown key"):
+        main(["train", str(tiny), "--sed", "3", "--debug"])
+
+
+# -- what the command does
+
+
+def test_the_printed_config_is_the_config(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--print-config prints YAML that loads to the same config, overrides included, and prints itself again."""
+    assert main(["train", str(tiny), "--print-config", "--algorithm.replay.mode", "R3", "--seed=7"]) == 0
+    printed = capsys.readouterr().out
+    Path("printed.yaml").write_text(printed)
+    config = load("printed.yaml", [], Schemas())
+    assert config == load(tiny, ["--algorithm.replay.mode", "R3", "--seed", "7"], Schemas())
+    assert config.seed == 7 and config.algorithm.replay.mode == "R3" and to_yaml(config) == printed
+
+
+def test_options_may_stand_before_the_config(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The order of CONFIG and the options does not matter."""
+    printed = []
+    for words in ([str(tiny), "--seed", "7", "--num_steps=2"], ["--seed", "7", "--num_steps=2", str(tiny)]):
+        assert main(["train", "--print-config", *words]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and "seed: 7" in printed[0]
+
+
+def test_a_run_leaves_a_folder_and_a_report(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`train` prints the folder of its run; `report` takes it, or the folder above it, and prints the page."""
+    assert main(["train", str(tiny), "--progress", "none"]) == 0
+    folder = Path(capsys.readouterr().out.splitlines()[-1])
+    assert folder.parent == Path("runs/tiny")
+    assert {"config.yaml", "manifest.json", "metrics.jsonl", "verdict.json", "report.html"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert load(folder / "config.yaml", [], Schemas()) == load(tiny, [], Schemas())
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder / 'report.html'}\n"
+    assert main(["report", "runs/tiny", str(folder), "--out", "both.html"]) == 0
+    assert Path("both.html").read_text().lstrip().lower().startswith("<!doctype html")
+    capsys.readouterr()
+    assert fails(capsys, "report", str(folder), str(folder)).startswith("--out: expected a file")
+    assert fails(capsys, "train", str(tiny), "--resume").startswith("--resume: expected an unfinished run")
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(__file__).parents[2].glob("configs/**/*.yaml")), ids=lambda path: path.stem
+)
+def test_every_shipped_config_loads(path: Path) -> None:
+    """Each file under configs/ is a config of this version."""
+    assert load(path, [], Schemas()).algorithm.build()
+
+
+# -- help
+
+
+@pytest.mark.parametrize("command", ["train", "report"])
+def test_help_explains_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command's help has examples of itself, one a line, and a word about each option."""
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    examples = text.split("Examples:\n")[1].split("\n\n")[0].splitlines()
+    assert len(examples) >= 2 and all(line.strip().startswith(f"firstorder {command} ") for line in examples)
+    assert "--debug" in text and "Show the full traceback" in text
+
+
+def test_the_command_alone_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a subcommand the command prints its help; --version prints the version."""
+    assert main([]) == 0
+    alone = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == alone and "train" in alone and "report" in alone
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"firstorder {__version__}\n"
+
+
+def test_help_imports_no_tensor_library() -> None:
+    """`firstorder --help` answers at once: torch, Lightning and pydantic are imported by commands, not by the CLI."""
+    code = (
+        "import sys; from firstorder.cli import main; assert main(['train', '--help']) == 0; "
+        "print([name for name in ('torch', 'lightning', 'pydantic', 'plotly', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,366 @@
+"""Laws of the configuration: what is wrong is named in one line, and what is right survives YAML and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from lab.config.algorithm import AlgorithmConfig, ObjectiveBlock
+from lab.config.load import config_hash, load, parse_overrides, read, to_yaml
+from lab.config.strict import ConfigError, Strict, validate
+from lab.config.verdict import VerdictBlock
+from lab.verdict import VerdictRules
+from theory.algorithm import Algorithm
+from theory.objectives import CORRECTIONS, PRESETS, preset
+
+
+class Round(Strict):
+    kind: Literal["round"] = "round"
+    radius: float = Field(default=1.0, gt=0, description="radius, in metres")
+
+
+class Square(Strict):
+    kind: Literal["square"] = "square"
+    sides: tuple[float, float] = (1.0, 2.0)
+    is_filled: bool = False
+
+
+Shape = Annotated[Round | Square, Field(discriminator="kind")]
+
+
+class Toy(Strict):
+    """Every kind of field that a run config has."""
+
+    backend: Literal["toy"] = "toy"
+    name: str = "toy"
+    count: int = Field(default=1, ge=0, description="how many; a long description that has to be wrapped " * 3)
+    rate: float = 1e-4
+    mode: Literal["none", "R3"] = "none"
+    shape: Shape = Field(default_factory=Round)
+    shapes: tuple[Shape, ...] = ()
+    extra: Round | None = None
+    table: dict[str, float] = Field(default_factory=dict)
+    output: str = "runs"
+
+
+SCHEMAS = {"toy": Toy}
+
+
+def from_text(folder: Path, text: str, *overrides: str) -> Toy:
+    (folder / "c.yaml").write_text(text, encoding="utf-8")
+    return load(folder / "c.yaml", overrides, SCHEMAS)
+
+
+# -- there and back
+
+
+floats = st.floats(allow_nan=False)
+shape_values = st.one_of(
+    st.builds(Round, radius=st.floats(min_value=1e-300, allow_infinity=True)),
+    st.builds(Square, sides=st.tuples(floats, floats), is_filled=st.booleans()),
+)
+# A surrogate is no character: no UTF-8 file can hold one.
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+toys = st.builds(
+    Toy,
+    name=texts
+    | st.sampled_from(["no", "1e-4", "null", "~", "- a", "a: b", "#", "0x1F", "2020-01-01", "é", "\u2028", "😀"]),
+    count=st.integers(0, 10**20),
+    rate=floats,
+    shape=shape_values,
+    shapes=st.lists(shape_values, max_size=3).map(tuple),
+    extra=st.none() | st.builds(Round),
+    table=st.dictionaries(texts, floats, max_size=3),
+)
+
+
+@given(config=toys)
+def test_yaml_gives_the_same_config_back(config: Toy, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """load(to_yaml(c)) == c, for any text, number, union, list and mapping in it."""
+    assert from_text(tmp_path_factory.mktemp("c"), to_yaml(config)) == config
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_yaml_gives_the_same_algorithm_back(name: str, tmp_path: Path) -> None:
+    """The round trip holds for the algorithm block with every preset and a correction with parameters."""
+    raw = {"objective": {"preset": name, "correction": {"name": "icepop", "lo": 0.4}}, "replay": {"mode": "Pr3"}}
+    config = validate(AlgorithmConfig, raw, "here")
+    (tmp_path / "c.yaml").write_text(to_yaml(config))
+    again = validate(AlgorithmConfig, read(tmp_path / "c.yaml"), "there")
+    assert again == config and again.build() == config.build()
+
+
+def test_yaml_explains_every_field() -> None:
+    """Every description of the algorithm block stands in the printed config, whatever its line breaks."""
+    printed = " ".join(to_yaml(AlgorithmConfig(objective=ObjectiveBlock(preset="minirl"))).replace("#", " ").split())
+
+    def check(model: type[pydantic.BaseModel]) -> int:
+        fields = model.model_fields
+        for name, field in fields.items():
+            assert field.description, f"{model.__name__}.{name} has no description"
+            assert name == "numerator" or model.__name__ == "CorrectionBlock" or field.description in printed
+        blocks = [f.annotation for f in fields.values() if isinstance(f.annotation, type)]
+        return len(fields) + sum(check(b) for b in blocks if issubclass(b, pydantic.BaseModel))
+
+    assert check(AlgorithmConfig) > 25
+
+
+def test_a_config_cannot_be_changed() -> None:
+    """Configs are frozen."""
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        Toy().count = 2  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# -- the hash
+
+
+@given(config=toys)
+def test_the_hash_ignores_the_order_of_keys_and_where_results_go(config: Toy) -> None:
+    """Twelve hex digits, the same for any order of keys, any name and any output folder."""
+    raw = config.model_dump()
+    shuffled = Toy.model_validate(dict(reversed(raw.items())) | {"output": "elsewhere", "name": "other"})
+    assert config_hash(shuffled) == config_hash(config)
+    assert len(config_hash(config)) == 12 and set(config_hash(config)) <= set("0123456789abcdef")
+
+
+@pytest.mark.parametrize("change", [{"count": 2}, {"rate": 2e-4}, {"shape": Square()}, {"shapes": (Round(),)}])
+def test_the_hash_depends_on_what_changes_numbers(change: dict[str, Any]) -> None:
+    """Any other field changes the hash."""
+    assert config_hash(Toy(**change)) != config_hash(Toy())
+
+
+# -- one line for what is wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("cuont: 2", "cuont: unknown key; did you mean 'count'?"),
+        ("shape: {kind: round, raduis: 2}", "shape.raduis: unknown key; did you mean 'radius'?"),
+        ("shapes: [{kind: round}, {kind: square, side: 2}]", "shapes.1.side: unknown key; did you mean 'sides'?"),
+        ("extra: {radios: 2}", "extra.radios: unknown key; did you mean 'radius'?"),
+        ("count: two", 'count: expected a valid integer, got "two"'),
+        ("count: 1.5", "count: expected a valid integer, got 1.5"),
+        ("count: true", "count: expected a valid integer, got true"),
+        ("count: -1", "count: expected a value greater than or equal to 0, got -1"),
+        ("count: '1'", 'count: expected a valid integer, got "1"'),
+        ("name: 3", "name: expected a valid string, got 3"),
+        ("mode: r3", "mode: expected 'none' or 'R3', got \"r3\""),
+        ("shape: {kind: triangle}", "shape.kind: expected one of 'round', 'square', got triangle"),
+        ("shape: {radius: 2}", "shape.kind: missing"),
+        ("shape: {kind: square, sides: [1]}", "shape.sides.1: missing"),
+        ("shape: {kind: square, sides: [1, x]}", 'shape.sides.1: expected a valid number, got "x"'),
+        ("shape: 3", "shape: "),
+        ("table: {a: b}", 'table.a: expected a valid number, got "b"'),
+        ("count: x\nrate: x\nmode: x", "(and 2 more)"),
+        ("name: &a [*a]", "Circular reference"),
+        ("name: !!binary aGk=", "got bytes"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_with_the_full_name(text: str, wanted: str, tmp_path: Path) -> None:
+    """The message is one line: the file, the field's dotted name as the user wrote it, what came, what was expected."""
+    with pytest.raises(ConfigError) as caught:
+        from_text(tmp_path, f"backend: toy\n{text}\n")
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'c.yaml'}: ") and wanted in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a: 1\na: 2\n", 'c.yaml:2: not valid YAML: duplicate key "a"'),
+        ("a: 1\nb: [1,\n", "c.yaml:3: not valid YAML"),
+        ("a: 1\n\tb: 2\n", "c.yaml:2: not valid YAML"),
+        ("a: !!python/object:os.system x\n", "c.yaml:1: not valid YAML"),
+        ("a: 1\n---\nb: 1\n", "c.yaml:2: not valid YAML"),
+        ("- a\n", "expected a mapping of keys to values, got a list"),
+        ("", "expected a mapping of keys to values, got nothing"),
+        ("count: 1\n", "backend: missing; expected one of: toy"),
+        ("backend: toi\n", "backend: unknown backend 'toi'; did you mean 'toy'?"),
+        ("backend: 3\n", "backend: unknown backend '3'"),
+        ("base: none.yaml\n", "base: no such file"),
+        ("base: 3\n", "base: expected a file name, got 3"),
+        ("base: c.yaml\n", "base: the files refer to each other in a circle"),
+    ],
+)
+def test_a_file_that_is_no_config_is_one_line(text: str, wanted: str, tmp_path: Path) -> None:
+    """A file that cannot be read as a config says where and why, in one line."""
+    with pytest.raises(ConfigError) as caught:
+        from_text(tmp_path, text)
+    assert wanted in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 are named as such."""
+    (tmp_path / "c.yaml").write_bytes(b"a: \xff\n")
+    with pytest.raises(ConfigError, match="not a text file in UTF-8"):
+        read(tmp_path / "c.yaml")
+
+
+# -- YAML 1.2, base files and overrides
+
+
+def test_yaml_1_2(tmp_path: Path) -> None:
+    """`1e-4` is a number and `no` is text, as YAML 1.2 has it; a date is its text."""
+    config = from_text(tmp_path, "backend: toy\nrate: 1e-3\nname: no\n")
+    assert config.rate == 1e-3 and config.name == "no"
+    assert from_text(tmp_path, "backend: toy\nname: 2026-01-31\n").name == "2026-01-31"
+
+
+def test_base_files_merge_mappings_and_replace_the_rest(tmp_path: Path) -> None:
+    """A file over its base, over its base's base: mappings key by key, lists and scalars replaced; paths relative."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "root.yaml").write_text(
+        "backend: toy\ncount: 1\ntable: {a: 1, b: 2}\nshapes: [{kind: round}]\n"
+    )
+    (tmp_path / "middle.yaml").write_text("base: deep/root.yaml\ncount: 2\ntable: {b: 3}\n")
+    config = from_text(tmp_path, "base: middle.yaml\ntable: {c: 4}\nshapes: []\n")
+    assert config == Toy(count=2, table={"a": 1.0, "b": 3.0, "c": 4.0}, shapes=())
+
+
+def test_overrides_win_in_order(tmp_path: Path) -> None:
+    """Overrides come after the file, the later over the earlier, in both spellings, into blocks that were not there."""
+    text = "backend: toy\ncount: 1\nshapes: [{kind: round}, {kind: round}]\nextra: null\n"
+    words = ["--count", "5", "--count=0", "--rate", "-1e-4", "--mode", "R3"]
+    words += ["--extra.radius", "3", "--shapes.1.radius=7", "--table", "{a: 1}"]
+    config = from_text(tmp_path, text, *words)
+    shapes = (Round(), Round(radius=7.0))
+    assert config == Toy(count=0, rate=-1e-4, mode="R3", extra=Round(radius=3.0), shapes=shapes, table={"a": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--shape.raduis", "2"], "shape.raduis: unknown key; did you mean 'radius'?"),
+        (["--count", "x"], 'count: expected a valid integer, got "x"'),
+        (["--count"], "--count: expected a value after it, got nothing"),
+        (["--count", "--rate", "1"], "--count: expected a value after it, got --rate"),
+        (["count", "1"], "unexpected argument 'count'"),
+        (["--", "1"], "unexpected argument '--'"),
+        (["--a..b", "1"], "unexpected argument '--a..b'"),
+        (["--name.x", "1"], "--name.x: name is the text 'toy', not a block of keys"),
+        (["--shapes.2.radius", "1"], "--shapes.2.radius: expected a position in a list of 1, counting from 0, got '2'"),
+        (["--count", "[1"], "--count:1: not valid YAML"),
+    ],
+)
+def test_a_bad_override_is_one_line(words: list[str], wanted: str, tmp_path: Path) -> None:
+    """An override that cannot be taken is named as the user wrote it."""
+    with pytest.raises(ConfigError) as caught:
+        from_text(tmp_path, "backend: toy\nname: toy\nshape: {kind: round}\nshapes: [{kind: round}]\n", *words)
+    assert wanted in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_overrides_are_read_as_pairs() -> None:
+    """Both spellings, values with spaces, equals signs and leading dashes."""
+    words = ["--a.b", "c d", "--e=f=g", "--h", "-1", "--i="]
+    assert parse_overrides(words) == [("a.b", "c d"), ("e", "f=g"), ("h", "-1"), ("i", "")]
+
+
+# -- the algorithm block
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_preset_alone_is_the_theorys_preset(name: str) -> None:
+    """A block that only names a preset builds that preset, and the algorithm's own defaults around it."""
+    built = AlgorithmConfig(objective=ObjectiveBlock(preset=name)).build()
+    assert built == Algorithm(objective=preset(name))
+
+
+@pytest.mark.parametrize("name", sorted(CORRECTIONS))
+def test_every_correction_can_be_configured(name: str) -> None:
+    """Every correction of the theory can be named, with its own parameters at their defaults or set."""
+    parameters = {
+        field.name: field.default for field in dataclasses.fields(CORRECTIONS[name]) if isinstance(field.default, float)
+    }
+    for given_parameters in ({}, parameters):
+        raw = {"objective": {"preset": "ppo", "correction": {"name": name, **given_parameters}}}
+        assert validate(AlgorithmConfig, raw, "here").build().objective.correction == CORRECTIONS[name]()
+
+
+CHANGES: list[tuple[dict[str, Any], str, Any]] = [
+    ({"replay": {"mode": "R3"}}, "mode", "R3"),
+    ({"replay": {"old_gates": "live"}}, "old_gates", "live"),
+    ({"replay": {"predictor": {"learning_rate_multiplier": 10}}}, "predictor.learning_rate_multiplier", 10.0),
+    ({"replay": {"predictor": {"loss": "delta"}}}, "predictor.loss", "delta"),
+    ({"replay": {"predictor": {"num_positions": 7}}}, "predictor.num_positions", 7),
+    ({"batch": {"num_prompts": 12}}, "num_prompts", 12),
+    ({"batch": {"num_responses": 3}}, "num_responses", 3),
+    ({"batch": {"num_minibatches": 4}}, "num_minibatches", 4),
+    ({"sampling": {"max_tokens": 9}}, "max_tokens", 9),
+    ({"sampling": {"temperature": 0.7}}, "temperature", 0.7),
+    ({"dynamic_sampling": {"enabled": True, "max_rounds": 3}}, "dynamic_sampling_rounds", 3),
+    ({"dynamic_sampling": {"enabled": False, "max_rounds": 3}}, "dynamic_sampling_rounds", 1),
+    ({"optimizer": {"learning_rate": 0.5}}, "optimizer.learning_rate", 0.5),
+    ({"optimizer": {"betas": [0.5, 0.6]}}, "optimizer.betas", (0.5, 0.6)),
+    ({"optimizer": {"eps": 0.5}}, "optimizer.eps", 0.5),
+    ({"optimizer": {"weight_decay": 0.5}}, "optimizer.weight_decay", 0.5),
+    ({"optimizer": {"warmup_steps": 5}}, "optimizer.warmup_steps", 5),
+    ({"optimizer": {"max_grad_norm": 0.5}}, "optimizer.max_grad_norm", 0.5),
+    ({"freeze_router": True}, "freeze_router", True),
+    ({"objective": {"preset": "minirl", "cap": 3}}, "objective.correction.cap", 3.0),
+    ({"objective": {"preset": "minirl", "eps_low": 0.1}}, "objective.trust_region.eps_low", 0.1),
+    ({"objective": {"preset": "minirl", "eps_high": 0.1}}, "objective.trust_region.eps_high", 0.1),
+    ({"objective": {"preset": "minirl", "advantage": "leave_one_out"}}, "objective.advantage", "leave_one_out"),
+    ({"objective": {"preset": "minirl", "aggregation": "token_mean"}}, "objective.aggregation.name", "token_mean"),
+    ({"objective": {"preset": "minirl", "kl_coefficient": 0.1}}, "objective.kl_coefficient", 0.1),
+    ({"objective": {"preset": "minirl", "kl_estimator": "k1"}}, "objective.kl_estimator", "k1"),
+]
+
+
+@pytest.mark.parametrize(("change", "path", "value"), CHANGES, ids=[path for _, path, _ in CHANGES])
+def test_every_field_reaches_the_algorithm(change: dict[str, Any], path: str, value: Any) -> None:
+    """A field that is set in the block is what the built algorithm has, and nothing else is changed by it."""
+    plain: Any = validate(AlgorithmConfig, {"objective": {"preset": "minirl"}}, "here").build()
+    built: Any = validate(AlgorithmConfig, {"objective": {"preset": "minirl"}} | change, "here").build()
+    *blocks, last = path.split(".")
+    inside, outside = built, plain
+    for name in blocks:
+        inside, outside = getattr(inside, name), getattr(outside, name)
+    assert getattr(inside, last) == value
+    if path != "objective.aggregation.name":
+        assert dataclasses.replace(inside, **{last: getattr(outside, last)}) == outside
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"objective": {"preset": "minirll"}}, "objective: unknown preset 'minirll': did you mean 'minirl'?"),
+        ({"objective": {"preset": "ppo", "cap": 2}}, "objective: ppo has no use for cap"),
+        ({"objective": {"preset": "ppo", "correction": {"name": "icepop", "l0": 1}}}, "did you mean 'lo'?"),
+        ({"objective": {"preset": "ppo", "correction": {"name": "icepop", "lo": "a"}}}, "objective.correction.lo: "),
+        ({"objective": {"preset": "ppo", "correction": {"name": "icepop", "lo": -1}}}, "got lo = -1.0"),
+        ({"objective": {}}, "objective.preset: missing, and it has no default"),
+        (
+            {"batch": {"num_prompts": 6, "num_minibatches": 4}},
+            "batch.num_minibatches: expected a divisor of num_prompts = 6",
+        ),
+        ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer.betas: expected two numbers in [0, 1), got [0.9, 1.0]"),
+        ({"replay": {"mode": "R4"}}, "replay.mode: expected 'none', 'R2', 'R3', 'Pr2' or 'Pr3', got \"R4\""),
+        ({"replay": {"mode": "Pr2"}, "freeze_router": True}, "freeze_router"),
+        ({"sampling": {"temperature": 0}}, "sampling.temperature: expected a value greater than 0, got 0"),
+    ],
+)
+def test_a_recipe_that_does_not_compose_is_one_line(change: dict[str, Any], wanted: str) -> None:
+    """What the theory refuses is refused when the config is read, with the field's name."""
+    with pytest.raises(ConfigError) as caught:
+        validate(AlgorithmConfig, {"objective": {"preset": "minirl"}} | change, "here")
+    assert wanted in str(caught.value) and "\n" not in str(caught.value)
+
+
+# -- the verdict block
+
+
+def test_the_verdict_block_is_the_verdicts_rules() -> None:
+    """Same thresholds, same defaults, each explained; a value that the rules refuse is refused here."""
+    assert VerdictBlock().rules() == VerdictRules()
+    assert validate(VerdictBlock, {"kl_limit": 0.5}, "here").rules() == VerdictRules(kl_limit=0.5)
+    assert all(field.description for field in VerdictBlock.model_fields.values())
+    with pytest.raises(ConfigError, match=r"here: kl_factor: expected more than 1, got 0\.5"):
+        validate(VerdictBlock, {"kl_factor": 0.5}, "here")

@@ -1,0 +1,49 @@
+"""Laws of the KL penalty: what is taken off the objective, and what each estimator's gradient is the gradient of."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from objective_batches import make_batch
+
+from theory import divergences
+from theory.objectives import preset
+from theory.objectives.kl_penalty import kl_pi_ref
+from theory.streams import stream
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_penalty_is_taken_off(estimator: str) -> None:
+    """J with beta is J without, less beta times the aggregated estimator; the metric is its token mean (Pr2 Eq. 11)."""
+    batch = make_batch(0)
+    ref = torch.where(batch.mask, batch.old - 0.3, math.nan)
+    plain, penalised = preset("ppo"), preset("ppo", kl_coefficient=0.1, kl_estimator=estimator)
+    values = kl_pi_ref(batch.pi, batch.old - 0.3, estimator)[batch.mask]
+    out = batch(penalised, logp_ref_BT=ref)
+    assert out.objective.item() == pytest.approx(batch(plain).objective.item() - 0.1 * values.sum().item() / 6)
+    assert out.metrics["actor/kl_penalty"].item() == pytest.approx(values.mean().item())
+    assert torch.isfinite(batch.gradient(penalised, logp_ref_BT=ref)).all()
+    with pytest.raises(ValueError, match=r"expected logp_ref_BT for kl_coefficient 0\.1, got None"):
+        batch(penalised)
+
+
+@given(seed=st.integers(0, 500))
+def test_kl_penalty_by_enumeration(seed: int) -> None:
+    """Over tokens from pi: k1 and k3 average KL(pi || ref); gradients are 0, KL(pi || ref)'s, KL(ref || pi)'s."""
+    generator = stream(seed, "penalty")
+    logits, ref = torch.randn(2, 4, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    logp, logref = logits.log_softmax(-1)[None], ref.log_softmax(-1)[None]
+    exact, reverse = divergences.kl_p_q(logits, ref), divergences.kl_p_q(ref, logits)
+    wanted = {"k1": torch.zeros(4, dtype=torch.float64)}
+    wanted["k2"], wanted["k3"] = (torch.autograd.grad(x, logits)[0] for x in (exact, reverse))
+    for estimator, gradient in wanted.items():
+        mean = (logp.exp().detach() * kl_pi_ref(logp, logref, estimator)).sum()
+        if estimator != "k2":
+            torch.testing.assert_close(mean, exact, rtol=1e-10, atol=1e-13)
+        (got,) = torch.autograd.grad(mean, logits, retain_graph=True)
+        torch.testing.assert_close(got, gradient, rtol=1e-9, atol=1e-12)

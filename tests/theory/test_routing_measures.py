@@ -1,0 +1,180 @@
+"""Routing measures: R3's and Pr2's definitions by brute force over rows, and what missing rows may not do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from theory.metrics import REGISTRY
+from theory.routing.measures import (
+    deviation_histogram,
+    difference_counts,
+    route_kl,
+    router_disagreement,
+    router_level_histogram,
+    routing_metrics,
+    sequence_level_histogram,
+    sequence_mean_difference,
+    staleness_tv,
+    token_disagreement,
+    token_level_histogram,
+    topk_agreement,
+)
+from theory.routing.record import MISSING, RoutingRecord
+from theory.streams import stream
+
+LAYERS = (0, 3)
+E = 6
+seeds = st.integers(0, 9999)
+num_rows_lists = st.lists(st.integers(1, 5), min_size=1, max_size=4)
+PAIRED = (
+    router_level_histogram, token_level_histogram, sequence_level_histogram, deviation_histogram, router_disagreement,
+    token_disagreement, sequence_mean_difference, topk_agreement,
+)  # fmt: skip
+
+
+def draw_record(
+    seed: int, num_rows: list[int], K: int, num_missing: int = 0, relabel: int | None = None
+) -> RoutingRecord:
+    """A random record over two layers; `num_missing` row-layers of each response are lost."""
+    generator = stream(seed, "record")
+    names = torch.arange(E) if relabel is None else torch.randperm(E, generator=stream(relabel, "names"))
+    payloads = []
+    for n in num_rows:
+        # Few experts in play, so that two records agree about as often as not.
+        ids = torch.rand(n, len(LAYERS), K + 1, generator=generator).argsort(dim=-1)[..., :K] + 1
+        ids = names[ids]
+        ids[torch.randperm(n, generator=generator)[:num_missing], 1] = MISSING
+        payloads.append(ids)
+    return RoutingRecord.pack(payloads, [n + 1 for n in num_rows], LAYERS, E)
+
+
+def brute_force(a: RoutingRecord, b: RoutingRecord) -> dict[str, list[float]]:
+    """d of every comparable (row, layer), token and sequence, one at a time as App. H writes them."""
+    routers, tokens, sequences = [], [], []
+    for i in range(len(a)):
+        in_sequence = []
+        for row_a, row_b in zip(a.rows(i).tolist(), b.rows(i).tolist(), strict=True):
+            d = [len(x) - len(set(x) & set(y)) if x[0] >= 0 and y[0] >= 0 else None
+                 for x, y in zip(row_a, row_b, strict=True)]  # fmt: skip
+            routers += [x for x in d if x is not None]
+            if None not in d:
+                in_sequence.append(sum(d))
+        tokens += in_sequence
+        if in_sequence:
+            sequences.append(sum(in_sequence) / len(in_sequence))
+    return {"routers": routers, "tokens": tokens, "sequences": sequences}
+
+
+def shares(values: list[float], largest: int) -> list[float]:
+    """The share of values in [x, x + 1) for x = 0..largest."""
+    return [sum(x <= v < x + 1 for v in values) / len(values) for x in range(largest + 1)]
+
+
+@given(seed=seeds, num_rows=num_rows_lists, K=st.integers(1, 4), num_missing=st.integers(0, 1))
+def test_measures_are_the_papers_definitions(seed: int, num_rows: list[int], K: int, num_missing: int) -> None:
+    """Histograms and scalars equal loops over tokens and layers; missing rows are left out (R3 App. H, Pr2 5.4)."""
+    num_rows = [*num_rows, 3]  # at least one whole row
+    a, b = draw_record(seed, num_rows, K, num_missing), draw_record(seed + 1, num_rows, K)
+    truth = brute_force(a, b)
+    routers, tokens, sequences = truth["routers"], truth["tokens"], truth["sequences"]
+    assert router_level_histogram(a, b).tolist() == pytest.approx(shares(routers, K))
+    assert deviation_histogram(a, b).tolist() == pytest.approx(shares(routers, K))
+    assert token_level_histogram(a, b).tolist() == pytest.approx(shares(tokens, 2 * K))
+    assert sequence_level_histogram(a, b).tolist() == pytest.approx(shares(sequences, 2 * K))
+    assert staleness_tv(a, b).tolist() == [float(x > 0) for x in tokens]
+    expected = {
+        "routing/router_disagreement": sum(x > 0 for x in routers) / len(routers),
+        "routing/token_disagreement": sum(x > 0 for x in tokens) / len(tokens),
+        "routing/sequence_mean_difference": sum(sequences) / len(sequences),
+        "routing/topk_agreement": sum(1 - x / K for x in routers) / len(routers),
+        "routing/zero_deviation": sum(x == 0 for x in routers) / len(routers),
+    }
+    assert routing_metrics(a, b) == pytest.approx(expected)
+    for measure in (router_disagreement, token_disagreement, sequence_mean_difference, topk_agreement):
+        assert measure(a, b) == pytest.approx(expected[f"routing/{measure.__name__}"])
+
+
+@given(seed=seeds, num_rows=num_rows_lists, K=st.integers(1, 4))
+def test_histograms_sum_to_one_and_give_the_scalars(seed: int, num_rows: list[int], K: int) -> None:
+    """Each histogram is a distribution; its mass at 0 is one less the disagreement, its mean the mean difference."""
+    a, b = draw_record(seed, num_rows, K), draw_record(seed + 1, num_rows, K)
+    router, token, sequence = (
+        f(a, b) for f in (router_level_histogram, token_level_histogram, sequence_level_histogram)
+    )
+    for histogram in (router, token, sequence):
+        assert histogram.sum().item() == pytest.approx(1)
+    assert router_disagreement(a, b) == pytest.approx(1 - router[0].item())
+    assert token_disagreement(a, b) == pytest.approx(1 - token[0].item())
+    assert topk_agreement(a, b) == pytest.approx(1 - (router @ torch.arange(K + 1.0)).item() / K)
+    # A token's difference is the sum of its layers' differences.
+    assert (token @ torch.arange(2 * K + 1.0)).item() == pytest.approx(2 * (router @ torch.arange(K + 1.0)).item())
+    assert token_disagreement(a, b) >= router_disagreement(a, b) - 1e-12
+    assert staleness_tv(a, b).mean().item() == pytest.approx(token_disagreement(a, b))
+
+
+@given(seed=seeds, num_rows=num_rows_lists, K=st.integers(1, 4))
+def test_measures_are_symmetric_and_do_not_know_names(seed: int, num_rows: list[int], K: int) -> None:
+    """Exchanging the records, or relabelling the experts of both alike, changes no measure; equal records agree."""
+    a, b = draw_record(seed, num_rows, K), draw_record(seed + 1, num_rows, K)
+    renamed = [draw_record(s, num_rows, K, relabel=seed) for s in (seed, seed + 1)]
+    for measure in PAIRED:
+        value = torch.as_tensor(measure(a, b))
+        assert torch.equal(torch.as_tensor(measure(b, a)), value)
+        assert torch.equal(torch.as_tensor(measure(*renamed)), value)
+    assert routing_metrics(a, a) == {
+        "routing/router_disagreement": 0,
+        "routing/token_disagreement": 0,
+        "routing/sequence_mean_difference": 0,
+        "routing/topk_agreement": 1,
+        "routing/zero_deviation": 1,
+    }
+
+
+def test_disjoint_routes_differ_in_every_slot() -> None:
+    """Records without a common expert have d = K everywhere, and d = -1 marks rows that cannot be compared."""
+    payload = torch.tensor([[[0, 1], [0, 1]], [[2, 1], [-1, -1]]])
+    a = RoutingRecord.pack([payload], [3], LAYERS, E)
+    b = RoutingRecord.pack([torch.tensor([[[4, 5], [4, 5]], [[1, 2], [1, 2]]])], [3], LAYERS, E)
+    assert difference_counts(a, b).tolist() == [[2, 2], [0, -1]]
+    assert router_disagreement(a, b) == pytest.approx(2 / 3)
+    assert sequence_mean_difference(a, b) == 4
+    assert token_level_histogram(a, b).tolist() == [0, 0, 0, 0, 1]
+
+
+def test_no_data_is_an_error_not_a_zero() -> None:
+    """Records with no common row, or over other rows, cannot be compared."""
+    whole = draw_record(0, [2], 2)
+    lost = RoutingRecord.pack([torch.full((2, 2, 2), MISSING)], [3], LAYERS, E)
+    with pytest.raises(ValueError, match="present in both records, got none of 4"):
+        routing_metrics(whole, lost)
+    with pytest.raises(ValueError, match="at every layer, got none of 2"):
+        token_disagreement(whole, lost)
+    with pytest.raises(ValueError, match=r"expected \[2\] rows per response, got \[3\]"):
+        difference_counts(whole, draw_record(0, [3], 2))
+    with pytest.raises(ValueError, match="at least 1 feature row, got 0"):
+        route_kl(torch.zeros(0, 2, 3), torch.zeros(0, 2, 3))
+
+
+@given(seed=seeds)
+def test_route_kl_is_the_mean_over_rows_and_layers(seed: int) -> None:
+    """KL(p || q) term by term, not negative, 0 for logits that differ by a shift, and directed."""
+    generator = stream(seed, "logits")
+    p, q = torch.randn(3, 2, 4, generator=generator), torch.randn(3, 2, 4, generator=generator)
+    expected = 0.0
+    for f in range(3):
+        for i in range(2):
+            x, y = p[f, i].softmax(0), q[f, i].softmax(0)
+            expected += float((x * (x / y).log()).sum()) / 6
+    assert route_kl(p, q).item() == pytest.approx(expected, rel=1e-10)
+    assert route_kl(p, q).item() >= 0
+    assert route_kl(p, p + 3).item() == pytest.approx(0, abs=1e-14)
+    assert route_kl(p, q).item() != pytest.approx(route_kl(q, p).item(), rel=1e-6)
+
+
+def test_metric_names_are_registered() -> None:
+    """Every scalar carries a name of the registry."""
+    record = draw_record(0, [2], 2)
+    assert set(routing_metrics(record, record)) <= set(REGISTRY)

@@ -1,0 +1,302 @@
+"""The routing record: what goes in comes out, and each way in which the field has lost or misplaced routes is an error."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from theory.routing.features import RouterFeatures, draw_rows
+from theory.routing.record import MISSING, RoutingRecord, index_dtype, offsets_of
+from theory.streams import stream
+
+LAYERS = (1, 2, 5)
+
+
+def draw_payloads(seed: int, num_tokens: list[int], L: int, K: int, E: int, num_missing: int = 0) -> list[Tensor]:
+    """Random payloads (S - 1, L, K) of distinct ids in random order, with some rows missing."""
+    generator = stream(seed, "payloads")
+    payloads = []
+    for S in num_tokens:
+        ids = torch.rand(S - 1, L, E, generator=generator).argsort(dim=-1)[..., :K]
+        lost = torch.randperm(S - 1, generator=generator)[:num_missing]
+        ids[lost] = MISSING
+        payloads.append(ids)
+    return payloads
+
+
+def pack(
+    seed: int = 0, num_tokens: tuple[int, ...] = (5, 3, 7), K: int = 2, E: int = 8, **kwargs: int
+) -> RoutingRecord:
+    """A random record over LAYERS."""
+    payloads = draw_payloads(seed, list(num_tokens), len(LAYERS), K, E, **kwargs)
+    return RoutingRecord.pack(payloads, num_tokens, LAYERS, E)
+
+
+sizes = st.lists(st.integers(2, 9), min_size=1, max_size=5)
+
+
+@given(seed=st.integers(0, 999), num_tokens=sizes, num_missing=st.integers(0, 2), K=st.integers(2, 4))
+def test_record_round_trips(seed: int, num_tokens: list[int], num_missing: int, K: int) -> None:
+    """Packing keeps every row-layer's set of ids, per response, and padding adds nothing but -1."""
+    payloads = draw_payloads(seed, num_tokens, 3, K, 9, num_missing)
+    record = RoutingRecord.pack(payloads, num_tokens, LAYERS, 9)
+    assert len(record) == len(num_tokens)
+    assert record.num_rows_B == [S - 1 for S in num_tokens]
+    padded = record.padded(max(num_tokens) + 1)
+    for b, payload in enumerate(payloads):
+        expected = payload.sort(dim=-1).values.to(torch.int8)
+        assert torch.equal(record.rows(b), expected)
+        assert torch.equal(padded[b, : len(payload)], expected)
+        assert bool((padded[b, len(payload) :] == MISSING).all())
+    for i, number in enumerate(LAYERS):
+        assert torch.equal(record.layer(number), record.experts[:, i])
+    assert record.num_native_rows == sum(min(num_missing, S - 1) for S in num_tokens)
+    assert int(record.row_mask.sum()) == len(record.experts) - record.num_native_rows
+
+
+@given(seed=st.integers(0, 999), num_tokens=sizes, data=st.data())
+def test_select_then_concat_is_the_record(seed: int, num_tokens: list[int], data: st.DataObject) -> None:
+    """Splitting a record at any point, or permuting it there and back, gives the record again."""
+    record = RoutingRecord.pack(draw_payloads(seed, num_tokens, 3, 2, 8), num_tokens, LAYERS, 8)
+    B = len(num_tokens)
+    cut = data.draw(st.integers(0, B))
+    order = data.draw(st.permutations(range(B)))
+    back = [order.index(b) for b in range(B)]
+    for same in (
+        RoutingRecord.concat([record.select(range(cut)), record.select(range(cut, B))]),
+        record.select(order).select(back),
+    ):
+        assert torch.equal(same.experts, record.experts)
+        assert torch.equal(same.offsets, record.offsets)
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "expected"),
+    [
+        (1, torch.int8),
+        (127, torch.int8),
+        (128, torch.int16),
+        (256, torch.int16),
+        (32767, torch.int16),
+        (32768, torch.int32),
+    ],
+)
+def test_ids_are_as_narrow_as_signed_integers_allow(num_experts: int, expected: torch.dtype) -> None:
+    """The type holds E and -1, so that no id of a model with more than 255 experts wraps (verl #7407)."""
+    assert index_dtype(num_experts) == expected
+    if num_experts >= 2:
+        top = num_experts - 1
+        record = RoutingRecord.pack([torch.tensor([[[top, 0]]])], [2], (0,), num_experts)
+        assert record.experts.tolist() == [[[0, top]]]
+        assert record.nbytes == 2 * expected.itemsize
+
+
+def test_unsigned_payloads_are_read_by_value() -> None:
+    """An id of 200 in a uint8 payload stays 200: ids are widened before they are narrowed."""
+    record = RoutingRecord.pack([torch.tensor([[[200, 3]]], dtype=torch.uint8)], [2], (0,), 256)
+    assert record.experts.tolist() == [[[3, 200]]]
+
+
+def test_one_trailing_row_is_dropped_and_said() -> None:
+    """A payload of S rows loses its last one, with a warning that names both numbers (slime #1045)."""
+    payloads = draw_payloads(0, [6, 4], 3, 2, 8)
+    long = torch.cat([payloads[1], payloads[1][:1]])
+    with pytest.warns(UserWarning, match=re.escape("response 1: 4 rows for 4 tokens")):
+        record = RoutingRecord.pack([payloads[0], long], [6, 4], LAYERS, 8)
+    assert torch.equal(record.rows(1), payloads[1].sort(dim=-1).values.to(torch.int8))
+
+
+@pytest.mark.parametrize("num_rows", [0, 2, 3, 6, 9])
+def test_any_other_number_of_rows_is_an_error(num_rows: int) -> None:
+    """S tokens have S - 1 rows: the message names both numbers and the response."""
+    rows = draw_payloads(1, [20], 3, 2, 8)[0][:num_rows]
+    with pytest.raises(ValueError, match=f"response 1: expected 4 rows for 5 tokens, got {num_rows}"):
+        RoutingRecord.pack([draw_payloads(0, [4], 3, 2, 8)[0], rows], [4, 5], LAYERS, 8)
+
+
+def test_payload_over_all_decoder_layers_is_cut_by_number() -> None:
+    """The dense layers' columns are dropped by layer number, whatever they hold (slime #819, verl #5452)."""
+    payload = draw_payloads(0, [6], 6, 2, 8)[0]
+    expected = payload[:, list(LAYERS)].sort(dim=-1).values.to(torch.int8)
+    payload[:, [0, 3, 4]] = 99
+    by_depth = RoutingRecord.pack([payload], [6], LAYERS, 8, num_decoder_layers=6)
+    by_names = RoutingRecord.pack([payload], [6], range(6), 8, moe_layer_numbers=LAYERS)
+    for record in (by_depth, by_names):
+        assert record.layer_numbers == LAYERS
+        assert torch.equal(record.experts, expected)
+
+
+def test_layers_are_bound_by_number_not_by_order() -> None:
+    """Payload columns named in another order land at their own layers."""
+    payload = draw_payloads(0, [6], 3, 2, 8)[0]
+    record = RoutingRecord.pack([payload], [6], (5, 1, 2), 8)
+    assert torch.equal(record.layer(5), payload[:, 0].sort(dim=-1).values.to(torch.int8))
+    with pytest.raises(ValueError, match=r"\[1, 2, 5\], got layer 3"):
+        record.layer(3)
+
+
+@pytest.mark.parametrize("L", [2, 4, 5])
+def test_layer_count_that_fits_neither_is_an_error(L: int) -> None:
+    """A payload over neither the MoE layers nor all decoder layers names the three numbers."""
+    payload = draw_payloads(0, [4], L, 2, 8)
+    with pytest.raises(ValueError, match=rf"expected 3 layers \[1, 2, 5\], or all 6 decoder layers, got {L}"):
+        RoutingRecord.pack(payload, [4], LAYERS, 8, num_decoder_layers=6)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([3, 8], r"response 1, row 2, layer 5: expected expert ids in \[0, 8\) or -1, got \[3, 8\]"),
+        ([-2, 4], r"response 1, row 2, layer 5: expected expert ids in \[0, 8\) or -1, got \[-2, 4\]"),
+        ([264, 4], r"response 1, row 2, layer 5: expected expert ids in \[0, 8\) or -1, got \[264, 4\]"),
+        ([4, 4], r"response 1, row 2, layer 5: expected distinct .* got \[4, 4\]"),
+        ([0, 0], r"response 1, row 2, layer 5: expected distinct .* got \[0, 0\]"),
+        ([4, -1], r"response 1, row 2, layer 5: expected distinct .* got \[-1, 4\]"),
+    ],
+)
+def test_bad_ids_name_response_row_and_layer(ids: list[int], message: str) -> None:
+    """Ids out of range, repeated (zero filling included: verl #4986) or partly missing are found where they are."""
+    payloads = draw_payloads(0, [4, 6, 3], 3, 2, 8)
+    payloads[1][2, 2] = torch.tensor(ids)
+    with pytest.raises(ValueError, match=message):
+        RoutingRecord.pack(payloads, [4, 6, 3], LAYERS, 8)
+
+
+@pytest.mark.parametrize("K", [1, 2])
+def test_layer_that_was_never_captured_is_an_error(K: int) -> None:
+    """A layer of zeros is an unfilled buffer (vLLM #33013, #35623), also where rows are missing, and for top-1."""
+    payloads = draw_payloads(0, [4, 6], 3, K, 8, num_missing=1)
+    for payload in payloads:
+        payload[:, 1] = torch.where(payload[:, 1] == MISSING, MISSING, 0)
+    with pytest.raises(ValueError, match=r"layer 2: expected routed experts, got id 0 in every slot of all 6"):
+        RoutingRecord.pack(payloads, [4, 6], LAYERS, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_ids_that_are_no_integers_are_an_error(dtype: torch.dtype) -> None:
+    """Ids come as integers or not at all."""
+    with pytest.raises(ValueError, match=f"response 0: expected integer expert ids, got {dtype}"):
+        RoutingRecord.pack([torch.zeros(3, 3, 2, dtype=dtype)], [4], LAYERS, 8)
+
+
+def test_a_record_cannot_be_built_invalid() -> None:
+    """The constructor checks type, order, range, layers and offsets as `pack` does: no invalid record exists."""
+    good = pack()
+    rows, L, K = good.experts.shape
+    unsorted = good.experts.flip(-1)
+    cases = [
+        ((good.experts.long(), good.offsets, LAYERS, 8), "expected ids as torch.int8, got torch.int64"),
+        ((unsorted, good.offsets, LAYERS, 8), "row 0, layer 1: expected distinct ascending"),
+        ((good.experts, good.offsets, LAYERS, 3), "expected distinct ascending expert ids in \\[0, 3\\)"),
+        ((good.experts, good.offsets, (1, 2), 8), "expected 3 layer numbers for 3 layers of ids, got 2"),
+        ((good.experts, good.offsets, (2, 1, 5), 8), r"ascending layer numbers .* got \[2, 1, 5\]"),
+        ((good.experts, good.offsets[:-1], LAYERS, 8), f"rise from 0 to {rows} rows, got"),
+        ((good.experts, good.offsets.flip(0), LAYERS, 8), f"rise from 0 to {rows} rows, got"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(ValueError, match=message):
+            RoutingRecord(*arguments)
+
+
+def test_records_that_differ_do_not_join_or_compare() -> None:
+    """Layers, slots and experts must agree to concatenate; rows as well to compare (Megatron-LM #217)."""
+    record, wide = pack(), pack(K=3)
+    with pytest.raises(ValueError, match=r"record 1: expected .*\(1, 2, 5\), 2, 8\) .* got \(\(1, 2, 5\), 3, 8\)"):
+        RoutingRecord.concat([record, wide])
+    with pytest.raises(ValueError, match=r"expected \[4, 2, 6\] rows per response, got \[4, 2\]"):
+        record.check_same_rows(record.select([0, 1]))
+    with pytest.raises(ValueError, match="width of at least 6 rows, got 5"):
+        record.padded(5)
+    with pytest.raises(ValueError, match=r"expected a response in \[0, 3\), got 3"):
+        record.select([3])
+
+
+def test_layers_of_a_stage_are_those_columns() -> None:
+    """A pipeline stage's part of a record holds its own layers' ids."""
+    record = pack()
+    part = record.layers([5, 2])
+    assert part.layer_numbers == (2, 5)
+    assert torch.equal(part.experts, record.experts[:, [1, 2]])
+
+
+# -- features
+
+
+def draw_features(seed: int, num_rows: list[int], L: int = 3, D: int = 4, E: int = 5) -> RouterFeatures:
+    """Random features with these numbers of feature rows per response."""
+    generator = stream(seed, "features")
+    F = sum(num_rows)
+    return RouterFeatures(
+        rows=torch.cat([torch.arange(n) * 2 for n in num_rows]),
+        offsets=offsets_of(num_rows),
+        hidden=torch.randn(F, L, D, generator=generator),
+        logits=torch.randn(F, L, E, generator=generator),
+        layer_numbers=LAYERS[:L],
+    )
+
+
+@given(seed=st.integers(0, 999), num_rows=st.lists(st.integers(0, 4), min_size=1, max_size=5), data=st.data())
+def test_features_select_and_concat_keep_rows_together(seed: int, num_rows: list[int], data: st.DataObject) -> None:
+    """A response's rows, inputs and logits move together, and splitting then joining gives the features again."""
+    features = draw_features(seed, num_rows)
+    order = data.draw(st.permutations(range(len(num_rows))))
+    moved = features.select(order)
+    bounds = features.offsets.tolist()
+    for place, b in enumerate(order):
+        span, at = slice(bounds[b], bounds[b + 1]), slice(*moved.offsets.tolist()[place : place + 2])
+        assert torch.equal(moved.rows_of(place), features.rows[span])
+        assert torch.equal(moved.logits[at], features.logits[span])
+        assert moved.hidden is not None
+        assert features.hidden is not None
+        assert torch.equal(moved.hidden[at], features.hidden[span])
+    joined = RouterFeatures.concat([features.select([b]) for b in range(len(num_rows))])
+    assert torch.equal(joined.logits, features.logits)
+    assert torch.equal(joined.offsets, features.offsets)
+
+
+def test_minus_bias_undoes_a_folded_gate() -> None:
+    """h (W + W_p) - h W_p = h W: a folded engine's logits give back p_old."""
+    features = draw_features(0, [3, 2])
+    generator = stream(0, "predictor")
+    predictor = {n: torch.randn(4, 5, generator=generator) for n in LAYERS}
+    back = features.plus_bias(predictor).minus_bias(predictor)
+    # Two roundings of numbers of order 10 in float64.
+    torch.testing.assert_close(back.logits, features.logits, atol=1e-14, rtol=0)
+    for i, n in enumerate(LAYERS):
+        assert features.hidden is not None
+        expected = features.logits[:, i] - features.hidden[:, i] @ predictor[n]
+        torch.testing.assert_close(features.minus_bias(predictor).logits[:, i], expected, atol=1e-14, rtol=0)
+    with pytest.raises(ValueError, match=r"for layers \[1, 2, 5\], got none for \[5\]"):
+        features.minus_bias({1: predictor[1], 2: predictor[2]})
+
+
+@given(
+    seed=st.integers(0, 999),
+    spans=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), min_size=1, max_size=4),
+    num_positions=st.integers(1, 8),
+)
+def test_drawn_rows_are_distinct_ascending_and_inside(seed: int, spans: list, num_positions: int) -> None:
+    """Each response gives min(T_c, its rows) distinct rows of [first, num_rows), ascending."""
+    first, num_rows = [a for a, _ in spans], [a + n for a, n in spans]
+    drawn = draw_rows(num_rows, first, num_positions, stream(seed, "rows"))
+    for rows, a, b in zip(drawn, first, num_rows, strict=True):
+        assert len(rows) == min(num_positions, b - a)
+        assert rows.tolist() == sorted(set(rows.tolist()))
+        assert all(a <= row < b for row in rows.tolist())
+
+
+def test_drawn_rows_are_uniform() -> None:
+    """Every row is drawn equally often: 3 of 6 rows, so each with probability 1/2."""
+    generator = stream(0, "uniform")
+    hits = torch.zeros(8)
+    num_draws = 4000
+    for _ in range(num_draws):
+        hits[draw_rows([8], [2], 3, generator)[0]] += 1
+    # Binomial(4000, 1/2) has a standard deviation of 0.008 as a share; five of them.
+    assert hits[:2].tolist() == [0, 0]
+    assert bool(((hits[2:] / num_draws - 0.5).abs() < 0.04).all())

@@ -1,0 +1,18 @@
+"""Objectives are compositions: `preset("minirl")` gives one by name, `Objective(...)` composes a new one.
+
+Source of the formulas: MiniRL (arXiv 2512.01374) and Pr2 (2606.00395); `preset(name).describe()` prints them.
+"""
+
+from __future__ import annotations
+
+from theory.objectives.aggregations import AGGREGATIONS, Aggregation, Totals
+from theory.objectives.corrections import CORRECTIONS, Correction, correction
+from theory.objectives.objective import Objective, ObjectiveOutput
+from theory.objectives.presets import OVERRIDES, PRESETS, preset
+from theory.objectives.ratios import RATIOS, Ratio
+from theory.objectives.trust_regions import TrustRegion
+
+__all__ = [
+    "AGGREGATIONS", "CORRECTIONS", "OVERRIDES", "PRESETS", "RATIOS", "Aggregation", "Correction", "Objective",
+    "ObjectiveOutput", "Ratio", "Totals", "TrustRegion", "correction", "preset",
+]  # fmt: skip

@@ -1,0 +1,221 @@
+"""An objective as a composition: advantage x ratio x trust region x correction x aggregation, and a KL penalty.
+
+    J = aggregate over kept tokens of  term(ratio, weight, A, log pi) - beta KL(pi || ref),   to be maximised.
+
+Only pi carries a gradient; weights, masks and rejections are constants. Papers: MiniRL (arXiv 2512.01374) Eq. 3, 5, 7
+and App. A, Pr2 (2606.00395) Eq. 10, 11 and 14.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from theory import advantages
+from theory.divergences import ESTIMATORS, masked_mean
+from theory.names import unknown_name
+from theory.objectives.aggregations import Aggregation, Totals, count
+from theory.objectives.corrections import Correction
+from theory.objectives.kl_penalty import kl_pi_ref
+from theory.objectives.ratios import Ratio
+from theory.objectives.trust_regions import TrustRegion
+
+
+@dataclass(frozen=True)
+class ObjectiveOutput:
+    """The scalar to maximise, and metrics by registered name, as scalars without gradient.
+
+    Metrics are means over the response tokens (rejected ones included), so that micro-batches combine by their token
+    counts; `rollout_corr/weight_max` is a maximum. A metric that has no meaning for the objective is absent.
+    """
+
+    objective: Float[Tensor, ""]
+    metrics: dict[str, Float[Tensor, ""]]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A composed objective. `advantage` names a function of theory/advantages.py, which the loop applies to rewards.
+
+    Raises ValueError on unknown names, a negative KL coefficient, and a correction whose weight already holds pi under
+    a trust region that multiplies by the ratio itself.
+    """
+
+    name: str
+    advantage: str
+    ratio: Ratio
+    trust_region: TrustRegion
+    correction: Correction
+    aggregation: Aggregation
+    kl_coefficient: float = 0.0
+    kl_estimator: str = "k3"
+
+    def __post_init__(self) -> None:
+        if self.advantage not in advantages.ADVANTAGES:
+            raise unknown_name("advantage", self.advantage, advantages.ADVANTAGES)
+        if self.kl_estimator not in ESTIMATORS:
+            raise unknown_name("KL estimator", self.kl_estimator, ESTIMATORS)
+        if not self.kl_coefficient >= 0:
+            raise ValueError(f"{self.name}: expected kl_coefficient >= 0, got {self.kl_coefficient}")
+        if not self.ratio.symbol and self.trust_region.name != "none":
+            raise ValueError(f"{self.name}: expected a ratio for the trust region {self.trust_region.name}, got none")
+        if self.correction.numerator == "pi" and self.trust_region.takes == "gap":
+            raise ValueError(
+                f"{self.name}: expected a correction with numerator 'old', got {self.correction.name} with 'pi': "
+                f"{self.trust_region.name} multiplies by pi/old itself, which would count twice"
+            )
+
+    # -- the maths
+
+    def __call__(
+        self,
+        logp_pi_BT: Float[Tensor, "B T"],
+        logp_old_BT: Float[Tensor, "B T"],
+        logp_mu_BT: Float[Tensor, "B T"],
+        advantages_B: Float[Tensor, " B"],
+        is_response_BT: Bool[Tensor, "B T"],
+        *,
+        logp_ref_BT: Float[Tensor, "B T"] | None = None,
+        totals: Totals | None = None,
+    ) -> ObjectiveOutput:
+        """J, in units of the advantage, on the tokens where `is_response_BT`; other positions may hold anything.
+
+        `totals` are the denominators of the whole mini-batch where this is a micro-batch of it (`Objective.totals`);
+        by default the batch is its own whole. With every response rejected J is 0, its gradient 0 and
+        rollout_corr/rejected_fraction 1; with no response token J is 0 and there are no metrics.
+        Raises ValueError on shapes that differ, and where a KL coefficient has no `logp_ref_BT` to act on.
+        """
+        _require_shapes(logp_pi_BT, logp_old_BT, logp_mu_BT, advantages_B, is_response_BT, logp_ref_BT)
+        advantages_B1 = advantages_B.detach()[:, None]
+        old_BT, mu_BT = (_on(is_response_BT, x_BT.detach()) for x_BT in (logp_old_BT, logp_mu_BT))
+        kept_BT = self._kept(old_BT, mu_BT, is_response_BT)
+        totals = count(kept_BT) if totals is None else totals
+
+        numerator_BT = _on(is_response_BT, logp_pi_BT.detach()) if self.correction.numerator == "pi" else old_BT
+        log_gap_BT = numerator_BT - mu_BT
+        # A rejected response's weight may be inf: it is replaced before it meets any gradient.
+        weight_BT = torch.where(kept_BT, self.correction.weight(log_gap_BT), 0.0)
+
+        pi_BT = _on(kept_BT, logp_pi_BT)
+        ratio_BT = self.ratio(pi_BT, _on(kept_BT, old_BT), kept_BT)
+        ratio_in_weight = self.trust_region.takes == "gap" or self.correction.numerator == "pi"
+        whole_BT = weight_BT if ratio_in_weight else weight_BT * ratio_BT.detach()
+        term_BT = self.trust_region.term(ratio_BT, whole_BT, pi_BT, advantages_B1)
+
+        metrics = self._metrics(logp_pi_BT, old_BT, advantages_B1, is_response_BT)
+        metrics |= self._correction_metrics(weight_BT, log_gap_BT, kept_BT, is_response_BT)
+        if logp_ref_BT is not None:
+            penalty_BT = kl_pi_ref(pi_BT, _on(kept_BT, logp_ref_BT), self.kl_estimator)
+            term_BT = term_BT - self.kl_coefficient * penalty_BT
+            metrics |= self._kl_metrics(logp_pi_BT, logp_ref_BT, is_response_BT)
+        elif self.kl_coefficient > 0:
+            raise ValueError(f"{self.name}: expected logp_ref_BT for kl_coefficient {self.kl_coefficient}, got None")
+        return ObjectiveOutput(self.aggregation(term_BT, kept_BT, totals), metrics)
+
+    def totals(
+        self,
+        logp_old_BT: Float[Tensor, "B T"],
+        logp_mu_BT: Float[Tensor, "B T"],
+        is_response_BT: Bool[Tensor, "B T"],
+    ) -> Totals:
+        """The denominators of a whole mini-batch, after rejections: with them its micro-batches' objectives add up."""
+        old_BT, mu_BT = (_on(is_response_BT, x_BT.detach()) for x_BT in (logp_old_BT, logp_mu_BT))
+        return count(self._kept(old_BT, mu_BT, is_response_BT))
+
+    def _kept(self, old_BT: Tensor, mu_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        return is_response_BT & self.correction.keep(old_BT - mu_BT, is_response_BT)[:, None]
+
+    # -- metrics
+
+    @torch.no_grad()
+    def _metrics(
+        self, logp_pi_BT: Tensor, old_BT: Tensor, advantages_B1: Tensor, is_response_BT: Tensor
+    ) -> dict[str, Tensor]:
+        if not self.ratio.symbol or not is_response_BT.any():
+            return {}
+        ratio_BT = self.ratio(logp_pi_BT, old_BT, is_response_BT)
+        metrics = {"actor/ratio_mean": masked_mean(ratio_BT, is_response_BT)}
+        clipped = self.trust_region.clipped(ratio_BT, advantages_B1)
+        if clipped is not None:
+            high, low = (masked_mean(flag_BT.to(ratio_BT.dtype), is_response_BT) for flag_BT in clipped)
+            metrics |= {"actor/pg_clipfrac_high": high, "actor/pg_clipfrac_low": low, "actor/pg_clipfrac": high + low}
+        return metrics
+
+    @torch.no_grad()
+    def _correction_metrics(
+        self, weight_BT: Tensor, log_gap_BT: Tensor, kept_BT: Tensor, is_response_BT: Tensor
+    ) -> dict[str, Tensor]:
+        if not is_response_BT.any():
+            return {}
+        truncated_BT = self.correction.truncated(log_gap_BT) & kept_BT
+        rejected_BT = is_response_BT & ~kept_BT
+        return {
+            "rollout_corr/weight_mean": masked_mean(weight_BT, is_response_BT),
+            "rollout_corr/weight_max": weight_BT[is_response_BT].max(),
+            "rollout_corr/truncated_fraction": masked_mean(truncated_BT.to(weight_BT.dtype), is_response_BT),
+            "rollout_corr/rejected_fraction": masked_mean(rejected_BT.to(weight_BT.dtype), is_response_BT),
+        }
+
+    @torch.no_grad()
+    def _kl_metrics(self, logp_pi_BT: Tensor, logp_ref_BT: Tensor, is_response_BT: Tensor) -> dict[str, Tensor]:
+        if not is_response_BT.any():
+            return {}
+        penalty_BT = kl_pi_ref(logp_pi_BT, logp_ref_BT, self.kl_estimator)
+        return {"actor/kl_penalty": masked_mean(penalty_BT, is_response_BT)}
+
+    # -- words
+
+    @property
+    def formula(self) -> str:
+        """J in the papers' notation, with the numbers in it."""
+        weight = self.correction.symbol
+        if self.trust_region.takes == "whole" and self.correction.numerator == "old":
+            weight = " ".join(s for s in (weight, self.ratio.symbol) if s)
+        term = self.trust_region.formula(self.ratio.symbol, weight)
+        if self.kl_coefficient > 0:
+            term = f"({term} - {self.kl_coefficient:g} {self.kl_estimator}[KL(pi || ref)])"
+        return "J = " + self.aggregation.formula.format(term=term)
+
+    def describe(self) -> str:
+        """The composition, a line a part, each with its formula."""
+        kl = f"{self.kl_coefficient:g} x {self.kl_estimator} of KL(pi || ref)" if self.kl_coefficient > 0 else "none"
+        parts = {
+            "objective": self.formula,
+            "advantage": f"{self.advantage}: {advantages.FORMULAS[self.advantage]}",
+            "ratio": f"{self.ratio.name}: {self.ratio.formula}",
+            "trust region": self.trust_region.name,
+            "correction": f"{self.correction.name}: {self.correction.formula}",
+            "aggregation": self.aggregation.name,
+            "KL penalty": kl,
+        }
+        return "\n".join([self.name, *(f"  {part:<13} {text}" for part, text in parts.items())])
+
+
+def _on(mask_BT: Tensor, x_BT: Tensor) -> Tensor:
+    """x where the mask is True, else 0: taken before any arithmetic, so that nan and inf off the mask go nowhere."""
+    return torch.where(mask_BT, x_BT, 0.0)
+
+
+def _require_shapes(
+    logp_pi_BT: Tensor,
+    logp_old_BT: Tensor,
+    logp_mu_BT: Tensor,
+    advantages_B: Tensor,
+    is_response_BT: Tensor,
+    logp_ref_BT: Tensor | None,
+) -> None:
+    shape = tuple(logp_pi_BT.shape)
+    tensors = {"logp_old_BT": logp_old_BT, "logp_mu_BT": logp_mu_BT, "is_response_BT": is_response_BT}
+    if logp_ref_BT is not None:
+        tensors["logp_ref_BT"] = logp_ref_BT
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}: expected the shape of logp_pi_BT, {shape}, got {tuple(tensor.shape)}")
+    if tuple(advantages_B.shape) != shape[:1]:
+        raise ValueError(f"advantages_B: expected shape {shape[:1]}, got {tuple(advantages_B.shape)}")
+
+
+__all__ = ["Objective", "ObjectiveOutput"]

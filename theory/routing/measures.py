@@ -1,0 +1,151 @@
+"""How far two routings of the same rows differ: discrepancies at three levels, agreement, route KL and staleness.
+
+Rows that either record lacks are left out of every mean, never counted as agreement.
+
+Letters beyond theory/contracts.py: R rows, F feature rows, d in {0..K} differing choices of one row at one layer.
+Papers: R3 (arXiv 2510.11370) sec. 3.2 and App. H, Pr2 (arXiv 2606.00395) sec. 3.3 and 5.4.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from theory.routing.record import MISSING, RoutingRecord
+
+
+def difference_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> Int[Tensor, "R L"]:
+    """d = K - |A and B| in [0, K] per row and layer, and -1 where either record lacks the row (R3 App. H).
+
+    Raises ValueError where the records are over different rows, layers, slots or experts.
+    """
+    record_a.check_same_rows(record_b)
+    a, b = record_a.experts, record_b.experts.to(record_a.experts.device)
+    K = record_a.num_slots
+    # Slot by slot: comparing all K x K pairs at once would take K times the record's memory.
+    d_RL = torch.full(a.shape[:2], K, dtype=torch.int16, device=a.device)
+    for k in range(K):
+        d_RL -= (a == b[..., k : k + 1]).any(dim=-1).to(torch.int16)
+    is_compared = record_a.is_recorded & record_b.is_recorded.to(a.device)
+    return d_RL.masked_fill_(~is_compared, MISSING)
+
+
+def _router_counts(d_RL: Tensor) -> Tensor:
+    counts = d_RL[d_RL != MISSING].long()
+    if len(counts) == 0:
+        raise ValueError(f"expected a row and layer present in both records, got none of {d_RL.numel()}")
+    return counts
+
+
+def _token_counts(d_RL: Tensor) -> Tensor:
+    is_whole = (d_RL != MISSING).all(dim=1)
+    if not bool(is_whole.any()):
+        raise ValueError(f"expected a row present in both records at every layer, got none of {len(d_RL)}")
+    return d_RL[is_whole].long().sum(dim=1)
+
+
+def _sequence_means(d_RL: Tensor, record: RoutingRecord) -> Tensor:
+    is_whole = (d_RL != MISSING).all(dim=1)
+    token_counts = _token_counts(d_RL).double()
+    num_rows_B = record.offsets.diff().to(d_RL.device)
+    response_R = torch.repeat_interleave(torch.arange(len(record), device=d_RL.device), num_rows_B)[is_whole]
+    num_whole_B = torch.bincount(response_R, minlength=len(record))
+    total_B = torch.bincount(response_R, weights=token_counts, minlength=len(record))
+    return total_B[num_whole_B > 0] / num_whole_B[num_whole_B > 0]
+
+
+def _histogram(counts: Tensor, largest: int) -> Tensor:
+    return torch.bincount(counts, minlength=largest + 1).double() / len(counts)
+
+
+def router_level_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -> Float[Tensor, " K_plus_1"]:
+    """The share of (row, layer) pairs with d = x, for x = 0..K (R3 App. H, Fig. 3a); sums to 1."""
+    return _histogram(_router_counts(difference_counts(record_a, record_b)), record_a.num_slots)
+
+
+def token_level_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -> Float[Tensor, " LK_plus_1"]:
+    """The share of rows with sum_l d = x, for x = 0..L K (R3 App. H, Fig. 3b); sums to 1.
+
+    Over rows that both records have at every layer.
+    """
+    largest = record_a.num_slots * len(record_a.layer_numbers)
+    return _histogram(_token_counts(difference_counts(record_a, record_b)), largest)
+
+
+def sequence_level_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -> Float[Tensor, " LK_plus_1"]:
+    """The share of responses with x <= mean_t sum_l d < x + 1, for x = 0..L K (R3 App. H, Fig. 3c); sums to 1.
+
+    Over responses with at least one row that both records have at every layer.
+    """
+    largest = record_a.num_slots * len(record_a.layer_numbers)
+    means = _sequence_means(difference_counts(record_a, record_b), record_a)
+    return _histogram(means.floor().long(), largest)
+
+
+def router_disagreement(record_a: RoutingRecord, record_b: RoutingRecord) -> float:
+    """The share of (row, layer) pairs whose sets of experts differ, in [0, 1] (R3 sec. 3.2)."""
+    return _mean(_router_counts(difference_counts(record_a, record_b)) > 0)
+
+
+def token_disagreement(record_a: RoutingRecord, record_b: RoutingRecord) -> float:
+    """The share of rows whose sets differ at one layer or more, in [0, 1] (R3 sec. 3.2)."""
+    return _mean(_token_counts(difference_counts(record_a, record_b)) > 0)
+
+
+def sequence_mean_difference(record_a: RoutingRecord, record_b: RoutingRecord) -> float:
+    """Mean over responses of the mean over rows of sum_l d, in [0, L K] choices a token (R3 sec. 3.2)."""
+    return _mean(_sequence_means(difference_counts(record_a, record_b), record_a))
+
+
+def topk_agreement(record_a: RoutingRecord, record_b: RoutingRecord) -> float:
+    """Mean over rows and layers of |A and B| / K, in [0, 1] (Pr2 sec. 5.4)."""
+    return 1.0 - _mean(_router_counts(difference_counts(record_a, record_b))) / record_a.num_slots
+
+
+def deviation_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -> Float[Tensor, " K_plus_1"]:
+    """The share of (row, layer) pairs with K - |A and B| = x, for x = 0..K (Pr2 sec. 5.4, Fig. 4b).
+
+    Pr2's deviation is R3's router difference, so this is `router_level_histogram` under the name of its figure.
+    """
+    return router_level_histogram(record_a, record_b)
+
+
+def route_kl(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "F L E"]) -> Float[Tensor, ""]:
+    """Mean over rows and layers of KL(softmax(p) || softmax(q)), in nats, at least 0 (Pr2 sec. 5.4).
+
+    Per layer, so that depths compare; Eq. 8 sums over the layers instead.
+    """
+    if logits_p_FLE.shape[0] == 0:
+        raise ValueError("expected at least 1 feature row, got 0")
+    log_p, log_q = (x.double().log_softmax(dim=-1) for x in (logits_p_FLE, logits_q_FLE))
+    return (log_p.exp() * (log_p - log_q)).sum(dim=-1).mean()
+
+
+def staleness_tv(cached: RoutingRecord, current: RoutingRecord) -> Float[Tensor, " rows"]:
+    """S_t = TV(current route, cached route) per row, over its whole route (Pr2 sec. 3.3).
+
+    Both are point masses, so it is 0 where the routes agree at every layer and 1 elsewhere. Over rows that both
+    records have at every layer, in order.
+    """
+    return (_token_counts(difference_counts(cached, current)) > 0).double()
+
+
+def routing_metrics(record_a: RoutingRecord, record_b: RoutingRecord) -> dict[str, float]:
+    """The scalars of this module that compare two records, under their registered names.
+
+    Raises ValueError where nothing can be compared: no data is never a 0.
+    """
+    d_RL = difference_counts(record_a, record_b)
+    routers, tokens = _router_counts(d_RL), _token_counts(d_RL)
+    return {
+        "routing/router_disagreement": _mean(routers > 0),
+        "routing/token_disagreement": _mean(tokens > 0),
+        "routing/sequence_mean_difference": _mean(_sequence_means(d_RL, record_a)),
+        "routing/topk_agreement": 1.0 - _mean(routers) / record_a.num_slots,
+        "routing/zero_deviation": _mean(routers == 0),
+    }
+
+
+def _mean(values: Tensor) -> float:
+    return values.double().mean().item()

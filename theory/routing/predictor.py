@@ -1,0 +1,223 @@
+"""The evolution predictor: one linear map W_p per router that anticipates how its logits will move.
+
+It biases the choice of experts in the pass that records the route, learns from the logits that later passes see on the
+same rows, and never receives or sends a gradient through the model.
+
+Letters beyond theory/contracts.py: F feature rows. Paper: Pr2 (arXiv 2606.00395) sec. 4, App. D, E and G.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from theory.routing.features import RouterFeatures
+
+if TYPE_CHECKING:
+    from theory.contracts import NamedTensors
+
+
+@dataclass(frozen=True)
+class PredictorSettings:
+    """How the predictor learns: its learning rate as a multiple of the model's, its loss, and feature rows a response.
+
+    The paper's multipliers are 1e1 to 1e4 on learning rates of 1e-6 and below (App. E.1); num_positions is its T_c.
+    """
+
+    learning_rate_multiplier: float = 1.0
+    loss: Literal["kl", "delta"] = "kl"
+    num_positions: int = 2048
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate_multiplier > 0:
+            raise ValueError(f"expected a positive learning_rate_multiplier, got {self.learning_rate_multiplier}")
+        if self.num_positions < 1:
+            raise ValueError(f"expected at least 1 position per response, got {self.num_positions}")
+        if self.loss not in LOSSES:
+            raise ValueError(f"expected loss to be one of {sorted(LOSSES)}, got {self.loss!r}")
+
+
+def predictive_logits(
+    logits_old: Float[Tensor, "N E"], hidden_old: Float[Tensor, "N D"], W_p: Float[Tensor, "D E"]
+) -> Float[Tensor, "N E"]:
+    """p_old + h_old W_p, the logits of the predictive distribution (Pr2 Eq. 4); 16-bit logits widen to float32."""
+    wide = torch.promote_types(logits_old.dtype, torch.float32)
+    return logits_old.to(wide) + hidden_old.to(wide) @ W_p.to(hidden_old.device, wide)
+
+
+def kl_loss(
+    logits_pi_FLE: Float[Tensor, "F L E"], features: RouterFeatures, predictor: Mapping[int, Float[Tensor, "D E"]]
+) -> Float[Tensor, ""]:
+    """L_Pr2 = sum_l mean_t KL(softmax(p_pi) || softmax(p_old + h_old W_p)) in nats, at least 0 (Pr2 Eq. 8).
+
+    Gradients reach W_p alone: the logits of pi are the teacher, and the features are data. Convex in W_p.
+    Raises ValueError where rows or layers differ, where a layer has no W_p, and where there are no rows.
+    """
+    return _summed_kl(logits_pi_FLE, features, predictor, _kl_pair)
+
+
+def delta_loss(
+    logits_pi_FLE: Float[Tensor, "F L E"], features: RouterFeatures, predictor: Mapping[int, Float[Tensor, "D E"]]
+) -> Float[Tensor, ""]:
+    """sum_l mean_t KL(softmax(p_pi - p_old) || softmax(h_old W_p)) in nats, at least 0 (Pr2 App. G).
+
+    Gradients and errors as for `kl_loss`; the same minimiser where the drift of the logits is linear in h_old.
+    """
+    return _summed_kl(logits_pi_FLE, features, predictor, _delta_pair)
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {"kl": kl_loss, "delta": delta_loss}
+
+
+def _kl_pair(pi_FE: Tensor, old_FE: Tensor, bias_FE: Tensor) -> tuple[Tensor, Tensor]:
+    return pi_FE, old_FE + bias_FE
+
+
+def _delta_pair(pi_FE: Tensor, old_FE: Tensor, bias_FE: Tensor) -> tuple[Tensor, Tensor]:
+    return pi_FE - old_FE, bias_FE
+
+
+def _summed_kl(
+    logits_pi_FLE: Tensor,
+    features: RouterFeatures,
+    predictor: Mapping[int, Tensor],
+    pair: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> Tensor:
+    if logits_pi_FLE.shape != features.logits.shape:
+        raise ValueError(f"expected logits of shape {tuple(features.logits.shape)}, got {tuple(logits_pi_FLE.shape)}")
+    if features.hidden is None:
+        raise ValueError("expected features with the router's input (hidden), got logits alone")
+    if len(features.rows) == 0:
+        raise ValueError("expected at least 1 feature row, got 0")
+    if set(predictor) != set(features.layer_numbers):
+        raise ValueError(f"expected a predictor for layers {list(features.layer_numbers)}, got {sorted(predictor)}")
+    losses = []
+    for i, number in enumerate(features.layer_numbers):
+        W_p = predictor[number]
+        pi, old, hidden = (x[:, i].detach().to(W_p) for x in (logits_pi_FLE, features.logits, features.hidden))
+        target, guess = pair(pi, old, hidden @ W_p)
+        log_target, log_guess = target.log_softmax(dim=-1), guess.log_softmax(dim=-1)
+        losses.append((log_target.exp() * (log_target - log_guess)).sum(dim=-1).mean())
+    return torch.stack(losses).sum()
+
+
+def fold(
+    named_tensors: NamedTensors,
+    predictor: Mapping[int, Float[Tensor, "D E"]],
+    gate_name: str = "model.layers.{}.mlp.gate.weight",
+) -> Iterator[tuple[str, Tensor]]:
+    """The named tensors with each predicted layer's gate weight (E, D) replaced by W + W_p^T.
+
+    Since h W + h W_p = h (W + W_p), an engine handed these weights routes by the predictive distribution and weighs by
+    it (Pr2 Eq. 4-6, App. C.2), with no change to the model. The sum is taken in W_p's type and returned in the gate's.
+    Raises ValueError for a gate of another shape, and, once exhausted, for a layer whose gate never came.
+    """
+    waiting = {gate_name.format(number): number for number in predictor}
+    for name, tensor in named_tensors:
+        if name not in waiting:
+            yield name, tensor
+            continue
+        bias = predictor[waiting.pop(name)].detach().T
+        if tensor.shape != bias.shape:
+            raise ValueError(f"{name}: expected a gate of shape {tuple(bias.shape)}, got {tuple(tensor.shape)}")
+        yield name, (tensor.detach().to(bias) + bias).to(tensor)
+    if waiting:
+        raise ValueError(f"expected a gate weight for each predicted layer, got none named {sorted(waiting)}")
+
+
+def learns(minibatch_index: int) -> bool:
+    """Whether the predictor learns on this mini-batch (from 0): not on the first, where pi is old (Pr2 Alg. 3)."""
+    return minibatch_index >= 1
+
+
+class PredictorTrainer:
+    """The predictors of all layers, zero at the start, and their AdamW (no weight decay).
+
+    A step minimises the settings' loss at learning rate `lr * learning_rate_multiplier`.
+    """
+
+    def __init__(
+        self,
+        layer_numbers: Sequence[int],
+        model_width: int,
+        num_experts: int,
+        settings: PredictorSettings,
+        betas: tuple[float, float] = (0.9, 0.999),
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.settings = settings
+        self.parameters = {
+            number: torch.nn.Parameter(torch.zeros(model_width, num_experts, dtype=dtype, device=device))
+            for number in sorted(layer_numbers)
+        }
+        if not self.parameters:
+            raise ValueError("expected at least one MoE layer to predict, got none")
+        self.optimizer = torch.optim.AdamW(list(self.parameters.values()), lr=0.0, betas=betas, weight_decay=0.0)
+
+    def step(
+        self,
+        features_old: RouterFeatures,
+        logits_pi_FLE: Float[Tensor, "F L E"],
+        lr: float,
+        reduce: Callable[[Sequence[Tensor]], None] | None = None,
+    ) -> dict[str, float]:
+        """One AdamW step; `reduce` averages the gradients in place over data-parallel ranks before it.
+
+        Returns predictor/loss (nats, before the step, on this rank's rows) and predictor/weight_norm (Frobenius norm
+        over all layers, after it).
+        """
+        parameters = list(self.parameters.values())
+        with torch.enable_grad():
+            loss = LOSSES[self.settings.loss](logits_pi_FLE, features_old, self.parameters)
+            gradients = torch.autograd.grad(loss, parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if reduce is not None:
+            reduce([parameter.grad for parameter in parameters if parameter.grad is not None])
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * self.settings.learning_rate_multiplier
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        squares = torch.stack([w.double().square().sum() for w in self.weights().values()])
+        return {"predictor/loss": loss.item(), "predictor/weight_norm": squares.sum().sqrt().item()}
+
+    def weights(self) -> dict[int, Float[Tensor, "D E"]]:
+        """W_p by layer number, copied: later steps do not change them."""
+        return {number: parameter.detach().clone() for number, parameter in self.parameters.items()}
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Weights and optimiser state as named tensors; loading them resumes to the same bits."""
+        state = {}
+        for number, parameter in self.parameters.items():
+            state[f"predictor.{number}.weight"] = parameter.detach().clone()
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                state[f"predictor.{number}.{key}"] = value.detach().clone()
+        return state
+
+    def load_state_tensors(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_tensors`; raises ValueError where names or shapes differ from this trainer's."""
+        has_stepped = any(name.endswith(".exp_avg") for name in state)
+        keys = ("weight", "step", "exp_avg", "exp_avg_sq") if has_stepped else ("weight",)
+        expected = {f"predictor.{number}.{key}" for number in self.parameters for key in keys}
+        if set(state) != expected:
+            raise ValueError(f"expected tensors {sorted(expected)}, got {sorted(state)}")
+        for number, parameter in self.parameters.items():
+            for key in keys:
+                name = f"predictor.{number}.{key}"
+                if key != "step" and state[name].shape != parameter.shape:
+                    raise ValueError(f"{name}: expected shape {tuple(parameter.shape)}, got {tuple(state[name].shape)}")
+        for number, parameter in self.parameters.items():
+            mine = {key: state[f"predictor.{number}.{key}"].clone() for key in keys}
+            with torch.no_grad():
+                parameter.copy_(mine.pop("weight"))
+            self.optimizer.state.pop(parameter, None)
+            if mine:
+                step = mine.pop("step")
+                moments = {key: value.to(parameter) for key, value in mine.items()}
+                self.optimizer.state[parameter] = {"step": step, **moments}

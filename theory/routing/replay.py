@@ -1,0 +1,353 @@
+"""Replay: which pass of a global step routes how, and the context in which a model asks for its routes.
+
+Only the set of experts is replayed, never its weights, so gradients reach the router. A `RoutingPass` belongs to one
+forward and backward of one micro-batch, is handed to the model by its caller, and keeps a ledger: every layer is
+routed exactly once, recomputation gives the first forward's experts again, and anything else is an error.
+
+Letters beyond theory/contracts.py: N = B * width rows of the flattened batch, R rows without padding.
+Papers: R3 (arXiv 2510.11370) Eq. 8 and 9; Pr2 (arXiv 2606.00395) Eq. 4-7, App. C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from theory.routing import gates
+from theory.routing.features import RouterFeatures
+from theory.routing.gates import Gate
+from theory.routing.measures import router_disagreement
+from theory.routing.predictor import predictive_logits
+from theory.routing.record import RoutingRecord, flat_rows, index_dtype, offsets_of
+
+Mode = Literal["none", "R2", "R3", "Pr2", "Pr3"]
+MODES: tuple[Mode, ...] = ("none", "R2", "R3", "Pr2", "Pr3")
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How the three passes of a mode route: the rollout under mu, the old pass, and the gradient passes."""
+
+    rollout: Literal["natural", "predicted"]
+    old: Literal["natural", "replay_rollout", "predicted"]
+    gradient: Literal["natural", "replay_old", "replay_rollout"]
+
+    @property
+    def trains_predictor(self) -> bool:
+        """Whether some pass routes by the predictor, which must then learn."""
+        return "predicted" in (self.rollout, self.old)
+
+    @property
+    def records_rollout(self) -> bool:
+        """Whether a training pass replays the rollout's experts, which must then be recorded."""
+        return "replay_rollout" in (self.old, self.gradient)
+
+    @property
+    def records_old(self) -> bool:
+        """Whether the gradient passes replay the old pass's experts, which must then be recorded."""
+        return self.gradient == "replay_old"
+
+
+PASSES: dict[Mode, Passes] = {
+    "none": Passes(rollout="natural", old="natural", gradient="natural"),
+    "R2": Passes(rollout="natural", old="natural", gradient="replay_old"),
+    "R3": Passes(rollout="natural", old="replay_rollout", gradient="replay_rollout"),
+    "Pr2": Passes(rollout="natural", old="predicted", gradient="replay_old"),
+    "Pr3": Passes(rollout="predicted", old="replay_rollout", gradient="replay_rollout"),
+}
+
+
+class LedgerError(ValueError):
+    """A routing pass was used other than once per layer, in one forward and its backward."""
+
+
+@dataclass(frozen=True, eq=False)
+class PassRouting:
+    """What one pass routes by.
+
+    source: `natural` top-k of the live logits; `replay` of `record`, live gates; `predicted`, top-k of the live logits
+    plus h W_p. gates: for `predicted`, weights from the biased logits (`predicted`, Pr2 Eq. 6) or the live ones.
+    feature_rows: per response, the rows whose router input and logits are kept. Raises ValueError where they conflict.
+    """
+
+    source: Literal["natural", "replay", "predicted"]
+    record: RoutingRecord | None = None
+    gates: Literal["live", "predicted"] = "live"
+    predictor: Mapping[int, Float[Tensor, "D E"]] = field(default_factory=dict)
+    feature_rows: tuple[Int[Tensor, " _"], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.source == "replay") != (self.record is not None):
+            got = "no record" if self.record is None else f"a record of {len(self.record)} responses"
+            raise ValueError(f"expected a record if and only if source is 'replay', got {got} with {self.source!r}")
+        if (self.source == "predicted") != bool(self.predictor):
+            got = f"one for layers {sorted(self.predictor)} with {self.source!r}"
+            raise ValueError(f"expected a predictor if and only if source is 'predicted', got {got}")
+        if self.gates == "predicted" and self.source != "predicted":
+            raise ValueError(f"expected gates 'predicted' only with source 'predicted', got source {self.source!r}")
+        if self.record is not None and self.feature_rows is not None and len(self.record) != len(self.feature_rows):
+            raise ValueError(f"expected feature rows of {len(self.record)} responses, got {len(self.feature_rows)}")
+
+    def select(self, indices: Sequence[int]) -> PassRouting:
+        """The routing of these responses, in this order."""
+        indices = list(indices)
+        return replace(
+            self,
+            record=None if self.record is None else self.record.select(indices),
+            feature_rows=None if self.feature_rows is None else tuple(self.feature_rows[b] for b in indices),
+        )
+
+
+class NaturalRouting:
+    """Routing without replay, record or ledger: what inference, a reference model or a teacher runs with."""
+
+    def route(
+        self,
+        layer_number: int,
+        hidden_ND: Float[Tensor, "N D"],
+        logits_NE: Float[Tensor, "N E"],
+        num_slots: int,
+        gate: Gate,
+        selection_bias_E: Float[Tensor, " E"] | None = None,
+    ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
+        """The experts that the logits choose, ascending, and their weights."""
+        return gates.route(logits_NE, num_slots, gate, selection_bias_E)
+
+
+class RoutingPass:
+    """The routing of one forward and backward of one micro-batch of B responses, padded to `width` rows each.
+
+    Row s of response b stands at b * width + s of the flattened batch; rows from num_rows_B[b] on are padding and are
+    routed naturally, as are rows that the record lacks. `layer_numbers` are the MoE layers of the model: needed only
+    to notice a layer that never asked where neither record nor predictor names them.
+    Enter it once; leave it after backward. Left by an exception, it forgets everything.
+    """
+
+    def __init__(
+        self,
+        routing: PassRouting,
+        num_rows_B: Sequence[int],
+        width: int,
+        layer_numbers: Sequence[int] | None = None,
+    ) -> None:
+        self.routing = routing
+        self._num_rows_B = [int(n) for n in num_rows_B]
+        self._width = width
+        self._layer_numbers = _expected_layers(routing, layer_numbers)
+        self._state: Literal["new", "open", "closed", "failed"] = "new"
+        self._recomputed: set[int] | None = None
+        self._forget()
+        self._check_rows()
+        self._rows_R = flat_rows(self._num_rows_B, width)
+
+    def _forget(self) -> None:
+        self._experts: dict[int, Tensor] = {}
+        self._natural: dict[int, Tensor] = {}
+        self._features: dict[int, tuple[Tensor, Tensor]] = {}
+        self._num_experts: int | None = None
+
+    def _check_rows(self) -> None:
+        B, record, features = len(self._num_rows_B), self.routing.record, self.routing.feature_rows
+        if max(self._num_rows_B, default=0) > self._width:
+            raise ValueError(f"expected a width of at least {max(self._num_rows_B)} rows, got {self._width}")
+        if record is not None and record.num_rows_B != self._num_rows_B:
+            raise ValueError(f"expected a record of {self._num_rows_B} rows per response, got {record.num_rows_B}")
+        if features is not None and len(features) != B:
+            raise ValueError(f"expected feature rows of {B} responses, got {len(features)}")
+        for b, rows in enumerate(features or ()):
+            n = self._num_rows_B[b]
+            if bool(((rows < 0) | (rows >= n)).any()):
+                raise ValueError(f"response {b}: expected feature rows in [0, {n}), got {rows.tolist()}")
+
+    def __enter__(self) -> RoutingPass:
+        if self._state != "new":
+            raise LedgerError(f"expected a new pass (one forward and its backward), got one that is {self._state}")
+        self._state = "open"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._state = "failed"
+            self._forget()
+            return
+        absent = sorted(set(self._layer_numbers or ()) - set(self._experts))
+        if absent:
+            seen = sorted(self._experts)
+            self._state = "failed"
+            self._forget()
+            raise LedgerError(f"expected every layer of {self._layer_numbers} to be routed, got {seen}: never {absent}")
+        self._state = "closed"
+
+    @contextmanager
+    def recompute(self) -> Iterator[None]:
+        """Inside, layers that the forward has routed may be routed again, and get the same experts as then.
+
+        For activation recomputation: `checkpoint(..., context_fn=lambda: (nullcontext(), routing_pass.recompute()))`.
+        Natural routes are held as well: a near tie that flips would change what backward differentiates.
+        """
+        if self._recomputed is not None:
+            raise LedgerError("expected one recomputation at a time, got a nested one")
+        self._recomputed = set()
+        try:
+            yield
+        finally:
+            self._recomputed = None
+
+    def route(
+        self,
+        layer_number: int,
+        hidden_ND: Float[Tensor, "N D"],
+        logits_NE: Float[Tensor, "N E"],
+        num_slots: int,
+        gate: Gate,
+        selection_bias_E: Float[Tensor, " E"] | None = None,
+    ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
+        """The experts of every row at this layer, ascending, and their weights in the logits' type.
+
+        Gradients reach the logits through the weights; with predicted gates also the router's input through h W_p.
+        Raises LedgerError outside the context, for a layer that the record or predictor lacks, for a second use.
+        """
+        self._check_use(layer_number, logits_NE, num_slots)
+        weighed_NE = choosing_NE = logits_NE
+        if self.routing.source == "predicted":
+            choosing_NE = predictive_logits(logits_NE, hidden_ND, self.routing.predictor[layer_number])
+            weighed_NE = choosing_NE if self.routing.gates == "predicted" else logits_NE
+        if self._recomputed is not None:
+            self._recomputed.add(layer_number)
+            experts_NK = self._experts[layer_number].to(torch.int64)
+        else:
+            natural_NK = gates.select(logits_NE, num_slots, gate, selection_bias_E)
+            experts_NK = natural_NK
+            if self.routing.source == "predicted":
+                experts_NK = gates.select(choosing_NE, num_slots, gate, selection_bias_E)
+            elif self.routing.record is not None:
+                experts_NK = self._replayed(self.routing.record.layer(layer_number), natural_NK)
+            self._enter_in_ledger(layer_number, experts_NK, natural_NK, hidden_ND, logits_NE)
+        return experts_NK, gates.weigh(weighed_NE, experts_NK, gate).to(logits_NE.dtype)
+
+    def _check_use(self, layer_number: int, logits_NE: Tensor, num_slots: int) -> None:
+        N, E = logits_NE.shape
+        if self._state != "open":
+            raise LedgerError(f"layer {layer_number}: expected to be inside `with`, got a {self._state} pass")
+        if self._layer_numbers is not None and layer_number not in self._layer_numbers:
+            raise LedgerError(f"expected one of the layers {self._layer_numbers}, got layer {layer_number}")
+        B, width = len(self._num_rows_B), self._width
+        if B * width != N:
+            raise ValueError(f"layer {layer_number}: expected {B * width} rows ({B} responses x {width}), got {N}")
+        record = self.routing.record
+        if record is not None and (record.num_experts, record.num_slots) != (E, num_slots):
+            expected = f"{record.num_slots} of {record.num_experts} experts"
+            raise ValueError(f"layer {layer_number}: expected {expected} as recorded, got {num_slots} of {E}")
+        if self._num_experts not in (None, E):
+            raise ValueError(f"layer {layer_number}: expected {self._num_experts} experts as before, got {E}")
+        self._num_experts = E
+        if self._recomputed is None and layer_number in self._experts:
+            raise LedgerError(f"layer {layer_number}: expected one use per forward, got another outside recompute()")
+        if self._recomputed is not None and layer_number not in self._experts:
+            raise LedgerError(f"layer {layer_number}: expected a layer that the forward has routed, got a new one")
+        if self._recomputed is not None and layer_number in self._recomputed:
+            raise LedgerError(f"layer {layer_number}: expected one use per recomputation, got another")
+
+    def _replayed(self, recorded_RK: Tensor, natural_NK: Tensor) -> Tensor:
+        recorded_RK = recorded_RK.to(natural_NK)
+        is_recorded_R = recorded_RK[:, 0] >= 0
+        experts_NK = natural_NK.clone()
+        experts_NK[self._rows_R.to(natural_NK.device)[is_recorded_R]] = recorded_RK[is_recorded_R]
+        return experts_NK
+
+    def _enter_in_ledger(
+        self, number: int, experts_NK: Tensor, natural_NK: Tensor, hidden_ND: Tensor, logits_NE: Tensor
+    ) -> None:
+        narrow = index_dtype(logits_NE.shape[1])
+        rows_R = self._rows_R.to(experts_NK.device)
+        # The padding's experts are kept too: recomputation must repeat them as well.
+        self._experts[number] = experts_NK.to(narrow)
+        self._natural[number] = natural_NK.to(narrow)[rows_R]
+        if self.routing.feature_rows is not None:
+            parts = [b * self._width + rows for b, rows in enumerate(self.routing.feature_rows)]
+            where_F = torch.cat(parts).to(logits_NE.device)
+            self._features[number] = (hidden_ND.detach()[where_F], logits_NE.detach()[where_F])
+
+    def _record(self, by_layer: Mapping[int, Tensor]) -> RoutingRecord | None:
+        if self._state in ("new", "failed"):
+            raise LedgerError(f"expected a pass that has run, got one that is {self._state}")
+        absent = sorted(set(self._layer_numbers or ()) - set(by_layer))
+        if absent:
+            raise LedgerError(f"expected a forward over layers {self._layer_numbers}, got none yet of {absent}")
+        if not by_layer:
+            return None
+        assert self._num_experts is not None
+        numbers = tuple(sorted(by_layer))
+        experts = torch.stack([by_layer[n] for n in numbers], dim=1)
+        return RoutingRecord(experts, offsets_of(self._num_rows_B).to(experts.device), numbers, self._num_experts)
+
+    @property
+    def used(self) -> RoutingRecord | None:
+        """The experts that the forward used, without padding; None for a model with no MoE layer."""
+        return self._record({n: e[self._rows_R.to(e.device)] for n, e in self._experts.items()})
+
+    @property
+    def natural(self) -> RoutingRecord | None:
+        """The experts that the forward's live logits, without any predictor, would have chosen; None as for `used`."""
+        return self._record(self._natural)
+
+    @property
+    def features(self) -> RouterFeatures | None:
+        """Router inputs and live logits (without predictor) at the feature rows, detached; None if not asked for."""
+        used, rows = self.used, self.routing.feature_rows
+        if used is None or rows is None:
+            return None
+        numbers = used.layer_numbers
+        return RouterFeatures(
+            rows=torch.cat(list(rows)),
+            offsets=offsets_of([len(r) for r in rows]),
+            hidden=torch.stack([self._features[n][0] for n in numbers], dim=1),
+            logits=torch.stack([self._features[n][1] for n in numbers], dim=1),
+            layer_numbers=numbers,
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """The rows without padding."""
+        return sum(self._num_rows_B)
+
+    @property
+    def num_native_rows(self) -> int:
+        """The rows that a replay had to route naturally, at one layer or more, as the record lacks them."""
+        return 0 if self.routing.record is None else self.routing.record.num_native_rows
+
+    @property
+    def changed_fraction(self) -> float:
+        """The share of (row, layer) pairs whose experts are not the natural ones, in [0, 1]; needs an MoE layer."""
+        if self.used is None or self.natural is None:
+            raise ValueError("expected a pass over at least 1 MoE layer, got 0")
+        return router_disagreement(self.used, self.natural)
+
+
+def is_noop(replayed: RoutingRecord, natural: RoutingRecord, discrepancy: float) -> bool:
+    """Whether replay changed no route although the engines disagree: then it was probably not plugged in.
+
+    `replayed` is the record that was to be replayed, `natural` what the live logits would choose, `discrepancy` a
+    non-negative measure of disagreement between the two passes (mean |log mu - log old| in nats). True where every
+    recorded route is the natural one and the discrepancy is above 0; with bit-equal engines replay may change nothing.
+    """
+    if not discrepancy >= 0:
+        raise ValueError(f"expected a discrepancy of at least 0, got {discrepancy}")
+    return discrepancy > 0 and router_disagreement(replayed, natural) == 0
+
+
+def _expected_layers(routing: PassRouting, layer_numbers: Sequence[int] | None) -> list[int] | None:
+    known = sorted(routing.predictor) or None
+    if routing.record is not None:
+        known = list(routing.record.layer_numbers)
+    if layer_numbers is None:
+        return known
+    if known is not None and known != sorted(layer_numbers):
+        raise ValueError(f"expected the model's layers {sorted(layer_numbers)}, got {known} to be {routing.source}")
+    return sorted(layer_numbers)
