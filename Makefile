@@ -4,8 +4,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pip, with the torch of requirements/torch.txt whatever else is asked for.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements/torch.txt
+# pip, with the torch of requirements/torch.txt whatever else is asked for. What is imported is compiled then; compiling all of
+# it now would take longer than the rest of the installation.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint requirements/torch.txt
 DEMO := $(filter-out %base.yaml,$(wildcard configs/demo/*.yaml))
 
 # One thread a process: the matrices here are small, and a second thread costs more than it gives.
@@ -28,7 +29,7 @@ test: check  ## everything that must hold: the checks, then the tests
 check: $(VENV)/.installed-dev  ## lint, format, types, direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 format: $(VENV)/.installed-dev  ## put the code into its one format

@@ -1,4 +1,4 @@
-"""The folder of one run, `runs/<name>/<UTC time>-<config hash>/`: everything that the run produced, and nothing half-written.
+"""The folder of one run, `runs/<name>/<UTC time>-<config hash>/`: all that it produced, and nothing half-written.
 
 A run that was killed is found again by the hash of its config, its metrics are cut back to the last checkpoint, and it
 goes on from there.
@@ -10,16 +10,13 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import importlib.metadata
 import io
 import json
 import math
 import numbers
 import os
-import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from lab.files import TEMPORARY, RecordError, atomic_folder, atomic_write, disk_errors, write_synced
+from lab.manifest import manifest
 from lab.traces import Trace
 
 RESERVED = ("step", "non_finite")
-PACKAGES = ("firstorder", "torch", "lightning", "numpy", "safetensors", "transformers")
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,9 @@ class RunFolder:
 
     @staticmethod
     def find_resumable(root: Path, name: str, config_hash: str) -> RunFolder | None:
-        """The newest folder of that name and config hash, if its run is unfinished; None otherwise."""
-        folders = sorted((Path(root) / name).glob(f"*Z-{config_hash}"))
+        """The newest run of that name and config hash, if it is unfinished; None otherwise."""
+        # A folder whose process died before it wrote its config holds nothing to go on from.
+        folders = sorted(p.parent for p in (Path(root) / name).glob(f"*Z-{config_hash}/config.yaml"))
         return RunFolder(folders[-1]) if folders and not RunFolder(folders[-1]).is_finished else None
 
     @property
@@ -126,7 +123,7 @@ class RunFolder:
         """Adds the line of one global step to metrics.jsonl and waits until the disk has it.
 
         JSON has no NaN and no infinity: such a value is written as null and its name is listed under `non_finite`.
-        A torn line that a killed process left behind is removed first; a full disk leaves the lines before as they were.
+        A torn line that a killed process left behind is removed first; a full disk leaves the others as they were.
         """
         values = {name: _number(name, value) for name, value in metrics.items()}
         non_finite = [name for name, value in values.items() if not math.isfinite(value)]
@@ -153,7 +150,7 @@ class RunFolder:
             return []
         with disk_errors(path, "read"):
             text = path.read_bytes()
-        *lines, torn = text.split(b"\n")
+        *lines, _torn = text.split(b"\n")
         records = []
         for number, line in enumerate(lines, start=1):
             try:
@@ -219,25 +216,6 @@ class RunFolder:
         return sorted((f for f in folders if (f / "state.json").is_file()), key=_step_of)
 
 
-def manifest(seed: int) -> dict[str, Any]:
-    """What a run ran on: seed, package versions, git commit (absent outside a checkout), Python, platform, CPU."""
-    versions = {}
-    for package in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    found: dict[str, Any] = {"seed": seed, "versions": versions, "python": platform.python_version()}
-    commit = _git("rev-parse", "HEAD")
-    if commit:
-        found["commit"] = commit
-        found["has_local_changes"] = bool(_git("status", "--porcelain"))
-    return found | {
-        "platform": platform.platform(),
-        "cpu": _cpu_model(),
-        "num_cpus": os.cpu_count(),
-        "num_threads": torch.get_num_threads(),
-    }
-
-
 def _load_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`, both parts compared with the checksums that were written with them."""
     state_path, tensors_path = folder / "state.json", folder / "tensors.safetensors"
@@ -297,25 +275,6 @@ def _canonical(value: Mapping[str, Any]) -> bytes:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _git(*arguments: str) -> str | None:
-    """The output of git in the project's own folder, or None where there is no git or no checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def _cpu_model() -> str:
-    """The processor's name as Linux gives it, else as Python knows it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 __all__ = ["Checkpoint", "RecordError", "RunFolder", "Trace", "atomic_write", "manifest"]

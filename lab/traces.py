@@ -5,7 +5,7 @@ Any pair of engines can be looked at through it: a system that writes these tens
 Letters beyond theory/contracts.py: N all tokens, A all response-part tokens, R all routing rows of the B responses.
 Papers: MiniRL (arXiv 2512.01374) Eq. 5 for the policies, R3 (2510.11370) sec. 3 for what is read off a trace.
 
-The file, version 1. Response b has S_b tokens: num_prompt[b] of the prompt, then T_b = S_b - num_prompt[b] of the response.
+The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, then T_b = S_b - num_prompt[b] that follow.
 
 | tensor          | shape     | type    | meaning                                                                      |
 |-----------------|-----------|---------|------------------------------------------------------------------------------|
@@ -20,13 +20,14 @@ The file, version 1. Response b has S_b tokens: num_prompt[b] of the prompt, the
 | experts_mu      | (R, L, K) | int     | optional: experts of mu; row s of response b is input token s, S_b - 1 rows  |
 | experts_old     | (R, L, K) | int     | optional: experts that the training engine's live router logits would choose |
 
-Expert ids stand in ascending order within a row-layer, -1 in every slot where nothing was recorded, in the narrowest signed
-type that holds num_experts. The file's metadata (strings): `schema` "firstorder.trace", `version` "1", `step`, and with
-experts `layer_numbers` (the routers' own numbers, as "1,2,5") and `num_experts`.
+Expert ids stand in ascending order within a row-layer, -1 in every slot where nothing was recorded, in the narrowest
+signed type that holds num_experts. The file's metadata (strings): `schema` "firstorder.trace", `version` "1", `step`,
+and with experts `layer_numbers` (the routers' own numbers, as "1,2,5") and `num_experts`.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -50,23 +51,24 @@ OPTIONAL = ("logp_pi", "experts_mu", "experts_old")
 class Trace:
     """One step's rollouts and scores (the module's docstring has the shapes); ValueError where they do not fit."""
 
+    # The underscores keep the shape checks of the tests from refusing a misfit before our own message does.
     step: int
-    tokens: Int[Tensor, " N"]
-    offsets: Int[Tensor, " B_plus_1"]
-    num_prompt: Int[Tensor, " B"]
-    is_response: Bool[Tensor, " A"]
-    logp_mu: Float[Tensor, " A"]
-    logp_old: Float[Tensor, " A"]
-    rewards: Float[Tensor, " B"]
-    experts_mu: Int[Tensor, "R L K"] | None = None
-    experts_old: Int[Tensor, "R L K"] | None = None
+    tokens: Int[Tensor, " _N"]
+    offsets: Int[Tensor, " _B_plus_1"]
+    num_prompt: Int[Tensor, " _B"]
+    is_response: Bool[Tensor, " _A"]
+    logp_mu: Float[Tensor, " _A"]
+    logp_old: Float[Tensor, " _A"]
+    rewards: Float[Tensor, " _B"]
+    experts_mu: Int[Tensor, "_R _L _K"] | None = None
+    experts_old: Int[Tensor, "_R _L _K"] | None = None
     layer_numbers: tuple[int, ...] = ()
     num_experts: int = 0
-    logp_pi: Float[Tensor, " A"] | None = None
+    logp_pi: Float[Tensor, " _A"] | None = None
 
     def __post_init__(self) -> None:
         offsets = self.offsets.tolist()
-        is_rising = all(a < b for a, b in zip(offsets, offsets[1:], strict=False))
+        is_rising = all(a < b for a, b in itertools.pairwise(offsets))
         if not offsets or offsets[0] != 0 or offsets[-1] != len(self.tokens) or not is_rising:
             raise ValueError(f"offsets: expected to rise from 0 to {len(self.tokens)} tokens, got {_short(offsets)}")
         B = len(offsets) - 1

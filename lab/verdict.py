@@ -7,6 +7,7 @@ Papers: collapse of the reward with a sharp fall of the entropy and a sharp rise
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -71,19 +72,19 @@ class VerdictRules:
         lasting = f"for {self.patience} recorded steps in a row"
         return {
             "non_finite": "A metric is NaN or infinite at any step.",
-            "reward_fall": f"The trailing mean of {REWARD} over {self.window} steps is below {self.reward_fall:g} times "
-            f"its peak so far {lasting}; peaks of at most {self.reward_min:g} do not count.",
-            "kl_blowup": f"{KL} is above {self.kl_limit:g}, or above {self.kl_factor:g} times its median over the first "
-            f"{self.early_steps} steps and above {self.kl_floor:g}, {lasting}.",
-            "entropy_collapse": f"{ENTROPY} is below {self.entropy_floor:g} or below {self.entropy_fraction:g} times its "
-            f"median over the first {self.early_steps} steps {lasting}, while the smoothed reward is below "
+            "reward_fall": f"The trailing mean of {REWARD} over {self.window} steps is below {self.reward_fall:g} "
+            f"times its peak so far {lasting}; peaks of at most {self.reward_min:g} do not count.",
+            "kl_blowup": f"{KL} is above {self.kl_limit:g}, or above {self.kl_factor:g} times its median over the "
+            f"first {self.early_steps} steps and above {self.kl_floor:g}, {lasting}.",
+            "entropy_collapse": f"{ENTROPY} is below {self.entropy_floor:g} or below {self.entropy_fraction:g} times "
+            f"its median over the first {self.early_steps} steps {lasting}, while the smoothed reward is below "
             f"{self.solved_reward:g}.",
         }
 
 
 @dataclass(frozen=True)
 class Reason:
-    """One rule that fired: at which step its condition began to hold, what was measured, and the threshold it crossed."""
+    """One rule that fired: the step where its condition began to hold, what was measured, and the threshold."""
 
     rule: str
     step: int
@@ -134,7 +135,7 @@ def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = Non
     """
     rules = VerdictRules() if rules is None else rules
     steps = [int(record["step"]) for record in metrics]
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in itertools.pairwise(steps):
         if after <= before:
             raise ValueError(f"expected ascending steps, got {after} after {before}")
     reasons = [reason for rule in RULES for reason in [rule(metrics, rules)] if reason is not None]
@@ -146,7 +147,9 @@ def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = Non
         if len(metrics) >= rules.min_steps > num_values:
             undecided.append(f"{name} is recorded at {num_values} steps, and the rules need {rules.min_steps}")
     stable = False if reasons else None if undecided else True
-    return Verdict(stable, tuple(sorted(reasons, key=lambda r: r.step)), tuple(undecided), _summary(metrics, rules), rules)
+    return Verdict(
+        stable, tuple(sorted(reasons, key=lambda r: r.step)), tuple(undecided), _summary(metrics, rules), rules
+    )
 
 
 def series(metrics: Sequence[Mapping[str, Any]], name: str) -> Series:
@@ -157,9 +160,7 @@ def series(metrics: Sequence[Mapping[str, Any]], name: str) -> Series:
 
 def trailing_mean(values: Series, window: int) -> Series:
     """At each step the mean of the last `window` values (of all, where there are fewer)."""
-    return [
-        (step, fmean(v for _, v in values[max(0, i + 1 - window) : i + 1])) for i, (step, _) in enumerate(values)
-    ]
+    return [(step, fmean(v for _, v in values[max(0, i + 1 - window) : i + 1])) for i, (step, _) in enumerate(values)]
 
 
 def _non_finite(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Reason | None:
@@ -199,7 +200,9 @@ def _kl_blowup(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Rea
         return None
     step, value = values[start]
     origin = "the limit" if limit == rules.kl_limit else f"the limit from its early median {early:.3g}"
-    sentence = f"The training-inference KL rose to {value:.3g} nats a token at step {step}, above {origin}, {limit:.3g}."
+    sentence = (
+        f"The training-inference KL rose to {value:.3g} nats a token at step {step}, above {origin}, {limit:.3g}."
+    )
     return Reason("kl_blowup", step, value, limit, sentence)
 
 
@@ -215,7 +218,9 @@ def _entropy_collapse(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules)
     if start is None:
         return None
     step, value = values[start]
-    sentence = f"The entropy fell to {value:.3g} nats a token at step {step}, below {limit:.3g} (early median {early:.3g})."
+    sentence = (
+        f"The entropy fell to {value:.3g} nats a token at step {step}, below {limit:.3g} (early median {early:.3g})."
+    )
     return Reason("entropy_collapse", step, value, limit, sentence)
 
 

@@ -1,9 +1,9 @@
 """Hugging Face folders in and out: config.json and safetensors of Qwen3-MoE, OLMoE, Mixtral and dense Qwen3 shapes.
 
-One table of views binds every Hugging Face name to the part of our parameters that holds it; reading, writing and the weight
-hand-over between engines all go through it. What the decoder cannot do is refused, never ignored; pickles are never opened.
-A model that none of these classes can express (a shared expert, a sigmoid gate) is written under our own architecture name:
-it opens here, not in transformers.
+One table of views binds every Hugging Face name to the part of our parameters that holds it; reading, writing and the
+weight hand-over between engines all go through it. What the decoder cannot do is refused, never ignored; pickles are
+never opened. A model that none of these classes can express (a shared expert, a sigmoid gate) is written under our own
+architecture name: it opens here, not in transformers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sandbox.hf_config import HF_CLASSES, config_from_hf, config_to_hf, family
+from sandbox.hf_config import config_from_hf, config_to_hf, family
 from sandbox.model import MoE
 from sandbox.model_config import ModelConfig
 
@@ -60,9 +60,9 @@ def to_hf(model: MoE) -> Iterator[tuple[str, Tensor]]:
 def load_hf(model: MoE, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Copies Hugging Face-named weights into the model, all of them or (on an error) none.
 
-    Also takes experts stacked as transformers 5 holds them in memory (`experts.gate_up_proj` (E, 2F, D), `experts.down_proj`
-    (E, D, F)), and a tied model's redundant `lm_head.weight`. Raises ValueError that names every missing, unexpected,
-    repeated or misshapen weight.
+    Also takes experts stacked as transformers 5 holds them in memory (`experts.gate_up_proj` (E, 2F, D) and
+    `experts.down_proj` (E, D, F)), and a tied model's redundant `lm_head.weight`. Raises ValueError that names the
+    missing, unexpected, repeated and misshapen weights.
     """
     views, stacked = _views(model), _stacked_views(model)
     copies: list[tuple[Tensor, Tensor]] = []
@@ -90,7 +90,9 @@ def load_hf(model: MoE, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
         seen.update(covers)
     problems = {"missing": [name for name in views if name not in seen], **problems}
     if any(problems.values()):
-        raise ValueError("weights do not fit the model: " + "; ".join(_named(*item) for item in problems.items() if item[1]))
+        raise ValueError(
+            "weights do not fit the model: " + "; ".join(_named(*item) for item in problems.items() if item[1])
+        )
     _check_tied(model, given)
     for target, tensor in copies:
         target.copy_(tensor)
@@ -118,12 +120,16 @@ def _canonical(config: ModelConfig, name: str) -> str:
     return name.replace(".mlp.", ".block_sparse_moe.") if family(config) == "mixtral" else name
 
 
+def _layers(model: MoE) -> list[Any]:
+    return list(model.layers)
+
+
 def _views(model: MoE) -> dict[str, Tensor]:
     """Every Hugging Face name and the view of our parameters that it stands for, in its Hugging Face shape."""
     views = {"model.embed_tokens.weight": model.embedding.data, "model.norm.weight": model.norm.data}
     if model.head is not None:
         views["lm_head.weight"] = model.head.data
-    for number, layer in enumerate(model.layers):
+    for number, layer in enumerate(_layers(model)):
         prefix = f"model.layers.{number}."
         views[prefix + "input_layernorm.weight"] = layer.attention_norm.data
         views[prefix + "post_attention_layernorm.weight"] = layer.mlp_norm.data
@@ -172,7 +178,7 @@ def _stacked_views(model: MoE) -> dict[str, tuple[Tensor, list[str]]]:
     mixtral = family(model.config) == "mixtral"
     gate_up, down = (("w1", "w3"), ("w2",)) if mixtral else (("gate_proj", "up_proj"), ("down_proj",))
     for number in model.config.moe_layers:
-        mlp, prefix = model.layers[number].mlp, _moe_prefix(model.config, number) + "experts."
+        mlp, prefix = _layers(model)[number].mlp, _moe_prefix(model.config, number) + "experts."
         for name, parts, parameter in (("gate_up_proj", gate_up, mlp.gate_up), ("down_proj", down, mlp.down)):
             covers = [f"{prefix}{e}.{part}.weight" for e in range(model.config.num_experts) for part in parts]
             stacked[prefix + name] = (parameter.data.transpose(1, 2), covers)
@@ -183,7 +189,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent}: no such folder")
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; expected a Hugging Face folder with config.json and safetensors")
+        raise FileNotFoundError(
+            f"{path}: no such file; expected a Hugging Face folder with config.json and safetensors"
+        )
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -220,6 +228,3 @@ def _read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                     yield name, file.get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{path.name}: not a valid safetensors file ({error})") from None
-
-
-__all__ = ["HF_CLASSES", "load", "load_hf", "save", "to_hf"]

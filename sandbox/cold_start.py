@@ -19,7 +19,9 @@ from filelock import FileLock
 from torch import Tensor
 
 from lab.evaluation import evaluate
-from sandbox.checkpoint import load, save
+from lab.tasks import DemonstratedTask
+from sandbox.checkpoint import load as load_model
+from sandbox.checkpoint import save
 from sandbox.config import ColdStartBlock
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
@@ -34,7 +36,7 @@ Report = Callable[[int, float, float], None]
 
 
 def cold_start(
-    model: MoE, task, block: ColdStartBlock, *, description: dict, max_tokens: int, report: Report | None = None
+    model: MoE, task: DemonstratedTask, block: ColdStartBlock, *, description: dict, max_tokens: int, report: Report | None = None
 ) -> tuple[MoE, dict[str, float]]:
     """The model after its supervised stage, and {"accuracy", "num_updates"}; from the cache where it was done before.
 
@@ -48,7 +50,7 @@ def cold_start(
         if not folder.exists():
             summary = _train(model, task, block, max_tokens, report)
             _store(model, folder, summary)
-    return load(folder), json.loads((folder / "cold_start.json").read_text())
+    return load_model(folder), json.loads((folder / "cold_start.json").read_text())
 
 
 def _store(model: MoE, folder: Path, summary: dict[str, float]) -> None:
@@ -61,7 +63,7 @@ def _store(model: MoE, folder: Path, summary: dict[str, float]) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _train(model: MoE, task, block: ColdStartBlock, max_tokens: int, report: Report | None) -> dict[str, float]:
+def _train(model: MoE, task: DemonstratedTask, block: ColdStartBlock, max_tokens: int, report: Report | None) -> dict[str, float]:
     engine = SandboxEngine(model.config, ())
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=block.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
@@ -110,12 +112,15 @@ def demonstration_loss(model: MoE, prompts: Sequence[Prompt], demonstrations: Se
 class _Check:
     """The task with its check problems in the place of the held-out ones, which the cold start must not see."""
 
-    def __init__(self, task, prompts: Sequence[Prompt]):
-        self.held_out = lambda: prompts
-        self.reward = task.reward
+    def __init__(self, task: DemonstratedTask, check: Sequence[Prompt]):
+        self.prompts, self.reward = task.prompts, task.reward
+        self._check = check
+
+    def held_out(self) -> Sequence[Prompt]:
+        return self._check
 
 
-def _accuracy(engine: SandboxEngine, task, block: ColdStartBlock, max_tokens: int, update: int) -> float:
+def _accuracy(engine: SandboxEngine, task: DemonstratedTask, block: ColdStartBlock, max_tokens: int, update: int) -> float:
     prompts = task.prompts(derive_seed(block.seed, "cold_start_check", update), block.num_check)
     metrics = evaluate(
         engine,

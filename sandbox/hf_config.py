@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+import json
+from dataclasses import asdict
 from typing import Any, Literal
 
 from sandbox.model_config import ModelConfig
@@ -34,7 +35,13 @@ PLAIN = {
 # What transformers assumes where a file is silent.
 DEFAULT_EPS = {"qwen3_moe": 1e-6, "qwen3": 1e-6, "olmoe": 1e-5, "mixtral": 1e-5, "firstorder_moe": 1e-6}
 DEFAULT_THETA = {"mixtral": 1e6}
-OWN_FIELDS = ("qk_norm", "shared_expert_size", "shared_expert_gate")
+QK_NORM: dict[Family, Literal["head", "projection", "none"]] = {
+    "qwen3_moe": "head",
+    "qwen3": "head",
+    "olmoe": "projection",
+    "mixtral": "none",
+}
+OWN_FIELDS = ("shared_expert_size", "shared_expert_gate")
 
 
 def family(config: ModelConfig) -> Family:
@@ -93,7 +100,7 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         "decoder_sparse_step": 1,
     }
     if kind == "firstorder_moe":
-        fields |= {name: getattr(config, name) for name in OWN_FIELDS}
+        fields |= {name: getattr(config, name) for name in ("qk_norm", *OWN_FIELDS)}
     if kind == "firstorder_moe" or config.gate.order == "after":
         fields["firstorder_gate"] = asdict(config.gate)
     return fields
@@ -104,7 +111,7 @@ def _sums_to_one(gate: Gate) -> bool:
 
 
 def config_from_hf(fields: dict[str, Any], where: str = "config.json") -> ModelConfig:
-    """The ModelConfig of a config.json. Raises ValueError naming `where`, the field, what came and what was expected."""
+    """The ModelConfig of a config.json. ValueError names `where`, the field, what came and what was expected."""
     try:
         return _parse(fields)
     except (KeyError, TypeError, ValueError) as error:
@@ -125,11 +132,11 @@ def _parse(fields: dict[str, Any]) -> ModelConfig:
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=int(fields.get("num_key_value_heads") or num_heads),
+        num_kv_heads=int(fields["num_key_value_heads"] or num_heads),
         head_dim=int(fields.get("head_dim") or default_head_dim),
-        dense_size=int(fields["intermediate_size"]),
+        dense_size=0 if kind in ("olmoe", "mixtral") else int(fields["intermediate_size"]),
         dense_layers=_dense_layers(fields, kind, num_layers),
-        qk_norm={"olmoe": "projection", "mixtral": "none"}.get(kind, "head"),  # type: ignore[arg-type]
+        qk_norm=fields["qk_norm"] if kind == "firstorder_moe" else QK_NORM[kind],
         tied_head=bool(fields.get("tie_word_embeddings", False)),
         norm_eps=float(fields.get("rms_norm_eps", DEFAULT_EPS[kind])),
         rope_theta=theta,
@@ -138,16 +145,12 @@ def _parse(fields: dict[str, Any]) -> ModelConfig:
     )
     if kind == "olmoe" and config.head_dim * num_heads != hidden_size:
         raise ValueError(f"head_dim: expected {hidden_size // num_heads} (hidden_size / heads), got {config.head_dim}")
-    return config if kind == "firstorder_moe" else replace(config, dense_size=_unless_unused(config))
-
-
-def _unless_unused(config: ModelConfig) -> int:
-    return config.dense_size if config.dense_layers else 0
+    return config
 
 
 def _kind(fields: dict[str, Any]) -> Family:
     names = fields.get("architectures") or []
-    by_class = {name: kind for kind, name in HF_CLASSES.items()}
+    by_class: dict[str, Family] = {name: kind for kind, name in HF_CLASSES.items()}
     if len(names) != 1 or names[0] not in by_class:
         raise ValueError(f"architectures: expected one of {', '.join(by_class)}, got {names}")
     return by_class[names[0]]
@@ -157,7 +160,7 @@ def _check_plain(fields: dict[str, Any], kind: Family) -> float:
     for name, plain in PLAIN.items():
         value = fields.get(name)
         if value is not None and value != plain and not (name == "rope_scaling" and _is_default_rope(value)):
-            raise ValueError(f"{name}: this decoder has only {json_text(plain)}, got {json_text(value)}")
+            raise ValueError(f"{name}: this decoder has only {_json(plain)}, got {_json(value)}")
     # Qwen files carry a window that their use_sliding_window switches off; elsewhere a window is a window.
     if kind in ("mixtral", "olmoe") and fields.get("sliding_window") is not None:
         raise ValueError(f"sliding_window: this decoder has only null, got {fields['sliding_window']}")
@@ -166,7 +169,7 @@ def _check_plain(fields: dict[str, Any], kind: Family) -> float:
         raise ValueError(f"layer_types: this decoder has only full_attention, got {', '.join(sorted(odd))}")
     rope = fields.get("rope_parameters") or {}
     if not _is_default_rope(rope):
-        raise ValueError(f"rope_parameters: this decoder has only the default rotation, got {json_text(rope)}")
+        raise ValueError(f"rope_parameters: this decoder has only the default rotation, got {_json(rope)}")
     if fields.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError(f"partial_rotary_factor: this decoder has only 1.0, got {fields['partial_rotary_factor']}")
     return float(rope.get("rope_theta", fields.get("rope_theta") or DEFAULT_THETA.get(kind, 1e4)))
@@ -205,8 +208,6 @@ def _experts(fields: dict[str, Any], kind: Family) -> dict[str, Any]:
     }
 
 
-def json_text(value: Any) -> str:
+def _json(value: Any) -> str:
     """A field's value as it stands in the file, on one line."""
-    import json
-
     return json.dumps(value)

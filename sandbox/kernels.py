@@ -1,11 +1,12 @@
-"""Batch-invariant arithmetic: a row's result has the same bits alone or in any batch, in prefill or decode, in every caller.
+"""Batch-invariant arithmetic: a row's result has the same bits alone or in any batch, in prefill, decode and training.
 
-Matrix libraries choose another order of summation for one to three rows, for long inner axes and for the ragged end of an
-elementwise pass; so no product here has fewer than MIN_ROWS rows, no sum over keys is longer than KEY_BLOCK at once, and
-every sum over experts runs in ascending expert order. Forward passes are invariant; gradients are only deterministic.
+Matrix libraries choose another order of summation for one to three rows, for long inner axes and for the ragged end of
+an elementwise pass; so no product here has fewer than MIN_ROWS rows, no sum over keys is longer than KEY_BLOCK at once,
+and every sum over experts runs in ascending expert order. Forward passes are invariant, gradients only deterministic.
+All of it was measured with one thread (more may split rows off); `probe` checks it on the machine at hand.
 
-Letters beyond theory/contracts.py: N rows, O output width, R rows sorted by expert (with padding), F expert hidden width,
-H query heads, h key heads, P keys with padding, d head width. `probe` checks all of this on the machine at hand.
+Letters beyond theory/contracts.py: N rows, O output width, M token-expert pairs, R pairs sorted by expert (padded), F
+expert hidden width, H query heads, h key heads, P keys with padding, d head width.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ MIN_ROWS = 8
 MIN_KEYS = 16
 # Measured at fault: sums over 193 to 383 keys, which one library splits in halves.
 KEY_BLOCK = 128
+# Measured at fault: rows and matrices inside a batch that start at no multiple of 16 bytes.
+ALIGNMENT = 8
 
 
 def round_up(n: int, multiple: int) -> int:
@@ -35,16 +38,18 @@ def round_up(n: int, multiple: int) -> int:
 
 
 def linear(x: Float[Tensor, "*rows D"], weight_OD: Float[Tensor, "O D"]) -> Float[Tensor, "*rows O"]:
-    """x W^T, with at least MIN_ROWS rows in the product."""
-    x_ND = x.reshape(-1, x.shape[-1])
-    N = x_ND.shape[0]
+    """x W^T, with at least MIN_ROWS rows and columns in the product (one column is a matrix-vector product)."""
+    x_ND, weight_OD = _aligned(x.reshape(-1, x.shape[-1]), -1), _aligned(weight_OD, -1)
+    N, num_out = x_ND.shape[0], weight_OD.shape[0]
+    if num_out < MIN_ROWS:
+        weight_OD = F.pad(weight_OD, (0, 0, 0, MIN_ROWS - num_out))
     if N < MIN_ROWS:
-        return F.linear(F.pad(x_ND, (0, 0, 0, MIN_ROWS - N)), weight_OD)[:N].view(*x.shape[:-1], -1)
-    return F.linear(x_ND, weight_OD).view(*x.shape[:-1], -1)
+        x_ND = F.pad(x_ND, (0, 0, 0, MIN_ROWS - N))
+    return F.linear(x_ND, weight_OD)[:N, :num_out].reshape(*x.shape[:-1], num_out)
 
 
 def sigmoid(x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
-    """1 / (1 + exp(-x)) as a softmax over {x, 0}: softmax works row by row, where sigmoid's last lanes depend on the batch."""
+    """1 / (1 + exp(-x)), as a softmax over {x, 0}: that works row by row, sigmoid's last lanes depend on the batch."""
     return torch.stack([x, torch.zeros_like(x)], dim=-1).softmax(dim=-1)[..., 0]
 
 
@@ -123,13 +128,21 @@ def attention(
     G = H // h
     assert P % MIN_KEYS == 0, f"{P} key slots are no multiple of {MIN_KEYS}"
     q = (q_BSHd * d**-0.5).view(B, S, h, G, d).permute(0, 2, 3, 1, 4).reshape(B * h, G * S, d)
-    k, v = k_BhPd.flatten(0, 1), v_BhPd.flatten(0, 1)
+    q, k, v = (_aligned(t, -1) for t in (q, k_BhPd.flatten(0, 1), v_BhPd.flatten(0, 1)))
     scores = _bmm(q, k.transpose(1, 2)).view(B, h, G, S, P) + bias_BSP[:, None, None]
     probs = scores.softmax(dim=-1).view(B * h, G * S, P)
     out = _bmm(probs[:, :, :KEY_BLOCK], v[:, :KEY_BLOCK])
     for start in range(KEY_BLOCK, P, KEY_BLOCK):
         out = out + _bmm(probs[:, :, start : start + KEY_BLOCK], v[:, start : start + KEY_BLOCK])
-    return out.view(B, h, G, S, d).permute(0, 3, 1, 2, 4).reshape(B, S, H, d)
+    return out[:, :, :d].view(B, h, G, S, d).permute(0, 3, 1, 2, 4).reshape(B, S, H, d)
+
+
+def _aligned(x: Tensor, axis: int) -> Tensor:
+    """x with this axis, -1 or -2, padded with zeros to a multiple of ALIGNMENT; x itself where it is one already."""
+    missing = -x.shape[axis] % ALIGNMENT
+    if missing == 0:
+        return x
+    return F.pad(x, (0, missing) if axis == -1 else (0, 0, 0, missing))
 
 
 def _bmm(x_MRD: Tensor, y_MDO: Tensor) -> Tensor:
@@ -140,7 +153,7 @@ def _bmm(x_MRD: Tensor, y_MDO: Tensor) -> Tensor:
 
 
 class _Plan(NamedTuple):
-    """Rows sorted by expert: row r holds token token_R[r], slot (n, k) is row row_NK[n, k], group e ends at ends_E[e]."""
+    """Sorted by expert: row r holds token token_R[r], slot (n, k) is row row_NK[n, k], group e ends at ends_E[e]."""
 
     token_R: Tensor
     row_NK: Tensor
@@ -148,7 +161,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(experts_NK: Tensor, num_experts: int) -> _Plan:
-    """Sorts token-expert pairs by expert; a non-empty group smaller than MIN_ROWS repeats its last row up to that size."""
+    """Sorts token-expert pairs by expert; a small group that is not empty repeats its last row up to MIN_ROWS."""
     K = experts_NK.shape[1]
     expert_M = experts_NK.flatten()
     sorted_expert_M, order_M = expert_M.sort(stable=True)
@@ -207,7 +220,7 @@ class _Combine(Function):
 
 
 def _loop_mm(x_RD: Tensor, weight_EDO: Tensor, ends_E: Tensor) -> Tensor:
-    """The reference for `grouped_mm`, and its stand-in where the operator or the dtype or the alignment is missing."""
+    """The definition of `grouped_mm`, and its stand-in where the operator or the dtype is missing."""
     ends = ends_E.tolist()
     return torch.cat(
         [x_RD[start:end] @ weight_EDO[e] for e, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
@@ -218,11 +231,10 @@ _fused_mm: Callable[..., Tensor] | None = getattr(F, "grouped_mm", None) or geta
 
 
 def _grouped_mm(x_RD: Tensor, weight_EDO: Tensor, ends_E: Tensor) -> Tensor:
-    # The operator asks for float32 or narrower and for rows of whole 16 bytes.
-    aligned = all(size * x_RD.element_size() % 16 == 0 for size in weight_EDO.shape[1:])
-    if _fused_mm is None or x_RD.dtype == torch.float64 or not aligned:
+    if _fused_mm is None or x_RD.dtype == torch.float64:  # the operator takes float32 and narrower
         return _loop_mm(x_RD, weight_EDO, ends_E)
-    return _fused_mm(x_RD, weight_EDO, offs=ends_E)
+    out_RO = _fused_mm(_aligned(x_RD, -1), _aligned(_aligned(weight_EDO, -1), -2), offs=ends_E)
+    return out_RO[:, : weight_EDO.shape[2]]
 
 
 def grouped_experts(
@@ -235,8 +247,8 @@ def grouped_experts(
 ) -> Float[Tensor, "N D"]:
     """sum_k w_k down_k(silu(g_k) u_k), (g_k, u_k) = x gate_up_k: the SwiGLU experts of each row, weighed and summed.
 
-    The sum runs in ascending expert order, whatever the order of the slots. The gradient reaches x, the weights and both
-    parameters; an expert that no row chose gets a zero gradient.
+    The sum runs in ascending expert order, whatever the order of the slots. The gradient reaches x, the weights and
+    both parameters; an expert that no row chose gets a zero gradient.
     """
     if not bool((experts_NK[:, 1:] > experts_NK[:, :-1]).all()):
         experts_NK, slot_NK = experts_NK.sort(dim=1, stable=True)
@@ -257,8 +269,7 @@ def probe() -> list[str]:
         return torch.randn(*shape, generator=generator)
 
     with torch.no_grad():
-        broken = _probe_rows(draw) + _probe_attention(draw) + _probe_experts(draw)
-    return broken
+        return _probe_rows(draw) + _probe_attention(draw) + _probe_experts(draw)
 
 
 def _probe_rows(draw: Callable[..., Tensor]) -> list[str]:
@@ -267,6 +278,7 @@ def _probe_rows(draw: Callable[..., Tensor]) -> list[str]:
         "linear": lambda x: linear(x, weight_OD),
         "swiglu": lambda x: swiglu(x[:, :40].contiguous()),
         "sigmoid": lambda x: sigmoid(x[:, :7]),
+        "linear to one column": lambda x: linear(x, weight_OD[:1]),
         "rms_norm": lambda x: F.rms_norm(x, (64,), eps=1e-6),
         "log_softmax": lambda x: x[:, :41].log_softmax(dim=-1),
     }
@@ -307,8 +319,6 @@ def _probe_experts(draw: Callable[..., Tensor]) -> list[str]:
     bad = [
         m
         for m in (1, 2, 3, 5, 8, 17, 64, 150)
-        if not torch.equal(
-            grouped_experts(x_ND[:m], experts_NK[:m], weights_NK[:m], gate_up_EDF, down_EFD), whole[:m]
-        )
+        if not torch.equal(grouped_experts(x_ND[:m], experts_NK[:m], weights_NK[:m], gate_up_EDF, down_EFD), whole[:m])
     ]
     return [f"grouped_experts: rows depend on the size of their expert's group, seen at {bad} tokens"] if bad else []

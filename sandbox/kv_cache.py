@@ -14,7 +14,7 @@ from sandbox.model_config import ModelConfig
 
 
 class KVCache:
-    """Keys and values of every layer in static buffers; row b holds `lengths_B[b]` tokens, the slots beyond are garbage."""
+    """Keys and values of every layer in static buffers; row b holds `lengths_B[b]` tokens, then garbage."""
 
     def __init__(self, config: ModelConfig, batch_size: int, capacity: int, dtype: torch.dtype = torch.float32):
         C = round_up(capacity, MIN_KEYS)
@@ -27,6 +27,17 @@ class KVCache:
     def capacity(self) -> int:
         """The number of tokens that a row can hold."""
         return self.k_LBhCd.shape[3]
+
+    def check(self, positions_B: Tensor, B: int, S: int) -> None:
+        """Raises ValueError where S tokens a row cannot go to the slots from `positions_B`."""
+        if torch.is_grad_enabled():
+            raise ValueError("expected torch.no_grad() with a cache, got a pass with gradients")
+        if positions_B.shape != (B,) or self.lengths_B.shape != (B,):
+            raise ValueError(f"expected {B} rows in the cache, got {self.lengths_B.shape[0]}")
+        if bool((positions_B > self.lengths_B).any()):
+            raise ValueError(f"expected positions of at most {self.lengths_B.tolist()}, got {positions_B.tolist()}")
+        if int(positions_B.max()) + S > self.capacity:
+            raise ValueError(f"expected at most {self.capacity} tokens (capacity), got {int(positions_B.max()) + S}")
 
     def write(self, layer: int, positions_BS: Tensor, k_BSHd: Tensor, v_BSHd: Tensor) -> None:
         """Puts keys and values into their slots; `lengths_B` is the caller's to advance."""

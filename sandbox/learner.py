@@ -18,6 +18,7 @@ from theory.loop import StepResult, global_step
 class Learner(L.LightningModule):
     """One batch is the number of a global step; `result` holds what the last one produced."""
 
+    step: int = -1
     result: StepResult
 
     def __init__(
@@ -37,9 +38,9 @@ class Learner(L.LightningModule):
         self.training_engine.take_step = self.optimizers().step  # pyright: ignore[reportAttributeAccessIssue]
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        step = int(batch)
+        self.step = int(batch)
         self.result = global_step(
-            step, self.algorithm, self.rollout, self.training_engine, self.task, self.seed
+            self.step, self.algorithm, self.rollout, self.training_engine, self.task, self.seed
         )
         self.log_dict(self.result.metrics, batch_size=1)
 

@@ -1,10 +1,10 @@
-"""The decoder: a Qwen3-MoE-shaped transformer whose routers ask a `Routing` which experts to use, and whose products are exact.
+"""The decoder: a Qwen3-MoE-shaped transformer whose routers ask a `Routing` which experts to use.
 
-One class covers Qwen3-MoE, OLMoE and Mixtral shapes and their dense twin; sandbox/checkpoint.py opens and writes them as
-Hugging Face folders. All arithmetic is that of sandbox/kernels.py, in training, prefill and decoding alike.
+One class covers Qwen3-MoE, OLMoE and Mixtral shapes and their dense twin; sandbox/checkpoint.py opens and writes them
+as Hugging Face folders. All arithmetic is that of sandbox/kernels.py, in training, prefill and decoding alike.
 
-Letters beyond theory/contracts.py: N = B S rows of a flattened batch, O output width, F MLP hidden width, H query heads,
-h key heads, d head width, P key slots (padded), C capacity of a cache.
+Letters beyond theory/contracts.py: N = B S rows of a flattened batch, O output width, F MLP hidden width, H query
+heads, h key heads, d head width, P key slots (padded).
 Shapes follow Qwen3 (arXiv 2505.09388), OLMoE (arXiv 2409.02060) and Mixtral (arXiv 2401.04088).
 """
 
@@ -125,6 +125,8 @@ class DenseMLP(nn.Module):
 class ExpertMLP(nn.Module):
     """A router, its experts, and a shared expert where the config has one."""
 
+    selection_bias: Tensor | None
+
     def __init__(self, config: ModelConfig, layer_number: int):
         super().__init__()
         self.config, self.layer_number = config, layer_number
@@ -173,12 +175,15 @@ class Layer(nn.Module):
 
 
 class MoE(nn.Module):
-    """The decoder. With a generator its weights are drawn from it alone; without one all matrices are zero (to be loaded).
+    """The decoder. With a generator its weights come from it alone; without one all matrices are zero, to be loaded.
 
     Matrices ~ N(0, init_std^2 / fan-in), norms 1; embeddings ~ N(0, init_std^2), or N(0, init_std^2 / D) where the head
-    is tied to them, so that logits start with unit variance. At the customary 0.02 a small model's experts hardly matter:
-    its policy would not feel a wrong route.
+    is tied to them, so that logits start with unit variance. At the customary 0.02 a small model's experts hardly
+    matter: its policy would not feel a wrong route.
     """
+
+    cos_Pd: Tensor
+    sin_Pd: Tensor
 
     def __init__(self, config: ModelConfig, generator: torch.Generator | None = None):
         super().__init__()
@@ -236,8 +241,8 @@ class MoE(nn.Module):
         """The normalised hidden state of every token, which `logits` turns into logits for the rows that are needed.
 
         Causal; right padding changes no bit of what stands before it. With a cache, row b's tokens go to the slots from
-        `positions_B[b]` (by default after the tokens it holds) and see the slots before; its lengths advance by S, padding
-        included: `KVCache.truncate` takes ragged prompts back. No gradients with a cache.
+        `positions_B[b]` (by default after the tokens it holds) and see the slots before; its length advances by S,
+        padding included: `KVCache.truncate` takes ragged prompts back. No gradients with a cache.
         Raises ValueError for tokens outside the vocabulary and positions outside the model or the cache.
         """
         shared = self._prepare(tokens_BS, routing or NaturalRouting(), numerics, cache, positions_B)
@@ -271,27 +276,16 @@ class MoE(nn.Module):
         if cache is None:
             query_BS, num_keys = torch.arange(S)[None], S
         else:
-            self._check_cache(cache, B, S, positions_B)
+            cache.check(positions_B, B, S)
             query_BS, num_keys = positions_BS, int(positions_BS.max()) + 1
         slot_P = torch.arange(kernels.round_up(num_keys, kernels.MIN_KEYS))
         bias_BSP = torch.where(slot_P > query_BS[:, :, None], float("-inf"), 0.0).to(self.cos_Pd.dtype)
         cos_BSd, sin_BSd = self.cos_Pd[positions_BS], self.sin_Pd[positions_BS]
         return _Pass(numerics, routing, cos_BSd, sin_BSd, bias_BSP, positions_BS, cache)
 
-    @staticmethod
-    def _check_cache(cache: KVCache, B: int, S: int, positions_B: Tensor) -> None:
-        if torch.is_grad_enabled():
-            raise ValueError("expected torch.no_grad() with a cache, got a pass with gradients")
-        if positions_B.shape != (B,) or cache.lengths_B.shape != (B,):
-            raise ValueError(f"expected {B} rows in the cache, got {cache.lengths_B.shape[0]}")
-        if bool((positions_B > cache.lengths_B).any()):
-            raise ValueError(f"expected positions of at most {cache.lengths_B.tolist()}, got {positions_B.tolist()}")
-        if int(positions_B.max()) + S > cache.capacity:
-            raise ValueError(f"expected at most {cache.capacity} tokens (capacity), got {int(positions_B.max()) + S}")
-
 
 def load(folder: str | Path) -> MoE:
-    """The model of a Hugging Face folder (Qwen3-MoE, OLMoE, Mixtral, Qwen3 shapes), in float32. See sandbox.checkpoint."""
+    """The model of a Hugging Face folder (Qwen3-MoE, OLMoE, Mixtral, Qwen3 shapes), in float32: `checkpoint.load`."""
     from sandbox import checkpoint
 
     return checkpoint.load(folder)

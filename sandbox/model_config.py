@@ -15,8 +15,8 @@ class ModelConfig:
     """The sizes and conventions of a decoder. Layers in `dense_layers` have a plain MLP, the others experts.
 
     qk_norm: RMSNorm of queries and keys per `head` (Qwen3), over the whole `projection` (OLMoE), or `none` (Mixtral).
-    shared_expert_size: hidden width of an expert that every token uses, 0 for none; with `shared_expert_gate` its output
-    is multiplied by sigmoid(x . g) (Qwen2-MoE). init_std: in units of 1 / sqrt(fan-in), see `MoE`.
+    shared_expert_size: hidden width of an expert that every token uses, 0 for none; with `shared_expert_gate` its
+    output is multiplied by sigmoid(x . g) (Qwen2-MoE). init_std: in units of 1 / sqrt(fan-in), see `MoE`.
     """
 
     vocab_size: int
@@ -41,11 +41,21 @@ class ModelConfig:
     init_std: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_positions"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "max_positions",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads != 0:
-            raise ValueError(f"num_heads: expected a multiple of num_kv_heads {self.num_kv_heads}, got {self.num_heads}")
+            raise ValueError(
+                f"num_heads: expected a multiple of num_kv_heads {self.num_kv_heads}, got {self.num_heads}"
+            )
         if self.head_dim % 2 != 0:
             raise ValueError(f"head_dim: expected an even number (rotations act on pairs), got {self.head_dim}")
         if self.qk_norm not in ("head", "projection", "none"):
@@ -68,7 +78,9 @@ class ModelConfig:
                 f"got {self.num_experts}, {self.expert_size}"
             )
         if not 1 <= self.experts_per_token <= self.num_experts:
-            raise ValueError(f"experts_per_token: expected 1 to {self.num_experts} (experts), got {self.experts_per_token}")
+            raise ValueError(
+                f"experts_per_token: expected 1 to {self.num_experts} (experts), got {self.experts_per_token}"
+            )
         if self.shared_expert_size < 0 or (self.shared_expert_gate and self.shared_expert_size == 0):
             raise ValueError(
                 f"shared_expert_size: expected {'at least 1 with' if self.shared_expert_gate else '0 or more without'} "

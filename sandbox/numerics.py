@@ -1,6 +1,6 @@
-"""Where an engine's arithmetic may depart from the exact one inside a forward pass; every hook is the identity by default.
+"""Where an engine's arithmetic may depart from the exact one inside a forward pass; by default it does not.
 
-A defect overrides one hook of `Numerics`; `compose` chains several. `EXACT` costs a method call a site and keeps every bit.
+A defect overrides one hook of `Numerics`; `compose` chains several. `EXACT` costs a call a site and keeps all bits.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import warnings
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +16,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lab.config.load import config_hash, to_yaml
 from lab.records import RunFolder, manifest
 from lab.report import write_report
+from lab.tasks import DemonstratedTask, TextTask
 from lab.tasks import build as build_task
 from lab.tasks.tokenizers import load_tokenizer
 from lab.verdict import judge
@@ -24,9 +27,9 @@ from sandbox.cold_start import cold_start
 from sandbox.config import ModelBlock, SandboxRun
 from sandbox.engines.engine import SandboxEngine
 from sandbox.learner import Learner, step_loader
-from sandbox.model import MoE, ModelConfig
+from sandbox.model import MoE
+from sandbox.model_config import ModelConfig
 from sandbox.training_engine import NonFiniteError, SandboxTrainingEngine
-from theory.contracts import Task
 from theory.loop import hand_over
 from theory.routing.gates import GATES
 from theory.streams import stream
@@ -44,15 +47,29 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
     for broken in kernels.probe():
         warnings.warn(f"this machine's kernels are not batch-invariant: {broken}", stacklevel=1)
     task = open_task(config)
-    algorithm = config.algorithm.build()
     if folder is None:
         folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
         folder.write_config(to_yaml(config))
-    folder.write_manifest(manifest(seed=config.seed))
+    with folder.hold():
+        folder.write_manifest(manifest(seed=config.seed))
+        learner, first = _prepare(config, folder, task, progress)
+        evaluation = Evaluation(config, SandboxEngine(learner.model.config, (), stop_token=task.tokenizer.eos_id))
+        recording = Recording(config, folder, evaluation, _progress(config, progress, first))
+        try:
+            _fit(config, folder, learner, recording, first)
+        except NonFiniteError:
+            folder.append_metrics(learner.step, {"actor/grad_norm": math.inf})
+            _finish(config, folder)
+            raise
+        _finish(config, folder)
+    return folder
 
-    model = initial_model(config, task, progress)
+
+def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Progress) -> tuple[Learner, int]:
+    """The learner as it stands after the folder's last checkpoint, and the global step that comes next."""
+    algorithm = config.algorithm.build()
     training = SandboxTrainingEngine(
-        model,
+        initial_model(config, task, progress),
         algorithm.optimizer,
         predictor=algorithm.predictor if algorithm.passes.trains_predictor else None,
         freeze_router=algorithm.freeze_router,
@@ -65,26 +82,18 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         training.load_state_tensors(checkpoint.tensors)
         first = int(checkpoint.state["next_step"])
     folder.truncate_metrics(first - 1)
-
-    rollout = SandboxEngine(model.config, config.engine.defects, stop_token=task.tokenizer.eos_id)
+    rollout = SandboxEngine(training.model.config, config.engine.defects, stop_token=task.tokenizer.eos_id)
     hand_over(algorithm, rollout, training, version=first)
-    learner = Learner(training, rollout, task, algorithm, config.seed)
-    evaluation = Evaluation(config, SandboxEngine(model.config, (), stop_token=task.tokenizer.eos_id))
-    recording = Recording(config, folder, evaluation, _progress(config, progress, first))
-    try:
-        _fit(config, folder, learner, recording, first)
-    finally:
-        _finish(config, folder)
-    return folder
+    return Learner(training, rollout, task, algorithm, config.seed), first
 
 
-def open_task(config: SandboxRun):
+def open_task(config: SandboxRun) -> TextTask:
     """The config's task, with the model folder's tokenizer where the task brings none of its own."""
     tokenizer = load_tokenizer(Path(config.model.path)) if config.model.path is not None else None
     return build_task(config.task, tokenizer=tokenizer)
 
 
-def initial_model(config: SandboxRun, task: Task, progress: Progress) -> MoE:
+def initial_model(config: SandboxRun, task: TextTask, progress: Progress) -> MoE:
     """The weights that RL starts from: the opened folder or fresh ones, after the cold start where there is one."""
     block = config.model
     if block.path is not None:
@@ -95,7 +104,7 @@ def initial_model(config: SandboxRun, task: Task, progress: Progress) -> MoE:
         model = MoE(model_config(block, task.tokenizer.vocab_size), stream(seed, "model"))
     if config.cold_start is None:
         return model
-    if not hasattr(task, "demonstration"):
+    if not isinstance(task, DemonstratedTask):
         raise ValueError(f"cold_start: the {config.task.kind} task has no demonstrations; set cold_start to null")
     description = {"model": block.model_dump(), "task": config.task.model_dump()}
     report = None if progress == "none" else _print_cold_start
@@ -155,6 +164,8 @@ def _loggers(config: SandboxRun, folder: RunFolder) -> list[Logger]:
 
 
 def _fit(config: SandboxRun, folder: RunFolder, learner: Learner, recording: Recording, first: int) -> None:
+    # Its notes on devices and products say nothing about the run.
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=1,
@@ -170,11 +181,8 @@ def _fit(config: SandboxRun, folder: RunFolder, learner: Learner, recording: Rec
 
 
 def _finish(config: SandboxRun, folder: RunFolder) -> None:
-    """Verdict and report of whatever is on disk; an interrupted run has no verdict and can be resumed."""
-    rows = folder.metrics()
-    if rows and rows[-1]["step"] + 1 == config.num_steps:
-        folder.write_verdict(judge(rows, config.verdict.rules()).to_json())
-        write_report([folder], folder.path / "report.html")
+    folder.write_verdict(judge(folder.metrics(), config.verdict.rules()).to_json())
+    write_report([folder], folder.path / "report.html")
 
 
 __all__ = ["NonFiniteError", "run"]

@@ -145,7 +145,7 @@ def old_pass(
         # The engine's gate is folded: its logits are p_old + h W_p, with the W_p that it was handed.
         cached_logits, teacher = rollouts.features, rollouts.features.minus_bias(predictor)
     elif passes.old == "predicted" and scores.features is not None:
-        cached_logits, teacher = scores.features.minus_bias({n: -w for n, w in predictor.items()}), scores.features
+        cached_logits, teacher = scores.features.plus_bias(predictor), scores.features
     if passes.gradient == "natural":
         gradient = PassRouting("natural", feature_rows=rows)
     else:

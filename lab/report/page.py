@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import jinja2
@@ -13,47 +13,12 @@ from plotly.offline import get_plotlyjs
 
 from lab.files import atomic_write
 from lab.records import RunFolder
-from lab.report.figures import (
-    DISCREPANCY,
-    HEIGHT,
-    LEARNING,
-    MARGIN,
-    OPTIMISATION,
-    PREDICTOR,
-    ROUTING,
-    Figure,
-    FigureFunction,
-)
-from lab.report.pictures import probability_scatter, router_difference
+from lab.report.figures import HEIGHT, MARGIN, Figure
 from lab.report.runs import Run, load_runs, shared_prefix, summary_sentence
+from lab.report.sections import SECTIONS
 from lab.report.style import PALETTE
 
 TEMPLATES = Path(__file__).parent / "template"
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading, one sentence on what to look for, and the figures under it."""
-
-    id: str
-    title: str
-    question: str
-    figures: tuple[FigureFunction, ...]
-
-
-SECTIONS = (
-    Section("learning", "Learning", "Does the policy get better, also on problems that it never trained on?", LEARNING),
-    Section(
-        "discrepancy",
-        "Training-inference discrepancy",
-        "How far is the engine that sampled the tokens (mu) from the one that scores them (old)?",
-        (*DISCREPANCY, probability_scatter),
-    ),
-    Section("optimisation", "Optimisation", "Do the updates stay small and the policy open?", OPTIMISATION),
-    Section("routing", "Routing", "Do both engines, and both ends of a step, use the same experts?",
-            (*ROUTING, router_difference)),
-    Section("predictor", "Route predictor", "Does the predictor learn where the router is going?", PREDICTOR),
-)  # fmt: skip
 
 
 def write_report(run_folders: Sequence[RunFolder], out: Path) -> None:

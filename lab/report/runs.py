@@ -159,20 +159,25 @@ def summary_sentence(runs: Sequence[Run]) -> str:
     """What the runs show, in one sentence computed from their records."""
     clauses = [_verdict_clause(runs), _accuracy_clause(runs), _kl_clause(runs)]
     sentence = "; ".join(clause for clause in clauses if clause)
+    # Not `capitalize`, which would lower the rest; a run's name never stands first.
     return sentence[0].upper() + sentence[1:] + "."
 
 
 def _verdict_clause(runs: Sequence[Run]) -> str:
     collapsed = [run for run in runs if run.verdict_word == "collapsed"]
-    fell = [f"{run.label} collapsed at step {(run.verdict or {}).get('first_step')}" for run in collapsed]
     if len(runs) == 1:
-        steps = len(runs[0].metrics)
-        return fell[0] if fell else f"{runs[0].name} is {runs[0].verdict_word} after {steps} steps"
+        step = (runs[0].verdict or {}).get("first_step")
+        return f"the run collapsed at step {step}" if collapsed else _alone(runs[0])
+    fell = [f"{run.label} collapsed at step {(run.verdict or {}).get('first_step')}" for run in collapsed]
     words = [run.verdict_word for run in runs]
-    parts = [f"{words.count(word)} {word}" for word in ("stable", "undecided", "unfinished") if word in words]
     if words.count("stable") == len(runs):
         return f"all {len(runs)} runs are stable"
-    return f"of {len(runs)} runs {', '.join([*(f'{part}' for part in parts), *fell])}"
+    others = [f"{words.count(word)} {word}" for word in ("undecided", "unfinished") if word in words]
+    return ", ".join([f"{words.count('stable')} of {len(runs)} runs are stable", *others, *fell])
+
+
+def _alone(run: Run) -> str:
+    return f"the run is {run.verdict_word} after {len(run.metrics)} steps"
 
 
 def _accuracy_clause(runs: Sequence[Run]) -> str:

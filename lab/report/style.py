@@ -37,12 +37,12 @@ def number(value: float | int | None) -> str:
         return "–"
     if value == 0:
         return "0"
-    if isinstance(value, int) or float(value).is_integer() and abs(value) < 1e6:
+    if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e6):
         return f"{int(value)}"
-    if 1e-3 <= abs(value) < 1e4:
+    if 1e-2 <= abs(value) < 1e4:
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
     mantissa, _, exponent = f"{value:.1e}".partition("e")
-    return f"{mantissa}e{int(exponent)}"
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
 def fraction(value: float | None) -> str:

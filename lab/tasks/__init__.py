@@ -23,8 +23,15 @@ TaskConfig = Annotated[ArithmeticConfig | JsonlConfig, Field(discriminator="kind
 class TextTask(Task, Protocol):
     """A task with its tokenizer and the longest response that it needs."""
 
-    tokenizer: Tokenizer
-    max_response_tokens: int
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What its prompts and responses are written in."""
+        ...
+
+    @property
+    def max_response_tokens(self) -> int:
+        """The longest response that it needs, end token included."""
+        ...
 
 
 @runtime_checkable
@@ -39,15 +46,13 @@ class DemonstratedTask(TextTask, Protocol):
 def build(config: ArithmeticConfig | JsonlConfig, tokenizer: Tokenizer | None = None) -> TextTask:
     """The task of a config; a `DemonstratedTask` where it has demonstrations.
 
-    `tokenizer` is that of the model's folder: a jsonl task needs it, an arithmetic task brings its own characters and
-    refuses another one. Raises ValueError for either, and for what the task finds wrong with its config or file.
+    `tokenizer` is that of the model's folder: a jsonl task needs it (else ValueError), an arithmetic task has its own
+    characters and no use for it. Raises ValueError for what the task finds wrong with its config or file.
     """
     if isinstance(config, ArithmeticConfig):
-        if tokenizer is not None:
-            raise ValueError("task.kind: an arithmetic task has its own characters; expected no tokenizer, got one")
         return ArithmeticTask(config)
     if tokenizer is None:
-        raise ValueError("task.kind: a jsonl task needs the tokenizer of a model opened from a Hugging Face folder")
+        raise ValueError("task.kind: expected a tokenizer for a jsonl task (that of a Hugging Face folder), got none")
     return (JsonlTask if config.solution_key is None else DemonstratedJsonlTask)(config, tokenizer)
 
 

@@ -6,12 +6,12 @@ hard is to get all of them right. Only the final answer, after `#`, is verified.
 
     prompt                 response (`$` stands for the end token)
     47+85=                 7+5+0=12;4+8+1=13#132$
-    508+96+7= is not drawn: all terms of a problem have the same number of digits
     23+48+61=              3+8+1+0=12;2+4+6+1=13#132$
     503-278=               3-8-0=15;0-7-1=12;5-2-1=02#225$
 
 A step reads `digit+digit+carry=` and two figures: the carry that goes on and the digit that stays. In a difference the
 first of the two is the borrow: 3-8-0 = -5 = 5 - 10*1 is written 15.
+All terms of a problem have the same number of digits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MARK = "#"
 ALPHABET = f"0123456789+-=;{MARK}"
 SIGNS = {"add": "+", "subtract": "-"}
 
-# One problem in HELD_OUT_MODULUS is held out; a level of difficulty must have HELD_OUT_MARGIN times as many as are asked.
+# One problem in HELD_OUT_MODULUS is held out; a digit count must have HELD_OUT_MARGIN times as many as are asked for.
 HELD_OUT_MODULUS = 8
 HELD_OUT_MARGIN = 4
 
@@ -58,8 +58,8 @@ class ArithmeticConfig(Strict):
             limit = num_problems(digits, self.num_terms) // (HELD_OUT_MODULUS * HELD_OUT_MARGIN)
             if wanted > limit:
                 raise ValueError(
-                    f"num_held_out: expected at most {limit} problems of {digits} digits (there are only "
-                    f"{num_problems(digits, self.num_terms)} in all), got {self.num_held_out} held out, {wanted} of them"
+                    f"num_held_out: expected at most {limit} problems of {digits} digits (there are "
+                    f"{num_problems(digits, self.num_terms)} in all), got {self.num_held_out}, {wanted} of them"
                 )
         return self
 
@@ -76,15 +76,15 @@ class ArithmeticConfig(Strict):
 
 
 def num_problems(digits: int, num_terms: int) -> int:
-    """How many problems of that many digits there are, the order of the terms aside: C(n + k - 1, k), n = 9*10^(d-1)."""
+    """How many problems of d digits and k terms there are, their order aside: C(n + k - 1, k), n = 9*10^(d-1)."""
     return math.comb(9 * 10 ** (digits - 1) + num_terms - 1, num_terms)
 
 
 class ArithmeticTask:
     """`theory.contracts.Task` with demonstrations; see the module for the format and `ArithmeticConfig` for the dials.
 
-    A problem is held out if SHA-256 of the seed and its sorted terms falls in one residue class of eight, so training and
-    held-out problems are disjoint by construction, also up to the order of the terms, and nothing has to be remembered.
+    A problem is held out if SHA-256 of the seed and its sorted terms falls in one residue class of eight: training and
+    held-out problems are disjoint by construction, also up to the order of the terms, with nothing to remember.
     """
 
     def __init__(self, config: ArithmeticConfig) -> None:
@@ -104,7 +104,7 @@ class ArithmeticTask:
         return tuple(self._draw(generator, held_out=False, digits=None) for _ in range(num_prompts))
 
     def held_out(self) -> Sequence[Prompt]:
-        """`num_held_out` problems, distinct also up to the order of their terms, digit counts in turn; fixed by the seed."""
+        """`num_held_out` problems, distinct also up to the order of terms, digit counts in turn; fixed by the seed."""
         return self._held_out
 
     def reward(self, prompt: Prompt, response: Response) -> float:
@@ -120,7 +120,7 @@ class ArithmeticTask:
         return (*self.tokenizer.encode(worked_solution(prompt.text)), self.tokenizer.eos_id)
 
     def _draw(self, generator: torch.Generator, *, held_out: bool, digits: int | None) -> Prompt:
-        """A problem from one side of the partition, by rejection; of the given digits, or of a count drawn uniformly."""
+        """A problem from one side of the partition, by rejection; its digit count as given, or drawn uniformly."""
         config = self.config
         if digits is None:
             digits = int(torch.randint(config.min_digits, config.max_digits + 1, (), generator=generator))
@@ -139,7 +139,7 @@ class ArithmeticTask:
         return derive_seed(self.config.seed, "partition", *sorted(terms)) % HELD_OUT_MODULUS == 0
 
     def _draw_held_out(self) -> Iterator[Prompt]:
-        """The levels in turn. The config leaves a margin, so that each level's share holds more than are drawn from it."""
+        """The digit counts in turn; the config's margin leaves each more held-out problems than it needs."""
         generator = stream(self.config.seed, "held_out")
         seen: set[str] = set()
         for index in range(self.config.num_held_out):

@@ -1,9 +1,9 @@
-r"""Grading of mathematical answers with Math-Verify, in a process of its own that a hostile answer can only take down alone.
+r"""Grading of mathematical answers with Math-Verify, in a process of its own, so that a hostile answer ends only that.
 
-What a policy writes is untrusted input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy for ever, deep nesting
-exhausts its stack. Math-Verify's own limit is an alarm signal, which works in a main thread only and cannot interrupt
-arithmetic in C; here the kernel ends the worker instead, from any thread. The limit is CPU time, so that a busy machine
-gives the same rewards as an idle one. Needs a POSIX system.
+What a policy writes is untrusted input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy for ever, deep
+nesting exhausts its stack. Math-Verify's own limit is an alarm signal, which works in a main thread only and cannot
+interrupt arithmetic in C; here the kernel ends the worker, whoever asked. The limit is CPU time, so that a busy machine
+gives the same rewards. Needs a POSIX system.
 
 The verifier is that of R3 (arXiv 2510.11370), App. K: the last parseable expression of the response against the answer.
 """
@@ -11,6 +11,7 @@ The verifier is that of R3 (arXiv 2510.11370), App. K: the last parseable expres
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -33,7 +34,7 @@ def grade(response_text: str, answer: str, limit_s: float = LIMIT_S) -> float:
 
     The final expression is the content of the last complete `\boxed{...}` that parses; in a response without a box, the
     last expression that Math-Verify finds. Equality is of values, not of text: 1/2, 0.5 and \frac12 are equal, as are
-    (x+1)^2 and x^2+2x+1; [0,1) and (0,1) are not. Whatever cannot be parsed, or takes longer than `limit_s` CPU seconds,
+    (x+1)^2 and x^2+2x+1; [0,1) and (0,1) are not. What cannot be parsed, or takes longer than `limit_s` CPU seconds,
     earns 0.0. Raises RuntimeError only if the worker process cannot run at all.
     """
     return float(_WORKER.ask({"response": response_text, "answer": answer, "limit_s": limit_s}))
@@ -61,6 +62,8 @@ class _Worker:
                 process.stdin.write(line)
                 process.stdin.flush()
                 reply = process.stdout.readline()
+            except BrokenPipeError:
+                reply = b""
             except BaseException:
                 # Interrupted between question and reply: the next reply would belong to this question.
                 self._end(process)
@@ -101,22 +104,17 @@ class _Worker:
         return process
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:
-        """Its exit status: its own where it had ended, else that of the kill."""
+        """Its exit status. The end of its input ends an idle worker; a busy one is killed after a second."""
         self._process = None
-        if process.stdout is not None and process.stdout.closed:
-            return process.wait()
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # what was still buffered was meant for a dead process
+            process.stdin.close()
         try:
-            # A worker whose output is at its end is dying of its own cause; give it the moment to say which.
             status = process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             process.kill()
             status = process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue  # what was still buffered was meant for the dead
+        process.stdout.close()
         return status
 
 
@@ -144,7 +142,7 @@ def _parse(text: str) -> list[Any]:
     from math_verify import parse
 
     # Without its alarm signals, which are not for every thread, and without the fallback that compares raw strings.
-    return parse(text, fallback_mode="no_fallback", parsing_timeout=None)  # type: ignore[arg-type]
+    return parse(text, fallback_mode="no_fallback", parsing_timeout=0)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -178,6 +176,7 @@ def _serve() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     replies.write(b"ready\n")
     for line in sys.stdin.buffer:
         request = json.loads(line)

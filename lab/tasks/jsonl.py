@@ -3,7 +3,7 @@ r"""A user's own file of problems with verified answers, one JSON object a line,
     {"problem": "What is 1/2 + 1/3?", "answer": "5/6"}
     {"problem": "Expand (x+1)^2.", "answer": "x^2+2x+1", "source": "other keys are left alone"}
 
-The prompt is the template of R3 (arXiv 2510.11370), App. K; a response earns 1 if its last \boxed{...} equals the answer:
+The prompt is the template of R3 (arXiv 2510.11370), App. K; a response earns 1 if its last box equals the answer:
 
     What is 1/2 + 1/3?
     Please reason step by step,
@@ -155,8 +155,8 @@ def _epoch_order(seed: int, epoch: int, n: int) -> list[int]:
 def split(config: JsonlConfig) -> tuple[list[Problem], list[Problem]]:
     """Training and held-out problems, both in the order of their files.
 
-    Without `held_out_path`, the round(fraction * n) problems with the smallest hash of seed and text are held out, so that
-    the share is exact and adding lines moves few problems across. ValueError if either side would be empty.
+    Without `held_out_path`, the round(fraction * n) problems with the smallest hash of seed and text are held out: the
+    share is exact, and adding lines moves few problems across. ValueError if either side would be empty.
     """
     problems = read_problems(config, config.path)
     if config.held_out_path is not None:
@@ -171,8 +171,8 @@ def split(config: JsonlConfig) -> tuple[list[Problem], list[Problem]]:
     num_held_out = round(config.held_out_fraction * len(problems))
     if not 0 < num_held_out < len(problems):
         raise ValueError(
-            f"held_out_fraction: expected to hold out at least 1 and to leave at least 1 of the {len(problems)} problems "
-            f"of {config.path}, got {config.held_out_fraction}, that is {num_held_out}"
+            f"held_out_fraction: expected to hold out and to leave at least 1 of the {len(problems)} problems of "
+            f"{config.path}, got {config.held_out_fraction}, that is {num_held_out}"
         )
     rank = sorted(problems, key=lambda p: derive_seed(config.seed, "partition", p.problem))
     chosen = {p.problem for p in rank[:num_held_out]}

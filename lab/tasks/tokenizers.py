@@ -1,5 +1,5 @@
-"""Tokenizers behind one small interface: characters for the tasks that write their own text, and a Hugging Face folder's
-own tokenizer for models that were opened from one.
+"""Tokenizers behind one small interface: characters for tasks that write their own text, and the tokenizer of a Hugging
+Face folder for a model that was opened from one.
 
 `encode` adds nothing to the text and `decode` drops special tokens; `prompt` and `chat` put around it what the model
 expects at the start of a sequence.
@@ -59,8 +59,7 @@ class CharTokenizer:
     eos_id = 1
 
     def __init__(self, alphabet: str) -> None:
-        repeated = sorted({c for c in alphabet if alphabet.count(c) > 1})
-        if repeated or not alphabet:
+        if not alphabet or len(set(alphabet)) < len(alphabet):
             raise ValueError(f"alphabet: expected distinct characters, at least one, got {alphabet!r}")
         self.alphabet = alphabet
         self.vocab_size = len(alphabet) + 2

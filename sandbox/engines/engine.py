@@ -15,7 +15,9 @@ from torch import Tensor
 
 from sandbox.checkpoint import load_hf, to_hf
 from sandbox.engines.defect import Defect
-from sandbox.model import KVCache, MoE, ModelConfig
+from sandbox.kv_cache import KVCache
+from sandbox.model import MoE
+from sandbox.model_config import ModelConfig
 from sandbox.numerics import Numerics, compose
 from theory.contracts import NamedTensors, Prompt, Response, Rollouts, Sampling
 from theory.routing.features import RouterFeatures, draw_rows

@@ -9,7 +9,8 @@ import torch
 from sandbox.engines import ActivationPrecision, RouterNoise, WeightPrecision
 from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
-from sandbox.model import MoE, ModelConfig
+from sandbox.model import MoE
+from sandbox.model_config import ModelConfig
 from sandbox.training_engine import SandboxTrainingEngine
 from theory.algorithm import OptimizerSettings
 from theory.contracts import Prompt, Response

@@ -1,4 +1,4 @@
-"""Run folders with plausible made-up series, written through RunFolder itself: what the report is tested and looked at with."""
+"""Run folders with plausible made-up series, written through RunFolder itself: what the report is tested with."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def made_up_trace(recipe: Recipe, step: int, generator: torch.Generator) -> Trac
     """A trace of 32 responses whose engine gap is the recipe's, K = 2 of 16 experts in 3 layers."""
     B, S, prompt, L, K, E = 32, 60, 12, 3, 2, 16
     A, R = B * (S - prompt), B * (S - 1)
-    logp_mu = -torch.rand(A, generator=generator) ** 3 * 5
+    logp_mu = -(torch.rand(A, generator=generator) ** 3) * 5
     gap = math.sqrt(2 * recipe.kl) * torch.randn(A, generator=generator)
     scores = torch.rand(R, L, E, generator=generator)
     moved = scores + recipe.disagreement * torch.rand(R, L, E, generator=generator)

@@ -1,4 +1,4 @@
-"""Laws of the run folder: what was written is read back to the bit, and a killed or refused write leaves nothing half."""
+"""Laws of the run folder: what was written is read back to the bit; a killed or refused write leaves nothing half."""
 
 from __future__ import annotations
 
@@ -42,17 +42,21 @@ def test_the_folder_carries_utc_time_and_hash_and_a_taken_second_moves_on(tmp_pa
 
 
 @pytest.mark.parametrize(("name", "now"), [("../up", NOW), ("a/b", NOW), ("", NOW), ("demo", datetime(2026, 1, 1))])
-def test_a_name_that_leaves_the_root_or_a_time_without_zone_is_refused(tmp_path: Path, name: str, now: datetime) -> None:
+def test_a_name_that_leaves_the_root_or_a_time_without_zone_is_refused(
+    tmp_path: Path, name: str, now: datetime
+) -> None:
     """A run folder is always directly under root/<name>, and its time is unambiguous."""
     with pytest.raises(ValueError, match="expected"):
         RunFolder.create(tmp_path, name, "abc123", now)
 
 
 def test_only_the_newest_unfinished_run_of_the_same_config_is_resumed(tmp_path: Path) -> None:
-    """A run is resumable until its verdict stands; runs of another config never are."""
-    old = RunFolder.create(tmp_path, "demo", "aaa", NOW)
-    RunFolder.create(tmp_path, "demo", "bbb", NOW + timedelta(hours=2))
-    new = RunFolder.create(tmp_path, "demo", "aaa", NOW + timedelta(hours=1))
+    """A run is resumable until its verdict stands; another config's, or one that never began, is not."""
+    hours = {"old": ("aaa", 0), "new": ("aaa", 1), "other": ("bbb", 2), "empty": ("aaa", 3)}
+    found = {n: RunFolder.create(tmp_path, "demo", h, NOW + timedelta(hours=t)) for n, (h, t) in hours.items()}
+    for name in ("old", "new", "other"):
+        found[name].write_config(f"name: {name}")
+    old, new = found["old"], found["new"]
     assert RunFolder.find_resumable(tmp_path, "demo", "aaa") == new != old
     new.write_verdict({"stable": True})
     assert new.is_finished
@@ -63,7 +67,11 @@ def test_only_the_newest_unfinished_run_of_the_same_config_is_resumed(tmp_path: 
 def test_opening_something_else_says_what_was_there(tmp_path: Path, run: RunFolder) -> None:
     """A folder without config.yaml, a file and nothing at all are each named."""
     assert RunFolder.open(run.path) == run
-    for path, got in ((tmp_path, "a folder without it"), (run.path / "config.yaml", "a file"), (tmp_path / "x", "nothing")):
+    for path, got in (
+        (tmp_path, "a folder without it"),
+        (run.path / "config.yaml", "a file"),
+        (tmp_path / "x", "nothing"),
+    ):
         with pytest.raises(ValueError, match=got):
             RunFolder.open(path)
 
@@ -182,9 +190,9 @@ while True:
 """
 
 
-@pytest.mark.parametrize("wait", [0.0, 0.004, 0.011])
+@pytest.mark.parametrize("wait", [0.0, 0.007])
 def test_a_process_killed_while_writing_leaves_whole_records(run: RunFolder, wait: float) -> None:
-    """After kill -9 at any moment every file reads, the last checkpoint is at most one step behind, and writing goes on."""
+    """After kill -9 at any moment every file reads, the last checkpoint is the step's or the next, writing goes on."""
     command = [sys.executable, "-c", KILLED, str(run.path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(lab.__file__).parents[1])}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -195,7 +203,9 @@ def test_a_process_killed_while_writing_leaves_whole_records(run: RunFolder, wai
         done = int((process.stdout.read().split("\n")[:-1] or [done])[-1])
     found = run.latest_checkpoint()
     assert found is not None and done <= found.step <= done + 1
-    assert torch.equal(found.tensors["w"], torch.full((50_000,), float(found.step))) and found.state == {"step": found.step}
+    assert torch.equal(found.tensors["w"], torch.full((50_000,), float(found.step))) and found.state == {
+        "step": found.step
+    }
     steps = [record["step"] for record in run.metrics()]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) in (done, done + 1)
     assert json.loads((run.path / "manifest.json").read_text())["step"] in (done, done + 1)
@@ -227,6 +237,14 @@ def test_a_full_disk_is_one_line_and_changes_nothing(run: RunFolder, monkeypatch
     assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == before
 
 
+def test_a_reader_sees_the_former_file_or_the_new_one(run: RunFolder) -> None:
+    """Writing never touches the former bytes: a reader that opened them before reads them to the end."""
+    with open(run.path / "config.yaml") as reader:
+        run.write_config("name: other\n")
+        assert reader.read() == "name: demo\n"
+    assert (run.path / "config.yaml").read_text() == "name: other\n"
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     """A root below a file, and a run folder that was removed, give the path and the system's reason."""
     (tmp_path / "file").write_text("")
@@ -238,9 +256,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time_holds_a_run(run: RunFolder) -> None:
     """A second holder is refused while the first holds the run, and not after it."""
-    with run.hold():
-        with pytest.raises(RecordError, match="another process"), RunFolder(run.path).hold():
-            pass
+    with run.hold(), pytest.raises(RecordError, match="another process"), RunFolder(run.path).hold():
+        pass
     with run.hold():
         pass
 

@@ -1,4 +1,4 @@
-"""Laws of the verdict: each rule fires on its own planted collapse, none on a healthy noisy run, and nothing is guessed."""
+"""Laws of the verdict: each rule fires on its own planted collapse, none on a healthy noisy run; nothing is guessed."""
 
 from __future__ import annotations
 

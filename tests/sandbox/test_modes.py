@@ -20,7 +20,9 @@ GATES = ("qwen3", "olmoe")
 PREDICTOR = PredictorSettings(learning_rate_multiplier=30.0, num_positions=6)
 
 
-def run(mode: str, name: str = "minirl", gate: str = "qwen3", engine: str = "fp8-and-noise", **changes) -> list[StepResult]:
+def run(
+    mode: str, name: str = "minirl", gate: str = "qwen3", engine: str = "fp8-and-noise", **changes
+) -> list[StepResult]:
     """Two global steps of 4 prompts x 4 responses from the same weights, prompts and seed."""
     weights = worlds.model(gate=gate)
     settings = {"num_prompts": 4, "num_responses": 4, "num_minibatches": 2, "max_tokens": 12} | changes

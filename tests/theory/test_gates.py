@@ -199,5 +199,5 @@ def test_sizes_that_do_not_fit_name_both_numbers() -> None:
         Gate("softmax", "before", renormalise=False, num_groups=2, num_top_groups=3)
     with pytest.raises(ValueError, match="expected order 'before' with score 'sigmoid'"):
         Gate("sigmoid", "after", renormalise=False)
-    with pytest.raises(ValueError, match="expected a positive scaling, got 0.0"):
+    with pytest.raises(ValueError, match=r"expected a positive scaling, got 0\.0"):
         Gate("softmax", "before", renormalise=False, scaling=0.0)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from objective_batches import make_batch
 
+from tests.theory.objective_batches import make_batch
 from theory import divergences
 from theory.objectives import preset
 from theory.objectives.kl_penalty import kl_pi_ref

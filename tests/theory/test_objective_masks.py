@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from objective_batches import Batch, make_batch, tuned
 
+from tests.theory.objective_batches import Batch, make_batch, tuned
 from theory import metrics
 from theory.objectives import CORRECTIONS, PRESETS, correction, preset
 from theory.streams import stream

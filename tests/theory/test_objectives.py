@@ -14,12 +14,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from objective_batches import Batch, make_batch, tuned
 from torch import Tensor
 
+from tests.theory.objective_batches import TIGHT, Batch, make_batch, tuned
 from theory.objectives import CORRECTIONS, PRESETS, correction, preset, ratios
 
 CLIPPED = ("ppo", "grpo", "grpo_dapo", "dr_grpo", "gspo")
+
 # ---- the score-function forms, by hand -------------------------------------------------------------------------------
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from objective_batches import tuned
 
+from tests.theory.objective_batches import tuned
 from theory.objectives import AGGREGATIONS, PRESETS, correction, preset, ratios
 
 

@@ -40,12 +40,13 @@ def draw_record(
 ) -> RoutingRecord:
     """A random record over two layers; `num_missing` row-layers of each response are lost."""
     generator = stream(seed, "record")
-    names = torch.arange(E) if relabel is None else torch.randperm(E, generator=stream(relabel, "names"))
+    # Expert 0 stays out: a top-1 layer that holds nothing else is refused as an unfilled buffer.
+    names = torch.arange(E - 1) if relabel is None else torch.randperm(E - 1, generator=stream(relabel, "names"))
     payloads = []
     for n in num_rows:
         # Few experts in play, so that two records agree about as often as not.
-        ids = torch.rand(n, len(LAYERS), K + 1, generator=generator).argsort(dim=-1)[..., :K] + 1
-        ids = names[ids]
+        ids = torch.rand(n, len(LAYERS), K + 1, generator=generator).argsort(dim=-1)[..., :K]
+        ids = names[ids] + 1
         ids[torch.randperm(n, generator=generator)[:num_missing], 1] = MISSING
         payloads.append(ids)
     return RoutingRecord.pack(payloads, [n + 1 for n in num_rows], LAYERS, E)

@@ -1,4 +1,4 @@
-"""The routing record: what goes in comes out, and each way in which the field has lost or misplaced routes is an error."""
+"""The routing record: what goes in comes out, and each known way to lose or misplace routes is an error."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_ids_that_are_no_integers_are_an_error(dtype: torch.dtype) -> None:
 def test_a_record_cannot_be_built_invalid() -> None:
     """The constructor checks type, order, range, layers and offsets as `pack` does: no invalid record exists."""
     good = pack()
-    rows, L, K = good.experts.shape
+    rows = len(good.experts)
     unsorted = good.experts.flip(-1)
     cases = [
         ((good.experts.long(), good.offsets, LAYERS, 8), "expected ids as torch.int8, got torch.int64"),

@@ -47,13 +47,14 @@
       shapes: (figure.layout.shapes ?? []).map((shape) => ({ ...shape, line: { color: colour("--quiet"), width: 1 } })),
       annotations: labels,
       hoverlabel: { bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { size: 12, color: colour("--text") } },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--quiet"), activecolor: colour("--text") },
       dragmode: "zoom", uirevision: "kept", showlegend: false,
     };
   }
 
   const config = {
-    responsive: true, displaylogo: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+    responsive: true, displaylogo: false, displayModeBar: true,
+    modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
   };
 
   function draw() {

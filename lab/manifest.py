@@ -1,0 +1,53 @@
+"""What a run ran on: versions, commit, host. Numbers are only comparable, and bits only equal, where these agree."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("firstorder", "torch", "lightning", "numpy", "safetensors", "transformers")
+
+
+def manifest(seed: int) -> dict[str, Any]:
+    """What a run ran on: seed, package versions, git commit (absent outside a checkout), Python, platform, CPU."""
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    found: dict[str, Any] = {"seed": seed, "versions": versions, "python": platform.python_version()}
+    commit = _git("rev-parse", "HEAD")
+    if commit:
+        found["commit"] = commit
+        found["has_local_changes"] = bool(_git("status", "--porcelain"))
+    return found | {
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "num_cpus": os.cpu_count(),
+        "num_threads": torch.get_num_threads(),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """The output of git in the project's own folder, or None where there is no git or no checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    """The processor's name as Linux gives it, else as Python knows it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,72 @@
+"""The order of the report: which figures stand under which heading. A new figure is one function in a list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lab.report.figures import FigureFunction, Lines
+from lab.report.pictures import extreme_curve, probability_scatter, router_difference
+from lab.report.runs import ACCURACY, EXTREME
+from lab.verdict import ENTROPY, KL, REWARD
+
+LEARNING: tuple[FigureFunction, ...] = (
+    Lines("reward", "Reward in training", REWARD, style="noisy"),
+    Lines("accuracy", "Held-out accuracy", ACCURACY, style="points"),
+)
+DISCREPANCY: tuple[FigureFunction, ...] = (
+    Lines("k3-kl", "KL between rollout and training engine", KL, axis="log"),
+    Lines("extreme-fraction", "Extreme tokens, F(2)", EXTREME, axis="log"),
+    Lines("effective-sample-size", "Effective sample size", "rollout_corr/eff_sample_size"),
+    Lines("truncated-fraction", "Tokens cut by the correction", "rollout_corr/truncated_fraction"),
+    probability_scatter,
+    extreme_curve,
+)
+OPTIMISATION: tuple[FigureFunction, ...] = (
+    Lines("entropy", "Entropy of the policy", ENTROPY, style="noisy"),
+    Lines("grad-norm", "Gradient norm", "actor/grad_norm", axis="log", style="noisy"),
+    Lines("clip-high", "Tokens held at the upper bound", "actor/pg_clipfrac_high", style="noisy"),
+    Lines("clip-low", "Tokens held at the lower bound", "actor/pg_clipfrac_low", style="noisy"),
+    Lines("staleness-kl", "Policy staleness", "staleness/k3_kl", axis="log", style="noisy"),
+    Lines("response-length", "Response length", "response_length/mean", style="noisy"),
+)
+ROUTING: tuple[FigureFunction, ...] = (
+    Lines("router-disagreement", "Routers that disagree", "routing/router_disagreement"),
+    Lines("token-disagreement", "Tokens with a differing router", "routing/token_disagreement"),
+    Lines("topk-agreement", "Top-k agreement of cached and present route", "routing/topk_agreement"),
+    Lines("route-kl", "KL between cached and present route", "routing/route_kl", axis="log"),
+    Lines("native-rows", "Rows without a record under replay", "routing/native_rows"),
+    router_difference,
+)
+PREDICTOR: tuple[FigureFunction, ...] = (
+    Lines("predictor-loss", "Predictor loss", "predictor/loss", axis="log", style="noisy"),
+    Lines("predictor-norm", "Size of the predictor", "predictor/weight_norm"),
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, one sentence on what to look for, and the figures under it."""
+
+    id: str
+    title: str
+    question: str
+    figures: tuple[FigureFunction, ...]
+
+
+SECTIONS = (
+    Section("learning", "Learning", "Does the policy get better, also on problems that it never trained on?", LEARNING),
+    Section(
+        "discrepancy",
+        "Training-inference discrepancy",
+        "How far is the engine that sampled the tokens (mu) from the one that scores them (old)?",
+        DISCREPANCY,
+    ),
+    Section("optimisation", "Optimisation", "Do the updates stay small and the policy open?", OPTIMISATION),
+    Section(
+        "routing",
+        "Routing",
+        "Do both engines, and both ends of a step, use the same experts?",
+        ROUTING,
+    ),
+    Section("predictor", "Route predictor", "Does the predictor learn where the router is going?", PREDICTOR),
+)

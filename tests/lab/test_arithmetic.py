@@ -1,0 +1,235 @@
+"""Laws of the arithmetic task: what is shown earns the reward, what is verified is the answer alone, and the held-out
+problems are never trained on."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.config.strict import ConfigError, Strict, validate
+from lab.tasks import DemonstratedTask, TaskConfig, build
+from lab.tasks.arithmetic import ArithmeticConfig, ArithmeticTask, worked_solution
+from theory.contracts import Prompt, Response, Task
+from theory.streams import stream
+
+GENERATOR = stream(0, "no demonstration draws from it")
+
+
+@st.composite
+def dials(draw) -> dict[str, Any]:
+    """Every dial's values. Tests build the task: the type checks draw from `random`, which strategies must not."""
+    operation = draw(st.sampled_from(["add", "subtract"]))
+    min_digits = draw(st.integers(1, 6))
+    return {
+        "min_digits": min_digits,
+        "max_digits": min_digits + draw(st.integers(0, 3)),
+        "num_terms": 2 if operation == "subtract" else draw(st.integers(2, 10)),
+        "operation": operation,
+        "num_held_out": 1,
+        "seed": draw(st.integers(0, 1000)),
+    }
+
+
+def respond(prompt: Prompt, tokens: tuple[int, ...]) -> Response:
+    T = len(tokens)
+    return Response(prompt, torch.tensor(tokens), torch.zeros(T), torch.ones(T, dtype=torch.bool), "stop", 0)
+
+
+def answer_with(task: ArithmeticTask, prompt: Prompt, text: str) -> float:
+    """The reward of that text, properly ended."""
+    return task.reward(prompt, respond(prompt, (*task.tokenizer.encode(text), task.tokenizer.eos_id)))
+
+
+def terms_of(prompt: Prompt) -> list[int]:
+    return [int(term) for term in prompt.id.replace("-", "+").split("+")]
+
+
+def test_is_a_task_with_demonstrations():
+    """The built task satisfies the protocols that the loop and the cold start rely on."""
+    task = build(ArithmeticConfig())
+    assert isinstance(task, Task)
+    assert isinstance(task, DemonstratedTask)
+
+
+@given(dials(), st.integers(0, 2**62))
+def test_a_demonstration_earns_the_reward_and_fits(values, step):
+    """A demonstration's reward is 1 for every problem, it ends with the end token, and it is not too long."""
+    task = ArithmeticTask(ArithmeticConfig(**values))
+    for prompt in task.prompts(step, 4):
+        demonstration = task.demonstration(prompt, GENERATOR)
+        assert task.reward(prompt, respond(prompt, demonstration)) == 1.0
+        assert demonstration.count(task.tokenizer.eos_id) == 1
+        assert demonstration[-1] == task.tokenizer.eos_id
+        assert len(demonstration) <= task.max_response_tokens
+        assert task.tokenizer.decode(prompt.tokens) == prompt.text
+
+
+@given(dials(), st.integers(0, 2**62))
+def test_the_answer_is_right(values, step):
+    """The verified answer is the sum, or the difference, of the numbers in the prompt, and never negative."""
+    task = ArithmeticTask(ArithmeticConfig(**values))
+    for prompt in task.prompts(step, 4):
+        first, *others = terms_of(prompt)
+        expected = first + sum(others) if task.config.operation == "add" else first - sum(others)
+        assert prompt.answer == str(expected)
+        assert expected >= 0
+
+
+@given(dials(), st.integers(0, 2**62))
+def test_every_step_is_a_true_column(values, step):
+    """Step i takes column i of the prompt and the carry of step i - 1, and its two figures make its equation true."""
+    task = ArithmeticTask(ArithmeticConfig(**values))
+    sign = "+" if task.config.operation == "add" else "-"
+    (prompt,) = task.prompts(step, 1)
+    numbers, carry, kept = prompt.id.split(sign), 0, ""
+    steps = worked_solution(prompt.text).split("#")[0].split(";")
+    for column, written in enumerate(steps, start=1):
+        left, figures = written.split("=")
+        *digits, carry_in = map(int, left.split(sign))
+        assert digits == [int(number[-column]) for number in numbers]
+        assert carry_in == carry
+        carry, figure = map(int, figures)
+        if sign == "+":
+            assert sum(digits) + carry_in == 10 * carry + figure
+        else:
+            assert digits[0] - digits[1] - carry_in == figure - 10 * carry
+        kept = f"{figure}{kept}"
+    assert int(f"{carry}{kept}") == int(prompt.answer)
+
+
+@given(dials(), st.integers(0, 2**62), st.data())
+def test_a_changed_answer_earns_nothing(values, step, data):
+    """One wrong, missing or added figure after the mark, or a missing end or mark, makes the reward 0."""
+    task = ArithmeticTask(ArithmeticConfig(**values))
+    (prompt,) = task.prompts(step, 1)
+    steps, answer = task.tokenizer.decode(task.demonstration(prompt, GENERATOR)).split("#")
+    at = data.draw(st.integers(0, len(answer) - 1))
+    other = data.draw(st.sampled_from([c for c in "0123456789" if c != answer[at]]))
+    assert answer_with(task, prompt, f"{steps}#{answer[:at]}{other}{answer[at + 1 :]}") == 0.0
+    assert answer_with(task, prompt, f"{steps}#{answer}0") == 0.0
+    assert answer_with(task, prompt, f"{steps}#0{answer}") == 0.0
+    assert answer_with(task, prompt, f"{steps}#{answer[:-1]}") == 0.0
+    assert answer_with(task, prompt, f"{steps}#{answer}#") == 0.0
+    assert answer_with(task, prompt, steps) == 0.0
+    assert answer_with(task, prompt, answer) == 0.0
+    assert task.reward(prompt, respond(prompt, task.demonstration(prompt, GENERATOR)[:-1])) == 0.0
+
+
+def test_only_the_last_answer_before_the_end_counts():
+    """Wrong steps, earlier answers and whatever follows the end token change nothing; the last mark decides."""
+    task = ArithmeticTask(ArithmeticConfig())
+    (prompt,) = task.prompts(0, 1)
+    assert answer_with(task, prompt, f"1+1+1=99;;==#{prompt.answer}") == 1.0
+    assert answer_with(task, prompt, f"#{prompt.answer}") == 1.0
+    assert answer_with(task, prompt, f"#1#{prompt.answer}") == 1.0
+    assert answer_with(task, prompt, f"#{prompt.answer}#1") == 0.0
+    tokens = (*task.tokenizer.encode(f"#{prompt.answer}"), task.tokenizer.eos_id, *task.tokenizer.encode("#1"))
+    assert task.reward(prompt, respond(prompt, tokens)) == 1.0
+
+
+def test_training_never_sees_a_held_out_problem():
+    """No training draw is a held-out problem in any order of its terms, and training reaches all the others."""
+    task = ArithmeticTask(ArithmeticConfig(min_digits=2, max_digits=2, num_held_out=100))
+    held_out = {tuple(sorted(terms_of(p))) for p in task.held_out()}
+    assert len(held_out) == 100  # of about 512: drawn with replacement, some ten of them would come twice
+    assert not held_out & {tuple(sorted(terms_of(p))) for step in range(4) for p in task.prompts(step, 500)}
+    task = ArithmeticTask(ArithmeticConfig(min_digits=1, max_digits=1, num_held_out=1))
+    drawn = {tuple(sorted(terms_of(p))) for step in range(4) for p in task.prompts(step, 500)}
+    every = set(itertools.combinations_with_replacement(range(1, 10), 2))
+    # 2000 draws: a problem such as 1+1 comes with probability 1/81 or more, and is missed with e^-25.
+    assert drawn == {terms for terms in every if not task._is_held_out(list(terms))}
+    assert drawn < every
+
+
+@given(dials(), st.integers(0, 2**62))
+def test_the_partition_is_by_content(values, step):
+    """The side of a problem does not depend on the order of its terms, and each draw is on the side asked for."""
+    task = ArithmeticTask(ArithmeticConfig(**values))
+    for prompt in task.prompts(step, 2):
+        orders = itertools.islice(itertools.permutations(terms_of(prompt)), 6)
+        assert not any(task._is_held_out(list(terms)) for terms in orders)
+    for prompt in task.held_out():
+        assert task._is_held_out(terms_of(prompt))
+
+
+def test_held_out_problems_are_spread_evenly_and_fixed():
+    """Digit counts differ by at most one problem, problems are distinct, and the seed alone decides which they are."""
+    config = ArithmeticConfig(min_digits=2, max_digits=4, num_held_out=100)
+    held_out = ArithmeticTask(config).held_out()
+    counts = [sum(len(p.id) == 2 * digits + 1 for p in held_out) for digits in (2, 3, 4)]
+    assert sorted(counts) == [33, 33, 34]
+    assert len({tuple(sorted(terms_of(p))) for p in held_out}) == 100
+    assert ArithmeticTask(config).held_out() == held_out
+    assert ArithmeticTask(config.model_copy(update={"seed": 1})).held_out() != held_out
+
+
+def test_a_step_names_its_prompts():
+    """Prompts depend on seed and step alone: the same again, a prefix of a longer draw, and others for another step."""
+    task, again = (ArithmeticTask(ArithmeticConfig(seed=5)) for _ in range(2))
+    assert task.prompts(3, 8) == again.prompts(3, 8) == task.prompts(3, 20)[:8]
+    assert task.prompts(4, 8) != task.prompts(3, 8)
+    assert ArithmeticTask(ArithmeticConfig(seed=6)).prompts(3, 8) != task.prompts(3, 8)
+
+
+def test_digits_and_figures_are_uniform():
+    """Each digit count, each leading digit and each last digit comes with its share."""
+    task = ArithmeticTask(ArithmeticConfig(min_digits=2, max_digits=4))
+    prompts = task.prompts(0, 3000)
+    for digits in (2, 3, 4):
+        # A share of 1/3 of 3000 has a standard deviation of 0.9 %; the tolerance is five of them.
+        assert sum(len(p.id) == 2 * digits + 1 for p in prompts) / 3000 == pytest.approx(1 / 3, abs=0.045)
+    for figure in range(10):
+        first = sum(p.id[0] == str(figure) for p in prompts) / 3000
+        last = sum(p.id[-1] == str(figure) for p in prompts) / 3000
+        # Standard deviation 0.6 %.
+        assert first == pytest.approx(0 if figure == 0 else 1 / 9, abs=0.03)
+        assert last == pytest.approx(1 / 10, abs=0.03)
+
+
+def test_harder_problems_have_longer_responses():
+    """Response length grows with digits and terms, passes 64 tokens, and the bound on it is reached."""
+    lengths = [len(worked_solution(f"{'9' * d}+{'9' * d}=")) + 1 for d in range(1, 9)]
+    assert lengths == [10 * d + 2 for d in range(1, 9)]
+    assert lengths[6] > 64
+    assert len(worked_solution("99+99+99=")) > len(worked_solution("99+99="))
+    for num_terms, operation, text in ((2, "add", "999+999="), (3, "add", "999+999+999="), (2, "subtract", "999-100=")):
+        config = ArithmeticConfig(min_digits=3, max_digits=3, num_terms=num_terms, operation=operation, num_held_out=1)
+        assert len(worked_solution(text)) + 1 == ArithmeticTask(config).max_response_tokens
+
+
+class Holder(Strict):
+    """A run's config as far as tasks are concerned."""
+
+    task: TaskConfig
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ({"min_digits": 4, "max_digits": 3}, "task.max_digits: expected at least min_digits = 4, got 3"),
+        ({"min_digits": 0}, "task.min_digits: expected a value greater than or equal to 1, got 0"),
+        ({"operation": "subtract", "num_terms": 3}, "task.num_terms: expected 2 where operation is subtract, got 3"),
+        ({"num_terms": 11}, "task.num_terms: expected a value less than or equal to 10, got 11"),
+        ({"min_digits": 1, "max_digits": 1}, "task.num_held_out: expected at most 1 problems of 1 digits"),
+        ({"operation": "multiply"}, "task.operation: expected 'add' or 'subtract', got \"multiply\""),
+        ({"max_digit": 3}, "did you mean 'max_digits'?"),
+    ],
+)
+def test_wrong_dials_are_one_line(block, words):
+    """A wrong dial is one line with its full name, what was expected and what came."""
+    with pytest.raises(ConfigError) as caught:
+        validate(Holder, {"task": {"kind": "arithmetic", **block}}, "config.yaml")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_smallest_world_still_has_its_held_out_problem():
+    """Even of the 45 one-digit sums, the most that the config admits can be held out, under any of many seeds."""
+    for seed in range(30):
+        task = ArithmeticTask(ArithmeticConfig(min_digits=1, max_digits=1, num_held_out=1, seed=seed))
+        assert len(task.held_out()) == 1

@@ -1,0 +1,141 @@
+"""Laws of the tokenizers: text comes back as it was, special tokens leave no trace, and what is missing is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from lab.tasks.tokenizers import CharTokenizer, Tokenizer, load_tokenizer
+
+CHAT = (
+    "{% for m in messages %}<s>{{ m.role }}:{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}bot:{% endif %}"
+)
+
+
+@st.composite
+def alphabets_and_texts(draw) -> tuple[str, str]:
+    alphabet = "".join(draw(st.lists(st.characters(), min_size=1, max_size=30, unique=True)))
+    return alphabet, draw(st.text(alphabet=alphabet, max_size=50))
+
+
+@given(alphabets_and_texts())
+def test_characters_come_back(pair):
+    """decode(encode(text)) == text over any alphabet, one id a character, none of them special, all in range."""
+    alphabet, text = pair
+    tokenizer = CharTokenizer(alphabet)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert len(ids) == len(text)
+    assert all(2 <= i < tokenizer.vocab_size for i in ids)
+    assert tokenizer.prompt(text) == ids
+    assert isinstance(tokenizer, Tokenizer)
+
+
+@given(alphabets_and_texts())
+def test_ids_are_stable_and_distinct(pair):
+    """The id of a character is its place in the alphabet plus two, after padding and end, and no two share one."""
+    alphabet, _ = pair
+    tokenizer = CharTokenizer(alphabet)
+    assert (tokenizer.pad_id, tokenizer.eos_id) == (0, 1)
+    assert tokenizer.encode(alphabet) == tuple(range(2, tokenizer.vocab_size))
+
+
+def test_special_ids_leave_no_trace():
+    """End and padding decode to nothing, wherever they stand."""
+    tokenizer = CharTokenizer("ab")
+    assert tokenizer.decode([0, *tokenizer.encode("ab"), 1, 0, 0]) == "ab"
+
+
+def test_what_a_character_tokenizer_refuses():
+    """An unknown character is named with its place, an id out of range with the range, a repeated letter, a chat."""
+    tokenizer = CharTokenizer("0123456789+=")
+    with pytest.raises(ValueError, match=r"got 'x' at position 2"):
+        tokenizer.encode("1+x=")
+    for i in (-1, 14):
+        with pytest.raises(ValueError, match=rf"\[0, 14\), got {i}"):
+            tokenizer.decode([3, i])
+    for alphabet in ("", "abca"):
+        with pytest.raises(ValueError, match="expected distinct characters"):
+            CharTokenizer(alphabet)
+    with pytest.raises(ValueError, match="chat_template"):
+        tokenizer.chat("1+1=")
+
+
+def write_tokenizer(folder, *, start: bool, chat: str | None = None, **names: str) -> str:
+    """A byte-level tokenizer without merges, as a Hugging Face folder."""
+    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2}
+    vocab |= {c: i + 3 for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    raw = RawTokenizer(models.BPE(vocab=vocab, merges=[]))
+    raw.add_special_tokens(["<pad>", "<s>", "</s>"])
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    if start:
+        raw.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **names)
+    tokenizer.chat_template = chat
+    tokenizer.save_pretrained(str(folder))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def with_start(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return load_tokenizer(write_tokenizer(folder, start=True, chat=CHAT, **names))
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_hugging_face_text_comes_back(with_start, text):
+    """decode(encode(text)) == text for a byte-level tokenizer: no token and no space is added or lost."""
+    assert with_start.decode(with_start.encode(text)) == text
+
+
+def test_hugging_face_special_tokens(with_start):
+    """The start token is put before a prompt and not before plain text, and decoding leaves special tokens out."""
+    assert isinstance(with_start, Tokenizer)
+    assert (with_start.pad_id, with_start.eos_id, with_start.vocab_size) == (0, 2, 259)
+    assert with_start.prompt("1+1=") == (1, *with_start.encode("1+1="))
+    assert with_start.decode([1, *with_start.encode("2"), 2, 0]) == "2"
+
+
+def test_chat_template_is_written_once(with_start):
+    """A chat prompt is the template's text with its special tokens as they stand there, and no second start token."""
+    ids = with_start.chat("hi")
+    assert ids == (1, *with_start.encode("user:hi"), 2, *with_start.encode("bot:"))
+
+
+def test_without_start_padding_and_template(tmp_path):
+    """No start token is invented, the end token pads, and a chat needs a template."""
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path, start=False, eos_token="</s>"))
+    assert tokenizer.prompt("12") == tokenizer.encode("12")
+    assert tokenizer.pad_id == tokenizer.eos_id == 2
+    with pytest.raises(ValueError, match=r"chat_template: .* without one"):
+        tokenizer.chat("12")
+
+
+def test_a_folder_without_a_tokenizer_is_one_line(tmp_path):
+    """No folder, a model without a tokenizer, a broken one, one without an end token: one line names the folder."""
+    model_only, broken, endless = (tmp_path / name for name in ("model_only", "broken", "endless"))
+    for folder in (model_only, broken, endless):
+        folder.mkdir()
+    (model_only / "config.json").write_text(json.dumps({"model_type": "qwen3_moe"}))
+    (broken / "tokenizer.json").write_text("{")
+    write_tokenizer(endless, start=False)
+    for folder, words in (
+        (tmp_path / "absent", "expected a folder with a tokenizer, got none"),
+        (model_only, "expected a tokenizer (one of tokenizer.json"),
+        (broken, "expected a readable tokenizer, got: "),
+        (endless, "expected a tokenizer with an end-of-sequence token"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            load_tokenizer(folder)
+        assert words in str(caught.value)
+        assert str(folder) in str(caught.value)
+        assert "\n" not in str(caught.value)
