@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from firstorder import __version__
+from firstorder.bench import bench
 from firstorder.report import report
 from firstorder.train import train
 
@@ -24,6 +25,7 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(train)
 app.command(short_help="Write one HTML page for one or several runs.")(report)
+app.command(short_help="Time the pieces of a global step, side by side with transformers.")(bench)
 
 
 @app.callback()

@@ -1,7 +1,7 @@
 """The cold start: supervised training on generated demonstrations until sampled accuracy reaches a target.
 
-RL needs a model that is sometimes right. The result is a Hugging Face folder, cached by the hash of all that went into it,
-so that runs which differ in engine or algorithm start from the same weights.
+RL needs a model that is sometimes right. The result is a Hugging Face folder, cached by the hash of all that went into
+it, so that runs which differ in engine or algorithm start from the same weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ Report = Callable[[int, float, float], None]
 
 
 def cold_start(
-    model: MoE, task: DemonstratedTask, block: ColdStartBlock, *, description: dict, max_tokens: int, report: Report | None = None
+    model: MoE,
+    task: DemonstratedTask,
+    block: ColdStartBlock,
+    *,
+    description: dict,
+    max_tokens: int,
+    report: Report | None = None,
 ) -> tuple[MoE, dict[str, float]]:
     """The model after its supervised stage, and {"accuracy", "num_updates"}; from the cache where it was done before.
 
@@ -63,7 +69,9 @@ def _store(model: MoE, folder: Path, summary: dict[str, float]) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _train(model: MoE, task: DemonstratedTask, block: ColdStartBlock, max_tokens: int, report: Report | None) -> dict[str, float]:
+def _train(
+    model: MoE, task: DemonstratedTask, block: ColdStartBlock, max_tokens: int, report: Report | None
+) -> dict[str, float]:
     engine = SandboxEngine(model.config, ())
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=block.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
@@ -120,7 +128,9 @@ class _Check:
         return self._check
 
 
-def _accuracy(engine: SandboxEngine, task: DemonstratedTask, block: ColdStartBlock, max_tokens: int, update: int) -> float:
+def _accuracy(
+    engine: SandboxEngine, task: DemonstratedTask, block: ColdStartBlock, max_tokens: int, update: int
+) -> float:
     prompts = task.prompts(derive_seed(block.seed, "cold_start_check", update), block.num_check)
     metrics = evaluate(
         engine,

@@ -14,18 +14,18 @@ from sandbox.engines import EngineConfig
 class ModelBlock(Strict):
     """A small decoder built from these sizes, or one opened from a Hugging Face folder (`path`)."""
 
-    path: str | None = Field(None, description="Hugging Face folder to open; the sizes below are then ignored")
-    hidden_size: int = Field(64, ge=8, description="width D of the residual stream")
-    num_layers: int = Field(3, ge=1, description="decoder layers")
-    num_heads: int = Field(4, ge=1, description="query heads")
-    num_kv_heads: int = Field(2, ge=1, description="key and value heads (GQA)")
-    head_dim: int = Field(16, ge=2, description="width of one head")
-    num_experts: int = Field(16, ge=0, description="experts E a MoE layer; 0 makes every layer dense")
-    experts_per_token: int = Field(2, ge=1, description="slots K")
-    expert_size: int = Field(64, ge=1, description="hidden width F of one expert")
-    dense_size: int = Field(128, ge=1, description="hidden width of a dense layer's MLP")
-    dense_layers: tuple[int, ...] = Field((), description="indices of layers with a plain MLP")
-    shared_expert_size: int = Field(0, ge=0, description="hidden width of the shared expert; 0 for none")
+    path: str | None = Field(default=None, description="Hugging Face folder to open; the sizes below are then ignored")
+    hidden_size: int = Field(default=64, ge=8, description="width D of the residual stream")
+    num_layers: int = Field(default=3, ge=1, description="decoder layers")
+    num_heads: int = Field(default=4, ge=1, description="query heads")
+    num_kv_heads: int = Field(default=2, ge=1, description="key and value heads (GQA)")
+    head_dim: int = Field(default=16, ge=2, description="width of one head")
+    num_experts: int = Field(default=16, ge=0, description="experts E a MoE layer; 0 makes every layer dense")
+    experts_per_token: int = Field(default=2, ge=1, description="slots K")
+    expert_size: int = Field(default=64, ge=1, description="hidden width F of one expert")
+    dense_size: int = Field(default=128, ge=1, description="hidden width of a dense layer's MLP")
+    dense_layers: tuple[int, ...] = Field(default=(), description="indices of layers with a plain MLP")
+    shared_expert_size: int = Field(default=0, ge=0, description="hidden width of the shared expert; 0 for none")
     gate: Literal["qwen3", "mixtral", "olmoe", "softmax_after", "deepseek_v2", "deepseek_v3"] = Field(
         "qwen3", description="gate convention"
     )
@@ -34,21 +34,21 @@ class ModelBlock(Strict):
 class TrainingBlock(Strict):
     """How the training engine computes, not what it optimises."""
 
-    micro_batch_size: int = Field(128, ge=1, description="responses in one forward and backward")
+    micro_batch_size: int = Field(default=128, ge=1, description="responses in one forward and backward")
 
 
 class ColdStartBlock(Strict):
     """The supervised stage on generated demonstrations before RL; its result is cached by the hash of its inputs."""
 
-    target_accuracy: float = Field(0.4, gt=0, le=1, description="stop when sampled accuracy reaches this")
-    max_updates: int = Field(2000, ge=1, description="give up after this many updates (an error)")
-    batch_size: int = Field(64, ge=1, description="demonstrations in one update")
-    learning_rate: float = Field(3e-3, gt=0, description="AdamW rate after warm-up")
-    warmup_updates: int = Field(20, ge=0, description="linear warm-up")
-    check_every: int = Field(25, ge=1, description="updates between accuracy checks")
-    num_check: int = Field(128, ge=8, description="problems sampled in one accuracy check")
-    seed: int = Field(0, description="seed of the stage, apart from the run's, so that runs of other seeds share it")
-    cache: str = Field("runs/.cache/cold_start", description="folder of finished cold starts")
+    target_accuracy: float = Field(default=0.4, gt=0, le=1, description="stop when sampled accuracy reaches this")
+    max_updates: int = Field(default=2000, ge=1, description="give up after this many updates (an error)")
+    batch_size: int = Field(default=64, ge=1, description="demonstrations in one update")
+    learning_rate: float = Field(default=3e-3, gt=0, description="AdamW rate after warm-up")
+    warmup_updates: int = Field(default=20, ge=0, description="linear warm-up")
+    check_every: int = Field(default=25, ge=1, description="updates between accuracy checks")
+    num_check: int = Field(default=128, ge=8, description="problems sampled in one accuracy check")
+    seed: int = Field(default=0, description="seed of the stage; apart from the run's, so that seeds share it")
+    cache: str = Field(default="runs/.cache/cold_start", description="folder of finished cold starts")
 
 
 class SandboxRun(RunConfig):
@@ -56,7 +56,7 @@ class SandboxRun(RunConfig):
 
     backend: Literal["sandbox"] = "sandbox"
     engine: EngineConfig = Field(default_factory=EngineConfig, description="the simulated inference engine")
-    model: ModelBlock = Field(default_factory=ModelBlock, description="the model")
+    model: ModelBlock = Field(default=ModelBlock(), description="the model")
     cold_start: ColdStartBlock | None = Field(default_factory=ColdStartBlock, description="null starts RL as it is")
     training: TrainingBlock = Field(default_factory=TrainingBlock, description="the training engine")
 

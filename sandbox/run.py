@@ -1,4 +1,4 @@
-"""One sandbox run from config to verdict: cold start, RL, record, report. A killed run goes on from its last checkpoint."""
+"""One sandbox run from config to verdict: cold start, RL, record, report; a killed run goes on from its checkpoint."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
 
 def open_task(config: SandboxRun) -> TextTask:
     """The config's task, with the model folder's tokenizer where the task brings none of its own."""
-    tokenizer = load_tokenizer(Path(config.model.path)) if config.model.path is not None else None
+    needs_tokenizer = config.task.kind == "jsonl" and config.model.path is not None
+    tokenizer = load_tokenizer(Path(config.model.path)) if needs_tokenizer else None
     return build_task(config.task, tokenizer=tokenizer)
 
 

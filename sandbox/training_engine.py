@@ -1,13 +1,13 @@
 """The sandbox's training engine: scores sampled tokens with `old`, and takes gradient steps with `pi`.
 
-Scoring and training run the same forward pass in float32, so that before the first update of a global step pi equals old
-bit for bit. Extra letter: n, the valid response tokens of a micro-batch, packed.
+Scoring and training run the same forward pass in float32, so that before the first update of a global step pi equals
+old bit for bit. Extra letter: n, the valid response tokens of a micro-batch, packed.
 """
 
 from __future__ import annotations
 
-from copy import deepcopy
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -47,9 +47,10 @@ class Collected:
     features: list[RouterFeatures]
 
     def add(self, routing: RoutingPass) -> None:
-        """Takes a finished pass's records."""
-        self.used.append(routing.used)
-        self.natural.append(routing.natural)
+        """Takes a finished pass's records; a dense model has none."""
+        if routing.used is not None and routing.natural is not None:
+            self.used.append(routing.used)
+            self.natural.append(routing.natural)
         if routing.features is not None:
             self.features.append(routing.features)
 
@@ -103,7 +104,7 @@ class SandboxTrainingEngine:
                 width = forward.logp_BT.shape[1]
                 logp_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT
                 entropy_BT[chosen[0] : chosen[-1] + 1, :width] = forward.entropy_BT
-                self._collect(seen, routing_pass)
+                seen.add(routing_pass)
         return TokenScores(logp_BT, entropy_BT, *_concat(seen))
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
@@ -145,7 +146,7 @@ class SandboxTrainingEngine:
             logp_pi_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
             value += output.objective.detach()
             parts.append((int(forward.batch.is_response_BT.sum()), output.metrics))
-            self._collect(seen, routing_pass)
+            seen.add(routing_pass)
         metrics = _combine(parts) | {"actor/objective": value.item()}
         metrics |= self._take_step()
         _, natural, features = _concat(seen)
@@ -189,7 +190,9 @@ class SandboxTrainingEngine:
         predictor = {name: tensor for name, tensor in tensors.items() if name.startswith("predictor.")}
         if bool(predictor) != (self.predictor is not None):
             has, wants = ("a", "none") if predictor else ("no", "one")
-            raise ValueError(f"checkpoint does not fit the config: it has {has} predictor, the replay mode needs {wants}")
+            raise ValueError(
+                f"checkpoint does not fit the config: it has {has} predictor, the replay mode needs {wants}"
+            )
         self.model.load_state_dict(given)
         for name, parameter in zip(self.names, self.parameters, strict=True):
             state = {}
@@ -210,7 +213,9 @@ class SandboxTrainingEngine:
                 for n, p in zip(self.names, self.parameters, strict=True)
                 if p.grad is not None and not torch.isfinite(p.grad).all()
             ]
-            raise NonFiniteError(f"actor/grad_norm is {norm.item()}: the gradient of {', '.join(bad[:3])} is not finite")
+            raise NonFiniteError(
+                f"actor/grad_norm is {norm.item()}: the gradient of {', '.join(bad[:3])} is not finite"
+            )
         rate = self.settings.rate_at(self.num_updates)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -225,11 +230,6 @@ class SandboxTrainingEngine:
     def _routing_pass(self, rollouts: Rollouts, routing: PassRouting, chosen: Sequence[int]) -> RoutingPass:
         num_rows_B = [rollouts.responses[i].num_tokens - 1 for i in chosen]
         return RoutingPass(routing.select(chosen), num_rows_B, max(num_rows_B), self.model.config.moe_layers)
-
-    def _collect(self, seen: Collected, routing_pass: RoutingPass) -> None:
-        # A dense model has no routers to record.
-        if self.model.config.moe_layers:
-            seen.add(routing_pass)
 
     @staticmethod
     def _forward(batch: TokenBatch, routing: Routing, model: MoE) -> Forward:

@@ -1,17 +1,18 @@
-"""The frozen description of what a run optimises and how: the part of a configuration that moves between worlds unchanged."""
+"""The frozen description of what a run optimises and how: the part of a config that moves between worlds unchanged."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from theory.objectives import Objective
 from theory.routing.predictor import PredictorSettings
-from theory.routing.replay import MODES, PASSES, Passes
+from theory.routing.replay import MODES, PASSES, Mode, Passes
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW with linear warm-up to a constant rate and clipping by global norm (defaults: R3, arXiv 2510.11370, Tab. 12)."""
+    """AdamW, linear warm-up to a constant rate, clipping by global norm; defaults of R3 (arXiv 2510.11370) Tab. 12."""
 
     learning_rate: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
@@ -36,8 +37,8 @@ class Algorithm:
     """
 
     objective: Objective
-    mode: str = "none"
-    old_gates: str = "predicted"
+    mode: Mode = "none"
+    old_gates: Literal["predicted", "live"] = "predicted"
     predictor: PredictorSettings = field(default_factory=PredictorSettings)
     num_prompts: int = 16
     num_responses: int = 8

@@ -88,7 +88,7 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B responses (the G responses of one prompt stand together), with what the engine's routers did, where recorded."""
+    """B responses (the G responses of one prompt stand together), with what mu's routers did, where recorded."""
 
     responses: tuple[Response, ...]
     experts: RoutingRecord | None = None
@@ -139,7 +139,8 @@ class TokenScores:
     """The old pass: log-probabilities of the sampled tokens under `old`, and what its routers did.
 
     `experts` are the experts that the pass used, `natural` those that its live router logits would have chosen; the
-    two are the same record unless the pass replayed or predicted. `features` holds (h_old, p_old) on the rows asked for.
+    two are the same record unless the pass replayed or predicted. `features` holds (h_old, p_old) on the rows asked
+    for.
     """
 
     logp_BT: Float[Tensor, "B T"]

@@ -14,7 +14,16 @@ from torch import Tensor
 
 from theory.advantages import ADVANTAGES, keep_mixed_groups
 from theory.algorithm import Algorithm
-from theory.contracts import MiniBatch, RolloutEngine, Rollouts, Sampling, Task, TokenScores, TrainingEngine, UpdateStats
+from theory.contracts import (
+    MiniBatch,
+    RolloutEngine,
+    Rollouts,
+    Sampling,
+    Task,
+    TokenScores,
+    TrainingEngine,
+    UpdateStats,
+)
 from theory.routing.features import RouterFeatures, draw_rows
 from theory.routing.predictor import fold, learns
 from theory.routing.record import RoutingRecord
@@ -79,7 +88,7 @@ def global_step(
 
 
 def hand_over(algorithm: Algorithm, rollout: RolloutEngine, learner: TrainingEngine, version: int) -> None:
-    """Gives the learner's weights to the rollout engine, the predictor folded into the gates where mu predicts (Pr3)."""
+    """Gives the learner's weights to the rollout engine, with the predictor in the gates where mu predicts (Pr3)."""
     tensors = learner.named_tensors()
     if algorithm.passes.rollout == "predicted":
         tensors = fold(tensors, learner.predictor_weights())
@@ -121,9 +130,7 @@ def collect(
     return Rollouts.concat([g for g, _ in groups]), torch.stack([rewards_G for _, rewards_G in groups]), metrics
 
 
-def old_pass(
-    step: int, algorithm: Algorithm, learner: TrainingEngine, rollouts: Rollouts, seed: int
-) -> OldPass:
+def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, rollouts: Rollouts, seed: int) -> OldPass:
     """Scores the rollouts with `old`, and settles how the gradient passes will route."""
     passes = algorithm.passes
     if passes.records_rollout and rollouts.experts is None:
@@ -133,8 +140,7 @@ def old_pass(
     if passes.old == "replay_rollout":
         routing = PassRouting("replay", record=rollouts.experts, feature_rows=rows)
     elif passes.old == "predicted":
-        gates = "predicted" if algorithm.old_gates == "predicted" else "live"
-        routing = PassRouting("predicted", gates=gates, predictor=predictor, feature_rows=rows)
+        routing = PassRouting("predicted", gates=algorithm.old_gates, predictor=predictor, feature_rows=rows)
     else:
         routing = PassRouting("natural", feature_rows=rows)
     scores = learner.score(rollouts, routing)

@@ -1,4 +1,4 @@
-"""Simulated inference engines: the exact engine plus named defects. A new defect is one file and one row in `Defects`."""
+"""Simulated inference engines: the exact one plus named defects. A new defect is one file and one row in `Defects`."""
 
 from __future__ import annotations
 
@@ -17,4 +17,6 @@ Defects = Annotated[WeightPrecision | ActivationPrecision | RouterNoise, Field(d
 class EngineConfig(Strict):
     """The inference engine: the training engine's own maths, plus these defects in order. None gives `exact`."""
 
-    defects: tuple[Defects, ...] = Field((), description="departures from the training engine; none is the exact engine")
+    defects: tuple[Defects, ...] = Field(
+        default=(), description="departures from the training engine; none: the exact engine"
+    )

@@ -6,7 +6,7 @@ from typing import Literal
 
 from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor, Generator
+from torch import Generator, Tensor
 
 from sandbox.engines.defect import Defect
 from sandbox.engines.formats import Format, round_bf16, round_to
@@ -38,8 +38,8 @@ class ActivationPrecision(Defect):
     """
 
     kind: Literal["activation_precision"] = "activation_precision"
-    format: Format = Field("fp8_e4m3", description="format of the activations: bf16 or fp8_e4m3")
-    scale: Literal["tensor", "token"] = Field("token", description="FP8: one scale a tensor, or one a token")
+    format: Format = Field(default="fp8_e4m3", description="format of the activations: bf16 or fp8_e4m3")
+    scale: Literal["tensor", "token"] = Field(default="token", description="FP8: one scale a tensor, or one a token")
 
     def numerics(self, generator: Generator) -> Numerics:
         return _Rounded(self.format, self.scale == "token")

@@ -1,7 +1,7 @@
 """The sandbox's rollout engine: KV-cached sampling with the routing of every input token recorded.
 
-Without defects it computes what the training engine computes, bit for bit, alone or in any batch; each defect departs from
-that in one named way. Extra letters: A active rows of a decoding step, W rows of a response's buffer.
+Without defects it computes what the training engine computes, bit for bit, alone or in any batch; each defect departs
+from that in one named way. Extra letters: A active rows of a decoding step, W rows of a response's buffer.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class SandboxEngine:
 
     @staticmethod
     def _sample(logits_AV: Tensor, draws_A: Tensor, temperature: float) -> Int[Tensor, " A"]:
-        """The smallest token whose cumulative probability exceeds the draw; float64, as the sum of V terms must hold."""
+        """The smallest token whose cumulative probability exceeds the draw; float64, as V terms are summed."""
         cdf_AV = torch.softmax(logits_AV.double() / temperature, -1).cumsum(-1)
         target_A1 = draws_A[:, None] * cdf_AV[:, -1:]
         return torch.searchsorted(cdf_AV, target_A1, right=True)[:, 0].clamp(max=logits_AV.shape[1] - 1)
@@ -205,9 +205,7 @@ class SandboxEngine:
         record = RoutingRecord(experts, offsets_of(num_rows), config.moe_layers, config.num_experts)
         return Rollouts(tuple(responses), record, self._features(responses, sampling, buffers))
 
-    def _features(
-        self, responses: Sequence[Response], sampling: Sampling, buffers: _Buffers
-    ) -> RouterFeatures | None:
+    def _features(self, responses: Sequence[Response], sampling: Sampling, buffers: _Buffers) -> RouterFeatures | None:
         if buffers.hidden_BWLD is None or buffers.logits_BWLE is None:
             return None
         rows = draw_rows(

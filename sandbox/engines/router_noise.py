@@ -26,7 +26,7 @@ class RouterNoise(Defect):
     """Independent noise of standard deviation `std` on every router logit, drawn from the generate call's stream."""
 
     kind: Literal["router_noise"] = "router_noise"
-    std: float = Field(0.1, ge=0, description="standard deviation of the noise, in router-logit units")
+    std: float = Field(default=0.1, ge=0, description="standard deviation of the noise, in router-logit units")
 
     def numerics(self, generator: torch.Generator) -> Numerics:
         return _Noise(self.std, generator)

@@ -66,9 +66,7 @@ def test_the_seed_names_the_draw(engine):
     other = engine.generate(prompts, Sampling(max_tokens=24, num_responses=3, seed=6))
     assert same(first, again)
     assert torch.equal(first.experts.experts, again.experts.experts)
-    assert any(
-        a.tokens.tolist() != b.tokens.tolist() for a, b in zip(first.responses, other.responses, strict=True)
-    )
+    assert any(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(first.responses, other.responses, strict=True))
 
 
 def test_load_weights_replaces_the_policy(engine, weights):

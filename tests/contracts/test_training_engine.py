@@ -1,4 +1,4 @@
-"""The training engine keeps the TrainingEngine contract: pi starts as old, replay is exact, state resumes to the bit."""
+"""The training engine keeps its contract: pi starts as old, replay is exact, state resumes to the bit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_pi_is_old_before_the_first_update(weights, rollouts, source):
 
 
 def test_recorded_old_route_replays_to_the_same_bits(weights, rollouts):
-    """R2's first mini-batch: replaying the old pass's own experts leaves the target policy untouched (MiniRL Tab. 1)."""
+    """R2's first mini-batch: replaying the old pass's experts leaves the target policy untouched (MiniRL Tab. 1)."""
     engine = worlds.training_engine(weights)
     natural = engine.score(rollouts, PassRouting("natural"))
     replayed = engine.score(rollouts, PassRouting("replay", record=natural.experts))

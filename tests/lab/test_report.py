@@ -15,7 +15,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lab.records import RunFolder
@@ -258,6 +258,8 @@ def test_the_file_is_written_whole(runs: list[RunFolder], html: str, tmp_path: P
 
 
 @given(st.lists(st.floats(-50, 300), min_size=1, max_size=12))
+@example([100.0, 100.0, 105.0])
+@example([60.0, 150.0, 152.0, 61.0, 200.0])
 def test_labels_never_overlap(positions: list[float]) -> None:
     """Spread labels keep their order and their distance, stay inside, and move around their own mean, if at all."""
     gap, low, high = 14.0, 0.0, 230.0

@@ -37,7 +37,7 @@ def run(
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("mode", MODES)
 def test_two_steps(mode, name, gate):
-    """Each mode x preset x gate: registered, finite metrics; a step starts from a policy that equals old; N = 2 moves it."""
+    """Each mode x preset x gate: registered, finite metrics, rows replayed and predictors trained as the mode says."""
     first, second = run(mode, name, gate)
     for result in (first, second):
         registry.check(result.metrics)

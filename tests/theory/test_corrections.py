@@ -142,6 +142,12 @@ def test_geometric_mean_lets_opposite_gaps_cancel_and_k3_does_not() -> None:
     assert not correction("k3_rs").keep(gap, mask).any()
 
 
+def test_k3_rejects_what_old_makes_likelier_first() -> None:
+    """k3 of rho = 1.15 is above 0.01 and that of 1 / 1.15 below: the direction is KL(mu || old) with rho = old/mu."""
+    gap, mask = torch.tensor([[math.log(1.15)], [-math.log(1.15)]], dtype=torch.float64), torch.ones(2, 1) > 0
+    assert correction("k3_rs").keep(gap, mask).tolist() == [False, True]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_formula_holds_the_numbers(name: str) -> None:
     """The printed formula names the weight and every parameter's value."""

@@ -100,7 +100,7 @@ class Objective:
         weight_BT = torch.where(kept_BT, self.correction.weight(log_gap_BT), 0.0)
 
         pi_BT = _on(kept_BT, logp_pi_BT)
-        ratio_BT = self.ratio(pi_BT, _on(kept_BT, old_BT), kept_BT)
+        ratio_BT = self.ratio(pi_BT, old_BT, kept_BT)
         ratio_in_weight = self.trust_region.takes == "gap" or self.correction.numerator == "pi"
         whole_BT = weight_BT if ratio_in_weight else weight_BT * ratio_BT.detach()
         term_BT = self.trust_region.term(ratio_BT, whole_BT, pi_BT, advantages_B1)

@@ -111,7 +111,11 @@ def _wide(logits_NE: Tensor) -> Tensor:
 
 def _scores(logits_NE: Tensor, gate: Gate) -> Tensor:
     wide_NE = _wide(logits_NE)
-    return wide_NE.softmax(dim=-1) if gate.score == "softmax" else wide_NE.sigmoid()
+    if gate.score == "softmax":
+        return wide_NE.softmax(dim=-1)
+    # sigmoid(x) as a softmax over {x, 0}: row by row, so that a token's gates do not depend on the batch it comes in;
+    # torch's sigmoid computes the last lanes of a tensor by another formula than the others.
+    return torch.stack([wide_NE, torch.zeros_like(wide_NE)], dim=-1).softmax(dim=-1)[..., 0]
 
 
 def _check_sizes(E: int, num_slots: int, gate: Gate) -> None:

@@ -1,0 +1,48 @@
+"""`firstorder bench`: how fast the sandbox is, beside transformers and with routing replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def bench(
+    threads: Annotated[int, typer.Option(min=1, help="Threads that torch may use.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 5,
+    num_prompts: Annotated[int, typer.Option(min=4, help="Prompts of the work, a multiple of 4.")] = 16,
+    num_responses: Annotated[int, typer.Option(min=1, help="Responses a prompt.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens a response, at most 52.")] = 32,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also write every time measured there.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Time the pieces of a global step, side by side with transformers, and what routing replay adds to it.
+
+    The work is that of a Qwen3-MoE of 1.8 million parameters and 16 prompts x 8 responses of 32 tokens: generation,
+    scoring, forward and backward of the MiniRL loss, and whole global steps. Both sides have the same weights and take
+    turns in one process; a ratio is the time of its line over that of the line it is compared with.
+
+    \b
+    Examples:
+      firstorder bench
+      firstorder bench --threads 2 --rounds 9 --out bench.json
+    """
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"--out: expected a file in a folder that exists, got {out}")
+
+    from rich.console import Console
+
+    from lab.files import atomic_write
+    from sandbox.benchmark import benchmark, remarks, table
+    from sandbox.reference_work import Work
+
+    work = Work(num_prompts, num_responses, max_tokens=max_tokens)
+    result = benchmark(work, threads, rounds, report=lambda line: typer.echo(line, err=True))
+    console = Console(highlight=False)
+    console.print(table(result))
+    for line in remarks(result):
+        console.print(line)
+    if out is not None:
+        atomic_write(out, json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n")

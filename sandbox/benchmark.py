@@ -1,0 +1,242 @@
+"""The benchmark: the pieces of a global step, timed side by side with transformers, and what replay adds to a step.
+
+All sides run in one process, one after the other in every round, so that a change of the machine's speed meets all of
+them alike. Ratios are this row's time over that of the row it is compared with: above 1 means that this row is slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+from torch import Tensor
+
+from lab.manifest import manifest
+from sandbox.reference_work import OFF_POLICY, SEED, Sandbox, Transformers, Work, reference_model
+from theory.contracts import TokenBatch
+
+OURS, THEIRS = "firstorder", "transformers"
+QUIET = 0.12
+"""CPUs that other processes may use before the figures count as contended."""
+LOGP_TOLERANCE = 1e-4
+"""Nats by which the two sides' log-probs may differ: float32 sums in another order give some 1e-6."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Something to time; `over` is the side of the same piece with which it is compared."""
+
+    piece: str
+    side: str
+    call: Callable[[], object]
+    over: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """The times of one piece on one side, a value a round, in seconds; ratios are absent where nothing is compared."""
+
+    piece: str
+    side: str
+    seconds: tuple[float, ...]
+    min: float
+    median: float
+    over: str | None = None
+    ratio_by_min: float | None = None
+    ratio_by_median: float | None = None
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """All rows, and what they were measured on.
+
+    `other_cpus` is the mean number of CPUs that other processes used meanwhile, None where the system does not say.
+    `logp_difference` is the largest difference of log-probs between the sides, in nats; `grad_norm_difference` that of
+    the gradient's norms, relative.
+    """
+
+    rows: tuple[Row, ...]
+    work: Work
+    threads: int
+    rounds: int
+    other_cpus: float | None
+    logp_difference: float
+    grad_norm_difference: float
+    machine: dict[str, Any]
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether other processes used more of the machine than the figures can bear."""
+        return self.other_cpus is not None and self.other_cpus > QUIET
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as plain JSON values."""
+        return asdict(self) | {"is_contended": self.is_contended}
+
+
+def benchmark(
+    work: Work, threads: int, rounds: int, report: Callable[[str], None] = lambda line: None
+) -> BenchmarkResult:
+    """Times every piece `rounds` times on `threads` threads; `report` hears what is being done.
+
+    Raises ValueError for fewer than 1 round or thread, and RuntimeError where the two sides compute different things.
+    """
+    for name, value in (("threads", threads), ("rounds", rounds)):
+        if value < 1:
+            raise ValueError(f"{name}: expected at least 1, got {value}")
+    with _threads(threads), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)  # transformers samples from the global generator
+        report("warming up, and comparing what both sides compute")
+        pieces, logp_difference, grad_norm_difference = _prepare(work)
+        seconds, other_cpus = _time(pieces, rounds, report)
+        return BenchmarkResult(
+            rows=_rows(pieces, seconds),
+            work=work,
+            threads=threads,
+            rounds=rounds,
+            other_cpus=other_cpus,
+            logp_difference=logp_difference,
+            grad_norm_difference=grad_norm_difference,
+            machine=manifest(seed=SEED),
+        )
+
+
+def _prepare(work: Work) -> tuple[list[Piece], float, float]:
+    """The pieces, each run once, and the differences between the sides in log-probs and gradient norm."""
+    model = reference_model()
+    ours, theirs = Sandbox(work, model), Transformers(work, model)
+    rollouts = ours.ragged()
+    batch, minibatch = rollouts.padded(), ours.minibatch(rollouts)
+    theirs_BT = theirs.score(batch)
+    logp_difference = max(_largest(theirs_BT - logp_BT, batch) for logp_BT in (batch.logp_mu_BT, minibatch.logp_old_BT))
+    if not logp_difference <= LOGP_TOLERANCE:
+        raise RuntimeError(
+            f"the two sides must compute the same log-probs: expected a difference of at most {LOGP_TOLERANCE}, "
+            f"got {logp_difference:.2g}"
+        )
+    steps = [(f"global step, N = {n}", n) for n in (1, OFF_POLICY)]
+    pieces = [
+        Piece("generate", OURS, ours.generate),
+        Piece("generate", THEIRS, lambda: theirs.generate(ours.prompts), over=OURS),
+        Piece("score", OURS, lambda: ours.score(rollouts)),
+        Piece("score", THEIRS, lambda: theirs.score(batch), over=OURS),
+        Piece("forward + backward", OURS, lambda: ours.gradient(minibatch)),
+        Piece("forward + backward", THEIRS, lambda: theirs.gradient(batch, minibatch), over=OURS),
+        *(Piece(name, OURS, ours.step("none", n)) for name, n in steps),
+        Piece(steps[-1][0], "with R3", ours.step("R3", OFF_POLICY), over=OURS),
+        Piece(steps[-1][0], "with Pr3", ours.step("Pr3", OFF_POLICY), over="with R3"),
+    ]
+    for piece in pieces:
+        piece.call()
+    norm, their_norm = ours.gradient(minibatch).metrics["actor/grad_norm"], theirs.gradient(batch, minibatch)
+    return pieces, logp_difference, abs(their_norm / norm - 1)
+
+
+def _largest(difference_BT: Tensor, batch: TokenBatch) -> float:
+    return difference_BT[batch.is_response_BT].abs().max().item()
+
+
+def _time(
+    pieces: Sequence[Piece], rounds: int, report: Callable[[str], None]
+) -> tuple[list[list[float]], float | None]:
+    """Seconds by piece and round, and the CPUs that other processes used meanwhile."""
+    seconds: list[list[float]] = [[] for _ in pieces]
+    busy, own, started = _busy_cpu_seconds(), time.process_time(), time.perf_counter()
+    for done in range(rounds):
+        report(f"round {done + 1} of {rounds}")
+        order = range(len(pieces))
+        # Forth and back, so that no side always runs right after the same other one.
+        for i in order if done % 2 == 0 else reversed(order):
+            start = time.perf_counter()
+            pieces[i].call()
+            seconds[i].append(time.perf_counter() - start)
+    if busy is None or (busy_now := _busy_cpu_seconds()) is None:
+        return seconds, None
+    elapsed = time.perf_counter() - started
+    # The kernel counts in ticks of 10 ms, so that on a quiet machine the difference may come out below 0.
+    return seconds, max(0.0, (busy_now - busy - (time.process_time() - own)) / elapsed)
+
+
+def _rows(pieces: Sequence[Piece], seconds: Sequence[Sequence[float]]) -> tuple[Row, ...]:
+    rows: dict[tuple[str, str], Row] = {}
+    for piece, times in zip(pieces, seconds, strict=True):
+        row = Row(piece.piece, piece.side, tuple(times), min(times), median(times))
+        if piece.over is not None:
+            other = rows[piece.piece, piece.over]
+            ratios = {"ratio_by_min": row.min / other.min, "ratio_by_median": row.median / other.median}
+            row = replace(row, over=piece.over, **ratios)
+        rows[piece.piece, piece.side] = row
+    return tuple(rows.values())
+
+
+@contextlib.contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _busy_cpu_seconds() -> float | None:
+    """CPU seconds that all processes have used since the system started; None where it has no /proc/stat."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    except (OSError, ValueError, IndexError):
+        return None
+    # user, nice, system; then, after idle and iowait: irq, softirq, steal
+    return (sum(ticks[:3]) + sum(ticks[5:8])) / os.sysconf("SC_CLK_TCK")
+
+
+# -- as a table
+
+
+def table(result: BenchmarkResult) -> Table:
+    """The rows as a table, times in milliseconds."""
+    work = result.work
+    title = (
+        f"{work.num_prompts} prompts x {work.num_responses} responses of {work.max_tokens} tokens, "
+        f"rounds: {result.rounds}, threads: {result.threads}"
+    )
+    # Narrow enough for a terminal of 80 columns.
+    found = Table("piece", "side", title=title, box=box.SIMPLE_HEAD, padding=0)
+    for column in ("min ms", "median ms", "ratio\nby min", "ratio\nby median"):
+        found.add_column(column, justify="right")
+    found.add_column("ratio\nover")
+    previous = ""
+    for row in result.rows:
+        if previous and row.piece != previous:
+            found.add_section()
+        ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in (row.ratio_by_min, row.ratio_by_median)]
+        times = [f"{1000 * value:.1f}" for value in (row.min, row.median)]
+        name = "" if row.piece == previous else row.piece
+        found.add_row(name, row.side, *times, *ratios, row.over or "")
+        previous = row.piece
+    return found
+
+
+def remarks(result: BenchmarkResult) -> list[str]:
+    """What must be known to read the table: what was compared, on which machine, and whether it was alone."""
+    machine, versions = result.machine, result.machine["versions"]
+    lines = [
+        f"Both sides compute the same: log-probs to {result.logp_difference:.1e} nats, "
+        f"the gradient's norm to {result.grad_norm_difference:.1e} relative.",
+        f"Machine: {machine['cpu']}, {machine['num_cpus']} cores; Python {machine['python']}, "
+        f"torch {versions['torch']}, transformers {versions['transformers']}.",
+    ]
+    if result.other_cpus is None:
+        return [*lines, "How much other processes used of the machine is unknown here."]
+    lines.append(f"Other processes used {result.other_cpus:.2f} CPUs meanwhile.")
+    if result.is_contended:
+        lines.append(f"That is more than {QUIET}: these figures are contended, measure again on a quiet machine.")
+    return lines

@@ -1,0 +1,29 @@
+"""The algorithm's description refuses what cannot run, and its warm-up is linear."""
+
+from __future__ import annotations
+
+import pytest
+
+from theory.algorithm import Algorithm, OptimizerSettings
+from theory.objectives import preset
+
+
+def test_warm_up_is_linear_then_constant():
+    """The rate of update n is rate * min(1, (n + 1) / warmup_steps); without warm-up it is the rate from the start."""
+    warm = OptimizerSettings(learning_rate=0.8, warmup_steps=4)
+    assert [warm.rate_at(n) for n in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
+    assert OptimizerSettings(learning_rate=0.8).rate_at(0) == 0.8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mode": "R4"}, "expected one of none, R2, R3, Pr2, Pr3, got 'R4'"),
+        ({"num_prompts": 6, "num_minibatches": 4}, "must divide num_prompts, got 4 and 6"),
+        ({"mode": "Pr2", "freeze_router": True}, "freeze_router leaves Pr2's predictor nothing to predict"),
+    ],
+)
+def test_impossible_combinations_are_refused(changes, message):
+    """A mode, batch or freeze that cannot run is one ValueError with the values in it."""
+    with pytest.raises(ValueError, match=message):
+        Algorithm(preset("minirl"), **changes)
