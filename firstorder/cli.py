@@ -49,7 +49,10 @@ def firstorder(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; the exit code is 0, 2 for a user's error (one line on stderr), or 130 when interrupted."""
+    """Runs the command; exit code 0, 2 for a user's error, 1 for a run that turned non-finite, 130 if interrupted.
+
+    Errors are one line on stderr; `--debug` shows where they come from.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return app(args=words, prog_name="firstorder", standalone_mode=False) or 0
@@ -59,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             raise
         return _fail(_one_line(error))
+    except ArithmeticError as error:
+        if "--debug" in words:
+            raise
+        return _fail(str(error), code=1)
 
 
 def _one_line(error: ValueError | OSError) -> str:
@@ -68,7 +75,7 @@ def _one_line(error: ValueError | OSError) -> str:
     return str(error)
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = 2) -> int:
     # Typer passes its own complaints about a value on with pydantic's prefix.
     typer.echo(f"error: {' '.join(message.replace('Value error, ', '').split())}", err=True)
-    return 2
+    return code

@@ -14,6 +14,10 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
+from pydantic import Field, model_validator
+
+from lab.config.strict import Strict
+
 REWARD = "reward/mean"
 KL = "rollout_corr/k3_kl"
 ENTROPY = "actor/entropy"
@@ -22,50 +26,36 @@ Series = list[tuple[int, float]]
 """Steps, ascending, and the values recorded there."""
 
 
-@dataclass(frozen=True)
-class VerdictRules:
-    """The thresholds of the four rules; `describe` says them in sentences."""
+class VerdictRules(Strict):
+    """The thresholds of the four rules, as the `verdict:` block of a config; `describe` says them in sentences."""
 
-    min_steps: int = 20
-    """Recorded steps below which a run without non-finite values is undecided."""
-    window: int = 5
-    """Steps of the trailing mean that smooths the reward."""
-    patience: int = 5
-    """Consecutive recorded steps for which a condition must hold before its rule fires."""
-    early_steps: int = 5
-    """Recorded steps at the start whose median is a run's own reference for KL and entropy."""
-    reward_fall: float = 0.5
-    """The reward has fallen when its trailing mean is below this fraction of its peak so far; in (0, 1)."""
-    reward_min: float = 0.05
-    """A peak of the smoothed reward that is not above this counts as noise, from which nothing falls."""
-    kl_limit: float = 0.1
-    """k3 KL(mu || old), nats a token, that is a blow-up for any run."""
-    kl_factor: float = 20.0
-    """Multiple of the run's early median KL that is a blow-up for this run."""
-    kl_floor: float = 1e-3
-    """KL below this is never a blow-up, whatever multiple of a tiny early value it is; nats a token."""
-    entropy_floor: float = 1e-3
-    """Entropy, nats a token, below which a policy has collapsed."""
-    entropy_fraction: float = 0.05
-    """Fraction of the run's early median entropy below which a policy has collapsed."""
-    solved_reward: float = 0.9
-    """Smoothed reward from which on low entropy is not held against a run: a solved task needs no exploration."""
+    min_steps: int = Field(default=20, ge=1, description="recorded steps below which a finite run is undecided")
+    window: int = Field(default=5, ge=1, description="steps of the trailing mean that smooths the reward")
+    patience: int = Field(default=5, ge=1, description="recorded steps in a row for which a condition must hold")
+    early_steps: int = Field(
+        default=5, ge=1, description="recorded steps at the start whose median is the run's own reference"
+    )
+    reward_fall: float = Field(
+        default=0.5, gt=0, lt=1, description="fraction of its peak so far below which the smoothed reward has fallen"
+    )
+    reward_min: float = Field(default=0.05, ge=0, description="a peak of at most this is noise: nothing falls from it")
+    kl_limit: float = Field(default=0.1, ge=0, description="k3 KL(mu || old), nats a token, that is always a blow-up")
+    kl_factor: float = Field(default=20.0, gt=1, description="multiple of the early median KL that is a blow-up")
+    kl_floor: float = Field(default=1e-3, ge=0, description="KL, nats a token, below which no multiple is a blow-up")
+    entropy_floor: float = Field(default=1e-3, ge=0, description="entropy, nats a token, below which all is collapsed")
+    entropy_fraction: float = Field(
+        default=0.05, gt=0, lt=1, description="fraction of the early median entropy below which the run is collapsed"
+    )
+    solved_reward: float = Field(
+        default=0.9, description="smoothed reward from which on low entropy is fine: a solved task needs no exploration"
+    )
 
-    def __post_init__(self) -> None:
-        for name in ("min_steps", "window", "patience", "early_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("reward_fall", "entropy_fraction"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected a fraction in (0, 1), got {getattr(self, name)}")
-        for name in ("reward_min", "kl_limit", "kl_floor", "entropy_floor"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
-        if not self.kl_factor > 1:
-            raise ValueError(f"kl_factor: expected more than 1, got {self.kl_factor}")
+    @model_validator(mode="after")
+    def _has_room(self) -> VerdictRules:
         if self.min_steps < self.early_steps + self.patience:
             needed = f"early_steps + patience = {self.early_steps + self.patience}"
             raise ValueError(f"min_steps: expected at least {needed}, got {self.min_steps}")
+        return self
 
     def describe(self) -> dict[str, str]:
         """Each rule by name, as one sentence with its thresholds."""
@@ -122,7 +112,7 @@ class Verdict:
             "reasons": [asdict(reason) for reason in self.reasons],
             "undecided": list(self.undecided),
             "summary": self.summary,
-            "thresholds": asdict(self.rules),
+            "thresholds": self.rules.model_dump(),
             "rules": self.rules.describe(),
         }
 

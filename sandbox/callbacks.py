@@ -27,12 +27,13 @@ class Evaluation:
         self.config = config
         self.engine = engine
 
-    def due(self, step: int) -> bool:
-        """After every `evaluation.every` steps, and after the last."""
-        return (step + 1) % self.config.evaluation.every == 0 or step + 1 == self.config.num_steps
+    def due(self, number: int) -> bool:
+        """Before the first step (0), after every `evaluation.every` steps, and after the last."""
+        return number % self.config.evaluation.every == 0 or number == self.config.num_steps
 
-    def __call__(self, learner: Learner, step: int) -> Scalars:
-        self.engine.load_model(learner.model, version=step + 1)
+    def __call__(self, learner: Learner, number: int) -> Scalars:
+        """The accuracy after `number` global steps."""
+        self.engine.load_model(learner.model, version=number)
         block = self.config.evaluation
         return evaluate(
             self.engine,
@@ -41,12 +42,15 @@ class Evaluation:
             max_prompts=block.max_prompts,
             max_tokens=self.config.algorithm.sampling.max_tokens,
             temperature=block.temperature,
-            seed=derive_seed(self.config.seed, "evaluation", step),
+            seed=derive_seed(self.config.seed, "evaluation", number),
         )
 
 
 class Recording(L.Callback):
-    """Writes metrics, traces and checkpoints; a metrics row stands on disk before the checkpoint that contains it."""
+    """Writes metrics, traces and checkpoints, under the number of global steps taken (0 is before the first).
+
+    A metrics row stands on disk before the checkpoint that contains it, so a run that is killed in between drops it.
+    """
 
     def __init__(self, config: SandboxRun, folder: RunFolder, evaluation: Evaluation, progress: ProgressLines | None):
         self.config = config
@@ -54,28 +58,35 @@ class Recording(L.Callback):
         self.evaluation = evaluation
         self.progress = progress
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, Learner)
+        if not self.folder.metrics():
+            self._append(trainer, 0, self.evaluation(pl_module, 0))
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Learner)
-        step = int(batch)
+        number = int(batch) + 1
         result = pl_module.result
         row = dict(result.metrics)
-        if self.evaluation.due(step):
-            row |= self.evaluation(pl_module, step)
-            for logger in trainer.loggers:
-                logger.log_metrics({k: v for k, v in row.items() if k.startswith("eval/")}, step=trainer.global_step)
-        registry.check(row)
-        self.folder.append_metrics(step, row)
-        last = step + 1 == self.config.num_steps
-        if (step + 1) % self.config.traces.every == 0 or last:
-            self.folder.save_trace(step, Trace.of(result.rollouts, result.scores, result.rewards_B, step))
-        if (step + 1) % self.config.checkpoint.every == 0 or last:
-            state = {"next_step": step + 1}
+        if self.evaluation.due(number):
+            row |= self.evaluation(pl_module, number)
+        self._append(trainer, number, row)
+        last = number == self.config.num_steps
+        if number % self.config.traces.every == 0 or last:
+            self.folder.save_trace(number, Trace.of(result.rollouts, result.scores, result.rewards_B, number))
+        if number % self.config.checkpoint.every == 0 or last:
             tensors = pl_module.training_engine.state_tensors()
-            self.folder.save_checkpoint(step, tensors, state, keep=self.config.checkpoint.keep)
+            self.folder.save_checkpoint(number, tensors, {}, keep=self.config.checkpoint.keep)
         if self.progress is not None:
-            self.progress.show(step, row)
+            self.progress.show(number, row)
+
+    def _append(self, trainer: L.Trainer, number: int, row: Scalars) -> None:
+        registry.check(row)
+        self.folder.append_metrics(number, row)
+        for logger in trainer.loggers:
+            logger.log_metrics({name: row[name] for name in row if name.startswith("eval/")}, step=trainer.global_step)
 
 
 class ProgressLines:
@@ -85,10 +96,10 @@ class ProgressLines:
         self.name, self.num_steps, self.every = name, num_steps, every
         self.started = time.monotonic()
 
-    def show(self, step: int, row: Scalars) -> None:
-        if (step + 1) % self.every == 0 or step + 1 == self.num_steps:
+    def show(self, number: int, row: Scalars) -> None:
+        if number % self.every == 0 or number == self.num_steps:
             seconds = time.monotonic() - self.started
-            print(f"{self.name:<22} step {step + 1:>4}/{self.num_steps}  {seconds:>5.0f} s  {summary(row)}", flush=True)
+            print(f"{self.name:<22} step {number:>4}/{self.num_steps}  {seconds:>5.0f} s  {summary(row)}", flush=True)
 
 
 class ProgressBar(ProgressLines):
@@ -101,9 +112,9 @@ class ProgressBar(ProgressLines):
         self.task = self.bar.add_task(name, total=num_steps, completed=done, summary="")
         self.bar.start()
 
-    def show(self, step: int, row: Scalars) -> None:
-        self.bar.update(self.task, completed=step + 1, summary=summary(row))
-        if step + 1 == self.num_steps:
+    def show(self, number: int, row: Scalars) -> None:
+        self.bar.update(self.task, completed=number, summary=summary(row))
+        if number == self.num_steps:
             self.bar.stop()
 
 

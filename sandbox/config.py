@@ -27,7 +27,7 @@ class ModelBlock(Strict):
     dense_layers: tuple[int, ...] = Field(default=(), description="indices of layers with a plain MLP")
     shared_expert_size: int = Field(default=0, ge=0, description="hidden width of the shared expert; 0 for none")
     gate: Literal["qwen3", "mixtral", "olmoe", "softmax_after", "deepseek_v2", "deepseek_v3"] = Field(
-        "qwen3", description="gate convention"
+        default="qwen3", description="gate convention"
     )
 
 
@@ -56,7 +56,7 @@ class SandboxRun(RunConfig):
 
     backend: Literal["sandbox"] = "sandbox"
     engine: EngineConfig = Field(default_factory=EngineConfig, description="the simulated inference engine")
-    model: ModelBlock = Field(default=ModelBlock(), description="the model")
+    model: ModelBlock = Field(default_factory=ModelBlock, description="the model")
     cold_start: ColdStartBlock | None = Field(default_factory=ColdStartBlock, description="null starts RL as it is")
     training: TrainingBlock = Field(default_factory=TrainingBlock, description="the training engine")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -165,7 +166,8 @@ class Transformers:
         self.work = work
         with tempfile.TemporaryDirectory() as folder:
             save(model, folder)
-            self.model = transformers.Qwen3MoeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            model_class: Any = transformers.Qwen3MoeForCausalLM
+            self.model = model_class.from_pretrained(folder, dtype=torch.float32).eval()
         self.model.set_experts_implementation("grouped_mm")
         self.generation = transformers.GenerationConfig(
             max_new_tokens=work.max_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import warnings
@@ -58,7 +59,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         try:
             _fit(config, folder, learner, recording, first)
         except NonFiniteError:
-            folder.append_metrics(learner.step, {"actor/grad_norm": math.inf})
+            folder.append_metrics(learner.step + 1, {"actor/grad_norm": math.inf})
             _finish(config, folder)
             raise
         _finish(config, folder)
@@ -80,8 +81,8 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
     checkpoint = folder.latest_checkpoint()
     if checkpoint is not None:
         training.load_state_tensors(checkpoint.tensors)
-        first = int(checkpoint.state["next_step"])
-    folder.truncate_metrics(first - 1)
+        first = checkpoint.step
+    folder.truncate_metrics(first)
     rollout = SandboxEngine(training.model.config, config.engine.defects, stop_token=task.tokenizer.eos_id)
     hand_over(algorithm, rollout, training, version=first)
     return Learner(training, rollout, task, algorithm, config.seed), first
@@ -90,7 +91,7 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
 def open_task(config: SandboxRun) -> TextTask:
     """The config's task, with the model folder's tokenizer where the task brings none of its own."""
     needs_tokenizer = config.task.kind == "jsonl" and config.model.path is not None
-    tokenizer = load_tokenizer(Path(config.model.path)) if needs_tokenizer else None
+    tokenizer = load_tokenizer(Path(str(config.model.path))) if needs_tokenizer else None
     return build_task(config.task, tokenizer=tokenizer)
 
 
@@ -107,13 +108,19 @@ def initial_model(config: SandboxRun, task: TextTask, progress: Progress) -> MoE
         return model
     if not isinstance(task, DemonstratedTask):
         raise ValueError(f"cold_start: the {config.task.kind} task has no demonstrations; set cold_start to null")
-    description = {"model": block.model_dump(), "task": config.task.model_dump()}
+    description = {"model": block.model_dump(), "task": config.task.model_dump(), "files": _contents(config)}
     report = None if progress == "none" else _print_cold_start
     model, _ = cold_start(
         model, task, config.cold_start, description=description,
         max_tokens=config.algorithm.sampling.max_tokens, report=report,
     )  # fmt: skip
     return model
+
+
+def _contents(config: SandboxRun) -> list[str]:
+    """Hashes of the files that a cold start depends on and that its config only names."""
+    named = [config.model.path and f"{config.model.path}/model.safetensors", getattr(config.task, "path", None)]
+    return [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in named if path and Path(path).is_file()]
 
 
 def model_config(block: ModelBlock, vocab_size: int) -> ModelConfig:
@@ -146,43 +153,54 @@ def _progress(config: SandboxRun, progress: Progress, done: int) -> ProgressLine
     return ProgressLines(config.name, config.num_steps) if progress == "lines" else None
 
 
-def _loggers(config: SandboxRun, folder: RunFolder) -> list[Logger]:
+def _loggers(config: SandboxRun, folder: RunFolder, first: int) -> list[Logger]:
     loggers: list[Logger] = []
     for name in config.logging.loggers:
-        if name == "csv":
-            loggers.append(CSVLogger(str(folder.path), name="", version="csv"))
-        elif name == "tensorboard":
-            loggers.append(TensorBoardLogger(str(folder.path), name="", version="tensorboard"))
-        elif name == "wandb":
-            from lightning.pytorch.loggers import WandbLogger
-
-            loggers.append(WandbLogger(project="firstorder", name=config.name, save_dir=str(folder.path)))
-        elif name == "mlflow":
-            from lightning.pytorch.loggers import MLFlowLogger
-
-            loggers.append(MLFlowLogger("firstorder", run_name=config.name, save_dir=str(folder.path / "mlflow")))
+        try:
+            loggers.append(_logger(name, config, folder, first))
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"logging.loggers: {name} is not installed (pip install 'firstorder[loggers]'): {error}"
+            ) from None
     return loggers
 
 
+def _logger(name: str, config: SandboxRun, folder: RunFolder, first: int) -> Logger:
+    if name == "csv":
+        # Lightning empties the folder of a CSV logger, so each attempt of a resumed run has its own.
+        return CSVLogger(str(folder.path), name="", version="csv" if first == 0 else f"csv-from-{first}")
+    if name == "tensorboard":
+        return TensorBoardLogger(str(folder.path), name="", version="tensorboard")
+    if name == "wandb":
+        from lightning.pytorch.loggers import WandbLogger
+
+        return WandbLogger(project="firstorder", name=config.name, save_dir=str(folder.path))
+    from lightning.pytorch.loggers import MLFlowLogger
+
+    return MLFlowLogger("firstorder", run_name=config.name, save_dir=str(folder.path / "mlflow"))
+
+
 def _fit(config: SandboxRun, folder: RunFolder, learner: Learner, recording: Recording, first: int) -> None:
-    # Its notes on devices and products say nothing about the run.
+    # Lightning's notes on devices, products and its own deprecations say nothing about the run.
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=_loggers(config, folder),
-        callbacks=[recording],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        log_every_n_steps=1,
-        default_root_dir=str(folder.path),
-    )
-    trainer.fit(learner, step_loader(first, config.num_steps))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        trainer = L.Trainer(
+            accelerator="cpu",
+            max_epochs=1,
+            logger=_loggers(config, folder, first),
+            callbacks=[recording],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,
+            default_root_dir=str(folder.path),
+        )
+        trainer.fit(learner, step_loader(first, config.num_steps))
 
 
 def _finish(config: SandboxRun, folder: RunFolder) -> None:
-    folder.write_verdict(judge(folder.metrics(), config.verdict.rules()).to_json())
+    folder.write_verdict(judge(folder.metrics(), config.verdict).to_json())
     write_report([folder], folder.path / "report.html")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from theory.objectives import Objective
 from theory.routing.predictor import PredictorSettings
@@ -37,7 +37,7 @@ class Algorithm:
     """
 
     objective: Objective
-    mode: Mode = "none"
+    mode: str = "none"
     old_gates: Literal["predicted", "live"] = "predicted"
     predictor: PredictorSettings = field(default_factory=PredictorSettings)
     num_prompts: int = 16
@@ -62,4 +62,4 @@ class Algorithm:
     @property
     def passes(self) -> Passes:
         """Which pass routes how under this mode."""
-        return PASSES[self.mode]
+        return PASSES[cast("Mode", self.mode)]

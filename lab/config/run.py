@@ -11,8 +11,8 @@ from pydantic import Field
 
 from lab.config.algorithm import AlgorithmConfig
 from lab.config.strict import Strict
-from lab.config.verdict import VerdictBlock
 from lab.tasks import TaskConfig
+from lab.verdict import VerdictRules
 
 
 class EvaluationBlock(Strict):
@@ -62,6 +62,6 @@ class RunConfig(Strict):
     evaluation: EvaluationBlock = Field(default_factory=EvaluationBlock, description="held-out accuracy")
     checkpoint: CheckpointBlock = Field(default_factory=CheckpointBlock, description="what a killed run goes on from")
     traces: TraceBlock = Field(default_factory=TraceBlock, description="what single steps sampled and scored")
-    verdict: VerdictBlock = Field(default_factory=VerdictBlock, description="when a run counts as collapsed")
+    verdict: VerdictRules = Field(default_factory=VerdictRules, description="when a run counts as collapsed")
     logging: LoggingBlock = Field(default_factory=LoggingBlock, description="where metrics go besides metrics.jsonl")
     output: str = Field(default="runs", min_length=1, description="folder of all run folders")

@@ -113,7 +113,7 @@ class Run:
             "objective": str(self.setting("algorithm", "objective", "preset") or "–"),
             "replay": str(self.setting("algorithm", "replay", "mode") or "–"),
             "minibatches": str(minibatches or "–"),
-            "steps": str(len(self.metrics)),
+            "steps": str(self.metrics[-1]["step"] if self.metrics else 0),
             "accuracy_first": fraction(accuracy[0] if accuracy else None),
             "accuracy_final": fraction(accuracy[-1] if accuracy else None),
             "accuracy_peak": fraction(max(accuracy, default=None)),
@@ -177,7 +177,7 @@ def _verdict_clause(runs: Sequence[Run]) -> str:
 
 
 def _alone(run: Run) -> str:
-    return f"the run is {run.verdict_word} after {len(run.metrics)} steps"
+    return f"the run is {run.verdict_word} after {run.metrics[-1]['step'] if run.metrics else 0} steps"
 
 
 def _accuracy_clause(runs: Sequence[Run]) -> str:

@@ -15,7 +15,6 @@ from pydantic import Field
 from lab.config.algorithm import AlgorithmConfig, ObjectiveBlock
 from lab.config.load import config_hash, load, parse_overrides, read, to_yaml
 from lab.config.strict import ConfigError, Strict, validate
-from lab.config.verdict import VerdictBlock
 from lab.verdict import VerdictRules
 from theory.algorithm import Algorithm
 from theory.objectives import CORRECTIONS, PRESETS, preset
@@ -361,9 +360,8 @@ def test_a_recipe_that_does_not_compose_is_one_line(change: dict[str, Any], want
 
 
 def test_the_verdict_block_is_the_verdicts_rules() -> None:
-    """Same thresholds, same defaults, each explained; a value that the rules refuse is refused here."""
-    assert VerdictBlock().rules() == VerdictRules()
-    assert validate(VerdictBlock, {"kl_limit": 0.5}, "here").rules() == VerdictRules(kl_limit=0.5)
-    assert all(field.description for field in VerdictBlock.model_fields.values())
-    with pytest.raises(ConfigError, match=r"here: kl_factor: expected more than 1, got 0\.5"):
-        validate(VerdictBlock, {"kl_factor": 0.5}, "here")
+    """The block is `VerdictRules` itself: every threshold explained, a value out of range one line that names it."""
+    assert validate(VerdictRules, {"kl_limit": 0.5}, "here") == VerdictRules(kl_limit=0.5)
+    assert all(field.description for field in VerdictRules.model_fields.values())
+    with pytest.raises(ConfigError, match=r"here: kl_factor: .*greater than 1.*got 0\.5"):
+        validate(VerdictRules, {"kl_factor": 0.5}, "here")

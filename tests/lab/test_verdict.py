@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -126,15 +125,15 @@ def test_a_collapse_is_a_collapse_even_where_another_series_is_missing() -> None
 def test_thresholds_are_what_decides() -> None:
     """The same series is stable or not by the threshold alone, and the reason reports value and threshold."""
     records = plant(KL, lambda v, n: 0.05)
-    verdict = judge(records, replace(VerdictRules(), kl_factor=1e9, kl_limit=0.04))
+    verdict = judge(records, VerdictRules(kl_factor=1e9, kl_limit=0.04))
     (reason,) = verdict.reasons
     assert (reason.value, reason.threshold) == (0.05, 0.04)
-    assert judge(records, replace(VerdictRules(), kl_factor=1e9, kl_limit=0.06)).stable is True
+    assert judge(records, VerdictRules(kl_factor=1e9, kl_limit=0.06)).stable is True
 
 
 def test_the_verdict_is_json_and_carries_its_rules() -> None:
     """verdict.json says what was decided, why and by which thresholds; every rule has a sentence."""
-    rules = replace(VerdictRules(), kl_limit=0.07)
+    rules = VerdictRules(kl_limit=0.07)
     for records in ([], healthy(), *(records for records, _ in PLANTED.values())):
         verdict: Verdict = judge(records, rules)
         found = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
@@ -146,8 +145,8 @@ def test_the_verdict_is_json_and_carries_its_rules() -> None:
 @pytest.mark.parametrize("change", [{"reward_fall": 1.5}, {"patience": 0}, {"kl_factor": 0.5}, {"min_steps": 6}])
 def test_senseless_thresholds_are_refused(change: dict[str, Any]) -> None:
     """A threshold outside its range is an error that names it."""
-    with pytest.raises(ValueError, match=f"{next(iter(change))}: expected"):
-        replace(VerdictRules(), **change)
+    with pytest.raises(ValueError, match=next(iter(change))):
+        VerdictRules(**change)
 
 
 def test_steps_must_ascend() -> None:

@@ -83,7 +83,7 @@ def test_killed_runs_resume_to_the_same_bits(tmp_path):
     assert last.returncode == 0, errors
     resumed = RunFolder.open(only_folder(cut))
     assert resumed.metrics() == whole.metrics()
-    assert [row["step"] for row in resumed.metrics()] == list(range(16))
+    assert [row["step"] for row in resumed.metrics()] == list(range(17))
     a, b = whole.latest_checkpoint(), resumed.latest_checkpoint()
     assert a.tensors.keys() == b.tensors.keys()
     assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors)
@@ -132,7 +132,7 @@ def test_a_non_finite_gradient_stops_the_run_with_a_verdict(tmp_path, monkeypatc
     with pytest.raises(NonFiniteError, match=r"actor/grad_norm is nan: the gradient of .* is not finite"):
         run(config(tmp_path), progress="none")
     folder = RunFolder.open(only_folder(tmp_path))
-    assert folder.metrics()[-1]["step"] == 2
+    assert folder.metrics()[-1]["step"] == 3
     assert folder.metrics()[-1]["non_finite"] == ["actor/grad_norm"]
     verdict = json.loads((folder.path / "verdict.json").read_text())
     assert verdict["stable"] is False
