@@ -36,8 +36,7 @@ format: $(VENV)/.installed-dev  ## put the code into its one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-dev  ## the benchmark
-	$(INSTALL) --editable '.[bench]'
+bench: $(VENV)/.installed-demo  ## time our kernels, engine and step beside transformers'
 	$(BIN)/firstorder bench
 
 lab: $(VENV)/.installed-dev  ## notebooks

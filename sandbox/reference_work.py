@@ -26,7 +26,7 @@ from theory.algorithm import Algorithm, OptimizerSettings
 from theory.contracts import MiniBatch, Prompt, Response, Rollouts, Sampling, TokenBatch, TokenScores, UpdateStats
 from theory.loop import StepResult, global_step, hand_over
 from theory.objectives import preset
-from theory.routing.replay import Mode, PassRouting
+from theory.routing.passes import Mode, PassRouting
 from theory.streams import stream
 
 MODEL = ModelConfig(

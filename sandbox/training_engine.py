@@ -20,9 +20,10 @@ from theory.algorithm import OptimizerSettings
 from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenBatch, TokenScores, UpdateStats
 from theory.objectives import Objective
 from theory.routing.features import RouterFeatures
+from theory.routing.passes import PassRouting
 from theory.routing.predictor import PredictorSettings, PredictorTrainer
 from theory.routing.record import RoutingRecord
-from theory.routing.replay import NaturalRouting, PassRouting, RoutingPass
+from theory.routing.replay import NaturalRouting, RoutingPass
 
 
 class NonFiniteError(ArithmeticError):

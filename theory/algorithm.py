@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from theory.objectives import Objective
+from theory.routing.passes import MODES, PASSES, Mode, Passes
 from theory.routing.predictor import PredictorSettings
-from theory.routing.replay import MODES, PASSES, Mode, Passes
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from theory.routing.features import RouterFeatures
+from theory.routing.passes import PassRouting
 from theory.routing.record import RoutingRecord
-from theory.routing.replay import PassRouting
 
 if TYPE_CHECKING:
     from theory.objectives import Objective

@@ -1,7 +1,7 @@
 """The one RL loop: roll out with mu, score with old, take N gradient passes with pi, hand the weights back.
 
 It knows the contracts and nothing of any engine, so that the sandbox and the cluster run the same algorithm.
-One global step is MiniRL sec. 4.2's (arXiv 2512.01374); which pass routes how is `theory.routing.replay.PASSES`.
+One global step is MiniRL sec. 4.2's (arXiv 2512.01374); which pass routes how is `theory.routing.passes.PASSES`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from theory.contracts import (
     UpdateStats,
 )
 from theory.routing.features import RouterFeatures, draw_rows
+from theory.routing.passes import PassRouting
 from theory.routing.predictor import fold, learns
 from theory.routing.record import RoutingRecord
-from theory.routing.replay import PassRouting
 from theory.step_metrics import old_pass_metrics, rollout_metrics, update_metrics
 from theory.streams import derive_seed, stream
 

@@ -12,8 +12,9 @@ from theory.contracts import MiniBatch, Rollouts, TokenScores, UpdateStats
 from theory.divergences import discrepancy_metrics, masked_mean, staleness_metrics
 from theory.routing.features import RouterFeatures
 from theory.routing.measures import route_kl, routing_metrics, staleness_tv
+from theory.routing.passes import Passes
 from theory.routing.record import RoutingRecord
-from theory.routing.replay import Passes, is_noop
+from theory.routing.replay import is_noop
 
 
 def rollout_metrics(rollouts: Rollouts, rewards_B: Float[Tensor, " B"], max_tokens: int) -> dict[str, float]:

@@ -15,8 +15,8 @@ from lab.config.strict import Strict
 from theory.advantages import ADVANTAGES
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.objectives import AGGREGATIONS, CORRECTIONS, PRESETS, Correction, Objective, correction, preset
+from theory.routing.passes import Mode
 from theory.routing.predictor import PredictorSettings
-from theory.routing.replay import Mode
 
 _PREDICTOR = PredictorSettings()
 _OPTIMIZER = OptimizerSettings()

@@ -7,7 +7,7 @@ import torch
 
 from tests.contracts import worlds
 from theory.contracts import RolloutEngine, Rollouts, Sampling
-from theory.routing.replay import PassRouting
+from theory.routing.passes import PassRouting
 
 SAMPLING = Sampling(max_tokens=24, num_responses=3, seed=5)
 

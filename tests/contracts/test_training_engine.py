@@ -8,8 +8,8 @@ import torch
 from tests.contracts import worlds
 from theory.contracts import MiniBatch, Rollouts, Sampling, TrainingEngine
 from theory.objectives import preset
+from theory.routing.passes import PassRouting
 from theory.routing.predictor import PredictorSettings
-from theory.routing.replay import PassRouting
 
 SAMPLING = Sampling(max_tokens=16, num_responses=4, seed=2)
 

@@ -12,7 +12,7 @@ from sandbox.engines.formats import FP8_MAX, round_bf16, round_fp8_e4m3, round_t
 from tests.contracts import worlds
 from theory.contracts import Sampling
 from theory.divergences import discrepancy_metrics
-from theory.routing.replay import PassRouting
+from theory.routing.passes import PassRouting
 from theory.streams import stream
 
 FLOATS = st.floats(-1e4, 1e4, width=32)

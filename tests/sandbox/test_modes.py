@@ -12,8 +12,8 @@ from theory import metrics as registry
 from theory.algorithm import Algorithm
 from theory.loop import StepResult, global_step, hand_over
 from theory.objectives import preset
+from theory.routing.passes import MODES
 from theory.routing.predictor import PredictorSettings
-from theory.routing.replay import MODES
 
 PRESETS = ("minirl", "grpo", "gspo")
 GATES = ("qwen3", "olmoe")

@@ -15,17 +15,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from theory.routing.gates import GATES, Gate, route, weigh
+from theory.routing.passes import MODES, PASSES, Mode, PassRouting
 from theory.routing.record import MISSING, RoutingRecord, flat_rows
-from theory.routing.replay import (
-    MODES,
-    PASSES,
-    LedgerError,
-    Mode,
-    NaturalRouting,
-    PassRouting,
-    RoutingPass,
-    is_noop,
-)
+from theory.routing.replay import LedgerError, NaturalRouting, RoutingPass, is_noop
 from theory.streams import stream
 
 D, E, K = 6, 8, 3

@@ -8,18 +8,15 @@ Letters beyond theory/contracts.py: F feature rows. Paper: Pr2 (arXiv 2606.00395
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from theory.routing.features import RouterFeatures
-
-if TYPE_CHECKING:
-    from theory.contracts import NamedTensors
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ def _summed_kl(
 
 
 def fold(
-    named_tensors: NamedTensors,
+    named_tensors: Iterable[tuple[str, Tensor]],
     predictor: Mapping[int, Float[Tensor, "D E"]],
     gate_name: str = "model.layers.{}.mlp.gate.weight",
 ) -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,88 @@
+"""Passes: which pass of a global step routes how under each replay mode, and what a single pass routes by.
+
+Papers: R3 (arXiv 2510.11370) sec. 4.1 and 5.1; Pr2 (arXiv 2606.00395) sec. 4.1, App. C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from theory.routing.record import RoutingRecord
+
+Mode = Literal["none", "R2", "R3", "Pr2", "Pr3"]
+MODES: tuple[Mode, ...] = ("none", "R2", "R3", "Pr2", "Pr3")
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How the three passes of a mode route: the rollout under mu, the old pass, and the gradient passes."""
+
+    rollout: Literal["natural", "predicted"]
+    old: Literal["natural", "replay_rollout", "predicted"]
+    gradient: Literal["natural", "replay_old", "replay_rollout"]
+
+    @property
+    def trains_predictor(self) -> bool:
+        """Whether some pass routes by the predictor, which must then learn."""
+        return "predicted" in (self.rollout, self.old)
+
+    @property
+    def records_rollout(self) -> bool:
+        """Whether a training pass replays the rollout's experts, which must then be recorded."""
+        return "replay_rollout" in (self.old, self.gradient)
+
+    @property
+    def records_old(self) -> bool:
+        """Whether the gradient passes replay the old pass's experts, which must then be recorded."""
+        return self.gradient == "replay_old"
+
+
+PASSES: dict[Mode, Passes] = {
+    "none": Passes(rollout="natural", old="natural", gradient="natural"),
+    "R2": Passes(rollout="natural", old="natural", gradient="replay_old"),
+    "R3": Passes(rollout="natural", old="replay_rollout", gradient="replay_rollout"),
+    "Pr2": Passes(rollout="natural", old="predicted", gradient="replay_old"),
+    "Pr3": Passes(rollout="predicted", old="replay_rollout", gradient="replay_rollout"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class PassRouting:
+    """What one pass routes by.
+
+    source: `natural` top-k of the live logits; `replay` of `record`, live gates; `predicted`, top-k of the live logits
+    plus h W_p. gates: for `predicted`, weights from the biased logits (`predicted`, Pr2 Eq. 6) or the live ones.
+    feature_rows: per response, the rows whose router input and logits are kept. Raises ValueError where they conflict.
+    """
+
+    source: Literal["natural", "replay", "predicted"]
+    record: RoutingRecord | None = None
+    gates: Literal["live", "predicted"] = "live"
+    predictor: Mapping[int, Float[Tensor, "D E"]] = field(default_factory=dict)
+    feature_rows: tuple[Int[Tensor, " _"], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.source == "replay") != (self.record is not None):
+            got = "no record" if self.record is None else f"a record of {len(self.record)} responses"
+            raise ValueError(f"expected a record if and only if source is 'replay', got {got} with {self.source!r}")
+        if (self.source == "predicted") != bool(self.predictor):
+            got = f"one for layers {sorted(self.predictor)} with {self.source!r}"
+            raise ValueError(f"expected a predictor if and only if source is 'predicted', got {got}")
+        if self.gates == "predicted" and self.source != "predicted":
+            raise ValueError(f"expected gates 'predicted' only with source 'predicted', got source {self.source!r}")
+        if self.record is not None and self.feature_rows is not None and len(self.record) != len(self.feature_rows):
+            raise ValueError(f"expected feature rows of {len(self.record)} responses, got {len(self.feature_rows)}")
+
+    def select(self, indices: Sequence[int]) -> PassRouting:
+        """The routing of these responses, in this order."""
+        indices = list(indices)
+        return replace(
+            self,
+            record=None if self.record is None else self.record.select(indices),
+            feature_rows=None if self.feature_rows is None else tuple(self.feature_rows[b] for b in indices),
+        )
