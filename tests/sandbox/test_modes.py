@@ -10,10 +10,11 @@ import torch
 from tests.contracts import worlds
 from theory import metrics as registry
 from theory.algorithm import Algorithm
-from theory.loop import StepResult, global_step, hand_over
+from theory.loop import StepResult, collect, global_step, hand_over, old_pass
 from theory.objectives import preset
-from theory.routing.passes import MODES
+from theory.routing.passes import MODES, PassRouting
 from theory.routing.predictor import PredictorSettings
+from theory.streams import stream
 
 PRESETS = ("minirl", "grpo", "gspo")
 GATES = ("qwen3", "olmoe")
@@ -97,6 +98,70 @@ def test_zero_predictor_is_plain_replay(predictive, plain):
     assert torch.equal(a.scores.experts.experts, b.scores.experts.experts)
     for name in ("staleness/k3_kl", "actor/grad_norm", "rollout_corr/k3_kl", "routing/topk_agreement"):
         assert a.metrics[name] == b.metrics[name], name
+
+
+@pytest.fixture
+def predicting():
+    """An exact Pr3 world whose predictor is far from zero, its rollouts, and the weights W_p that mu was handed."""
+    weights = worlds.model()
+    algorithm = Algorithm(
+        preset("minirl"), mode="Pr3", predictor=PREDICTOR, num_prompts=4, num_responses=4, max_tokens=12
+    )
+    trainer = worlds.training_engine(weights, PREDICTOR)
+    for number, parameter in trainer.predictor.parameters.items():
+        parameter.data.normal_(0, 0.2, generator=stream(0, "predictor", number))
+    rollout = worlds.rollout_engine("exact", weights)
+    hand_over(algorithm, rollout, trainer, version=0)
+    rollouts, _, _ = collect(0, algorithm, rollout, worlds.EvenTokens(), seed=1)
+    return algorithm, trainer, rollouts
+
+
+def test_pr3_samples_by_the_predicted_route(predicting):
+    """mu, handed W + W_p, chooses and weighs experts as the predicted pass does, not as natural routing (Pr2 Eq. 22-23)."""
+    _, trainer, rollouts = predicting
+    predictor = trainer.predictor_weights()
+    predicted = trainer.score(rollouts, PassRouting("predicted", gates="predicted", predictor=predictor))
+    natural = trainer.score(rollouts, PassRouting("natural"))
+    # h (W + W_p) and h W + h W_p differ by float32 rounding, so a near tie may fall otherwise: none does here.
+    assert torch.equal(predicted.experts.experts, rollouts.experts.experts)
+    assert not torch.equal(natural.experts.experts, rollouts.experts.experts)
+    batch = rollouts.padded()
+    gap = {name: (x.logp_BT - batch.logp_mu_BT)[batch.is_response_BT].abs().max() for name, x in
+           (("predicted", predicted), ("natural", natural))}  # fmt: skip
+    assert gap["predicted"] < 1e-4 < gap["natural"]
+
+
+def test_pr3_learns_from_unbiased_logits(predicting):
+    """The teacher's p_old is the engine's logits less h W_p; the cached route is judged by the biased ones (Pr2 Eq. 4).
+
+    In the first layer hidden states do not depend on routes, so there both are known from the old pass's live logits.
+    """
+    algorithm, trainer, rollouts = predicting
+    old = old_pass(0, algorithm, trainer, rollouts, seed=1)
+    live_FE = old.scores.features.logits[:, 0]
+    bias_FE = old.scores.features.hidden[:, 0] @ trainer.predictor_weights()[0]
+    # Logits of size 1 after two float32 roundings in other orders.
+    torch.testing.assert_close(old.teacher.logits[:, 0], live_FE, atol=1e-5, rtol=0)
+    torch.testing.assert_close(old.cached_logits.logits[:, 0], live_FE + bias_FE, atol=1e-5, rtol=0)
+    assert bias_FE.abs().mean() > 0.1
+
+
+def test_pr2_learns_from_unbiased_logits_and_caches_the_predicted_route():
+    """Pr2's old pass uses top-k of p_old + h W_p, teaches from p_old, and judges the cached route by the sum."""
+    weights = worlds.model()
+    algorithm = Algorithm(
+        preset("minirl"), mode="Pr2", predictor=PREDICTOR, num_prompts=4, num_responses=4, max_tokens=12
+    )
+    trainer = worlds.training_engine(weights, PREDICTOR)
+    for number, parameter in trainer.predictor.parameters.items():
+        parameter.data.normal_(0, 0.2, generator=stream(0, "predictor", number))
+    rollouts, _, _ = collect(0, algorithm, worlds.rollout_engine("exact", weights), worlds.EvenTokens(), seed=1)
+    old = old_pass(0, algorithm, trainer, rollouts, seed=1)
+    assert torch.equal(old.gradient.record.experts, old.scores.experts.experts)
+    assert not torch.equal(old.scores.experts.experts, old.scores.natural.experts)
+    assert torch.equal(old.teacher.logits, old.scores.features.logits)
+    bias_FE = old.teacher.hidden[:, 0] @ trainer.predictor_weights()[0]
+    torch.testing.assert_close(old.cached_logits.logits[:, 0], old.teacher.logits[:, 0] + bias_FE, atol=1e-5, rtol=0)
 
 
 def test_pr2_old_gates_live_keeps_the_first_ratio_at_one():
