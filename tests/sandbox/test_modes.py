@@ -9,7 +9,7 @@ import torch
 
 from tests.contracts import worlds
 from theory import metrics as registry
-from theory.algorithm import Algorithm
+from theory.algorithm import Algorithm, OptimizerSettings
 from theory.loop import StepResult, collect, global_step, hand_over, old_pass
 from theory.objectives import preset
 from theory.routing.passes import MODES, PassRouting
@@ -100,12 +100,11 @@ def test_zero_predictor_is_plain_replay(predictive, plain):
         assert a.metrics[name] == b.metrics[name], name
 
 
-@pytest.fixture
-def predicting():
-    """An exact Pr3 world whose predictor is far from zero, its rollouts, and the weights W_p that mu was handed."""
+def predicting(mode: str):
+    """A world over an exact engine whose predictor is far from zero, with one batch of its rollouts."""
     weights = worlds.model()
     algorithm = Algorithm(
-        preset("minirl"), mode="Pr3", predictor=PREDICTOR, num_prompts=4, num_responses=4, max_tokens=12
+        preset("minirl"), mode=mode, predictor=PREDICTOR, num_prompts=4, num_responses=4, max_tokens=12
     )
     trainer = worlds.training_engine(weights, PREDICTOR)
     for number, parameter in trainer.predictor.parameters.items():
@@ -116,9 +115,9 @@ def predicting():
     return algorithm, trainer, rollouts
 
 
-def test_pr3_samples_by_the_predicted_route(predicting):
-    """mu, handed W + W_p, chooses and weighs experts as the predicted pass does, not as natural routing (Pr2 Eq. 22-23)."""
-    _, trainer, rollouts = predicting
+def test_pr3_samples_by_the_predicted_route():
+    """mu, handed W + W_p, chooses and weighs experts as the predicted pass does, not naturally (Pr2 Eq. 22 and 23)."""
+    _, trainer, rollouts = predicting("Pr3")
     predictor = trainer.predictor_weights()
     predicted = trainer.score(rollouts, PassRouting("predicted", gates="predicted", predictor=predictor))
     natural = trainer.score(rollouts, PassRouting("natural"))
@@ -131,12 +130,12 @@ def test_pr3_samples_by_the_predicted_route(predicting):
     assert gap["predicted"] < 1e-4 < gap["natural"]
 
 
-def test_pr3_learns_from_unbiased_logits(predicting):
+def test_pr3_learns_from_unbiased_logits():
     """The teacher's p_old is the engine's logits less h W_p; the cached route is judged by the biased ones (Pr2 Eq. 4).
 
     In the first layer hidden states do not depend on routes, so there both are known from the old pass's live logits.
     """
-    algorithm, trainer, rollouts = predicting
+    algorithm, trainer, rollouts = predicting("Pr3")
     old = old_pass(0, algorithm, trainer, rollouts, seed=1)
     live_FE = old.scores.features.logits[:, 0]
     bias_FE = old.scores.features.hidden[:, 0] @ trainer.predictor_weights()[0]
@@ -148,14 +147,7 @@ def test_pr3_learns_from_unbiased_logits(predicting):
 
 def test_pr2_learns_from_unbiased_logits_and_caches_the_predicted_route():
     """Pr2's old pass uses top-k of p_old + h W_p, teaches from p_old, and judges the cached route by the sum."""
-    weights = worlds.model()
-    algorithm = Algorithm(
-        preset("minirl"), mode="Pr2", predictor=PREDICTOR, num_prompts=4, num_responses=4, max_tokens=12
-    )
-    trainer = worlds.training_engine(weights, PREDICTOR)
-    for number, parameter in trainer.predictor.parameters.items():
-        parameter.data.normal_(0, 0.2, generator=stream(0, "predictor", number))
-    rollouts, _, _ = collect(0, algorithm, worlds.rollout_engine("exact", weights), worlds.EvenTokens(), seed=1)
+    algorithm, trainer, rollouts = predicting("Pr2")
     old = old_pass(0, algorithm, trainer, rollouts, seed=1)
     assert torch.equal(old.gradient.record.experts, old.scores.experts.experts)
     assert not torch.equal(old.scores.experts.experts, old.scores.natural.experts)
@@ -184,6 +176,31 @@ def test_runs_repeat_to_the_bit():
     """The same config and seed give the same metrics to the last bit."""
     for x, y in zip(run("Pr3"), run("Pr3"), strict=True):
         assert x.metrics == y.metrics
+
+
+def test_minibatches_carry_their_own_rows():
+    """Each mini-batch's advantages and old log-probs are those of its own responses, whatever the shuffle of groups."""
+    weights, seen = worlds.model(), []
+
+    class Spy(worlds.SandboxTrainingEngine):
+        def update(self, minibatch, objective, routing):
+            seen.append(minibatch)
+            return super().update(minibatch, objective, routing)
+
+    trainer = Spy(worlds.model(), OptimizerSettings(learning_rate=1e-3))
+    algorithm = Algorithm(preset("minirl"), num_prompts=8, num_responses=4, num_minibatches=4, max_tokens=12)
+    task, rollout = worlds.EvenTokens(), worlds.rollout_engine("fp8-and-noise", weights)
+    fresh = worlds.training_engine(weights)
+    result = global_step(0, algorithm, rollout, trainer, task, seed=4)
+    assert sorted(r.prompt.id for m in seen for r in m.rollouts.responses) == sorted(
+        r.prompt.id for r in result.rollouts.responses
+    )
+    for minibatch in seen:
+        rewards_B = torch.tensor([task.reward(r.prompt, r) for r in minibatch.rollouts.responses])
+        rewards_PG = rewards_B.view(2, 4)
+        torch.testing.assert_close(minibatch.advantages_B, (rewards_PG - rewards_PG.mean(1, keepdim=True)).view(-1))
+        scores = fresh.score(minibatch.rollouts, PassRouting("natural"))
+        assert torch.equal(minibatch.logp_old_BT, scores.logp_BT)
 
 
 def test_dynamic_sampling_keeps_mixed_groups():
