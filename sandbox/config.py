@@ -61,7 +61,12 @@ class SandboxRun(RunConfig):
     training: TrainingBlock = Field(default_factory=TrainingBlock, description="the training engine")
 
     @model_validator(mode="after")
-    def _model_is_given_once(self) -> SandboxRun:
+    def _model_fits(self) -> SandboxRun:
         if self.model.path is None and self.task.kind == "jsonl":
             raise ValueError("model.path: expected a Hugging Face folder for a jsonl task (its tokenizer), got null")
+        if self.model.path is None and self.model.num_experts == 0 and self.algorithm.replay.mode != "none":
+            raise ValueError(
+                f"algorithm.replay.mode: expected none where model.num_experts is 0 (no routers), "
+                f"got {self.algorithm.replay.mode}"
+            )
         return self

@@ -133,8 +133,8 @@ def collect(
 def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, rollouts: Rollouts, seed: int) -> OldPass:
     """Scores the rollouts with `old`, and settles how the gradient passes will route."""
     passes = algorithm.passes
-    if passes.records_rollout and rollouts.experts is None:
-        raise ValueError(f"replay mode {algorithm.mode} needs the rollout engine's experts, got none")
+    if algorithm.mode != "none" and rollouts.experts is None:
+        raise ValueError(f"replay mode {algorithm.mode} needs experts recorded by the rollout engine, got none")
     predictor = learner.predictor_weights()
     rows = feature_rows(step, algorithm, rollouts, seed)
     if passes.old == "replay_rollout":

@@ -233,11 +233,12 @@ def test_kl_penalty_uses_the_weights_that_training_started_from():
     assert results[1].metrics["actor/kl_penalty"] > 0
 
 
-def test_replay_without_a_record_is_refused():
-    """R3 over a dense model is one line that names the mode."""
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "none"])
+def test_replay_without_a_record_is_refused(mode):
+    """Replay over a dense model is one line that names the mode."""
     weights = worlds.model(num_experts=0, dense_layers=(0, 1, 2))
-    algorithm = Algorithm(preset("minirl"), mode="R3", num_prompts=2, num_responses=2, max_tokens=4)
-    with pytest.raises(ValueError, match="replay mode R3 needs the rollout engine's experts, got none"):
+    algorithm = Algorithm(preset("minirl"), mode=mode, num_prompts=2, num_responses=2, max_tokens=4)
+    with pytest.raises(ValueError, match=f"replay mode {mode} needs experts recorded by the rollout engine, got none"):
         global_step(
             0, algorithm, worlds.rollout_engine("exact", weights), worlds.training_engine(weights),
             worlds.EvenTokens(), seed=0,
