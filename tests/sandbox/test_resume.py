@@ -59,7 +59,7 @@ def start(tmp_path: Path, *words: str) -> subprocess.Popen:
 
 def kill_when(process: subprocess.Popen, tmp_path: Path, lines: int) -> None:
     """Kills the process (-9) once its metrics have that many lines, wherever it then is in its next step."""
-    for _ in range(3000):
+    for _ in range(12_000):
         files = list((tmp_path / "runs").glob("resume/*/metrics.jsonl"))
         if files and len(files[0].read_text().splitlines()) >= lines:
             break
