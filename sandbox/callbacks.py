@@ -86,7 +86,7 @@ class Recording(L.Callback):
         registry.check(row)
         self.folder.append_metrics(number, row)
         for logger in trainer.loggers:
-            logger.log_metrics({name: row[name] for name in row if name.startswith("eval/")}, step=trainer.global_step)
+            logger.log_metrics(row, step=number)
 
 
 class ProgressLines:

@@ -40,7 +40,6 @@ class Learner(L.LightningModule):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         self.step = int(batch)
         self.result = global_step(self.step, self.algorithm, self.rollout, self.training_engine, self.task, self.seed)
-        self.log_dict(self.result.metrics, batch_size=1)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.training_engine.optimizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
 import warnings
 from datetime import UTC, datetime
 from pathlib import Path
@@ -168,7 +169,9 @@ def _loggers(config: SandboxRun, folder: RunFolder, first: int) -> list[Logger]:
 def _logger(name: str, config: SandboxRun, folder: RunFolder, first: int) -> Logger:
     if name == "csv":
         # Lightning empties the folder of a CSV logger, so each attempt of a resumed run has its own.
-        return CSVLogger(str(folder.path), name="", version="csv" if first == 0 else f"csv-from-{first}")
+        return CSVLogger(
+            str(folder.path), name="", version="csv" if first == 0 else f"csv-from-{first}", flush_logs_every_n_steps=1
+        )
     if name == "tensorboard":
         return TensorBoardLogger(str(folder.path), name="", version="tensorboard")
     if name == "wandb":
@@ -177,7 +180,11 @@ def _logger(name: str, config: SandboxRun, folder: RunFolder, first: int) -> Log
         return WandbLogger(project="firstorder", name=config.name, save_dir=str(folder.path))
     from lightning.pytorch.loggers import MLFlowLogger
 
-    return MLFlowLogger("firstorder", run_name=config.name, save_dir=str(folder.path / "mlflow"))
+    # The user's own server where one is named; else a database in the run folder (MLflow 3 writes no plain files).
+    database = f"sqlite:///{(folder.path / 'mlflow.db').resolve()}"
+    return MLFlowLogger(
+        "firstorder", run_name=config.name, tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", database)
+    )
 
 
 def _fit(config: SandboxRun, folder: RunFolder, learner: Learner, recording: Recording, first: int) -> None:
