@@ -1,0 +1,172 @@
+"""The run configuration of the cluster world: `lab.config.run.RunConfig` plus Megatron-core, vLLM and Ray.
+
+The same file runs tiny on a CPU and whole on a cluster: only the device, the parallel sizes and the model differ.
+Names are Megatron-core's and vLLM's where they have one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from lab.config.run import RunConfig
+from lab.config.strict import Strict
+
+
+class ModelBlock(Strict):
+    """A Hugging Face folder: its weights are where training starts, its config.json says what the model is."""
+
+    path: str = Field(min_length=1, description="Hugging Face folder with config.json and safetensors")
+    shape: str | None = Field(
+        default=None,
+        description="name of a file in scaled/shapes; what `plan` reads where the folder is not on this machine",
+    )
+
+
+class TrainingBlock(Strict):
+    """Megatron-core: how many ranks, how they split the model, and in which precision they compute."""
+
+    num_ranks: int = Field(default=1, ge=1, description="processes of the training engine, one a GPU")
+    tensor_parallel: int = Field(default=1, ge=1, description="TP; above 1 sequence parallelism is on")
+    pipeline_parallel: int = Field(default=1, ge=1, description="PP, stages")
+    virtual_pipeline: int = Field(default=1, ge=1, description="VPP, model chunks a stage (interleaved 1F1B)")
+    expert_parallel: int = Field(default=1, ge=1, description="EP, ranks that share one set of experts")
+    expert_tensor_parallel: int = Field(default=1, ge=1, description="ETP, ranks that share one expert")
+    precision: Literal["fp32", "bf16"] = Field(
+        default="bf16", description="of weights and activations; bf16 keeps fp32 master weights and gradients"
+    )
+    micro_batch_size: int = Field(default=4, ge=1, description="responses in one forward and backward of a rank")
+    recompute: Literal["none", "selective", "full"] = Field(
+        default="none", description="activations computed again in backward: none, those of the experts, all layers"
+    )
+    distributed_optimizer: bool = Field(default=True, description="shard optimizer states over data-parallel ranks")
+    token_dispatcher: Literal["alltoall", "allgather"] = Field(default="alltoall", description="of the experts' tokens")
+    timeout_s: float = Field(default=1800, gt=0, description="a collective that takes longer has lost a rank")
+
+    @model_validator(mode="after")
+    def _layout_divides(self) -> TrainingBlock:
+        model_parallel = self.tensor_parallel * self.pipeline_parallel
+        if self.num_ranks % model_parallel:
+            raise ValueError(
+                f"num_ranks: expected a multiple of tensor_parallel x pipeline_parallel = {model_parallel}, "
+                f"got {self.num_ranks}"
+            )
+        expert = self.expert_parallel * self.expert_tensor_parallel * self.pipeline_parallel
+        if self.num_ranks % expert:
+            raise ValueError(
+                f"num_ranks: expected a multiple of expert_parallel x expert_tensor_parallel x pipeline_parallel "
+                f"= {expert}, got {self.num_ranks}"
+            )
+        if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
+            raise ValueError(f"virtual_pipeline: expected 1 where pipeline_parallel is 1, got {self.virtual_pipeline}")
+        return self
+
+    @property
+    def data_parallel(self) -> int:
+        """DP: how many parts a mini-batch is split into."""
+        return self.num_ranks // (self.tensor_parallel * self.pipeline_parallel)
+
+
+class PrecisionBlock(Strict):
+    """The inference engine's precision, quantised by us at every push."""
+
+    compute: Literal["fp32", "bf16", "fp16"] = Field(default="bf16", description="weights and activations")
+    weights: Literal["same", "fp8_block", "int8"] = Field(
+        default="same",
+        description="fp8_block: e4m3 in blocks of 128 x 128; int8: a scale a channel, activations a scale a token",
+    )
+    kv_cache: Literal["same", "fp8"] = Field(default="same", description="keys and values")
+
+
+class RolloutBlock(Strict):
+    """vLLM: how many engines, how large, in which precision."""
+
+    num_engines: int = Field(default=1, ge=1, description="independent engines; prompts are split among them")
+    tensor_parallel: int = Field(default=1, ge=1, description="GPUs of one engine")
+    precision: PrecisionBlock = Field(default_factory=PrecisionBlock, description="how coarsely it computes")
+    max_model_len: int = Field(default=512, ge=8, description="longest prompt and response together, in tokens")
+    max_num_seqs: int = Field(default=128, ge=1, description="sequences decoded together")
+    max_num_batched_tokens: int = Field(
+        default=2048, ge=32, description="tokens of one engine step; chunks longer prompts"
+    )
+    prefix_caching: bool = Field(default=False, description="reuse keys and values of shared prompt blocks")
+    enforce_eager: bool = Field(default=True, description="no compilation and no CUDA graphs")
+    kv_cache_gib: float = Field(default=1.0, gt=0, description="key-value cache on a CPU, in GiB")
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1, description="share of GPU memory on a GPU")
+    routes: Literal["auto", "official", "capture"] = Field(
+        default="auto",
+        description="routed experts: vLLM's own return path, our capture in the worker, or the first that works",
+    )
+    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling; below 1 logp_mu is of what is left")
+    top_k: int = Field(default=0, ge=0, description="0 for no limit; above it logp_mu is of what is left")
+    timeout_s: float = Field(default=600, gt=0, description="a rollout that takes longer has lost its engine")
+    max_restarts: int = Field(default=3, ge=0, description="restarts of engines that died, over the whole run")
+
+
+class ProbeBlock(Strict):
+    """After every push both engines score the same tokens; beyond the precision's own level the run stops."""
+
+    num_sequences: int = Field(default=8, ge=1, description="probe sequences")
+    num_tokens: int = Field(default=32, ge=2, description="tokens of each")
+    max_mean_abs_diff: float | None = Field(
+        default=None,
+        gt=0,
+        description="mean |logp_mu - logp_old| in nats that stops the run; null takes the precision's",
+    )
+
+
+class ScheduleBlock(Strict):
+    """Whether the rollout waits for the update."""
+
+    kind: Literal["synchronous", "one_step_off"] = Field(
+        default="synchronous", description="one_step_off samples the next batch while this one trains"
+    )
+    max_staleness: int = Field(
+        default=1, ge=0, description="weight versions that mu may be behind old; beyond: an error"
+    )
+
+
+class ClusterBlock(Strict):
+    """Ray: a cluster to join, or one that is started for the run."""
+
+    address: str | None = Field(default=None, description="of a running cluster (auto, or host:port); null starts one")
+    placement: Literal["colocated", "separate"] = Field(
+        default="separate", description="engines and ranks on the same GPUs, taking turns, or on their own"
+    )
+    num_nodes: int = Field(default=1, ge=1, description="machines, for plan and launch")
+    gpus_per_node: int = Field(default=8, ge=1, description="GPUs of one machine, for plan and launch")
+    gpu: str = Field(default="H100-80GB", description="what `plan` takes memory, FLOP/s and bandwidth from")
+    object_store_gib: float = Field(default=0.5, gt=0, description="Ray's object store, where the run starts Ray")
+    bucket_mib: int = Field(default=256, ge=1, description="weights travel in buckets of this size")
+    max_rank_restarts: int = Field(default=3, ge=0, description="resumes from a checkpoint after a rank died, a run")
+
+
+class ScaledRun(RunConfig):
+    """One run on Megatron-core, vLLM and Ray."""
+
+    backend: Literal["scaled"] = "scaled"
+    model: ModelBlock = Field(description="where the weights come from")
+    training: TrainingBlock = Field(default_factory=TrainingBlock, description="Megatron-core")
+    rollout: RolloutBlock = Field(default_factory=RolloutBlock, description="vLLM")
+    probe: ProbeBlock = Field(default_factory=ProbeBlock, description="the check after every push")
+    schedule: ScheduleBlock = Field(default_factory=ScheduleBlock, description="synchronous or one step off")
+    cluster: ClusterBlock = Field(default_factory=ClusterBlock, description="Ray")
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> ScaledRun:
+        batch, training = self.algorithm.batch, self.training
+        share = training.data_parallel * training.micro_batch_size
+        size = batch.num_prompts // batch.num_minibatches * batch.num_responses
+        if size % share:
+            raise ValueError(
+                f"algorithm.batch: expected mini-batches (num_prompts / num_minibatches x num_responses) in multiples "
+                f"of data-parallel ranks x training.micro_batch_size = {training.data_parallel} x "
+                f"{training.micro_batch_size}, got {size}"
+            )
+        if self.rollout.max_model_len <= self.algorithm.sampling.max_tokens:
+            raise ValueError(
+                f"rollout.max_model_len: expected more than algorithm.sampling.max_tokens = "
+                f"{self.algorithm.sampling.max_tokens}, got {self.rollout.max_model_len}"
+            )
+        return self
