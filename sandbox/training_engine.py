@@ -18,7 +18,7 @@ from sandbox.checkpoint import to_hf
 from sandbox.model import MoE, Routing
 from theory.algorithm import OptimizerSettings
 from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenBatch, TokenScores, UpdateStats
-from theory.objectives import Objective
+from theory.objectives import Objective, combine_metrics
 from theory.routing.features import RouterFeatures
 from theory.routing.passes import PassRouting
 from theory.routing.predictor import PredictorSettings, PredictorTrainer
@@ -148,7 +148,7 @@ class SandboxTrainingEngine:
             value += output.objective.detach()
             parts.append((int(forward.batch.is_response_BT.sum()), output.metrics))
             seen.add(routing_pass)
-        metrics = _combine(parts) | {"actor/objective": value.item()}
+        metrics = combine_metrics(parts) | {"actor/objective": value.item()}
         metrics |= self._take_step()
         _, natural, features = _concat(seen)
         if minibatch.features is not None and self.predictor is not None:
@@ -261,15 +261,3 @@ def _concat(seen: Collected) -> tuple[RoutingRecord | None, RoutingRecord | None
         RoutingRecord.concat(seen.natural) if seen.natural else None,
         RouterFeatures.concat(seen.features) if seen.features else None,
     )
-
-
-def _combine(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> dict[str, float]:
-    """Token means of the micro-batches into token means of the mini-batch; maxima stay maxima."""
-    count = sum(n for n, _ in parts)
-    metrics: dict[str, float] = {}
-    for name in parts[0][1]:
-        if name.endswith("_max"):
-            metrics[name] = max(m[name].item() for _, m in parts)
-        else:
-            metrics[name] = sum(n * m[name].item() for n, m in parts) / count
-    return metrics

@@ -33,6 +33,19 @@ from theory.streams import derive_seed, stream
 
 
 @dataclass(frozen=True)
+class Collected:
+    """The rollouts of one global step, their rewards, and how many draws they took (metrics).
+
+    `predictor` is the W_p that mu's gates held, where it is no longer the learner's (one step off); None: it still is.
+    """
+
+    rollouts: Rollouts
+    rewards_PG: Float[Tensor, "P G"]
+    metrics: dict[str, float]
+    predictor: dict[int, Float[Tensor, "D E"]] | None = None
+
+
+@dataclass(frozen=True)
 class StepResult:
     """What one global step produced: registered metrics, and the data behind them (for traces)."""
 
@@ -65,10 +78,17 @@ def global_step(
 
     Raises ValueError where the mode replays experts and the rollout engine recorded none.
     """
-    rollouts, rewards_PG, metrics = collect(step, algorithm, rollout, task, seed)
-    old = old_pass(step, algorithm, learner, rollouts, seed)
+    result = learn(step, algorithm, learner, collect(step, algorithm, rollout, task, seed), seed)
+    hand_over(algorithm, rollout, learner, version=step + 1)
+    return result
+
+
+def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: Collected, seed: int) -> StepResult:
+    """The part of a global step that trains: old pass, then N gradient passes; the engines keep their weights."""
+    rollouts, rewards_PG = collected.rollouts, collected.rewards_PG
+    old = old_pass(step, algorithm, learner, collected, seed)
     rewards_B = rewards_PG.reshape(-1)
-    metrics |= rollout_metrics(rollouts, rewards_B, algorithm.max_tokens)
+    metrics = collected.metrics | rollout_metrics(rollouts, rewards_B, algorithm.max_tokens)
     metrics |= old_pass_metrics(rollouts, old.scores, algorithm.passes)
     advantages_B = ADVANTAGES[algorithm.objective.advantage](rewards_PG).reshape(-1)
 
@@ -83,7 +103,6 @@ def global_step(
         None if old.cached is None else old.cached.select(order),
         None if old.cached_logits is None else old.cached_logits.select(order),
     )
-    hand_over(algorithm, rollout, learner, version=step + 1)
     return StepResult(metrics, rollouts, rewards_B, old.scores)
 
 
@@ -95,9 +114,7 @@ def hand_over(algorithm: Algorithm, rollout: RolloutEngine, learner: TrainingEng
     rollout.load_weights(tensors, version)
 
 
-def collect(
-    step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task, seed: int
-) -> tuple[Rollouts, Float[Tensor, "P G"], dict[str, float]]:
+def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task, seed: int) -> Collected:
     """P groups of G responses with their rewards, and how many draws they took.
 
     Dynamic sampling (DAPO, as in R3 sec. 5.1) draws further prompts until P groups have mixed rewards or the rounds are
@@ -127,12 +144,13 @@ def collect(
     groups = (mixed + uniform)[:P]
     kept = sum(int(keep_mixed_groups(rewards_G[None])[0]) for _, rewards_G in groups)
     metrics = {"sampling/rounds": float(drawn), "sampling/kept_group_fraction": kept / P}
-    return Rollouts.concat([g for g, _ in groups]), torch.stack([rewards_G for _, rewards_G in groups]), metrics
+    rewards_PG = torch.stack([rewards_G for _, rewards_G in groups])
+    return Collected(Rollouts.concat([g for g, _ in groups]), rewards_PG, metrics)
 
 
-def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, rollouts: Rollouts, seed: int) -> OldPass:
+def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: Collected, seed: int) -> OldPass:
     """Scores the rollouts with `old`, and settles how the gradient passes will route."""
-    passes = algorithm.passes
+    passes, rollouts = algorithm.passes, collected.rollouts
     if algorithm.mode != "none" and rollouts.experts is None:
         raise ValueError(f"replay mode {algorithm.mode} needs experts recorded by the rollout engine, got none")
     predictor = learner.predictor_weights()
@@ -149,7 +167,8 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, rollouts:
     cached_logits, teacher = scores.features, None
     if passes.rollout == "predicted" and rollouts.features is not None:
         # The engine's gate is folded: its logits are p_old + h W_p, with the W_p that it was handed.
-        cached_logits, teacher = rollouts.features, rollouts.features.minus_bias(predictor)
+        handed = predictor if collected.predictor is None else collected.predictor
+        cached_logits, teacher = rollouts.features, rollouts.features.minus_bias(handed)
     elif passes.old == "predicted" and scores.features is not None:
         cached_logits, teacher = scores.features.plus_bias(predictor), scores.features
     if passes.gradient == "natural":

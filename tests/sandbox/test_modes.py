@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -111,13 +112,14 @@ def predicting(mode: str):
         parameter.data.normal_(0, 0.2, generator=stream(0, "predictor", number))
     rollout = worlds.rollout_engine("exact", weights)
     hand_over(algorithm, rollout, trainer, version=0)
-    rollouts, _, _ = collect(0, algorithm, rollout, worlds.EvenTokens(), seed=1)
-    return algorithm, trainer, rollouts
+    collected = collect(0, algorithm, rollout, worlds.EvenTokens(), seed=1)
+    return algorithm, trainer, collected
 
 
 def test_pr3_samples_by_the_predicted_route():
     """mu, handed W + W_p, chooses and weighs experts as the predicted pass does, not naturally (Pr2 Eq. 22 and 23)."""
-    _, trainer, rollouts = predicting("Pr3")
+    _, trainer, collected = predicting("Pr3")
+    rollouts = collected.rollouts
     predictor = trainer.predictor_weights()
     predicted = trainer.score(rollouts, PassRouting("predicted", gates="predicted", predictor=predictor))
     natural = trainer.score(rollouts, PassRouting("natural"))
@@ -135,8 +137,8 @@ def test_pr3_learns_from_unbiased_logits():
 
     In the first layer hidden states do not depend on routes, so there both are known from the old pass's live logits.
     """
-    algorithm, trainer, rollouts = predicting("Pr3")
-    old = old_pass(0, algorithm, trainer, rollouts, seed=1)
+    algorithm, trainer, collected = predicting("Pr3")
+    old = old_pass(0, algorithm, trainer, collected, seed=1)
     live_FE = old.scores.features.logits[:, 0]
     bias_FE = old.scores.features.hidden[:, 0] @ trainer.predictor_weights()[0]
     # Logits of size 1 after two float32 roundings in other orders.
@@ -145,10 +147,23 @@ def test_pr3_learns_from_unbiased_logits():
     assert bias_FE.abs().mean() > 0.1
 
 
+def test_one_step_off_unbiases_by_the_predictor_that_mu_held():
+    """Where W_p has moved since the rollout, the teacher's p_old is the engine's logits less the W_p of its gates."""
+    algorithm, trainer, collected = predicting("Pr3")
+    held = trainer.predictor_weights()
+    expected = old_pass(0, algorithm, trainer, collected, seed=1).teacher.logits
+    for parameter in trainer.predictor.parameters.values():
+        parameter.data.mul_(3.0)
+    moved = old_pass(0, algorithm, trainer, replace(collected, predictor=held), seed=1)
+    forgotten = old_pass(0, algorithm, trainer, collected, seed=1)
+    assert torch.equal(moved.teacher.logits, expected)
+    assert (forgotten.teacher.logits - expected).abs().max() > 0.1
+
+
 def test_pr2_learns_from_unbiased_logits_and_caches_the_predicted_route():
     """Pr2's old pass uses top-k of p_old + h W_p, teaches from p_old, and judges the cached route by the sum."""
-    algorithm, trainer, rollouts = predicting("Pr2")
-    old = old_pass(0, algorithm, trainer, rollouts, seed=1)
+    algorithm, trainer, collected = predicting("Pr2")
+    old = old_pass(0, algorithm, trainer, collected, seed=1)
     assert torch.equal(old.gradient.record.experts, old.scores.experts.experts)
     assert not torch.equal(old.scores.experts.experts, old.scores.natural.experts)
     assert torch.equal(old.teacher.logits, old.scores.features.logits)

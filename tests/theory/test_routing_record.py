@@ -223,6 +223,20 @@ def test_layers_of_a_stage_are_those_columns() -> None:
     assert part.layer_numbers == (2, 5)
     assert torch.equal(part.experts, record.experts[:, [1, 2]])
 
+    assert record.layers([]).experts.shape == (len(record.experts), 0, record.num_slots)
+    with pytest.raises(ValueError, match="got layer 3"):
+        record.layers([3])
+
+
+@given(seed=st.integers(0, 999), num_tokens=sizes, width=st.integers(1, 4))
+def test_windows_partition_every_response(seed: int, num_tokens: list[int], width: int) -> None:
+    """Windows of equal width hold each response's rows once and in order, as sequence-parallel ranks share them."""
+    record = RoutingRecord.pack(draw_payloads(seed, num_tokens, 3, 2, 9), num_tokens, LAYERS, 9)
+    windows = [record.window(start, start + width) for start in range(0, max(num_tokens), width)]
+    for b in range(len(record)):
+        assert torch.equal(torch.cat([w.rows(b) for w in windows]), record.rows(b))
+        assert [len(w.rows(b)) <= width for w in windows] == [True] * len(windows)
+
 
 # -- features
 

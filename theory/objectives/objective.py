@@ -8,6 +8,7 @@ and App. A, Pr2 (2606.00395) Eq. 10, 11 and 14.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -218,4 +219,22 @@ def _require_shapes(
         raise ValueError(f"advantages_B: expected shape {shape[:1]}, got {tuple(advantages_B.shape)}")
 
 
-__all__ = ["Objective", "ObjectiveOutput"]
+def combine_metrics(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> dict[str, float]:
+    """The metrics of a mini-batch from those of its parts, each with its number of response tokens.
+
+    Token means combine by their token counts (Objective's metrics are token means); maxima stay maxima.
+    Raises ValueError where there are no response tokens at all.
+    """
+    count = sum(n for n, _ in parts)
+    if count == 0:
+        raise ValueError("expected at least 1 response token in the parts together, got 0")
+    metrics: dict[str, float] = {}
+    for name in parts[0][1]:
+        if name.endswith("_max"):
+            metrics[name] = max(m[name].item() for _, m in parts)
+        else:
+            metrics[name] = sum(n * m[name].item() for n, m in parts) / count
+    return metrics
+
+
+__all__ = ["Objective", "ObjectiveOutput", "combine_metrics"]

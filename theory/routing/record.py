@@ -156,8 +156,18 @@ class RoutingRecord:
 
     def layers(self, numbers: Sequence[int]) -> RoutingRecord:
         """The record at these layers only, as one pipeline stage needs it."""
-        columns = [self.layer(n) for n in sorted(numbers)]
-        return RoutingRecord(torch.stack(columns, 1), self.offsets, tuple(sorted(numbers)), self.num_experts)
+        for number in numbers:
+            self.layer(number)
+        columns = [self.layer_numbers.index(n) for n in sorted(numbers)]
+        return RoutingRecord(self.experts[:, columns], self.offsets, tuple(sorted(numbers)), self.num_experts)
+
+    def window(self, start: int, stop: int) -> RoutingRecord:
+        """Rows [start, stop) of each response, as a sequence-parallel rank needs them; fewer where it ends before."""
+        if not 0 <= start <= stop:
+            raise ValueError(f"expected 0 <= start <= stop, got [{start}, {stop})")
+        parts = [self.rows(b)[start:stop] for b in range(len(self))]
+        offsets = offsets_of([len(p) for p in parts]).to(self.offsets.device)
+        return RoutingRecord(torch.cat([self.experts[:0], *parts]), offsets, self.layer_numbers, self.num_experts)
 
     def padded(self, width: int) -> Int[Tensor, "B width L K"]:
         """The rows of each response, then -1 up to `width`."""

@@ -140,23 +140,41 @@ class RoutingPass:
         Gradients reach the logits through the weights; with predicted gates also the router's input through h W_p.
         Raises LedgerError outside the context, for a layer that the record or predictor lacks, for a second use.
         """
+        experts_NK = self.choose(layer_number, hidden_ND, logits_NE, num_slots, gate, selection_bias_E)
+        weighed_NE = self.weighed_logits(layer_number, hidden_ND, logits_NE)
+        return experts_NK, gates.weigh(weighed_NE, experts_NK, gate).to(logits_NE.dtype)
+
+    def choose(
+        self,
+        layer_number: int,
+        hidden_ND: Float[Tensor, "N D"],
+        logits_NE: Float[Tensor, "N E"],
+        num_slots: int,
+        gate: Gate,
+        selection_bias_E: Float[Tensor, " E"] | None = None,
+    ) -> Int[Tensor, "N K"]:
+        """The experts of `route`, entered in the ledger, for a model that weighs them itself; `logits_NE` are live."""
         self._check_use(layer_number, logits_NE, num_slots)
-        weighed_NE = choosing_NE = logits_NE
-        if self.routing.source == "predicted":
-            choosing_NE = predictive_logits(logits_NE, hidden_ND, self.routing.predictor[layer_number])
-            weighed_NE = choosing_NE if self.routing.gates == "predicted" else logits_NE
         if self._recomputed is not None:
             self._recomputed.add(layer_number)
-            experts_NK = self._experts[layer_number].to(torch.int64)
-        else:
-            natural_NK = gates.select(logits_NE, num_slots, gate, selection_bias_E)
-            experts_NK = natural_NK
-            if self.routing.source == "predicted":
-                experts_NK = gates.select(choosing_NE, num_slots, gate, selection_bias_E)
-            elif self.routing.record is not None:
-                experts_NK = self._replayed(self.routing.record.layer(layer_number), natural_NK)
-            self._enter_in_ledger(layer_number, experts_NK, natural_NK, hidden_ND, logits_NE)
-        return experts_NK, gates.weigh(weighed_NE, experts_NK, gate).to(logits_NE.dtype)
+            return self._experts[layer_number].to(torch.int64)
+        natural_NK = gates.select(logits_NE, num_slots, gate, selection_bias_E)
+        experts_NK = natural_NK
+        if self.routing.source == "predicted":
+            choosing_NE = predictive_logits(logits_NE, hidden_ND, self.routing.predictor[layer_number])
+            experts_NK = gates.select(choosing_NE, num_slots, gate, selection_bias_E)
+        elif self.routing.record is not None:
+            experts_NK = self._replayed(self.routing.record.layer(layer_number), natural_NK)
+        self._enter_in_ledger(layer_number, experts_NK, natural_NK, hidden_ND, logits_NE)
+        return experts_NK
+
+    def weighed_logits(
+        self, layer_number: int, hidden_ND: Float[Tensor, "N D"], logits_NE: Float[Tensor, "N E"]
+    ) -> Float[Tensor, "N E"]:
+        """The logits that weights come from: p + h W_p where gates are predicted (Pr2 Eq. 6), else the live ones."""
+        if self.routing.gates == "live":
+            return logits_NE
+        return predictive_logits(logits_NE, hidden_ND, self.routing.predictor[layer_number])
 
     def _check_use(self, layer_number: int, logits_NE: Tensor, num_slots: int) -> None:
         N, E = logits_NE.shape
