@@ -1,0 +1,1 @@
+"""One inference engine: vLLM behind theory's RolloutEngine, with routes, features and pushed weights."""

@@ -1,0 +1,309 @@
+"""vLLM as a RolloutEngine: an engine core in this process, weights pushed into it, tokens, log-probs and routes out.
+
+Nothing is read from a checkpoint: the engine starts on config.json with unset weights and takes them as the training
+engine exports them, quantised on the way.
+
+Extra letters: F feature rows of all responses together.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from scaled.config import RolloutBlock
+from scaled.model_shape import load_shape
+from scaled.vllm_engine import environment, routes
+from scaled.vllm_engine.quantize import DTYPES, check_precision, choose_kernels, quantised, quantization_config
+from scaled.vllm_engine.requests import OPTIONS, Request, check_tokens, sampling_params, scoring_params
+from scaled.vllm_engine.weight_names import check_weights, weight_shapes
+from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
+from theory.routing.features import RouterFeatures
+from theory.routing.record import RoutingRecord, offsets_of
+
+BUCKET_BYTES = 256 * 2**20  # weights go to the workers in parts of this size
+LOWEST_TEMPERATURE = 0.01  # below it, other than at 0, vLLM's SamplingParams takes this one
+CPU_BLOCK = 32  # the smallest cache block of vLLM's CPU attention: the finest prefixes that can be shared
+
+
+class VllmEngine:
+    """RolloutEngine over vLLM. `routes` says whose routes it returns, `kernels` how it computes with weights in fewer
+    bits, `logprobs_mode` of which distribution logp_mu is.
+
+    logp_mu is of the model's distribution at temperature 1, untruncated (`raw_logprobs`); where rollout.top_p or top_k
+    truncate it is of what was sampled from, temperature included and renormalised (`processed_logprobs`).
+    `features_under_graphs` is needed for sampling.num_features > 0 where rollout.enforce_eager is false, as graphs are
+    captured once. One engine a process at a time; `close()` ends it. `timeout_s` may be changed between calls.
+    """
+
+    def __init__(
+        self,
+        shape_folder: Path,
+        rollout: RolloutBlock,
+        stop_token: int | None,
+        *,
+        features_under_graphs: bool = False,
+    ):
+        self.shape = load_shape(shape_folder)
+        environment.prepare()
+        from vllm.platforms import current_platform
+
+        self._is_cpu = current_platform.is_cpu()
+        self.kernels = choose_kernels(rollout.precision, self._is_cpu)
+        check_precision(self.shape, rollout, self.kernels, self._is_cpu)
+        if rollout.max_model_len > self.shape.max_positions:
+            raise ValueError(
+                f"rollout.max_model_len: expected at most max_position_embeddings = {self.shape.max_positions}, "
+                f"got {rollout.max_model_len}"
+            )
+        self.routes: Literal["official", "capture"] = environment.choose_routes(rollout.routes)
+        self.timeout_s = rollout.timeout_s
+        self.version = -1
+        self.num_packed_layers = 0
+        self._rollout, self._stop_token = rollout, stop_token
+        self._has_graph_features = features_under_graphs
+        self._expected = weight_shapes(self.shape)
+        self._num_requests = 0
+        self._abort = threading.Event()
+        self._folder = Path(tempfile.mkdtemp(prefix="firstorder-vllm-"))
+        try:
+            self._write_config(Path(shape_folder) / "config.json")
+            self._engine = self._start()
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def _write_config(self, source: Path) -> None:
+        fields = json.loads(source.read_text(encoding="utf-8"))
+        quantization = quantization_config(self.shape, self._rollout.precision, self.kernels)
+        if quantization is not None:
+            fields["quantization_config"] = quantization
+        (self._folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+
+    def _start(self) -> Any:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        rollout, is_official = self._rollout, self.routes == "official"
+        options = {"capture": not is_official, "features": self._has_graph_features}
+        arguments: dict[str, Any] = {
+            "model": str(self._folder),
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "dtype": str(DTYPES[rollout.precision.compute]).removeprefix("torch."),
+            "kv_cache_dtype": "auto" if rollout.precision.kv_cache == "same" else "fp8",
+            "logprobs_mode": self.logprobs_mode,
+            "tensor_parallel_size": rollout.tensor_parallel,
+            "max_model_len": rollout.max_model_len,
+            "max_num_seqs": rollout.max_num_seqs,
+            "max_num_batched_tokens": rollout.max_num_batched_tokens,
+            "enable_chunked_prefill": True,
+            # vLLM returns routes only with its prefix cache; a request can be told not to read it.
+            "enable_prefix_caching": rollout.prefix_caching or is_official,
+            "enforce_eager": rollout.enforce_eager,
+            "worker_cls": "scaled.vllm_engine.worker.RolloutWorker",
+            "additional_config": {OPTIONS: options},
+            "disable_log_stats": True,
+            "seed": 0,  # of vLLM's own generators, which no request of ours draws from
+        }
+        if is_official:
+            arguments["enable_return_routed_experts"] = True
+        if self._is_cpu:
+            arguments["kv_cache_memory_bytes"] = int(rollout.kv_cache_gib * 2**30)
+            if self.shape.latent_attention is None:
+                arguments["block_size"] = CPU_BLOCK
+        else:
+            arguments |= {"gpu_memory_utilization": rollout.gpu_memory_utilization, "enable_sleep_mode": True}
+        return LLMEngine.from_engine_args(EngineArgs(**arguments))
+
+    @property
+    def logprobs_mode(self) -> Literal["raw_logprobs", "processed_logprobs"]:
+        """Whether logp_mu is the model's (raw) or that of the truncated, tempered distribution (processed)."""
+        is_truncated = self._rollout.top_p < 1 or self._rollout.top_k > 0
+        return "processed_logprobs" if is_truncated else "raw_logprobs"
+
+    # Weights
+
+    def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        """Takes all weights under their Hugging Face names, one tensor an expert; later responses carry `version`.
+
+        They are held until all have come, and compared with the model before the engine is touched: ValueError names
+        what is missing, unexpected, repeated or misshapen. What was cached of the old weights is forgotten.
+        """
+        given: dict[str, Tensor] = {}
+        repeated: list[str] = []
+        for name, tensor in named_tensors:
+            repeated += [name] if name in given else []
+            given[name] = tensor
+        check_weights(given, repeated, self._expected)
+        self.version = -1  # until the push is whole there are no weights to sample from
+        in_order = ((name, given.pop(name)) for name in self._expected)
+        self._call("begin_push")
+        for part in _buckets(quantised(in_order, self._rollout.precision, self.kernels), BUCKET_BYTES):
+            self._call("push", part)
+        self.num_packed_layers = self._call("finish_push")
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM did not reset its prefix cache: requests are still running")
+        self.version = version
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """The first rank's answer to a call of all workers."""
+        return self._engine.collective_rpc(method, args=arguments)[0]
+
+    # Generation
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
+        """`num_responses` responses a prompt, adjacent; response b draws from its own seed, number first_response + b.
+
+        Law: two calls over parts of the prompts, numbered on, equal one call over all (in fp32, where the batch
+        changes no bits). A prompt may hold earlier responses (multi-turn). A response that `abort` cut short keeps its
+        tokens and says so. Raises ValueError for a prompt that the engine cannot hold, RuntimeError without weights,
+        and TimeoutError, after aborting all, if no token comes for `timeout_s`.
+        """
+        self._check_ready(sampling)
+        longest = self._rollout.max_model_len - 1
+        check_tokens([p.tokens for p in prompts], "prompts", longest, self.shape.vocab_size)
+        requests = [Request(prompt) for prompt in prompts for _ in range(sampling.num_responses)]
+        with_features = sampling.num_features > 0
+        self._call("start_recording", with_features, self._has_graph_features)
+        by_name = {}
+        for b, request in enumerate(requests):
+            params = sampling_params(sampling, self._rollout, self._stop_token, first_response + b)
+            by_name[self._add(request, params)] = request
+        self._run(by_name)
+        responses = tuple(request.response(self.version) for request in requests)
+        num_rows = {q.name: r.num_tokens - 1 for q, r in zip(requests, responses, strict=True)}
+        recorded = self._call("take_recorded", num_rows, with_features)
+        features = self._features(requests, recorded) if with_features else None
+        return Rollouts(responses, self._record(requests, recorded, num_rows), features)
+
+    def _check_ready(self, sampling: Sampling) -> None:
+        if self.version < 0:
+            raise RuntimeError("generate: expected weights to have been loaded, got none since the start, wake or push")
+        if 0 < sampling.temperature < LOWEST_TEMPERATURE and self._rollout.tensor_parallel > 1:
+            raise ValueError(
+                f"sampling.temperature: expected 0 or at least {LOWEST_TEMPERATURE} with rollout.tensor_parallel above "
+                f"1 (vLLM raises what it hands to other processes to that), got {sampling.temperature}"
+            )
+        if sampling.num_features > 0 and not self._rollout.enforce_eager and not self._has_graph_features:
+            raise ValueError(
+                f"sampling.num_features: expected 0 with rollout.enforce_eager false, unless the engine is made with "
+                f"features_under_graphs, got {sampling.num_features}"
+            )
+
+    def _add(self, request: Request, params: Any) -> str:
+        """Hands the request in; vLLM's outputs carry the name returned, its workers know request.name."""
+        self._num_requests += 1
+        name = str(self._num_requests)
+        prompt = {"prompt_token_ids": list(request.prompt.tokens)}
+        request.name = self._engine.add_request(name, prompt, params)
+        return name
+
+    def _run(self, requests: dict[str, Request]) -> None:
+        """Steps until all requests have ended, or `abort` was called, or no token came for `timeout_s`."""
+        self._abort.clear()
+        last_progress = time.monotonic()
+        try:
+            while self._engine.has_unfinished_requests() and not self._abort.is_set():
+                outputs = self._engine.step()
+                for output in outputs:
+                    requests[output.request_id].add(output)
+                if outputs:
+                    last_progress = time.monotonic()
+                elif time.monotonic() - last_progress > self.timeout_s:
+                    raise TimeoutError(
+                        f"rollout.timeout_s: no token for {self.timeout_s} s with "
+                        f"{sum(not r.finish for r in requests.values())} of {len(requests)} requests unfinished"
+                    )
+        finally:
+            self._engine.abort_request([r.name for r in requests.values() if not r.finish], internal=True)
+
+    def abort(self) -> None:
+        """Ends the running `generate` after its present step, from another thread; it returns what it has."""
+        self._abort.set()
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[Float[Tensor, " T"]]:
+        """log mu of tokens 1.. of each sequence, in nats: raw, at temperature 1 and untruncated. Errors as `generate`."""
+        self._check_ready(Sampling(max_tokens=1))
+        check_tokens(sequences, "sequences", self._rollout.max_model_len - 1, self.shape.vocab_size)
+        self._call("start_recording", False, self._has_graph_features)
+        requests = [Request(Prompt(str(i), tuple(tokens), "")) for i, tokens in enumerate(sequences)]
+        self._run({self._add(request, scoring_params()): request for request in requests})
+        return [torch.tensor(request.prompt_logp, dtype=torch.float32) for request in requests]
+
+    # Routes and features
+
+    def _record(self, requests: Sequence[Request], recorded: Any, num_rows: dict[str, int]) -> RoutingRecord:
+        num_tokens = [rows + 1 for rows in num_rows.values()]
+        if self.routes == "official":
+            lost = (self.shape.num_layers, self.shape.experts_per_token)
+            rows = [
+                routes.unknown(num_rows[r.name], *lost) if r.routes is None else routes.joined(r.routes)
+                for r in requests
+            ]
+        else:
+            rows = [routes.joined(recorded["routes"][request.name]) for request in requests]
+        return routes.record(rows, num_tokens, self.shape)
+
+    def _features(self, requests: Sequence[Request], recorded: Any) -> RouterFeatures | None:
+        """The features of all responses; None where every one was aborted before its first token."""
+        taken = [recorded["features"][request.name] for request in requests]
+        found = [part for part in taken if part is not None]
+        if not found:
+            return None
+        rows, hidden, logits = zip(*found, strict=True)
+        return RouterFeatures(
+            rows=torch.cat(rows),
+            offsets=offsets_of([0 if part is None else len(part[0]) for part in taken]),
+            hidden=torch.cat(hidden),
+            logits=torch.cat(logits),
+            layer_numbers=recorded["feature_layers"],
+        )
+
+    # Sharing a GPU
+
+    def sleep(self) -> None:
+        """Gives the GPU's memory back, weights and cache; weights have to be pushed after `wake`. Nothing on a CPU."""
+        self.version = -1
+        if not self._is_cpu:
+            self._engine.sleep(level=2)
+
+    def wake(self) -> None:
+        """Takes the GPU's memory again. Nothing on a CPU."""
+        if not self._is_cpu:
+            self._engine.wake_up()
+
+    def close(self) -> None:
+        """Ends the engine and frees its memory, so that this process may start another."""
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self._engine.engine_core.shutdown()
+        del self._engine
+        gc.collect()
+        cleanup_dist_env_and_memory()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _buckets(named_tensors: Iterable[tuple[str, Tensor]], size: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """The tensors in lists of `size` bytes, or of one larger tensor."""
+    part: list[tuple[str, Tensor]] = []
+    num_bytes = 0
+    for name, tensor in named_tensors:
+        if part and num_bytes + tensor.nbytes > size:
+            yield part
+            part, num_bytes = [], 0
+        part.append((name, tensor))
+        num_bytes += tensor.nbytes
+    if part:
+        yield part

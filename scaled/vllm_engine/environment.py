@@ -1,0 +1,39 @@
+"""What vLLM reads from the environment, set before it is imported (what a user has set stays), and the route to the experts."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+DEFAULTS = {
+    "VLLM_LOGGING_LEVEL": "ERROR",  # it warns of the tokenizer that it is told not to load
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def prepare() -> None:
+    """Sets the environment of this process; the engine core must run in it, as routes and weights pass by reference."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+
+def choose_routes(asked: Literal["auto", "official", "capture"]) -> Literal["official", "capture"]:
+    """Which route to the routed experts the next engine takes, and the model runner that it needs.
+
+    vLLM's own return path lives in its second model runner, which needs Triton; our capture lives in the first. Raises
+    ValueError for `official` where there is no Triton. On a CPU `auto` is `capture`, as there Triton is an interpreter
+    at best.
+    """
+    from vllm.platforms import current_platform
+    from vllm.triton_utils import HAS_TRITON
+
+    if asked == "official" and not HAS_TRITON:
+        raise ValueError(
+            f"rollout.routes: official needs a Triton that runs on this platform ({current_platform.device_type}), "
+            "got none; use capture"
+        )
+    is_official = asked == "official" or (asked == "auto" and HAS_TRITON and not current_platform.is_cpu())
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(is_official))
+    return "official" if is_official else "capture"

@@ -1,0 +1,205 @@
+"""Weights into the rollout engine's precision, tensor by tensor on the way into the engine.
+
+Linear weights become e4m3 in blocks of 128 x 128, or int8 with a scale a channel; gates, embeddings, norms, the head and
+the low-rank compressions of latent attention stay in the compute type, as a route or a softmax is decided there. Where
+the machine has no kernels for them, the weights are rounded to that grid and handed over in the compute type.
+
+Extra letters: O, I output and input width of a weight; o, i their numbers of blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor
+
+from scaled.config import PrecisionBlock, RolloutBlock
+from scaled.model_shape import ModelShape
+
+BLOCK = 128
+FP8_MAX = 448.0  # the largest finite e4m3fn value
+INT8_MAX = 127.0
+CPU_MULTIPLE = 32  # of the grouped matmul of vLLM's CPU backend
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
+Kernels = Literal["native", "rounded"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# DeepSeek's compressions to a low rank: vLLM fuses them into one matrix whose width is no multiple of a block.
+UNQUANTISED = ("kv_a_proj_with_mqa", "q_a_proj")
+
+
+def is_quantised(name: str) -> bool:
+    """Whether the weight of this Hugging Face name is stored in fewer bits where `precision.weights` asks for it."""
+    module = name.removesuffix(".weight").rsplit(".", 1)[-1]
+    return name.endswith("_proj.weight") and module not in UNQUANTISED
+
+
+def quantised(
+    named_tensors: Iterable[tuple[str, Tensor]], precision: PrecisionBlock, kernels: Kernels
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that the engine's checkpoint format has for these weights, one weight at a time.
+
+    native fp8_block: `weight` e4m3 and `weight_scale_inv` fp32; native int8: `weight` and `weight_scale` fp32; rounded,
+    and all that is not quantised: the compute type. A router's selection bias stays as it is: it is added in fp32.
+    """
+    dtype = DTYPES[precision.compute]
+    for name, tensor in named_tensors:
+        if precision.weights == "same" or not is_quantised(name):
+            yield name, tensor if name.endswith("e_score_correction_bias") else tensor.to(dtype)
+            continue
+        is_fp8 = precision.weights == "fp8_block"
+        weight_OI, scale = block_fp8(tensor) if is_fp8 else channel_int8(tensor)
+        if kernels == "rounded":
+            yield name, dequantised(weight_OI, scale).to(dtype)
+        else:
+            yield name, weight_OI
+            yield name + ("_scale_inv" if is_fp8 else "_scale"), scale
+
+
+def block_fp8(weight_OI: Float[Tensor, "O I"]) -> tuple[Tensor, Float[Tensor, "o i"]]:
+    """e4m3 values q and fp32 scales s with weight ~ q s in each block of 128 x 128; s = max |block| / 448.
+
+    |w - q s| <= 2^-4 |w| where |q| >= 2^-6, else 2^-10 s: half a unit of e4m3's 3 fraction bits. A block of zeros has
+    scale 1. Raises ValueError where a width is no multiple of 128.
+    """
+    O, I = weight_OI.shape
+    if O % BLOCK or I % BLOCK:
+        raise ValueError(f"fp8_block: expected widths in multiples of {BLOCK}, got {O} x {I}")
+    blocks_oBiB = weight_OI.float().view(O // BLOCK, BLOCK, I // BLOCK, BLOCK)
+    scale_oi = _positive(blocks_oBiB.abs().amax((1, 3)) / FP8_MAX)
+    weight = (blocks_oBiB / scale_oi[:, None, :, None]).view(O, I).to(torch.float8_e4m3fn)
+    return weight, scale_oi
+
+
+def channel_int8(weight_OI: Float[Tensor, "O I"]) -> tuple[Int8[Tensor, "O I"], Float[Tensor, "O 1"]]:
+    """int8 values q and fp32 scales s with weight ~ q s in each row; s = max |row| / 127, so |w - q s| <= s / 2.
+
+    A row of zeros has scale 1.
+    """
+    weight_OI = weight_OI.float()
+    scale_O1 = _positive(weight_OI.abs().amax(1, keepdim=True) / INT8_MAX)
+    return (weight_OI / scale_O1).round().to(torch.int8), scale_O1
+
+
+def _positive(scale: Tensor) -> Tensor:
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def dequantised(weight_OI: Tensor, scale: Tensor) -> Float[Tensor, "O I"]:
+    """What the engine computes with: q s in fp32, from either format."""
+    if weight_OI.dtype == torch.int8:
+        return weight_OI.float() * scale
+    return weight_OI.float() * scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+
+
+def choose_kernels(precision: PrecisionBlock, is_cpu: bool) -> Kernels:
+    """Whether weights in fewer bits go into vLLM's own kernels (native) or are rounded to their grid.
+
+    vLLM's CPU kernels of fp8_block and int8, and its fp8 key-value cache, are there on some CPUs alone: ValueError says
+    which instructions are missing, where `native` or an fp8 cache was asked for.
+    """
+    has_amx, has_avx512 = torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_supported()
+    if is_cpu and precision.kv_cache == "fp8" and not (has_amx or has_avx512):
+        raise ValueError("rollout.precision.kv_cache: fp8 needs a GPU, or a CPU with AVX-512; use same")
+    if precision.weights == "same":
+        return "native"
+    if precision.kernels == "rounded":
+        return "rounded"
+    if is_cpu and not has_amx:
+        if precision.kernels == "native":
+            raise ValueError(
+                f"rollout.precision.kernels: native {precision.weights} needs a GPU, or a CPU with AMX; use rounded"
+            )
+        return "rounded"
+    return "native"
+
+
+def quantization_config(shape: ModelShape, precision: PrecisionBlock, kernels: Kernels) -> dict[str, Any] | None:
+    """config.json's quantization_config for this precision; None where weights are in the compute type."""
+    if kernels == "rounded":
+        return None
+    gates = [f"model.layers.{n}.mlp.gate" for n in shape.moe_layers]
+    latent = [] if shape.latent_attention is None else [
+        f"model.layers.{n}.self_attn.{name}"
+        for n in range(shape.num_layers)
+        for name in (*UNQUANTISED, "fused_qkv_a_proj")
+    ]
+    kept = ["lm_head", *gates, *latent]
+    if precision.weights == "fp8_block":
+        return {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [BLOCK, BLOCK],
+            "modules_to_not_convert": kept,
+        }
+    if precision.weights == "int8":
+        numbers = {"num_bits": 8, "type": "int", "symmetric": True}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "quantization_status": "compressed",
+            "ignore": kept,
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {**numbers, "strategy": "channel", "dynamic": False},
+                    "input_activations": {**numbers, "strategy": "token", "dynamic": True},
+                }
+            },
+        }
+    return None
+
+
+def check_precision(shape: ModelShape, rollout: RolloutBlock, kernels: Kernels, is_cpu: bool) -> None:
+    """Raises ValueError, naming what to change, where vLLM's kernels cannot hold this model in this precision."""
+    precision, tp = rollout.precision, rollout.tensor_parallel
+    if precision.weights == "fp8_block" and kernels == "native" and precision.compute == "fp32":
+        raise ValueError("rollout.precision.compute: expected bf16 or fp16 with native fp8_block weights, got fp32")
+    if shape.num_heads % tp:
+        raise ValueError(f"rollout.tensor_parallel: expected a divisor of the {shape.num_heads} heads, got {tp}")
+    widths = _widths(shape, tp)
+    if precision.weights == "fp8_block":
+        for label, width in widths.items():
+            if width % BLOCK:
+                raise ValueError(
+                    f"rollout.precision.weights: fp8_block needs widths in multiples of {BLOCK}, got {label} = {width} "
+                    f"at rollout.tensor_parallel = {tp}; use int8 or same, or fewer GPUs an engine"
+                )
+    if not is_cpu:
+        return
+    for label in ("hidden_size", "expert_size / tensor_parallel"):
+        if widths[label] % CPU_MULTIPLE:
+            raise ValueError(
+                f"config.json: vLLM on a CPU needs {label} in multiples of {CPU_MULTIPLE}, got {widths[label]}"
+            )
+    if shape.latent_attention is None and shape.head_dim not in CPU_HEAD_SIZES:
+        raise ValueError(f"config.json: vLLM on a CPU needs head_dim in {CPU_HEAD_SIZES}, got {shape.head_dim}")
+
+
+def _widths(shape: ModelShape, tp: int) -> dict[str, int]:
+    """Widths of the quantised weights as one GPU holds them."""
+    widths = {"hidden_size": shape.hidden_size, "expert_size / tensor_parallel": shape.expert_size // tp}
+    latent = shape.latent_attention
+    if latent is None:
+        widths["num_heads x head_dim / tensor_parallel"] = shape.num_heads * shape.head_dim // tp
+        widths["num_kv_heads x head_dim / tensor_parallel"] = max(1, shape.num_kv_heads // tp) * shape.head_dim
+    else:
+        heads = shape.num_heads // tp
+        query_dim = latent.no_position_dim + latent.position_dim
+        widths["num_heads x query head_dim / tensor_parallel"] = heads * query_dim
+        widths["num_heads x (key + value) head_dim / tensor_parallel"] = heads * (
+            latent.no_position_dim + latent.value_dim
+        )
+        widths["num_heads x v_head_dim / tensor_parallel"] = heads * latent.value_dim
+        widths["kv_lora_rank"] = latent.key_value_rank
+        if latent.query_rank is not None:
+            widths["q_lora_rank"] = latent.query_rank
+    if shape.dense_layers:
+        widths["dense_size / tensor_parallel"] = shape.dense_size // tp
+    return widths

@@ -1,0 +1,108 @@
+"""One request and what has come of it so far: vLLM's sampling parameters from theory's, and its deltas gathered.
+
+Kept apart from the engine because an aborted request returns nothing: what it has sampled must have been kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from scaled.config import RolloutBlock
+from theory.contracts import Prompt, Response, Sampling
+from theory.streams import derive_seed
+
+OPTIONS = "firstorder"  # the key of our settings in what vLLM passes to its workers
+
+
+@dataclass
+class Request:
+    """A response in the making; `name` is the engine's own name of it."""
+
+    prompt: Prompt
+    name: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+    prompt_logp: list[float] = field(default_factory=list)
+    finish: str = ""
+    routes: Any = None
+
+    def add(self, output: Any) -> None:
+        """Takes what one engine step sampled. RuntimeError where the engine reports a failure of this request."""
+        completion = output.outputs[0]
+        if output.prompt_logprobs:
+            pairs = zip(self.prompt.tokens[1:], output.prompt_logprobs[1:], strict=True)
+            self.prompt_logp = [logp[token].logprob for token, logp in pairs]
+        if completion.logprobs is not None:
+            new = list(completion.token_ids)
+            self.tokens += new
+            self.logp += [logp[token].logprob for token, logp in zip(new, completion.logprobs, strict=True)]
+        if output.finished:
+            if completion.finish_reason not in ("stop", "length", "abort"):
+                raise RuntimeError(f"prompt {self.prompt.id}: vLLM ended the request with {completion.finish_reason}")
+            self.finish, self.routes = completion.finish_reason, completion.routed_experts
+
+    def response(self, version: int) -> Response:
+        """The response as it stands; one that did not finish was aborted."""
+        return Response(
+            prompt=self.prompt,
+            tokens=torch.tensor(self.tokens, dtype=torch.int64),
+            logp_mu=torch.tensor(self.logp, dtype=torch.float32),
+            is_response=torch.ones(len(self.tokens), dtype=torch.bool),
+            finish=self.finish or "abort",  # type: ignore[arg-type]
+            version=version,
+        )
+
+
+def sampling_params(sampling: Sampling, rollout: RolloutBlock, stop_token: int | None, index: int) -> Any:
+    """vLLM's parameters of response `index`, which draws from derive_seed(sampling.seed, "vllm", index)."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    options: dict[str, Any] = {
+        "num_features": sampling.num_features,
+        "max_rows": sampling.max_tokens,
+        "seed": derive_seed(sampling.seed, "features", index),
+    }
+    params = SamplingParams(
+        max_tokens=sampling.max_tokens,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        seed=derive_seed(sampling.seed, "vllm", index),
+        stop_token_ids=[] if stop_token is None else [stop_token],
+        ignore_eos=True,
+        detokenize=False,
+        logprobs=0,
+        skip_reading_prefix_cache=not rollout.prefix_caching,
+        extra_args={OPTIONS: options} if sampling.num_features > 0 else None,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,  # a deep copy would run the constructor again
+    )
+    # Not in the constructor, which raises a temperature below 0.01 to that.
+    params.temperature = sampling.temperature
+    return params
+
+
+def scoring_params() -> Any:
+    """vLLM's parameters for the log-probabilities of a prompt; one token has to be sampled, and is dropped."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.DELTA
+    )
+
+
+def check_tokens(sequences: Sequence[Sequence[int]], field_name: str, longest: int, vocab_size: int) -> None:
+    """Raises ValueError for a sequence that is empty, longer than the engine holds, or outside the vocabulary."""
+    for i, tokens in enumerate(sequences):
+        if not 1 <= len(tokens) <= longest:
+            raise ValueError(
+                f"{field_name}[{i}]: expected 1 to {longest} tokens (rollout.max_model_len - 1), got {len(tokens)}"
+            )
+        outside = [token for token in tokens if not 0 <= token < vocab_size]
+        if outside:
+            raise ValueError(f"{field_name}[{i}]: expected token ids in [0, {vocab_size}), got {outside[0]}")

@@ -1,0 +1,99 @@
+"""What the vLLM tests run over: a Qwen3-MoE as small as vLLM's CPU kernels take, and engines that hold it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sandbox.checkpoint import save, to_hf
+from sandbox.model import MoE
+from sandbox.model_config import ModelConfig
+from sandbox.training_engine import SandboxTrainingEngine
+from scaled.config import PrecisionBlock, RolloutBlock
+from scaled.vllm_engine.engine import VllmEngine
+from theory.algorithm import OptimizerSettings
+from theory.contracts import Prompt, Rollouts, TokenScores
+from theory.routing.passes import PassRouting
+from theory.streams import stream
+
+VOCABULARY = 64
+STOP = 1
+
+# Raised inside vLLM and torch while vLLM starts; neither is called by us.
+WARNINGS = [
+    "ignore:.torch.distributed.reduce_op. is deprecated:FutureWarning",
+    "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning",
+]
+
+
+def model_config(dense_layers: tuple[int, ...] = (1,)) -> ModelConfig:
+    """Three layers, the middle one dense, so that an expert's layer number is not its place among MoE layers."""
+    return ModelConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=32,
+        num_experts=8,
+        experts_per_token=2,
+        expert_size=128,
+        dense_size=256,
+        dense_layers=dense_layers,
+    )
+
+
+def model(seed: int = 0, dense_layers: tuple[int, ...] = (1,)) -> MoE:
+    """A fresh model whose weights depend on the seed alone."""
+    return MoE(model_config(dense_layers), stream(seed, "vllm-model"))
+
+
+def engine(weights: MoE, folder: Path, precision: PrecisionBlock | None = None, **rollout: Any) -> VllmEngine:
+    """A vLLM engine that holds the model's weights as version 0; float32 unless `precision` says else.
+
+    `folder` gets the model's config.json. The engine must be closed before another is made in this process.
+    """
+    save(weights, folder)
+    settings: dict[str, Any] = {
+        "precision": precision or PrecisionBlock(compute="fp32"),
+        "max_model_len": 256,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 64,
+        "kv_cache_gib": 0.05,
+    }
+    made = VllmEngine(folder, RolloutBlock(**settings | rollout), STOP)
+    made.load_weights(to_hf(weights), version=0)
+    return made
+
+
+def prompts(lengths: tuple[int, ...] = (3, 9, 5, 1, 100, 70), seed: int = 0) -> list[Prompt]:
+    """Prompts within one cache block and over several, within one engine step and over several."""
+    draws = stream(seed, "vllm-prompts")
+    return [
+        Prompt(str(i), tuple(torch.randint(2, VOCABULARY, (length,), generator=draws).tolist()), "")
+        for i, length in enumerate(lengths)
+    ]
+
+
+def trainer_scores(weights: MoE, rollouts: Rollouts, rows: tuple[torch.Tensor, ...] | None = None) -> TokenScores:
+    """The sandbox training engine's naturally routed scores of the rollouts, with features on `rows`."""
+    trainer = SandboxTrainingEngine(weights, OptimizerSettings(learning_rate=1e-3))
+    return trainer.score(rollouts, PassRouting("natural", feature_rows=rows))
+
+
+def abs_diff(weights: MoE, rollouts: Rollouts) -> torch.Tensor:
+    """|logp_mu - logp_old| of every sampled token, in nats."""
+    batch = rollouts.padded()
+    diff_BT = (trainer_scores(weights, rollouts).logp_BT - batch.logp_mu_BT).abs()
+    return diff_BT[batch.is_response_BT]
+
+
+def same(a: Rollouts, b: Rollouts) -> bool:
+    """Whether tokens, log-probs and routes are equal bit for bit."""
+    assert a.experts is not None and b.experts is not None
+    return torch.equal(a.experts.experts, b.experts.experts) and all(
+        torch.equal(x.tokens, y.tokens) and torch.equal(x.logp_mu, y.logp_mu)
+        for x, y in zip(a.responses, b.responses, strict=True)
+    )
