@@ -1,0 +1,126 @@
+"""Checkpoints of a rank's weights, optimiser states, number of updates and predictor, by Megatron's dist_checkpointing.
+
+The folder is in the torch_dist format and independent of the layout: every tensor lies in it whole, under its own name.
+It is written in the ranks' own processes; Megatron's writer would fork processes and leave a manager behind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreSavePlanner,
+    TorchDistSaveShardedStrategy,
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import save as save_pytorch
+
+if TYPE_CHECKING:
+    from scaled.megatron_engine.rank import MegatronRank
+
+# Of Megatron's formats the only one that another tensor or pipeline parallelism can read.
+FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
+
+
+class _InProcess(TorchDistSaveShardedStrategy):
+    """Megatron's torch_dist format, written by torch's own writer in this process."""
+
+    def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str | Path) -> None:
+        translated, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
+        planner = MCoreSavePlanner(dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False)
+        writer = FileSystemWriter(str(checkpoint_dir), thread_count=1)
+        save_pytorch(mcore_to_pyt_state_dict(translated, False), storage_writer=writer, planner=planner)
+
+
+def save(rank: MegatronRank, folder: Path) -> None:
+    """Writes the checkpoint into `folder`, which must be empty or absent; a collective.
+
+    Raises ValueError where the folder has something in it.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"expected an empty folder for the checkpoint, got {folder}")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    dist_checkpointing.save(_state(rank, False), str(folder), sharded_strategy=_InProcess("torch_dist", 1))
+    dist.barrier()
+
+
+def load(rank: MegatronRank, folder: Path) -> None:
+    """Takes everything from `folder`, in this layout or another; a collective.
+
+    Raises ValueError where there is no checkpoint, and where it is of another model or mode.
+    """
+    if not (folder / "metadata.json").is_file():
+        raise ValueError(f"expected a checkpoint folder with metadata.json, got {folder}")
+    found = dist_checkpointing.load_common_state_dict(str(folder))
+    _check(rank, found["about"])
+    if rank.predictor is not None:
+        _prepare_predictor(rank, bool(found["predictor_has_stepped"]))
+    state = dist_checkpointing.load(_state(rank, True), str(folder))
+    for number, chunk in enumerate(rank.policy.chunks):
+        chunk.load_state_dict(state[f"model{number}"])
+    rank.optimizer.megatron.load_state_dict(state["optimizer"])
+    rank.num_updates = int(state["num_updates"])
+    if rank.predictor is not None:
+        tensors = {
+            name: tensor.reshape(()) if name.endswith(".step") else tensor for name, tensor in state["predictor"].items()
+        }
+        rank.predictor.trainer.load_state_tensors(tensors)
+
+
+def _about(rank: MegatronRank) -> dict[str, Any]:
+    return {
+        "shape": repr(rank.shape),
+        "precision": rank.training.precision,
+        "distributed_optimizer": rank.training.distributed_optimizer,
+        "has_predictor": rank.predictor is not None,
+    }
+
+
+def _check(rank: MegatronRank, about: dict[str, Any]) -> None:
+    for name, own in _about(rank).items():
+        if about[name] != own:
+            raise ValueError(f"checkpoint does not fit the config: {name}: expected {own}, got {about[name]}")
+
+
+def _state(rank: MegatronRank, is_loading: bool) -> dict[str, Any]:
+    models = {f"model{number}": chunk.sharded_state_dict() for number, chunk in enumerate(rank.policy.chunks)}
+    state: dict[str, Any] = dict(models)
+    whole = models["model0"] if len(models) == 1 else models
+    state["optimizer"] = rank.optimizer.megatron.sharded_state_dict(whole, is_loading=is_loading, metadata=dict(FORMAT))
+    state["num_updates"] = rank.num_updates
+    state["about"] = _about(rank)
+    if rank.predictor is not None:
+        tensors = rank.predictor.trainer.state_tensors()
+        state["predictor"] = {name: _sharded(rank, name, tensor) for name, tensor in tensors.items()}
+        state["predictor_has_stepped"] = any(name.endswith(".step") for name in tensors)
+    return state
+
+
+def _sharded(rank: MegatronRank, name: str, tensor: Tensor) -> ShardedTensor:
+    replica = (0, rank.layout.tp_rank, rank.layout.dp_rank)
+    return ShardedTensor.from_rank_offsets(name, torch.as_tensor(tensor).reshape(tensor.shape or (1,)), replica_id=replica)
+
+
+def _prepare_predictor(rank: MegatronRank, has_stepped: bool) -> None:
+    """Gives the trainer optimiser states to be read into, as the checkpoint has them, or none."""
+    assert rank.predictor is not None
+    trainer = rank.predictor.trainer
+    for parameter in trainer.parameters.values():
+        trainer.optimizer.state.pop(parameter, None)
+        if has_stepped:
+            moments = {key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")}
+            trainer.optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+
+
+__all__ = ["load", "save"]

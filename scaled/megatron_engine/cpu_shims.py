@@ -1,0 +1,313 @@
+"""What megatron-core 0.16.1 needs where there is no CUDA, and where Transformer Engine and Apex are missing.
+
+Megatron's modules get a `torch` of their own, whose `cuda` answers for the CPU; torch itself is never changed, so that
+whatever else runs in the process (another engine, another thread) sees the torch that it knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+# Everything that the engine uses, imported before the modules' `torch` is exchanged: a module that comes later
+# would keep the real one.
+MODULES = (
+    "megatron.core.parallel_state",
+    "megatron.core.tensor_parallel",
+    "megatron.core.pipeline_parallel",
+    "megatron.core.pipeline_parallel.schedules",
+    "megatron.core.models.gpt",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.transformer.moe.moe_layer",
+    "megatron.core.transformer.moe.router_replay",
+    "megatron.core.transformer.moe.token_dispatcher",
+    "megatron.core.transformer.multi_latent_attention",
+    "megatron.core.distributed",
+    "megatron.core.optimizer",
+    "megatron.core.optimizer.distrib_optimizer",
+    "megatron.core.dist_checkpointing",
+)
+
+# Factories that Megatron calls with device="cuda".
+FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange")
+
+
+class _Facade(ModuleType):
+    """A module that answers from its own attributes first and from `behind` for all others."""
+
+    def __init__(self, behind: ModuleType) -> None:
+        super().__init__(behind.__name__)
+        self.__dict__["_behind"] = behind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_behind"], name)
+
+
+_CUDA = _Facade(torch.cuda)
+_TORCH = _Facade(torch)
+_TORCH.__dict__["cuda"] = _CUDA
+# Megatron's tracker seeds and reads "the GPU's" generator: one of our own, so that the global one is left alone.
+_GENERATOR = torch.Generator()
+_installed: set[str] = set()
+
+
+def current_device() -> None:
+    """`torch.cuda.current_device()` is torch's default device: the CPU, or "meta" in a dry run.
+
+    It is the `device=` of nearly every tensor that Megatron makes.
+
+    Upstream: tensor_parallel/layers.py:ColumnParallelLinear.__init__, mappings.py, moe/router.py, p2p_communication.py.
+    """
+    _CUDA.__dict__["current_device"] = torch.get_default_device
+
+
+def generator() -> None:
+    """The random states of `torch.cuda` are those of a private CPU generator.
+
+    Upstream: tensor_parallel/random.py:CudaRNGStatesTracker.add and fork, _get_cuda_rng_state, _set_cuda_rng_state.
+    """
+    random = importlib.import_module("megatron.core.tensor_parallel.random")
+
+    def get_state(*_: Any, **__: Any) -> torch.Tensor:
+        return _GENERATOR.get_state()
+
+    def set_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
+        _GENERATOR.set_state(state)
+
+    _CUDA.__dict__.update(manual_seed=_GENERATOR.manual_seed, get_rng_state=get_state, set_rng_state=set_state)
+    random.__dict__.update(_get_cuda_rng_state=get_state, _set_cuda_rng_state=set_state)
+
+
+class _Stream:
+    """A CUDA stream or event of a machine where everything happens in order."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, other: _Stream) -> None: ...
+
+    def wait_event(self, event: _Stream) -> None: ...
+
+    def record_event(self, event: _Stream | None = None) -> _Stream:
+        return self
+
+    def record(self, stream: _Stream | None = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def streams() -> None:
+    """Streams and events do nothing: there is one stream.
+
+    Upstream: transformer/moe/token_dispatcher.py:MoEAlltoAllTokenDispatcher.__init__ and _maybe_dtoh_and_synchronize,
+    distributed/param_and_grad_buffer.py (overlap).
+    """
+    one = _Stream()
+    _CUDA.__dict__.update(
+        Stream=_Stream,
+        Event=_Stream,
+        current_stream=lambda device=None: one,
+        default_stream=lambda device=None: one,
+        stream=lambda stream: contextlib.nullcontext(),
+    )
+
+
+def synchronize() -> None:
+    """`torch.cuda.synchronize()` returns at once.
+
+    Upstream: pipeline_parallel/p2p_communication.py:_communicate, after a batched send and receive.
+    """
+    _CUDA.__dict__["synchronize"] = lambda device=None: None
+
+
+def device_keyword() -> None:
+    """`device="cuda"` of a factory is the current device.
+
+    Upstream: pipeline_parallel/schedules.py:forward_backward_no_pipelining, optimizer/clip_grads.py,
+    transformer/utils.py:get_default_causal_mask.
+    """
+
+    def on_default(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(factory)
+        def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if str(kwargs.get("device", "")).startswith("cuda"):
+                kwargs["device"] = torch.get_default_device()
+            return factory(*args, **kwargs)
+
+        return make
+
+    _TORCH.__dict__.update({name: on_default(getattr(torch, name)) for name in FACTORIES})
+
+
+def split_sizes() -> None:
+    """The sizes of an all-to-all are numpy arrays, as they are on a GPU.
+
+    Megatron turns them into numpy only where they lie on a GPU, and torch 2.13 takes no tensor for them.
+    Upstream: transformer/moe/moe_utils.py:maybe_move_tensor_to_cpu.
+    """
+    dispatcher = importlib.import_module("megatron.core.transformer.moe.token_dispatcher")
+
+    def to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    dispatcher.__dict__["maybe_move_tensor_to_cpu"] = to_cpu
+
+
+_patching = threading.RLock()
+
+
+@contextlib.contextmanager
+def _method(name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    """Within it a method of tensors is `replacement(the real one, tensor, ...)`, in this thread alone."""
+    with _patching:
+        real, owner = getattr(torch.Tensor, name), threading.get_ident()
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            mine = threading.get_ident() == owner
+            return replacement(real, *args, **kwargs) if mine else real(*args, **kwargs)
+
+        setattr(torch.Tensor, name, method)
+        try:
+            yield
+        finally:
+            setattr(torch.Tensor, name, real)
+
+
+def _type_as_on_cuda(real: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    answer = real(tensor, *args, **kwargs)
+    return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) and not tensor.is_cuda else answer
+
+
+def type_names() -> None:
+    """The optimisers compare `tensor.type()` with "torch.cuda.FloatTensor": while one of these functions runs, it is so.
+
+    Upstream: optimizer/distrib_optimizer.py:DistributedOptimizer.__init__,
+    optimizer/optimizer.py:Float16OptimizerWithFloat16Params.__init__, optimizer/clip_grads.py.
+    """
+    optimizer = importlib.import_module("megatron.core.optimizer.optimizer")
+    distributed = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
+    _under("type", _type_as_on_cuda, distributed.DistributedOptimizer, "__init__")
+    _under("type", _type_as_on_cuda, optimizer.Float16OptimizerWithFloat16Params, "__init__")
+    _under("type", _type_as_on_cuda, optimizer, "clip_grad_by_total_norm_fp32")
+
+
+def tied_head() -> None:
+    """`tensor.cuda()` is the tensor itself while the last stage's copy of the embedding is made.
+
+    Upstream: models/common/language_module/language_module.py:LanguageModule.setup_embeddings_and_output_layer.
+    """
+    language = importlib.import_module("megatron.core.models.common.language_module.language_module")
+    _under("cuda", lambda real, tensor: tensor, language.LanguageModule, "setup_embeddings_and_output_layer")
+
+
+def _under(method: str, replacement: Callable[..., Any], owner: Any, name: str) -> None:
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _method(method, replacement):
+            return function(*args, **kwargs)
+
+    setattr(owner, name, call)
+
+
+def router_gemm() -> None:
+    """`moe_utils.te_general_gemm` exists, as None, where Transformer Engine does not.
+
+    A defect of Megatron, on GPUs too: the name is bound only if Transformer Engine imports, and read always.
+    Upstream: transformer/moe/moe_utils.py:RouterGatingLinearFunction.forward.
+    """
+    utils = importlib.import_module("megatron.core.transformer.moe.moe_utils")
+    utils.__dict__.setdefault("te_general_gemm", None)
+
+
+def latent_attention() -> None:
+    """`multi_latent_attention.HAVE_TE` is False where Transformer Engine is not installed.
+
+    A defect of Megatron, on GPUs too: what stands for TELinear there is None, and is asked for as a class.
+    Upstream: transformer/multi_latent_attention.py:MultiLatentAttention.__init__.
+    """
+    attention = importlib.import_module("megatron.core.transformer.multi_latent_attention")
+    attention.__dict__["HAVE_TE"] = False
+
+
+def optimizer_load() -> None:
+    """The distributed optimiser takes a checkpoint into torch's AdamW.
+
+    Megatron expects Apex' or Transformer Engine's Adam, whose state has no `step` by parameter, and writes into views of
+    leaves that need gradients. `load_state_dict` has already set `step` when this runs; the tensor that the dp_reshardable
+    format brings for it is the loader's own stale one. Needed on GPUs without the two, too.
+    Upstream: optimizer/distrib_optimizer.py:DistributedOptimizer._set_main_param_and_optimizer_states.
+    """
+    distributed = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
+
+    @torch.no_grad()
+    def set_state(self: Any, model_param: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:
+        group, position = self.model_param_group_index_map[model_param]
+        main = self.optimizer.param_groups[group]["params"][position]
+        state = {"param": main, **self.optimizer.state[main]}
+        state.pop("step", None)
+        for name, tensor in state.items():
+            tensor.copy_(tensors[name])
+
+    distributed.DistributedOptimizer._set_main_param_and_optimizer_states = set_state
+
+
+SHIMS: dict[str, Callable[[], None]] = {
+    "current_device": current_device,
+    "generator": generator,
+    "streams": streams,
+    "synchronize": synchronize,
+    "device_keyword": device_keyword,
+    "split_sizes": split_sizes,
+    "type_names": type_names,
+    "tied_head": tied_head,
+}
+"""For machines without CUDA."""
+
+REPAIRS: dict[str, Callable[[], None]] = {
+    "router_gemm": router_gemm,
+    "latent_attention": latent_attention,
+    "optimizer_load": optimizer_load,
+}
+"""For machines without Transformer Engine and Apex, GPU or not."""
+
+
+def install(names: Iterable[str] | None = None) -> None:
+    """Everything that this machine needs (or the shims of these names), each once; nothing on a GPU with everything.
+
+    A second call does nothing but reach modules of Megatron that were imported since the first.
+    """
+    if names is None:
+        names = (*(() if torch.cuda.is_available() else SHIMS), *(() if has_fused_kernels() else REPAIRS))
+    for module in MODULES:
+        importlib.import_module(module)
+    for name in names:
+        if name not in _installed:
+            (SHIMS | REPAIRS)[name]()
+            _installed.add(name)
+    if _installed & SHIMS.keys():
+        for name, module in list(sys.modules.items()):
+            if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
+                module.__dict__["torch"] = _TORCH
+
+
+def has_fused_kernels() -> bool:
+    """Whether Transformer Engine can be imported, and used: it needs a GPU."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        importlib.import_module("transformer_engine.pytorch")
+    except ImportError:
+        return False
+    return True
+
+
+__all__ = ["REPAIRS", "SHIMS", "has_fused_kernels", "install"]

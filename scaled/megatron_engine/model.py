@@ -1,0 +1,403 @@
+"""A ModelShape as Megatron-core modules, computing what the Hugging Face model of that family computes.
+
+One layer specification serves both worlds: Transformer Engine's modules where it is installed, Megatron's local ones
+elsewhere, under the same parameter names but for the experts'. What ignores routing replay is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.gpt import GPTModel
+from megatron.core.post_training.modelopt.layers import Linear
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention, MLASelfAttentionSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor
+
+from scaled.config import TrainingBlock
+from scaled.megatron_engine import cpu_shims, parallel
+from scaled.megatron_engine.parallel import Layout, check_layout
+from scaled.model_shape import ModelShape
+
+# Field, what it must be, and why: what a replayed row would not reach, or what a recomputed pass would not repeat.
+REPLAYABLE: tuple[tuple[str, Any, str], ...] = (
+    ("moe_enable_routing_replay", True, "the hook that replay uses"),
+    ("moe_router_fusion", False, "the fused router returns before the replay hook"),
+    ("moe_router_load_balancing_type", "none", "other types choose experts by themselves (sinkhorn, losses)"),
+    ("moe_aux_loss_coeff", 0.0, "a balancing loss counts its own top-k, not the replayed one"),
+    ("moe_z_loss_coeff", None, "a loss that the objective does not know"),
+    ("moe_input_jitter_eps", None, "noise on the router's input"),
+    ("moe_router_force_load_balancing", False, "random logits"),
+    ("moe_expert_capacity_factor", None, "tokens over capacity lose replayed experts"),
+    ("moe_token_dropping", False, "dropped tokens lose replayed experts"),
+    ("moe_pad_expert_input_to_capacity", False, "goes with a capacity"),
+    ("moe_router_bias_update_rate", 0.0, "the selection bias would learn from replayed counts"),
+    ("cuda_graph_impl", "none", "a captured router does not call the hook"),
+    ("context_parallel_size", 1, "rows would be split by position in another order"),
+    ("hidden_dropout", 0.0, "old and gradient passes must compute the same"),
+    ("attention_dropout", 0.0, "old and gradient passes must compute the same"),
+    ("mtp_num_layers", None, "their routers are in no routing record"),
+)
+
+
+def refuse(config: TransformerConfig) -> None:
+    """ValueError, naming the field, where this configuration would ignore or undo a replayed routing decision."""
+    for name, plain, reason in REPLAYABLE:
+        value = getattr(config, name)
+        if value != plain:
+            raise ValueError(f"{name}: expected {plain} ({reason}), got {value}")
+
+
+def padded_vocab_size(shape: ModelShape, training: TrainingBlock) -> int:
+    """Rows of the embedding and the head: the vocabulary, up to a multiple of the tensor-parallel ranks."""
+    tp = training.tensor_parallel
+    return -(-shape.vocab_size // tp) * tp
+
+
+def transformer_config(shape: ModelShape, training: TrainingBlock) -> TransformerConfig:
+    """Megatron's configuration of this model and layout; ValueError for what Megatron would compute differently."""
+    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    fields: dict[str, Any] = {
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "num_attention_heads": shape.num_heads,
+        "num_query_groups": shape.num_kv_heads,
+        "kv_channels": shape.head_dim,
+        "ffn_hidden_size": shape.dense_size or shape.expert_size,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": shape.norm_eps,
+        "qk_layernorm": shape.qk_norm == "head",
+        "gated_linear_unit": True,
+        "activation_func": F.silu,
+        "add_bias_linear": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "attention_softmax_in_fp32": True,
+        "cuda_graph_scope": [],
+        "bias_dropout_fusion": False,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "bf16": training.precision == "bf16",
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        # Zeros, drawn from no generator: every weight comes from `weights.load_hf`, which says so if one does not.
+        "init_method": torch.nn.init.zeros_,
+        "output_layer_init_method": torch.nn.init.zeros_,
+        "embedding_init_method": torch.nn.init.zeros_,
+        **_parallel_fields(training),
+        **_expert_fields(shape, training),
+    }
+    if shape.latent_attention is None:
+        config = TransformerConfig(**fields)
+    else:
+        a = shape.latent_attention
+        config = MLATransformerConfig(
+            **{**fields, "kv_channels": a.value_dim, "qk_layernorm": True},
+            q_lora_rank=a.query_rank,  # type: ignore[arg-type]  # None is a value of this field
+            kv_lora_rank=a.key_value_rank,
+            qk_head_dim=a.no_position_dim,
+            qk_pos_emb_head_dim=a.position_dim,
+            v_head_dim=a.value_dim,
+            rope_type="rope",
+            rotary_base=shape.rope_theta,
+        )
+    refuse(config)
+    return config
+
+
+def _parallel_fields(training: TrainingBlock) -> dict[str, Any]:
+    recompute: dict[str, Any] = {
+        "none": {},
+        "selective": {"recompute_granularity": "selective", "recompute_modules": ["moe"]},
+        "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    }[training.recompute]
+    return {
+        **parallel.group_sizes(training),
+        "sequence_parallel": training.tensor_parallel > 1,
+        **recompute,
+    }
+
+
+def _expert_fields(shape: ModelShape, training: TrainingBlock) -> dict[str, Any]:
+    shared = shape.num_shared_experts * shape.expert_size
+    return {
+        "num_moe_experts": shape.num_experts,
+        "moe_router_topk": shape.experts_per_token,
+        "moe_ffn_hidden_size": shape.expert_size,
+        "moe_shared_expert_intermediate_size": shared or None,
+        "moe_layer_freq": [int(n not in shape.dense_layers) for n in range(shape.num_layers)],
+        "moe_token_dispatcher_type": training.token_dispatcher,
+        "moe_grouped_gemm": cpu_shims.has_fused_kernels(),
+        "moe_enable_routing_replay": True,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_router_bias_update_rate": 0.0,
+        "moe_router_dtype": "fp32",
+        "moe_router_fusion": False,
+        **_gate_fields(shape),
+    }
+
+
+def _gate_fields(shape: ModelShape) -> dict[str, Any]:
+    gate, K = shape.gate, shape.experts_per_token
+    if gate.score == "sigmoid" and gate.renormalise != (K > 1):
+        raise ValueError(f"gate: expected renormalise {K > 1} with sigmoid scores and {K} experts, got {gate.renormalise}")
+    is_after = gate.score == "softmax" and (gate.order == "after" or gate.renormalise)
+    if is_after and K == 1:
+        raise ValueError("gate: expected at least 2 experts a token where weights sum to 1, got 1")
+    if shape.has_selection_bias and gate.score != "sigmoid":
+        raise ValueError(f"gate: expected sigmoid scores with a selection bias, got {gate.score}")
+    fields: dict[str, Any] = {
+        "moe_router_score_function": gate.score,
+        "moe_router_pre_softmax": gate.score == "softmax" and not is_after,
+        "moe_router_topk_scaling_factor": None if gate.scaling == 1.0 else gate.scaling,
+        "moe_router_enable_expert_bias": shape.has_selection_bias,
+    }
+    if gate.num_top_groups < gate.num_groups:
+        # Megatron scores a group by its K // num_top_groups best experts.
+        summed = K // gate.num_top_groups
+        wanted = {"max": 1, "top2_sum": 2}[gate.group_score]
+        if summed != wanted:
+            raise ValueError(
+                f"gate: expected experts_per_token // num_top_groups = {wanted} with group score {gate.group_score} "
+                f"(Megatron-core sums that many), got {K} // {gate.num_top_groups}"
+            )
+        fields |= {"moe_router_num_groups": gate.num_groups, "moe_router_group_topk": gate.num_top_groups}
+    return fields
+
+
+class Norm(torch.nn.RMSNorm):
+    """RMSNorm under Megatron's constructor; its gradient is summed over the sequence-parallel ranks."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class ProjectionNorm(torch.nn.Module):
+    """RMSNorm of queries or keys over all heads together (OLMoE), the heads split over the tensor-parallel ranks.
+
+    y = x / sqrt(mean over all heads and channels of x^2 + eps) * weight
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, num_heads: int) -> None:
+        super().__init__()
+        self.eps, self.width = eps, num_heads * hidden_size
+        size = self.width // config.tensor_model_parallel_size
+        self.weight = torch.nn.Parameter(torch.ones(size, dtype=config.params_dtype))
+        set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=0, stride=1)
+
+    def forward(self, x_SBHd: Float[Tensor, "S B H d"]) -> Float[Tensor, "S B H d"]:
+        wide_SBW = x_SBHd.float().flatten(2)
+        squares_SB1 = wide_SBW.square().sum(dim=-1, keepdim=True)
+        # Summed forward, and backward too: every rank's output depends on every rank's input.
+        total_SB1 = copy_to_tensor_model_parallel_region(reduce_from_tensor_model_parallel_region(squares_SB1))
+        normed_SBW = wide_SBW * torch.rsqrt(total_SB1 / self.width + self.eps)
+        return (normed_SBW.to(x_SBHd.dtype) * self.weight).view_as(x_SBHd)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Megatron's description of the weight for a checkpoint: split along axis 0 over tensor parallelism."""
+        state = self.state_dict(prefix="", keep_vars=True)
+        return make_sharded_tensors_for_checkpoint(state, prefix, {"weight": 0}, sharded_offsets)
+
+
+class LatentDotProductAttention(DotProductAttention):
+    """Megatron's local attention for MLA: keys wider than values; it needs only the scale, which MLA gives."""
+
+    def __init__(self, *args: Any, k_channels: int = 0, v_channels: int = 0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        assert v_channels in (0, self.config.kv_channels)  # the width of the output; Attention itself names none
+
+
+def layer_specs(shape: ModelShape) -> TransformerBlockSubmodules:
+    """The specification of all decoder layers and of the norm after them."""
+    parts = _parts()
+    norm = parts["norm"]
+    layers = [
+        ModuleSpec(
+            module=TransformerLayer,
+            submodules=TransformerLayerSubmodules(
+                input_layernorm=norm,
+                self_attention=_attention_spec(shape, parts),
+                self_attn_bda=get_bias_dropout_add,
+                pre_mlp_layernorm=norm,
+                mlp=_mlp_spec(parts) if n in shape.dense_layers else _experts_spec(parts),
+                mlp_bda=get_bias_dropout_add,
+            ),
+        )
+        for n in range(shape.num_layers)
+    ]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm)
+
+
+def _parts() -> dict[str, Any]:
+    if not cpu_shims.has_fused_kernels():
+        mlp = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+        return {
+            "norm": Norm,
+            "column": ColumnParallelLinear,
+            "row": RowParallelLinear,
+            # Megatron's own column-parallel choice forgets to sum the position keys' gradient over the ranks.
+            "duplicated": Linear,
+            "attention": DotProductAttention,
+            "latent_attention": LatentDotProductAttention,
+            "mlp": mlp,
+            "experts": ModuleSpec(module=SequentialMLP, submodules=mlp),
+        }
+    from megatron.core.extensions import transformer_engine as te
+    from megatron.core.transformer.moe.experts import TEGroupedMLP
+
+    grouped = MLPSubmodules(linear_fc1=te.TEColumnParallelGroupedLinear, linear_fc2=te.TERowParallelGroupedLinear)
+    return {
+        "norm": te.TENorm,
+        "column": te.TEColumnParallelLinear,
+        "row": te.TERowParallelLinear,
+        "duplicated": te.TELinear,
+        "attention": te.TEDotProductAttention,
+        "latent_attention": te.TEDotProductAttention,
+        "mlp": MLPSubmodules(linear_fc1=te.TEColumnParallelLinear, linear_fc2=te.TERowParallelLinear),
+        "experts": ModuleSpec(module=TEGroupedMLP, submodules=grouped),
+    }
+
+
+def _attention_spec(shape: ModelShape, parts: dict[str, Any]) -> ModuleSpec:
+    params = {"attn_mask_type": AttnMaskType.causal}
+    if shape.latent_attention is not None:
+        latent = MLASelfAttentionSubmodules(
+            linear_q_proj=parts["column"],
+            linear_q_down_proj=parts["duplicated"],
+            linear_q_up_proj=parts["column"],
+            linear_kv_down_proj=parts["duplicated"],
+            linear_kv_up_proj=parts["column"],
+            core_attention=parts["latent_attention"],
+            linear_proj=parts["row"],
+            q_layernorm=parts["norm"],
+            kv_layernorm=parts["norm"],
+        )
+        return ModuleSpec(module=MLASelfAttention, params=params, submodules=latent)
+    submodules = SelfAttentionSubmodules(
+        linear_qkv=parts["column"],
+        core_attention=parts["attention"],
+        linear_proj=parts["row"],
+        q_layernorm=_query_norm(shape, shape.num_heads, parts),
+        k_layernorm=_query_norm(shape, shape.num_kv_heads, parts),
+    )
+    return ModuleSpec(module=SelfAttention, params=params, submodules=submodules)
+
+
+def _query_norm(shape: ModelShape, num_heads: int, parts: dict[str, Any]) -> Any:
+    if shape.qk_norm == "projection":
+        return ModuleSpec(module=ProjectionNorm, params={"num_heads": num_heads})
+    return parts["norm"] if shape.qk_norm == "head" else IdentityOp
+
+
+def _mlp_spec(parts: dict[str, Any]) -> ModuleSpec:
+    return ModuleSpec(module=MLP, submodules=parts["mlp"])
+
+
+def _experts_spec(parts: dict[str, Any]) -> ModuleSpec:
+    shared = ModuleSpec(module=SharedExpertMLP, submodules=parts["mlp"])
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=parts["experts"], shared_experts=shared))
+
+
+def build_model(shape: ModelShape, training: TrainingBlock, device: str | torch.device | None = None) -> list[GPTModel]:
+    """This rank's model chunks, one a virtual stage, in `training.precision`, with zeros for weights.
+
+    `parallel.initialize` must have run. `device` is the current GPU, else the CPU, unless given ("meta" for a dry run).
+    Logits of vocabulary rows that only pad to a multiple of the tensor-parallel ranks are the type's lowest number.
+    Raises ValueError for a layout that does not divide the model and for what Megatron would compute differently.
+    """
+    check_layout(shape, training)
+    cpu_shims.install()
+    config = transformer_config(shape, training)
+    layout = parallel.layout(training, shape.num_layers)
+    if device is None:
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+    whole = layer_specs(shape)
+    assert whole.layer_specs is not None
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    chunks = []
+    # Modules of torch draw their first weights: from a generator that is put back.
+    with torch.device(device), torch.random.fork_rng(gpus):
+        for number, layers in enumerate(layout.layers):
+            spec = TransformerBlockSubmodules([whole.layer_specs[n] for n in layers], whole.layer_norm)
+            chunks.append(_build_chunk(config, spec, shape, layout, number))
+            _mark_gradients(chunks[-1], layout)
+            built = tuple(layer.layer_number - 1 for layer in chunks[-1].decoder.layers)
+            assert built == layers, (built, layers)
+    return chunks
+
+
+def _mark_gradients(chunk: GPTModel, layout: Layout) -> None:
+    """Tells Megatron over which ranks gradients are summed where it does not know by itself.
+
+    It takes experts for dense weights without expert parallelism, though with fewer expert-tensor than tensor-parallel
+    ranks they have more replicas (MLP experts: tensor_parallel/layers.py, `allreduce`); and a whole linear layer sees
+    only its rank's positions.
+    """
+    for name, parameter in chunk.named_parameters():
+        if ".mlp.experts." in name and layout.edp_size != layout.dp_size:
+            parameter.allreduce = False  # type: ignore[attr-defined]
+        if name.endswith("_down_proj.weight") and ".self_attention." in name:
+            parameter.sequence_parallel = layout.sequence_parallel  # type: ignore[attr-defined]
+
+
+def _build_chunk(
+    config: TransformerConfig, spec: TransformerBlockSubmodules, shape: ModelShape, layout: Layout, number: int
+) -> GPTModel:
+    rows = -(-shape.vocab_size // layout.tp_size)
+    chunk = GPTModel(
+        config=config,
+        transformer_layer_spec=spec,  # type: ignore[arg-type]  # its own annotation leaves out block specifications
+        vocab_size=rows * layout.tp_size,
+        max_sequence_length=shape.max_positions,
+        pre_process=layout.has_embedding(number),
+        post_process=layout.has_head(number),
+        parallel_output=True,
+        share_embeddings_and_output_weights=shape.tied_head,
+        position_embedding_type="rope",
+        rotary_base=shape.rope_theta,  # type: ignore[arg-type]  # any number does
+        vp_stage=number if layout.num_chunks > 1 else None,
+    )
+    num_real = shape.vocab_size - layout.tp_rank * rows
+    if layout.has_head(number) and num_real < rows:
+        chunk.output_layer.register_forward_hook(_masks_from(max(0, num_real)))
+    return chunk
+
+
+def _masks_from(num_real: int) -> Any:
+    def hook(module: torch.nn.Module, inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        logits, bias = output
+        is_padding_V = torch.arange(logits.shape[-1], device=logits.device) >= num_real
+        # Not -inf: its probability is 0 as well, and 0 times it is 0 in an entropy.
+        return logits.masked_fill(is_padding_V, torch.finfo(logits.dtype).min), bias
+
+    return hook
+
+
+__all__ = ["build_model", "layer_specs", "padded_vocab_size", "refuse", "transformer_config"]

@@ -1,0 +1,193 @@
+"""The process groups of a layout, and which share of the work a rank has in it.
+
+Ranks are numbered tensor-parallel first, then data-parallel, then by pipeline stage (Megatron's order "tp-cp-ep-dp-pp").
+Megatron is imported late: `check_layout` serves `plan` on machines and in processes without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scaled.config import TrainingBlock
+from scaled.model_shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A rank's place: sizes and ranks of data (dp), tensor (tp), pipeline (pp), expert (ep) and expert-tensor (etp)
+    parallelism; edp are the replicas of one expert. `layers` are the decoder layers of each model chunk, from 0.
+    """
+
+    dp_rank: int
+    dp_size: int
+    tp_rank: int
+    tp_size: int
+    pp_rank: int
+    pp_size: int
+    ep_rank: int
+    ep_size: int
+    etp_rank: int
+    etp_size: int
+    edp_rank: int
+    edp_size: int
+    layers: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_chunks(self) -> int:
+        """VPP: model chunks of this rank."""
+        return len(self.layers)
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether activations between the parallel regions are split by position; always so with tensor parallelism."""
+        return self.tp_size > 1
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether the rank's first chunk has the embedding."""
+        return self.pp_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether the rank's last chunk has the head."""
+        return self.pp_rank == self.pp_size - 1
+
+    def has_embedding(self, chunk: int) -> bool:
+        """Whether this chunk starts the model."""
+        return self.is_first_stage and chunk == 0
+
+    def has_head(self, chunk: int) -> bool:
+        """Whether this chunk ends the model."""
+        return self.is_last_stage and chunk == self.num_chunks - 1
+
+    def share(self, num_responses: int) -> range:
+        """The responses of this data-parallel rank: equal, adjacent shares. ValueError where they do not divide."""
+        if num_responses % self.dp_size:
+            raise ValueError(f"expected a multiple of {self.dp_size} data-parallel shares, got {num_responses} responses")
+        size = num_responses // self.dp_size
+        return range(self.dp_rank * size, (self.dp_rank + 1) * size)
+
+    def chunk(self, width: int) -> tuple[int, int]:
+        """Positions [start, stop) of a padded width that this rank's routers see; all of them without tensor parallelism.
+
+        ValueError where the width does not divide.
+        """
+        if width % self.tp_size:
+            raise ValueError(f"expected a multiple of {self.tp_size} sequence-parallel chunks, got a width of {width}")
+        size = width // self.tp_size
+        return self.tp_rank * size, (self.tp_rank + 1) * size
+
+
+def check_layout(shape: ModelShape, training: TrainingBlock) -> None:
+    """ValueError, naming the field to change, where the layout does not divide the model."""
+    tp, etp, ep = training.tensor_parallel, training.expert_tensor_parallel, training.expert_parallel
+    stages = training.pipeline_parallel * training.virtual_pipeline
+    rows = [
+        ("tensor_parallel", tp, "attention heads", shape.num_heads),
+        ("tensor_parallel", tp, "key-value heads", shape.num_kv_heads),
+        ("tensor_parallel", tp, "dense hidden units", shape.dense_size if shape.dense_layers else 0),
+        ("tensor_parallel", tp, "shared-expert hidden units", shape.num_shared_experts * shape.expert_size),
+        ("expert_parallel", ep, "experts", shape.num_experts),
+        ("expert_tensor_parallel", etp, "hidden units of an expert", shape.expert_size),
+        ("pipeline_parallel x training.virtual_pipeline", stages, "decoder layers", shape.num_layers),
+    ]
+    for field, size, what, number in rows:
+        if number % size:
+            raise ValueError(f"training.{field}: expected a divisor of {number} {what}, got {size}")
+
+
+def layers_of(training: TrainingBlock, num_layers: int, pp_rank: int) -> tuple[tuple[int, ...], ...]:
+    """The decoder layers, from 0, of each model chunk of a pipeline stage (interleaved: chunk v of stage p is the
+    (v x PP + p)-th of the PP x VPP equal runs of layers)."""
+    pp, vpp = training.pipeline_parallel, training.virtual_pipeline
+    size = num_layers // (pp * vpp)
+    starts = [(v * pp + pp_rank) * size for v in range(vpp)]
+    return tuple(tuple(range(start, start + size)) for start in starts)
+
+
+def initialize(
+    training: TrainingBlock, rank: int, world_size: int, address: str, port: int, seed: int = 0
+) -> None:
+    """Joins the process group at tcp://address:port and makes Megatron's groups; gloo on CPUs, NCCL on GPUs.
+
+    Nothing is drawn from a global generator; `seed` only names the states of Megatron's own tracker.
+    Raises ValueError where `world_size` is not what the layout asks for.
+    """
+    if world_size != training.num_ranks:
+        raise ValueError(f"training.num_ranks: expected the {world_size} processes that were started, got {training.num_ranks}")
+    is_gpu = torch.cuda.is_available()
+    if is_gpu:
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    dist.init_process_group(
+        "nccl" if is_gpu else "gloo",
+        init_method=f"tcp://{address}:{port}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=training.timeout_s),
+    )
+    make_groups(training, seed, distributed_timeout_minutes=max(1, round(training.timeout_s / 60)))
+
+
+def make_groups(training: TrainingBlock, seed: int = 0, **options: Any) -> None:
+    """Megatron's groups of the layout, over a process group that is there already; `options` are for Megatron."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    from scaled.megatron_engine import cpu_shims
+
+    cpu_shims.install()
+    parallel_state.initialize_model_parallel(**group_sizes(training), **options)
+    model_parallel_cuda_manual_seed(seed)
+
+
+def group_sizes(training: TrainingBlock) -> dict[str, int | None]:
+    """The arguments of Megatron's `initialize_model_parallel`."""
+    return {
+        "tensor_model_parallel_size": training.tensor_parallel,
+        "pipeline_model_parallel_size": training.pipeline_parallel,
+        "virtual_pipeline_model_parallel_size": training.virtual_pipeline if training.virtual_pipeline > 1 else None,
+        "expert_model_parallel_size": training.expert_parallel,
+        "expert_tensor_parallel_size": training.expert_tensor_parallel,
+    }
+
+
+def shutdown() -> None:
+    """Leaves Megatron's groups and the process group; a later `initialize` starts afresh."""
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.transformer.moe.router_replay import RouterReplay
+
+    RouterReplay.clear_global_router_replay_instances()
+    parallel_state.destroy_model_parallel()
+    tensor_parallel.random.initialize_rng_tracker(force_reset=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def layout(training: TrainingBlock, num_layers: int) -> Layout:
+    """This rank's place; `initialize` must have run."""
+    from megatron.core import parallel_state as state
+
+    pp_rank = state.get_pipeline_model_parallel_rank()
+    return Layout(
+        dp_rank=state.get_data_parallel_rank(),
+        dp_size=state.get_data_parallel_world_size(),
+        tp_rank=state.get_tensor_model_parallel_rank(),
+        tp_size=state.get_tensor_model_parallel_world_size(),
+        pp_rank=pp_rank,
+        pp_size=state.get_pipeline_model_parallel_world_size(),
+        ep_rank=state.get_expert_model_parallel_rank(),
+        ep_size=state.get_expert_model_parallel_world_size(),
+        etp_rank=state.get_expert_tensor_parallel_rank(),
+        etp_size=state.get_expert_tensor_parallel_world_size(),
+        edp_rank=state.get_expert_data_parallel_rank(),
+        edp_size=state.get_expert_data_parallel_world_size(),
+        layers=layers_of(training, num_layers, pp_rank),
+    )
+
+
+__all__ = ["Layout", "check_layout", "initialize", "layers_of", "layout", "shutdown"]

@@ -1,0 +1,250 @@
+"""What ranks return, and how the parts of all ranks become what theory's contract promises: pure functions of data.
+
+A rank reports only what it alone computed: log-probabilities come from the last pipeline stage's first tensor-parallel
+rank, routes from every rank for its own responses, positions and layers. Nothing is sent twice.
+
+Extra letters: B, T of the whole batch; b responses of a part; R rows, F feature rows of a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from theory.contracts import TokenScores, UpdateStats
+from theory.objectives.objective import combine_metrics
+from theory.routing.features import RouterFeatures
+from theory.routing.record import MISSING, RoutingRecord, offsets_of
+from theory.routing.replay import RoutingPass
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """What every rank knows of the whole batch: rows of each response, and T, the longest response."""
+
+    num_rows_B: tuple[int, ...]
+    num_positions: int
+
+
+@dataclass(frozen=True, eq=False)
+class TokenPart:
+    """Log-probabilities (and entropies) of the responses `indices` of the batch, in nats."""
+
+    indices: tuple[int, ...]
+    logp_bT: Float[Tensor, "b T"]
+    entropy_bT: Float[Tensor, "b T"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RoutePart:
+    """Routes of the responses `indices` at rows [start, start + num_rows_b) of each, and at some of the layers.
+
+    `used_RLK` is None where only the natural experts are asked for, `natural_RLK` None where they are the used ones.
+    """
+
+    indices: tuple[int, ...]
+    start: int
+    num_rows_b: tuple[int, ...]
+    layer_numbers: tuple[int, ...]
+    num_experts: int
+    used_RLK: Int[Tensor, "R L K"] | None
+    natural_RLK: Int[Tensor, "R L K"] | None
+    feature_rows_b: tuple[Int[Tensor, " _"], ...] | None = None
+    hidden_FLD: Float[Tensor, "F L D"] | None = None
+    logits_FLE: Float[Tensor, "F L E"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PredictorPart:
+    """One pipeline stage's predictor step on one rank's feature rows: summed loss over its layers, squared norm of W_p."""
+
+    stage: int
+    num_rows: int
+    loss: Float[Tensor, ""]
+    squared_norm: Float[Tensor, ""]
+
+
+@dataclass(frozen=True, eq=False)
+class ScorePart:
+    """One rank's share of an old or reference pass."""
+
+    sizes: BatchSizes
+    tokens: tuple[TokenPart, ...]
+    routes: tuple[RoutePart, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class UpdatePart:
+    """One rank's share of an update. `micro_metrics` has the response tokens and metrics of each micro-batch,
+    `objectives` their values; `step_metrics` (gradient norm, learning rate) are the same on all ranks.
+    """
+
+    sizes: BatchSizes
+    tokens: tuple[TokenPart, ...]
+    routes: tuple[RoutePart, ...]
+    micro_metrics: tuple[tuple[int, dict[str, Tensor]], ...] = ()
+    objectives: tuple[Float[Tensor, ""], ...] = ()
+    step_metrics: dict[str, float] = field(default_factory=dict)
+    predictor: PredictorPart | None = None
+
+
+def route_part(routing: RoutingPass, indices: Sequence[int], start: int, for_update: bool) -> RoutePart:
+    """What a finished pass over rows from `start` on of the responses `indices` did; padding responses are left out."""
+    used, natural, features = routing.used, routing.natural, routing.features
+    assert used is not None and natural is not None, "only chunks with a router have a pass"
+    num = len(indices)
+    is_natural = routing.routing.source == "natural"
+    rows_b = None if features is None else tuple(row + start for row in features.feature_rows[:num])
+    return RoutePart(
+        indices=tuple(indices),
+        start=start,
+        num_rows_b=tuple(used.num_rows_B[:num]),
+        layer_numbers=used.layer_numbers,
+        num_experts=used.num_experts,
+        used_RLK=None if for_update else used.experts,
+        natural_RLK=None if is_natural and not for_update else natural.experts,
+        feature_rows_b=rows_b,
+        hidden_FLD=None if features is None or for_update else features.hidden,
+        logits_FLE=None if features is None else features.logits,
+    )
+
+
+def assemble_logp(parts: Sequence[ScorePart]) -> Float[Tensor, "B T"]:
+    """log p of every response token of the batch, 0 after a response's end. ValueError where a response is missing."""
+    return _tokens(parts)[0]
+
+
+def assemble_scores(parts: Sequence[ScorePart]) -> TokenScores:
+    """The old pass of the whole batch. Raises ValueError where the parts leave a response, row or layer out."""
+    logp_BT, entropy_BT = _tokens(parts)
+    assert entropy_BT is not None, "an old pass reports entropies"
+    routes = [route for part in parts for route in part.routes]
+    if not routes:
+        return TokenScores(logp_BT, entropy_BT)
+    sizes = parts[0].sizes
+    used = _record(sizes, routes, [route.used_RLK for route in routes])
+    if all(route.natural_RLK is None for route in routes):
+        natural = used
+    else:
+        natural = _record(sizes, routes, [route.natural_RLK for route in routes])
+    return TokenScores(logp_BT, entropy_BT, used, natural, local_features(sizes, routes))
+
+
+def assemble_stats(parts: Sequence[UpdatePart]) -> UpdateStats:
+    """What the update did, over the whole mini-batch: token means of metrics, values of pi, natural routes.
+
+    Raises ValueError where the parts leave a response, row or layer out.
+    """
+    logp_pi_BT, _ = _tokens(parts)
+    micro = [(count, metrics) for part in parts for count, metrics in part.micro_metrics if count > 0]
+    metrics = combine_metrics(micro)
+    metrics["actor/objective"] = torch.stack([value for part in parts for value in part.objectives]).sum().item()
+    metrics |= parts[0].step_metrics
+    metrics |= _predictor_metrics([part.predictor for part in parts if part.predictor is not None])
+    routes = [route for part in parts for route in part.routes]
+    if not routes:
+        return UpdateStats(metrics, logp_pi_BT)
+    sizes = parts[0].sizes
+    natural = _record(sizes, routes, [route.natural_RLK for route in routes])
+    return UpdateStats(metrics, logp_pi_BT, natural, local_features(sizes, routes))
+
+
+def _tokens(parts: Sequence[ScorePart] | Sequence[UpdatePart]) -> tuple[Tensor, Tensor | None]:
+    sizes = parts[0].sizes
+    tokens = [token for part in parts for token in part.tokens]
+    seen = sorted(i for token in tokens for i in token.indices)
+    B = len(sizes.num_rows_B)
+    if seen != list(range(B)):
+        raise ValueError(f"expected each of {B} responses from exactly one rank, got responses {seen}")
+    logp_BT = torch.zeros(B, sizes.num_positions)
+    entropy_BT = torch.zeros(B, sizes.num_positions)
+    for token in tokens:
+        logp_BT[list(token.indices)] = token.logp_bT
+        if token.entropy_bT is not None:
+            entropy_BT[list(token.indices)] = token.entropy_bT
+    return logp_BT, entropy_BT if all(token.entropy_bT is not None for token in tokens) else None
+
+
+def _record(sizes: BatchSizes, routes: Sequence[RoutePart], experts: Sequence[Tensor | None]) -> RoutingRecord:
+    layers = tuple(sorted({n for route in routes for n in route.layer_numbers}))
+    offsets = offsets_of(sizes.num_rows_B)
+    ids = next(e for e in experts if e is not None)
+    out_RLK = ids.new_full((int(offsets[-1]), len(layers), ids.shape[2]), MISSING)
+    for route, ids_RLK in zip(routes, experts, strict=True):
+        if ids_RLK is None:
+            raise ValueError(f"expected routes of responses {route.indices} at layers {route.layer_numbers}, got none")
+        rows_R, columns_L = _places(route, offsets, layers)
+        if bool((out_RLK[rows_R[:, None], columns_L] != MISSING).any()):
+            raise ValueError(f"expected each row from one rank, got some of responses {route.indices} twice")
+        out_RLK[rows_R[:, None], columns_L] = ids_RLK
+    is_absent_RL = out_RLK[..., 0] == MISSING
+    if bool(is_absent_RL.any()):
+        row, layer = (int(i) for i in is_absent_RL.nonzero()[0])
+        b = int(torch.searchsorted(offsets, row, right=True)) - 1
+        where = f"response {b}, row {row - int(offsets[b])}, layer {layers[layer]}"
+        raise ValueError(f"expected the route of every row from some rank, got none of {where}")
+    return RoutingRecord(out_RLK, offsets, layers, routes[0].num_experts)
+
+
+def _places(route: RoutePart, offsets: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+    starts = [int(offsets[b]) + route.start for b in route.indices]
+    pieces = [start + torch.arange(n) for start, n in zip(starts, route.num_rows_b, strict=True)]
+    rows_R = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
+    return rows_R, torch.tensor([layers.index(n) for n in route.layer_numbers])
+
+
+def local_features(sizes: BatchSizes, routes: Sequence[RoutePart]) -> RouterFeatures | None:
+    """The feature rows of all parts, in the order of responses and rows; None where none were asked for."""
+    if not routes or any(route.feature_rows_b is None for route in routes):
+        return None
+    layers = tuple(sorted({n for route in routes for n in route.layer_numbers}))
+    width = max(sizes.num_rows_B)
+    keys = [_feature_keys(route, width) for route in routes]
+    all_F = torch.cat(keys).unique()
+    first = next(route.logits_FLE for route in routes if route.logits_FLE is not None)
+    logits_FLE = torch.full((len(all_F), len(layers), first.shape[2]), torch.nan, dtype=first.dtype)
+    hidden_FLD = None
+    hidden = routes[0].hidden_FLD
+    if hidden is not None:
+        hidden_FLD = torch.full((len(all_F), len(layers), hidden.shape[2]), torch.nan, dtype=hidden.dtype)
+    is_filled_FL = torch.zeros(logits_FLE.shape[:2], dtype=torch.bool)
+    for route, key_F in zip(routes, keys, strict=True):
+        where = torch.searchsorted(all_F, key_F)[:, None], torch.tensor([layers.index(n) for n in route.layer_numbers])
+        assert route.logits_FLE is not None
+        logits_FLE[where] = route.logits_FLE
+        is_filled_FL[where] = True
+        if hidden_FLD is not None:
+            assert route.hidden_FLD is not None
+            hidden_FLD[where] = route.hidden_FLD
+    if not bool(is_filled_FL.all()):
+        raise ValueError(f"expected features of {is_filled_FL.numel()} rows and layers, got {int(is_filled_FL.sum())}")
+    counts = torch.bincount(all_F // width, minlength=len(sizes.num_rows_B)).tolist()
+    return RouterFeatures(all_F % width, offsets_of(counts), hidden_FLD, logits_FLE, layers)
+
+
+def _feature_keys(route: RoutePart, width: int) -> Tensor:
+    assert route.feature_rows_b is not None
+    pieces = [b * width + rows for b, rows in zip(route.indices, route.feature_rows_b, strict=True)]
+    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
+
+
+def _predictor_metrics(parts: Sequence[PredictorPart]) -> dict[str, float]:
+    """Loss: mean over the rows of a stage's ranks, summed over stages. Norm: over all stages, each counted once."""
+    if not parts:
+        return {}
+    stages = {part.stage: [p for p in parts if p.stage == part.stage] for part in parts}
+    loss = sum(
+        sum(p.num_rows * p.loss.item() for p in ranks) / sum(p.num_rows for p in ranks) for ranks in stages.values()
+    )
+    squares = torch.stack([ranks[0].squared_norm.double() for ranks in stages.values()])
+    return {"predictor/loss": loss, "predictor/weight_norm": squares.sum().sqrt().item()}
+
+
+__all__ = [
+    "BatchSizes", "PredictorPart", "RoutePart", "ScorePart", "TokenPart", "UpdatePart", "assemble_logp",
+    "assemble_scores", "assemble_stats", "local_features", "route_part",
+]  # fmt: skip

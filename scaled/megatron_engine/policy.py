@@ -1,0 +1,191 @@
+"""One policy on one rank: its model chunks, and the schedule that runs micro-batches through them.
+
+The same forward serves the old, reference and gradient passes: logits of response rows alone, routes by a `RoutingPass`
+for each micro-batch and chunk. Losses add up over micro-batches and data-parallel ranks; nothing is averaged.
+
+Extra letters: b responses of a micro-batch; n its response tokens, packed; W vocabulary rows of one rank.
+Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 8 and 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.router import TopKRouter
+from torch import Tensor
+
+from scaled.config import TrainingBlock
+from scaled.megatron_engine.micro_batches import MicroBatch
+from scaled.megatron_engine.model import build_model
+from scaled.megatron_engine.parallel import Layout
+from scaled.megatron_engine.parts import RoutePart, TokenPart, route_part
+from scaled.megatron_engine.replay import ChunkReplay, in_flight, local_routing
+from scaled.megatron_engine.scoring import ResponseHead, token_scores
+from scaled.megatron_engine.weights import load_hf
+from scaled.model_shape import ModelShape
+from theory.routing.passes import PassRouting
+from theory.routing.replay import RoutingPass
+
+Loss = Callable[[MicroBatch, Float[Tensor, "b T"]], Float[Tensor, ""]]
+"""What a gradient pass minimises: a micro-batch's share of the loss, from pi's log-probabilities."""
+
+
+@dataclass
+class PassResult:
+    """What this rank's chunks did with all micro-batches of one pass."""
+
+    tokens: list[TokenPart] = field(default_factory=list)
+    routes: list[RoutePart] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    routing: PassRouting
+    num_positions: int
+    loss: Loss | None
+    result: PassResult
+
+
+class Policy:
+    """The model chunks of one rank with the weights of a Hugging Face folder, trained or frozen.
+
+    `chunks` are the bare GPTModels, `wrapped` what the schedule runs: in bf16 behind Float16Module, where trained behind
+    DistributedDataParallel.
+    """
+
+    def __init__(
+        self, shape: ModelShape, training: TrainingBlock, layout: Layout, folder: str, *, trained: bool, freeze_router: bool
+    ) -> None:
+        self.shape, self.training, self.layout = shape, training, layout
+        self.chunks = build_model(shape, training)
+        load_hf(self.chunks, shape, layout, folder)
+        self.device = next(self.chunks[0].parameters()).device
+        self.replays = [ChunkReplay(chunk, shape.gate) for chunk in self.chunks]
+        last = len(self.chunks) - 1
+        self.head = None
+        if layout.has_head(last):
+            self.head = ResponseHead(self.chunks[last].output_layer, layout.sequence_parallel)
+        self.wrapped: list[Any] = list(self.chunks)
+        config = self.chunks[0].config
+        if training.precision == "bf16":
+            self.wrapped = [Float16Module(config, chunk) for chunk in self.chunks]
+        # Losses and gradients are sums, not means over micro-batches and ranks: the objective has its own denominators.
+        config.calculate_per_token_loss = True
+        if trained:
+            self._train(freeze_router)
+        else:
+            for chunk in self.chunks:
+                chunk.requires_grad_(False)
+
+    def _train(self, freeze_router: bool) -> None:
+        for chunk in self.chunks:
+            for router in (module for module in chunk.modules() if isinstance(module, TopKRouter)):
+                router.weight.requires_grad_(not freeze_router)
+        self._mark_experts()
+        config = self.chunks[0].config
+        ddp = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=self.training.distributed_optimizer
+        )
+        self.wrapped = [
+            DistributedDataParallel(config, ddp, chunk, disable_bucketing=number > 0)
+            for number, chunk in enumerate(self.wrapped)
+        ]
+        config.finalize_model_grads_func = _finalize
+
+    def _mark_experts(self) -> None:
+        """Tells Megatron that experts are reduced over their own replicas, wherever these are not the dense ones.
+
+        It marks them with expert parallelism alone. With EP 1 and ETP below TP the tensor-parallel ranks are replicas of
+        each expert, and without the mark each would train it on its own positions (tensor_parallel/layers.py).
+        """
+        if self.layout.edp_size == self.layout.dp_size:
+            return
+        for chunk in self.chunks:
+            for name, parameter in chunk.named_parameters():
+                if ".mlp.experts." in name:
+                    parameter.allreduce = False  # type: ignore[attr-defined]
+
+    def run(
+        self, micro_batches: Sequence[MicroBatch], routing: PassRouting, num_positions: int, loss: Loss | None = None
+    ) -> PassResult:
+        """One pass over this rank's micro-batches, forward only without `loss`; a collective.
+
+        With it, the gradients of the summed losses of all ranks lie in the main_grad of every parameter afterwards.
+        Raises LedgerError where a layer was not routed exactly once in a pass.
+        """
+        this = _Pass(routing, num_positions, loss, PassResult())
+        feeds = [iter([(number, micro) for micro in micro_batches]) for number in range(len(self.wrapped))]
+        is_single = len(self.wrapped) == 1
+        with in_flight(self.replays), torch.set_grad_enabled(loss is not None):
+            get_forward_backward_func()(
+                forward_step_func=partial(self._forward_step, this),
+                data_iterator=feeds[0] if is_single else feeds,
+                model=self.wrapped[0] if is_single else self.wrapped,
+                num_microbatches=len(micro_batches),
+                seq_length=micro_batches[0].tokens_bS.shape[1],
+                micro_batch_size=self.training.micro_batch_size,
+                forward_only=loss is None,
+            )
+        return this.result
+
+    def _forward_step(
+        self, this: _Pass, feed: Iterator[tuple[int, MicroBatch]], model: torch.nn.Module
+    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, dict]]]:
+        number, micro = next(feed)
+        return self._forward(this, number, micro), partial(self._score, this, micro)
+
+    def _forward(self, this: _Pass, number: int, micro: MicroBatch) -> Tensor:
+        if self.head is not None and self.layout.has_head(number):
+            self.head.rows_n = micro.rows_n
+        b, width = micro.tokens_bS.shape
+        positions_bS = torch.arange(width, device=self.device).expand(b, width)
+
+        def forward() -> Tensor:
+            return self.wrapped[number](micro.tokens_bS, positions_bS, None)
+
+        replay = self.replays[number]
+        if not replay.layer_numbers:  # a chunk of dense layers alone
+            return forward()
+        start, stop = self.layout.chunk(width)
+        local = local_routing(this.routing, micro.indices, micro.num_filling, start, stop, replay.layer_numbers)
+        num_rows_b = [min(max(n - start, 0), stop - start) for n in micro.num_rows_b]
+        routing = RoutingPass(local, num_rows_b, stop - start, replay.layer_numbers)
+
+        def done(finished: RoutingPass) -> None:
+            if micro.indices:
+                this.result.routes.append(route_part(finished, micro.indices, start, for_update=this.loss is not None))
+
+        return replay.run(routing, forward, done)
+
+    def _score(self, this: _Pass, micro: MicroBatch, logits_1nW: Tensor) -> tuple[Tensor, Tensor, dict]:
+        """Megatron's loss function on the last stage: (loss, tokens to divide by: none, what to report: nothing)."""
+        group = parallel_state.get_tensor_model_parallel_group()
+        logp_n, entropy_n = token_scores(logits_1nW[0], micro.targets_n, self.shape.vocab_size, group)
+        size = (len(micro.indices), this.num_positions)
+        where = (micro.response_n, micro.position_n)
+        logp_bT = logp_n.new_zeros(size).index_put(where, logp_n)
+        if self.layout.tp_rank == 0 and micro.indices:
+            entropy_bT = entropy_n.new_zeros(size).index_put(where, entropy_n).cpu() if this.loss is None else None
+            this.result.tokens.append(TokenPart(micro.indices, logp_bT.detach().cpu(), entropy_bT))
+        no_tokens = torch.zeros((), dtype=torch.int, device=logp_n.device)
+        if this.loss is None:
+            return logp_n.sum(), no_tokens, {}
+        # An empty micro-batch still runs backward: the other ranks wait for it.
+        loss = this.loss(micro, logp_bT) if micro.indices else logp_n.sum()
+        return loss, no_tokens, {}
+
+
+def _finalize(chunks: list[torch.nn.Module], _: Tensor | None = None, **keywords: Any) -> None:
+    finalize_model_grads(chunks, None, **keywords)  # without a number of tokens: the sum is not divided
+
+
+__all__ = ["Loss", "PassResult", "Policy"]

@@ -1,0 +1,178 @@
+"""One rank of the Megatron training engine: scores sampled tokens with `old`, and takes gradient steps with `pi`.
+
+Every rank is given the whole batch, takes its own share of responses, positions and layers, and returns parts. Scoring
+and training run the same forward, so that pi equals old bit for bit on a mini-batch that was scored as it is trained.
+
+Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 8 and 9, Pr2 (2606.00395) Eq. 4-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from scaled.config import ModelBlock, TrainingBlock
+from scaled.megatron_engine import checkpoints, parallel
+from scaled.megatron_engine.micro_batches import MicroBatch, split
+from scaled.megatron_engine.optimizer import RankOptimizer
+from scaled.megatron_engine.parts import BatchSizes, ScorePart, UpdatePart
+from scaled.megatron_engine.policy import Policy
+from scaled.megatron_engine.predictor import StagePredictor
+from scaled.megatron_engine.replay import check_routing
+from scaled.megatron_engine.weights import export_hf
+from scaled.model_shape import load_shape
+from theory.algorithm import Algorithm
+from theory.contracts import MiniBatch, Rollouts
+from theory.objectives import Objective
+from theory.objectives.aggregations import Totals
+from theory.routing.passes import PassRouting
+
+
+class MegatronRank:
+    """A rank of theory's TrainingEngine, in a process where `parallel.initialize` has run.
+
+    Every method but `predictor_weights` is a collective: all ranks call it, with the same arguments. `algorithm` says
+    how to optimise, whether the router is frozen, and whether the replay mode trains a predictor.
+    """
+
+    def __init__(
+        self, model: ModelBlock, training: TrainingBlock, algorithm: Algorithm, keep_reference: bool = False
+    ) -> None:
+        self.training = training
+        self.shape = shape = load_shape(model.path, model.shape)
+        self.layout = layout = parallel.layout(training, shape.num_layers)
+        self.num_updates = 0
+        self.policy = Policy(
+            shape, training, layout, model.path, trained=True, freeze_router=algorithm.freeze_router
+        )
+        self.reference = None
+        if keep_reference:
+            self.reference = Policy(shape, training, layout, model.path, trained=False, freeze_router=True)
+        self.optimizer = RankOptimizer(self.policy.wrapped, algorithm.optimizer, training)
+        self.predictor: StagePredictor | None = None
+        layers = sorted(n for replay in self.policy.replays for n in replay.layer_numbers)
+        if algorithm.passes.trains_predictor and layers:
+            self.predictor = StagePredictor(
+                layers, shape.hidden_size, shape.num_experts, algorithm.predictor, layout.pp_rank, self.policy.device
+            )
+
+    def score(self, rollouts: Rollouts, routing: PassRouting) -> ScorePart:
+        """This rank's share of the old pass: log pi_old of response tokens, entropies, routes; without gradients."""
+        sizes = self._sizes(rollouts, routing)
+        result = self.policy.run(self._micro_batches(rollouts), routing, sizes.num_positions)
+        return ScorePart(sizes, tuple(result.tokens), tuple(result.routes))
+
+    def score_reference(self, rollouts: Rollouts) -> ScorePart:
+        """This rank's share of log pi_ref: the weights of the model folder, naturally routed; no routes reported."""
+        if self.reference is None:
+            raise ValueError("score_reference: expected an engine that keeps a reference, got keep_reference=False")
+        routing = PassRouting("natural")
+        sizes = self._sizes(rollouts, routing)
+        result = self.reference.run(self._micro_batches(rollouts), routing, sizes.num_positions)
+        return ScorePart(sizes, tuple(result.tokens), ())
+
+    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdatePart:
+        """One clipped AdamW step up the objective, then one predictor step if the mini-batch carries features.
+
+        Raises NonFiniteError on every rank, before any weight changes, where the gradient is not finite.
+        """
+        rollouts = minibatch.rollouts
+        sizes = self._sizes(rollouts, routing)
+        loss = _ObjectiveLoss(minibatch, objective)
+        self.optimizer.zero_grad()
+        result = self.policy.run(self._micro_batches(rollouts), routing, sizes.num_positions, loss)
+        step_metrics = self.optimizer.step(self.num_updates)
+        self.num_updates += 1
+        predictor = None
+        if minibatch.features is not None and self.predictor is not None:
+            if routing.feature_rows is None:
+                raise ValueError("expected feature rows in the routing of a mini-batch with cached features, got none")
+            predictor = self.predictor.step(minibatch.features, sizes, result.routes, step_metrics["actor/lr"])
+        is_reporter = self.layout.is_last_stage and self.layout.tp_rank == 0
+        return UpdatePart(
+            sizes=sizes,
+            tokens=tuple(result.tokens),
+            routes=tuple(result.routes),
+            micro_metrics=tuple(loss.metrics) if is_reporter else (),
+            objectives=tuple(loss.values) if is_reporter else (),
+            step_metrics=step_metrics,
+            predictor=predictor,
+        )
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """The present weights, whole and under Hugging Face names; a tensor is yielded by exactly one rank."""
+        return export_hf(self.policy.chunks, self.shape, self.layout)
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """The gradient of the loss (minus the objective) in the last update, before clipping, as `export` names it.
+
+        Bit-equal to what was reduced where nothing was clipped, else to one rounding. Raises ValueError with a
+        distributed optimizer, whose ranks hold the reduced gradient in shards, and before the first update.
+        """
+        if self.training.distributed_optimizer:
+            raise ValueError("training.distributed_optimizer: expected false for whole gradients, got true")
+        if self.num_updates == 0:
+            raise ValueError("gradients: expected at least 1 update before, got 0")
+        clipping = self.optimizer.clipping
+        return export_hf(
+            self.policy.chunks, self.shape, self.layout, tensors=lambda p: p.main_grad / clipping  # type: ignore[attr-defined]
+        )
+
+    def predictor_weights(self) -> dict[int, Float[Tensor, "D E"]]:
+        """W_p of this rank's layers by number; the same on every rank of the stage; empty without a predictor."""
+        if self.predictor is None:
+            return {}
+        return {number: weight.cpu() for number, weight in self.predictor.trainer.weights().items()}
+
+    def save(self, folder: str | Path) -> None:
+        """Weights, optimiser states, number of updates and predictor, for `load` in this layout or another."""
+        checkpoints.save(self, Path(folder))
+
+    def load(self, folder: str | Path) -> None:
+        """The inverse of `save`: in the same layout training goes on with the same bits."""
+        checkpoints.load(self, Path(folder))
+
+    def _sizes(self, rollouts: Rollouts, routing: PassRouting) -> BatchSizes:
+        num_rows_B = tuple(response.num_tokens - 1 for response in rollouts.responses)
+        check_routing(routing, num_rows_B, self.shape.moe_layers)
+        return BatchSizes(num_rows_B, max(len(response.tokens) for response in rollouts.responses))
+
+    def _micro_batches(self, rollouts: Rollouts) -> list[MicroBatch]:
+        return split(rollouts.padded(), self.layout, self.training, self.policy.device)
+
+
+class _ObjectiveLoss:
+    """Minus a micro-batch's share of the objective, with the denominators of the whole mini-batch."""
+
+    def __init__(self, minibatch: MiniBatch, objective: Objective) -> None:
+        self.metrics: list[tuple[int, dict[str, Tensor]]] = []
+        self.values: list[Tensor] = []
+        self._minibatch, self._objective = minibatch, objective
+        self._batch = whole = minibatch.rollouts.padded()
+        self._totals: Totals = objective.totals(minibatch.logp_old_BT, whole.logp_mu_BT, whole.is_response_BT)
+
+    def __call__(self, micro: MicroBatch, logp_bT: Tensor) -> Tensor:
+        def own(x_B: Tensor) -> Tensor:
+            return x_B[list(micro.indices)].to(logp_bT.device)
+
+        m = self._minibatch
+        is_response_bT = own(self._batch.is_response_BT)
+        output = self._objective(
+            logp_bT,
+            own(m.logp_old_BT),
+            own(self._batch.logp_mu_BT),
+            own(m.advantages_B),
+            is_response_bT,
+            logp_ref_BT=None if m.logp_ref_BT is None else own(m.logp_ref_BT),
+            totals=self._totals,
+        )
+        self.metrics.append((int(is_response_bT.sum()), {k: v.cpu() for k, v in output.metrics.items()}))
+        self.values.append(output.objective.detach().cpu())
+        return -output.objective
+
+
+__all__ = ["MegatronRank"]

@@ -1,0 +1,208 @@
+"""Weights from Hugging Face files or streams into this rank's shards, and out again, for every layout.
+
+One view of a parameter for each Hugging Face tensor in it serves both directions: loading writes a slice of the file into
+it, exporting gathers it from the tensor-parallel ranks, one parameter at a time. `names.py` has the rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from safetensors import safe_open
+from torch import Tensor
+
+from scaled.megatron_engine.names import Rule, hf_shapes, rule
+from scaled.megatron_engine.parallel import Layout
+from scaled.model_shape import ModelShape
+
+# Constants that old checkpoints carry and that every engine computes from the config.
+DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter (or the router's selection bias, a buffer) of this rank, its rule, and how many ranks split it."""
+
+    tensor: Tensor
+    rule: Rule
+    num_shards: int
+    shard: int
+    is_buffer: bool
+
+    def parts(self, tensor: Tensor) -> list[Tensor]:
+        """Views of a tensor of the parameter's shape: the rows of each Hugging Face tensor, (blocks, rows, ...)."""
+        if len(self.rule.names) == 1:
+            return [tensor]
+        total = self.rule.blocks or self.num_shards
+        rows = [size[0] // total for size in self.rule.shapes]
+        return list(tensor.unflatten(0, (total // self.num_shards, sum(rows))).split(rows, dim=1))
+
+    def slices(self, part: int) -> tuple[slice, ...]:
+        """Where this rank's piece lies in the whole Hugging Face tensor; a padded vocabulary's last piece is shorter."""
+        whole, axis = self.rule.shapes[part], self.rule.axis
+        if axis is None or self.num_shards == 1:
+            return tuple(slice(0, size) for size in whole)
+        per_rank = -(-whole[axis] // self.num_shards)
+        start = min(self.shard * per_rank, whole[axis])
+        own = slice(start, min(start + per_rank, whole[axis]))
+        return tuple(own if i == axis else slice(0, size) for i, size in enumerate(whole))
+
+
+_EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(\d+)\.(linear_fc[12])\.weight|(linear_fc[12])\.weight(\d+))$")
+
+
+def weights(chunks: Sequence[torch.nn.Module], shape: ModelShape, layout: Layout) -> Iterator[Weight]:
+    """The rank's weights in the order of its modules, wrapped (DDP, Float16Module) or not."""
+    for chunk in chunks:
+        model: Any = chunk
+        while hasattr(model, "module"):
+            model = model.module
+        for name, parameter in model.named_parameters():
+            yield _weight(model, name, parameter, shape, layout, is_buffer=False)
+        for name, buffer in model.named_buffers():
+            if name.endswith("router.expert_bias"):
+                yield _weight(model, name, buffer, shape, layout, is_buffer=True)
+
+
+def _weight(model: Any, name: str, tensor: Tensor, shape: ModelShape, layout: Layout, is_buffer: bool) -> Weight:
+    if not name.startswith("decoder.layers."):
+        found = rule(shape, name)
+    else:
+        position, inner = name.removeprefix("decoder.layers.").split(".", 1)
+        layer = model.decoder.layers[int(position)].layer_number - 1
+        if match := _EXPERT.match(inner):
+            local = int(match[1] or match[4])
+            first = layout.ep_rank * (shape.num_experts // layout.ep_size)
+            found = rule(shape, f"{match[2] or match[3]}.weight", layer, first + local)
+        else:
+            found = rule(shape, inner, layer)
+    size, rank = (layout.etp_size, layout.etp_rank) if found.is_expert else (layout.tp_size, layout.tp_rank)
+    # Transformer Engine keeps MLA's down-projections whole on every rank, Megatron's own layers split them.
+    is_split = found.axis is not None and tensor.shape[found.axis] != sum(part[found.axis] for part in found.shapes)
+    return Weight(tensor, found, size if is_split else 1, rank if is_split else 0, is_buffer)
+
+
+@torch.no_grad()
+def load_hf(
+    chunks: Sequence[torch.nn.Module],
+    shape: ModelShape,
+    layout: Layout,
+    source: str | Path | Iterable[tuple[str, Tensor]],
+) -> None:
+    """Fills the rank's weights from a Hugging Face folder, or from named tensors as they come; types are converted.
+
+    From a folder only the rows and experts of this rank are read. Rows that pad the vocabulary become 0. fp32 masters
+    of an optimiser that exists already are not touched: it must be told (`reload_model_params`).
+    Raises ValueError, naming them, for tensors that are missing, unexpected or of another shape.
+    """
+    places: dict[str, list[tuple[Weight, int]]] = {}
+    for weight in weights(chunks, shape, layout):
+        if not weight.is_buffer:
+            weight.tensor.data.zero_()
+        for part, name in enumerate(weight.rule.names):
+            places.setdefault(name, []).append((weight, part))
+    expected = hf_shapes(shape)
+    seen: set[str] = set()
+    unexpected: list[str] = []
+    for name, size, read in _entries(source):
+        if DERIVED.search(name):
+            continue
+        if name not in expected or name in seen:
+            unexpected.append(name if name not in expected else f"{name} (twice)")
+            continue
+        seen.add(name)
+        if tuple(size) != expected[name]:
+            raise ValueError(f"{name}: expected shape {list(expected[name])}, got {list(size)}")
+        for weight, part in places.get(name, ()):
+            _fill(weight, part, read(weight.slices(part)))
+    if unexpected:
+        raise ValueError(f"expected the tensors of a {shape.family} model, got besides them {_some(unexpected)}")
+    if missing := [name for name in expected if name not in seen]:
+        raise ValueError(f"expected {len(expected)} tensors, missing {_some(missing)}")
+
+
+def _fill(weight: Weight, part: int, piece: Tensor) -> None:
+    place = weight.parts(weight.tensor.data)[part]
+    if len(weight.rule.names) == 1:
+        place[tuple(slice(0, size) for size in piece.shape)].copy_(piece)
+    else:
+        place.copy_(piece.reshape(place.shape))
+
+
+def _some(names: list[str], limit: int = 5) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+Read = Callable[[tuple[slice, ...]], Tensor]
+
+
+def _entries(source: str | Path | Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Sequence[int], Read]]:
+    """(name, shape, read), where `read` takes slices and brings only them from a file."""
+    if not isinstance(source, str | Path):
+        for name, tensor in source:
+            yield name, tensor.shape, tensor.__getitem__
+        return
+    files = sorted(Path(source).glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"expected a folder with safetensors files, got {source}")
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  # not a mapping: it cannot be iterated
+                view = opened.get_slice(name)
+                yield name, view.get_shape(), view.__getitem__
+
+
+@torch.no_grad()
+def export_hf(
+    chunks: Sequence[torch.nn.Module],
+    shape: ModelShape,
+    layout: Layout,
+    tensors: Callable[[torch.nn.Parameter], Tensor] | None = None,
+) -> Iterator[tuple[str, Tensor]]:
+    """The present weights under their Hugging Face names: a collective that every rank must iterate to its end.
+
+    Every tensor is yielded whole, by exactly one rank: the first of its tensor-parallel group in the first replica
+    that has it (experts: the rank that owns them). Only one parameter is gathered at a time.
+    `tensors` maps a parameter to another tensor of its shape (`lambda p: p.main_grad`), whole on every replica; the
+    selection bias, no parameter, is left out then.
+    """
+    for weight in weights(chunks, shape, layout):
+        if weight.rule.is_copy or (weight.is_buffer and tensors is not None):
+            continue
+        if weight.rule.is_expert:
+            is_replica, group = layout.edp_rank > 0, parallel_state.get_expert_tensor_parallel_group()
+            rank = layout.etp_rank
+        else:
+            is_replica, group = layout.dp_rank > 0, parallel_state.get_tensor_model_parallel_group()
+            rank = layout.tp_rank
+        if is_replica:
+            continue
+        local = weight.tensor.data if tensors is None else tensors(weight.tensor)  # type: ignore[arg-type]
+        if local.shape != weight.tensor.shape:
+            raise ValueError(f"{weight.rule.names[0]}: expected shape {list(weight.tensor.shape)}, got {list(local.shape)}")
+        for part, view in enumerate(weight.parts(local)):
+            whole = _gathered(view, weight, part, group)
+            if rank == 0:
+                yield weight.rule.names[part], whole
+
+
+def _gathered(view: Tensor, weight: Weight, part: int, group: Any) -> Tensor:
+    size, axis = weight.rule.shapes[part], weight.rule.axis
+    if weight.num_shards == 1 or axis is None:
+        return view.reshape(size).clone()
+    own = view.reshape(-1, *size[1:]).contiguous() if len(weight.rule.names) > 1 else view.contiguous()
+    shards = [torch.empty_like(own) for _ in range(weight.num_shards)] if weight.shard == 0 else None
+    dist.gather(own, shards, group=group, group_dst=0)
+    if shards is None:
+        return own
+    return torch.cat(shards, dim=axis).narrow(axis, 0, size[axis])
+
+
+__all__ = ["Weight", "export_hf", "load_hf", "weights"]

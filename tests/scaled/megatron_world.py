@@ -1,0 +1,224 @@
+"""What tests of the training engine share: tiny random Hugging Face folders, and processes that form a real world.
+
+Functions given to `spawn` run in fresh processes without pytest: their module must be importable, and megatron is
+imported inside them, never by the test process itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import socket
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from scaled.config import TrainingBlock
+from scaled.megatron_engine.names import hf_shapes
+from scaled.model_shape import parse_shape
+from theory.streams import stream
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 98,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "dtype": "float32",
+}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "intermediate_size": 128,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+FAMILY_FIELDS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 16,
+        "num_experts": 8,
+        "moe_intermediate_size": 32,
+        "intermediate_size": 128,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+    },
+    "olmoe": {
+        "architectures": ["OlmoeForCausalLM"],
+        "num_experts": 8,
+        "intermediate_size": 32,
+        "norm_topk_prob": False,
+        "clip_qkv": None,
+    },
+    "deepseek_v2": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        **LATENT,
+        "q_lora_rank": 16,
+        "topk_method": "greedy",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "scoring_func": "softmax",
+    },
+    "deepseek_v3": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        **LATENT,
+        "q_lora_rank": None,
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.446,
+        "scoring_func": "sigmoid",
+    },
+}
+
+
+def tiny_config(family: str = "qwen3_moe", **changes: Any) -> dict[str, Any]:
+    """config.json of a tiny model: 4 layers, width 64, 8 experts, 2 a token; `changes` are fields of config.json."""
+    return {**COMMON, "model_type": family, **FAMILY_FIELDS[family], **changes}
+
+
+def tiny_folder(folder: Path, family: str = "qwen3_moe", seed: int = 0, num_files: int = 2, **changes: Any) -> Path:
+    """A Hugging Face folder of a random fp32 model of `tiny_config`, its tensors spread over `num_files` files.
+
+    Weights are drawn from a named stream: wide enough that logits spread by about 1 and routers choose clearly.
+    """
+    fields = tiny_config(family, **changes)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    generator = stream(seed, "tiny_folder", family)
+    tensors = {name: _draw(name, size, generator) for name, size in hf_shapes(parse_shape(fields)).items()}
+    where = {name: f"model-{i % num_files}.safetensors" for i, name in enumerate(tensors)}
+    for file in sorted(set(where.values())):
+        own = {name: tensor for name, tensor in tensors.items() if where[name] == file}
+        save_file(own, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    return folder
+
+
+def _draw(name: str, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    noise = torch.randn(size, generator=generator)
+    if name.endswith("correction_bias"):
+        return 0.1 * noise
+    if len(size) == 1:
+        return 1 + 0.1 * noise
+    if "embed_tokens" in name:
+        return noise
+    gain = 3.0 if name.endswith("mlp.gate.weight") else 1.0
+    return gain * noise / size[1] ** 0.5
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens on now, below those that the system hands to outgoing connections (gloo opens many)."""
+    ports: list[int] = []
+    port = 20000 + os.getpid() * 37 % 10000
+    while len(ports) < number:
+        port += 1
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            ports.append(port)
+    return ports
+
+
+@contextlib.contextmanager
+def joined(training: TrainingBlock, rank: int, port: int) -> Iterator[None]:
+    """This process is `rank` of the layout's world within it."""
+    from scaled.megatron_engine import parallel
+
+    parallel.initialize(training, rank, training.num_ranks, "127.0.0.1", port)
+    try:
+        yield
+    finally:
+        parallel.shutdown()
+
+
+def spawn(num_ranks: int, function: Callable[..., Any], *args: Any, limit_s: float = 180) -> list[Any]:
+    """`function(rank, *args)` in `num_ranks` fresh processes; what each returned (anything that torch.save takes).
+
+    Raises RuntimeError with the traceback of a rank that failed, TimeoutError with the end of its log where one takes
+    longer than `limit_s`; no process outlives the call.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
+        folder = Path(name)
+        ranks = [context.Process(target=_run, args=(rank, folder, function, args)) for rank in range(num_ranks)]
+        try:
+            for rank in ranks:
+                rank.start()
+            _wait(ranks, folder, time.monotonic() + limit_s)
+            return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(num_ranks)]
+        finally:
+            for rank in ranks:
+                if rank.is_alive():
+                    rank.kill()
+                rank.join()
+
+
+def _wait(ranks: list[Any], folder: Path, deadline: float) -> None:
+    waiting = set(range(len(ranks)))
+    while waiting:
+        left = deadline - time.monotonic()
+        multiprocessing.connection.wait([ranks[i].sentinel for i in waiting], timeout=max(0.0, left))
+        for rank in [i for i in waiting if not ranks[i].is_alive()]:
+            waiting.discard(rank)
+            failure = folder / f"{rank}.traceback"
+            if failure.exists():
+                raise RuntimeError(f"rank {rank} failed:\n{failure.read_text()}")
+            if not (folder / f"{rank}.pt").exists():
+                raise RuntimeError(f"rank {rank} died with exit code {ranks[rank].exitcode}:\n{_tail(folder, rank)}")
+        if waiting and time.monotonic() >= deadline:
+            raise TimeoutError("".join(f"rank {rank} hangs:\n{_tail(folder, rank)}" for rank in sorted(waiting)))
+
+
+def _tail(folder: Path, rank: int) -> str:
+    log = folder / f"{rank}.log"
+    return log.read_text(errors="replace")[-3000:] if log.exists() else ""
+
+
+def _run(rank: int, folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    log = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    warnings.simplefilter("ignore")
+    try:
+        result = function(rank, *args)
+        torch.save(result, folder / f"{rank}.partial")
+        os.replace(folder / f"{rank}.partial", folder / f"{rank}.pt")
+    except BaseException:
+        (folder / f"{rank}.traceback").write_text(traceback.format_exc())
+        sys.exit(1)
+
+
+__all__ = ["free_ports", "joined", "spawn", "tiny_config", "tiny_folder"]
