@@ -1,0 +1,58 @@
+"""`firstorder launch`: a Slurm script or a Ray job from a cluster config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def launch(
+    context: typer.Context,
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: scaled`.")],
+    kind: Annotated[
+        Literal["slurm", "ray"], typer.Option(help="An sbatch script that starts Ray, or a job for a running Ray.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write the script; printed if not given.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm partition.")] = None,
+    account: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm account.")] = None,
+    time: Annotated[str | None, typer.Option(metavar="D-HH:MM:SS", help="Slurm time limit.")] = None,
+    container: Annotated[
+        str | None,
+        typer.Option(metavar="IMAGE", help="Run in this container: Slurm's pyxis plugin, or Ray's image_uri."),
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Write the script that starts the run of CONFIG on a cluster, with the nodes and GPUs that its `cluster:` names.
+
+    slurm: an sbatch script that starts Ray's head on the first node and a worker on each other one, waits for all GPUs,
+    and trains; requeued by Slurm, it resumes. ray: a `ray job submit` for the cluster at $RAY_ADDRESS. Paths in CONFIG
+    count from the folder that the script is submitted from. What does not fit the cluster is refused, as by
+    `firstorder plan`. Any field of the config can be set here, as in `firstorder train`.
+
+    \b
+    Examples:
+      firstorder launch configs/scaled/minirl/n8_r3.yaml --kind slurm --partition gpu --time 2-00:00:00 --out run.sbatch
+      firstorder launch configs/scaled/pr2/qwen3_off4.yaml --kind ray --seed 1 --out submit.sh
+    """
+    from firstorder.plan import read_config
+    from lab.config.strict import ConfigError
+    from lab.files import atomic_write
+    from scaled.launch import Options, script
+    from scaled.plan.summary import make_plan
+
+    path, overrides, run_config = read_config([config, *context.args])
+    plan = make_plan(run_config)
+    if plan.misfits:
+        raise ConfigError("; ".join(plan.misfits))
+    text = script(run_config, path, overrides, kind, Options(partition, account, time, container))
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+    atomic_write(out, text)
+    typer.echo(out)

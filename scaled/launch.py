@@ -1,0 +1,79 @@
+"""Scripts that start a run on a cluster, from the config alone: an sbatch file, or a `ray job submit`.
+
+Nothing of any machine is in them: nodes and GPUs come from `cluster:`, the rest from the caller or from Slurm itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from lab.config.strict import ConfigError
+from scaled.config import ScaledRun
+
+TEMPLATES = Path(__file__).parent / "launch_templates"
+
+RAY_PORT = 6379
+"""Ray's own default for the head."""
+
+_NAME = re.compile(r"[\w.@,:+-]+")
+_TIME = re.compile(r"(\d+-)?\d+(:\d{1,2}){0,2}")
+_IMAGE = re.compile(r"[\w./@:#+~-]+")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the config does not know: where on the cluster, for how long, in which container."""
+
+    partition: str | None = None
+    account: str | None = None
+    time: str | None = None
+    container: str | None = None
+
+    def __post_init__(self) -> None:
+        # Slurm reads #SBATCH lines with rules of its own, which know no way to quote a line break.
+        rules = (("partition", _NAME), ("account", _NAME), ("time", _TIME), ("container", _IMAGE))
+        for name, pattern in rules:
+            value = getattr(self, name)
+            if value is not None and not pattern.fullmatch(value):
+                raise ConfigError(f"--{name}: expected a value of the form {pattern.pattern}, got {value!r}")
+
+
+def script(
+    config: ScaledRun, path: str, overrides: Sequence[str], kind: Literal["slurm", "ray"], options: Options
+) -> str:  # fmt: skip
+    """The script; `path` and `overrides` are the words of `firstorder train`, quoted for the shell.
+
+    Raises ConfigError for an option that a Ray job has no use for.
+    """
+    if kind == "ray":
+        unused = [name for name in ("partition", "account", "time") if getattr(options, name) is not None]
+        if unused:
+            raise ConfigError(f"--{unused[0]}: expected only with --kind slurm, got it with --kind ray")
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True,
+        lstrip_blocks=True, autoescape=False,
+    )  # fmt: skip
+    environment.filters |= {"quote": shlex.quote, "json": json.dumps}
+    cluster = config.cluster
+    # A file name may start with a dash; `./` keeps it from being read as an option.
+    path = f"./{path}" if path.startswith("-") else path
+    address = ["--cluster.address", "auto"]
+    train = ["firstorder", "train", path, *overrides, *address, "--progress", "lines"]
+    template = environment.get_template("slurm.sh.jinja" if kind == "slurm" else "ray_job.sh.jinja")
+    return template.render(
+        name=config.name,
+        num_nodes=cluster.num_nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        num_gpus=cluster.num_nodes * cluster.gpus_per_node,
+        port=RAY_PORT,
+        options=options,
+        train=shlex.join(train),
+    )

@@ -1,0 +1,1 @@
+"""What a run would need before it starts: layout, memory, payloads, time."""

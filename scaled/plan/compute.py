@@ -1,0 +1,184 @@
+r"""Tokens, FLOPs and seconds of one global step, from a roofline whose every assumption is a number below.
+
+Matrix work counts 2 FLOPs a weight and token, attention 2 S H (d_qk + d_v) a token and layer over a causal half.
+The estimate is for a mean length of sequences: its only input that no config states.
+
+Letters: S tokens of a sequence, H heads, E experts, K slots, M micro-batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from scaled.config import ScaledRun, TrainingBlock
+from scaled.model_shape import ModelShape
+from scaled.plan import memory, payloads
+from scaled.plan.hardware import Gpu
+
+TRAINING_EFFICIENCY = 0.2
+"""Share of the peak rate that Megatron reaches on experts of this width, communication included."""
+
+DECODE_FLOPS_EFFICIENCY = 0.3
+"""Share of the peak rate in decoding and prefilling."""
+
+DECODE_BANDWIDTH_EFFICIENCY = 0.5
+"""Share of the memory bandwidth in decoding."""
+
+STEP_OVERHEAD = 10e-3
+"""Seconds of one decoding step that no byte explains: kernel launches and all-reduces of a 48-layer model."""
+
+PUSH_EFFICIENCY = 0.5
+"""Share of the bandwidth between GPUs in pushing weights."""
+
+MEAN_LENGTH_SHARE = 0.3
+"""Mean over longest sequence: R3 (arXiv 2510.11370) Table 8 measured 203,989,395 / (10 x 2048) of 32,768 tokens."""
+
+
+@dataclass(frozen=True)
+class StepCompute:
+    """Tokens, FLOPs and seconds of one global step."""
+
+    num_responses: int
+    mean_tokens: int
+    max_tokens: int
+    tokens: int
+    rollout_flops: float
+    score_flops: float
+    update_flops: float
+    rollout_s: float
+    training_s: float
+    push_s: float
+    step_s: float
+    gpu_hours: float
+
+    @property
+    def total_flops(self) -> float:
+        """All three."""
+        return self.rollout_flops + self.score_flops + self.update_flops
+
+    def to_json(self) -> dict[str, float]:
+        """Every field by name."""
+        return asdict(self)
+
+
+def matrix_flops(shape: ModelShape) -> int:
+    """FLOPs of one token's matrix products, forward: 2 x (active weights - embedding - norms), head included."""
+    norms = (2 * shape.num_layers + 1) * shape.hidden_size
+    head_only = shape.num_active_parameters - (0 if shape.tied_head else shape.vocab_size * shape.hidden_size)
+    return 2 * (head_only - norms)
+
+
+def attention_flops(shape: ModelShape, context: int | float) -> int | float:
+    """FLOPs of one token's attention to `context` earlier ones, forward: 2 context H (d_qk + d_v) a layer."""
+    latent = shape.latent_attention
+    query = shape.head_dim if latent is None else latent.no_position_dim + latent.position_dim
+    return 2 * context * shape.num_heads * (query + shape.head_dim) * shape.num_layers
+
+
+def forward_flops(shape: ModelShape, S: int) -> float:
+    """FLOPs of one forward pass over a sequence of S tokens: token s attends to s, (S + 1) / 2 on average."""
+    return S * (matrix_flops(shape) + attention_flops(shape, (S + 1) / 2))
+
+
+def update_factor(shape: ModelShape, training: TrainingBlock, S: int) -> float:
+    """Forward passes that one forward and backward with recomputation cost: 3, 4 under full, between under selective.
+
+    Selective recomputes the experts alone: 3 + (their share of the forward pass).
+    """
+    if training.recompute == "full":
+        return 4.0
+    if training.recompute == "selective":
+        return 3.0 + S * payloads.expert_flops_per_token(shape) / forward_flops(shape, S)
+    return 3.0
+
+
+def experts_touched(shape: ModelShape, num_tokens: int | float) -> float:
+    """Experts of a layer that `num_tokens` tokens reach when choices are even: E (1 - (1 - K / E)^n)."""
+    E, K = shape.num_experts, shape.experts_per_token
+    return E * (1 - (1 - K / E) ** num_tokens)
+
+
+def decode_step_seconds(
+    config: ScaledRun, shape: ModelShape, gpu: Gpu, num_seqs: int | float, context: int | float
+) -> float:
+    """Seconds of one decoding step of `num_seqs` sequences of `context` tokens: the slower of bytes and FLOPs.
+
+    Bytes are the weights of the experts reached and all others, and the sequences' keys and values.
+    """
+    rollout, tp = config.rollout, config.rollout.tensor_parallel
+    precision = rollout.precision
+    b = memory.ELEMENT_BYTES[precision.compute]
+    whole = payloads.weight_bytes(shape, precision.weights, b)
+    expert_share = len(shape.moe_layers) * shape.num_experts * shape.num_expert_parameters / shape.num_parameters
+    touched = experts_touched(shape, num_seqs) / shape.num_experts
+    weights = whole * (1 - expert_share + expert_share * touched) / tp
+    kv = num_seqs * context * memory.sequence_kv_bytes(config, shape) / rollout.max_model_len
+    flops = num_seqs * (matrix_flops(shape) + attention_flops(shape, context)) / tp
+    by_bytes = (weights + kv) / (gpu.hbm_gb_s * 1e9 * DECODE_BANDWIDTH_EFFICIENCY)
+    rate = gpu.tflops(fp8=precision.weights == "fp8_block") * 1e12 * DECODE_FLOPS_EFFICIENCY
+    return max(by_bytes, flops / rate) + STEP_OVERHEAD
+
+
+def rollout_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens: int) -> float:
+    """Seconds of a rollout: decoding steps x seconds of one.
+
+    An engine decodes its share of the responses, at most `max_num_seqs` together, and a step gives each one token; the
+    longest response is decoded token by token, so there are at least max_tokens steps.
+    """
+    batch, rollout = config.algorithm.batch, config.rollout
+    share = batch.num_prompts * batch.num_responses / rollout.num_engines
+    longest = config.algorithm.sampling.max_tokens
+    together = min(share, rollout.max_num_seqs)
+    steps = max(longest, share * mean_tokens / together)
+    active = share * mean_tokens / steps
+    return steps * decode_step_seconds(config, shape, gpu, active, mean_tokens / 2)
+
+
+def training_seconds(config: ScaledRun, gpu: Gpu, flops: float) -> float:
+    """Seconds of score and gradient passes: flops / (ranks x peak x efficiency), and the pipeline's bubble.
+
+    The bubble is 1 + (PP - 1) / (M VPP) (Narayanan et al., arXiv 2104.04473, sec. 2.2).
+    """
+    training = config.training
+    pp, vpp = training.pipeline_parallel, training.virtual_pipeline
+    bubble = 1 + (pp - 1) / (memory.num_microbatches(config) * vpp)
+    peak = gpu.bf16_tflops if training.precision == "bf16" else gpu.bf16_tflops / 2
+    return bubble * flops / (training.num_ranks * peak * 1e12 * TRAINING_EFFICIENCY)
+
+
+def push_bandwidth(config: ScaledRun, gpu: Gpu) -> float:
+    """GB/s of a push: the link between GPUs on a cluster of one machine, the network on a larger one."""
+    return gpu.link_gb_s if config.cluster.num_nodes == 1 else gpu.network_gb_s
+
+
+def push_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> float:
+    """Seconds until every engine has the weights: once out of the ranks and once into each, in training precision."""
+    size = memory.ELEMENT_BYTES[config.training.precision] * shape.num_parameters
+    return 2 * size / (push_bandwidth(config, gpu) * 1e9 * PUSH_EFFICIENCY)
+
+
+def step_compute(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens: int | None = None) -> StepCompute:
+    """Tokens, FLOPs and seconds of one global step whose sequences have `mean_tokens` tokens on average.
+
+    By default R3's measured share of the longest sequence. One draw of prompts: dynamic sampling multiplies the
+    rollout by its draws. Training takes turns with the rollout, unless the schedule is one step off.
+    """
+    algorithm = config.algorithm.build()
+    num_responses = algorithm.num_prompts * algorithm.num_responses
+    longest = config.rollout.max_model_len
+    S = round(MEAN_LENGTH_SHARE * longest) if mean_tokens is None else mean_tokens
+    if not 1 <= S <= longest:
+        raise ValueError(f"--mean-tokens: expected from 1 to rollout.max_model_len = {longest}, got {S}")
+    forward = num_responses * forward_flops(shape, S)
+    score = forward * (2 if algorithm.objective.kl_coefficient > 0 else 1)
+    update = forward * update_factor(shape, config.training, S)
+    rollout_s = rollout_seconds(config, shape, gpu, S)
+    training_s = training_seconds(config, gpu, score + update)
+    push_s = push_seconds(config, shape, gpu)
+    together = max(rollout_s, training_s) if config.schedule.kind == "one_step_off" else rollout_s + training_s
+    step_s = together + push_s
+    gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
+    return StepCompute(
+        num_responses, S, algorithm.max_tokens, num_responses * S, forward, score, update, rollout_s, training_s,
+        push_s, step_s, gpus * step_s / 3600,
+    )  # fmt: skip

@@ -1,0 +1,235 @@
+"""Whether a layout divides and fits: what does not, as a line with the field, both numbers and a way out.
+
+What divides is what Megatron-core and vLLM ask for; what fits is `memory.py`'s count against one GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pydantic
+
+from lab.config.strict import ConfigError
+from scaled.config import ScaledRun
+from scaled.megatron_engine.parallel import check_layout
+from scaled.model_shape import ModelShape
+from scaled.plan import memory, payloads
+from scaled.plan.hardware import Gpu
+from scaled.plan.memory import GIB, Memory
+
+MAX_WAYS = 3
+"""Ways out that a message names."""
+
+
+def check_divides(config: ScaledRun, shape: ModelShape) -> None:
+    """Raises ConfigError for the first parallel size that the model or the batch cannot be split by."""
+    training, rollout = config.training, config.rollout
+    try:
+        check_layout(shape, training)
+    except ValueError as error:
+        raise ConfigError(f"{error}{_sizes_that_divide(config, shape, str(error))}") from None
+    microbatches = memory.num_microbatches(config)
+    if training.virtual_pipeline > 1 and microbatches % training.pipeline_parallel:
+        raise ConfigError(
+            f"training.virtual_pipeline: expected micro-batches of an update in multiples of pipeline_parallel = "
+            f"{training.pipeline_parallel} (interleaved 1F1B), got {microbatches}; virtual_pipeline 1 takes any number"
+        )
+    if shape.num_heads % rollout.tensor_parallel:
+        raise ConfigError(
+            f"rollout.tensor_parallel: expected a divisor of {shape.num_heads} attention heads, got "
+            f"{rollout.tensor_parallel}; it may be {', '.join(map(str, _divisors(shape.num_heads)))}"
+        )
+    if rollout.precision.weights == "fp8_block":
+        _check_blocks(config, shape)
+
+
+def _sizes_that_divide(config: ScaledRun, shape: ModelShape, message: str) -> str:
+    """The sizes up to 64 of the field that the message names with which the model divides, as a clause."""
+    field = message.split(":")[0].split(" ")[0].removeprefix("training.")
+    if field not in type(config.training).model_fields:
+        return ""
+    fits = []
+    for size in range(1, 65):
+        try:
+            check_layout(shape, config.training.model_copy(update={field: size}))
+            fits.append(str(size))
+        except ValueError:
+            continue
+    return f"; it may be {', '.join(fits)}" if fits else ""
+
+
+def _check_blocks(config: ScaledRun, shape: ModelShape) -> None:
+    """vLLM keeps a block's scale on one GPU: an expert's width on a GPU must be a multiple of 128."""
+    tp, width = config.rollout.tensor_parallel, shape.expert_size
+    if width % (tp * payloads.BLOCK):
+        fits = [n for n in _divisors(width) if width % (n * payloads.BLOCK) == 0 and shape.num_heads % n == 0]
+        way = f"it may be {', '.join(map(str, fits))}" if fits else "use precision.weights int8 or same"
+        raise ConfigError(
+            f"rollout.tensor_parallel: expected expert width / tensor_parallel in multiples of {payloads.BLOCK} under "
+            f"precision.weights fp8_block, got {width} / {tp} = {width / tp:g}; {way}"
+        )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def check_lengths(config: ScaledRun, shape: ModelShape) -> None:
+    """Raises ConfigError where sequences are longer than the model's positions or than an engine's."""
+    longest, sampling = config.rollout.max_model_len, config.algorithm.sampling
+    if longest > shape.max_positions:
+        raise ConfigError(
+            f"rollout.max_model_len: expected at most the model's {shape.max_positions} positions, got {longest}"
+        )
+    prompt = getattr(config.task, "max_prompt_tokens", None)
+    if prompt is not None and prompt + sampling.max_tokens > longest:
+        need = prompt + sampling.max_tokens
+        raise ConfigError(
+            f"rollout.max_model_len: expected at least task.max_prompt_tokens + algorithm.sampling.max_tokens = "
+            f"{prompt} + {sampling.max_tokens} = {need}, got {longest}"
+        )
+
+
+def gpus_needed(config: ScaledRun) -> int:
+    """GPUs of all ranks and engines: their sum on GPUs of their own, the larger of both where they take turns."""
+    ranks = config.training.num_ranks
+    engines = config.rollout.num_engines * config.rollout.tensor_parallel
+    return max(ranks, engines) if config.cluster.placement == "colocated" else ranks + engines
+
+
+def check_places(config: ScaledRun) -> None:
+    """Raises ConfigError where the cluster has too few GPUs, or where one engine would span two machines."""
+    cluster, need = config.cluster, gpus_needed(config)
+    have = cluster.num_nodes * cluster.gpus_per_node
+    if need > have:
+        raise ConfigError(
+            f"cluster.num_nodes: expected at least {need} GPUs for {config.training.num_ranks} ranks and "
+            f"{config.rollout.num_engines} engines of {config.rollout.tensor_parallel}, {cluster.placement}, got "
+            f"{cluster.num_nodes} x {cluster.gpus_per_node} = {have}; fits from {-(-need // cluster.gpus_per_node)} on"
+        )
+    if cluster.gpus_per_node % config.rollout.tensor_parallel:
+        raise ConfigError(
+            f"rollout.tensor_parallel: expected a divisor of cluster.gpus_per_node = {cluster.gpus_per_node}, so that "
+            f"no engine spans two machines, got {config.rollout.tensor_parallel}"
+        )
+
+
+def training_budget(config: ScaledRun, gpu: Gpu) -> float:
+    """Bytes of a GPU that a rank may take: all of it, or what vLLM's gpu_memory_utilization leaves where colocated."""
+    share = 1 - config.rollout.gpu_memory_utilization if config.cluster.placement == "colocated" else 1.0
+    return gpu.memory_gib * GIB * share
+
+
+def rollout_budget(config: ScaledRun, gpu: Gpu) -> float:
+    """Bytes of a GPU that vLLM takes: gpu_memory_utilization of it."""
+    return gpu.memory_gib * GIB * config.rollout.gpu_memory_utilization
+
+
+def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, rollout_s: float = 0.0) -> list[str]:
+    """A line for each pool whose GPU is too small: what is needed, what there is, and which single changes fit.
+
+    And one where the estimated rollout, `rollout_s`, outlasts `rollout.timeout_s`.
+    """
+    lines = []
+    need = memory.peak_training_memory(config, shape)
+    if need.total > training_budget(config, gpu):
+        ways = _ways(
+            training_changes(config, shape, gpu), lambda c: _training_need(c, shape), lambda c: training_budget(c, gpu)
+        )
+        lines.append(_misfit("training", need, training_budget(config, gpu), gpu, config, ways))
+    need = memory.rollout_memory(config, shape)
+    if need.total > rollout_budget(config, gpu):
+        ways = _ways(
+            rollout_changes(config, shape), lambda c: _rollout_need(c, shape), lambda c: rollout_budget(c, gpu)
+        )
+        lines.append(_misfit("rollout", need, rollout_budget(config, gpu), gpu, config, ways))
+    if rollout_s > config.rollout.timeout_s:
+        lines.append(
+            f"rollout.timeout_s: expected more than the rollout's estimated {rollout_s:.0f} s, got "
+            f"{config.rollout.timeout_s:g}"
+        )
+    return lines
+
+
+def _misfit(block: str, need: Memory, have: float, gpu: Gpu, config: ScaledRun, ways: list[str]) -> str:
+    place = "" if config.cluster.placement == "separate" and block == "training" else (
+        f" at rollout.gpu_memory_utilization {config.rollout.gpu_memory_utilization:g}"
+        f" ({config.cluster.placement})"
+    )  # fmt: skip
+    largest = max(need.parts, key=lambda part: need.parts[part])
+    way = f"fits with {', or '.join(ways)}" if ways else "no change of one field fits: a larger GPU, or several changes"
+    return (
+        f"{block}: expected at most {have / GIB:.1f} GiB of {gpu.name}'s {gpu.memory_gib:g}{place}, got "
+        f"{need.total / GIB:.1f}, of which {need.parts[largest] / GIB:.1f} are {largest}; {way}"
+    )
+
+
+def _training_need(config: ScaledRun, shape: ModelShape) -> int:
+    return memory.peak_training_memory(config, shape).total
+
+
+def _rollout_need(config: ScaledRun, shape: ModelShape) -> int:
+    return memory.rollout_memory(config, shape).total
+
+
+def _ways(
+    changes: Iterable[tuple[str, ScaledRun]], need: Callable[[ScaledRun], int], have: Callable[[ScaledRun], float]
+) -> list[str]:
+    """The first value of each field from which on the need is met, in the order of the changes."""
+    found: dict[str, str] = {}
+    for change, config in changes:
+        field = change.split(" ")[0]
+        if field not in found and len(found) < MAX_WAYS and need(config) <= have(config):
+            found[field] = f"{change} ({need(config) / GIB:.1f} GiB)"
+    return list(found.values())
+
+
+def training_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[tuple[str, ScaledRun]]:
+    """Configs that differ in one field and leave a rank more room or need less of it, the cheapest change first.
+
+    Colocated, that may be a smaller share for vLLM, as long as the engine fits into it.
+    """
+    training, rollout = config.training, config.rollout
+    if config.cluster.placement == "colocated":
+        for percent in range(95, 0, -5):
+            if percent / 100 < rollout.gpu_memory_utilization:
+                smaller = rollout.model_copy(update={"gpu_memory_utilization": percent / 100})
+                changed = config.model_copy(update={"rollout": smaller})
+                if _rollout_need(changed, shape) <= rollout_budget(changed, gpu):
+                    yield f"rollout.gpu_memory_utilization {percent / 100:g}", changed
+    order = ("none", "selective", "full")
+    for value in order[order.index(training.recompute) + 1 :]:
+        yield from _changed(config, shape, training={"recompute": value})
+    for value in _divisors(training.micro_batch_size)[-2::-1]:
+        yield from _changed(config, shape, training={"micro_batch_size": value})
+    for field in ("expert_parallel", "tensor_parallel", "pipeline_parallel"):
+        for factor in (2, 4, 8, 16):
+            yield from _changed(config, shape, training={field: getattr(training, field) * factor})
+    for factor in (2, 4, 8):
+        yield from _changed(config, shape, training={"num_ranks": training.num_ranks * factor})
+
+
+def rollout_changes(config: ScaledRun, shape: ModelShape) -> Iterator[tuple[str, ScaledRun]]:
+    """Configs that differ in one field of `rollout` and take less memory a GPU."""
+    rollout = config.rollout
+    for value in range(rollout.max_num_seqs - 1, 0, -1):
+        fewer = rollout.model_copy(update={"max_num_seqs": value})
+        yield f"rollout.max_num_seqs {value}", config.model_copy(update={"rollout": fewer})
+    for factor in (2, 4, 8):
+        yield from _changed(config, shape, rollout={"tensor_parallel": rollout.tensor_parallel * factor})
+
+
+def _changed(config: ScaledRun, shape: ModelShape, **blocks: dict[str, Any]) -> Iterator[tuple[str, ScaledRun]]:
+    """The config with these fields changed, if it is one and divides; its places are not looked at."""
+    raw = config.model_dump()
+    for block, fields in blocks.items():
+        raw[block] |= fields
+    try:
+        changed = ScaledRun.model_validate(raw)
+        check_divides(changed, shape)
+    except (pydantic.ValidationError, ConfigError):
+        return
+    ((block, fields),) = blocks.items()
+    ((field, value),) = fields.items()
+    yield f"{block}.{field} {value}", changed

@@ -1,0 +1,156 @@
+"""The dry run of a layout: real Megatron-core builds every pipeline stage, without memory and without other ranks.
+
+In a process of its own, under a fake process group and on the meta device: what divides, where layers and experts go
+and how many parameters a rank holds are then Megatron's own answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from scaled.config import TrainingBlock
+from scaled.megatron_engine.parallel import check_layout
+from scaled.model_shape import LatentAttention, ModelShape
+from theory.routing.gates import Gate
+
+LIMIT_S = 300
+# Bytes a parameter: weights, gradients (always fp32), and optimiser states: Adam's two moments and, in bf16, the master.
+BYTES = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What one rank holds. `layers` are decoder layers from 0, by model chunk; parameters are this rank's shards.
+
+    weight_bytes, gradient_bytes: of all its parameters. optimizer_bytes: of its share of the optimiser states, which
+    are sharded over data-parallel ranks (experts: over the replicas of an expert) with the distributed optimiser.
+    peak_bytes: resident memory of the dry run itself.
+    """
+
+    rank: int
+    stage: int
+    layers: tuple[tuple[int, ...], ...]
+    num_local_experts: int
+    dense_parameters: int
+    expert_parameters: int
+    data_parallel: int
+    expert_data_parallel: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    peak_bytes: int
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters of the rank."""
+        return self.dense_parameters + self.expert_parameters
+
+
+def dry_run(shape: ModelShape, training: TrainingBlock, ranks: Sequence[int] | None = None) -> list[RankPlan]:
+    """What these ranks hold (default: the first of each pipeline stage), as Megatron-core builds it.
+
+    Raises ValueError, naming the field to change, for a layout that does not divide the model or a rank that it has
+    not; RuntimeError with the end of Megatron's own words where it refuses something else.
+    """
+    check_layout(shape, training)
+    per_stage = training.num_ranks // training.pipeline_parallel
+    ranks = [stage * per_stage for stage in range(training.pipeline_parallel)] if ranks is None else list(ranks)
+    if wrong := [rank for rank in ranks if not 0 <= rank < training.num_ranks]:
+        raise ValueError(f"training.num_ranks: expected ranks from 0 to {training.num_ranks - 1}, got {wrong[0]}")
+    with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
+        request, answer = Path(name) / "request.json", Path(name) / "answer.json"
+        request.write_text(
+            json.dumps({"shape": asdict(shape), "training": training.model_dump(), "ranks": ranks}), encoding="utf-8"
+        )
+        paths = os.pathsep.join(path for path in sys.path if path)
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "scaled.plan.layout", str(request), str(answer)],
+            # No GPU: a machine that has one would otherwise build Transformer Engine's modules on it.
+            env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        if done.returncode:
+            raise RuntimeError(f"training: the dry run failed: {done.stderr.strip()[-2000:]}")
+        plans = json.loads(answer.read_text(encoding="utf-8"))
+    return [RankPlan(**{**plan, "layers": tuple(map(tuple, plan["layers"]))}) for plan in plans]
+
+
+def total_parameters(plans: Sequence[RankPlan], training: TrainingBlock) -> int:
+    """Parameters of the whole model from one plan of each stage; padding rows of the vocabulary included.
+
+    A replicated tensor (norms, routers) counts once a rank that holds it, so tensor parallelism makes the sum larger.
+    """
+    expert_ranks = training.expert_parallel * training.expert_tensor_parallel
+    return sum(p.dense_parameters * training.tensor_parallel + p.expert_parameters * expert_ranks for p in plans)
+
+
+def _shape(fields: dict[str, Any]) -> ModelShape:
+    latent = fields["latent_attention"]
+    return ModelShape(
+        **{
+            **fields,
+            "dense_layers": tuple(fields["dense_layers"]),
+            "gate": Gate(**fields["gate"]),
+            "latent_attention": None if latent is None else LatentAttention(**latent),
+        }
+    )
+
+
+def _plan(shape: ModelShape, training: TrainingBlock, rank: int) -> RankPlan:
+    """Joins a fake world as this rank, builds its chunks on the meta device, counts, and leaves."""
+    import resource
+
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from scaled.megatron_engine import parallel
+    from scaled.megatron_engine.model import build_model
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=training.num_ranks)
+    parallel.make_groups(training, create_gloo_process_groups=False)
+    chunks = build_model(shape, training, device="meta")
+    layout = parallel.layout(training, shape.num_layers)
+    named = [(name, parameter.numel()) for chunk in chunks for name, parameter in chunk.named_parameters()]
+    experts = sum(number for name, number in named if ".mlp.experts." in name)
+    dense = sum(number for _, number in named) - experts
+    parallel.shutdown()
+    weight, gradient, state = BYTES[training.precision]
+    shards = (layout.dp_size, layout.edp_size) if training.distributed_optimizer else (1, 1)
+    return RankPlan(
+        rank=rank,
+        stage=layout.pp_rank,
+        layers=layout.layers,
+        num_local_experts=shape.num_experts // layout.ep_size,
+        dense_parameters=dense,
+        expert_parameters=experts,
+        data_parallel=layout.dp_size,
+        expert_data_parallel=layout.edp_size,
+        weight_bytes=weight * (dense + experts),
+        gradient_bytes=gradient * (dense + experts),
+        optimizer_bytes=-(-state * dense // shards[0]) - (-state * experts // shards[1]),
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def _main(request: Path, answer: Path) -> None:
+    asked = json.loads(request.read_text(encoding="utf-8"))
+    shape, training = _shape(asked["shape"]), TrainingBlock(**asked["training"])
+    plans = [asdict(_plan(shape, training, rank)) for rank in asked["ranks"]]
+    answer.write_text(json.dumps(plans), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), Path(sys.argv[2]))
+
+
+__all__ = ["RankPlan", "dry_run", "total_parameters"]

@@ -1,0 +1,279 @@
+r"""Memory of one GPU of the training engine and of one GPU of the inference engine, in bytes.
+
+The counts of weights are exact for the layout and checked against Megatron's own build (`layout.dry_run`); activations
+are counted tensor by tensor under the assumptions below, for micro-batches as long as `rollout.max_model_len` allows.
+Assumptions: fused attention (no S x S matrix is kept), tokens spread evenly over experts, one micro-batch padded to the
+longest sequence, no offloading: ranks and engines on the same GPU are resident together.
+Source of the way of counting: Korthikanti et al. (arXiv 2205.05198) sec. 4, for RMSNorm, grouped queries and experts.
+
+Letters: D model width, F expert width, H heads, K slots, E experts, S tokens of a sequence, T of them sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scaled.config import ScaledRun, TrainingBlock
+from scaled.model_shape import ModelShape
+from scaled.plan import payloads
+
+GIB = 2**30
+CONTEXT = 3 * GIB
+"""Bytes of one process that no tensor explains: CUDA context, NCCL buffers, workspaces."""
+
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class RankParameters:
+    """Weights of one rank: those whose optimizer states DP ranks share, and those that expert-DP ranks share."""
+
+    dense: int
+    experts: int
+
+    @property
+    def total(self) -> int:
+        """All weights of the rank."""
+        return self.dense + self.experts
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Named parts of one GPU's memory, in bytes; `where` says which GPU."""
+
+    where: str
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Their sum."""
+        return sum(self.parts.values())
+
+
+def stage_layers(shape: ModelShape, training: TrainingBlock, stage: int) -> tuple[int, ...]:
+    """Decoder layers of a pipeline stage: chunk v of stage p holds n layers from (v PP + p) n on."""
+    chunks = training.pipeline_parallel * training.virtual_pipeline
+    n = shape.num_layers // chunks
+    starts = [(v * training.pipeline_parallel + stage) * n for v in range(training.virtual_pipeline)]
+    return tuple(number for start in starts for number in range(start, start + n))
+
+
+def replicated_attention_parameters(shape: ModelShape) -> int:
+    """Weights of one layer's attention that every TP rank holds whole: norms, and MLA's compressing projections."""
+    latent = shape.latent_attention
+    if latent is None:
+        width = {"head": 2, "projection": shape.num_heads + shape.num_kv_heads, "none": 0}[shape.qk_norm]
+        return width * shape.head_dim
+    down = shape.hidden_size * (latent.key_value_rank + latent.position_dim) + latent.key_value_rank
+    return down if latent.query_rank is None else down + latent.query_rank * (shape.hidden_size + 1)
+
+
+def rank_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) -> RankParameters:
+    """Weights of one rank of pipeline stage `stage`.
+
+    Norms and routers are whole on every rank, experts split by EP x ETP, everything else by TP. The embedding is on the
+    first stage, the final norm and the head (or the tied copy of the embedding) on the last.
+    """
+    tp, last = training.tensor_parallel, training.pipeline_parallel - 1
+    dense = experts = 0
+    for number in stage_layers(shape, training, stage):
+        whole = replicated_attention_parameters(shape) + 2 * shape.hidden_size
+        split = shape.num_attention_parameters - replicated_attention_parameters(shape)
+        if number in shape.dense_layers:
+            split += 3 * shape.hidden_size * shape.dense_size
+        else:
+            whole += shape.num_router_parameters
+            split += shape.num_shared_experts * shape.num_expert_parameters
+            shares = training.expert_parallel * training.expert_tensor_parallel
+            experts += shape.num_experts * shape.num_expert_parameters // shares
+        dense += whole + split // tp
+    table = -(-shape.vocab_size // tp) * shape.hidden_size
+    has_table = int(stage == 0) + int(stage == last and not (shape.tied_head and last == 0))
+    return RankParameters(dense + has_table * table + (shape.hidden_size if stage == last else 0), experts)
+
+
+def optimizer_bytes(parameters: RankParameters, training: TrainingBlock) -> int:
+    """Bytes of AdamW on one rank: 8 a weight (two fp32 moments), 12 under bf16 (fp32 master weights besides).
+
+    Under the distributed optimizer divided by DP for dense weights and by ranks / (EP ETP PP) for experts.
+    """
+    each = 12 if training.precision == "bf16" else 8
+    if not training.distributed_optimizer:
+        return each * parameters.total
+    expert_ranks = training.expert_parallel * training.expert_tensor_parallel * training.pipeline_parallel
+    expert_data_parallel = training.num_ranks // expert_ranks
+    return each * parameters.dense // training.data_parallel + each * parameters.experts // expert_data_parallel
+
+
+def attention_activations(shape: ModelShape, b: int) -> int:
+    """Bytes a token that one layer's attention keeps for backward, `b` bytes an element.
+
+    Inputs of norm and projection 2 D; queries and keys before and after their norm and rotation, values, and the
+    attention's output (its fp32 log-sum-exp: 4 H). MLA keeps the latents besides.
+    """
+    latent, H = shape.latent_attention, shape.num_heads
+    if latent is None:
+        heads = 2 * (H + shape.num_kv_heads) + shape.num_kv_heads + H
+        return b * (2 * shape.hidden_size + heads * shape.head_dim) + 4 * H
+    width = latent.no_position_dim + latent.position_dim
+    latents = 2 * (latent.key_value_rank + (latent.query_rank or 0)) + latent.position_dim
+    return b * (2 * shape.hidden_size + latents + H * (4 * width + 2 * latent.value_dim)) + 4 * H
+
+
+def mlp_activations(shape: ModelShape, number: int, b: int) -> int:
+    """Bytes a token that one layer's MLP keeps for backward: dense 2 D + 3 F_dense; experts as follows.
+
+    Inputs of norm and router 2 D, router logits and probabilities 8 E (fp32), and for each of the K slots the token
+    before and after its way to the expert 2 D, gate, up and their product 3 F; shared experts 3 F each.
+    """
+    D = shape.hidden_size
+    if number in shape.dense_layers:
+        return b * (2 * D + 3 * shape.dense_size)
+    slots = shape.experts_per_token * (2 * D + 3 * shape.expert_size)
+    return b * (2 * D + slots + 3 * shape.num_shared_experts * shape.expert_size) + 8 * shape.num_experts
+
+
+def kept_activations(shape: ModelShape, number: int, training: TrainingBlock) -> tuple[int, int]:
+    """Bytes a token that one layer keeps until its backward, and what recomputation adds while it runs.
+
+    none: everything and nothing. selective: experts are recomputed from the layer's input of the MLP, D.
+    full: the layer is recomputed from its input, D.
+    """
+    b = ELEMENT_BYTES[training.precision]
+    attention, mlp = attention_activations(shape, b), mlp_activations(shape, number, b)
+    if training.recompute == "full":
+        return b * shape.hidden_size, attention + mlp
+    if training.recompute == "selective" and number not in shape.dense_layers:
+        return attention + b * shape.hidden_size, mlp
+    return attention + mlp, 0
+
+
+def chunks_in_flight(training: TrainingBlock, stage: int, num_microbatches: int) -> int:
+    """Forward passes of a model chunk that wait for their backward on this stage, at most.
+
+    1F1B: min(M, PP - p). Interleaved: min(M VPP, 2 (PP - p - 1) + (VPP - 1) PP + 1), Megatron's warm-up and one more.
+    """
+    pp, vpp = training.pipeline_parallel, training.virtual_pipeline
+    if vpp == 1:
+        return min(num_microbatches, pp - stage)
+    return min(num_microbatches * vpp, 2 * (pp - stage - 1) + (vpp - 1) * pp + 1)
+
+
+def activation_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: int, num_microbatches: int) -> int:
+    """Bytes of activations of one rank at its peak: all chunks in flight, and one layer's recomputation.
+
+    A rank holds S x micro_batch_size / TP tokens of a micro-batch (sequence parallelism outside attention and MLP,
+    split heads and widths inside). Under ETP the slots of all its ranks are gathered, so their inputs count ETP times.
+    """
+    tokens = S * training.micro_batch_size / training.tensor_parallel
+    b = ELEMENT_BYTES[training.precision]
+    gathered = 2 * b * shape.experts_per_token * shape.hidden_size * (training.expert_tensor_parallel - 1)
+    kept, working = 0, 0
+    for number in stage_layers(shape, training, stage):
+        extra = 0 if number in shape.dense_layers else gathered
+        layer_kept, layer_working = kept_activations(shape, number, training)
+        kept += layer_kept + (extra if layer_working == 0 else 0)
+        working = max(working, layer_working + (extra if layer_working else 0))
+    in_flight = chunks_in_flight(training, stage, num_microbatches) / training.virtual_pipeline
+    return round(tokens * (kept * in_flight + working))
+
+
+def logit_bytes(shape: ModelShape, training: TrainingBlock, T: int) -> int:
+    """Bytes of the logits of one micro-batch on a rank of the last stage: T x micro_batch_size x V / TP elements.
+
+    Of each element the logit as the head computes it, and three in fp32: its copy, its exponential, a product
+    (`megatron_engine.scoring` at its peak). Only response tokens have logits.
+    """
+    elements = T * training.micro_batch_size * -(-shape.vocab_size // training.tensor_parallel)
+    return elements * (ELEMENT_BYTES[training.precision] + 3 * 4)
+
+
+def replay_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: int) -> int:
+    """Bytes of a micro-batch's replayed experts on a rank: int64, what a gather takes, S x micro_batch / TP x L x K."""
+    layers = sum(number not in shape.dense_layers for number in stage_layers(shape, training, stage))
+    return 8 * S * training.micro_batch_size // training.tensor_parallel * layers * shape.experts_per_token
+
+
+def num_microbatches(config: ScaledRun) -> int:
+    """Micro-batches of one update on a data-parallel rank."""
+    batch, training = config.algorithm.batch, config.training
+    responses = batch.num_prompts // batch.num_minibatches * batch.num_responses
+    return max(1, responses // (training.data_parallel * training.micro_batch_size))
+
+
+def training_memory(config: ScaledRun, shape: ModelShape, stage: int) -> Memory:
+    """Memory of one rank of a pipeline stage in the update, the pass that needs most."""
+    training, algorithm = config.training, config.algorithm.build()
+    parameters, S = rank_parameters(shape, training, stage), config.rollout.max_model_len
+    b = ELEMENT_BYTES[training.precision]
+    moe = sum(number not in shape.dense_layers for number in stage_layers(shape, training, stage))
+    share = moe / len(shape.moe_layers)
+    parts = {
+        "weights": b * parameters.total,
+        "gradients, fp32": 4 * parameters.total,
+        "optimizer states": optimizer_bytes(parameters, training),
+        "activations": activation_bytes(shape, training, stage, S, num_microbatches(config)),
+    }
+    if stage == training.pipeline_parallel - 1:
+        parts["logits"] = logit_bytes(shape, training, algorithm.max_tokens)
+    if algorithm.objective.kl_coefficient > 0:
+        parts["reference weights"] = b * parameters.total
+    if algorithm.mode != "none":
+        in_flight = chunks_in_flight(training, stage, num_microbatches(config)) / training.virtual_pipeline
+        parts["replayed experts, int64"] = round(replay_bytes(shape, training, stage, S) * in_flight)
+    if algorithm.passes.trains_predictor:
+        cached = payloads.feature_bytes(shape, algorithm.predictor.num_positions, training.micro_batch_size, b)
+        parts["predictor and its optimizer"] = round(16 * payloads.predictor_parameters(shape) * share)
+        parts["features of a micro-batch"] = round(cached * share)
+    parts["context and buffers"] = CONTEXT
+    return Memory(f"training rank, stage {stage}", parts)
+
+
+def peak_training_memory(config: ScaledRun, shape: ModelShape) -> Memory:
+    """Memory of the rank that needs most."""
+    stages = range(config.training.pipeline_parallel)
+    return max((training_memory(config, shape, stage) for stage in stages), key=lambda memory: memory.total)
+
+
+def rollout_memory(config: ScaledRun, shape: ModelShape) -> Memory:
+    """Memory of one GPU of an engine with `max_num_seqs` sequences of `max_model_len` tokens: no sequence is evicted.
+
+    Weights are split by TP but for norms and routers; the workspace is one layer's activations of
+    `max_num_batched_tokens` tokens and the fp32 logits and log-probabilities of `max_num_seqs`.
+    """
+    rollout = config.rollout
+    b, tp = ELEMENT_BYTES[rollout.precision.compute], rollout.tensor_parallel
+    weights = payloads.weight_bytes(shape, rollout.precision.weights, b)
+    layer = max(attention_activations(shape, b) + mlp_activations(shape, n, b) for n in range(shape.num_layers))
+    workspace = rollout.max_num_batched_tokens * layer + 8 * rollout.max_num_seqs * shape.vocab_size
+    kv = sequence_kv_bytes(config, shape)
+    parts = {
+        "weights": weights // tp,
+        f"KV of {rollout.max_num_seqs} x {rollout.max_model_len} tokens": rollout.max_num_seqs * kv,
+        "workspace": workspace,
+        "context and buffers": CONTEXT,
+    }
+    return Memory("rollout GPU", parts)
+
+
+def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
+    """Bytes of one sequence of `max_model_len` tokens in one GPU's key-value cache."""
+    precision = config.rollout.precision
+    b = 1 if precision.kv_cache == "fp8" else ELEMENT_BYTES[precision.compute]
+    return config.rollout.max_model_len * payloads.kv_bytes_per_token(shape, b, config.rollout.tensor_parallel)
+
+
+def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
+    """CPU memory of the whole cluster for one global step, in the worst case that every response has full length.
+
+    Routing records of all responses, and of the rows asked for the features that train the predictor.
+    """
+    algorithm = config.algorithm.build()
+    responses, parts = algorithm.num_prompts * algorithm.num_responses, {}
+    if algorithm.mode != "none":
+        parts["routing records"] = payloads.routing_bytes(shape, responses * config.rollout.max_model_len)
+    if algorithm.passes.trains_predictor:
+        b = ELEMENT_BYTES[config.training.precision]
+        cached = payloads.feature_bytes(shape, algorithm.predictor.num_positions, responses, b)
+        parts["router features"] = cached
+    return Memory("hosts together", parts)

@@ -1,0 +1,98 @@
+r"""How many bytes a global step moves and keeps besides weights and activations: routing records and router features.
+
+Everything is bytes (FLOPs where it says so), as pure functions of a `ModelShape`; MB are 1e6 bytes, GiB 2**30.
+Readings that reproduce the papers: R3 (arXiv 2510.11370) writes GB for GiB and K for 1e3 in its Table 9, and GB for GiB
+in App. G.2; Pr2 (arXiv 2606.00395) writes MB for 1e6 bytes and K for 1024 in its Table 3.
+Letters: L MoE layers, K slots, E experts, D model width, F expert width, S tokens, T_c cached positions.
+"""
+
+from __future__ import annotations
+
+from scaled.model_shape import ModelShape
+from theory.routing.record import index_dtype
+
+INT16_BYTES, INT32_BYTES = 2, 4
+"""What R3 (App. G) and Pr2 (App. E.2) store an expert's id in."""
+
+SCALE_BYTES = 4
+"""One fp32 scale of a quantised block or channel."""
+
+BLOCK = 128
+"""Side of the square that shares a scale under fp8_block."""
+
+
+def id_bytes(shape: ModelShape) -> int:
+    """Bytes of one expert id in our records: the narrowest signed type that holds the number of experts."""
+    return index_dtype(shape.num_experts).itemsize
+
+
+def routing_bytes_per_token(shape: ModelShape, element_bytes: int) -> int:
+    """Bytes of one token's expert ids: element_bytes x L x K (R3 Table 9: 2 x 48 x 8; Pr2 App. E.2: 4 L k)."""
+    return element_bytes * len(shape.moe_layers) * shape.experts_per_token
+
+
+def routing_bytes(shape: ModelShape, num_tokens: int, element_bytes: int | None = None) -> int:
+    """Bytes of the expert ids of `num_tokens` tokens (R3 App. G.2 with num_tokens = B G N); our records by default."""
+    return routing_bytes_per_token(shape, id_bytes(shape) if element_bytes is None else element_bytes) * num_tokens
+
+
+def feature_bytes_per_position(shape: ModelShape, hidden_bytes: int = 2) -> int:
+    """Bytes of one position's (h, p) in every MoE layer: L (hidden_bytes D + 4 E), logits in fp32 (Pr2 App. E.2)."""
+    return len(shape.moe_layers) * (hidden_bytes * shape.hidden_size + 4 * shape.num_experts)
+
+
+def feature_bytes(shape: ModelShape, num_positions: int, num_responses: int = 1, hidden_bytes: int = 2) -> int:
+    """Bytes of the feature cache: num_responses x T_c x L (2 D + 4 E) (Pr2 App. E.2, per response in Table 3)."""
+    return num_responses * num_positions * feature_bytes_per_position(shape, hidden_bytes)
+
+
+def predictor_parameters(shape: ModelShape) -> int:
+    """Weights of all W_p: L D E (Pr2 App. E.2)."""
+    return len(shape.moe_layers) * shape.hidden_size * shape.num_experts
+
+
+def predictor_flops_per_token(shape: ModelShape) -> int:
+    """FLOPs of h W_p in every MoE layer: 2 L D E (Pr2 App. E.2). Ours costs none: W_p is folded into the gate."""
+    return 2 * predictor_parameters(shape)
+
+
+def expert_flops_per_token(shape: ModelShape) -> int:
+    """FLOPs of one token's experts, forward: 6 L (K + shared) D F (Pr2 App. E.2)."""
+    experts = shape.experts_per_token + shape.num_shared_experts
+    return 2 * len(shape.moe_layers) * experts * shape.num_expert_parameters
+
+
+def kv_bytes_per_token(shape: ModelShape, element_bytes: int = 2, tensor_parallel: int = 1) -> int:
+    """Bytes of one token's keys and values on one GPU, over all layers.
+
+    element_bytes x layers x 2 x (kv heads on the GPU) x head_dim (R3 Table 9: 2 x 48 x (512 + 512)); a head is repeated
+    where there are fewer heads than GPUs. With latent attention: element_bytes x layers x (latent + rotary width), on
+    every GPU of the engine.
+    """
+    latent = shape.latent_attention
+    if latent is not None:
+        return element_bytes * shape.num_layers * (latent.key_value_rank + latent.position_dim)
+    heads = max(1, shape.num_kv_heads // tensor_parallel)
+    return element_bytes * shape.num_layers * 2 * heads * shape.head_dim
+
+
+def weight_bytes(shape: ModelShape, weights: str, compute_bytes: int) -> int:
+    """Bytes of all weights in the inference engine's format.
+
+    Embedding, head, norms and routers keep `compute_bytes` an element. The other matrices too under `same`; under
+    `fp8_block` they take 1 byte, and 4 for the scale of each 128 x 128 block; under `int8` 1 byte, and 4 for each row.
+    """
+    matrices = quantised_parameters(shape)
+    rest = shape.num_parameters - matrices
+    if weights == "same":
+        return compute_bytes * shape.num_parameters
+    num_scales = matrices / BLOCK**2 if weights == "fp8_block" else matrices / shape.hidden_size
+    return round(compute_bytes * rest + matrices + SCALE_BYTES * num_scales)
+
+
+def quantised_parameters(shape: ModelShape) -> int:
+    """How many weights a quantised engine holds in 1 byte: attention projections, experts and dense MLPs."""
+    num_layers, num_moe = shape.num_layers, len(shape.moe_layers)
+    plain = 2 * shape.hidden_size * num_layers + num_moe * shape.num_router_parameters + shape.hidden_size
+    plain += shape.num_embedding_parameters
+    return shape.num_parameters - plain

@@ -1,0 +1,250 @@
+"""The whole plan of a config: what fits where, what moves, what it costs, as tables and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lab.config.strict import ConfigError
+from scaled.config import ScaledRun
+from scaled.model_shape import ModelShape, load_shape
+from scaled.plan import compute, feasibility, memory, payloads
+from scaled.plan.compute import StepCompute
+from scaled.plan.hardware import Gpu, gpu_named
+from scaled.plan.memory import GIB, Memory
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One kind of GPU of the cluster: what it must hold, and how much of it may be taken, in bytes."""
+
+    memory: Memory
+    limit: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether it does."""
+        return self.memory.total <= self.limit
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of it. `misfits` are the lines that say what does not fit; empty where everything does."""
+
+    config: ScaledRun
+    shape: ModelShape
+    gpu: Gpu
+    training: Budget
+    rollout: Budget
+    host: Memory
+    payloads: dict[str, int]
+    compute: StepCompute
+    misfits: list[str]
+    ranks: list[Any] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers under plain names: bytes, FLOPs, seconds."""
+        cluster, training, rollout = self.config.cluster, self.config.training, self.config.rollout
+        return {
+            "name": self.config.name,
+            "parameters": {"all": self.shape.num_parameters, "active": self.shape.num_active_parameters},
+            "cluster": {
+                "gpu": asdict(self.gpu),
+                "num_nodes": cluster.num_nodes,
+                "gpus_per_node": cluster.gpus_per_node,
+                "gpus_needed": feasibility.gpus_needed(self.config),
+                "placement": cluster.placement,
+            },
+            "layout": {
+                "training": training.model_dump() | {"data_parallel": training.data_parallel},
+                "rollout": {"num_engines": rollout.num_engines, "tensor_parallel": rollout.tensor_parallel},
+            },
+            "memory_bytes": {
+                name: {"limit": budget.limit, "total": budget.memory.total, "parts": budget.memory.parts}
+                for name, budget in (("training", self.training), ("rollout", self.rollout))
+            },
+            "host_bytes": self.host.parts,
+            "payload_bytes": self.payloads,
+            "compute": self.compute.to_json() | {"total_flops": self.compute.total_flops},
+            "assumptions": assumptions(self),
+            "dry_run": [asdict(rank) for rank in self.ranks],
+            "fits": not self.misfits,
+            "misfits": self.misfits,
+        }
+
+
+def make_plan(config: ScaledRun, mean_tokens: int | None = None) -> Plan:
+    """The plan of a config; what does not fit is in its `misfits`.
+
+    Raises ConfigError, naming the field, where something does not divide or the cluster has too few GPUs.
+    """
+    shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
+    feasibility.check_divides(config, shape)
+    feasibility.check_lengths(config, shape)
+    feasibility.check_places(config)
+    step = compute.step_compute(config, shape, gpu, mean_tokens)
+    return Plan(
+        config=config,
+        shape=shape,
+        gpu=gpu,
+        training=Budget(memory.peak_training_memory(config, shape), feasibility.training_budget(config, gpu)),
+        rollout=Budget(memory.rollout_memory(config, shape), feasibility.rollout_budget(config, gpu)),
+        host=memory.host_memory(config, shape),
+        payloads=step_payloads(config, shape),
+        compute=step,
+        misfits=feasibility.misfits(config, shape, gpu, step.rollout_s),
+    )
+
+
+def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
+    """Bytes that one global step moves, responses at full length; the papers' int32 records beside ours.
+
+    A push carries every weight once in training precision to each engine, which quantises it on arrival.
+    """
+    algorithm, rollout = config.algorithm.build(), config.rollout
+    responses, S = algorithm.num_prompts * algorithm.num_responses, rollout.max_model_len
+    b = memory.ELEMENT_BYTES[config.training.precision]
+    found: dict[str, int] = {}
+    if algorithm.mode != "none":
+        ours = payloads.id_bytes(shape)
+        found[f"routing records, int{8 * ours}"] = payloads.routing_bytes(shape, responses * S)
+        found["the same in the papers' int32"] = payloads.routing_bytes(shape, responses * S, payloads.INT32_BYTES)
+        found[f"routing record of one response, int{8 * ours}"] = payloads.routing_bytes(shape, S)
+    if algorithm.passes.trains_predictor:
+        positions = algorithm.predictor.num_positions
+        found["router features"] = payloads.feature_bytes(shape, positions, responses, b)
+        found["router features of one response"] = payloads.feature_bytes(shape, positions, 1, b)
+        found["predictor, folded into the gates"] = 4 * payloads.predictor_parameters(shape)
+    found["weights pushed to one engine"] = b * shape.num_parameters
+    found[f"weights pushed to all {rollout.num_engines} engines"] = b * shape.num_parameters * rollout.num_engines
+    return found
+
+
+def assumptions(plan: Plan) -> list[str]:
+    """What the numbers rest on, a sentence each."""
+    mean, longest = plan.compute.mean_tokens, plan.config.rollout.max_model_len
+    lines = [
+        "Memory is for sequences of rollout.max_model_len tokens in every place; activations count fused attention "
+        "and tokens spread evenly over experts.",
+        f"{memory.CONTEXT / GIB:g} GiB a process for CUDA context, NCCL buffers and workspaces.",
+        f"Time and FLOPs are for sequences of {mean} tokens on average, {mean / longest:.0%} of the longest "
+        "(R3, arXiv 2510.11370, Table 8, measured 30 %); --mean-tokens sets it.",
+        f"Training reaches {compute.TRAINING_EFFICIENCY:.0%} of {plan.gpu.bf16_tflops:g} TFLOP/s (dense bf16), "
+        f"communication included; decoding {compute.DECODE_BANDWIDTH_EFFICIENCY:.0%} of {plan.gpu.hbm_gb_s:g} GB/s or "
+        f"{compute.DECODE_FLOPS_EFFICIENCY:.0%} of the peak rate, whichever is slower, and "
+        f"{compute.STEP_OVERHEAD * 1e3:g} ms a step; a push {compute.PUSH_EFFICIENCY:.0%} of "
+        f"{compute.push_bandwidth(plan.config, plan.gpu):g} GB/s.",
+        f"{plan.gpu.name}: {plan.gpu.source}.",
+    ]
+    if plan.config.cluster.placement == "colocated":
+        lines.append("Colocated ranks and engines stay resident together: vLLM keeps its gpu_memory_utilization.")
+    if plan.config.algorithm.dynamic_sampling.enabled:
+        rounds = plan.config.algorithm.dynamic_sampling.max_rounds
+        lines.append(f"Dynamic sampling draws up to {rounds} times; tokens, FLOPs and time count one draw.")
+    return lines
+
+
+def dry_run_layout(plan: Plan) -> list[Any]:
+    """Every distinct rank of the layout, built by Megatron-core on the meta device in a process of its own.
+
+    Raises ConfigError where Megatron-core is not installed, and where a rank's weights are not those of the plan.
+    """
+    import importlib.util
+
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
+        raise ConfigError(
+            "--no-dry-run: needed here, as the dry run builds the layout with megatron-core, not installed"
+        )
+    from scaled.plan.layout import dry_run
+
+    return dry_run(plan.shape, plan.config.training)
+
+
+def tables(plan: Plan) -> list[Table]:
+    """The plan as rich tables."""
+    return [_layout(plan), _memory(plan), _payloads(plan), _compute(plan)]
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 or columns == ("what", "value") else "right")
+    return table
+
+
+def _layout(plan: Plan) -> Table:
+    config, shape = plan.config, plan.shape
+    training, rollout, cluster = config.training, config.rollout, config.cluster
+    table = _table(f"{config.name}: layout", "what", "value")
+    table.add_row(
+        "model", f"{shape.num_parameters / 1e9:.2f}B weights, {shape.num_active_parameters / 1e9:.2f}B a token"
+    )
+    have = cluster.num_nodes * cluster.gpus_per_node
+    table.add_row(
+        "cluster", f"{cluster.num_nodes} x {cluster.gpus_per_node} {plan.gpu.name}, {cluster.placement}; "
+        f"{feasibility.gpus_needed(config)} of {have} used",
+    )  # fmt: skip
+    table.add_row(
+        "training", f"{training.num_ranks} ranks: TP {training.tensor_parallel}, PP {training.pipeline_parallel} x "
+        f"{training.virtual_pipeline}, EP {training.expert_parallel}, ETP {training.expert_tensor_parallel}, "
+        f"DP {training.data_parallel}",
+    )  # fmt: skip
+    batch = config.algorithm.batch
+    table.add_row(
+        "update", f"{batch.num_prompts} x {batch.num_responses} responses in {batch.num_minibatches} mini-batches; "
+        f"{memory.num_microbatches(config)} micro-batches of {training.micro_batch_size} a rank",
+    )  # fmt: skip
+    table.add_row("rollout", f"{rollout.num_engines} engines of {rollout.tensor_parallel} GPUs")
+    for rank in plan.ranks:
+        table.add_row(f"dry run, rank {rank.rank}", _rank_line(rank))
+    return table
+
+
+def _rank_line(rank: Any) -> str:
+    return ", ".join(f"{name} {value}" for name, value in asdict(rank).items() if name != "rank")
+
+
+def _memory(plan: Plan) -> Table:
+    table = _table("Memory of one GPU, GiB", "part", "training", "rollout")
+    pools = (plan.training.memory.parts, plan.rollout.memory.parts)
+    for name in dict.fromkeys([*pools[0], *pools[1]]):
+        table.add_row(name, *(f"{parts[name] / GIB:.2f}" if name in parts else "" for parts in pools))
+    table.add_section()
+    totals = (plan.training, plan.rollout)
+    table.add_row("together", *(f"{budget.memory.total / GIB:.2f}" for budget in totals))
+    table.add_row("limit", *(f"{budget.limit / GIB:.2f}" for budget in totals))
+    table.add_row("", *("fits" if budget.fits else "does not fit" for budget in totals))
+    return table
+
+
+def _payloads(plan: Plan) -> Table:
+    table = _table("Payloads of a global step", "what", "MB (1e6)", "GiB")
+    for name, size in plan.payloads.items():
+        table.add_row(name, f"{size / MB:,.1f}", f"{size / GIB:.2f}")
+    for name, size in plan.host.parts.items():
+        nodes = plan.config.cluster.num_nodes
+        table.add_row(f"{name}, a node of {nodes}", f"{size / MB / nodes:,.1f}", f"{size / GIB / nodes:.2f}")
+    return table
+
+
+def _compute(plan: Plan) -> Table:
+    step = plan.compute
+    table = _table("Compute of a global step", "stage", "tokens", "PFLOP", "seconds")
+    flops = (("rollout", step.rollout_flops, step.rollout_s), ("old and reference pass", step.score_flops, None))
+    for name, count, seconds in flops:
+        table.add_row(name, f"{step.tokens:,}", f"{count / 1e15:,.0f}", "" if seconds is None else f"{seconds:,.0f}")
+    table.add_row("updates (seconds with the line above)", f"{step.tokens:,}", f"{step.update_flops / 1e15:,.0f}",
+                  f"{step.training_s:,.0f}")  # fmt: skip
+    table.add_row("push", "", "", f"{step.push_s:,.0f}")
+    table.add_section()
+    table.add_row("together", "", f"{step.total_flops / 1e15:,.0f}", f"{step.step_s:,.0f}")
+    table.add_row("GPU hours of the cluster", "", "", f"{step.gpu_hours:,.1f}")
+    return table

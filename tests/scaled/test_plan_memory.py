@@ -1,0 +1,197 @@
+"""Laws of the memory count: shares add up to the model, schedules keep what Megatron's keep, recomputation orders."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from firstorder.worlds import Schemas
+from lab.config.load import load
+from scaled.config import ScaledRun, TrainingBlock
+from scaled.model_shape import load_shape
+from scaled.plan import feasibility, memory, payloads
+from scaled.plan.hardware import GPUS, gpu_named
+from scaled.plan.memory import GIB
+
+QWEN, MOONLIGHT, OLMOE = (load_shape("-", name) for name in ("qwen3-30b-a3b", "moonlight-16b-a3b", "olmoe-1b-7b"))
+
+
+def recipe(*overrides: str) -> ScaledRun:
+    """The Qwen3-30B recipe with R3, changed."""
+    words = ["--algorithm.replay.mode", "R3", *overrides]
+    config = load("configs/scaled/qwen3_30b_a3b.yaml", words, Schemas())
+    assert isinstance(config, ScaledRun)
+    return config
+
+
+# (TP, PP, EP, stage, weights and those of experts in 1e9, optimizer states in GiB): Megatron-core 0.16.1 built these
+# ranks of Qwen3-30B-A3B on the meta device, world size 32.
+MEGATRON = [
+    (4, 1, 8, 0, 4.0187, 3.6239, 10.68),
+    (4, 2, 8, 0, 2.0094, 1.8119, 10.68),
+    (4, 2, 8, 1, 2.0094, 1.8119, 10.68),
+    (2, 1, 8, 0, 4.4008, 3.6239, 10.67),
+    (1, 1, 8, 0, 5.1650, 3.6239, 10.66),
+    (1, 4, 8, 3, 1.4468, 0.9060, 10.88),
+    (8, 1, 8, 0, 3.8277, 3.6239, 10.69),
+]
+
+
+@pytest.mark.parametrize(("tp", "pp", "ep", "stage", "billions", "expert_billions", "optimizer_gib"), MEGATRON)
+def test_rank_parameters_are_those_of_megatron(tp, pp, ep, stage, billions, expert_billions, optimizer_gib):
+    """A rank has the weights and optimizer states that Megatron-core's own build of the layout has, to every digit."""
+    training = TrainingBlock(num_ranks=32, tensor_parallel=tp, pipeline_parallel=pp, expert_parallel=ep)
+    found = memory.rank_parameters(QWEN, training, stage)
+    assert round(found.total / 1e9, 4) == billions
+    assert round(found.experts / 1e9, 4) == expert_billions
+    assert round(memory.optimizer_bytes(found, training) / GIB, 2) == optimizer_gib
+
+
+@pytest.mark.parametrize("shape", [QWEN, MOONLIGHT, OLMOE], ids=["qwen3", "moonlight", "olmoe"])
+def test_stages_and_expert_ranks_hold_the_model_once(shape):
+    """Without TP the dense weights of all stages and the experts of all EP ranks are the model's weights, each once."""
+    for pp in (n for n in (1, 2, 3, 4) if shape.num_layers % n == 0):
+        training = TrainingBlock(num_ranks=8 * pp, pipeline_parallel=pp, expert_parallel=8)
+        stages = [memory.rank_parameters(shape, training, stage) for stage in range(pp)]
+        assert sum(s.dense + 8 * s.experts for s in stages) == shape.num_parameters
+
+
+@pytest.mark.parametrize("shape", [QWEN, MOONLIGHT, OLMOE], ids=["qwen3", "moonlight", "olmoe"])
+def test_optimizer_states_of_all_ranks_are_twelve_bytes_a_weight(shape):
+    """Sharded by the distributed optimizer, all ranks together hold 12 bytes a weight, without it DP times as much."""
+    training = TrainingBlock(num_ranks=16, expert_parallel=8)
+    found = memory.rank_parameters(shape, training)
+    assert 16 * memory.optimizer_bytes(found, training) == pytest.approx(12 * shape.num_parameters, rel=1e-8)
+    whole = training.model_copy(update={"distributed_optimizer": False})
+    assert memory.optimizer_bytes(found, whole) == 12 * found.total
+
+
+@pytest.mark.parametrize("vpp", [1, 2, 3])
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_chunks_in_flight_are_megatrons_warm_up_and_one(pp, vpp):
+    """A stage has at most its warm-up passes and one more in flight, as Megatron's own schedule counts them."""
+    schedules = pytest.importorskip("megatron.core.pipeline_parallel.schedules")
+    for stage in range(pp):
+        for microbatches in (pp, 2 * pp, 8 * pp):
+            group = SimpleNamespace(size=lambda: pp, rank=lambda stage=stage: stage)
+            communicator = SimpleNamespace(
+                pp_group=group, virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None
+            )
+            total, _, warm_up, _ = schedules.get_pp_rank_microbatches(
+                microbatches, vpp, pp, p2p_communicator=communicator
+            )
+            training = TrainingBlock(num_ranks=pp, pipeline_parallel=pp, virtual_pipeline=vpp)
+            assert memory.chunks_in_flight(training, stage, microbatches) == min(total, warm_up + 1)
+
+
+@pytest.mark.parametrize("shape", [QWEN, MOONLIGHT, OLMOE], ids=["qwen3", "moonlight", "olmoe"])
+def test_recomputation_orders_the_activations(shape):
+    """Activations shrink from none to selective to full, are linear in tokens and split exactly by TP."""
+    sizes = {
+        recompute: memory.activation_bytes(shape, TrainingBlock(recompute=recompute), 0, 4096, 1)
+        for recompute in ("none", "selective", "full")
+    }
+    assert sizes["full"] < sizes["selective"] < sizes["none"]
+    training = TrainingBlock(micro_batch_size=1)
+    one = memory.activation_bytes(shape, training, 0, 4096, 1)
+    assert memory.activation_bytes(shape, TrainingBlock(micro_batch_size=3), 0, 4096, 1) == 3 * one
+    assert memory.activation_bytes(shape, training, 0, 8192, 1) == 2 * one
+    split = TrainingBlock(micro_batch_size=1, num_ranks=4, tensor_parallel=4)
+    assert 4 * memory.activation_bytes(shape, split, 0, 4096, 1) == one
+
+
+def test_selective_keeps_what_attention_keeps():
+    """Under selective a layer keeps its attention and one D, and adds one layer's experts at its peak."""
+    training = TrainingBlock(micro_batch_size=1, recompute="selective")
+    D = QWEN.hidden_size
+    attention, experts = memory.attention_activations(QWEN, 2), memory.mlp_activations(QWEN, 0, 2)
+    found = memory.activation_bytes(QWEN, training, 0, 1000, 1)
+    assert found == 1000 * (48 * (attention + 2 * D) + experts)
+    # 2 D + 2 (32 + 4) 128 twice + values and output, bf16; fp32 log-sum-exp of 32 heads.
+    assert attention == 2 * (2 * D + (2 * 36 + 4 + 32) * 128) + 4 * 32
+    assert experts == 2 * (2 * D + 8 * (2 * D + 3 * 768)) + 8 * 128
+
+
+def test_predictor_and_reference_are_counted_where_there_are_some():
+    """A KL penalty adds the weights once more; Pr2 adds 16 bytes a predictor weight, and its features."""
+    plain = memory.training_memory(recipe(), QWEN, 0)
+    penalised = memory.training_memory(recipe("--algorithm.objective.kl_coefficient", "1e-3"), QWEN, 0)
+    assert penalised.total - plain.total == plain.parts["weights"]
+    words = ["--algorithm.replay.mode", "Pr2", "--algorithm.replay.predictor.num_positions", "2048"]
+    predicted = memory.training_memory(recipe(*words), QWEN, 0).parts
+    assert predicted["predictor and its optimizer"] == 16 * 48 * 2048 * 128
+    assert predicted["features of a micro-batch"] == payloads.feature_bytes(QWEN, 2048)
+
+
+def test_rollout_memory_is_linear_in_sequences_and_halves_with_tp():
+    """One more sequence costs its whole KV and logits; twice the GPUs halve weights and KV while there are KV heads."""
+    sizes = [memory.rollout_memory(recipe("--rollout.max_num_seqs", str(n)), QWEN) for n in (8, 9, 10)]
+    steps = [b.total - a.total for a, b in pairwise(sizes)]
+    assert steps[0] == steps[1] == 34_816 * 98_304 // 2 + 8 * QWEN.vocab_size
+    bf16 = ("--rollout.precision.weights", "same", "--rollout.num_engines", "4")
+    two, four, eight = (
+        memory.rollout_memory(recipe(*bf16, "--rollout.tensor_parallel", str(tp)), QWEN).parts for tp in (2, 4, 8)
+    )
+    kv = "KV of 24 x 34816 tokens"
+    assert two["weights"] == 2 * four["weights"] == 4 * eight["weights"] == QWEN.num_parameters
+    assert two[kv] == 2 * four[kv] == 2 * eight[kv]  # 4 KV heads: from TP 4 on they are repeated
+
+
+def test_latent_attention_caches_its_latents():
+    """Moonlight's KV of a token is 27 layers of 512 + 64 numbers on each GPU, whatever TP."""
+    assert payloads.kv_bytes_per_token(MOONLIGHT, 2) == 2 * 27 * (512 + 64)
+    assert payloads.kv_bytes_per_token(MOONLIGHT, 2, 8) == payloads.kv_bytes_per_token(MOONLIGHT, 2)
+
+
+@pytest.mark.parametrize("shape", [QWEN, MOONLIGHT, OLMOE], ids=["qwen3", "moonlight", "olmoe"])
+def test_quantised_weights(shape):
+    """fp8 in blocks takes a byte and 4 / 128^2 for every matrix weight; embeddings and routers stay in bf16."""
+    whole, fp8 = (payloads.weight_bytes(shape, name, 2) for name in ("same", "fp8_block"))
+    matrices = payloads.quantised_parameters(shape)
+    assert whole == 2 * shape.num_parameters
+    assert whole - fp8 == pytest.approx(matrices * (1 - 4 / 128**2), abs=1)
+    kept = shape.num_parameters - matrices
+    tables = shape.num_embedding_parameters + len(shape.moe_layers) * shape.num_router_parameters
+    assert tables < kept < 1.002 * tables
+
+
+def test_what_a_message_offers_fits():
+    """Every single change that a misfit's line offers makes its pool fit, and one less of it does not."""
+    gpu = gpu_named("H100-80GB")
+    config = recipe("--rollout.max_num_seqs", "64")
+    (line,) = feasibility.misfits(config, QWEN, gpu)
+    number = int(line.split("rollout.max_num_seqs ")[1].split(" ")[0])
+    fits = recipe("--rollout.max_num_seqs", str(number))
+    beyond = recipe("--rollout.max_num_seqs", str(number + 1))
+    assert feasibility.misfits(fits, QWEN, gpu) == []
+    assert len(feasibility.misfits(beyond, QWEN, gpu)) == 1
+    (line,) = feasibility.misfits(recipe("--training.recompute", "none"), QWEN, gpu)
+    assert line.startswith("training: expected at most 79.6 GiB of H100-80GB's 79.6, got ")
+    assert "training.recompute selective" in line
+    assert feasibility.misfits(recipe("--training.recompute", "selective"), QWEN, gpu) == []
+
+
+def test_colocated_gpus_hold_both():
+    """Colocated, a rank gets what vLLM's share leaves; the offered share is one at which both fit."""
+    gpu = gpu_named("H200-141GB")
+    words = ("--cluster.placement", "colocated", "--cluster.num_nodes", "4")
+    (line,) = feasibility.misfits(recipe(*words), QWEN, gpu)
+    share = line.split("rollout.gpu_memory_utilization ")[2].split(" ")[0]
+    fits = recipe(*words, "--rollout.gpu_memory_utilization", share)
+    assert feasibility.misfits(fits, QWEN, gpu) == []
+    assert feasibility.gpus_needed(fits) == 32 and feasibility.gpus_needed(recipe()) == 64
+    total = memory.peak_training_memory(fits, QWEN).total + memory.rollout_memory(fits, QWEN).total
+    assert total <= gpu.memory_gib * GIB
+
+
+def test_gpu_table_is_plausible():
+    """fp8 doubles the bf16 rate where there is fp8, memory is at most what the name says, and links beat networks."""
+    for name, gpu in GPUS.items():
+        assert gpu.fp8_tflops is None or gpu.fp8_tflops / gpu.bf16_tflops == pytest.approx(2, rel=0.01)
+        assert 0.9 * float(name.split("-")[-1].removesuffix("GB")) < gpu.memory_gib <= float(name.split("-")[-1][:-2])
+        assert gpu.hbm_gb_s > gpu.link_gb_s > gpu.network_gb_s
+        assert gpu.source
+    with pytest.raises(ValueError, match=r"cluster\.gpu: expected one of A100-80GB, .*, got H900"):
+        gpu_named("H900")

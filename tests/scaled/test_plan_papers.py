@@ -1,0 +1,102 @@
+"""The plan's formulas reproduce the numbers that the papers print, and say under which reading of their units."""
+
+from __future__ import annotations
+
+import pytest
+
+from firstorder.worlds import Schemas
+from lab.config.load import load
+from scaled.model_shape import load_shape
+from scaled.plan import compute, payloads
+from scaled.plan.hardware import gpu_named
+from scaled.plan.memory import GIB
+
+MB = 1e6
+KI = 1024
+QWEN, MOONLIGHT, OLMOE = (load_shape("-", name) for name in ("qwen3-30b-a3b", "moonlight-16b-a3b", "olmoe-1b-7b"))
+
+
+def test_r3_table_9_bytes_a_token():
+    """R3 Table 9: a token of Qwen3-30B takes 2 x 48 x (512 + 512) bytes of KV and 2 x 48 x 8 of routing, 1 / 128."""
+    kv, mask = payloads.kv_bytes_per_token(QWEN, 2), payloads.routing_bytes_per_token(QWEN, payloads.INT16_BYTES)
+    assert kv == 2 * 48 * (512 + 512) == 98_304
+    assert mask == 2 * 48 * 8 == 768
+    assert kv == 128 * mask
+    # Ids of 128 experts and -1 fit in 8 bits only without room for the number 128 itself: our records are int16 too.
+    assert payloads.id_bytes(QWEN) == 2 and payloads.id_bytes(MOONLIGHT) == payloads.id_bytes(OLMOE) == 1
+
+
+def test_r3_table_9_tokens_in_40_gb():
+    """R3 Table 9: 40 GB hold the KV of 437K tokens, whose masks take 0.3 GB, 2.5 GB on eight GPUs: GB is GiB, K 1e3.
+
+    With GB as 1e9 bytes 40 GB would hold 407K tokens.
+    """
+    tokens = 40 * GIB / payloads.kv_bytes_per_token(QWEN, 2)
+    assert round(tokens / 1e3) == 437
+    assert round(40e9 / payloads.kv_bytes_per_token(QWEN, 2) / 1e3) == 407
+    mask = tokens * payloads.routing_bytes_per_token(QWEN, 2)
+    assert round(mask / GIB, 1) == 0.3
+    assert 8 * mask / GIB == 2.5
+
+
+def test_r3_g2_mask_of_a_global_step():
+    """R3 App. G.2: 2 B G N L K = 48 GB at B 256, G 8, N 32768, and 1.5 GB on each of 32 nodes: GB is GiB, exactly."""
+    size = payloads.routing_bytes(QWEN, 256 * 8 * 32_768, payloads.INT16_BYTES)
+    assert size == 48 * GIB
+    assert size / 32 == 1.5 * GIB
+
+
+@pytest.mark.parametrize(
+    ("shape", "T", "T_c", "index_mb", "feature_mb", "mflop", "ratio_percent"),
+    [
+        (QWEN, 16 * KI, 2 * KI, "25.2", "453", "25.2", "0.69"),
+        (MOONLIGHT, 1 * KI, 1 * KI, "0.64", "116", "6.82", "0.19"),
+        (OLMOE, 1 * KI, 1 * KI, "0.52", "71.3", "4.19", "0.26"),
+    ],
+    ids=["qwen3", "moonlight", "olmoe"],
+)
+def test_pr2_table_3(shape, T, T_c, index_mb, feature_mb, mflop, ratio_percent):
+    """Pr2 Table 3, to every printed digit, with MB as 1e6 bytes, K as 1024, and Moonlight's 26 MoE layers of 27."""
+
+    def printed(value: float, like: str) -> str:
+        decimals = len(like.partition(".")[2])
+        return f"{value:.{decimals}f}"
+
+    assert printed(payloads.routing_bytes(shape, T, payloads.INT32_BYTES) / MB, index_mb) == index_mb
+    assert printed(payloads.feature_bytes(shape, T_c) / MB, feature_mb) == feature_mb
+    flops = payloads.predictor_flops_per_token(shape)
+    assert printed(flops / 1e6, mflop) == mflop
+    assert printed(100 * flops / payloads.expert_flops_per_token(shape), ratio_percent) == ratio_percent
+
+
+def test_pr2_table_3_in_mebibytes_or_thousands_does_not_reproduce():
+    """Pr2 Table 3: with MiB, or with K as 1000, the index cache would be 24.0 MiB or 24.6 MB, not 25.2 MB."""
+    assert f"{payloads.routing_bytes(QWEN, 16 * KI, 4) / 2**20:.1f}" == "24.0"
+    assert f"{payloads.routing_bytes(QWEN, 16_000, 4) / MB:.1f}" == "24.6"
+
+
+@pytest.mark.parametrize(
+    ("shape", "billions", "active_billions"),
+    [(QWEN, "30.5", "3.4"), (MOONLIGHT, "16.0", "2.9"), (OLMOE, "6.9", "1.3")],
+    ids=["qwen3", "moonlight", "olmoe"],
+)
+def test_parameter_counts(shape, billions, active_billions):
+    """The models have the weights that their names and cards say: 30.5B (A3.3B), 16B (A3B), 6.9B (A1.3B)."""
+    assert f"{shape.num_parameters / 1e9:.1f}" == billions
+    assert f"{shape.num_active_parameters / 1e9:.1f}" == active_billions
+
+
+def test_mean_length_is_r3_table_8():
+    """R3 Table 8: 203,989,395 tokens in 10 steps of 256 x 8 sequences of at most 32K are 30 % of the longest."""
+    assert round(203_989_395 / (10 * 256 * 8 * 32_768), 2) == compute.MEAN_LENGTH_SHARE
+
+
+@pytest.mark.parametrize(("recipe", "updates"), [("n1", 1), ("n8_r3", 8)])
+def test_minirl_gpu_hours(recipe, updates):
+    """MiniRL sec. 4.2 spends 5 to 6 GPU hours a gradient step; the estimate, on 64 GPUs of which half wait, 12 to 14.
+
+    The two must agree to a factor of 3: cluster, concurrency and mean length are not printed.
+    """
+    config = load(f"configs/scaled/minirl/{recipe}.yaml", [], Schemas())
+    step = compute.step_compute(config, QWEN, gpu_named(config.cluster.gpu))
+    assert 5.5 / 3 < step.gpu_hours / updates < 5.5 * 3
