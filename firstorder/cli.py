@@ -10,6 +10,10 @@ import typer
 
 from firstorder import __version__
 from firstorder.bench import bench
+from firstorder.export import export
+from firstorder.launch import launch
+from firstorder.plan import plan
+from firstorder.promote import promote
 from firstorder.report import report
 from firstorder.train import train
 
@@ -25,6 +29,16 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(train)
 app.command(short_help="Write one HTML page for one or several runs.")(report)
+app.command(short_help="Take the algorithm of stable sandbox runs into a cluster config.")(promote)
+app.command(
+    short_help="Say what a cluster run needs, and whether it fits, without a GPU.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(plan)
+app.command(
+    short_help="Write the script that starts a cluster run: Slurm or Ray.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(launch)
+app.command(short_help="Write a sandbox model as a Hugging Face folder.")(export)
 app.command(short_help="Time the pieces of a global step, side by side with transformers.")(bench)
 
 

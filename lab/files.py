@@ -36,6 +36,12 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def sync_file(path: Path) -> None:
+    """Waits until the disk has what another process wrote into the file."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_folder(path: Path) -> None:
     """Waits until the folder's own entries (names, renames) are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

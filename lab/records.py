@@ -17,7 +17,7 @@ import numbers
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,11 +26,12 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from lab.files import TEMPORARY, RecordError, atomic_folder, atomic_write, disk_errors, write_synced
+from lab.files import TEMPORARY, RecordError, atomic_folder, atomic_write, disk_errors, sync_file, write_synced
 from lab.manifest import manifest
 from lab.traces import Trace
 
 RESERVED = ("step", "non_finite")
+STATE, SHARDED = "state.json", "sharded.json"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,14 @@ class Checkpoint:
     step: int
     tensors: dict[str, Tensor]
     state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ShardedCheckpoint:
+    """A checkpoint that other processes wrote and read: the step after which a run goes on, and its folder."""
+
+    step: int
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -180,23 +189,53 @@ class RunFolder:
         data = safetensors.torch.save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
         body = {"step": step, "state": dict(state)}
         parts = {"tensors_sha256": _sha256(data), "state_sha256": _sha256(_canonical(body)), **body}
-        path = self.path / "checkpoints" / f"step-{step:06d}"
-        with disk_errors(path):
-            path.parent.mkdir(exist_ok=True)
-            for stray in path.parent.glob(f"{TEMPORARY}*"):
-                shutil.rmtree(stray)
+        path = self._new_checkpoint(step)
         with atomic_folder(path) as folder:
             write_synced(folder / "tensors.safetensors", data)
-            write_synced(folder / "state.json", _json(parts).encode())
-        with disk_errors(path.parent):
-            for old in self._checkpoints()[:-keep]:
-                shutil.rmtree(old)
+            write_synced(folder / STATE, _json(parts).encode())
+        self._prune(keep)
         return path
 
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest whole checkpoint, or None; ValueError with the file's name if its content is damaged."""
-        folders = self._checkpoints()
+        folders = self._checkpoints(STATE)
         return _load_checkpoint(folders[-1]) if folders else None
+
+    def sharded_checkpoint(self, step: int, write: Callable[[Path], object], keep: int = 2) -> Path:
+        """checkpoints/step-NNNNNN filled by `write(folder)`, by other processes where it asks them; prunes as above.
+
+        The folder appears whole: files are flushed to the disk, their sizes go into sharded.json, then it is renamed.
+        """
+        if keep < 1:
+            raise ValueError(f"keep: expected at least 1 checkpoint, got {keep}")
+        path = self._new_checkpoint(step)
+        with atomic_folder(path) as folder:
+            write(folder)
+            with disk_errors(path):
+                files = sorted(p for p in folder.rglob("*") if p.is_file())
+                for file in files:
+                    sync_file(file)
+                sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
+            write_synced(folder / SHARDED, _json({"step": step, "bytes": sizes}).encode())
+        self._prune(keep)
+        return path
+
+    def latest_sharded_checkpoint(self) -> ShardedCheckpoint | None:
+        """The newest whole sharded checkpoint, or None; ValueError with the file's name if one is lost or cut."""
+        folders = self._checkpoints(SHARDED)
+        if not folders:
+            return None
+        folder = folders[-1]
+        try:
+            parts = json.loads((folder / SHARDED).read_bytes())
+            step, sizes = int(parts["step"]), dict(parts["bytes"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{folder / SHARDED}: damaged checkpoint ({error})") from error
+        for name, size in sizes.items():
+            found = (folder / name).stat().st_size if (folder / name).is_file() else None
+            if found != size:
+                raise ValueError(f"{folder / name}: damaged checkpoint (expected {size} bytes, got {found})")
+        return ShardedCheckpoint(step, folder)
 
     def save_trace(self, step: int, trace: Trace) -> Path:
         """rollouts/step-NNNNNN.safetensors: what the step sampled and scored."""
@@ -210,15 +249,29 @@ class RunFolder:
         """The trace files, oldest step first; `Trace.load` opens one."""
         return sorted((self.path / "rollouts").glob("step-*.safetensors"), key=_step_of)
 
-    def _checkpoints(self) -> list[Path]:
-        """The checkpoint folders that have their last-written part, oldest step first."""
+    def _new_checkpoint(self, step: int) -> Path:
+        """Where the checkpoint of a step goes; what a killed process left half-written is removed."""
+        path = self.path / "checkpoints" / f"step-{step:06d}"
+        with disk_errors(path):
+            path.parent.mkdir(exist_ok=True)
+            for stray in path.parent.glob(f"{TEMPORARY}*"):
+                shutil.rmtree(stray)
+        return path
+
+    def _prune(self, keep: int) -> None:
+        with disk_errors(self.path / "checkpoints"):
+            for old in self._checkpoints(STATE, SHARDED)[:-keep]:
+                shutil.rmtree(old)
+
+    def _checkpoints(self, *last_parts: str) -> list[Path]:
+        """The checkpoint folders that have one of these last-written parts, oldest step first."""
         folders = (self.path / "checkpoints").glob("step-*")
-        return sorted((f for f in folders if (f / "state.json").is_file()), key=_step_of)
+        return sorted((f for f in folders if any((f / part).is_file() for part in last_parts)), key=_step_of)
 
 
 def _load_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`, both parts compared with the checksums that were written with them."""
-    state_path, tensors_path = folder / "state.json", folder / "tensors.safetensors"
+    state_path, tensors_path = folder / STATE, folder / "tensors.safetensors"
     try:
         parts = json.loads(state_path.read_bytes())
         body = {"step": parts["step"], "state": parts["state"]}
@@ -277,4 +330,4 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-__all__ = ["Checkpoint", "RecordError", "RunFolder", "Trace", "atomic_write", "manifest"]
+__all__ = ["Checkpoint", "RecordError", "RunFolder", "ShardedCheckpoint", "Trace", "atomic_write", "manifest"]

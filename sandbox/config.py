@@ -62,8 +62,9 @@ class SandboxRun(RunConfig):
 
     @model_validator(mode="after")
     def _model_fits(self) -> SandboxRun:
-        if self.model.path is None and self.task.kind == "jsonl":
-            raise ValueError("model.path: expected a Hugging Face folder for a jsonl task (its tokenizer), got null")
+        if self.model.path is None and self.task.kind != "arithmetic":
+            kind = self.task.kind
+            raise ValueError(f"model.path: expected a Hugging Face folder for a {kind} task (its tokenizer), got null")
         if self.model.path is None and self.model.num_experts == 0 and self.algorithm.replay.mode != "none":
             raise ValueError(
                 f"algorithm.replay.mode: expected none where model.num_experts is 0 (no routers), "

@@ -5,25 +5,25 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 import warnings
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lab.config.load import config_hash, to_yaml
+from lab.loggers import build_loggers
+from lab.progress import ProgressKind, progress_of
 from lab.records import RunFolder, manifest
 from lab.report import write_report
 from lab.tasks import DemonstratedTask, TextTask
 from lab.tasks import build as build_task
+from lab.tasks.readers import files as files_of
 from lab.tasks.tokenizers import load_tokenizer
 from lab.verdict import judge
 from sandbox import kernels
-from sandbox.callbacks import Evaluation, ProgressBar, ProgressLines, Recording
+from sandbox.callbacks import Evaluation, Recording
 from sandbox.checkpoint import load as load_model
 from sandbox.cold_start import cold_start
 from sandbox.config import ModelBlock, SandboxRun
@@ -36,10 +36,8 @@ from theory.loop import hand_over
 from theory.routing.gates import GATES
 from theory.streams import stream
 
-Progress = Literal["bar", "lines", "none"]
 
-
-def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progress = "bar") -> RunFolder:
+def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: ProgressKind = "bar") -> RunFolder:
     """Runs, or goes on with, `folder`; returns it with verdict and report written.
 
     Raises ValueError where the config does not fit its files, and NonFiniteError after writing the record where a loss
@@ -56,7 +54,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         folder.write_manifest(manifest(seed=config.seed))
         learner, first = _prepare(config, folder, task, progress)
         evaluation = Evaluation(config, SandboxEngine(learner.model.config, (), stop_token=task.tokenizer.eos_id))
-        recording = Recording(config, folder, evaluation, _progress(config, progress, first))
+        recording = Recording(config, folder, evaluation, progress_of(progress, config.name, config.num_steps, first))
         try:
             _fit(config, folder, learner, recording, first)
         except NonFiniteError:
@@ -67,7 +65,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
     return folder
 
 
-def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Progress) -> tuple[Learner, int]:
+def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: ProgressKind) -> tuple[Learner, int]:
     """The learner as it stands after the folder's last checkpoint, and the global step that comes next."""
     algorithm = config.algorithm.build()
     training = SandboxTrainingEngine(
@@ -91,12 +89,12 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
 
 def open_task(config: SandboxRun) -> TextTask:
     """The config's task, with the model folder's tokenizer where the task brings none of its own."""
-    needs_tokenizer = config.task.kind == "jsonl" and config.model.path is not None
+    needs_tokenizer = config.task.kind != "arithmetic" and config.model.path is not None
     tokenizer = load_tokenizer(Path(str(config.model.path))) if needs_tokenizer else None
     return build_task(config.task, tokenizer=tokenizer)
 
 
-def initial_model(config: SandboxRun, task: TextTask, progress: Progress) -> MoE:
+def initial_model(config: SandboxRun, task: TextTask, progress: ProgressKind) -> MoE:
     """The weights that RL starts from: the opened folder or fresh ones, after the cold start where there is one."""
     block = config.model
     if block.path is not None:
@@ -121,7 +119,7 @@ def initial_model(config: SandboxRun, task: TextTask, progress: Progress) -> MoE
 def _contents(config: SandboxRun) -> list[str]:
     """Hashes of the files that a cold start depends on and that its config only names."""
     named = [config.model.path and f"{config.model.path}/model.safetensors", getattr(config.task, "path", None)]
-    return [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in named if path and Path(path).is_file()]
+    return [hashlib.sha256(p.read_bytes()).hexdigest() for path in named if path for p in files_of(path)]
 
 
 def model_config(block: ModelBlock, vocab_size: int) -> ModelConfig:
@@ -148,45 +146,6 @@ def _print_cold_start(update: int, loss: float, accuracy: float) -> None:
     print(f"cold start  update {update:>5}  loss {loss:.3f}  accuracy {accuracy:.3f}", flush=True)
 
 
-def _progress(config: SandboxRun, progress: Progress, done: int) -> ProgressLines | None:
-    if progress == "bar":
-        return ProgressBar(config.name, config.num_steps, done)
-    return ProgressLines(config.name, config.num_steps) if progress == "lines" else None
-
-
-def _loggers(config: SandboxRun, folder: RunFolder, first: int) -> list[Logger]:
-    loggers: list[Logger] = []
-    for name in config.logging.loggers:
-        try:
-            loggers.append(_logger(name, config, folder, first))
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"logging.loggers: {name} is not installed (pip install 'firstorder[loggers]'): {error}"
-            ) from None
-    return loggers
-
-
-def _logger(name: str, config: SandboxRun, folder: RunFolder, first: int) -> Logger:
-    if name == "csv":
-        # Lightning empties the folder of a CSV logger, so each attempt of a resumed run has its own.
-        return CSVLogger(
-            str(folder.path), name="", version="csv" if first == 0 else f"csv-from-{first}", flush_logs_every_n_steps=1
-        )
-    if name == "tensorboard":
-        return TensorBoardLogger(str(folder.path), name="", version="tensorboard")
-    if name == "wandb":
-        from lightning.pytorch.loggers import WandbLogger
-
-        return WandbLogger(project="firstorder", name=config.name, save_dir=str(folder.path))
-    from lightning.pytorch.loggers import MLFlowLogger
-
-    # The user's own server where one is named; else a database in the run folder (MLflow 3 writes no plain files).
-    database = f"sqlite:///{(folder.path / 'mlflow.db').resolve()}"
-    return MLFlowLogger(
-        "firstorder", run_name=config.name, tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", database)
-    )
-
-
 def _fit(config: SandboxRun, folder: RunFolder, learner: Learner, recording: Recording, first: int) -> None:
     # Lightning's notes on devices, products and its own deprecations say nothing about the run.
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -195,7 +154,7 @@ def _fit(config: SandboxRun, folder: RunFolder, learner: Learner, recording: Rec
         trainer = L.Trainer(
             accelerator="cpu",
             max_epochs=1,
-            logger=_loggers(config, folder, first),
+            logger=build_loggers(config.logging.loggers, config.name, folder.path, first),
             callbacks=[recording],
             enable_checkpointing=False,
             enable_progress_bar=False,

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from lab.config.run import RunConfig
 from lab.config.strict import Strict
+from scaled.evidence import Evidence
 
 
 class ModelBlock(Strict):
@@ -75,6 +76,11 @@ class PrecisionBlock(Strict):
     weights: Literal["same", "fp8_block", "int8"] = Field(
         default="same",
         description="fp8_block: e4m3 in blocks of 128 x 128; int8: a scale a channel, activations a scale a token",
+    )
+    kernels: Literal["auto", "native", "rounded"] = Field(
+        default="auto",
+        description="of fp8_block and int8: vLLM's own, or weights rounded to that grid and computed in `compute` "
+        "(no kernel needed; activations stay as they are), or the first that works",
     )
     kv_cache: Literal["same", "fp8"] = Field(default="same", description="keys and values")
 
@@ -152,6 +158,7 @@ class ScaledRun(RunConfig):
     probe: ProbeBlock = Field(default_factory=ProbeBlock, description="the check after every push")
     schedule: ScheduleBlock = Field(default_factory=ScheduleBlock, description="synchronous or one step off")
     cluster: ClusterBlock = Field(default_factory=ClusterBlock, description="Ray")
+    evidence: Evidence | None = Field(default=None, description="what the algorithm stands on; written by promote")
 
     @model_validator(mode="after")
     def _batch_divides(self) -> ScaledRun:

@@ -65,6 +65,10 @@ _METRICS = (
            "MiniRL Eq. 5", "down"),
     Metric("staleness/extreme_frac_tau2", "fraction of tokens with max(pi/old, old/pi) > 2", "fraction",
            "R3 Eq. 3, for old against pi", "down"),
+    Metric("staleness/version_lag_mean",
+           "mean over responses of (weight version that the trainer has when it scores them - version of mu)", "versions",
+           "here; MiniRL sec. 2.3 for what grows with it", "down"),
+    Metric("staleness/version_lag_max", "max over responses of the same difference", "versions", "here", "down"),
     # -- the update
     Metric("actor/entropy", "mean over tokens of -sum_v pi log pi", "nats/token", "MiniRL sec. 4.2"),
     Metric("actor/grad_norm", "Euclidean norm of the gradient before clipping", "1", "here", "flat"),
@@ -116,6 +120,25 @@ _METRICS = (
            "down"),
     Metric("progress/num_tokens", "response tokens that the global step trains on", "tokens", "here"),
     Metric("progress/num_responses", "responses that the global step trains on", "responses", "here"),
+    # -- a cluster: where the time goes, what travels, and whether both engines hold the same weights
+    Metric("timing_s/step", "wall-clock time of the global step, evaluation and recording left out", "s", "verl", "down"),
+    Metric("timing_s/gen", "time in the rollout engines, all rounds of the global step together", "s", "verl", "down"),
+    Metric("timing_s/old_log_prob", "time of the old pass", "s", "verl", "down"),
+    Metric("timing_s/ref", "time of the reference pass", "s", "verl", "down"),
+    Metric("timing_s/update_actor", "time of the N updates together", "s", "verl", "down"),
+    Metric("timing_s/push", "time from the trainer's first exported tensor to the last engine's last one", "s", "here",
+           "down"),
+    Metric("transfer/rollout_bytes", "bytes of rollouts, routing records and features from the engines to the driver",
+           "bytes", "here; R3 Tab. 9 for routing records", "down"),
+    Metric("transfer/weights_bytes", "bytes of one push of the weights, counted once for all engines", "bytes", "here",
+           "down"),
+    Metric("rollout/engine_restarts", "inference engines that were lost and started again during the step", "engines",
+           "here", "down"),
+    Metric("probe/mean_abs_diff",
+           "largest over engines of the mean over probe tokens of |log mu - log old| at the same weights, after a push",
+           "nats/token", "here", "down"),
+    Metric("probe/max_abs_diff", "largest |log mu - log old| of any probe token and engine", "nats/token", "here",
+           "down"),
 )  # fmt: skip
 
 REGISTRY: dict[str, Metric] = {metric.name: metric for metric in _METRICS}

@@ -25,8 +25,9 @@ from lab.config.strict import ConfigError, did_you_mean, validate
 
 Config = TypeVar("Config", bound=BaseModel)
 
-# These keys say where a run's results go; everything else may change its numbers, so everything else is hashed.
-NOT_HASHED = ("name", "output", "logging")
+# These keys say where a run's results go, or what speaks for its config; everything else may change its numbers, so
+# everything else is hashed.
+NOT_HASHED = ("name", "output", "logging", "evidence")
 
 
 def load(path: str | Path, overrides: Sequence[str], schemas: Mapping[str, type[Config]]) -> Config:

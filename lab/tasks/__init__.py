@@ -11,11 +11,11 @@ import torch
 from pydantic import Field
 
 from lab.tasks.arithmetic import ArithmeticConfig, ArithmeticTask
-from lab.tasks.jsonl import DemonstratedJsonlTask, JsonlConfig, JsonlTask
+from lab.tasks.jsonl import DatasetConfig, DemonstratedProblemTask, JsonlConfig, ProblemTask
 from lab.tasks.tokenizers import Tokenizer
 from theory.contracts import Prompt, Task
 
-TaskConfig = Annotated[ArithmeticConfig | JsonlConfig, Field(discriminator="kind")]
+TaskConfig = Annotated[ArithmeticConfig | JsonlConfig | DatasetConfig, Field(discriminator="kind")]
 """The `task:` block of a run's config; its `kind` says which task."""
 
 
@@ -43,17 +43,18 @@ class DemonstratedTask(TextTask, Protocol):
         ...
 
 
-def build(config: ArithmeticConfig | JsonlConfig, tokenizer: Tokenizer | None = None) -> TextTask:
+def build(config: ArithmeticConfig | JsonlConfig | DatasetConfig, tokenizer: Tokenizer | None = None) -> TextTask:
     """The task of a config; a `DemonstratedTask` where it has demonstrations.
 
-    `tokenizer` is that of the model's folder: a jsonl task needs it (else ValueError), an arithmetic task has its own
-    characters and no use for it. Raises ValueError for what the task finds wrong with its config or file.
+    `tokenizer` is that of the model's folder: jsonl and dataset tasks need it (else ValueError), an arithmetic task
+    has its own characters and no use for it. Raises ValueError for what the task finds wrong with its config or file.
     """
     if isinstance(config, ArithmeticConfig):
         return ArithmeticTask(config)
     if tokenizer is None:
-        raise ValueError("task.kind: expected a tokenizer for a jsonl task (that of a Hugging Face folder), got none")
-    return (JsonlTask if config.solution_key is None else DemonstratedJsonlTask)(config, tokenizer)
+        kind = config.kind
+        raise ValueError(f"task.kind: expected a tokenizer for a {kind} task (that of a Hugging Face folder), got none")
+    return (ProblemTask if config.solution_key is None else DemonstratedProblemTask)(config, tokenizer)
 
 
 __all__ = ["DemonstratedTask", "Task", "TaskConfig", "TextTask", "Tokenizer", "build"]

@@ -1,4 +1,4 @@
-r"""A user's own file of problems with verified answers, one JSON object a line, graded by Math-Verify.
+r"""A user's own problems with verified answers, one a line or a row, graded by Math-Verify.
 
     {"problem": "What is 1/2 + 1/3?", "answer": "5/6"}
     {"problem": "Expand (x+1)^2.", "answer": "x^2+2x+1", "source": "other keys are left alone"}
@@ -13,77 +13,34 @@ The prompt is the template of R3 (arXiv 2510.11370), App. K; a response earns 1 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
 
-from lab.config.strict import Strict
-from lab.tasks.grading import grade, is_parseable
+from lab.tasks.grading import grade
+from lab.tasks.problems import PROBLEM, DatasetConfig, JsonlConfig, Problem, ProblemsConfig, read_problems
 from lab.tasks.tokenizers import Tokenizer
 from theory.contracts import Prompt, Response
 from theory.streams import derive_seed, stream
 
-PROBLEM = "{problem}"
-R3_TEMPLATE = PROBLEM + "\nPlease reason step by step,\nand put your final answer within \\boxed{ }."
 
+class ProblemTask:
+    """`theory.contracts.Task` over problems; training prompts walk through them in epochs, each without replacement."""
 
-class JsonlConfig(Strict):
-    """Where the problems are, how they are put, and which of them are held out."""
-
-    kind: Literal["jsonl"] = "jsonl"
-    path: str = Field(min_length=1, description="the file; a relative path counts from the working folder")
-    problem_key: str = Field("problem", min_length=1, description="key of the problem's text")
-    answer_key: str = Field("answer", min_length=1, description="key of the verified answer, a string")
-    solution_key: str | None = Field(None, description="key of a worked solution; with it, every line must have one")
-    prompt_template: str = Field(R3_TEMPLATE, description="the prompt; {problem} stands for the problem's text")
-    chat_template: bool = Field(False, description="put the prompt as a user message in the tokenizer's chat template")
-    max_prompt_tokens: int = Field(2048, ge=1, description="a longer prompt is an error that names its line")
-    max_response_tokens: int = Field(4096, ge=1, description="longest response, end token included")
-    held_out_path: str | None = Field(None, description="a second file, held out whole; no problem may be in both")
-    held_out_fraction: float = Field(0.1, gt=0, lt=1, description="held-out share of `path` without held_out_path")
-    seed: int = Field(0, ge=0, description="names the order of the epochs and the held-out share")
-
-    @model_validator(mode="after")
-    def _fields_fit_together(self) -> JsonlConfig:
-        if PROBLEM not in self.prompt_template:
-            raise ValueError(f"prompt_template: expected {PROBLEM} in it, got {self.prompt_template!r}")
-        if self.problem_key == self.answer_key:
-            raise ValueError(f"answer_key: expected another key than problem_key, got {self.answer_key!r} for both")
-        return self
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One line of the file; `where` is `path:line` for messages."""
-
-    where: str
-    problem: str
-    answer: str
-    solution: str | None
-
-
-class JsonlTask:
-    """`theory.contracts.Task` over a file; training prompts walk through it in epochs, without replacement in each."""
-
-    def __init__(self, config: JsonlConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: ProblemsConfig, tokenizer: Tokenizer) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.max_response_tokens = config.max_response_tokens
         train, held_out = split(config)
-        self._solutions = {p.problem: p for p in train if p.solution is not None}
+        self._solutions = {p.identity: p for p in train if p.solution is not None}
         self._train = tuple(map(self._prompt, train))
         self._held_out = tuple(map(self._prompt, held_out))
 
     def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
         """The next `num_prompts` problems: numbers [step * num_prompts, (step + 1) * num_prompts) of the endless walk.
 
-        Epoch e of the walk is the file in an order drawn from the stream "epoch", e: a uniform permutation. The walk is
-        without gaps as long as `num_prompts` stays the same.
+        Epoch e of the walk is a uniform permutation of them drawn from the stream "epoch", e. The walk is without gaps
+        as long as `num_prompts` stays the same.
         """
         n = len(self._train)
         numbers = range(step * num_prompts, (step + 1) * num_prompts)
@@ -104,7 +61,9 @@ class JsonlTask:
     def _prompt(self, problem: Problem) -> Prompt:
         text = self.config.prompt_template.replace(PROBLEM, problem.problem)
         try:
-            tokens = self.tokenizer.chat(text) if self.config.chat_template else self.tokenizer.prompt(text)
+            tokens = (
+                self.tokenizer.chat(text, problem.before) if self.config.chat_template else self.tokenizer.prompt(text)
+            )
         except ValueError as error:
             raise ValueError(f"{problem.where}: {error}") from error
         if len(tokens) > self.config.max_prompt_tokens:
@@ -115,10 +74,10 @@ class JsonlTask:
         return Prompt(id=problem.where, tokens=tokens, answer=problem.answer, text=text)
 
 
-class DemonstratedJsonlTask(JsonlTask):
-    """A `JsonlTask` whose lines carry worked solutions, so that a model can be cold-started on them."""
+class DemonstratedProblemTask(ProblemTask):
+    """A `ProblemTask` whose rows carry worked solutions, so that a model can be cold-started on them."""
 
-    def __init__(self, config: JsonlConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: ProblemsConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self._demonstrations = {
             prompt.id: self._encode_solution(problem)
@@ -126,7 +85,7 @@ class DemonstratedJsonlTask(JsonlTask):
         }
 
     def demonstration(self, prompt: Prompt, generator: torch.Generator) -> tuple[int, ...]:
-        """The tokens of the line's solution and the end token; no draws. ValueError for a prompt not of this task."""
+        """The tokens of the row's solution and the end token; no draws. ValueError for a prompt not of this task."""
         if prompt.id not in self._demonstrations:
             raise ValueError(f"expected a training prompt of {self.config.path}, got {prompt.id!r}")
         return self._demonstrations[prompt.id]
@@ -152,7 +111,7 @@ def _epoch_order(seed: int, epoch: int, n: int) -> list[int]:
     return torch.randperm(n, generator=stream(seed, "epoch", epoch)).tolist()
 
 
-def split(config: JsonlConfig) -> tuple[list[Problem], list[Problem]]:
+def split(config: ProblemsConfig) -> tuple[list[Problem], list[Problem]]:
     """Training and held-out problems, both in the order of their files.
 
     Without `held_out_path`, the round(fraction * n) problems with the smallest hash of seed and text are held out: the
@@ -161,11 +120,11 @@ def split(config: JsonlConfig) -> tuple[list[Problem], list[Problem]]:
     problems = read_problems(config, config.path)
     if config.held_out_path is not None:
         held_out = read_problems(config, config.held_out_path)
-        training = {p.problem: p.where for p in problems}
+        training = {p.identity: p.where for p in problems}
         for p in held_out:
-            if p.problem in training:
+            if p.identity in training:
                 raise ValueError(
-                    f"{p.where}: expected a problem that is not trained on, got that of {training[p.problem]}"
+                    f"{p.where}: expected a problem that is not trained on, got that of {training[p.identity]}"
                 )
         return problems, held_out
     num_held_out = round(config.held_out_fraction * len(problems))
@@ -174,66 +133,9 @@ def split(config: JsonlConfig) -> tuple[list[Problem], list[Problem]]:
             f"held_out_fraction: expected to hold out and to leave at least 1 of the {len(problems)} problems of "
             f"{config.path}, got {config.held_out_fraction}, that is {num_held_out}"
         )
-    rank = sorted(problems, key=lambda p: derive_seed(config.seed, "partition", p.problem))
-    chosen = {p.problem for p in rank[:num_held_out]}
-    return [p for p in problems if p.problem not in chosen], [p for p in problems if p.problem in chosen]
+    rank = sorted(problems, key=lambda p: derive_seed(config.seed, "partition", p.identity))
+    chosen = {p.identity for p in rank[:num_held_out]}
+    return [p for p in problems if p.identity not in chosen], [p for p in problems if p.identity in chosen]
 
 
-def read_problems(config: JsonlConfig, path: str) -> list[Problem]:
-    """Every line as a problem; ValueError `path:line: what was expected, what came` for the first bad one.
-
-    Blank lines are skipped and keys besides the configured ones ignored. A problem that comes twice is bad: its copies
-    could fall on both sides of the held-out split.
-    """
-    try:
-        lines = Path(path).read_bytes().splitlines()
-    except OSError as error:
-        raise ValueError(f"{path}: expected a file of problems, got: {error.strerror or error}") from error
-    problems: list[Problem] = []
-    first: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        problem = _read_line(config, line, f"{path}:{number}")
-        if problem.problem in first:
-            raise ValueError(f"{problem.where}: expected a new problem, got that of {first[problem.problem]} again")
-        first[problem.problem] = problem.where
-        problems.append(problem)
-    if not problems:
-        raise ValueError(f"{path}: expected one problem a line, got an empty file")
-    return problems
-
-
-def _read_line(config: JsonlConfig, line: bytes, where: str) -> Problem:
-    example = json.dumps({config.problem_key: "...", config.answer_key: "..."})
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: expected a JSON object such as {example}, got invalid JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: expected a JSON object such as {example}, got {_short(row)}")
-    solution = None if config.solution_key is None else _text(row, config.solution_key, where)
-    problem = Problem(where, _text(row, config.problem_key, where), _text(row, config.answer_key, where), solution)
-    if not is_parseable(problem.answer):
-        raise ValueError(
-            f"{where}: {config.answer_key}: expected an expression that Math-Verify can parse, got {problem.answer!r}"
-        )
-    return problem
-
-
-def _text(row: dict[str, Any], key: str, where: str) -> str:
-    if key not in row:
-        raise ValueError(f"{where}: expected the key {key!r}, got {', '.join(map(repr, row)) or 'no keys'}")
-    value = row[key]
-    if not isinstance(value, str):
-        raise ValueError(
-            f"{where}: {key}: expected a string such as {json.dumps(str(value)[:40])}, got {_short(value)}"
-        )
-    if not value.strip():
-        raise ValueError(f"{where}: {key}: expected a text that is not empty, got {value!r}")
-    return value
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+__all__ = ["DatasetConfig", "DemonstratedProblemTask", "JsonlConfig", "ProblemTask", "split"]

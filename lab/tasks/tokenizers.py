@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypedDict, runtime_checkable
+
+ROLES = ("system", "user", "assistant")
+"""Who may speak in a chat."""
+
+
+class Message(TypedDict):
+    """One message of a chat; `role` is one of ROLES."""
+
+    role: str
+    content: str
 
 
 @runtime_checkable
@@ -43,8 +53,11 @@ class Tokenizer(Protocol):
         """The ids of a text that starts a sequence: `encode`, after the start token where the model has one."""
         ...
 
-    def chat(self, text: str) -> tuple[int, ...]:
-        """The ids of one user message in the model's chat template, up to where its answer starts; else ValueError."""
+    def chat(self, text: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
+        """The ids of a user message, and those before it, in the model's chat template, up to where its answer starts.
+
+        ValueError where there is no template, or where it does not take these messages.
+        """
         ...
 
 
@@ -84,7 +97,7 @@ class CharTokenizer:
         """The same as `encode`: there is no start token."""
         return self.encode(text)
 
-    def chat(self, text: str) -> tuple[int, ...]:
+    def chat(self, text: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
         """Always ValueError: characters have no chat template."""
         raise ValueError("chat_template: expected a tokenizer with a chat template, got a character tokenizer")
 
@@ -118,13 +131,20 @@ class HuggingFaceTokenizer:
         """The start token, if the model has one, and the text."""
         return self._start + self.encode(text)
 
-    def chat(self, text: str) -> tuple[int, ...]:
-        """One user message in the chat template, up to where the answer starts; ValueError without a template."""
+    def chat(self, text: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
+        """A user message, and those before it, in the chat template, up to where the answer starts; else ValueError."""
         if not self._tokenizer.chat_template:
             raise ValueError(f"chat_template: expected a tokenizer with a chat template, got {self._where} without one")
-        message = [{"role": "user", "content": text}]
+        messages = [*before, {"role": "user", "content": text}]
+        try:
+            written = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates are programs, and some refuse roles by an error of their own
+            roles = ", ".join(message["role"] for message in messages)
+            raise ValueError(
+                f"chat_template: expected messages that the template of {self._where} takes, got {roles}: {error}"
+            ) from error
         # The template writes the special tokens itself, as text, so the encoding must not add them again.
-        return self.encode(self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+        return self.encode(written)
 
 
 # transformers would invent an empty tokenizer from config.json alone, so the files are looked for first.

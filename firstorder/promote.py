@@ -1,0 +1,95 @@
+"""`firstorder promote`: the algorithm of stable sandbox runs in a cluster config, with its evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from scaled.config import ScaledRun
+    from scaled.promote import Mapped
+
+
+def promote(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of runs: all of them.")],
+    to: Annotated[Path, typer.Option("--to", metavar="CONFIG", help="The cluster config to start from.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write the promoted config; printed if not given."),
+    ] = None,
+    allow_unstable: Annotated[
+        str | None,
+        typer.Option(metavar="WHY", help="Promote runs that are not stable or of one seed; the reason is recorded."),
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Take the algorithm of stable sandbox runs, which differ in the seed alone, into the cluster config CONFIG.
+
+    Objective, replay mode, correction and N stay as the runs had them; learning rate, batch, lengths and the like come
+    from the papers' tables or from CONFIG. The new config carries its evidence: runs, verdicts, final metrics. What
+    differs from CONFIG is shown on stderr, and why each field is what it is.
+
+    \b
+    Examples:
+      firstorder promote runs/my-r3 --to configs/scaled/qwen3_30b_a3b.yaml --out my_r3.yaml
+      firstorder promote runs/a/*-1f* runs/b/*-2e* --to target.yaml > promoted.yaml
+      firstorder promote runs/one --to target.yaml --allow-unstable "a dry run of the launch"
+    """
+    from firstorder.worlds import Schemas
+    from lab.config.load import load, to_yaml
+    from lab.config.strict import ConfigError, validate
+    from lab.files import atomic_write
+    from scaled import promote as promotion
+    from scaled.config import ScaledRun
+
+    target = load(to, [], Schemas())
+    if not isinstance(target, ScaledRun):
+        raise ConfigError(f"{to}: backend: expected a config of the cluster (scaled), got {target.backend}")
+    folders = [folder for path in runs for folder in _run_folders(path)]
+    read = [promotion.read_run(folder, Schemas()) for folder in folders]
+    promoted, mapped = promotion.promote(read, target, allow_unstable)
+    text = to_yaml(promoted)
+    if out is not None and out.exists() and out.read_text(encoding="utf-8") != text:
+        raise ConfigError(f"--out: expected a file that does not exist yet, got {out}, which holds something else")
+    # Defaults as validation leaves them (600 is 600.0), so that the diff shows what changed and nothing else.
+    target = validate(ScaledRun, target.model_dump(mode="json"), str(to))
+    _show(target, promoted, mapped, str(to), "promoted" if out is None else str(out))
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        atomic_write(out, text)
+        typer.echo(out)
+
+
+def _run_folders(path: Path) -> list[Path]:
+    """The run folder itself, or every run folder inside it."""
+    inside = sorted(config.parent for config in path.glob("*/config.yaml"))
+    return inside if inside and not (path / "config.yaml").is_file() else [path]
+
+
+def _show(before: ScaledRun, after: ScaledRun, mapped: tuple[Mapped, ...], old: str, new: str) -> None:
+    """On stderr: the diff of both configs, why the algorithm's fields are what they are, and what speaks for it."""
+    import difflib
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from lab.config.load import to_yaml
+
+    console = Console(stderr=True, highlight=False)
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    former, latter = (to_yaml(config.model_copy(update={"evidence": None})).splitlines() for config in (before, after))
+    for line in difflib.unified_diff(former, latter, old, new, lineterm=""):
+        console.print(Text(line, styles.get(line[:1], "")), soft_wrap=True)
+    changed = [m for m in mapped if m.promoted != m.target or m.promoted != m.runs]
+    width = max((len(m.field) for m in changed), default=0)
+    for m in changed:
+        values = f"{m.promoted} (runs {m.runs}, target {m.target})"
+        console.print(Text(f"{m.field:<{width}}  {m.action:<6}  {values}: {m.source}"), soft_wrap=True)
+    assert after.evidence is not None
+    for run in after.evidence.runs:
+        console.print(Text(f"evidence: {run.run} seed {run.seed} {run.verdict}"), soft_wrap=True)
+    if after.evidence.allowed_unstable is not None:
+        console.print(Text(f"evidence: allowed all the same: {after.evidence.allowed_unstable}", "yellow"))

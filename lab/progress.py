@@ -1,0 +1,67 @@
+"""What a person sees of a running run: one line every few steps, or a live bar; the same in every world."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+ProgressKind = Literal["bar", "lines", "none"]
+
+
+class ProgressLines:
+    """One line every few steps: for logs, and for runs side by side."""
+
+    def __init__(self, name: str, num_steps: int, every: int = 10):
+        self.name, self.num_steps, self.every = name, num_steps, every
+        self.started = time.monotonic()
+
+    def show(self, number: int, row: Mapping[str, float]) -> None:
+        """Says what the global step before `number` measured."""
+        if number % self.every == 0 or number == self.num_steps:
+            seconds = time.monotonic() - self.started
+            print(f"{self.name:<22} step {number:>4}/{self.num_steps}  {seconds:>5.0f} s  {summary(row)}", flush=True)
+
+    def close(self) -> None:
+        """Leaves the terminal as it was, also where the run did not come to its end."""
+
+
+class ProgressBar(ProgressLines):
+    """A live bar with reward, KL, F(2) and entropy."""
+
+    def __init__(self, name: str, num_steps: int, done: int = 0):
+        super().__init__(name, num_steps)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, TextColumn("{task.fields[summary]}"))
+        self.task = self.bar.add_task(name, total=num_steps, completed=done, summary="")
+        self.bar.start()
+
+    def show(self, number: int, row: Mapping[str, float]) -> None:
+        self.bar.update(self.task, completed=number, summary=summary(row))
+        if number == self.num_steps:
+            self.close()
+
+    def close(self) -> None:
+        self.bar.stop()
+
+
+def progress_of(kind: ProgressKind, name: str, num_steps: int, done: int) -> ProgressLines | None:
+    """The progress that a person asked for; `done` global steps have been taken already."""
+    if kind == "bar":
+        return ProgressBar(name, num_steps, done)
+    return ProgressLines(name, num_steps) if kind == "lines" else None
+
+
+def summary(row: Mapping[str, float]) -> str:
+    """Reward, discrepancy and entropy of a step in a line."""
+    parts = [
+        f"reward {row['reward/mean']:.3f}",
+        f"k3 {row['rollout_corr/k3_kl']:.1e}",
+        f"F(2) {row['rollout_corr/extreme_frac_tau2']:.1e}",
+        f"entropy {row['actor/entropy']:.3f}",
+    ]
+    if "eval/accuracy" in row:
+        parts.append(f"held-out {row['eval/accuracy']:.3f}")
+    return "  ".join(parts)

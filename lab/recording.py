@@ -1,0 +1,85 @@
+"""What stands on disk after each global step, and in which order: metrics, then the trace, then the checkpoint.
+
+A metrics row is written before the checkpoint that contains it, so a run that is killed in between drops it and
+computes it again. Rows are numbered by the global steps taken; row 0 is the evaluation before the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from lab.config.run import RunConfig
+from lab.progress import ProgressLines
+from lab.records import RunFolder
+from lab.traces import Trace
+from theory import metrics as registry
+from theory.loop import StepResult
+
+Scalars = dict[str, float]
+
+
+@runtime_checkable
+class MetricLogger(Protocol):
+    """What a logger must do: take one row under its step number. Lightning's loggers do."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Takes a row."""
+        ...
+
+
+class Recorder:
+    """Evaluates when it is due, and writes a step's row, trace and checkpoint. `evaluate(number)` gives eval metrics.
+
+    Raises ValueError for a metric that is not registered, RecordError where the disk refuses.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        evaluate: Callable[[int], Scalars],
+        progress: ProgressLines | None,
+        loggers: Sequence[MetricLogger] = (),
+    ):
+        self.config = config
+        self.folder = folder
+        self.evaluate = evaluate
+        self.progress = progress
+        self.loggers = loggers
+
+    def evaluation_due(self, number: int) -> bool:
+        """Before the first step (0), after every `evaluation.every` steps, and after the last."""
+        return number % self.config.evaluation.every == 0 or number == self.config.num_steps
+
+    def begin(self, extra: Mapping[str, float] | None = None) -> None:
+        """Row 0, unless a run that goes on has it already; `extra` joins it."""
+        if not self.folder.metrics():
+            self.append(0, self.evaluate(0) | dict(extra or {}))
+
+    def record(
+        self,
+        number: int,
+        result: StepResult,
+        save_checkpoint: Callable[[int], object],
+        extra: Mapping[str, float] | None = None,
+    ) -> None:
+        """Everything after the `number`-th global step; `extra` are a world's own metrics of it."""
+        row = result.metrics | dict(extra or {})
+        if self.evaluation_due(number):
+            row |= self.evaluate(number)
+        self.append(number, row)
+        last = number == self.config.num_steps
+        if number % self.config.traces.every == 0 or last:
+            self.folder.save_trace(number, Trace.of(result.rollouts, result.scores, result.rewards_B, number))
+        if number % self.config.checkpoint.every == 0 or last:
+            save_checkpoint(number)
+        if self.progress is not None:
+            self.progress.show(number, row)
+
+    def append(self, number: int, row: Scalars) -> None:
+        """One row of metrics, to metrics.jsonl first and then to every logger."""
+        registry.check(row)
+        self.folder.append_metrics(number, row)
+        for logger in self.loggers:
+            logger.log_metrics(row, step=number)

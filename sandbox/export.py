@@ -1,0 +1,111 @@
+"""The sandbox's models as Hugging Face folders that transformers, vLLM and Megatron's loaders open: what scaled runs
+start from.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from lab.config.load import load
+from lab.files import atomic_folder
+from lab.records import RunFolder
+from sandbox.checkpoint import load as load_model
+from sandbox.checkpoint import save
+from sandbox.config import SandboxRun
+from sandbox.hf_config import family
+from sandbox.model import MoE
+from sandbox.run import initial_model, model_config, open_task
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
+"""What goes along where the model was opened from a folder; a task of characters has its own tokenizer."""
+
+
+def initial(config: SandboxRun, report: bool = True) -> MoE:
+    """The model that a run of this config starts RL from: after the cold start, from its cache where it was done."""
+    torch.set_num_threads(1)  # as in a run, so that the cold start gives the same bits
+    return initial_model(config, open_task(config), "lines" if report else "none")
+
+
+def trained(folder: RunFolder, config: SandboxRun) -> tuple[MoE, int]:
+    """The model of the run's newest checkpoint and its step; ValueError where there is none or it does not fit.
+
+    The weights are the policy's own: under Pr3 the predictor, which mu's gates held besides, is left out.
+    """
+    checkpoint = folder.latest_checkpoint()
+    if checkpoint is None:
+        raise ValueError(
+            f"{folder.path}: expected a run with a checkpoint, got none; its config exports where it starts"
+        )
+    if config.model.path is not None:
+        model = load_model(config.model.path)
+    else:
+        sizes = model_config(config.model, open_task(config).tokenizer.vocab_size)
+        model = MoE(sizes, torch.Generator())
+    prefix = "model."
+    weights = {n.removeprefix(prefix): t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
+    expected = model.state_dict()
+    for name, tensor in expected.items():
+        if name not in weights or weights[name].shape != tensor.shape:
+            got = "none" if name not in weights else tuple(weights[name].shape)
+            raise ValueError(
+                f"{folder.path}: expected a checkpoint of the config's model with {name} of shape "
+                f"{tuple(tensor.shape)}, got {got}"
+            )
+    model.load_state_dict(weights)
+    return model, checkpoint.step
+
+
+def write(model: MoE, tokenizer_folder: str | None, to: Path) -> bool:
+    """Writes the Hugging Face folder, whole or not at all; False where exactly this export is there already.
+
+    Raises ValueError where the model is one that only this project opens, and where `to` holds anything else.
+    """
+    if family(model.config) == "firstorder_moe":
+        raise ValueError(
+            "model: expected one that transformers has a class for (Qwen3, Qwen3-MoE, OLMoE, Mixtral), got one with a "
+            "gate or shared expert that none of them has"
+        )
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        if to.is_dir() and _holds(to, lambda folder: _fill(model, tokenizer_folder, folder)):
+            return False
+        raise ValueError(f"--to: expected a folder that is empty, absent or holds exactly this export, got {to}")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_folder(to) as folder:
+        _fill(model, tokenizer_folder, folder)
+    return True
+
+
+def _fill(model: MoE, tokenizer_folder: str | None, folder: Path) -> None:
+    save(model, folder)
+    # safetensors makes a private file; weights are as readable as the config beside them.
+    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
+    for name in TOKENIZER_FILES if tokenizer_folder is not None else ():
+        source = Path(str(tokenizer_folder)) / name
+        if source.is_file():
+            shutil.copyfile(source, folder / name)
+
+
+def _holds(to: Path, fill: Callable[[Path], None]) -> bool:
+    """Whether the folder has the files that `fill` writes, byte for byte, and no others."""
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        fill(scratch)
+        if {p.name for p in to.iterdir()} != {p.name for p in scratch.iterdir()}:
+            return False
+        return all(filecmp.cmp(to / p.name, p, shallow=False) for p in scratch.iterdir())
+
+
+def open_source(path: Path) -> tuple[SandboxRun, RunFolder | None]:
+    """The config in a YAML file, or that of a run folder together with the folder; ConfigError for another world's."""
+    folder = RunFolder.open(path) if path.is_dir() else None
+    config = load(path if folder is None else folder.path / "config.yaml", [], {"sandbox": SandboxRun})
+    return config, folder

@@ -1,0 +1,131 @@
+"""The check after every push: both engines score the same tokens at the same weights and must agree, or the run stops.
+
+A push can go wrong without an error (an expert layout that is not repacked, a tensor that is left out); what it leaves
+is an engine that samples from other weights than the trainer scores with, at a distance far beyond its precision's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from scaled.config import PrecisionBlock, ProbeBlock, TrainingBlock
+from theory.contracts import Prompt, Response, Rollouts, TrainingEngine
+from theory.routing.passes import PassRouting
+from theory.streams import stream
+
+COMPUTE_LEVELS = {"fp32": 1e-4, "fp16": 0.05, "bf16": 0.15}
+WEIGHT_LEVELS = {"same": 0.0, "int8": 0.25, "fp8_block": 0.3}
+CACHE_LEVELS = {"same": 0.0, "fp8": 0.3}
+"""Mean |log mu - log old| in nats a token that each coarseness is allowed."""
+
+
+class ProbeError(ArithmeticError):
+    """An engine and the trainer disagree beyond the precision's level; the message names engine and numbers."""
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Engines that score: by engine, log-probabilities of tokens 1.. of each sequence."""
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[Tensor]]:
+        """As `RolloutGroup.score`."""
+        ...
+
+
+def allowed(block: ProbeBlock, precision: PrecisionBlock, training: TrainingBlock) -> float:
+    """Nats a token: the config's own limit, else the sum of what compute, weights and cache are allowed.
+
+    The coarser of the two engines' arithmetic counts.
+    """
+    if block.max_mean_abs_diff is not None:
+        return block.max_mean_abs_diff
+    compute = max(COMPUTE_LEVELS[precision.compute], COMPUTE_LEVELS[training.precision])
+    return compute + WEIGHT_LEVELS[precision.weights] + CACHE_LEVELS[precision.kv_cache]
+
+
+@dataclass
+class Probe:
+    """Scores `num_sequences` sequences of `num_tokens` tokens with every engine and with the trainer."""
+
+    block: ProbeBlock
+    limit: float
+    precision: str
+    vocabulary: int
+    seed: int
+    is_predicted: bool = False
+
+    def __call__(
+        self, engines: Scorer, learner: TrainingEngine, version: int, recent: Rollouts | None
+    ) -> dict[str, float]:
+        """The probe's metrics at weights that both have as `version`. Raises ProbeError beyond the limit, or for NaN.
+
+        Tokens are those of recent responses, drawn without replacement; before there are any, uniform random ones.
+        """
+        sequences = self._sequences(version, recent)
+        trainer = self._trainer_scores(learner, sequences, version)
+        means, largest = [], 0.0
+        for i, scores in enumerate(engines.score(sequences)):
+            diff = torch.cat([(mu.double() - old.double()).abs() for mu, old in zip(scores, trainer, strict=True)])
+            mean = diff.mean().item()
+            if not mean <= self.limit:
+                raise ProbeError(
+                    f"engine {i} ({self.precision}) disagrees with the trainer after the push of version {version}: "
+                    f"mean |log mu - log old| on the probe is {mean:.3g} nats a token, allowed {self.limit:.3g} "
+                    f"(probe.max_mean_abs_diff)"
+                )
+            means.append(mean)
+            largest = max(largest, diff.max().item())
+        return {"probe/mean_abs_diff": max(means), "probe/max_abs_diff": largest}
+
+    def _sequences(self, version: int, recent: Rollouts | None) -> list[list[int]]:
+        draws = stream(self.seed, "probe", version)
+        num, length = self.block.num_sequences, self.block.num_tokens
+        if recent is None:
+            return torch.randint(self.vocabulary, (num, length), generator=draws).tolist()
+        chosen = torch.randperm(len(recent), generator=draws)[:num].tolist()
+        whole = [[*(r := recent.responses[b]).prompt.tokens, *r.tokens.tolist()] for b in chosen]
+        return [tokens[-length:] for tokens in whole]
+
+    def _trainer_scores(self, learner: TrainingEngine, sequences: list[list[int]], version: int) -> list[Tensor]:
+        routing = PassRouting("natural")
+        if self.is_predicted:
+            # The engine's gates hold W + W_p: it chooses and weighs by the predicted logits.
+            routing = PassRouting("predicted", gates="predicted", predictor=learner.predictor_weights())
+        logp_BT = learner.score(_as_rollouts(sequences, version), routing).logp_BT
+        return [logp_BT[b, : len(tokens) - 1] for b, tokens in enumerate(sequences)]
+
+
+def describe(precision: PrecisionBlock) -> str:
+    """An engine's precision in words."""
+    parts = [precision.compute]
+    if precision.weights != "same":
+        parts.append(f"{precision.weights} weights")
+    if precision.kv_cache != "same":
+        parts.append(f"{precision.kv_cache} cache")
+    return ", ".join(parts)
+
+
+def _as_rollouts(sequences: list[list[int]], version: int) -> Rollouts:
+    """Sequences as responses to a prompt of one token, so that an old pass scores all that follow."""
+    responses = []
+    for tokens in sequences:
+        T = len(tokens) - 1
+        responses.append(
+            Response(
+                prompt=Prompt("probe", tuple(tokens[:1]), ""),
+                tokens=torch.tensor(tokens[1:], dtype=torch.int64),
+                logp_mu=torch.zeros(T),
+                is_response=torch.ones(T, dtype=torch.bool),
+                finish="length",
+                version=version,
+            )
+        )
+    return Rollouts(tuple(responses))
+
+
+__all__ = ["Probe", "ProbeError", "allowed", "describe"]

@@ -1,0 +1,230 @@
+"""A Ray cluster for one run: joined or started, with a place for every rank and every engine, and gone afterwards.
+
+Separate placement gives ranks and engines their own GPUs. Colocated placement lays engine i over the GPUs of ranks
+[i * TP, (i + 1) * TP), which must stand on one machine; they take turns. Where the cluster has no GPU, places are CPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from scaled.config import ScaledRun
+
+Role = Literal["rank", "engine"]
+
+PROJECT = Path(__file__).resolve().parents[2]
+PLACEMENT_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an actor runs: a bundle of the placement group, what it takes of it, and the ranks whose GPUs it shares."""
+
+    bundle: int
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    shares: tuple[int, ...] = ()
+
+
+@dataclass
+class Cluster:
+    """A connected Ray with reserved places; `spawn` starts an actor at one of them."""
+
+    has_gpus: bool
+    group: PlacementGroup
+    places: dict[tuple[Role, int], Place]
+    logs: Path
+    actors: list[Any] = field(default_factory=list)
+    devices: dict[int, str] = field(default_factory=dict)
+
+    def spawn(self, role: Role, index: int, cls: type, *args: Any) -> Any:
+        """An actor of `cls(log file, *args)` at its place; a Ray actor handle."""
+        place = self.places[role, index]
+        strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=place.bundle)
+        options: dict[str, Any] = {
+            "num_cpus": place.num_cpus,
+            "num_gpus": place.num_gpus,
+            "scheduling_strategy": strategy,
+            "runtime_env": {"env_vars": self._environment(place)},
+            "max_restarts": 0,
+        }
+        actor = ray.remote(cls).options(**options).remote(str(self.logs / f"{role}-{index}.log"), *args)
+        self.actors.append(actor)
+        if role == "rank" and place.num_gpus > 0:
+            self.devices[index] = ray.get(actor.devices.remote())
+        return actor
+
+    def _environment(self, place: Place) -> dict[str, str]:
+        path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+        variables = {"PYTHONPATH": path, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+        if not self.has_gpus:
+            variables["OMP_NUM_THREADS"] = "1"
+        if place.shares:
+            # Ranks start first: only they know which of the machine's GPUs Ray gave to their bundle.
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices[rank] for rank in place.shares)
+        return variables
+
+    def kill(self, actor: Any) -> None:
+        """Ends an actor at once, whatever it is doing."""
+        if actor in self.actors:
+            self.actors.remove(actor)
+        ray.kill(actor, no_restart=True)
+
+
+@contextlib.contextmanager
+def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
+    """The cluster of a run, its actors' output under `folder`/logs; everything it started ends with the block.
+
+    A process that is connected to Ray already keeps its connection. Raises ValueError, naming the field, where the
+    cluster has too few places.
+    """
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with _connection(config):
+        has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+        bundles, places = places_of(config, has_gpus)
+        _check_resources(config, bundles)
+        group = placement_group(bundles, strategy="PACK")
+        made = Cluster(has_gpus, group, places, logs)
+        try:
+            if not group.wait(PLACEMENT_TIMEOUT_S):
+                raise ValueError(
+                    f"cluster.address: expected {_total(bundles)} free on the cluster, got no placement within "
+                    f"{PLACEMENT_TIMEOUT_S:g} s"
+                )
+            yield made
+        finally:
+            for actor in list(made.actors):
+                made.kill(actor)
+            remove_placement_group(group)
+
+
+@contextlib.contextmanager
+def _connection(config: ScaledRun) -> Iterator[None]:
+    if ray.is_initialized():
+        yield
+        return
+    # Ray reads these when it connects: no usage reports leave the machine, and an actor that asks for no GPU keeps the
+    # devices that it was given (colocated engines).
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if config.cluster.address is not None:
+        try:
+            ray.init(address=config.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            raise ValueError(f"cluster.address: no Ray cluster at {config.cluster.address}: {error}") from None
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    # Short: Ray makes sockets inside, and a socket's path may have 107 bytes.
+    temporary = tempfile.mkdtemp(prefix="fo-ray-")
+    try:
+        ray.init(
+            address="local",  # None would join a cluster that somebody else has on this machine
+            num_cpus=None if _sees_gpus() else num_places(config),
+            object_store_memory=int(config.cluster.object_store_gib * 2**30),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=temporary,
+        )
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sees_gpus() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def num_places(config: ScaledRun) -> int:
+    """Actors of a run: ranks and engines."""
+    return config.training.num_ranks + config.rollout.num_engines
+
+
+def places_of(config: ScaledRun, has_gpus: bool) -> tuple[list[dict[str, float]], dict[tuple[Role, int], Place]]:
+    """The bundles to reserve, and each actor's place in them.
+
+    Raises ValueError where colocated engines need more GPUs than the ranks have.
+    """
+    ranks, engines = config.training.num_ranks, config.rollout.num_engines
+    width = config.rollout.tensor_parallel
+    places: dict[tuple[Role, int], Place] = {}
+    if not has_gpus:
+        for i in range(ranks):
+            places["rank", i] = Place(i)
+        for i in range(engines):
+            places["engine", i] = Place(ranks + i)
+        return [{"CPU": 1.0} for _ in range(ranks + engines)], places
+    if config.cluster.placement == "separate":
+        for i in range(ranks):
+            places["rank", i] = Place(i, num_gpus=1.0)
+        for i in range(engines):
+            places["engine", i] = Place(ranks + i, num_gpus=float(width))
+        bundles = [{"CPU": 1.0, "GPU": 1.0} for _ in range(ranks)]
+        return bundles + [{"CPU": 1.0, "GPU": float(width)} for _ in range(engines)], places
+    if engines * width > ranks:
+        raise ValueError(
+            f"rollout.num_engines: expected at most training.num_ranks = {ranks} GPUs for colocated engines, got "
+            f"{engines} engines x tensor_parallel {width} = {engines * width}"
+        )
+    for i in range(ranks):
+        places["rank", i] = Place(i // width, num_gpus=1.0)
+    for i in range(engines):
+        places["engine", i] = Place(i, num_gpus=0.0, shares=tuple(range(i * width, (i + 1) * width)))
+    num_bundles = -(-ranks // width)
+    return [{"CPU": 2.0 * width, "GPU": float(width)} for _ in range(num_bundles)], places
+
+
+def _check_resources(config: ScaledRun, bundles: list[dict[str, float]]) -> None:
+    have = ray.cluster_resources()
+    for kind in ("GPU", "CPU"):
+        needed = sum(bundle.get(kind, 0.0) for bundle in bundles)
+        if needed > have.get(kind, 0.0):
+            raise ValueError(
+                f"training.num_ranks: expected a cluster with {needed:g} {kind}s for {config.training.num_ranks} ranks "
+                f"and {config.rollout.num_engines} engines, got {have.get(kind, 0.0):g}"
+            )
+
+
+def _total(bundles: list[dict[str, float]]) -> str:
+    kinds = sorted({kind for bundle in bundles for kind in bundle})
+    return " and ".join(f"{sum(b.get(kind, 0.0) for b in bundles):g} {kind}s" for kind in kinds)
+
+
+class Worker:
+    """What every actor is: its output goes to a file of the run, where its folder is on this machine."""
+
+    def __init__(self, log: str):
+        with contextlib.suppress(FileNotFoundError):
+            file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+
+    def devices(self) -> str:
+        """The GPUs that Ray gave to this actor, as CUDA_VISIBLE_DEVICES names them."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+    def pid(self) -> int:
+        """The process, for tests that kill it."""
+        return os.getpid()

@@ -1,0 +1,236 @@
+"""A `RolloutEngine` over several inference engines in Ray actors, each with a contiguous share of the prompts.
+
+An engine that dies or does not answer is started again, handed the weights that it had, and samples its share again
+from the same seeds, so that a death changes no token. Weights stay in the object store until the next push, from where
+Ray moves them to disk if it needs the room.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from torch import Tensor
+
+from scaled.cluster.ray_cluster import Cluster, Worker
+from scaled.cluster.transfer import Meter, Parcel, buckets, pack, unpack
+from scaled.config import RolloutBlock
+from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
+
+
+class EngineLost(ChildProcessError):
+    """An inference engine was lost once more than `rollout.max_restarts` allows; the message says which and why."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What an engine actor holds: a RolloutEngine that can take a share of the prompts, and score."""
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
+        """The responses numbered from `first_response` of the whole draw."""
+        ...
+
+    def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        """As theory's contract."""
+        ...
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Log-probabilities of tokens 1.. of each sequence."""
+        ...
+
+
+BuildEngine = Callable[[], Engine]
+
+
+class EngineActor(Worker):
+    """One engine in its own process."""
+
+    engine: Engine
+
+    def start(self, build: BuildEngine) -> None:
+        # Not in __init__, where Ray would report an error of the caller's as the death of the actor.
+        self.engine = build()
+
+    def generate(self, parcel: Parcel, first_response: int) -> Parcel:
+        prompts, sampling = unpack(parcel)
+        return pack(self.engine.generate(prompts, sampling, first_response=first_response))
+
+    def load_weights(self, refs: Sequence[Any], version: int) -> None:
+        # One bucket at a time is mapped here; the references themselves travelled, not what they refer to.
+        self.engine.load_weights(_tensors(refs), version)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> Parcel:
+        return pack(self.engine.score(sequences))
+
+    def turn(self, awake: bool) -> None:
+        """Gives GPU memory up for the ranks' turn, or takes it back (colocated placement)."""
+        engine: Any = self.engine
+        if awake:
+            engine.wake()
+        else:
+            engine.sleep()
+
+
+class RolloutGroup:
+    """`RolloutEngine` over `num_engines` actors. Seconds and bytes go to `meter` under their metric names.
+
+    Raises EngineLost after `max_restarts` restarts; an error of the engine itself (a prompt that is too long) comes
+    through as it is.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        build: BuildEngine,
+        num_engines: int,
+        *,
+        timeout_s: float,
+        max_restarts: int,
+        bucket_bytes: int,
+        meter: Meter | None = None,
+    ):
+        self.cluster, self.build = cluster, build
+        self.timeout_s, self.max_restarts, self.bucket_bytes = timeout_s, max_restarts, bucket_bytes
+        self.meter = Meter() if meter is None else meter
+        self.restarts = 0
+        self.version = -1
+        self._weights: list[Any] = []
+        self.actors = [cluster.spawn("engine", i, EngineActor) for i in range(num_engines)]
+        self._call_all("start", build)
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
+        """As theory's contract; the draw does not depend on how many engines share the prompts."""
+        with self.meter.seconds("timing_s/gen"):
+            calls = {
+                i: ("generate", (pack((tuple(prompts[start:stop]), sampling)), start * sampling.num_responses))
+                for i, (start, stop) in enumerate(shares(len(prompts), len(self.actors)))
+                if stop > start
+            }
+            found: dict[int, Parcel] = self._call(calls)
+            self.meter.add("transfer/rollout_bytes", float(sum(parcel.num_bytes for parcel in found.values())))
+            return Rollouts.concat([unpack(found[i]) for i in sorted(found)])
+
+    def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        """As theory's contract, to every engine, in buckets through the object store."""
+        with self.meter.seconds("timing_s/push"):
+            self._weights = []  # frees the former version before the next one fills the store
+            for bucket in buckets(named_tensors, self.bucket_bytes):
+                self.meter.add("transfer/weights_bytes", float(bucket.num_bytes))
+                self._weights.append(ray.put(bucket))
+            self.version = version
+            self._call_all("load_weights", self._weights, version)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[Tensor]]:
+        """By engine: the log-probabilities of tokens 1.. of every sequence (every engine scores them all)."""
+        found = self._call_all("score", [list(s) for s in sequences])
+        return [unpack(found[i]) for i in sorted(found)]
+
+    def turn(self, awake: bool) -> None:
+        """Wakes the engines, or puts them to sleep while ranks use their GPUs (colocated placement)."""
+        self._call_all("turn", awake)
+
+    def pids(self) -> list[int]:
+        """The engines' processes."""
+        return ray.get([actor.pid.remote() for actor in self.actors])
+
+    def close(self) -> None:
+        """Ends the engines."""
+        for actor in self.actors:
+            self.cluster.kill(actor)
+        self.actors = []
+
+    def _call_all(self, method: str, *arguments: Any) -> dict[int, Any]:
+        return self._call(dict.fromkeys(range(len(self.actors)), (method, arguments)))
+
+    def _call(self, calls: dict[int, tuple[str, tuple[Any, ...]]]) -> dict[int, Any]:
+        """The answers by engine; a lost engine is started again and asked again."""
+        found: dict[int, Any] = {}
+        pending = {self._ask(i, *call): i for i, call in calls.items()}
+        deadlines = {i: time.monotonic() + self.timeout_s for i in calls}
+        while pending:
+            left = min(deadlines[i] for i in pending.values()) - time.monotonic()
+            done, _ = ray.wait(list(pending), num_returns=1, timeout=max(left, 0.0))
+            late = [ref for ref, i in pending.items() if time.monotonic() >= deadlines[i]]
+            for ref in done or late:
+                i = pending.pop(ref)
+                lost, answer = self._answer(ref, calls[i][0]) if done else (self._late(calls[i][0]), None)
+                if lost is None:
+                    found[i] = answer
+                    continue
+                self._restart(i, lost)
+                pending[self._ask(i, *calls[i])] = i
+                deadlines[i] = time.monotonic() + self.timeout_s
+        return found
+
+    def _ask(self, i: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        return getattr(self.actors[i], method).remote(*arguments)
+
+    def _answer(self, ref: Any, method: str) -> tuple[str | None, Any]:
+        """Why the engine counts as lost (None: it does not), and its answer; what its own code raised is raised."""
+        try:
+            return None, ray.get(ref, timeout=self.timeout_s)
+        except RayActorError as error:
+            return _first_line(error), None
+        except GetTimeoutError:
+            return self._late(method), None
+        except RayTaskError as error:
+            if isinstance(error.cause, TimeoutError):
+                return str(error.cause), None
+            raise error.cause from None
+
+    def _late(self, method: str) -> str:
+        return f"no answer to {method} within {self.timeout_s:g} s"
+
+    def _restart(self, i: int, reason: str | None) -> None:
+        """Another engine in its place, with the weights that it had."""
+        while reason is not None:
+            if self.restarts >= self.max_restarts:
+                raise EngineLost(
+                    f"rollout.max_restarts: engine {i} was lost ({reason}); expected at most {self.max_restarts} "
+                    f"restarts, got {self.restarts + 1}"
+                )
+            self.restarts += 1
+            self.meter.add("rollout/engine_restarts", 1.0)
+            self.cluster.kill(self.actors[i])
+            self.actors[i] = self.cluster.spawn("engine", i, EngineActor)
+            reason, _ = self._answer(self._ask(i, "start", (self.build,)), "start")
+            if reason is None and self.version >= 0:
+                weights = self._ask(i, "load_weights", (self._weights, self.version))
+                reason, _ = self._answer(weights, "load_weights")
+
+
+def _tensors(refs: Sequence[Any]) -> NamedTensors:
+    for ref in refs:
+        bucket: Any = ray.get(ref)
+        yield from bucket.tensors()
+
+
+def build_vllm(config_json: str, rollout: RolloutBlock, stop_token: int | None) -> Engine:
+    """A vLLM engine of the model whose config.json that is; its weights are pushed."""
+    from scaled.vllm_engine.engine import VllmEngine
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(config_json, encoding="utf-8")
+        return VllmEngine(Path(folder), rollout, stop_token)
+
+
+def shares(count: int, parts: int) -> list[tuple[int, int]]:
+    """[start, stop) of each part: contiguous, in order, sizes that differ by at most one."""
+    size, rest = divmod(count, parts)
+    bounds = [0]
+    for i in range(parts):
+        bounds.append(bounds[-1] + size + (i < rest))
+    return list(pairwise(bounds))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+__all__ = ["BuildEngine", "Engine", "EngineLost", "RolloutGroup", "build_vllm", "shares"]

@@ -1,0 +1,254 @@
+"""A `TrainingEngine` over the ranks of a training engine in Ray actors.
+
+Every rank is given the whole batch, once, through the object store, and takes its own share; each returns its part, and
+pure functions make of the parts what theory's contract promises. Ranks wait for each other in collectives, so the death
+of one is the death of the group: RankDied, and whoever runs the group starts another from a checkpoint.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import ray
+from jaxtyping import Float
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from torch import Tensor
+
+from scaled.cluster.ray_cluster import Cluster, Worker
+from scaled.cluster.transfer import Bucket, Meter, Parcel, buckets, pack, unpack
+from scaled.config import ModelBlock, TrainingBlock
+from theory.algorithm import Algorithm
+from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenScores, UpdateStats
+from theory.objectives import Objective
+from theory.routing.passes import PassRouting
+
+SETTLE_S = 20.0
+"""Seconds in which a rank's error is told apart from its neighbour's death: the death breaks the collective first."""
+
+BUCKETS_AHEAD = 2
+"""Buckets that a rank exports before the driver has taken them."""
+
+
+class RankDied(ChildProcessError):
+    """A rank's process ended; the message says which. The group is of no further use."""
+
+
+@runtime_checkable
+class Rank(Protocol):
+    """What a rank actor holds; see docs/decisions/0004-scaled.md."""
+
+    def score(self, rollouts: Rollouts, routing: PassRouting) -> Any:
+        """Its part of the old pass."""
+        ...
+
+    def score_reference(self, rollouts: Rollouts) -> Any:
+        """Its part of log pi_ref."""
+        ...
+
+    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> Any:
+        """Its part of an optimiser step."""
+        ...
+
+    def export(self) -> NamedTensors:
+        """The tensors that it yields of all the weights; every rank must iterate."""
+        ...
+
+    def predictor_weights(self) -> dict[int, Tensor]:
+        """W_p of its own layers."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Its part of a checkpoint."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """The inverse of save."""
+        ...
+
+
+BuildRank = Callable[[int, int, str, int], Rank]
+"""(rank, number of ranks, rendezvous address, port) -> the rank, once all ranks have met."""
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Pure functions from all ranks' parts, in rank order, to what theory's contract promises."""
+
+    scores: Callable[[Sequence[Any]], TokenScores]
+    reference: Callable[[Sequence[Any]], Tensor]
+    stats: Callable[[Sequence[Any]], UpdateStats]
+
+
+class RankActor(Worker):
+    """One rank in its own process; its methods all run on that process's main thread."""
+
+    rank: Rank
+
+    def rendezvous(self) -> tuple[str, int]:
+        """This machine's address and a port that is free on it."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return ray.util.get_node_ip_address(), free.getsockname()[1]
+
+    def start(self, build: BuildRank, rank: int, num_ranks: int, address: str, port: int) -> None:
+        self.rank = build(rank, num_ranks, address, port)
+
+    def call(self, method: str, parcel: Parcel) -> Parcel:
+        return pack(getattr(self.rank, method)(*unpack(parcel)))
+
+    def export(self, bucket_bytes: int) -> Iterator[Bucket]:
+        yield from buckets(self.rank.export(), bucket_bytes)
+
+
+class TrainingGroup:
+    """`TrainingEngine` over `num_ranks` actors, with `save` and `load`. Seconds go to `meter`.
+
+    Raises RankDied where a rank's process ends; an error that a rank raises comes through as it is.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        build: BuildRank,
+        num_ranks: int,
+        assembly: Assembly,
+        *,
+        bucket_bytes: int,
+        meter: Meter | None = None,
+    ):
+        self.cluster, self.assembly, self.bucket_bytes = cluster, assembly, bucket_bytes
+        self.meter = Meter() if meter is None else meter
+        self.actors = [cluster.spawn("rank", i, RankActor) for i in range(num_ranks)]
+        (address, port), *_ = self._gather([self.actors[0].rendezvous.remote()])
+        self._gather([a.start.remote(build, i, num_ranks, address, port) for i, a in enumerate(self.actors)])
+
+    def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
+        """As theory's contract."""
+        with self.meter.seconds("timing_s/old_log_prob"):
+            return self.assembly.scores(self._call("score", rollouts, routing))
+
+    def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
+        """As theory's contract."""
+        with self.meter.seconds("timing_s/ref"):
+            return self.assembly.reference(self._call("score_reference", rollouts))
+
+    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
+        """As theory's contract."""
+        with self.meter.seconds("timing_s/update_actor"):
+            return self.assembly.stats(self._call("update", minibatch, objective, routing))
+
+    def named_tensors(self) -> NamedTensors:
+        """As theory's contract; views of shared memory, valid until the next one is asked for and never to be written.
+
+        The order is that in which ranks send, and may differ from call to call.
+        """
+        streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": BUCKETS_AHEAD}
+        streams = [a.export.options(**streaming).remote(self.bucket_bytes) for a in self.actors]
+        yield from self._merged(streams)
+
+    def predictor_weights(self) -> dict[int, Float[Tensor, "D E"]]:
+        """As theory's contract: all stages' layers together."""
+        merged: dict[int, Tensor] = {}
+        for part in self._call("predictor_weights"):
+            merged |= part
+        return dict(sorted(merged.items()))
+
+    def save(self, folder: Path) -> None:
+        """Every rank's part of a checkpoint, into a folder that all machines share."""
+        self._call("save", folder)
+
+    def load(self, folder: Path) -> None:
+        """Goes on from a checkpoint of the same model."""
+        self._call("load", folder)
+
+    def pids(self) -> list[int]:
+        """The ranks' processes."""
+        return ray.get([actor.pid.remote() for actor in self.actors])
+
+    def close(self) -> None:
+        """Ends the ranks."""
+        for actor in self.actors:
+            self.cluster.kill(actor)
+        self.actors = []
+
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        parcel = ray.put(pack(arguments))
+        return [unpack(part) for part in self._gather([a.call.remote(method, parcel) for a in self.actors])]
+
+    def _merged(self, streams: list[Any]) -> Iterator[tuple[str, Tensor]]:
+        """Tensors of whichever rank has sent some: waiting for one rank would stop the collective of the others."""
+        ranks = {stream: i for i, stream in enumerate(streams)}
+        while ranks:
+            done: list[Any] = ray.wait(list(ranks), num_returns=1)[0]
+            for stream in done:
+                try:
+                    bucket: Any = ray.get(next(stream))
+                except StopIteration:
+                    del ranks[stream]
+                    continue
+                except RayError as error:
+                    self._raise(error, ranks[stream])
+                    raise
+                yield from bucket.tensors()
+
+    def _gather(self, refs: list[Any]) -> list[Any]:
+        """All answers in order, or the first error as soon as it comes."""
+        ranks = {ref: i for i, ref in enumerate(refs)}
+        found: dict[int, Any] = {}
+        while ranks:
+            done, _ = ray.wait(list(ranks), num_returns=1)
+            for ref in done:
+                i = ranks.pop(ref)
+                try:
+                    found[i] = ray.get(ref)
+                except RayError as error:
+                    self._raise(error, i)
+                    raise
+        return [found[i] for i in range(len(refs))]
+
+    def _raise(self, error: Exception, rank: int) -> None:
+        """RankDied where some rank is dead, else the error of this rank's own code."""
+        if isinstance(error, RayActorError):
+            raise RankDied(f"rank {rank} of {len(self.actors)} died: {str(error).strip().splitlines()[0]}") from None
+        cause: Exception = getattr(error, "cause", error)
+        if not isinstance(cause, (ValueError, ArithmeticError)):
+            # A collective that broke: a neighbour's death, if there was one, is known within moments.
+            for i, actor in enumerate(self.actors):
+                try:
+                    ray.get(actor.pid.remote(), timeout=SETTLE_S / len(self.actors))
+                except RayActorError:
+                    raise RankDied(f"rank {i} of {len(self.actors)} died; rank {rank} said: {cause}") from None
+                except GetTimeoutError:
+                    continue  # busy in its collective: alive
+        raise cause from None
+
+
+def build_megatron(
+    model: ModelBlock,
+    training: TrainingBlock,
+    algorithm: Algorithm,
+    rank: int,
+    num_ranks: int,
+    address: str,
+    port: int,
+) -> Rank:
+    """A Megatron-core rank that has met the others; the model's folder must be on its machine."""
+    from scaled.megatron_engine import parallel
+    from scaled.megatron_engine.rank import MegatronRank
+
+    parallel.initialize(training, rank, num_ranks, address, port)
+    return MegatronRank(model, training, algorithm, keep_reference=algorithm.objective.kl_coefficient > 0)
+
+
+def megatron_assembly() -> Assembly:
+    """How the parts of Megatron-core's ranks are put together."""
+    from scaled.megatron_engine import parts
+
+    return Assembly(parts.assemble_scores, parts.assemble_logp, parts.assemble_stats)
+
+
+__all__ = ["Assembly", "BuildRank", "Rank", "RankDied", "TrainingGroup", "build_megatron", "megatron_assembly"]

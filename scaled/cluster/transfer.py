@@ -1,0 +1,210 @@
+"""What travels between processes: tensors as flat bytes with an index, and nothing else per token.
+
+Weights go in buckets of bounded size, which the receiver views without a copy; a `Parcel` is any value of the contracts
+with its tensors taken out into one such bucket, so that a batch of thousands of responses is one buffer, not thousands
+of pickled tensors. Every dtype survives bit for bit (numpy has no bfloat16: bytes are uint8), integers stay narrow.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from theory.contracts import NamedTensors
+
+ALIGNMENT = 64
+"""Bytes: every tensor starts at a multiple, so that it can be viewed in its own type."""
+
+INT32 = torch.iinfo(torch.int32)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor stands in a bucket; `start` and `num_bytes` count bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """Some named tensors as one flat array of bytes."""
+
+    entries: tuple[Entry, ...]
+    data: np.ndarray
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors together, padding included."""
+        return int(self.data.nbytes)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors by name, as views of the bucket's own memory: to be read or copied, never written."""
+        with warnings.catch_warnings():
+            # Ray hands out read-only memory; torch has no read-only tensors, and says so once.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
+            flat = torch.from_numpy(self.data)
+        for entry in self.entries:
+            dtype = getattr(torch, entry.dtype)
+            if entry.num_bytes == 0:  # torch has no view of nothing in another type
+                yield entry.name, torch.empty(entry.shape, dtype=dtype)
+                continue
+            part = flat[entry.start : entry.start + entry.num_bytes]
+            yield entry.name, part.view(dtype).view(entry.shape)
+
+
+class _Filling:
+    """A bucket that is being filled."""
+
+    def __init__(self, capacity: int):
+        self.data = np.empty(capacity, dtype=np.uint8)
+        self.entries: list[Entry] = []
+        self.used = 0
+
+    def fits(self, tensor: Tensor) -> bool:
+        return _aligned(self.used) + tensor.nbytes <= len(self.data)
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        start = _aligned(self.used)
+        self.data[self.used : start] = 0
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        flat = flat.view(torch.uint8).numpy() if tensor.nbytes else np.empty(0, dtype=np.uint8)
+        self.data[start : start + len(flat)] = flat
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self.entries.append(Entry(name, dtype, tuple(tensor.shape), start, len(flat)))
+        self.used = start + len(flat)
+
+    def close(self) -> Bucket:
+        return Bucket(tuple(self.entries), self.data[: self.used])
+
+
+def buckets(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[Bucket]:
+    """The tensors in buckets of at most `bucket_bytes` bytes; a larger tensor has a bucket of its own.
+
+    Each tensor is copied into its bucket when it comes, so one bucket and one tensor are alive at a time.
+    """
+    filling: _Filling | None = None
+    for name, tensor in named_tensors:
+        if filling is not None and not filling.fits(tensor):
+            yield filling.close()
+            filling = None
+        if filling is None:
+            filling = _Filling(max(bucket_bytes, tensor.nbytes))
+        filling.add(name, tensor)
+    if filling is not None:
+        yield filling.close()
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """A value without its tensors, and its tensors; `widened` names those that travel as int32 instead of int64."""
+
+    head: bytes
+    bucket: Bucket
+    widened: frozenset[str]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that travel."""
+        return len(self.head) + self.bucket.num_bytes
+
+
+class _Packer(pickle.Pickler):
+    """Pickles everything but tensors, which it sets aside; a tensor that is met twice is kept once."""
+
+    def __init__(self, file: io.BytesIO):
+        super().__init__(file, protocol=5)
+        self.tensors: list[Tensor] = []
+        self.numbers: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, Tensor):
+            return None
+        if id(obj) not in self.numbers:
+            self.numbers[id(obj)] = len(self.tensors)
+            self.tensors.append(obj)
+        return self.numbers[id(obj)]
+
+
+class _Opener(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]):
+        super().__init__(file)
+        self.tensors = tensors
+
+    def persistent_load(self, pid: int) -> Tensor:
+        return self.tensors[pid]
+
+
+def pack(value: Any) -> Parcel:
+    """The value as a parcel. Only for processes of one run: its head is a pickle."""
+    file = io.BytesIO()
+    packer = _Packer(file)
+    packer.dump(value)
+    widened = {str(i) for i, tensor in enumerate(packer.tensors) if _fits_int32(tensor)}
+    filling = _Filling(sum(_aligned(tensor.nbytes) for tensor in packer.tensors))
+    for i, tensor in enumerate(packer.tensors):
+        filling.add(str(i), tensor.to(torch.int32) if str(i) in widened else tensor)
+    return Parcel(file.getvalue(), filling.close(), frozenset(widened))
+
+
+def unpack(parcel: Parcel) -> Any:
+    """The value of a parcel, with tensors of its own, so that the shared memory it came in can be freed."""
+    named = ((name, tensor.clone()) for name, tensor in parcel.bucket.tensors())
+    tensors = [tensor.to(torch.int64) if name in parcel.widened else tensor for name, tensor in named]
+    return _Opener(io.BytesIO(parcel.head), tensors).load()
+
+
+def _fits_int32(tensor: Tensor) -> bool:
+    if tensor.dtype != torch.int64 or tensor.numel() == 0:
+        return False
+    low, high = torch.aminmax(tensor)
+    return INT32.min <= int(low) and int(high) <= INT32.max
+
+
+def _aligned(start: int) -> int:
+    return -(-start // ALIGNMENT) * ALIGNMENT
+
+
+class Meter:
+    """Sums of seconds and bytes by metric name, from several threads; `take` gives them and starts anew."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, name: str, value: float) -> None:
+        """Adds to the sum of that name."""
+        with self._lock:
+            self._totals[name] = self._totals.get(name, 0.0) + value
+
+    @contextmanager
+    def seconds(self, name: str) -> Iterator[None]:
+        """Adds the wall-clock seconds of the block."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - start)
+
+    def take(self) -> Mapping[str, float]:
+        """The sums since the last call."""
+        with self._lock:
+            totals, self._totals = self._totals, {}
+        return totals
+
+
+__all__ = ["Bucket", "Entry", "Meter", "Parcel", "buckets", "pack", "unpack"]

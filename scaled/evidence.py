@@ -1,0 +1,61 @@
+"""The `evidence:` block of a promoted config: which runs it stands on, what became of them, and what they do not cover.
+
+It changes no number of the run that carries it, and no hash; `firstorder promote` writes it, people read it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from lab.config.strict import Strict
+from lab.verdict import VerdictRules
+
+
+class RunEvidence(Strict):
+    """One run that the promotion stands on.
+
+    `run` is its folder, <name>/<UTC time>-<config hash>; the hashes differ by the seed alone. `reasons` are the rules
+    that fired, or what kept the verdict open. `started` is UTC; `commit` is null outside a checkout.
+    """
+
+    run: str
+    seed: int = Field(ge=0)
+    config_hash: str
+    verdict: Literal["stable", "collapsed", "undecided"]
+    reasons: tuple[str, ...] = ()
+    num_steps: int = Field(ge=1)
+    started: str
+    commit: str | None = None
+    has_local_changes: bool | None = None
+
+
+class Spread(Strict):
+    """One final metric over the runs that recorded it; the standard deviation (n - 1) of a single run is null.
+
+    A run's final value is its mean over the last `verdict_rules.window` recorded values; of accuracy it is the last.
+    """
+
+    mean: float
+    standard_deviation: float | None = Field(default=None, ge=0)
+    lowest: float
+    highest: float
+    num_runs: int = Field(ge=1)
+
+
+class Evidence(Strict):
+    """What the algorithm block of this config was seen to do, and where the config departs from what was seen."""
+
+    runs: tuple[RunEvidence, ...] = Field(min_length=1, description="the runs, by seed; times are UTC")
+    engine: str = Field(description="the inference engine they ran against, as JSON")
+    verdict_rules: VerdictRules = Field(description="the thresholds of their verdicts")
+    final: dict[str, Spread] = Field(
+        description="metrics at the end, over the runs: of each its mean over the last verdict_rules.window values"
+    )
+    mapped: dict[str, str] = Field(
+        description="fields of `algorithm` that are not as the runs had them: what was mapped, and by which rule"
+    )
+    allowed_unstable: str | None = Field(
+        default=None, min_length=1, description="why it was promoted without stable runs of several seeds"
+    )

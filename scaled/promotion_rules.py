@@ -1,0 +1,185 @@
+"""What becomes of each field of the algorithm block on the way from a sandbox run to a cluster config: one table.
+
+What says *which* algorithm it is stays as the runs had it; what says how large or how fast comes from the target, or,
+where it depends on N (mini-batches a global step), from the numbers that the papers print for the target's model.
+Papers: MiniRL (arXiv 2512.01374) sec. 4.2, R3 (2510.11370) sec. 5.1 and Table 12, Pr2 (2606.00395) App. E and F.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lab.config.algorithm import AlgorithmConfig
+from theory.routing.passes import PASSES
+
+QWEN, MOONLIGHT, OLMOE = "qwen3-30b-a3b", "moonlight-16b-a3b", "olmoe-1b-7b"
+"""Models of the tables, by their names in scaled/shapes."""
+
+_PR2 = "Pr2 App. E.1"
+
+# (model, N): rate. At N = 4 the papers differ (R3 App. E trains at 2e-6); the lower rate is taken.
+LEARNING_RATES: dict[str, dict[int, tuple[float, str]]] = {
+    QWEN: {
+        1: (3e-6, "R3 sec. 5.1 and Table 12"),
+        2: (2e-6, _PR2),
+        4: (1.5e-6, _PR2),
+        8: (1e-6, f"R3 sec. 5.1 and Table 12; {_PR2}"),
+    },
+    MOONLIGHT: {2: (5e-7, _PR2), 4: (3.7e-7, _PR2), 8: (2.5e-7, _PR2)},
+    OLMOE: {2: (5e-7, _PR2), 4: (3.7e-7, _PR2), 8: (2.5e-7, _PR2)},
+}
+
+# Pr3's are printed for Qwen3-30B alone and are a hundredth of Pr2's at every N; that ratio serves the other models.
+_PR3 = "Pr2 App. F"
+_PR3_RATIO = "not printed for Pr3 on this model: a hundredth of Pr2's (App. E.1), as on Qwen3-30B (App. F)"
+MULTIPLIERS: dict[tuple[str, str], dict[int, tuple[float, str]]] = {
+    ("Pr2", QWEN): {2: (1e4, _PR2), 4: (1e3, _PR2), 8: (1e3, _PR2)},
+    ("Pr3", QWEN): {2: (1e2, _PR3), 4: (1e1, _PR3), 8: (1e1, _PR3)},
+    ("Pr2", MOONLIGHT): {2: (1e2, _PR2), 4: (5e1, _PR2), 8: (5e1, _PR2)},
+    ("Pr3", MOONLIGHT): {2: (1.0, _PR3_RATIO), 4: (0.5, _PR3_RATIO), 8: (0.5, _PR3_RATIO)},
+    ("Pr2", OLMOE): {2: (1e3, _PR2), 4: (1e3, _PR2), 8: (1e3, _PR2)},
+    ("Pr3", OLMOE): {2: (1e1, _PR3_RATIO), 4: (1e1, _PR3_RATIO), 8: (1e1, _PR3_RATIO)},
+}
+
+MAX_POSITIONS = 2048
+"""T_c of Qwen3-30B, whose responses have 16K tokens; the other models keep all of their 1K (Pr2 App. E.1)."""
+
+# MiniRL holds the mini-batch and multiplies it by N; R3 and Pr2 hold the rollout batch and split it into N.
+FIXED_MINIBATCH = ("minirl", "minirl_lengthnorm", "minirl_no_is", "reinforce")
+
+
+@dataclass(frozen=True)
+class Move:
+    """A promotion from the runs' algorithm block to that of the target; `model` is None for one in no table."""
+
+    runs: AlgorithmConfig
+    target: AlgorithmConfig
+    model: str | None
+
+    @property
+    def same_n(self) -> bool:
+        """Whether the target was written for the runs' N."""
+        return self.runs.batch.num_minibatches == self.target.batch.num_minibatches
+
+
+Computed = tuple[Any, str]
+"""A value, and the source or reason of it."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What happens to one field: it is kept, taken from the target, or computed; `source` says why."""
+
+    field: str
+    action: Literal["keep", "target", "rule"]
+    source: str
+    compute: Callable[[Move], Computed] | None = None
+
+    def apply(self, move: Move) -> Computed:
+        """The promoted value and where it comes from. Raises ValueError where no rule gives one."""
+        if self.compute is not None:
+            return self.compute(move)
+        return value_of(move.runs if self.action == "keep" else move.target, self.field), self.source
+
+
+def value_of(algorithm: AlgorithmConfig, field: str) -> Any:
+    """The plain value at a dotted name."""
+    value: Any = algorithm.model_dump(mode="json")
+    for name in field.split("."):
+        value = value[name]
+    return value
+
+
+def _row(rows: Mapping[int, tuple[float, str]], N: int, field: str, model: str | None) -> Computed:
+    """The row of N; between rows that of the next larger N, which is printed with the smaller step."""
+    listed = [n for n in sorted(rows) if n >= N]
+    if not listed:
+        raise ValueError(
+            f"algorithm.batch.num_minibatches: expected at most {max(rows)}, the largest N for which a paper prints "
+            f"{field} on {model}, got {N}; a target with this N brings its own"
+        )
+    value, source = rows[listed[0]]
+    return value, source if listed[0] == N else f"{source}, row of N = {listed[0]} (there is none of N = {N})"
+
+
+def _learning_rate(move: Move) -> Computed:
+    rate, N = move.target.optimizer.learning_rate, move.runs.batch.num_minibatches
+    if move.same_n:
+        return rate, f"the target's, which has the same N = {N}"
+    if move.model is None:
+        return rate, "the target's: no paper trains its model"
+    return _row(LEARNING_RATES[move.model], N, "a learning rate", move.model)
+
+
+def _num_prompts(move: Move) -> Computed:
+    P, M, N = move.target.batch.num_prompts, move.target.batch.num_minibatches, move.runs.batch.num_minibatches
+    if move.same_n:
+        return P, f"the target's, which has the same N = {N}"
+    if move.runs.objective.preset in FIXED_MINIBATCH:
+        return P // M * N, f"the target's mini-batch of {P // M} prompts, times N = {N} (MiniRL sec. 4.2 and 4.4)"
+    if P % N:
+        raise ValueError(
+            f"algorithm.batch.num_prompts: expected a rollout batch of the target that the runs' num_minibatches = {N} "
+            f"divides, got {P}"
+        )
+    return P, f"the target's rollout batch, split into N = {N} (R3 sec. 5.1; {_PR2})"
+
+
+def _multiplier(move: Move) -> Computed:
+    runs, target = move.runs.replay, move.target.replay
+    own = target.predictor.learning_rate_multiplier
+    if not PASSES[runs.mode].trains_predictor:
+        return own, f"the target's: {runs.mode} trains no predictor"
+    if runs.mode == target.mode and move.same_n:
+        return own, f"the target's, which has the same mode and N = {move.runs.batch.num_minibatches}"
+    if move.model is not None:
+        rows = MULTIPLIERS[runs.mode, move.model]
+        return _row(rows, move.runs.batch.num_minibatches, "a predictor multiplier", move.model)
+    if runs.mode == target.mode:
+        return own, "the target's: no paper trains its model"
+    return runs.predictor.learning_rate_multiplier, "the runs': no paper trains the target's model with this mode"
+
+
+def _num_positions(move: Move) -> Computed:
+    if not PASSES[move.runs.replay.mode].trains_predictor:
+        own = move.target.replay.predictor.num_positions
+        return own, f"the target's: {move.runs.replay.mode} trains no predictor"
+    longest = move.target.sampling.max_tokens
+    return min(MAX_POSITIONS, longest), f"T_c = min(2K, longest response of {longest}) ({_PR2})"
+
+
+_SAME = "part of the algorithm that the runs validated"
+
+RULES: tuple[Rule, ...] = (
+    Rule("objective.preset", "keep", _SAME),
+    Rule("objective.eps_low", "keep", f"{_SAME} (0.2 in MiniRL sec. 4.2, R3 Table 12 and {_PR2})"),
+    Rule("objective.eps_high", "keep", f"{_SAME} (0.27 in MiniRL sec. 4.2, R3 Table 12; 0.28 and 0.1 in {_PR2})"),
+    Rule("objective.cap", "keep", f"{_SAME} (5 in MiniRL sec. 4.2, 2 in R3 Table 12)"),
+    Rule("objective.correction", "keep", _SAME),
+    Rule("objective.advantage", "keep", _SAME),
+    Rule("objective.aggregation", "keep", _SAME),
+    Rule("objective.kl_coefficient", "keep", _SAME),
+    Rule("objective.kl_estimator", "keep", _SAME),
+    Rule("replay.mode", "keep", _SAME),
+    Rule("replay.old_gates", "keep", _SAME),
+    Rule("replay.predictor.loss", "keep", _SAME),
+    Rule("replay.predictor.learning_rate_multiplier", "rule", f"{_PR2} and F, by model, mode and N", _multiplier),
+    Rule("replay.predictor.num_positions", "rule", f"{_PR2}, by the longest response", _num_positions),
+    Rule("batch.num_minibatches", "keep", f"{_SAME}: N is the degree of off-policiness (MiniRL sec. 4.4)"),
+    Rule("batch.num_prompts", "rule", f"MiniRL sec. 4.2, R3 sec. 5.1, {_PR2}, by objective and N", _num_prompts),
+    Rule("batch.num_responses", "target", f"scale: 16 in MiniRL sec. 4.2, 8 in R3 Table 12, 8 or 16 in {_PR2}"),
+    Rule("sampling.max_tokens", "target", f"scale: 32K in MiniRL sec. 4.2, 30K in R3 Table 12, 16K or 1K in {_PR2}"),
+    Rule("sampling.temperature", "target", "the model's: no paper prints one for training"),
+    Rule("dynamic_sampling.enabled", "keep", _SAME),
+    Rule("dynamic_sampling.max_rounds", "keep", _SAME),
+    Rule("optimizer.learning_rate", "rule", f"R3 Table 12, {_PR2}, by model and N", _learning_rate),
+    Rule("optimizer.betas", "target", "scale: 0.9 and 0.999 in R3 Table 12; short runs forget faster"),
+    Rule("optimizer.eps", "target", "scale: 1e-8 in R3 Table 12"),
+    Rule("optimizer.weight_decay", "target", "scale: 0.1 in R3 Table 12"),
+    Rule("optimizer.warmup_steps", "target", "scale: a constant rate in R3 Table 12"),
+    Rule("optimizer.max_grad_norm", "target", "scale: 1.0 in R3 Table 12"),
+    Rule("freeze_router", "keep", f"{_SAME} (R3 App. C)"),
+)  # fmt: skip
+"""One rule a field of `lab.config.algorithm.AlgorithmConfig`, all of them."""

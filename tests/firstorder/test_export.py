@@ -1,0 +1,199 @@
+"""Laws of export: a folder computes what the sandbox's model computes, is whole or absent, and never overwritten."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from firstorder.cli import main
+from firstorder.worlds import Schemas
+from lab.config.load import load
+from lab.records import RunFolder
+from lab.tasks.tokenizers import load_tokenizer
+from sandbox.checkpoint import load as load_model
+from sandbox.config import SandboxRun
+from sandbox.export import initial, trained
+from sandbox.model import MoE
+from scaled.model_shape import load_shape
+
+ROOT = Path(__file__).parents[2]
+TINY = f"""
+base: {ROOT / "configs" / "smoke.yaml"}
+name: tiny
+algorithm: {{optimizer: {{learning_rate: 1e-2, weight_decay: 10.0}}, replay: {{mode: Pr3}}}}
+evaluation: {{every: 4}}
+"""
+
+
+OPENED = """
+name: opened
+backend: sandbox
+num_steps: 1
+task: {kind: jsonl, path: p.jsonl, held_out_fraction: 0.5}
+model: {path: opened}
+cold_start: null
+algorithm: {objective: {preset: minirl}}
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a config, a run of it, and its exports."""
+    home = tmp_path_factory.mktemp("export")
+    (home / "tiny.yaml").write_text(TINY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        assert main(["train", "tiny.yaml", "--progress", "none"]) == 0
+        assert main(["export", "tiny.yaml", "--to", "out/initial"]) == 0
+        assert main(["export", "runs/tiny", "--to", "out/trained"]) == 0
+    return home
+
+
+@pytest.fixture
+def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it as the working folder."""
+    shutil.copytree(home, tmp_path / "home")
+    monkeypatch.chdir(tmp_path / "home")
+    return tmp_path / "home"
+
+
+def config_of(path: Path) -> SandboxRun:
+    config = load(path, [], Schemas())
+    assert isinstance(config, SandboxRun)
+    return config
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(["export", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    return err
+
+
+def logits(model: MoE, tokens_BS: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model.logits(model.forward_hidden(tokens_BS))
+
+
+def test_transformers_computes_the_same(home: Path) -> None:
+    """transformers opens both exports and gives the sandbox's logits to fp32 rounding; training had moved them."""
+    config = config_of(home / "tiny.yaml")
+    folder = RunFolder.open(next((home / "runs" / "tiny").iterdir()))
+    after, step = trained(folder, config)
+    tokens_BS = torch.randint(2, 17, (3, 12), generator=torch.Generator().manual_seed(0))
+    seen = {}
+    for name, model in (("initial", initial(config, report=False)), ("trained", after)):
+        hf = transformers.AutoModelForCausalLM.from_pretrained(home / "out" / name, dtype=torch.float32)
+        assert type(hf).__name__ == "Qwen3MoeForCausalLM"
+        with torch.no_grad():
+            theirs = hf(tokens_BS).logits
+        seen[name] = logits(model, tokens_BS)
+        # Measured 1e-6 on logits of order 1; a swapped projection gives 1e-1.
+        torch.testing.assert_close(seen[name], theirs, rtol=0, atol=2e-5)
+    assert step == 4 and (seen["initial"] - seen["trained"]).abs().max() > 1e-2
+
+
+def test_the_trained_weights_are_the_newest_checkpoints(home: Path) -> None:
+    """The exported weights are bit for bit the model's in the last checkpoint, without the predictor."""
+    folder = RunFolder.open(next((home / "runs" / "tiny").iterdir()))
+    checkpoint = folder.latest_checkpoint()
+    assert checkpoint is not None and any(name.startswith("predictor.") for name in checkpoint.tensors)
+    model = load_model(home / "out" / "trained")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, checkpoint.tensors[f"model.{name}"]), name
+    assert not any("predictor" in name for name in load_file(home / "out" / "trained" / "model.safetensors"))
+
+
+def test_an_export_is_made_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same export again changes nothing and says so; an empty folder is filled."""
+    before = {p: p.stat().st_mtime_ns for p in Path("out/initial").iterdir()}
+    assert main(["export", "tiny.yaml", "--to", "out/initial"]) == 0
+    assert "already there" in capsys.readouterr().out
+    assert {p: p.stat().st_mtime_ns for p in Path("out/initial").iterdir()} == before
+    Path("empty").mkdir()
+    assert main(["export", "tiny.yaml", "--to", "empty"]) == 0
+    assert capsys.readouterr().out == "empty\n"
+    for name in ("config.json", "model.safetensors"):
+        assert Path("empty", name).read_bytes() == Path("out/initial", name).read_bytes()
+        assert Path("empty", name).stat().st_mode & 0o444 == 0o444
+    assert {p.name for p in Path("empty").iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_a_folder_with_anything_else_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another model, one more file, one byte less, a file in the folder's place: refused, and left as they were."""
+    words = "--to: expected a folder that is empty, absent or holds exactly this export"
+    assert words in refused(capsys, "tiny.yaml", "--to", "out/trained")
+    Path("out/initial/notes.txt").write_text("mine")
+    assert words in refused(capsys, "tiny.yaml", "--to", "out/initial")
+    assert Path("out/initial/notes.txt").read_text() == "mine"
+    Path("out/initial/notes.txt").unlink()
+    config = Path("out/initial/config.json")
+    config.write_text(config.read_text()[:-1])
+    assert words in refused(capsys, "tiny.yaml", "--to", "out/initial")
+    assert words in refused(capsys, "tiny.yaml", "--to", "tiny.yaml")
+    assert not list(Path("out").glob(".tmp-*"))
+
+
+def test_what_cannot_be_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run without a checkpoint, a model of no public class, another world's config, no such path: one line each."""
+    shutil.rmtree(next(Path("runs/tiny").iterdir()) / "checkpoints")
+    assert "expected a run with a checkpoint, got none" in refused(capsys, "runs/tiny", "--to", "new")
+    Path("own.yaml").write_text("base: tiny.yaml\nmodel: {shared_expert_size: 8}\n")
+    assert "model: expected one that transformers has a class for" in refused(capsys, "own.yaml", "--to", "new")
+    Path("big.yaml").write_text("backend: scaled\n")
+    assert "backend: unknown backend 'scaled'" in refused(capsys, "big.yaml", "--to", "new")
+    assert "none.yaml: no such file" in refused(capsys, "none.yaml", "--to", "new")
+    assert not Path("new").exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A config that was edited to other sizes after the run does not fit its checkpoint, and the weight is named."""
+    path = next(Path("runs/tiny").iterdir()) / "config.yaml"
+    path.write_text(path.read_text().replace("expert_size: 24", "expert_size: 32"))
+    assert "expected a checkpoint of the config's model with layers." in refused(capsys, "runs/tiny", "--to", "new")
+
+
+def test_an_opened_models_tokenizer_goes_along(here: Path) -> None:
+    """The export of a model that was opened from a folder has its tokenizer, which encodes the same."""
+    shutil.copytree("out/initial", "opened")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE(vocab={"<eos>": 0} | {c: i + 1 for i, c in enumerate(alphabet)}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>").save_pretrained("opened")
+    Path("p.jsonl").write_text("".join(json.dumps({"problem": f"{i}?", "answer": "1"}) + "\n" for i in range(4)))
+    Path("own.yaml").write_text(OPENED)
+    assert main(["export", "own.yaml", "--to", "copy"]) == 0
+    assert load_tokenizer("copy").encode("1+1=2") == load_tokenizer("opened").encode("1+1=2")
+    ours, theirs = (load_file(Path(name, "model.safetensors")) for name in ("copy", "opened"))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_demo_model_suits_fp8_blocks() -> None:
+    """Where an FP8 kernel has blocks of 128 x 128, the demo model's widths are multiples of 128."""
+    block = config_of(ROOT / "configs" / "demo_scaled" / "model.yaml").model
+    widths = [block.hidden_size, block.expert_size, block.num_heads * block.head_dim]
+    assert all(width % 128 == 0 for width in widths), widths
+    assert (block.num_experts, block.experts_per_token, block.num_layers) == (8, 2, 2)
+
+
+def test_the_cluster_world_reads_the_export(home: Path) -> None:
+    """scaled's one source of sizes takes the exported config.json, and its count of weights is the file's."""
+    shape = load_shape(home / "out" / "initial")
+    tensors = load_file(home / "out" / "initial" / "model.safetensors")
+    assert shape.family == "qwen3_moe" and shape.num_parameters == sum(t.numel() for t in tensors.values())
+
+
+def test_help_explains_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command's help has examples of itself and a word about each option."""
+    assert main(["export", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("firstorder export ") >= 2 and "--to" in text and "--debug" in text

@@ -1,0 +1,137 @@
+"""The sandbox's engines behind the interfaces of the cluster's actors: Ray, gloo and processes are real."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+
+from sandbox.engines.engine import SandboxEngine
+from sandbox.training_engine import SandboxTrainingEngine
+from scaled.cluster.training_group import Assembly
+from tests.contracts import worlds
+from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, Sampling, TokenScores, UpdateStats
+from theory.objectives import Objective
+from theory.routing.passes import PassRouting
+from theory.routing.predictor import PredictorSettings
+
+
+class ShareEngine(SandboxEngine):
+    """The sandbox engine for a share of the prompts: response b of the whole draw uses row b of its stream.
+
+    Where the folder `hold` exists, `generate` says so with a file of its process number, and waits for its end.
+    """
+
+    hold: Path | None = None
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
+        if self.hold is not None and self.hold.is_dir():
+            (self.hold / str(os.getpid())).touch()
+            time.sleep(600)
+        before = [prompts[0]] * (first_response // sampling.num_responses)
+        whole = super().generate([*before, *prompts], sampling)
+        return whole.select(range(first_response, len(whole)))
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        scorer = SandboxTrainingEngine(self.model, worlds.OptimizerSettings())
+        responses = tuple(
+            Response(
+                Prompt("probe", tuple(s[:1]), ""),
+                torch.tensor(s[1:]),
+                torch.zeros(len(s) - 1),
+                torch.ones(len(s) - 1, dtype=torch.bool),
+                "length",
+                self.version,
+            )
+            for s in sequences
+        )
+        scores = scorer.score(Rollouts(responses), PassRouting("natural"))
+        return [scores.logp_BT[b, : len(s) - 1] for b, s in enumerate(sequences)]
+
+
+def build_engine(defects: str = "exact", hold: Path | None = None) -> ShareEngine:
+    """What an engine actor builds; picklable with `functools.partial`."""
+    torch.set_num_threads(1)
+    engine = ShareEngine(worlds.model_config(), worlds.DEFECTS[defects], stop_token=worlds.STOP)
+    engine.hold = hold
+    return engine
+
+
+class ReplicaRank:
+    """One of several replicas that meet over gloo: each computes everything and reports its share of it.
+
+    Exports are a collective, as Megatron's are: nobody gets ahead of the others by more than a tensor.
+    """
+
+    def __init__(self, rank: int, num_ranks: int, address: str, port: int, predictor: PredictorSettings | None):
+        torch.set_num_threads(1)
+        store = TCPStore(address, port, num_ranks, rank == 0, timedelta(seconds=60))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60))
+        self.index, self.num_ranks = rank, num_ranks
+        self.engine = worlds.training_engine(worlds.model(), predictor, keep_reference=True)
+
+    def score(self, rollouts: Rollouts, routing: PassRouting) -> tuple[list[int], TokenScores]:
+        dist.barrier()
+        return self._own(len(rollouts)), self.engine.score(rollouts, routing)
+
+    def score_reference(self, rollouts: Rollouts) -> Tensor:
+        return self.engine.score_reference(rollouts)
+
+    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
+        dist.barrier()
+        return self.engine.update(minibatch, objective, routing)
+
+    def export(self) -> NamedTensors:
+        for i, item in enumerate(self.engine.named_tensors()):
+            dist.barrier()
+            if i % self.num_ranks == self.index:
+                yield item
+
+    def predictor_weights(self) -> dict[int, Tensor]:
+        """Its own layers, as a pipeline stage has them."""
+        weights = self.engine.predictor_weights()
+        return {n: w for i, (n, w) in enumerate(weights.items()) if i % self.num_ranks == self.index}
+
+    def save(self, folder: Path) -> None:
+        dist.barrier()
+        safetensors.torch.save_file(self.engine.state_tensors(), folder / f"rank-{self.index}.safetensors")
+
+    def load(self, folder: Path) -> None:
+        self.engine.load_state_tensors(safetensors.torch.load_file(folder / f"rank-{self.index}.safetensors"))
+
+    def _own(self, B: int) -> list[int]:
+        return list(range(B))[self.index :: self.num_ranks]
+
+
+def build_rank(
+    rank: int, num_ranks: int, address: str, port: int, predictor: PredictorSettings | None = None
+) -> ReplicaRank:
+    """What a rank actor builds; picklable with `functools.partial`."""
+    return ReplicaRank(rank, num_ranks, address, port, predictor)
+
+
+def _scores(parts: Sequence[tuple[list[int], TokenScores]]) -> TokenScores:
+    """Each response from the rank that reports it; what the others sent of it is overwritten with garbage first."""
+    first = parts[0][1]
+    logp_BT = torch.full_like(first.logp_BT, torch.nan)
+    for own, scores in parts:
+        logp_BT[own] = scores.logp_BT[own]
+    return TokenScores(logp_BT, first.entropy_BT, first.experts, first.natural, first.features)
+
+
+ASSEMBLY = Assembly(scores=_scores, reference=lambda parts: parts[0], stats=lambda parts: parts[-1])
+
+
+def tensors(seed: int, sizes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Random tensors of these shapes under names."""
+    generator = torch.Generator().manual_seed(seed)
+    for i, size in enumerate(sizes):
+        yield f"{seed}.{i}", torch.randn(size, generator=generator).to(dtype)

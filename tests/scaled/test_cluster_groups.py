@@ -1,0 +1,263 @@
+"""Laws of the groups of actors, on a real Ray with real processes: spreading work and killing processes change nothing.
+
+The engines inside are the sandbox's (`cluster_world`); the real ones are in test_scaled_run.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+
+from scaled.cluster import ray_cluster
+from scaled.cluster.ray_cluster import Cluster
+from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
+from scaled.cluster.training_group import RankDied, TrainingGroup
+from scaled.config import ScaledRun
+from tests.contracts import worlds
+from tests.scaled import cluster_world
+from theory.contracts import MiniBatch, Rollouts, Sampling
+from theory.objectives import preset
+from theory.routing.passes import PassRouting
+from theory.routing.predictor import PredictorSettings
+
+pytestmark = [
+    pytest.mark.slow,
+    # Ray leaves its sockets and log files to the end of the process.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+T = TypeVar("T")
+SAMPLING = Sampling(max_tokens=8, num_responses=3, seed=5)
+DEFECT = "weights-fp8-channel"
+BUCKET = 20_000  # bytes: a dozen buckets for these weights
+PREDICTOR = PredictorSettings(num_positions=4)
+
+
+def config(num_ranks: int = 2, num_engines: int = 2) -> ScaledRun:
+    return ScaledRun.model_validate_json(
+        f"""{{"name": "cluster", "num_steps": 1, "task": {{"kind": "arithmetic"}}, "model": {{"path": "none"}},
+        "training": {{"num_ranks": {num_ranks}}}, "rollout": {{"num_engines": {num_engines}}},
+        "cluster": {{"object_store_gib": 0.2}}, "algorithm": {{"objective": {{"preset": "minirl"}}}}}}"""
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One local Ray for the module, with room for two ranks and two engines."""
+    with ray_cluster.cluster(config(), tmp_path_factory.mktemp("run")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a test has made this folder, engines stand still in `generate`."""
+    return tmp_path_factory.mktemp("hold") / "hold"
+
+
+@pytest.fixture(scope="module")
+def engines(cluster: Cluster, hold: Path) -> Iterator[RolloutGroup]:
+    group = RolloutGroup(
+        cluster,
+        partial(cluster_world.build_engine, DEFECT, hold),
+        2,
+        timeout_s=60.0,
+        max_restarts=2,
+        bucket_bytes=BUCKET,
+    )
+    group.load_weights(worlds.training_engine(worlds.model()).named_tensors(), version=7)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def ranks(cluster: Cluster) -> Iterator[TrainingGroup]:
+    build = partial(cluster_world.build_rank, predictor=PREDICTOR)
+    group = TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
+    yield group
+    group.close()
+
+
+def alone(defects: str = "exact") -> Rollouts:
+    return worlds.rollout_engine(defects, worlds.model()).generate(worlds.prompts(5), SAMPLING)
+
+
+def same(a: Rollouts, b: Rollouts) -> bool:
+    pairs = zip(a.responses, b.responses, strict=True)
+    return torch.equal(a.experts.experts, b.experts.experts) and all(
+        torch.equal(x.tokens, y.tokens) and torch.equal(x.logp_mu, y.logp_mu) for x, y in pairs
+    )
+
+
+def meanwhile(work: Callable[[], T], other: Callable[[], None]) -> T:
+    """The result of `work`, with `other` done in a second thread after it has begun."""
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        return work()
+    finally:
+        thread.join()
+
+
+def wait_for(path: Path, seconds: float = 60) -> list[Path]:
+    end = time.monotonic() + seconds
+    while not (found := list(path.iterdir())):
+        assert time.monotonic() < end, f"nothing in {path}"
+        time.sleep(0.02)
+    return found
+
+
+# -- engines
+
+
+def test_shares_are_contiguous_and_even() -> None:
+    """Parts of a count cover it in order, and differ by at most one."""
+    assert shares(7, 3) == [(0, 3), (3, 5), (5, 7)] and shares(1, 2) == [(0, 1), (1, 1)]
+
+
+def test_the_draw_does_not_depend_on_the_number_of_engines(engines: RolloutGroup) -> None:
+    """Two engines over five prompts give, to the bit, what one engine in this process gives; rollouts are counted."""
+    weights = sum(t.nbytes for _, t in worlds.training_engine(worlds.model()).named_tensors())
+    assert weights <= engines.meter.take()["transfer/weights_bytes"] < weights * 1.2
+    got = engines.generate(worlds.prompts(5), SAMPLING)
+    assert same(got, alone(DEFECT)) and {r.version for r in got.responses} == {7}
+    one = engines.generate(worlds.prompts(1), SAMPLING)  # the second engine has nothing to do
+    assert len(one) == 3
+    rows = sum(r.num_tokens - 1 for r in (*got.responses, *one.responses))
+    # Experts alone are one byte a slot; tokens, log-probs, masks and prompts besides are less than 8 times that here.
+    assert rows * 3 * 2 < engines.meter.take()["transfer/rollout_bytes"] < rows * 3 * 2 * 8
+    scores = engines.score([[2, 3, 4], [5, 6, 7, 8]])
+    assert [len(engine) for engine in scores] == [2, 2] and torch.equal(scores[0][1], scores[1][1])
+
+
+def test_an_engines_own_error_comes_through(engines: RolloutGroup) -> None:
+    """What the engine's code raises is raised here as it is, in its own words, and costs no restart."""
+    with pytest.raises(ValueError, match=r"^weights do not fit the model: missing"):
+        engines.load_weights([("model.norm.weight", torch.zeros(32))], version=8)
+    assert engines.restarts == 0
+    engines.load_weights(worlds.training_engine(worlds.model()).named_tensors(), version=7)
+
+
+def test_a_killed_engine_costs_no_token(engines: RolloutGroup, hold: Path) -> None:
+    """An engine whose process is killed (-9) amid `generate` is replaced, and the responses are the same."""
+    before = engines.generate(worlds.prompts(5), SAMPLING)
+    hold.mkdir()
+
+    def kill() -> None:
+        victim = wait_for(hold)[0]
+        while len(list(hold.iterdir())) < 2:  # both engines stand in generate
+            time.sleep(0.02)
+        pids = [int(path.name) for path in hold.iterdir()]
+        hold.rename(hold.with_name("released"))
+        os.kill(int(victim.name), signal.SIGKILL)
+        os.kill(next(pid for pid in pids if pid != int(victim.name)), signal.SIGKILL)
+
+    engines.meter.take()
+    after = meanwhile(lambda: engines.generate(worlds.prompts(5), SAMPLING), kill)
+    assert same(before, after) and {r.version for r in after.responses} == {7}
+    assert engines.meter.take()["rollout/engine_restarts"] == engines.restarts == 2
+
+
+def test_too_many_deaths_are_one_clear_error(engines: RolloutGroup) -> None:
+    """After `max_restarts` restarts a further death is EngineLost, which names the engine and both numbers."""
+    assert engines.restarts == engines.max_restarts
+    os.kill(engines.pids()[1], signal.SIGKILL)
+    with pytest.raises(EngineLost, match=r"rollout.max_restarts: engine 1 was lost .*at most 2 restarts, got 3"):
+        engines.generate(worlds.prompts(5), SAMPLING)
+
+
+def test_an_engine_that_does_not_answer_is_lost(engines: RolloutGroup, hold: Path) -> None:
+    """An engine that stands still for longer than timeout_s counts as lost like a dead one."""
+    hold.mkdir()
+    engines.timeout_s = 1.0
+    with pytest.raises(EngineLost, match=r"engine 0 was lost .no answer to generate within 1 s"):
+        engines.generate(worlds.prompts(1), SAMPLING)
+
+
+# -- ranks
+
+
+def test_a_group_of_ranks_is_one_training_engine(ranks: TrainingGroup, tmp_path: Path) -> None:
+    """Two ranks over gloo score, update, export, save and load to the bit what one engine in this process does."""
+    one = worlds.training_engine(worlds.model(), PREDICTOR, keep_reference=True)
+    rollouts = alone()
+    routing = PassRouting("replay", record=rollouts.experts)
+    scores = ranks.score(rollouts, routing)
+    assert torch.equal(scores.logp_BT, one.score(rollouts, routing).logp_BT)
+    assert torch.equal(ranks.score_reference(rollouts), one.score_reference(rollouts))
+    advantages_B = torch.linspace(-1, 1, len(rollouts))
+    minibatch = MiniBatch(rollouts, scores.logp_BT, advantages_B, 0, 1)
+    ours = ranks.update(minibatch, preset("minirl"), routing)
+    theirs = one.update(minibatch, preset("minirl"), routing)
+    assert ours.metrics == theirs.metrics and torch.equal(ours.logp_pi_BT, theirs.logp_pi_BT)
+
+    def weights() -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in ranks.named_tensors()}
+
+    expected = dict(one.named_tensors())
+    exported = weights()
+    assert exported.keys() == expected.keys() and all(torch.equal(exported[n], expected[n]) for n in expected)
+    merged = ranks.predictor_weights()
+    assert list(merged) == list(one.predictor_weights()) == [0, 1, 2]
+
+    ranks.save(tmp_path)
+    ranks.update(minibatch, preset("minirl"), routing)
+    assert not torch.equal(weights()["model.norm.weight"], expected["model.norm.weight"])
+    ranks.load(tmp_path)
+    restored = weights()
+    assert all(torch.equal(restored[name], expected[name]) for name in expected)
+    assert set(ranks.meter.take()) == {"timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor"}
+
+
+def test_an_error_in_all_ranks_is_that_error(ranks: TrainingGroup) -> None:
+    """What the ranks' own code raises is raised here as it is."""
+    rollouts = alone()
+    record = rollouts.experts.select(range(2))
+    with pytest.raises(ValueError, match="expected"):
+        ranks.score(rollouts, PassRouting("replay", record=record))
+
+
+def test_the_death_of_a_rank_is_rank_died(ranks: TrainingGroup) -> None:
+    """A rank that is killed (-9) makes the next call RankDied within seconds, also for the one that waits for it."""
+    rollouts = alone()
+    ranks.score(rollouts, PassRouting("natural"))
+    os.kill(ranks.pids()[1], signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(RankDied, match="rank 1 of 2 died"):
+        ranks.score(rollouts, PassRouting("natural"))
+    assert time.monotonic() - start < 30
+
+
+# -- the cluster
+
+
+def test_a_cluster_too_small_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
+    """A run that asks for more places than the cluster has is refused before anything starts."""
+    large = config(num_ranks=16, num_engines=16)
+    with (
+        pytest.raises(ValueError, match=r"training.num_ranks: expected a cluster with 32 CPUs .* got 4"),
+        ray_cluster.cluster(large, tmp_path),
+    ):
+        pass
+
+
+def test_colocated_engines_lie_over_the_ranks_gpus() -> None:
+    """With GPUs, engine i of width 2 shares the GPUs of ranks 2i and 2i + 1; more engines than that are refused."""
+    raw = config(num_ranks=4, num_engines=2).model_dump()
+    raw["rollout"]["tensor_parallel"] = 2
+    raw["cluster"]["placement"] = "colocated"
+    bundles, places = ray_cluster.places_of(ScaledRun.model_validate(raw), has_gpus=True)
+    assert [bundle["GPU"] for bundle in bundles] == [2.0, 2.0]
+    assert places["engine", 1].shares == (2, 3) and places["engine", 1].num_gpus == 0
+    assert [places["rank", i].bundle for i in range(4)] == [0, 0, 1, 1]
+    raw["rollout"]["num_engines"] = 3
+    with pytest.raises(ValueError, match=r"rollout.num_engines: expected at most .* 4 GPUs .* = 6"):
+        ray_cluster.places_of(ScaledRun.model_validate(raw), has_gpus=True)
