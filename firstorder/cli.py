@@ -11,6 +11,7 @@ import typer
 from firstorder import __version__
 from firstorder.bench import bench
 from firstorder.export import export
+from firstorder.ladder import ladder
 from firstorder.launch import launch
 from firstorder.plan import plan
 from firstorder.promote import promote
@@ -38,6 +39,10 @@ app.command(
     short_help="Write the script that starts a cluster run: Slurm or Ray.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(launch)
+app.command(
+    short_help="Measure vLLM engines of every precision against the training engine.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(ladder)
 app.command(short_help="Write a sandbox model as a Hugging Face folder.")(export)
 app.command(short_help="Time the pieces of a global step, side by side with transformers.")(bench)
 

@@ -58,9 +58,14 @@ def script(
         if unused:
             raise ConfigError(f"--{unused[0]}: expected only with --kind slurm, got it with --kind ray")
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True,
-        lstrip_blocks=True, autoescape=False,
-    )  # fmt: skip
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+        comment_start_string="{##",  # bash counts an array by ${#name[@]}
+    )
     environment.filters |= {"quote": shlex.quote, "json": json.dumps}
     cluster = config.cluster
     # A file name may start with a dash; `./` keeps it from being read as an option.

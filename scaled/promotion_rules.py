@@ -19,7 +19,8 @@ QWEN, MOONLIGHT, OLMOE = "qwen3-30b-a3b", "moonlight-16b-a3b", "olmoe-1b-7b"
 
 _PR2 = "Pr2 App. E.1"
 
-# (model, N): rate. At N = 4 the papers differ (R3 App. E trains at 2e-6); the lower rate is taken.
+# Rates of updates of 1/N of the rollout batch, by model and N. At N = 4 the papers differ: R3 App. E trains at 2e-6,
+# and the lower rate is taken.
 LEARNING_RATES: dict[str, dict[int, tuple[float, str]]] = {
     QWEN: {
         1: (3e-6, "R3 sec. 5.1 and Table 12"),
@@ -46,7 +47,8 @@ MULTIPLIERS: dict[tuple[str, str], dict[int, tuple[float, str]]] = {
 MAX_POSITIONS = 2048
 """T_c of Qwen3-30B, whose responses have 16K tokens; the other models keep all of their 1K (Pr2 App. E.1)."""
 
-# MiniRL holds the mini-batch and multiplies it by N; R3 and Pr2 hold the rollout batch and split it into N.
+# MiniRL holds the mini-batch, and its rollout batch is N of them: an update has the same size at every N. R3 and Pr2
+# hold the rollout batch and split it into N; their rates, which fall with N, are of updates that get smaller.
 FIXED_MINIBATCH = ("minirl", "minirl_lengthnorm", "minirl_no_is", "reinforce")
 
 
@@ -108,6 +110,8 @@ def _learning_rate(move: Move) -> Computed:
     rate, N = move.target.optimizer.learning_rate, move.runs.batch.num_minibatches
     if move.same_n:
         return rate, f"the target's, which has the same N = {N}"
+    if move.runs.objective.preset in FIXED_MINIBATCH:
+        return rate, "the target's: MiniRL prints none, and an update has as many responses at every N (sec. 4.2)"
     if move.model is None:
         return rate, "the target's: no paper trains its model"
     return _row(LEARNING_RATES[move.model], N, "a learning rate", move.model)
@@ -174,7 +178,7 @@ RULES: tuple[Rule, ...] = (
     Rule("sampling.temperature", "target", "the model's: no paper prints one for training"),
     Rule("dynamic_sampling.enabled", "keep", _SAME),
     Rule("dynamic_sampling.max_rounds", "keep", _SAME),
-    Rule("optimizer.learning_rate", "rule", f"R3 Table 12, {_PR2}, by model and N", _learning_rate),
+    Rule("optimizer.learning_rate", "rule", f"R3 Table 12, {_PR2}, by objective, model and N", _learning_rate),
     Rule("optimizer.betas", "target", "scale: 0.9 and 0.999 in R3 Table 12; short runs forget faster"),
     Rule("optimizer.eps", "target", "scale: 1e-8 in R3 Table 12"),
     Rule("optimizer.weight_decay", "target", "scale: 0.1 in R3 Table 12"),

@@ -28,6 +28,7 @@ from lab.tasks.tokenizers import load_tokenizer
 from lab.verdict import judge
 from scaled.config import ScaledRun
 from scaled.model_shape import ModelShape, load_shape
+from theory.contracts import RolloutEngine, Task
 from theory.streams import derive_seed
 
 if TYPE_CHECKING:
@@ -52,11 +53,7 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
     versions = _installed()
     shape = check(config)
     task = open_task(config)
-    if task.tokenizer.vocab_size > shape.vocab_size:
-        raise ValueError(
-            f"model.path: expected a vocabulary of at least the task's {task.tokenizer.vocab_size} tokens, got "
-            f"{shape.vocab_size}"
-        )
+    _check_vocabulary(config, task, shape)
     from scaled.cluster.ray_cluster import cluster
 
     if folder is None:
@@ -67,7 +64,11 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
         found["versions"] |= versions
         folder.write_manifest(found | {"layout": _layout(config)})
         with cluster(config, folder.path) as places:
-            Session(config, folder, task, shape, places).train(progress)
+            session = Session(config, folder, task, places)
+            try:
+                session.train(progress)
+            finally:
+                session.close()
         _finish(config, folder)
     return folder
 
@@ -94,6 +95,14 @@ def open_task(config: ScaledRun) -> TextTask:
     """The config's task, with the model folder's tokenizer where the task brings none of its own."""
     tokenizer = load_tokenizer(Path(config.model.path)) if config.task.kind != "arithmetic" else None
     return build_task(config.task, tokenizer=tokenizer)
+
+
+def _check_vocabulary(config: ScaledRun, task: TextTask, shape: ModelShape) -> None:
+    """A task's own characters must be all that the model can write; a folder's tokenizer may leave ids unused."""
+    needed, has = task.tokenizer.vocab_size, shape.vocab_size
+    if needed > has or (config.task.kind == "arithmetic" and needed != has):
+        least = "" if config.task.kind == "arithmetic" else "at least "
+        raise ValueError(f"model.path: expected a model of {least}the task's {needed} tokens, got {has}")
 
 
 def _installed() -> dict[str, str]:
@@ -129,13 +138,21 @@ _PARALLEL = (
 class Session:
     """A run's ranks and engines on a cluster, and the loop over its global steps."""
 
-    def __init__(self, config: ScaledRun, folder: RunFolder, task: TextTask, shape: ModelShape, places: Cluster):
+    def __init__(self, config: ScaledRun, folder: RunFolder, task: TextTask, places: Cluster):
+        from scaled.cluster.rewards import AheadTask
         from scaled.cluster.transfer import Meter
 
-        self.config, self.folder, self.task, self.shape, self.places = config, folder, task, shape, places
+        self.config, self.folder, self.task, self.places = config, folder, task, places
         self.algorithm = config.algorithm.build()
         self.bucket_bytes = config.cluster.bucket_mib * 2**20
         self.meter: Meter = Meter()
+        # Grading that runs in processes of its own is worth several threads; arithmetic is quicker than a thread.
+        self.ahead = None if config.task.kind == "arithmetic" else AheadTask(task)
+
+    def close(self) -> None:
+        """Gives up rewards that nobody waits for."""
+        if self.ahead is not None:
+            self.ahead.close()
 
     def train(self, progress: ProgressKind) -> None:
         """All global steps that are left; ranks that die are replaced `cluster.max_rank_restarts` times."""
@@ -246,7 +263,8 @@ class Session:
 
         config = self.config
         takes_turns = config.cluster.placement == "colocated" and self.places.has_gpus
-        parts = (self.algorithm, rollout, training, self.task, config.seed, config.schedule)
+        engine, task = self._graded(rollout)
+        parts = (self.algorithm, engine, training, task, config.seed, config.schedule)
         turn = rollout.turn if takes_turns else None
         if config.schedule.kind == "synchronous":
             return Synchronous(*parts, turn)
@@ -266,12 +284,19 @@ class Session:
             is_predicted=self.algorithm.passes.rollout == "predicted",
         )
 
+    def _graded(self, rollout: RolloutGroup) -> tuple[RolloutEngine, Task]:
+        """Engines and task, with rewards computed ahead where that is worth it."""
+        from scaled.cluster.rewards import AheadEngine
+
+        return (rollout, self.task) if self.ahead is None else (AheadEngine(rollout, self.ahead), self.ahead)
+
     def _evaluate(self, rollout: RolloutGroup, number: int) -> Scalars:
         """avg@k on the held-out problems by the run's own engines, in their precision."""
         block = self.config.evaluation
+        engine, task = self._graded(rollout)
         return evaluate(
-            rollout,
-            self.task,
+            engine,
+            task,
             num_samples=block.num_samples,
             max_prompts=block.max_prompts,
             max_tokens=self.algorithm.max_tokens,

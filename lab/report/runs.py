@@ -90,7 +90,12 @@ class Run:
 
     @property
     def engine(self) -> str:
-        """The inference engine in words: `exact`, or its defects with their settings."""
+        """The inference engine in words: vLLM's precision, or the sandbox's `exact`, or its defects with settings."""
+        precision = self.setting("rollout", "precision")
+        if isinstance(precision, dict):
+            coarse = {"weights": "weights", "kv_cache": "cache"}
+            parts = [f"{precision[key]} {word}" for key, word in coarse.items() if precision.get(key, "same") != "same"]
+            return ", ".join([f"vLLM {precision.get('compute')}", *parts])
         engine = self.setting("engine")
         if not isinstance(engine, dict):
             return "–"

@@ -37,12 +37,12 @@ def grade(response_text: str, answer: str, limit_s: float = LIMIT_S) -> float:
     (x+1)^2 and x^2+2x+1; [0,1) and (0,1) are not. What cannot be parsed, or takes longer than `limit_s` CPU seconds,
     earns 0.0. Raises RuntimeError only if the worker process cannot run at all.
     """
-    return float(_WORKER.ask({"response": response_text, "answer": answer, "limit_s": limit_s}))
+    return float(_POOL.ask({"response": response_text, "answer": answer, "limit_s": limit_s}))
 
 
 def is_parseable(answer: str, limit_s: float = LIMIT_S) -> bool:
     """Whether Math-Verify can read the answer of a problem, within the limit."""
-    return _WORKER.ask({"answer": answer, "limit_s": limit_s})
+    return _POOL.ask({"answer": answer, "limit_s": limit_s})
 
 
 class _Worker:
@@ -118,9 +118,45 @@ class _Worker:
         return status
 
 
+class _Pool:
+    """As many workers as threads ask at the same time, up to the machine's cores; one that asks alone needs one."""
+
+    def __init__(self, first: _Worker) -> None:
+        self._first = first
+        self.forget()
+
+    def ask(self, request: dict[str, Any]) -> bool:
+        """The answer of an idle worker, the first one where it is idle; waits where all are busy."""
+        with self._places:
+            with self._lock:
+                worker = self._idle.pop(0) if self._idle else _Worker()
+            try:
+                return worker.ask(request)
+            finally:
+                with self._lock:
+                    self._idle.append(worker)
+                    self._idle.sort(key=lambda one: one is not self._first)
+
+    def stop(self) -> None:
+        """Ends the processes of idle workers."""
+        with self._lock:
+            for worker in self._idle:
+                worker.stop()
+
+    def forget(self) -> None:
+        """After a fork: every process but this one's own belongs to the parent."""
+        self._lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(os.cpu_count() or 1)
+        for worker in getattr(self, "_idle", []):
+            worker.forget()
+        self._first.forget()
+        self._idle = [self._first]
+
+
 _WORKER = _Worker()
-atexit.register(_WORKER.stop)
-os.register_at_fork(after_in_child=_WORKER.forget)
+_POOL = _Pool(_WORKER)
+atexit.register(_POOL.stop)
+os.register_at_fork(after_in_child=_POOL.forget)
 
 
 def boxed(text: str) -> list[str]:

@@ -182,7 +182,7 @@ class RolloutGroup:
         except RayTaskError as error:
             if isinstance(error.cause, TimeoutError):
                 return str(error.cause), None
-            raise error.cause from None
+            raise error.cause from error  # whose text is the traceback over there
 
     def _late(self, method: str) -> str:
         return f"no answer to {method} within {self.timeout_s:g} s"

@@ -224,7 +224,7 @@ class TrainingGroup:
                     raise RankDied(f"rank {i} of {len(self.actors)} died; rank {rank} said: {cause}") from None
                 except GetTimeoutError:
                     continue  # busy in its collective: alive
-        raise cause from None
+        raise cause from error  # whose text is the traceback over there
 
 
 def build_megatron(

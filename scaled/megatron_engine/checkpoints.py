@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase, ShardedTensor
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
     TorchDistSaveShardedStrategy,
@@ -26,8 +26,13 @@ from torch.distributed.checkpoint import save as save_pytorch
 if TYPE_CHECKING:
     from scaled.megatron_engine.rank import MegatronRank
 
-# Of Megatron's formats the only one that another tensor or pipeline parallelism can read.
-FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
+# Of Megatron's formats for the distributed optimiser the only one that another tensor or pipeline parallelism reads;
+# gathered over gloo, as the other way sends through a GPU.
+FORMAT = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "distrib_optim_fully_reshardable_mem_efficient": True,
+    "chained_optim_avoid_prefix": True,
+}
 
 
 class _InProcess(TorchDistSaveShardedStrategy):
@@ -69,8 +74,8 @@ def load(rank: MegatronRank, folder: Path) -> None:
     state = dist_checkpointing.load(_state(rank, True), str(folder))
     for number, chunk in enumerate(rank.policy.chunks):
         chunk.load_state_dict(state[f"model{number}"])
-    rank.optimizer.megatron.load_state_dict(state["optimizer"])
     rank.num_updates = int(state["num_updates"])
+    _load_optimizers(rank, state["optimizer"])
     if rank.predictor is not None:
         tensors = {
             name: tensor.reshape(()) if name.endswith(".step") else tensor for name, tensor in state["predictor"].items()
@@ -94,10 +99,11 @@ def _check(rank: MegatronRank, about: dict[str, Any]) -> None:
 
 
 def _state(rank: MegatronRank, is_loading: bool) -> dict[str, Any]:
-    models = {f"model{number}": chunk.sharded_state_dict() for number, chunk in enumerate(rank.policy.chunks)}
+    models = _models(rank)
     state: dict[str, Any] = dict(models)
-    whole = models["model0"] if len(models) == 1 else models
-    state["optimizer"] = rank.optimizer.megatron.sharded_state_dict(whole, is_loading=is_loading, metadata=dict(FORMAT))
+    state["optimizer"] = {}
+    for number, optimizer in enumerate(_optimizers(rank)):
+        state["optimizer"] |= _leaves(_optimizer_state(optimizer, models, is_loading), f"{number}")
     state["num_updates"] = rank.num_updates
     state["about"] = _about(rank)
     if rank.predictor is not None:
@@ -105,6 +111,66 @@ def _state(rank: MegatronRank, is_loading: bool) -> dict[str, Any]:
         state["predictor"] = {name: _sharded(rank, name, tensor) for name, tensor in tensors.items()}
         state["predictor_has_stepped"] = any(name.endswith(".step") for name in tensors)
     return state
+
+
+def _optimizers(rank: MegatronRank) -> list[Any]:
+    return [one for one in rank.optimizer.megatron.chained_optimizers if not one.is_stub_optimizer]
+
+
+def _optimizer_state(optimizer: Any, models: dict[str, Any], is_loading: bool) -> dict[str, Any]:
+    # AdamW makes its states in the first step; the same zeros before it change nothing, and can be read into.
+    optimizer.init_state_fn(optimizer.optimizer, optimizer.config)
+    if isinstance(optimizer.optimizer, torch.optim.AdamW):
+        for state in optimizer.optimizer.state.values():
+            state.setdefault("step", torch.tensor(0.0))
+    return optimizer.sharded_state_dict(models, is_loading, metadata=dict(FORMAT))
+
+
+def _load_optimizers(rank: MegatronRank, tensors: dict[str, Any]) -> None:
+    """Only tensors are read: groups and their settings are the config's, and every parameter has taken every step."""
+    models = _models(rank)
+    for number, optimizer in enumerate(_optimizers(rank)):
+        state = _filled(_optimizer_state(optimizer, models, True), tensors, f"{number}")
+        by_parameter = state.get("optimizer", state).get("state", {})
+        by_parameter.pop("common_step", None)
+        for one in by_parameter.values():
+            one["step"] = torch.tensor(0.0)
+        optimizer.load_state_dict(state)
+        inner = optimizer.optimizer
+        if isinstance(inner, torch.optim.AdamW):
+            for one in inner.state.values():
+                one["step"] = torch.tensor(float(rank.num_updates))
+        else:  # fused optimisers count the steps of a group
+            for group in inner.param_groups:
+                group["step"] = rank.num_updates
+
+
+def _models(rank: MegatronRank) -> dict[str, Any]:
+    return {f"model{number}": chunk.sharded_state_dict() for number, chunk in enumerate(rank.policy.chunks)}
+
+
+def _leaves(tree: Any, path: str) -> dict[str, ShardedBase]:
+    """The sharded tensors of nested dicts and lists, by their path: what depends on no layout's groups."""
+    if isinstance(tree, ShardedBase):
+        return {path: tree}
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    found: dict[str, ShardedBase] = {}
+    for key, value in items:
+        found |= _leaves(value, f"{path}/{key}")
+    return found
+
+
+def _filled(tree: Any, tensors: dict[str, Any], path: str) -> Any:
+    """The tree with each sharded tensor replaced by what was read for its path."""
+    if isinstance(tree, ShardedBase):
+        return tensors[path]
+    if isinstance(tree, LocalNonpersistentObject):
+        return tree.unwrap()
+    if isinstance(tree, dict):
+        return {key: _filled(value, tensors, f"{path}/{key}") for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_filled(value, tensors, f"{path}/{key}") for key, value in enumerate(tree)]
+    return tree
 
 
 def _sharded(rank: MegatronRank, name: str, tensor: Tensor) -> ShardedTensor:

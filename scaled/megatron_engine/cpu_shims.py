@@ -186,7 +186,7 @@ def _type_as_on_cuda(real: Callable[..., Any], tensor: torch.Tensor, *args: Any,
 
 
 def type_names() -> None:
-    """The optimisers compare `tensor.type()` with "torch.cuda.FloatTensor": while one of these functions runs, it is so.
+    """The optimisers compare `tensor.type()` with "torch.cuda.FloatTensor": while one of these runs, it is so.
 
     Upstream: optimizer/distrib_optimizer.py:DistributedOptimizer.__init__,
     optimizer/optimizer.py:Float16OptimizerWithFloat16Params.__init__, optimizer/clip_grads.py.
@@ -241,9 +241,9 @@ def latent_attention() -> None:
 def optimizer_load() -> None:
     """The distributed optimiser takes a checkpoint into torch's AdamW.
 
-    Megatron expects Apex' or Transformer Engine's Adam, whose state has no `step` by parameter, and writes into views of
-    leaves that need gradients. `load_state_dict` has already set `step` when this runs; the tensor that the dp_reshardable
-    format brings for it is the loader's own stale one. Needed on GPUs without the two, too.
+    Megatron expects Apex' or Transformer Engine's Adam, whose state has no `step` by parameter, and writes into views
+    of leaves that need gradients. `load_state_dict` has already set `step` when this runs; the tensor that the
+    dp_reshardable format brings for it is the loader's own stale one. Needed on GPUs without the two, too.
     Upstream: optimizer/distrib_optimizer.py:DistributedOptimizer._set_main_param_and_optimizer_states.
     """
     distributed = importlib.import_module("megatron.core.optimizer.distrib_optimizer")

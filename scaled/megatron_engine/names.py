@@ -1,8 +1,8 @@
 """The name rules, stated once for both directions: which Hugging Face tensors make up a Megatron parameter.
 
-Where there are several (queries, keys and values; gate and up) each is seen as `blocks` of adjacent rows, and block i of
-the parameter is the blocks i of its parts, one after the other: a tensor-parallel shard is then a run of blocks.
-Imports nothing of Megatron. Letters: F hidden width of an expert.
+Where there are several (queries, keys and values; gate and up) each is seen as `blocks` of adjacent rows, and block i
+of the parameter is the blocks i of its parts, one after the other: a tensor-parallel shard is then a run of blocks.
+Imports nothing of Megatron.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def rule(shape: ModelShape, name: str, layer: int | None = None, expert: int | N
         "mlp.router.weight": Rule((f"{prefix}.mlp.gate.weight",), ((E, D),)),
         "mlp.router.expert_bias": Rule((f"{prefix}.mlp.gate.e_score_correction_bias",), ((E,),)),
     }
-    return plain[name] if name in plain else _mlp_rule(shape, name.removeprefix("mlp."), f"{prefix}.mlp", shape.dense_size)
+    return (
+        plain[name] if name in plain else _mlp_rule(shape, name.removeprefix("mlp."), f"{prefix}.mlp", shape.dense_size)
+    )
 
 
 def _outer_rule(shape: ModelShape, name: str) -> Rule:
@@ -88,8 +90,12 @@ def _attention_rule(shape: ModelShape, name: str, prefix: str) -> Rule:
     rules = {
         "linear_qkv.weight": Rule(qkv, ((H * d, D), (h * d, D), (h * d, D)), axis=0, blocks=h),
         "linear_proj.weight": Rule((f"{prefix}.o_proj.weight",), ((D, H * d),), axis=1),
-        "q_layernorm.weight": Rule((f"{prefix}.q_norm.weight",), ((H * d if is_whole else d,),), 0 if is_whole else None),
-        "k_layernorm.weight": Rule((f"{prefix}.k_norm.weight",), ((h * d if is_whole else d,),), 0 if is_whole else None),
+        "q_layernorm.weight": Rule(
+            (f"{prefix}.q_norm.weight",), ((H * d if is_whole else d,),), 0 if is_whole else None
+        ),
+        "k_layernorm.weight": Rule(
+            (f"{prefix}.k_norm.weight",), ((h * d if is_whole else d,),), 0 if is_whole else None
+        ),
     }
     return _known(rules, name)
 
@@ -121,7 +127,9 @@ def _known(rules: dict[str, Any], name: str) -> Any:
 
 def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Every Hugging Face name of the whole model and its shape: what a checkpoint must hold, no more and no less."""
-    rules = [_outer_rule(shape, name) for name in ("embedding.word_embeddings.weight", "decoder.final_layernorm.weight")]
+    rules = [
+        _outer_rule(shape, name) for name in ("embedding.word_embeddings.weight", "decoder.final_layernorm.weight")
+    ]
     if not shape.tied_head:
         rules.append(_outer_rule(shape, "output_layer.weight"))
     fcs = ("linear_fc1.weight", "linear_fc2.weight")

@@ -1,6 +1,6 @@
 """The process groups of a layout, and which share of the work a rank has in it.
 
-Ranks are numbered tensor-parallel first, then data-parallel, then by pipeline stage (Megatron's order "tp-cp-ep-dp-pp").
+Ranks are numbered tensor-parallel first, then data-parallel, then by pipeline stage (Megatron's "tp-cp-ep-dp-pp").
 Megatron is imported late: `check_layout` serves `plan` on machines and in processes without it.
 """
 
@@ -68,12 +68,14 @@ class Layout:
     def share(self, num_responses: int) -> range:
         """The responses of this data-parallel rank: equal, adjacent shares. ValueError where they do not divide."""
         if num_responses % self.dp_size:
-            raise ValueError(f"expected a multiple of {self.dp_size} data-parallel shares, got {num_responses} responses")
+            raise ValueError(
+                f"expected a multiple of {self.dp_size} data-parallel shares, got {num_responses} responses"
+            )
         size = num_responses // self.dp_size
         return range(self.dp_rank * size, (self.dp_rank + 1) * size)
 
     def chunk(self, width: int) -> tuple[int, int]:
-        """Positions [start, stop) of a padded width that this rank's routers see; all of them without tensor parallelism.
+        """Positions [start, stop) of a padded width that this rank's routers see: all without tensor parallelism.
 
         ValueError where the width does not divide.
         """
@@ -110,16 +112,16 @@ def layers_of(training: TrainingBlock, num_layers: int, pp_rank: int) -> tuple[t
     return tuple(tuple(range(start, start + size)) for start in starts)
 
 
-def initialize(
-    training: TrainingBlock, rank: int, world_size: int, address: str, port: int, seed: int = 0
-) -> None:
+def initialize(training: TrainingBlock, rank: int, world_size: int, address: str, port: int, seed: int = 0) -> None:
     """Joins the process group at tcp://address:port and makes Megatron's groups; gloo on CPUs, NCCL on GPUs.
 
     Nothing is drawn from a global generator; `seed` only names the states of Megatron's own tracker.
     Raises ValueError where `world_size` is not what the layout asks for.
     """
     if world_size != training.num_ranks:
-        raise ValueError(f"training.num_ranks: expected the {world_size} processes that were started, got {training.num_ranks}")
+        raise ValueError(
+            f"training.num_ranks: expected the {world_size} processes that were started, got {training.num_ranks}"
+        )
     is_gpu = torch.cuda.is_available()
     if is_gpu:
         torch.cuda.set_device(rank % torch.cuda.device_count())

@@ -1,7 +1,7 @@
 """Weights from Hugging Face files or streams into this rank's shards, and out again, for every layout.
 
-One view of a parameter for each Hugging Face tensor in it serves both directions: loading writes a slice of the file into
-it, exporting gathers it from the tensor-parallel ranks, one parameter at a time. `names.py` has the rules.
+One view of a parameter for each Hugging Face tensor in it serves both directions: loading writes a slice of the file
+into it, exporting gathers it from the tensor-parallel ranks, one parameter at a time. `names.py` has the rules.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Weight:
         return list(tensor.unflatten(0, (total // self.num_shards, sum(rows))).split(rows, dim=1))
 
     def slices(self, part: int) -> tuple[slice, ...]:
-        """Where this rank's piece lies in the whole Hugging Face tensor; a padded vocabulary's last piece is shorter."""
+        """Where this rank's piece lies in the whole tensor of the file; a padded vocabulary's last piece is shorter."""
         whole, axis = self.rule.shapes[part], self.rule.axis
         if axis is None or self.num_shards == 1:
             return tuple(slice(0, size) for size in whole)
@@ -186,7 +186,9 @@ def export_hf(
             continue
         local = weight.tensor.data if tensors is None else tensors(weight.tensor)  # type: ignore[arg-type]
         if local.shape != weight.tensor.shape:
-            raise ValueError(f"{weight.rule.names[0]}: expected shape {list(weight.tensor.shape)}, got {list(local.shape)}")
+            raise ValueError(
+                f"{weight.rule.names[0]}: expected shape {list(weight.tensor.shape)}, got {list(local.shape)}"
+            )
         for part, view in enumerate(weight.parts(local)):
             whole = _gathered(view, weight, part, group)
             if rank == 0:

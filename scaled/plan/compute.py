@@ -56,16 +56,23 @@ class StepCompute:
         """All three."""
         return self.rollout_flops + self.score_flops + self.update_flops
 
-    def to_json(self) -> dict[str, float]:
+    def to_json(self) -> dict[str, int | float]:
         """Every field by name."""
         return asdict(self)
 
 
 def matrix_flops(shape: ModelShape) -> int:
     """FLOPs of one token's matrix products, forward: 2 x (active weights - embedding - norms), head included."""
-    norms = (2 * shape.num_layers + 1) * shape.hidden_size
-    head_only = shape.num_active_parameters - (0 if shape.tied_head else shape.vocab_size * shape.hidden_size)
-    return 2 * (head_only - norms)
+    latent, d = shape.latent_attention, shape.head_dim
+    if latent is not None:
+        attention_norms = latent.key_value_rank + (latent.query_rank or 0)
+    else:
+        attention_norms = {"head": 2 * d, "projection": (shape.num_heads + shape.num_kv_heads) * d, "none": 0}[
+            shape.qk_norm
+        ]
+    norms = (2 * shape.num_layers + 1) * shape.hidden_size + shape.num_layers * attention_norms
+    embedding = 0 if shape.tied_head else shape.vocab_size * shape.hidden_size
+    return 2 * (shape.num_active_parameters - embedding - norms)
 
 
 def attention_flops(shape: ModelShape, context: int | float) -> int | float:

@@ -7,6 +7,7 @@ and how many parameters a rank holds are then Megatron's own answers.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from scaled.model_shape import LatentAttention, ModelShape
 from theory.routing.gates import Gate
 
 LIMIT_S = 300
-# Bytes a parameter: weights, gradients (always fp32), and optimiser states: Adam's two moments and, in bf16, the master.
+# Bytes a parameter: weights, gradients (always fp32), optimiser states (Adam's two moments and, in bf16, the master).
 BYTES = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
 
 
@@ -30,6 +31,7 @@ BYTES = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
 class RankPlan:
     """What one rank holds. `layers` are decoder layers from 0, by model chunk; parameters are this rank's shards.
 
+    replicated_parameters: those of dense_parameters that every tensor-parallel rank has whole (norms, routers).
     weight_bytes, gradient_bytes: of all its parameters. optimizer_bytes: of its share of the optimiser states, which
     are sharded over data-parallel ranks (experts: over the replicas of an expert) with the distributed optimiser.
     peak_bytes: resident memory of the dry run itself.
@@ -41,6 +43,7 @@ class RankPlan:
     num_local_experts: int
     dense_parameters: int
     expert_parameters: int
+    replicated_parameters: int
     data_parallel: int
     expert_data_parallel: int
     weight_bytes: int
@@ -86,12 +89,17 @@ def dry_run(shape: ModelShape, training: TrainingBlock, ranks: Sequence[int] | N
 
 
 def total_parameters(plans: Sequence[RankPlan], training: TrainingBlock) -> int:
-    """Parameters of the whole model from one plan of each stage; padding rows of the vocabulary included.
+    """Parameters of the whole model from one plan of each stage; rows that pad the vocabulary count, copies do not.
 
-    A replicated tensor (norms, routers) counts once a rank that holds it, so tensor parallelism makes the sum larger.
+    sum over stages of  (dense - replicated) x TP + replicated + experts x EP x ETP
     """
-    expert_ranks = training.expert_parallel * training.expert_tensor_parallel
-    return sum(p.dense_parameters * training.tensor_parallel + p.expert_parameters * expert_ranks for p in plans)
+    tp, expert_ranks = training.tensor_parallel, training.expert_parallel * training.expert_tensor_parallel
+    return sum(
+        (p.dense_parameters - p.replicated_parameters) * tp
+        + p.replicated_parameters
+        + p.expert_parameters * expert_ranks
+        for p in plans
+    )
 
 
 def _shape(fields: dict[str, Any]) -> ModelShape:
@@ -120,9 +128,13 @@ def _plan(shape: ModelShape, training: TrainingBlock, rank: int) -> RankPlan:
     parallel.make_groups(training, create_gloo_process_groups=False)
     chunks = build_model(shape, training, device="meta")
     layout = parallel.layout(training, shape.num_layers)
-    named = [(name, parameter.numel()) for chunk in chunks for name, parameter in chunk.named_parameters()]
-    experts = sum(number for name, number in named if ".mlp.experts." in name)
-    dense = sum(number for _, number in named) - experts
+    experts = dense = replicated = 0
+    for name, parameter in (named for chunk in chunks for named in chunk.named_parameters()):
+        if ".mlp.experts." in name:
+            experts += parameter.numel()
+        else:
+            dense += parameter.numel()
+            replicated += 0 if getattr(parameter, "tensor_model_parallel", False) else parameter.numel()
     parallel.shutdown()
     weight, gradient, state = BYTES[training.precision]
     shards = (layout.dp_size, layout.edp_size) if training.distributed_optimizer else (1, 1)
@@ -133,11 +145,12 @@ def _plan(shape: ModelShape, training: TrainingBlock, rank: int) -> RankPlan:
         num_local_experts=shape.num_experts // layout.ep_size,
         dense_parameters=dense,
         expert_parameters=experts,
+        replicated_parameters=replicated,
         data_parallel=layout.dp_size,
         expert_data_parallel=layout.edp_size,
         weight_bytes=weight * (dense + experts),
         gradient_bytes=gradient * (dense + experts),
-        optimizer_bytes=-(-state * dense // shards[0]) - (-state * experts // shards[1]),
+        optimizer_bytes=math.ceil(state * dense / shards[0]) + math.ceil(state * experts / shards[1]),
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 

@@ -59,11 +59,13 @@ def stage_layers(shape: ModelShape, training: TrainingBlock, stage: int) -> tupl
 
 
 def replicated_attention_parameters(shape: ModelShape) -> int:
-    """Weights of one layer's attention that every TP rank holds whole: norms, and MLA's compressing projections."""
+    """Weights of one layer's attention that every TP rank holds whole: norms of one head, MLA's compressions.
+
+    A norm over all heads (OLMoE) is split with them.
+    """
     latent = shape.latent_attention
     if latent is None:
-        width = {"head": 2, "projection": shape.num_heads + shape.num_kv_heads, "none": 0}[shape.qk_norm]
-        return width * shape.head_dim
+        return 2 * shape.head_dim if shape.qk_norm == "head" else 0
     down = shape.hidden_size * (latent.key_value_rank + latent.position_dim) + latent.key_value_rank
     return down if latent.query_rank is None else down + latent.query_rank * (shape.hidden_size + 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from scaled.model_shape import ModelShape, load_shape
 from scaled.plan import compute, feasibility, memory, payloads
 from scaled.plan.compute import StepCompute
 from scaled.plan.hardware import Gpu, gpu_named
+from scaled.plan.layout import RankPlan, dry_run
 from scaled.plan.memory import GIB, Memory
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class Plan:
     payloads: dict[str, int]
     compute: StepCompute
     misfits: list[str]
-    ranks: list[Any] = field(default_factory=list)
+    ranks: list[RankPlan] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers under plain names: bytes, FLOPs, seconds."""
@@ -149,20 +151,27 @@ def assumptions(plan: Plan) -> list[str]:
     return lines
 
 
-def dry_run_layout(plan: Plan) -> list[Any]:
-    """Every distinct rank of the layout, built by Megatron-core on the meta device in a process of its own.
+def dry_run_layout(plan: Plan) -> list[RankPlan]:
+    """The first rank of each pipeline stage, built by Megatron-core on the meta device in a process of its own.
 
-    Raises ConfigError where Megatron-core is not installed, and where a rank's weights are not those of the plan.
+    Raises ConfigError where Megatron-core is not installed, where it refuses the layout, and where a rank has other
+    weights than the plan counts.
     """
-    import importlib.util
-
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
-        raise ConfigError(
-            "--no-dry-run: needed here, as the dry run builds the layout with megatron-core, not installed"
-        )
-    from scaled.plan.layout import dry_run
-
-    return dry_run(plan.shape, plan.config.training)
+        raise ConfigError("--no-dry-run: expected where megatron-core is not installed: the dry run builds with it")
+    training = plan.config.training
+    try:
+        ranks = dry_run(plan.shape, training)
+    except RuntimeError as error:
+        raise ConfigError(f"training: Megatron-core refuses the layout: {str(error).splitlines()[-1]}") from error
+    for rank in ranks:
+        counted = memory.rank_parameters(plan.shape, training, rank.stage).total
+        if rank.num_parameters != counted:
+            raise ConfigError(
+                f"training: expected {counted} weights on rank {rank.rank} by the plan's count, got "
+                f"{rank.num_parameters} from Megatron-core's build"
+            )
+    return ranks
 
 
 def tables(plan: Plan) -> list[Table]:
@@ -204,12 +213,12 @@ def _layout(plan: Plan) -> Table:
     )  # fmt: skip
     table.add_row("rollout", f"{rollout.num_engines} engines of {rollout.tensor_parallel} GPUs")
     for rank in plan.ranks:
-        table.add_row(f"dry run, rank {rank.rank}", _rank_line(rank))
+        runs = ", ".join(f"{chunk[0]} to {chunk[-1]}" for chunk in rank.layers)
+        table.add_row(
+            f"built, rank {rank.rank}",
+            f"layers {runs}; {rank.num_local_experts} experts a layer; {rank.num_parameters / 1e9:.4f}B weights",
+        )
     return table
-
-
-def _rank_line(rank: Any) -> str:
-    return ", ".join(f"{name} {value}" for name, value in asdict(rank).items() if name != "rank")
 
 
 def _memory(plan: Plan) -> Table:

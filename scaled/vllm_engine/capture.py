@@ -1,7 +1,7 @@
 """What a worker remembers of its steps: the routes of every row, and the features of a few, by request.
 
-Routes stand beside the key-value cache: a row's route is kept under the cache slot that holds the row's keys and values,
-so that a request which finds its prefix cached finds the routes of exactly those keys and values with it.
+Routes stand beside the key-value cache: a row's route is kept under the cache slot that holds the row's keys and
+values, so that a request which finds its prefix cached finds the routes of exactly those keys and values with it.
 
 Extra letters: N rows of one engine step, C cache slots.
 """

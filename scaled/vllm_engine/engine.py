@@ -25,7 +25,7 @@ from torch import Tensor
 from scaled.config import RolloutBlock
 from scaled.model_shape import load_shape
 from scaled.vllm_engine import environment, routes
-from scaled.vllm_engine.quantize import DTYPES, check_precision, choose_kernels, quantised, quantization_config
+from scaled.vllm_engine.quantize import DTYPES, Kernels, check_precision, choose_kernels, quantised, quantization_config
 from scaled.vllm_engine.requests import OPTIONS, Request, check_tokens, sampling_params, scoring_params
 from scaled.vllm_engine.weight_names import check_weights, weight_shapes
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
@@ -34,6 +34,7 @@ from theory.routing.record import RoutingRecord, offsets_of
 
 BUCKET_BYTES = 256 * 2**20  # weights go to the workers in parts of this size
 LOWEST_TEMPERATURE = 0.01  # below it, other than at 0, vLLM's SamplingParams takes this one
+OLMOE_EPS = 1e-5  # written into vLLM's OLMoE
 CPU_BLOCK = 32  # the smallest cache block of vLLM's CPU attention: the finest prefixes that can be shared
 
 
@@ -60,8 +61,13 @@ class VllmEngine:
         from vllm.platforms import current_platform
 
         self._is_cpu = current_platform.is_cpu()
-        self.kernels = choose_kernels(rollout.precision, self._is_cpu)
+        self.kernels: Kernels = choose_kernels(rollout.precision, self._is_cpu)
         check_precision(self.shape, rollout, self.kernels, self._is_cpu)
+        if self.shape.family == "olmoe" and self.shape.norm_eps != OLMOE_EPS:
+            raise ValueError(
+                f"config.json: rms_norm_eps: vLLM computes OLMoE with {OLMOE_EPS} whatever the file says, "
+                f"got {self.shape.norm_eps}"
+            )
         if rollout.max_model_len > self.shape.max_positions:
             raise ValueError(
                 f"rollout.max_model_len: expected at most max_position_embeddings = {self.shape.max_positions}, "
@@ -79,13 +85,16 @@ class VllmEngine:
         self._folder = Path(tempfile.mkdtemp(prefix="firstorder-vllm-"))
         try:
             self._write_config(Path(shape_folder) / "config.json")
-            self._engine = self._start()
+            self._engine: Any = self._start()
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
     def _write_config(self, source: Path) -> None:
         fields = json.loads(source.read_text(encoding="utf-8"))
+        if self.shape.has_selection_bias:
+            # transformers 5 leaves these out where they are what the family has; vLLM then has no bias, and a softmax.
+            fields |= {"topk_method": "noaux_tc", "scoring_func": self.shape.gate.score}
         quantization = quantization_config(self.shape, self._rollout.precision, self.kernels)
         if quantization is not None:
             fields["quantization_config"] = quantization
@@ -234,7 +243,7 @@ class VllmEngine:
         self._abort.set()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Float[Tensor, " T"]]:
-        """log mu of tokens 1.. of each sequence, in nats: raw, at temperature 1 and untruncated. Errors as `generate`."""
+        """log mu of tokens 1.. of each sequence, in nats: raw, at temperature 1 and untruncated."""
         self._check_ready(Sampling(max_tokens=1))
         check_tokens(sequences, "sequences", self._rollout.max_model_len - 1, self.shape.vocab_size)
         self._call("start_recording", False, self._has_graph_features)
@@ -285,11 +294,13 @@ class VllmEngine:
             self._engine.wake_up()
 
     def close(self) -> None:
-        """Ends the engine and frees its memory, so that this process may start another."""
+        """Ends the engine and frees its memory, so that this process may start another; again it does nothing."""
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
+        if self._engine is None:
+            return
         self._engine.engine_core.shutdown()
-        del self._engine
+        self._engine, self.version = None, -1
         gc.collect()
         cleanup_dist_env_and_memory()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What vLLM reads from the environment, set before it is imported (what a user has set stays), and the route to the experts."""
+"""What vLLM reads from the environment: general settings before its import, the model runner before every engine."""
 
 from __future__ import annotations
 

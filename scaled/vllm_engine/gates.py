@@ -52,7 +52,7 @@ class GateRecorder:
         """Lets the gates write."""
         for column, (gate, kind) in enumerate(zip(self._gates, self._classes, strict=True)):
             gate.recorder, gate.column = self, column  # type: ignore[assignment]
-            gate.__class__ = type(f"Recording{kind.__name__}", (_RecordingGate, kind), {})
+            gate.__class__ = type(f"Recording{kind.__name__}", (_RecordingGate, kind), {})  # type: ignore[assignment]
 
     def remove(self) -> None:
         """Makes the gates what they were."""

@@ -1,8 +1,8 @@
 """New weights into a running engine: vLLM's own layerwise reload, and the packing that it leaves out on a CPU.
 
-vLLM 0.32 packs unquantised experts for its CPU matmul when they are first loaded, but a reload copies plain weights over
-the packed ones (`UnquantizedFusedMoEMethod._setup_kernel` processes the weights on the first load alone): the model then
-computes with scrambled experts and says nothing. Whether that happened is read off the weights.
+vLLM 0.32 packs unquantised experts for its CPU matmul when they are first loaded, but a reload copies plain weights
+over the packed ones (`UnquantizedFusedMoEMethod._setup_kernel` processes the weights on the first load alone): the
+model then computes with scrambled experts and says nothing. Whether that happened is read off the weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,18 @@ class Push:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self._model, model_config)
+        if model_config.hf_text_config.tie_word_embeddings:
+            tie_head(self._model)
         return pack_cpu_experts(self._model, self._first_expert, tensor_rank)
+
+
+def tie_head(model: nn.Module) -> None:
+    """Gives a tied head the embeddings again: a reload processes the embeddings alone, and on a CPU the head keeps a
+    packed copy of what it was tied to before."""
+    head: Any = model.lm_head
+    embedding: Any = model.model.embed_tokens  # type: ignore[union-attr]
+    head.weight = embedding.weight
+    head.quant_method.process_weights_after_loading(head)
 
 
 def pack_cpu_experts(model: nn.Module, first_expert: dict[tuple[int, str], Tensor], tensor_rank: int) -> int:

@@ -1,8 +1,8 @@
 """Weights into the rollout engine's precision, tensor by tensor on the way into the engine.
 
-Linear weights become e4m3 in blocks of 128 x 128, or int8 with a scale a channel; gates, embeddings, norms, the head and
-the low-rank compressions of latent attention stay in the compute type, as a route or a softmax is decided there. Where
-the machine has no kernels for them, the weights are rounded to that grid and handed over in the compute type.
+Linear weights become e4m3 in blocks of 128 x 128, or int8 with a scale a channel; gates, embeddings, norms, the head
+and the low-rank compressions of latent attention stay in the compute type, as a route or a softmax is decided there.
+Where the machine has no kernels for them, the weights are rounded to that grid and handed over in the compute type.
 
 Extra letters: O, I output and input width of a weight; o, i their numbers of blocks.
 """
@@ -67,12 +67,12 @@ def block_fp8(weight_OI: Float[Tensor, "O I"]) -> tuple[Tensor, Float[Tensor, "o
     |w - q s| <= 2^-4 |w| where |q| >= 2^-6, else 2^-10 s: half a unit of e4m3's 3 fraction bits. A block of zeros has
     scale 1. Raises ValueError where a width is no multiple of 128.
     """
-    O, I = weight_OI.shape
-    if O % BLOCK or I % BLOCK:
-        raise ValueError(f"fp8_block: expected widths in multiples of {BLOCK}, got {O} x {I}")
-    blocks_oBiB = weight_OI.float().view(O // BLOCK, BLOCK, I // BLOCK, BLOCK)
+    num_out, num_in = weight_OI.shape
+    if num_out % BLOCK or num_in % BLOCK:
+        raise ValueError(f"fp8_block: expected widths in multiples of {BLOCK}, got {num_out} x {num_in}")
+    blocks_oBiB = weight_OI.float().view(num_out // BLOCK, BLOCK, num_in // BLOCK, BLOCK)
     scale_oi = _positive(blocks_oBiB.abs().amax((1, 3)) / FP8_MAX)
-    weight = (blocks_oBiB / scale_oi[:, None, :, None]).view(O, I).to(torch.float8_e4m3fn)
+    weight = (blocks_oBiB / scale_oi[:, None, :, None]).view(num_out, num_in).to(torch.float8_e4m3fn)
     return weight, scale_oi
 
 
@@ -124,11 +124,15 @@ def quantization_config(shape: ModelShape, precision: PrecisionBlock, kernels: K
     if kernels == "rounded":
         return None
     gates = [f"model.layers.{n}.mlp.gate" for n in shape.moe_layers]
-    latent = [] if shape.latent_attention is None else [
-        f"model.layers.{n}.self_attn.{name}"
-        for n in range(shape.num_layers)
-        for name in (*UNQUANTISED, "fused_qkv_a_proj")
-    ]
+    latent = (
+        []
+        if shape.latent_attention is None
+        else [
+            f"model.layers.{n}.self_attn.{name}"
+            for n in range(shape.num_layers)
+            for name in (*UNQUANTISED, "fused_qkv_a_proj")
+        ]
+    )
     kept = ["lm_head", *gates, *latent]
     if precision.weights == "fp8_block":
         return {

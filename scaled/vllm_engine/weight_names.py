@@ -39,7 +39,11 @@ def _attention(shape: ModelShape, prefix: str) -> dict[str, Shape]:
     D, H, h, d = shape.hidden_size, shape.num_heads, shape.num_kv_heads, shape.head_dim
     latent = shape.latent_attention
     if latent is None:
-        names = {"q_proj.weight": (H * d, D), "k_proj.weight": (h * d, D), "v_proj.weight": (h * d, D)}
+        names: dict[str, Shape] = {
+            "q_proj.weight": (H * d, D),
+            "k_proj.weight": (h * d, D),
+            "v_proj.weight": (h * d, D),
+        }
         names["o_proj.weight"] = (D, H * d)
         if shape.qk_norm != "none":
             per_head = shape.qk_norm == "head"
@@ -47,7 +51,7 @@ def _attention(shape: ModelShape, prefix: str) -> dict[str, Shape]:
             names["k_norm.weight"] = (d if per_head else h * d,)
         return {prefix + name: size for name, size in names.items()}
     query_dim = H * (latent.no_position_dim + latent.position_dim)
-    names = {
+    names: dict[str, Shape] = {
         "kv_a_proj_with_mqa.weight": (latent.key_value_rank + latent.position_dim, D),
         "kv_a_layernorm.weight": (latent.key_value_rank,),
         "kv_b_proj.weight": (H * (latent.no_position_dim + latent.value_dim), latent.key_value_rank),

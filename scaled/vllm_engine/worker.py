@@ -118,7 +118,7 @@ class RolloutWorker(_platform_worker()):
         if self._capturer is not None:
             num_rows = sum(step.counts)
             experts_NLK = self._capturer.snapshot_routing_data(num_rows).cpu().numpy()
-            self._route_store().add(step, experts_NLK, self._cache_slots)
+            self._route_store(self._capturer).add(step, experts_NLK, self._cache_slots)
         if self._gates is not None and self._has_feature_gates:
             self._features.add(step, self._gates.hidden_LND, self._gates.logits_LNE)
 
@@ -134,7 +134,7 @@ class RolloutWorker(_platform_worker()):
         names = [name for name in self.model_runner.input_batch.req_ids if counts.get(name, 0) > 0]
         return Step(names, [starts[name] for name in names], [counts[name] for name in names])
 
-    def _route_store(self) -> RouteStore:
+    def _route_store(self, capturer: Any) -> RouteStore:
         """Made at the first step, when the size of the cache is known."""
         if self._routes is None:
             cache = self.vllm_config.cache_config
@@ -144,7 +144,8 @@ class RolloutWorker(_platform_worker()):
                     f"rollout.prefix_caching: routes of cached prefixes need one kind of cache, got {len(tables)}"
                 )
             size = self.model_runner.kv_cache_config.num_blocks * cache.block_size
-            self._routes = RouteStore(*self._capturer.shape_per_token, size if cache.enable_prefix_caching else 0)
+            num_layers, num_slots = capturer.shape_per_token
+            self._routes = RouteStore(num_layers, num_slots, size if cache.enable_prefix_caching else 0)
         return self._routes
 
     def _cache_slots(self, name: str, start: int, stop: int) -> np.ndarray:

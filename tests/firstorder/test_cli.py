@@ -91,7 +91,8 @@ def test_a_mistake_is_one_line(words: list[str], wanted: str, tiny: Path, capsys
         ("a: 1\na: 1\n", 'bad.yaml:2: not valid YAML: duplicate key "a"'),
         ("", "bad.yaml: expected a mapping of keys to values, got nothing"),
         ("backend: sandbox\n", "missing, and it has no default (and "),
-        ("backend: scaled\n", "backend: 'scaled' is not in this version of firstorder"),
+        ("backend: scaled\nmodel: {}\n", "missing, and it has no default (and "),
+        ("backend: grid\n", "bad.yaml: backend: unknown backend 'grid'"),
     ],
 )
 def test_a_bad_file_is_one_line(text: str, wanted: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

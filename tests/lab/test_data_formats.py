@@ -24,7 +24,7 @@ from lab.tasks.jsonl import DatasetConfig, JsonlConfig
 from lab.tasks.problems import ProblemsConfig
 from lab.tasks.tokenizers import CharTokenizer, HuggingFaceTokenizer
 from theory.contracts import Prompt, Response
-from theory.streams import stream
+from theory.streams import derive_seed, stream
 
 TOKENIZER = CharTokenizer(string.printable)
 Rows = list[dict[str, Any]]
@@ -71,8 +71,8 @@ def saved(folder: Path, rows: Rows) -> Path:
 
 
 def saved_in_another_order(folder: Path, rows: Rows) -> Path:
-    """Rows that lie reversed, with a pair that is not selected, under indices that put them right."""
-    stored = datasets.Dataset.from_list([*reversed(rows), rows[0] | {"problem": "not selected"}])
+    """Rows that lie reversed, with a copy that is not selected, under indices that put them right, shown as numpy's."""
+    stored = datasets.Dataset.from_list([*reversed(rows), rows[0]])
     stored.select(range(len(rows) - 1, -1, -1)).with_format("numpy").save_to_disk(str(folder / "saved"))
     return folder / "saved"
 
@@ -129,7 +129,7 @@ def test_every_format_is_the_same_task(make: Write, shape: str, tmp_path: Path) 
         path = make(tmp_path, problems())
         task = build(DatasetConfig(path=str(path), held_out_fraction=0.3, solution_key="how"), TOKENIZER)
     else:
-        path = make(tmp_path, nested()) if make is not saved_in_another_order else saved(tmp_path, nested())
+        path = make(tmp_path, nested())
         task = build(
             DatasetConfig(
                 path=str(path), held_out_fraction=0.3, problem_key="prompt", answer_key="reward_model.ground_truth",
@@ -155,6 +155,17 @@ def test_rows_are_numbered_as_they_lie(tmp_path: Path) -> None:
             here = (path / f"part-{i // 4 if i < 8 else 1}.parquet", (i if i < 4 else i - 4) + 1)
             place, number = here if make is parquet_folder else (path, i + 1)
             assert ids[str(i + 1)] == f"{place}:{number}"
+
+
+def test_the_split_is_by_the_text_alone(tmp_path: Path) -> None:
+    """Held out are the texts with the smallest hash of seed and text, as strings and as a single message."""
+    rank = sorted(problems(), key=lambda row: derive_seed(5, "partition", row["problem"]))
+    wanted = {row["answer"] for row in rank[:3]}
+    flat = JsonlConfig(path=str(jsonl(tmp_path, problems())), held_out_fraction=0.3, seed=5)
+    assert {p.answer for p in build(flat, TOKENIZER).held_out()} == wanted
+    keys = {"problem_key": "prompt", "answer_key": "reward_model.ground_truth"}
+    chat = flat.model_copy(update={"path": str(jsonl(tmp_path, nested())), **keys})
+    assert {p.answer for p in build(chat, TOKENIZER).held_out()} == wanted
 
 
 def test_an_exact_key_wins_over_a_path(tmp_path: Path) -> None:

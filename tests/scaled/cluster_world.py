@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import safetensors.torch
@@ -14,14 +17,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+import scaled.run
+from firstorder.cli import main
+from lab.tasks.arithmetic import ALPHABET
+from sandbox.checkpoint import load, save
 from sandbox.engines.engine import SandboxEngine
+from sandbox.model import MoE
 from sandbox.training_engine import SandboxTrainingEngine
-from scaled.cluster.training_group import Assembly
+from scaled.cluster.rollout_group import RolloutGroup
+from scaled.cluster.training_group import Assembly, TrainingGroup
+from scaled.run import Session
 from tests.contracts import worlds
+from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, Sampling, TokenScores, UpdateStats
 from theory.objectives import Objective
 from theory.routing.passes import PassRouting
 from theory.routing.predictor import PredictorSettings
+from theory.streams import stream
 
 
 class ShareEngine(SandboxEngine):
@@ -57,10 +69,11 @@ class ShareEngine(SandboxEngine):
         return [scores.logp_BT[b, : len(s) - 1] for b, s in enumerate(sequences)]
 
 
-def build_engine(defects: str = "exact", hold: Path | None = None) -> ShareEngine:
-    """What an engine actor builds; picklable with `functools.partial`."""
+def build_engine(defects: str = "exact", hold: Path | None = None, folder: Path | None = None) -> ShareEngine:
+    """What an engine actor builds, for the model in `folder` or the contract suite's; a `functools.partial` of it."""
     torch.set_num_threads(1)
-    engine = ShareEngine(worlds.model_config(), worlds.DEFECTS[defects], stop_token=worlds.STOP)
+    config = worlds.model_config() if folder is None else load(folder).config
+    engine = ShareEngine(config, worlds.DEFECTS[defects], stop_token=worlds.STOP)
     engine.hold = hold
     return engine
 
@@ -71,12 +84,12 @@ class ReplicaRank:
     Exports are a collective, as Megatron's are: nobody gets ahead of the others by more than a tensor.
     """
 
-    def __init__(self, rank: int, num_ranks: int, address: str, port: int, predictor: PredictorSettings | None):
+    def __init__(self, rank: int, num_ranks: int, address: str, port: int, engine: SandboxTrainingEngine):
         torch.set_num_threads(1)
         store = TCPStore(address, port, num_ranks, rank == 0, timedelta(seconds=60))
         dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60))
         self.index, self.num_ranks = rank, num_ranks
-        self.engine = worlds.training_engine(worlds.model(), predictor, keep_reference=True)
+        self.engine = engine
 
     def score(self, rollouts: Rollouts, routing: PassRouting) -> tuple[list[int], TokenScores]:
         dist.barrier()
@@ -112,10 +125,20 @@ class ReplicaRank:
 
 
 def build_rank(
-    rank: int, num_ranks: int, address: str, port: int, predictor: PredictorSettings | None = None
+    rank: int,
+    num_ranks: int,
+    address: str,
+    port: int,
+    predictor: PredictorSettings | None = None,
+    folder: Path | None = None,
+    algorithm: Algorithm | None = None,
 ) -> ReplicaRank:
-    """What a rank actor builds; picklable with `functools.partial`."""
-    return ReplicaRank(rank, num_ranks, address, port, predictor)
+    """What a rank actor builds, for the model in `folder` or the contract suite's; a `functools.partial` of it."""
+    engine = worlds.training_engine(worlds.model(), predictor, keep_reference=True)
+    if folder is not None and algorithm is not None:
+        settings = algorithm.predictor if algorithm.passes.trains_predictor else None
+        engine = SandboxTrainingEngine(load(folder), algorithm.optimizer, settings)
+    return ReplicaRank(rank, num_ranks, address, port, engine)
 
 
 def _scores(parts: Sequence[tuple[list[int], TokenScores]]) -> TokenScores:
@@ -130,8 +153,33 @@ def _scores(parts: Sequence[tuple[list[int], TokenScores]]) -> TokenScores:
 ASSEMBLY = Assembly(scores=_scores, reference=lambda parts: parts[0], stats=lambda parts: parts[-1])
 
 
-def tensors(seed: int, sizes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Random tensors of these shapes under names."""
-    generator = torch.Generator().manual_seed(seed)
-    for i, size in enumerate(sizes):
-        yield f"{seed}.{i}", torch.randn(size, generator=generator).to(dtype)
+class SandboxSession(Session):
+    """A session of `scaled.run` whose ranks and engines hold the sandbox's; everything around them is the real thing."""
+
+    def ranks(self) -> TrainingGroup:
+        folder = Path(self.config.model.path).resolve()
+        build = partial(build_rank, folder=folder, algorithm=self.algorithm)
+        return TrainingGroup(
+            self.places, build, self.config.training.num_ranks, ASSEMBLY,
+            bucket_bytes=self.bucket_bytes, meter=self.meter,
+        )  # fmt: skip
+
+    def engines(self) -> RolloutGroup:
+        build = partial(build_engine, "weights-bf16", folder=Path(self.config.model.path).resolve())
+        rollout = self.config.rollout
+        return RolloutGroup(
+            self.places, build, rollout.num_engines, timeout_s=float(rollout.timeout_s),
+            max_restarts=rollout.max_restarts, bucket_bytes=self.bucket_bytes, meter=self.meter,
+        )  # fmt: skip
+
+
+def save_model(folder: Path) -> None:
+    """A tiny Qwen3-MoE over the characters of the arithmetic task, as a Hugging Face folder."""
+    config = replace(worlds.model_config(), vocab_size=len(ALPHABET) + 2)
+    save(MoE(config, stream(0, "cluster-model")), folder)
+
+
+if __name__ == "__main__":
+    # `firstorder` with sandbox engines inside the cluster: what the kill tests start as a process of its own.
+    scaled.run.Session = SandboxSession
+    sys.exit(main(sys.argv[1:]))

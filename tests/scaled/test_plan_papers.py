@@ -6,6 +6,7 @@ import pytest
 
 from firstorder.worlds import Schemas
 from lab.config.load import load
+from scaled.config import ScaledRun
 from scaled.model_shape import load_shape
 from scaled.plan import compute, payloads
 from scaled.plan.hardware import gpu_named
@@ -98,5 +99,6 @@ def test_minirl_gpu_hours(recipe, updates):
     The two must agree to a factor of 3: cluster, concurrency and mean length are not printed.
     """
     config = load(f"configs/scaled/minirl/{recipe}.yaml", [], Schemas())
+    assert isinstance(config, ScaledRun)
     step = compute.step_compute(config, QWEN, gpu_named(config.cluster.gpu))
     assert 5.5 / 3 < step.gpu_hours / updates < 5.5 * 3

@@ -130,8 +130,8 @@ def test_the_algorithm_is_what_the_rules_say(promoted: tuple[ScaledRun, ScaledRu
             "batch": {"num_prompts": 128, "num_responses": 16, "num_minibatches": 2},
             "sampling": {"max_tokens": 32768, "temperature": 0.9},
             "dynamic_sampling": {"enabled": True, "max_rounds": 2},
-            # Pr2 App. E.1, off-2.
-            "optimizer": {"learning_rate": 2e-6, "warmup_steps": 5, "max_grad_norm": 0.7},
+            # MiniRL's updates have the same size at every N, so the target's rate stands.
+            "optimizer": {"learning_rate": 3e-6, "warmup_steps": 5, "max_grad_norm": 0.7},
         },
         "wanted",
     )  # fmt: skip
@@ -170,7 +170,7 @@ def test_the_evidence_is_what_the_runs_recorded(promoted: tuple[ScaledRun, Scale
         "batch.num_responses", "sampling.max_tokens", "sampling.temperature", "optimizer.learning_rate",
         "optimizer.warmup_steps", "optimizer.max_grad_norm",
     }  # fmt: skip
-    assert evidence.mapped["optimizer.learning_rate"] == "0.01 -> 2e-06: Pr2 App. E.1"
+    assert evidence.mapped["replay.predictor.learning_rate_multiplier"] == "0.5 -> 100.0: Pr2 App. F"
 
 
 def test_evidence_changes_no_hash(promoted: tuple[ScaledRun, ScaledRun, Path]) -> None:
@@ -188,7 +188,7 @@ def test_the_diff_is_shown_and_the_file_kept(here: Path, capsys: pytest.CaptureF
     for line in ("--- target.yaml", "+++ promoted", "-    num_prompts: 64", "+    num_prompts: 128"):
         assert line in shown.splitlines()
     assert "1800" not in shown  # what did not change is not in the diff, and a default is not written in two ways
-    assert "optimizer.learning_rate" in shown and "2e-06 (runs 0.01, target 3e-06): Pr2 App. E.1" in shown
+    assert "128 (runs 4, target 64): the target's mini-batch of 64 prompts, times N = 2" in shown
     for _ in range(2):  # the second time it is there already
         assert main(["promote", "runs/run", "--to", "target.yaml", "--out", "new.yaml"]) == 0
         assert capsys.readouterr().out == "new.yaml\n" and Path("new.yaml").read_text() == text
@@ -249,13 +249,15 @@ PRINTED = [
 @pytest.mark.parametrize(("model", "mode", "N", "rate", "multiplier"), PRINTED)
 def test_rates_are_the_printed_ones(model: str, mode: Any, N: int, rate: float, multiplier: float | None) -> None:
     """Where N is not the target's, rate and multiplier are those that a paper prints for model, mode and N."""
-    runs = algorithm(batch={"num_prompts": 16, "num_minibatches": N}, replay={"mode": mode})
+    runs = algorithm("grpo", batch={"num_prompts": 16, "num_minibatches": N}, replay={"mode": mode})
     target = algorithm(
         batch={"num_prompts": 96, "num_minibatches": 3}, optimizer={"learning_rate": 9.0},
         replay={"predictor": {"learning_rate_multiplier": 7.0}}, sampling={"max_tokens": 1024},
     )  # fmt: skip
     result = mapped(runs, target, model)
     assert result.optimizer.learning_rate == rate
+    of_minirl = mapped(algorithm(batch=runs.batch.model_dump(), replay={"mode": mode}), target, model)
+    assert of_minirl.optimizer.learning_rate == 9.0  # its updates do not shrink with N (MiniRL sec. 4.2)
     assert result.replay.predictor.learning_rate_multiplier == (7.0 if multiplier is None else multiplier)
     # T_c = T = 1K where responses have 1K tokens (App. E.1); without a predictor it is nobody's business.
     assert result.replay.predictor.num_positions == (1024 if multiplier else target.replay.predictor.num_positions)
@@ -293,15 +295,15 @@ def test_the_batch_follows_the_papers_of_the_objective(preset: str, N: int, P: i
 
 def test_between_and_beyond_the_rows() -> None:
     """An N without a row takes the next larger one's lower rate; beyond the rows, and where P / N fails, one line."""
-    target = algorithm(batch={"num_prompts": 64, "num_minibatches": 1})
-    runs = algorithm(batch={"num_prompts": 15, "num_minibatches": 3}, replay={"mode": "Pr2"})
+    target = algorithm(batch={"num_prompts": 48, "num_minibatches": 1})
+    runs = algorithm("grpo", batch={"num_prompts": 15, "num_minibatches": 3}, replay={"mode": "Pr2"})
     result, trail = promoted_algorithm(runs, target, QWEN)
     assert result.optimizer.learning_rate == 1.5e-6 and result.replay.predictor.learning_rate_multiplier == 1e3
     assert next(m.source for m in trail if m.field == "optimizer.learning_rate").endswith("(there is none of N = 3)")
     assert mapped(runs, target, None).optimizer.learning_rate == target.optimizer.learning_rate
-    for preset, N, words in (("minirl", 16, "expected at most 8"), ("grpo", 3, "num_minibatches = 3 divides, got 64")):
+    for N, words in ((16, "expected at most 8"), (5, "num_minibatches = 5 divides, got 48")):
         with pytest.raises(ValueError, match=words):
-            mapped(algorithm(preset, batch={"num_prompts": 48, "num_minibatches": N}), target, QWEN)
+            mapped(algorithm("grpo", batch={"num_prompts": 80, "num_minibatches": N}), target, QWEN)
 
 
 def test_a_model_of_no_paper_keeps_what_is_at_hand() -> None:

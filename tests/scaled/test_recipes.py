@@ -30,42 +30,47 @@ def value(config: Any, field: str) -> Any:
     return config
 
 
-ALGORITHM, OBJECTIVE, BATCH, REPLAY = "algorithm", "algorithm.objective", "algorithm.batch", "algorithm.replay"
+ALG, OBJ, BATCH, REPLAY = "algorithm", "algorithm.objective", "algorithm.batch", "algorithm.replay"
 RATE, MULTIPLIER = "algorithm.optimizer.learning_rate", "algorithm.replay.predictor.learning_rate_multiplier"
 
 M, M44 = "MiniRL (arXiv 2512.01374) sec. 4.2", "MiniRL (arXiv 2512.01374) sec. 4.4"
 MINIRL = [
-    (f"{OBJECTIVE}.preset", "minirl", "MiniRL Eq. 7"),
-    (f"{OBJECTIVE}.eps_low", 0.2, M),
-    (f"{OBJECTIVE}.eps_high", 0.27, M),
-    (f"{OBJECTIVE}.cap", 5.0, M),
+    (f"{OBJ}.preset", "minirl", "MiniRL Eq. 7"),
+    (f"{OBJ}.eps_low", 0.2, M),
+    (f"{OBJ}.eps_high", 0.27, M),
+    (f"{OBJ}.cap", 5.0, M),
     (f"{BATCH}.num_responses", 16, M),
-    (f"{ALGORITHM}.sampling.max_tokens", 32_768, M),
+    (f"{ALG}.sampling.max_tokens", 32_768, M),
     ("training.precision", "bf16", M),
     ("rollout.precision.weights", "fp8_block", M),
     ("evaluation.num_samples", 32, M),
     ("evaluation.max_prompts", 90, M),
 ]
 
+
+def off_policy(N: int, num_prompts: int, where: str) -> list[tuple[str, Any, str]]:
+    return [(f"{BATCH}.num_minibatches", N, where), (f"{BATCH}.num_prompts", num_prompts, where)]
+
+
 S, T12 = "R3 (arXiv 2510.11370) sec. 5.1", "R3 (arXiv 2510.11370) Table 12"
 R3 = [
     (f"{BATCH}.num_prompts", 256, T12),
     (f"{BATCH}.num_responses", 8, T12),
     ("task.max_prompt_tokens", 2048, T12),
-    (f"{ALGORITHM}.sampling.max_tokens", 30_720, T12),
-    (f"{ALGORITHM}.optimizer.weight_decay", 0.1, T12),
-    (f"{ALGORITHM}.optimizer.betas", (0.9, 0.999), T12),
-    (f"{ALGORITHM}.optimizer.eps", 1e-8, T12),
-    (f"{ALGORITHM}.optimizer.warmup_steps", 0, T12),
-    (f"{ALGORITHM}.optimizer.max_grad_norm", 1.0, T12),
-    (f"{ALGORITHM}.dynamic_sampling.enabled", True, S),
+    (f"{ALG}.sampling.max_tokens", 30_720, T12),
+    (f"{ALG}.optimizer.weight_decay", 0.1, T12),
+    (f"{ALG}.optimizer.betas", (0.9, 0.999), T12),
+    (f"{ALG}.optimizer.eps", 1e-8, T12),
+    (f"{ALG}.optimizer.warmup_steps", 0, T12),
+    (f"{ALG}.optimizer.max_grad_norm", 1.0, T12),
+    (f"{ALG}.dynamic_sampling.enabled", True, S),
     ("evaluation.every", 5, S),
     ("rollout.precision.weights", "same", "MiniRL (arXiv 2512.01374) footnote 5"),
 ]
-GRPO = [(f"{OBJECTIVE}.preset", "grpo", S), (f"{OBJECTIVE}.eps_low", 0.2, T12), (f"{OBJECTIVE}.eps_high", 0.27, T12)]
-GSPO = [(f"{OBJECTIVE}.preset", "gspo", S), (f"{OBJECTIVE}.eps_low", 3e-4, T12), (f"{OBJECTIVE}.eps_high", 4e-4, T12)]
-TIS = [(f"{OBJECTIVE}.correction.name", "token_tis", S), (f"{OBJECTIVE}.correction.cap", 2.0, T12)]
-NO_TIS = [(f"{OBJECTIVE}.correction", None, S)]
+GRPO = [(f"{OBJ}.preset", "grpo", S), (f"{OBJ}.eps_low", 0.2, T12), (f"{OBJ}.eps_high", 0.27, T12)]
+GSPO = [(f"{OBJ}.preset", "gspo", S), (f"{OBJ}.eps_low", 3e-4, T12), (f"{OBJ}.eps_high", 4e-4, T12)]
+TIS = [(f"{OBJ}.correction.name", "token_tis", S), (f"{OBJ}.correction.cap", 2.0, T12)]
+NO_TIS = [(f"{OBJ}.correction", None, S)]
 
 
 def mini(steps: int, rate: float, last: int, where: str = S) -> list[tuple[str, Any, str]]:
@@ -82,10 +87,10 @@ def mode(name: str, where: str) -> list[tuple[str, Any, str]]:
 
 E1, F = "Pr2 (arXiv 2606.00395) App. E.1", "Pr2 (arXiv 2606.00395) App. F"
 PR2 = [
-    (f"{OBJECTIVE}.preset", "grpo_dapo", "Pr2 Eq. 14"),
-    (f"{OBJECTIVE}.aggregation", "token_sum", "Pr2 Eq. 14"),
-    (f"{OBJECTIVE}.eps_low", 0.2, E1),
-    (f"{OBJECTIVE}.kl_coefficient", 0.0, E1),
+    (f"{OBJ}.preset", "grpo_dapo", "Pr2 Eq. 14"),
+    (f"{OBJ}.aggregation", "token_sum", "Pr2 Eq. 14"),
+    (f"{OBJ}.eps_low", 0.2, E1),
+    (f"{OBJ}.kl_coefficient", 0.0, E1),
     (f"{REPLAY}.old_gates", "predicted", "Pr2 Eq. 6"),
     (f"{REPLAY}.predictor.loss", "kl", "Pr2 Eq. 8"),
     ("rollout.precision.weights", "same", E1),
@@ -94,8 +99,9 @@ PR2 = [
 
 def pr2_model(P: int, G: int, tokens: int, T_c: int, high: float, gpu: str, gpus: int) -> list[tuple[str, Any, str]]:
     return [
-        *PR2, (f"{BATCH}.num_prompts", P, E1), (f"{BATCH}.num_responses", G, E1), (f"{ALGORITHM}.sampling.max_tokens", tokens, E1),
-        (f"{REPLAY}.predictor.num_positions", T_c, E1), (f"{OBJECTIVE}.eps_high", high, E1), ("cluster.gpu", gpu, E1),
+        *PR2, (f"{BATCH}.num_prompts", P, E1), (f"{BATCH}.num_responses", G, E1),
+        (f"{ALG}.sampling.max_tokens", tokens, E1),
+        (f"{REPLAY}.predictor.num_positions", T_c, E1), (f"{OBJ}.eps_high", high, E1), ("cluster.gpu", gpu, E1),
         ("gpus", gpus, E1),
     ]  # fmt: skip
 
@@ -110,15 +116,15 @@ OLMOE = pr2_model(32, 8, 1024, 1024, 0.1, "RTX-PRO-6000-96GB", 8)
 
 TABLE: dict[str, list[tuple[str, Any, str]]] = {
     # Mini-batches stay 64 x 16 = 1,024, so the rollout batch grows with N; replay is the best of each figure.
-    "minirl/n1": [*MINIRL, *mode("none", "MiniRL Fig. 1"), (f"{BATCH}.num_minibatches", 1, M), (f"{BATCH}.num_prompts", 64, M)],
+    "minirl/n1": [*MINIRL, *mode("none", "MiniRL Fig. 1"), *off_policy(1, 64, M)],
     "minirl/n2_r2": [
-        *MINIRL, *mode("R2", "MiniRL Fig. 2"), (f"{BATCH}.num_minibatches", 2, M44), (f"{BATCH}.num_prompts", 128, M44),
+        *MINIRL, *mode("R2", "MiniRL Fig. 2"), *off_policy(2, 128, M44),
     ],
     "minirl/n4_r3": [
-        *MINIRL, *mode("R3", "MiniRL Fig. 3"), (f"{BATCH}.num_minibatches", 4, M44), (f"{BATCH}.num_prompts", 256, M44),
+        *MINIRL, *mode("R3", "MiniRL Fig. 3"), *off_policy(4, 256, M44),
     ],
     "minirl/n8_r3": [
-        *MINIRL, *mode("R3", "MiniRL Fig. 4"), (f"{BATCH}.num_minibatches", 8, M44), (f"{BATCH}.num_prompts", 512, M44),
+        *MINIRL, *mode("R3", "MiniRL Fig. 4"), *off_policy(8, 512, M44),
     ],
     "r3/sft_mini8_grpo": [*R3, *GRPO, *NO_TIS, *mode("none", S), *mini(8, 1e-6, 180)],
     "r3/sft_mini8_grpo_r3": [*R3, *GRPO, *NO_TIS, *mode("R3", S), *mini(8, 1e-6, 180)],
@@ -133,7 +139,7 @@ TABLE: dict[str, list[tuple[str, Any, str]]] = {
     "r3/base_mini1_grpo_r3": [*R3, *GRPO, *NO_TIS, *mode("R3", S), *mini(1, 3e-6, 180)],
     "r3/base_mini1_grpo_tis_r3": [*R3, *GRPO, *TIS, *mode("R3", S), *mini(1, 3e-6, 180)],
     "r3/base_mini1_grpo_fixed_router": [
-        *R3, *GRPO, *NO_TIS, *mode("none", S), *mini(1, 3e-6, 180), (f"{ALGORITHM}.freeze_router", True, "R3 App. C"),
+        *R3, *GRPO, *NO_TIS, *mode("none", S), *mini(1, 3e-6, 180), (f"{ALG}.freeze_router", True, "R3 App. C"),
     ],
     "r3/base_mini4_gspo": [*R3, *GSPO, *NO_TIS, *mode("none", S), *mini(4, 2e-6, 200, "R3 App. E")],
     "r3/base_mini4_tis": [*R3, *GRPO, *TIS, *mode("none", S), *mini(4, 2e-6, 200, "R3 App. E")],
@@ -229,6 +235,12 @@ def distinct_layouts() -> list[str]:
 
 @pytest.mark.parametrize("name", distinct_layouts())
 def test_megatron_builds_the_layout(name):
-    """Megatron-core builds every distinct layout's ranks on the meta device, with the weights that the plan counts."""
+    """Megatron-core builds every stage of each distinct layout on the meta device, with the plan's bytes."""
     plan = plan_of(name)
-    assert len(dry_run_layout(plan)) >= 1
+    ranks = dry_run_layout(plan)
+    assert [rank.stage for rank in ranks] == list(range(plan.config.training.pipeline_parallel))
+    parts = plan.training.memory.parts
+    assert ranks[0].weight_bytes == parts["weights"]
+    assert ranks[0].gradient_bytes == parts["gradients, fp32"]
+    assert ranks[0].optimizer_bytes == pytest.approx(parts["optimizer states"], abs=2)
+    assert ranks[0].peak_bytes < 2**30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -202,13 +202,13 @@ def test_no_token_in_time_is_an_error_and_the_engine_lives(engine, rollouts):
     assert world.same(engine.generate(world.prompts(), SAMPLING), rollouts)
 
 
-def test_an_abort_keeps_what_was_sampled(engine, rollouts):
+def test_an_abort_keeps_what_was_sampled(engine, rollouts, monkeypatch):
     """Aborted responses say so and are a prefix of what they would have become, routes and features included."""
     long = Sampling(max_tokens=150, num_responses=4, seed=5, num_features=3)
-    timer = threading.Timer(0.4, engine.abort)
-    timer.start()
-    cut = engine.generate(world.prompts(), long)
-    timer.join()
+    step, num_steps = engine._engine.step, itertools.count()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._engine, "step", lambda: (next(num_steps) == 40 and engine.abort(), step())[1])
+        cut = engine.generate(world.prompts(), long)
     whole = engine.generate(world.prompts(), long)
     assert "abort" in {r.finish for r in cut.responses}
     assert sum(len(r.tokens) for r in cut.responses) < sum(len(r.tokens) for r in whole.responses)
@@ -222,7 +222,7 @@ def test_an_abort_keeps_what_was_sampled(engine, rollouts):
 
 
 def test_vllm_still_cannot_wind_back_a_cpu_generator(engine, rollouts, monkeypatch):
-    """Without the worker's care a seeded prompt read in chunks fails on a CPU. Red: `_without_unread_prompts` may go."""
+    """Without the worker's care a seeded prompt read in chunks fails on a CPU. Red: that care may go."""
     from scaled.vllm_engine.worker import RolloutWorker  # imports vLLM, which warns
 
     with monkeypatch.context() as patch:

@@ -1,0 +1,43 @@
+"""`firstorder ladder`: real inference engines of falling precision beside one training engine, on trained weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def ladder(
+    context: typer.Context,
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: scaled`.")],
+    seeds: Annotated[int, typer.Option(min=2, metavar="N", help="Draws of the batch an engine.")] = 8,
+    rung: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="An engine of the ladder; all of them if not given.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the table, as Markdown, there.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Measure how far vLLM engines of every precision depart from the training engine of CONFIG, without training.
+
+    Each engine is handed the weights of `model.path` in its own precision and samples N batches; the training engine
+    scores them. Discrepancy and routing differences are means over the draws, with 95% intervals.
+
+    \b
+    Examples:
+      firstorder ladder configs/demo_scaled/base.yaml --seeds 8 --training.precision fp32
+      firstorder ladder configs/demo_scaled/base.yaml --rung bf16 --rung 'bf16, fp8 weights'
+    """
+    from firstorder.plan import read_config
+    from scaled.ladder import RUNGS, climb, markdown
+
+    _, _, run_config = read_config([config, *context.args])
+    climbed = []
+    for step in climb(run_config, seeds, rung or tuple(RUNGS)):
+        climbed.append(step)
+        kl = step.metrics["rollout_corr/k3_kl"]
+        typer.echo(f"{step.name:<36} {step.num_tokens:>8} tokens  k3 {kl.mean:.2e} +- {kl.half_width:.0e}", err=True)
+    table = markdown(climbed)
+    typer.echo(table, nl=False)
+    if out is not None:
+        out.write_text(table, encoding="utf-8")

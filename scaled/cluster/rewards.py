@@ -1,0 +1,65 @@
+"""Rewards computed several at a time: grading starts when responses come back, in threads over the graders' processes.
+
+The loop asks for one reward after the other; what it gets is the task's own reward, only sooner.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from theory.contracts import NamedTensors, Prompt, Response, RolloutEngine, Rollouts, Sampling, Task
+
+
+class AheadTask:
+    """A Task whose rewards of expected responses are being computed already; others are computed when asked for."""
+
+    def __init__(self, task: Task, num_threads: int | None = None):
+        self.task = task
+        self._threads = ThreadPoolExecutor(num_threads or os.cpu_count(), thread_name_prefix="reward")
+        self._expected: dict[int, tuple[Response, Future[float]]] = {}
+
+    def expect(self, rollouts: Rollouts) -> None:
+        """Starts on the rewards of these responses; each may be asked for once."""
+        for response in rollouts.responses:
+            # The response is kept with its reward, so that no other can come to have its id.
+            future = self._threads.submit(self.task.reward, response.prompt, response)
+            self._expected[id(response)] = (response, future)
+
+    def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
+        """The task's."""
+        return self.task.prompts(step, num_prompts)
+
+    def held_out(self) -> Sequence[Prompt]:
+        """The task's."""
+        return self.task.held_out()
+
+    def reward(self, prompt: Prompt, response: Response) -> float:
+        """The task's; whatever its grader raises is raised here."""
+        _, future = self._expected.pop(id(response), (None, None))
+        return self.task.reward(prompt, response) if future is None else future.result()
+
+    def close(self) -> None:
+        """Gives up what nobody has asked for."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+class AheadEngine:
+    """A RolloutEngine that tells an `AheadTask` of every response."""
+
+    def __init__(self, engine: RolloutEngine, task: AheadTask):
+        self.engine, self.task = engine, task
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
+        """The engine's."""
+        rollouts = self.engine.generate(prompts, sampling)
+        self.task.expect(rollouts)
+        return rollouts
+
+    def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        """The engine's."""
+        self.engine.load_weights(named_tensors, version)
+
+
+__all__ = ["AheadEngine", "AheadTask"]

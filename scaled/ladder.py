@@ -1,0 +1,138 @@
+"""The mismatch ladder: how far real inference engines of falling precision depart from one training engine.
+
+Every rung is a vLLM engine that holds the trainer's weights in its own precision and samples the same problems with the
+same seeds; the trainer scores what it sampled. Rungs differ in nothing but precision, so that the sandbox's simulated
+defects can be held against them. Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 3 and sec. 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.stats import t as student
+
+from scaled.config import PrecisionBlock, ScaledRun
+from theory.contracts import Rollouts, Sampling
+from theory.loop import hand_over
+from theory.routing.passes import PASSES, PassRouting
+from theory.step_metrics import old_pass_metrics
+from theory.streams import derive_seed
+
+RUNGS: dict[str, PrecisionBlock] = {
+    "fp32": PrecisionBlock(compute="fp32"),
+    "fp16": PrecisionBlock(compute="fp16"),
+    "bf16": PrecisionBlock(compute="bf16"),
+    "bf16, int8 weights and activations": PrecisionBlock(weights="int8"),
+    "bf16, fp8 weights": PrecisionBlock(weights="fp8_block"),
+    "bf16, fp8 KV cache": PrecisionBlock(kv_cache="fp8"),
+    "bf16, fp8 weights and KV cache": PrecisionBlock(weights="fp8_block", kv_cache="fp8"),
+}
+
+COLUMNS = (
+    "rollout_corr/k3_kl",
+    "rollout_corr/extreme_frac_tau2",
+    "rollout_corr/probs_diff_mean",
+    "rollout_corr/probs_diff_max",
+    "routing/router_disagreement",
+    "routing/token_disagreement",
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric's mean over seeds, and half the width of its 95% interval (Student's t); infinite from one seed."""
+
+    mean: float
+    half_width: float
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One engine against the trainer: metrics by registered name, over draws of `num_tokens` tokens in all."""
+
+    name: str
+    num_seeds: int
+    num_tokens: int
+    metrics: dict[str, Estimate]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """mean +- t_{0.975, n-1} s / sqrt(n), for n independent draws."""
+    n = len(values)
+    if n < 2:
+        return Estimate(fmean(values), float("inf"))
+    return Estimate(fmean(values), float(student.ppf(0.975, n - 1)) * stdev(values) / n**0.5)
+
+
+def climb(config: ScaledRun, num_seeds: int, rungs: Sequence[str] = tuple(RUNGS)) -> Iterator[Rung]:
+    """The rungs in order, each over `num_seeds` draws of the config's batch from the weights of `model.path`.
+
+    The trainer is the config's `training`; its old pass routes naturally. Raises ValueError for an unknown rung, and
+    what `scaled.run` raises for a config that does not fit.
+    """
+    from scaled import run
+    from scaled.cluster.ray_cluster import cluster
+
+    unknown = [name for name in rungs if name not in RUNGS]
+    if unknown:
+        raise ValueError(f"--rung: expected some of {', '.join(RUNGS)}, got {', '.join(unknown)}")
+    run.check(config)
+    logs = Path(config.output) / "ladder" / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    logs.mkdir(parents=True)
+    task = run.open_task(config)
+    with cluster(config, logs) as places:
+        session = run.Session(config, None, task, places)
+        training = session.ranks()
+        try:
+            for name in rungs:
+                rollout_block = config.rollout.model_copy(update={"precision": RUNGS[name]})
+                changed = config.model_copy(update={"rollout": rollout_block})
+                yield _rung(name, run.Session(changed, None, task, places), training, num_seeds)
+        finally:
+            training.close()
+            session.close()
+
+
+def _rung(name: str, session: Any, training: Any, num_seeds: int) -> Rung:
+    algorithm, task, seed = session.algorithm, session.task, session.config.seed
+    rollout = session.engines()
+    try:
+        hand_over(algorithm, rollout, training, version=0)
+        rows, num_tokens = [], 0
+        for draw in range(num_seeds):
+            sampling = Sampling(
+                max_tokens=algorithm.max_tokens,
+                num_responses=algorithm.num_responses,
+                temperature=algorithm.temperature,
+                seed=derive_seed(seed, "ladder", draw),
+            )
+            rollouts: Rollouts = rollout.generate(task.prompts(draw, algorithm.num_prompts), sampling)
+            scores = training.score(rollouts, PassRouting("natural"))
+            rows.append(old_pass_metrics(rollouts, scores, PASSES["none"]))
+            num_tokens += sum(len(r.tokens) for r in rollouts.responses)
+    finally:
+        rollout.close()
+        session.close()
+    return Rung(name, num_seeds, num_tokens, {m: estimate([row[m] for row in rows]) for m in COLUMNS})
+
+
+def markdown(rungs: Sequence[Rung]) -> str:
+    """The rungs as a table: mean and half-width of the 95% interval over seeds."""
+    titles = ("engine", "k3 KL(mu, old)", "F(2)", "mean |old - mu|", "max |old - mu|", "routers that differ", "tokens")
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for rung in rungs:
+        cells = [f"{e.mean:.2g} +- {e.half_width:.1g}" for e in (rung.metrics[m] for m in COLUMNS)]
+        lines.append(f"| {rung.name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+__all__ = ["RUNGS", "Estimate", "Rung", "climb", "estimate", "markdown"]

@@ -1,0 +1,213 @@
+"""What tests of a Megatron rank share: one tiny model that the sandbox can open too, batches, records, and scenarios.
+
+Functions that take a `rank` run in processes of `megatron_world.spawn`; the rest runs in the test's own.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sandbox import checkpoint
+from sandbox.model import MoE
+from sandbox.model_config import ModelConfig
+from sandbox.training_engine import SandboxTrainingEngine
+from scaled.config import ModelBlock, TrainingBlock
+from theory.algorithm import Algorithm, OptimizerSettings
+from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, TokenScores, UpdateStats
+from theory.objectives import Objective, preset
+from theory.routing.features import draw_rows
+from theory.routing.gates import GATES
+from theory.routing.passes import PassRouting
+from theory.routing.record import RoutingRecord
+from theory.streams import stream
+
+VOCABULARY, WIDTH, EXPERTS, SLOTS = 19, 32, 8, 2  # an odd vocabulary needs a padding row under TP2
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "DP2": {},
+    "EP2": {"expert_parallel": 2},
+    "EP2 allgather": {"expert_parallel": 2, "token_dispatcher": "allgather"},
+    "TP2": {"tensor_parallel": 2},
+    "TP2+ETP2": {"tensor_parallel": 2, "expert_tensor_parallel": 2},
+    "TP2+EP2": {"tensor_parallel": 2, "expert_parallel": 2},
+    "TP2+EP2 allgather": {"tensor_parallel": 2, "expert_parallel": 2, "token_dispatcher": "allgather"},
+    "PP2": {"pipeline_parallel": 2},
+    "PP2+VPP2": {"pipeline_parallel": 2, "virtual_pipeline": 2},
+}
+
+
+def layers(dense: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The decoder layers of the tiny model that have a router."""
+    return tuple(n for n in range(4) if n not in dense)
+
+
+def write_model(folder: Path, dense: tuple[int, ...] = (), gate: str = "qwen3", qk_norm: Any = "head") -> Path:
+    """A Hugging Face folder of a random model of four layers whose routers choose clearly."""
+    config = ModelConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        num_experts=EXPERTS,
+        experts_per_token=SLOTS,
+        expert_size=24,
+        dense_size=48,
+        dense_layers=dense,
+        gate=GATES[gate],
+        qk_norm=qk_norm,
+    )
+    model = MoE(config, stream(1, "rank-world"))
+    with torch.no_grad():
+        for parameter in model.router_parameters():
+            parameter.mul_(4)
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint.save(model, folder)
+    return folder
+
+
+def algorithm(mode: str = "Pr2", **changes: Any) -> Algorithm:
+    """MiniRL with an AdamW that is not ruled by the sign of rounding errors: its eps is of the gradients' own size."""
+    optimizer = {"learning_rate": 1e-2, "weight_decay": 0.1, "eps": 1e-4, **changes.pop("optimizer", {})}
+    fields = {"objective": preset("minirl"), "num_prompts": 8, "num_responses": 1, **changes}
+    return Algorithm(mode=mode, optimizer=OptimizerSettings(**optimizer), **fields)
+
+
+def batch(num: int = 8, seed: int = 0) -> Rollouts:
+    """Responses of different lengths, a tenth of their tokens not sampled by mu, made-up logp_mu."""
+    draws = stream(seed, "rank-world-batch")
+    responses = []
+    for i in range(num):
+        P, T = int(torch.randint(1, 6, (1,), generator=draws)), int(torch.randint(2, 9, (1,), generator=draws))
+        prompt = Prompt(str(i), tuple(torch.randint(2, VOCABULARY, (P,), generator=draws).tolist()), "")
+        tokens = torch.randint(0, VOCABULARY, (T,), generator=draws)
+        logp_mu = -3 * torch.rand(T, generator=draws)
+        responses.append(Response(prompt, tokens, logp_mu, torch.rand(T, generator=draws) > 0.1, "stop", 0))
+    return Rollouts(tuple(responses))
+
+
+def altered_routes(rollouts: Rollouts, numbers: Sequence[int], missing: float = 0.1, seed: int = 3) -> RoutingRecord:
+    """Random experts for every row, `missing` of the rows not recorded."""
+    draws = stream(seed, "rank-world-record")
+    payloads = []
+    for response in rollouts.responses:
+        rows = response.num_tokens - 1
+        ids = torch.rand(rows, len(numbers), EXPERTS, generator=draws).argsort(dim=-1)[..., :SLOTS]
+        ids[torch.rand(rows, generator=draws) < missing] = -1
+        payloads.append(ids)
+    return RoutingRecord.pack(payloads, [r.num_tokens for r in rollouts.responses], numbers, EXPERTS)
+
+
+def feature_rows(rollouts: Rollouts, num: int = 3) -> tuple[Tensor, ...]:
+    """A few rows of each response that predict its tokens."""
+    num_rows = [r.num_tokens - 1 for r in rollouts.responses]
+    return draw_rows(num_rows, [len(r.prompt.tokens) - 1 for r in rollouts.responses], num, stream(0, "rank-world-rows"))
+
+
+def passes(rollouts: Rollouts, numbers: Sequence[int]) -> dict[str, PassRouting]:
+    """Every way in which a pass routes (theory/routing/passes.py::PASSES), features asked for."""
+    draws = stream(5, "rank-world-predictor")
+    predictor = {n: 0.3 * torch.randn(WIDTH, EXPERTS, generator=draws) for n in numbers}
+    rows = feature_rows(rollouts)
+    record = altered_routes(rollouts, numbers)
+    return {
+        "natural": PassRouting("natural", feature_rows=rows),
+        "replay": PassRouting("replay", record=record, feature_rows=rows),
+        "predicted": PassRouting("predicted", gates="predicted", predictor=predictor, feature_rows=rows),
+        "predicted, live gates": PassRouting("predicted", gates="live", predictor=predictor, feature_rows=rows),
+    }
+
+
+def minibatches(rollouts: Rollouts, old: TokenScores, replay: PassRouting) -> list[tuple[MiniBatch, PassRouting]]:
+    """Two mini-batches of half the responses each; the predictor learns from the second one's cached features."""
+    B = len(rollouts)
+    advantages_B = torch.randn(B, generator=stream(0, "rank-world-advantages"))
+    halves = [list(range(B // 2, B)), list(range(B // 2))]
+    made = []
+    for index, chosen in enumerate(halves):
+        part = rollouts.select(chosen)
+        T = max(len(r.tokens) for r in part.responses)
+        features = None if index == 0 or old.features is None else old.features.select(chosen)
+        minibatch = MiniBatch(part, old.logp_BT[chosen, :T], advantages_B[chosen], index, 2, features)
+        made.append((minibatch, replay.select(chosen)))
+    return made
+
+
+def sandbox_engine(folder: Path, recipe: Algorithm, micro_batch_size: int = 2, **options: Any) -> SandboxTrainingEngine:
+    """The sandbox's engine over the same folder."""
+    predictor = recipe.predictor if recipe.passes.trains_predictor else None
+    return SandboxTrainingEngine(
+        checkpoint.load(folder), recipe.optimizer, predictor, recipe.freeze_router, micro_batch_size, **options
+    )
+
+
+class OneRank:
+    """theory's TrainingEngine over a world of one Megatron rank, in this process."""
+
+    def __init__(self, folder: Path, recipe: Algorithm, keep_reference: bool = False, **fields: Any) -> None:
+        from scaled.megatron_engine.rank import MegatronRank
+
+        self.rank = MegatronRank(ModelBlock(path=str(folder)), training(**fields), recipe, keep_reference)
+
+    def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
+        from scaled.megatron_engine.parts import assemble_scores
+
+        return assemble_scores([self.rank.score(rollouts, routing)])
+
+    def score_reference(self, rollouts: Rollouts) -> Tensor:
+        from scaled.megatron_engine.parts import assemble_logp
+
+        return assemble_logp([self.rank.score_reference(rollouts)])
+
+    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
+        from scaled.megatron_engine.parts import assemble_stats
+
+        return assemble_stats([self.rank.update(minibatch, objective, routing)])
+
+    def named_tensors(self) -> NamedTensors:
+        return self.rank.export()
+
+    def predictor_weights(self) -> dict[int, Tensor]:
+        return self.rank.predictor_weights()
+
+
+def training(num_ranks: int = 1, **fields: Any) -> TrainingBlock:
+    """A layout; fp32 and two responses a micro-batch unless it says otherwise."""
+    plain = {"precision": "fp32", "micro_batch_size": 2, "distributed_optimizer": False, "timeout_s": 120}
+    return TrainingBlock(num_ranks=num_ranks, **{**plain, **fields})
+
+
+def obey(laws: Sequence[Callable[[Path], Any]], folder: Path) -> dict[str, str | None]:
+    """In one rank's process: each law's name, and how it was broken, or None."""
+    broken: dict[str, str | None] = {}
+    for law in laws:
+        try:
+            law(folder)
+        except BaseException:  # torch.distributed.checkpoint raises one that is no Exception
+            broken[law.__name__] = traceback.format_exc()
+        else:
+            broken[law.__name__] = None
+    return broken
+
+
+def farthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """The largest absolute difference of tensors by the same names."""
+    assert ours.keys() == theirs.keys(), sorted(ours.keys() ^ theirs.keys())[:5]
+    return max((ours[name].float() - theirs[name].float()).abs().max().item() for name in theirs)
+
+
+def merged(parts: Sequence[dict[Any, Tensor]]) -> dict[Any, Tensor]:
+    """Tensors by name of all ranks together; a name that two ranks have must have the same bits on both."""
+    whole: dict[Any, Tensor] = {}
+    for part in parts:
+        for name, tensor in part.items():
+            assert name not in whole or torch.equal(whole[name], tensor), f"{name} differs between ranks"
+            whole[name] = tensor
+    return whole

@@ -1,0 +1,250 @@
+"""Laws of a cluster run around its engines: deaths, kills and restarts change no number; user errors are one line.
+
+Ray, processes, checkpoints and records are real; the engines inside are the sandbox's, which start in seconds. The run
+with Megatron-core and vLLM is in test_scaled_run.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import scaled.run
+from lab.config.load import load
+from lab.records import RunFolder
+from lab.report import write_report
+from sandbox.config import SandboxRun
+from scaled.cluster.probe import ProbeError
+from scaled.cluster.training_group import RankDied
+from scaled.config import ScaledRun
+from tests.scaled.cluster_world import SandboxSession, save_model
+
+pytestmark = [
+    pytest.mark.slow,
+    # Ray leaves its sockets and log files to the end of the process.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """
+name: cut
+seed: 3
+backend: scaled
+num_steps: 6
+task: {kind: arithmetic, min_digits: 2, max_digits: 3, num_held_out: 8}
+model: {path: MODEL}
+algorithm:
+  objective: {preset: minirl}
+  replay: {mode: Pr3, predictor: {num_positions: 4}}
+  batch: {num_prompts: 4, num_responses: 2, num_minibatches: 2}
+  sampling: {max_tokens: 12}
+  optimizer: {learning_rate: 1e-3, warmup_steps: 3}
+training: {num_ranks: 2, micro_batch_size: 2}
+rollout: {num_engines: 1, timeout_s: 60.0}
+evaluation: {every: 3, num_samples: 1, max_prompts: 4}
+checkpoint: {every: 2}
+traces: {every: 3}
+cluster: {object_store_gib: 0.2}
+logging: {loggers: [csv]}
+"""
+MEASURED = ("timing_s/", "rollout/", "transfer/")
+"""Groups of metrics that say how a step ran, not what it computed."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def in_session() -> Iterator[None]:
+    """Runs of this process hold the sandbox's engines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaled.run, "Session", SandboxSession)
+        yield
+
+
+def config(model: Path, folder: Path, *words: str) -> ScaledRun:
+    path = folder / "config.yaml"
+    path.write_text(CONFIG.replace("MODEL", str(model)))
+    return load(path, ["--output", str(folder / "runs"), *words], {"scaled": ScaledRun})
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, in_session: None, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run that nothing happened to."""
+    return scaled.run.run(config(model, tmp_path_factory.mktemp("whole")), progress="none")
+
+
+def computed(folder: RunFolder) -> list[dict]:
+    """The rows of a run without what depends on the clock."""
+    return [{k: v for k, v in row.items() if not k.startswith(MEASURED)} for row in folder.metrics()]
+
+
+def test_the_record_of_a_run(whole: RunFolder) -> None:
+    """A run leaves config, manifest, rows 0 to the last, traces, checkpoints, verdict, report, and its actors' output."""
+    rows = whole.metrics()
+    assert [row["step"] for row in rows] == list(range(7))
+    assert all(row["staleness/version_lag_max"] == 0.0 for row in rows[1:])
+    assert all("probe/mean_abs_diff" in row for row in rows)
+    assert [row["step"] for row in rows if "eval/accuracy" in row] == [0, 3, 6]
+    assert [path.stem for path in whole.traces()] == ["step-000003", "step-000006"]
+    manifest = json.loads((whole.path / "manifest.json").read_text())
+    assert {"ray", "megatron-core"} <= manifest["versions"].keys() and manifest["layout"]["training"]["num_ranks"] == 2
+    checkpoint = whole.latest_sharded_checkpoint()
+    assert checkpoint is not None and checkpoint.step == 6
+    assert {p.name for p in (whole.path / "checkpoints").iterdir()} == {"step-000004", "step-000006"}
+    assert {p.name for p in (whole.path / "logs").iterdir()} == {"rank-0.log", "rank-1.log", "engine-0.log"}
+    assert (whole.path / "verdict.json").is_file() and (whole.path / "report.html").is_file()
+    for name in ("gen", "old_log_prob", "update_actor", "push"):
+        assert all(0 < row[f"timing_s/{name}"] < row["timing_s/step"] for row in rows[1:]), name
+
+
+def test_dead_ranks_and_engines_change_no_number(
+    model: Path, whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank killed (-9) in step 4 and an engine killed in step 6 cost restarts, and no bit of any metric."""
+    real = SandboxSession._step
+    killed: list[str] = []
+
+    def step(self, number, schedule, probe, recorder, training, rollout):
+        if number == 3 and "rank" not in killed:
+            killed.append("rank")
+            os.kill(training.pids()[1], signal.SIGKILL)
+        if number == 5:
+            killed.append("engine")
+            os.kill(rollout.pids()[0], signal.SIGKILL)
+        real(self, number, schedule, probe, recorder, training, rollout)
+
+    monkeypatch.setattr(SandboxSession, "_step", step)
+    folder = scaled.run.run(config(model, tmp_path), progress="none")
+    assert killed == ["rank", "engine"]
+    assert computed(folder) == computed(whole)
+    assert folder.metrics()[-1]["rollout/engine_restarts"] == 1.0
+    assert {path.name for path in folder.path.glob("csv*")} == {"csv", "csv-from-2"}
+
+
+def test_too_many_dead_ranks_are_one_clear_error(
+    model: Path, in_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond cluster.max_rank_restarts a death is RankDied with the field and both numbers; the record stays."""
+
+    def step(self, number, schedule, probe, recorder, training, rollout):
+        os.kill(training.pids()[0], signal.SIGKILL)
+        real(self, number, schedule, probe, recorder, training, rollout)
+
+    real = SandboxSession._step
+    monkeypatch.setattr(SandboxSession, "_step", step)
+    with pytest.raises(
+        RankDied, match=r"cluster.max_rank_restarts: rank \d of 2 died.*; expected at most 0 restarts, got 1"
+    ):
+        scaled.run.run(config(model, tmp_path, "--cluster.max_rank_restarts", "0"), progress="none")
+    folder = RunFolder.open(next((tmp_path / "runs" / "cut").iterdir()))
+    assert [row["step"] for row in folder.metrics()] == [0] and not folder.is_finished
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tests.scaled.cluster_world", "train", str(folder / "config.yaml")]
+    with open(folder / "log", "a") as log:  # a pipe would stay open in what a killed process leaves behind
+        return subprocess.Popen(
+            [*command, "--output", str(folder / "runs"), "--progress", "none", *words], cwd=ROOT, stdout=log, stderr=log
+        )
+
+
+def test_a_killed_run_goes_on_to_the_same_numbers(model: Path, whole: RunFolder, tmp_path: Path) -> None:
+    """A run killed (-9) in the middle of a step resumes to the metrics of one never stopped, and its Ray ends with it."""
+    config(model, tmp_path)
+    process = start(tmp_path)
+    end = time.monotonic() + 120
+    while True:
+        files = list((tmp_path / "runs").glob("cut/*/metrics.jsonl"))
+        if files and len(files[0].read_text().splitlines()) >= 4:
+            break
+        assert process.poll() is None and time.monotonic() < end, (tmp_path / "log").read_text()
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    last = start(tmp_path, "--resume")
+    assert last.wait(timeout=120) == 0, (tmp_path / "log").read_text()
+    folder = RunFolder.open(files[0].parent)
+    assert computed(folder) == computed(whole)
+    verdicts = [json.loads((run.path / "verdict.json").read_text()) for run in (folder, whole)]
+    assert verdicts[0] == verdicts[1]
+
+
+def test_one_step_off_lags_by_one_version(model: Path, in_session: None, tmp_path: Path) -> None:
+    """Through the whole run, the first batch is fresh, every later one a version behind, and the config's bound holds."""
+    words = ["--schedule.kind", "one_step_off", "--num_steps", "3", "--checkpoint.every", "3"]
+    folder = scaled.run.run(config(model, tmp_path, *words), progress="none")
+    rows = folder.metrics()[1:]
+    assert [row["staleness/version_lag_mean"] for row in rows] == [0.0, 1.0, 1.0]
+
+
+def test_a_disagreeing_engine_stops_the_run(model: Path, in_session: None, tmp_path: Path) -> None:
+    """A probe beyond its limit is a ProbeError before the first step; nothing is recorded, nothing is finished."""
+    with pytest.raises(ProbeError, match=r"engine 0 \(bf16\) disagrees .* version 0.* allowed 1e-09"):
+        scaled.run.run(config(model, tmp_path, "--probe.max_mean_abs_diff", "1e-9"), progress="none")
+    folder = RunFolder.open(next((tmp_path / "runs" / "cut").iterdir()))
+    assert folder.metrics() == [] and not folder.is_finished
+
+
+def test_a_report_shows_both_worlds(whole: RunFolder, tmp_path: Path) -> None:
+    """One page has a sandbox run and a cluster run on the same axes, each with its engine in words."""
+    from sandbox.run import run as run_sandbox
+
+    words = ["--output", str(tmp_path), "--num_steps", "2"]
+    sandbox = run_sandbox(load("configs/smoke.yaml", words, {"sandbox": SandboxRun}), progress="none")
+    write_report([sandbox, whole], tmp_path / "both.html")
+    page = (tmp_path / "both.html").read_text()
+    assert "vLLM bf16" in page and "weight precision" in page and "smoke" in page
+
+
+# -- a user's mistakes, before anything starts
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--model.path", "nowhere"], "model.path: expected a Hugging Face folder with config.json, got nowhere"),
+        (["--training.num_ranks", "4", "--training.tensor_parallel", "4"], "tensor_parallel"),
+        (["--probe.num_tokens", "600"], "probe.num_tokens: expected less than rollout.max_model_len = 512, got 600"),
+        (
+            ["--schedule.kind", "one_step_off", "--cluster.placement", "colocated"],
+            "schedule.kind: expected synchronous where cluster.placement is colocated, got one_step_off",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], wanted: str, model: Path, tmp_path: Path) -> None:
+    """What does not fit is a ValueError of one line that names the field, and leaves no run folder."""
+    with pytest.raises(ValueError, match=wanted.replace(".", r"\.")) as caught:
+        scaled.run.run(config(model, tmp_path, *words), progress="none")
+    assert "\n" not in str(caught.value) and not (tmp_path / "runs").exists()
+
+
+def test_a_model_of_other_tokens_is_refused(model: Path, tmp_path: Path) -> None:
+    """The arithmetic task's characters must be the model's whole vocabulary."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in model.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    fields = json.loads((other / "config.json").read_text()) | {"vocab_size": 32}
+    (other / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match="model.path: expected a model of the task's 17 tokens, got 32"):
+        scaled.run.run(config(other, tmp_path), progress="none")
+
+
+def test_a_missing_package_is_one_line(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without vLLM the run says what is missing and how to install it."""
+    monkeypatch.setitem(scaled.run.NEEDED, "vllm_is_not_here", ())
+    with pytest.raises(ValueError, match=r"backend: scaled needs vllm_is_not_here, .* 'firstorder\[scaled\]'"):
+        scaled.run.run(config(model, tmp_path), progress="none")

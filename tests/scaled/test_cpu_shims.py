@@ -1,0 +1,264 @@
+"""Laws of the shims: Megatron fails without each of them, runs with all of them, and torch is left as it was.
+
+A test that fails with "ran" says that its shim can go.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scaled.config import TrainingBlock
+from scaled.model_shape import ModelShape, parse_shape
+from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_config
+
+# Shim -> a word of the error without it. The order is that in which a first run meets them.
+ALONE = {
+    "generator": "CUDA",
+    "current_device": "CUDA",
+    "streams": "CUDA",
+    "device_keyword": "CUDA",
+    "router_gemm": "name 'te_general_gemm' is not defined",
+    "type_names": "torch.cuda.FloatTensor",
+    "optimizer_load": "a view of a leaf Variable",
+    "latent_attention": "isinstance() arg 2 must be a type",
+}
+TOGETHER = {
+    "tied_head": "CUDA",
+    "synchronize": "CUDA",
+    "split_sizes": "all_to_all_single(): incompatible function arguments",
+}
+
+
+def _attempt(action: Callable[[], Any]) -> str:
+    try:
+        action()
+    except Exception as error:  # its words are the result
+        return f"{type(error).__name__}: {error}"
+    return "ran"
+
+
+def _stepwise(steps: list[tuple[str, Callable[[], Any]]]) -> dict[str, tuple[str, str]]:
+    """For each shim what its action said without it, with the shims before it, and what it says with it or with those
+    after it: the second word is of the last attempt at the action."""
+    from scaled.megatron_engine import cpu_shims
+
+    install, cpu_shims.install = cpu_shims.install, lambda names=None: None
+    install(())
+    said: dict[str, tuple[str, str]] = {}
+    for name, action in steps:
+        before = _attempt(action)
+        install((name,))
+        said[name] = (before, _attempt(action))
+    return said
+
+
+def _build(training: TrainingBlock, shape: ModelShape) -> list[Any]:
+    from scaled.megatron_engine.model import build_model
+
+    return build_model(shape, training)
+
+
+def _run_forward(training: TrainingBlock, shape: ModelShape) -> None:
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    chunks = _build(training, shape)
+    tokens_BS = torch.zeros(2, 8, dtype=torch.int64)
+
+    def step(_: Any, chunk: Any) -> Any:
+        return chunk(tokens_BS, torch.arange(8).expand(2, 8), None), lambda output: (output.sum(), {})
+
+    get_forward_backward_func()(
+        forward_step_func=step,
+        data_iterator=None,
+        model=chunks[0],
+        num_microbatches=1,
+        seq_length=8,
+        micro_batch_size=2,
+        forward_only=False,
+    )
+
+
+def _optimizer(training: TrainingBlock, shape: ModelShape) -> Any:
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    chunks = _build(training, shape)
+    wrap = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+    model = [DistributedDataParallel(chunk.config, wrap, chunk) for chunk in chunks]
+    settings = OptimizerConfig(optimizer="adam", lr=1e-3, clip_grad=1.0, use_distributed_optimizer=True)
+    return get_megatron_optimizer(settings, model)
+
+
+def _load_states(training: TrainingBlock, shape: ModelShape) -> None:
+    optimizer = _optimizer(training, shape)
+    for chunk in optimizer.model_chunks:
+        for parameter in chunk.parameters():
+            parameter.main_grad.fill_(1.0)
+    optimizer.step()
+    own = optimizer.chained_optimizers[0]
+    parameter = next(iter(own.model_param_group_index_map))
+    main = own.optimizer.param_groups[own.model_param_group_index_map[parameter][0]]["params"][0]
+    states = {name: torch.full_like(main, 7.0) for name in ("param", "exp_avg", "exp_avg_sq")}
+    own._set_main_param_and_optimizer_states(parameter, states)
+    assert own.optimizer.state[main]["exp_avg"].unique().tolist() == [7.0]
+
+
+def run_alone(rank: int, ports: list[int]) -> Any:
+    """The shims that one rank needs, one after the other in one process; then what became of torch."""
+    from scaled.megatron_engine import parallel
+
+    training, shape = TrainingBlock(precision="fp32"), parse_shape(tiny_config())
+    latent = parse_shape(tiny_config("deepseek_v3"))
+    before, state = _fingerprint(), torch.get_rng_state()
+    ready = []
+
+    def initialize() -> None:
+        parallel.shutdown()
+        parallel.initialize(training, rank, 1, "127.0.0.1", ports[len(ready)])
+
+    def join_and(action: Callable[..., Any], shape: ModelShape) -> Callable[[], Any]:
+        return lambda: action(training, shape)
+
+    first = lambda: (ready.append(1), initialize())  # noqa: E731
+    said = _stepwise(
+        [
+            ("generator", first),
+            ("current_device", join_and(_build, shape)),
+            ("streams", join_and(_build, shape)),
+            ("device_keyword", join_and(_run_forward, shape)),
+            ("router_gemm", join_and(_run_forward, shape)),
+            ("type_names", join_and(_optimizer, shape)),
+            ("optimizer_load", join_and(_load_states, shape)),
+            ("latent_attention", join_and(_build, latent)),
+        ]
+    )
+    parallel.shutdown()
+    return said, before == _fingerprint(), torch.equal(state, torch.get_rng_state())
+
+
+def run_together(rank: int, ports: list[int]) -> Any:
+    """The shims that two ranks need."""
+    from scaled.megatron_engine import cpu_shims
+
+    cpu_shims.install([name for name in (*cpu_shims.SHIMS, *cpu_shims.REPAIRS) if name not in TOGETHER])
+    plain, tied = parse_shape(tiny_config()), parse_shape(tiny_config(tie_word_embeddings=True))
+    stages = TrainingBlock(num_ranks=2, precision="fp32", pipeline_parallel=2, timeout_s=60)
+    experts = TrainingBlock(num_ranks=2, precision="fp32", expert_parallel=2, timeout_s=60)
+    left = iter(ports)
+
+    def inside(training: TrainingBlock, action: Callable[..., Any], shape: ModelShape) -> Callable[[], Any]:
+        def run() -> None:
+            with joined(training, rank, next(left)):
+                action(training, shape)
+
+        return run
+
+    return _stepwise(
+        [
+            ("tied_head", inside(stages, _build, tied)),
+            ("synchronize", inside(stages, _run_forward, plain)),
+            ("split_sizes", inside(experts, _run_forward, plain)),
+        ]
+    )
+
+
+def _fingerprint() -> list[Any]:
+    names = ("current_device", "current_stream", "synchronize", "manual_seed", "Stream", "get_rng_state")
+    return [
+        *(getattr(torch.cuda, name) for name in names),
+        *(getattr(torch, name) for name in ("zeros", "tensor", "cuda", "arange")),
+        torch.Tensor.type,
+        torch.Tensor.cuda,
+        torch.zeros(1).type(),
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Any:
+    return spawn(1, run_alone, free_ports(4))[0]
+
+
+@pytest.fixture(scope="module")
+def together() -> list[dict[str, tuple[str, str]]]:
+    return spawn(2, run_together, free_ports(6))
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_rank_fails_without_it(name: str, alone: Any) -> None:
+    """Without the shim, and with those before it, Megatron stops with the stated error."""
+    before, _ = alone[0][name]
+    assert before != "ran"
+    assert ALONE[name] in before
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_two_ranks_fail_without_it(name: str, together: list[dict[str, tuple[str, str]]]) -> None:
+    """Without the shim some rank stops with the stated error; with it every rank runs."""
+    said = [rank[name] for rank in together]
+    assert any(TOGETHER[name] in before for before, _ in said), said
+    assert all(after == "ran" for _, after in said), said
+
+
+@pytest.mark.parametrize(
+    "name", ["generator", "streams", "router_gemm", "type_names", "optimizer_load", "latent_attention"]
+)
+def test_one_rank_runs_with_it(name: str, alone: Any) -> None:
+    """With the shim that was missing last the action runs to its end."""
+    assert alone[0][name][1] == "ran"
+
+
+def test_torch_is_left_as_it_was(alone: Any) -> None:
+    """After building, stepping and loading with every shim, torch's functions are its own, its generator untouched."""
+    _, is_same, is_untouched = alone
+    assert is_same
+    assert is_untouched
+
+
+def run_twice(rank: int) -> Any:
+    """What a second installation changes, and what another thread sees while a type is renamed."""
+    import threading
+
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    from scaled.megatron_engine import cpu_shims
+
+    cpu_shims.install()
+    first = DistributedOptimizer.__init__
+    cpu_shims.install()
+    seen: list[str] = []
+    with cpu_shims._method("type", cpu_shims._type_as_on_cuda):
+        mine = torch.zeros(1).type()
+        other = threading.Thread(target=lambda: seen.append(torch.zeros(1).type()))
+        other.start()
+        other.join()
+    return DistributedOptimizer.__init__ is first, mine, seen[0], torch.zeros(1).double().type(torch.float32).dtype
+
+
+def test_installing_twice_is_installing_once() -> None:
+    """A second `install` wraps nothing again, and a renamed tensor type is seen by the thread that needs it alone."""
+    is_same, mine, others, dtype = spawn(1, run_twice)[0]
+    assert is_same
+    assert (mine, others, dtype) == ("torch.cuda.FloatTensor", "torch.FloatTensor", torch.float32)
+
+
+def test_every_shim_is_tested_and_names_its_place() -> None:
+    """Each shim and repair is in the tables above, and says which upstream function it stands for."""
+    module = Path(__file__).parents[2] / "scaled" / "megatron_engine" / "cpu_shims.py"
+    functions = {
+        node.name: ast.get_docstring(node) or ""
+        for node in ast.parse(module.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and "Upstream: " in (ast.get_docstring(node) or "")
+    }
+    assert functions.keys() == ALONE.keys() | TOGETHER.keys() == set(spawn(1, shim_names)[0])
+
+
+def shim_names(rank: int) -> list[str]:
+    from scaled.megatron_engine import cpu_shims
+
+    return [*cpu_shims.SHIMS, *cpu_shims.REPAIRS]

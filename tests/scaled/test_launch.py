@@ -1,0 +1,198 @@
+"""`firstorder launch`: the scripts run as bash, ask for the plan's nodes and GPUs, and hand any path on unchanged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from subprocess import list2cmdline
+
+import pytest
+from ruamel.yaml import YAML
+
+from firstorder.cli import main
+
+ROOT = Path(__file__).parents[2]
+CONFIG = "configs/scaled/minirl/n8_r3.yaml"
+ODD = 'it\'s a "$HOME" `id` \\ run; %x & é.yaml'
+
+
+def launch(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["launch", *words]) == 0
+    return capsys.readouterr().out
+
+
+def write_program(folder: Path, name: str, body: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """A Slurm job of eight nodes, as far as the script sees it: its commands, and what they were called with."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    log = tmp_path / "log.jsonl"
+    record = f"""python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$(basename "$0")" "$@" >> {log}"""
+    # srun carries its command out on this machine: what stands after its own options, which take values after `=`.
+    words = 'while [[ "$1" == -* ]]; do if [ "$1" = -w ]; then node=$2; shift; fi; shift; done'
+    write_program(programs, "srun", f'{record}\n{words}\nSLURM_NODE="$node" exec "$@"')
+    write_program(programs, "scontrol", "printf 'node%d\\n' 1 2 3 4 5 6 7 8")
+    write_program(programs, "ray", f'{record}\n[ "$1" = start ] && exec sleep 3 || exit 0')
+    write_program(programs, "firstorder", record)
+    write_program(programs, "hostname", 'echo "10.0.0.${SLURM_NODE#node} fe80::1"')
+    # Only the script's own check of the GPUs reads a program from stdin.
+    write_program(programs, "python3", f'[ "$1" = - ] && cat > /dev/null && exit 0\nexec {shlex.quote(_python())} "$@"')
+    return {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_NODELIST": "node[1-8]",
+        "SLURM_CPUS_ON_NODE": "96",
+        "LOG": str(log),
+    }
+
+
+def _python() -> str:
+    import sys
+
+    return sys.executable
+
+
+def calls(environment: dict[str, str], program: str) -> list[list[str]]:
+    lines = [json.loads(line) for line in Path(environment["LOG"]).read_text(encoding="utf-8").splitlines()]
+    return [line[1:] for line in lines if line[0] == program]
+
+
+def copy_of(config: str, path: Path) -> str:
+    path.write_text(f"base: {ROOT / config}\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["slurm", "ray"])
+@pytest.mark.parametrize(
+    "config", [CONFIG, "configs/scaled/pr2/olmoe_off2.yaml", "configs/scaled/r3/base_mini1_grpo_r3.yaml"]
+)
+def test_scripts_are_bash(capsys, tmp_path, kind, config):
+    """bash reads every script without an error."""
+    file = tmp_path / "script.sh"
+    assert main(["launch", config, "--kind", kind, "--out", str(file)]) == 0
+    assert capsys.readouterr().out.strip() == str(file)
+    done = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
+
+
+@pytest.mark.parametrize("config", [CONFIG, "configs/scaled/pr2/olmoe_off2.yaml", "configs/scaled/pr2/qwen3_off8.yaml"])
+def test_nodes_and_gpus_are_the_plans(capsys, config):
+    """Slurm is asked for the nodes and GPUs that the plan counts, and the script waits for all of them."""
+    assert main(["plan", config, "--no-dry-run", "--json"]) == 0
+    cluster = json.loads(capsys.readouterr().out)["cluster"]
+    text = launch(capsys, config, "--kind", "slurm")
+    nodes, gpus = cluster["num_nodes"], cluster["gpus_per_node"]
+    assert f"#SBATCH --nodes={nodes}\n" in text and f"#SBATCH --gpus-per-node={gpus}\n" in text
+    assert f'ray.cluster_resources().get("GPU", 0)) < {nodes * gpus}:' in text
+    assert nodes * gpus >= cluster["gpus_needed"]
+
+
+def test_slurm_options_are_there_only_if_given(capsys):
+    """Partition, account, time and container come from the caller; nothing of any machine is in the script."""
+    plain = launch(capsys, CONFIG, "--kind", "slurm")
+    assert not any(word in plain for word in ("--partition", "--account", "--time", "--container", str(ROOT)))
+    words = ("--partition", "gpu", "--account", "lab", "--time", "2-00:00:00", "--container", "org/image:1.0")
+    given = launch(capsys, CONFIG, "--kind", "slurm", *words)
+    for line in ("#SBATCH --partition=gpu", "#SBATCH --account=lab", "#SBATCH --time=2-00:00:00"):
+        assert f"\n{line}\n" in given
+    assert "--container-image=org/image:1.0" in given
+    # Slurm stops reading its lines at the first command.
+    last = max(i for i, line in enumerate(given.splitlines()) if line.startswith("#SBATCH"))
+    assert all(line.startswith("#") for line in given.splitlines()[:last])
+
+
+def test_the_slurm_script_runs(capsys, slurm, tmp_path):
+    """On eight nodes: a head on the first, seven workers with its address, then `firstorder train` on the first."""
+    config = copy_of(CONFIG, tmp_path / ODD)
+    text = launch(capsys, config, "--kind", "slurm", "--seed", "7", "--task.path", "data/a b.jsonl")
+    done = subprocess.run(["bash", "-c", text], env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    starts = [call for call in calls(slurm, "ray") if call[0] == "start"]
+    assert len([call for call in starts if "--head" in call]) == 1
+    assert len([call for call in starts if "10.0.0.1:6379" in call]) == 7
+    assert all("--num-gpus=8" in call for call in starts)
+    placed = [call[call.index("-w") + 1] for call in calls(slurm, "srun") if "start" in call]
+    assert sorted(placed) == [f"node{i}" for i in range(1, 9)]
+    (train,) = calls(slurm, "firstorder")
+    expected = ["train", config, "--seed", "7", "--task.path", "data/a b.jsonl", "--cluster.address", "auto"]
+    assert train == [*expected, "--progress", "lines", "--fresh"]
+
+
+def test_a_requeued_job_resumes_and_a_failed_run_fails(capsys, slurm, tmp_path):
+    """After Slurm requeued it the job passes --resume, and the run's exit code is the job's."""
+    text = launch(capsys, CONFIG, "--kind", "slurm")
+    programs = Path(slurm["PATH"].split(":")[0])
+    body = (programs / "firstorder").read_text(encoding="utf-8") + "exit 3"
+    (programs / "firstorder").write_text(body, encoding="utf-8")
+    environment = {**slurm, "SLURM_RESTART_COUNT": "1"}
+    done = subprocess.run(["bash", "-c", text], env=environment, cwd=tmp_path, capture_output=True, timeout=120)
+    assert done.returncode == 3
+    assert calls(slurm, "firstorder")[0][-1] == "--resume"
+
+
+def test_a_job_of_the_wrong_size_stops_at_once(capsys, slurm, tmp_path):
+    """A job with other nodes than the plan's ends with exit code 2 and both numbers."""
+    text = launch(capsys, "configs/scaled/pr2/qwen3_off2.yaml", "--kind", "slurm")
+    done = subprocess.run(["bash", "-c", text], env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "expected 4 nodes, got 8" in done.stderr
+
+
+def test_the_ray_job_carries_any_command(capsys, slurm, tmp_path):
+    """`ray job submit` gets a runtime environment whose TRAIN is the very command, whatever is in its path.
+
+    Ray joins the words of the entry point by `list2cmdline` and gives the result to a shell; so does the test.
+    """
+    config = copy_of(CONFIG, tmp_path / ODD)
+    text = launch(capsys, config, "--kind", "ray", "--seed", "7", "--container", "org/image:1.0")
+    programs, seen = Path(slurm["PATH"].split(":")[0]), tmp_path / "seen"
+    seen.mkdir()
+    save = f'printf "%s\\0" "$@" > {seen}/words; cp "$4" {seen}/env.yaml'
+    write_program(programs, "ray", save)
+    environment = {**slurm, "RAY_ADDRESS": "http://head:8265"}
+    done = subprocess.run(["bash", "-c", text], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    words = (seen / "words").read_text(encoding="utf-8").split("\0")[:-1]
+    assert words[:3] == ["job", "submit", "--runtime-env"] and words[4] == "--"
+    runtime = YAML(typ="safe", pure=True).load((seen / "env.yaml").read_text(encoding="utf-8"))
+    assert runtime["working_dir"] == "." and runtime["image_uri"] == "org/image:1.0"
+    job = {**slurm, **runtime["env_vars"]}
+    subprocess.run(list2cmdline(words[5:]), shell=True, env=job, cwd=tmp_path, check=True)
+    (train,) = calls(slurm, "firstorder")
+    assert train == ["train", config, "--seed", "7", "--cluster.address", "auto", "--progress", "lines"]
+
+
+def test_the_ray_job_needs_an_address(capsys, tmp_path):
+    """Without $RAY_ADDRESS the script says what it expected."""
+    text = launch(capsys, CONFIG, "--kind", "ray")
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(["bash", "-c", text], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0 and "expected the address of the Ray dashboard" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--kind", "ray", "--partition", "gpu"], "--partition: expected only with --kind slurm"),
+        (["--kind", "slurm", "--partition", "a\n#SBATCH --x"], "--partition: expected a value of the form"),
+        (["--kind", "slurm", "--time", "soon"], "--time: expected a value of the form"),
+        (["--kind", "slurm", "--cluster.num_nodes", "2"], "cluster.num_nodes: expected at least 64 GPUs"),
+        (["--kind", "slurm", "--training.recompute", "none"], "training: expected at most 79.6 GiB"),
+        (["--kind", "slurm", "--out", "no/such/folder/x.sh"], "--out: expected a file in a folder that exists"),
+        (["--kind", "pbs"], "--kind"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(capsys, words, line):
+    """A wrong option, or a config that does not fit, ends with exit code 2 and one line."""
+    assert main(["launch", CONFIG, *words]) == 2
+    err = capsys.readouterr().err
+    assert line in err and err.count("\n") == 1

@@ -1,0 +1,241 @@
+"""Laws of loading: every rank reads its own part of a file and no more; a file that does not fit is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from scaled.config import TrainingBlock
+from scaled.megatron_engine.names import hf_shapes, rule
+from scaled.model_shape import load_shape, parse_shape
+from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_config, tiny_folder
+
+# Sixteen ranks of one layout with every kind of split, four of another; none of them needs another rank to load.
+WORLDS: dict[str, dict[str, Any]] = {
+    "TP2 PP2 VPP2 EP4": {"tensor_parallel": 2, "pipeline_parallel": 2, "virtual_pipeline": 2, "expert_parallel": 4},
+    "TP2 EP2 ETP2 PP2": {
+        "tensor_parallel": 2,
+        "pipeline_parallel": 2,
+        "expert_parallel": 2,
+        "expert_tensor_parallel": 2,
+    },
+}
+FAMILIES = ("qwen3_moe", "deepseek_v3")
+
+
+class _Counted:
+    """A safetensors file that counts the numbers that were read from it."""
+
+    total = 0
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def __enter__(self) -> _Counted:
+        self.file.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.file.__exit__(*error)
+
+    def keys(self) -> Any:
+        return self.file.keys()
+
+    def get_slice(self, name: str) -> Any:
+        view = self.file.get_slice(name)
+
+        class View:
+            def get_shape(self) -> list[int]:
+                return view.get_shape()
+
+            def __getitem__(self, index: Any) -> Tensor:
+                piece = view[index]
+                _Counted.total += piece.numel()
+                return piece
+
+        return View()
+
+
+def run_worlds(rank: int, folders: dict[str, Path]) -> Any:
+    """For each world, family and rank of it: numbers read, numbers held, and their sum by Hugging Face name."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from scaled.megatron_engine import parallel, weights
+    from scaled.megatron_engine.model import build_model
+
+    real = weights.safe_open
+    weights.safe_open = lambda *args, **kwargs: _Counted(real(*args, **kwargs))
+    found = {}
+    for world, fields in WORLDS.items():
+        training = TrainingBlock(num_ranks=16, precision="fp32", **fields)
+        for family in FAMILIES:
+            shape = load_shape(folders[family])
+            for one in range(training.num_ranks):
+                dist.init_process_group("fake", store=FakeStore(), rank=one, world_size=training.num_ranks)
+                parallel.make_groups(training, create_gloo_process_groups=False)
+                chunks, layout = build_model(shape, training), parallel.layout(training, shape.num_layers)
+                _Counted.total = 0
+                weights.load_hf(chunks, shape, layout, folders[family])
+                held = list(weights.weights(chunks, shape, layout))
+                # A vocabulary of 97 is two shards of 49 rows: the second rank has one row that is in no file.
+                padded = [w for w in held if w.rule.shapes[0][0] == shape.vocab_size]
+                rows = layout.tp_rank * shape.hidden_size * len(padded)
+                replicas = layout.dp_rank == 0, layout.edp_rank == 0
+                sums: dict[str, float] = {}
+                for weight in held:
+                    is_first = replicas[1] if weight.rule.is_expert else replicas[0]
+                    is_own = weight.num_shards > 1 or weight.rule.is_expert or layout.tp_rank == 0
+                    if is_first and is_own:
+                        for name, part in zip(weight.rule.names, weight.parts(weight.tensor.data), strict=True):
+                            sums[name] = sums.get(name, 0.0) + part.double().sum().item()
+                found[world, family, one] = (_Counted.total, sum(w.tensor.numel() for w in held) - rows, sums)
+                parallel.shutdown()
+    return found
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("folders")
+    return {family: tiny_folder(root / family, family, vocab_size=97) for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def worlds(folders: dict[str, Path]) -> Any:
+    return spawn(1, run_worlds, folders)[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_rank_reads_what_it_holds(world: str, family: str, worlds: Any) -> None:
+    """As many numbers are read from the files as the rank has weights: not one row or expert of another rank."""
+    for one in range(16):
+        num_read, num_held, _ = worlds[world, family, one]
+        assert num_read == num_held
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("world", WORLDS)
+def test_one_replica_holds_the_whole_file(world: str, family: str, worlds: Any, folders: dict[str, Path]) -> None:
+    """Over the ranks of the first replica each tensor sums to the file's: no part is missing or there twice."""
+    file = {n: t for path in folders[family].glob("*.safetensors") for n, t in load_file(path).items()}
+    sums: dict[str, float] = {}
+    for one in range(16):
+        for name, value in worlds[world, family, one][2].items():
+            sums[name] = sums.get(name, 0.0) + value
+    assert sums.keys() == file.keys()
+    for name, tensor in file.items():
+        assert sums[name] == pytest.approx(tensor.double().sum().item(), abs=1e-9)
+
+
+def _in_bf16(training: TrainingBlock) -> TrainingBlock:
+    return training.model_copy(update={"precision": "bf16"})
+
+
+def run_errors(rank: int, folder: Path, ports: list[int]) -> Any:
+    """What loading says of files that do not fit, and what it makes of streams and other types."""
+    from scaled.megatron_engine import parallel
+    from scaled.megatron_engine.model import build_model
+    from scaled.megatron_engine.weights import export_hf, load_hf
+
+    training, shape = TrainingBlock(precision="fp32"), load_shape(folder)
+    file = {n: t for path in sorted(folder.glob("*.safetensors")) for n, t in load_file(path).items()}
+    gate, other = "model.layers.2.mlp.gate.weight", "model.layers.0.self_attn.k_proj.weight"
+
+    def without() -> Iterator[tuple[str, Tensor]]:
+        return ((name, tensor) for name, tensor in file.items() if name not in (gate, other))
+
+    wrong = torch.zeros(3, 64)
+    cases: dict[str, Callable[[], Any]] = {
+        "missing": lambda: list(without()),
+        "unexpected": lambda: [*file.items(), ("model.layers.9.mlp.gate.weight", wrong)],
+        "twice": lambda: [*file.items(), (gate, file[gate])],
+        "misshapen": lambda: [(name, wrong if name == gate else tensor) for name, tensor in file.items()],
+        "no file": lambda: folder / "nothing",
+        "derived": lambda: [*file.items(), ("model.layers.0.self_attn.rotary_emb.inv_freq", wrong)],
+    }
+    said = {}
+    with joined(training, rank, ports[0]):
+        chunks, layout = build_model(shape, training), parallel.layout(training, shape.num_layers)
+        for name, source in cases.items():
+            try:
+                load_hf(chunks, shape, layout, source())
+                said[name] = "ran"
+            except ValueError as error:
+                said[name] = str(error)
+        load_hf(chunks, shape, layout, iter(file.items()))
+        is_stream_equal = all(torch.equal(t, file[n]) for n, t in export_hf(chunks, shape, layout))
+        load_hf(chunks, shape, layout, ((name, tensor.bfloat16()) for name, tensor in file.items()))
+        is_converted = all(torch.equal(t, file[n].bfloat16().float()) for n, t in export_hf(chunks, shape, layout))
+        try:
+            list(export_hf(chunks, shape, layout, tensors=lambda p: p.data[:1]))
+            said["other size"] = "ran"
+        except ValueError as error:
+            said["other size"] = str(error)
+    with joined(_in_bf16(training), rank, ports[1]):
+        chunks = build_model(shape, _in_bf16(training))
+        load_hf(chunks, shape, layout, folder)
+        types = {str(p.dtype) for chunk in chunks for p in chunk.parameters()}
+        is_rounded = all(torch.equal(t, file[n].bfloat16()) for n, t in export_hf(chunks, shape, layout))
+    return said, is_stream_equal, is_converted, types, is_rounded
+
+
+@pytest.fixture(scope="module")
+def errors(folders: dict[str, Path]) -> Any:
+    return spawn(1, run_errors, folders["qwen3_moe"], free_ports(2))[0]
+
+
+GATE = "model.layers.2.mlp.gate.weight"
+SAID = {
+    "missing": f"expected 135 tensors, missing model.layers.0.self_attn.k_proj.weight, {GATE}",
+    "unexpected": "expected the tensors of a qwen3_moe model, got besides them model.layers.9.mlp.gate.weight",
+    "twice": f"expected the tensors of a qwen3_moe model, got besides them {GATE} (twice)",
+    "misshapen": f"{GATE}: expected shape [8, 64], got [3, 64]",
+    "derived": "ran",
+    "other size": "model.embed_tokens.weight: expected shape [97, 64], got [1, 64]",
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_does_not_fit_is_named(case: str, errors: Any) -> None:
+    """Missing, unexpected, repeated and misshapen tensors are errors that name them; constants of old files are not."""
+    said = errors[0][case]
+    assert sorted(said.split()) == sorted(SAID[case].split()) if case == "missing" else said == SAID[case]
+
+
+def test_a_folder_without_weights_is_refused(errors: Any) -> None:
+    """A folder without safetensors is an error that names it."""
+    assert errors[0]["no file"].startswith("expected a folder with safetensors files, got ")
+
+
+def test_streams_load_as_folders_do(errors: Any) -> None:
+    """Named tensors from an iterator give the same weights as the files, and other types are converted."""
+    _, is_stream_equal, is_converted, types, is_rounded = errors
+    assert is_stream_equal
+    assert is_converted
+    assert types == {"torch.bfloat16"}
+    assert is_rounded
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3"])
+def test_names_hold_all_parameters(family: str) -> None:
+    """The shapes of all names sum to ModelShape's count of parameters, but for the selection bias, which is none."""
+    shape = parse_shape(tiny_config(family))
+    sizes = {n: torch.Size(s).numel() for n, s in hf_shapes(shape).items() if not n.endswith("correction_bias")}
+    assert sum(sizes.values()) == shape.num_parameters
+
+
+def test_an_unknown_parameter_is_refused() -> None:
+    """A Megatron parameter without a rule is an error that lists those that have one, never left as it is."""
+    shape = parse_shape(tiny_config())
+    with pytest.raises(ValueError, match="got linear_fc3"):
+        rule(shape, "linear_fc3.weight", 0, expert=1)
+    with pytest.raises(ValueError, match="got linear_q_proj"):
+        rule(replace(shape, qk_norm="head"), "self_attention.linear_q_proj.weight", 0)

@@ -1,0 +1,134 @@
+"""`firstorder plan`: tables, JSON, and one line with exit code 2 for what does not divide or fit."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from firstorder.cli import main
+
+CONFIG = "configs/scaled/minirl/n8_r3.yaml"
+
+
+def plan(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["plan", CONFIG, "--no-dry-run", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_json_is_the_whole_plan(capsys):
+    """--json prints one object whose parts add up, and which says that the recipe fits."""
+    code, out, err = plan(capsys, "--json")
+    assert code == 0 and err == ""
+    found = json.loads(out)
+    assert found["fits"] and found["misfits"] == []
+    for pool in found["memory_bytes"].values():
+        assert sum(pool["parts"].values()) == pool["total"] <= pool["limit"]
+    # 8,192 responses of 34,816 tokens at 48 x 8 ids: int16 ours, int32 theirs.
+    payloads = found["payload_bytes"]
+    assert payloads["routing records, int16"] == 8192 * 34_816 * 48 * 8 * 2
+    assert payloads["the same in the papers' int32"] == 2 * payloads["routing records, int16"]
+    assert payloads["weights pushed to one engine"] == 2 * 30_532_122_624
+    assert found["cluster"]["gpus_needed"] == 64
+    assert found["assumptions"]
+
+
+def test_tables_name_everything_that_is_asked(capsys):
+    """The tables show every part of memory, payloads, compute and each assumption's number."""
+    words = ("--algorithm.replay.mode", "Pr2", "--algorithm.objective.kl_coefficient", "1e-3")
+    code, out, err = plan(capsys, *words)
+    assert code == 0 and err == ""
+    for part in (
+        "weights", "gradients, fp32", "optimizer states", "activations", "logits", "reference weights",
+        "replayed experts, int64", "features of a micro-batch", "KV of 24 x 34816 tokens", "routing records",
+        "router features", "weights pushed", "PFLOP", "GPU hours", "Assumptions", "data sheet", "--mean-tokens",
+    ):  # fmt: skip
+        assert part in out, part
+
+
+def test_overrides_before_and_after_the_config(capsys):
+    """Options may stand on either side of CONFIG, as in `firstorder train`."""
+    assert main(["plan", "--cluster.gpu", "H200-141GB", CONFIG, "--no-dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cluster"]["gpu"]["name"] == "H200-141GB"
+
+
+WAYS_OUT = [
+    (
+        ["--training.recompute", "none"],
+        r"training: expected at most 79\.6 GiB of H100-80GB's 79\.6, got \d+\.\d, of which \d+\.\d are activations; "
+        r"fits with training\.recompute selective \(\d+\.\d GiB\), or .*",
+    ),
+    (
+        ["--training.expert_parallel", "1"],
+        r"training: expected at most .* are (gradients, fp32|optimizer states); fits with training\.expert_parallel "
+        r"\d+ .*",
+    ),
+    (["--rollout.max_num_seqs", "64"], r"rollout: .* are KV of 64 x 34816 tokens; fits with rollout\.max_num_seqs .*"),
+    (["--rollout.tensor_parallel", "4"], r"rollout\.tensor_parallel: .* fp8_block, got 768 / 4 = 192; it may be 1, 2"),
+    (
+        ["--training.tensor_parallel", "8"],
+        r"training\.tensor_parallel: expected a divisor of 4 key-value heads, got 8; it may be 1, 2, 4",
+    ),
+    (
+        ["--training.num_ranks", "20", "--training.tensor_parallel", "1", "--training.expert_parallel", "5",
+         "--algorithm.batch.num_responses", "20"],
+        r"training\.expert_parallel: expected a divisor of 128 experts, got 5; it may be 1, 2, 4, 8, 16, 32, 64",
+    ),
+    (
+        ["--cluster.num_nodes", "4"],
+        r"cluster\.num_nodes: expected at least 64 GPUs for 32 ranks and 16 engines of 2, separate, got 4 x 8 = 32; "
+        r"fits from 8 on",
+    ),
+    (["--cluster.gpu", "H900"], r"cluster\.gpu: expected one of A100-80GB, .*, got H900"),
+    (["--rollout.max_model_len", "50000"], r"rollout\.max_model_len: expected at most .* 40960 positions, got 50000"),
+    (["--rollout.max_model_len", "33000"], r"rollout\.max_model_len: .* = 2048 \+ 32768 = 34816, got 33000"),
+    (["--rollout.timeout_s", "60"], r"rollout\.timeout_s: expected more than the rollout's estimated \d+ s, got 60"),
+    (["--mean-tokens", "99999"], r"--mean-tokens: expected from 1 to rollout\.max_model_len = 34816, got 99999"),
+    (["--model.shape", "qwen9"], r"model\.shape: expected one of .*, got qwen9"),
+    (
+        ["--training.pipeline_parallel", "4", "--training.virtual_pipeline", "4", "--training.micro_batch_size", "256"],
+        r"training\.virtual_pipeline: expected micro-batches .* = 4 \(interleaved 1F1B\), got 2; virtual_pipeline 1 .*",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "line"), WAYS_OUT, ids=[" ".join(words)[2:40] for words, _ in WAYS_OUT])
+def test_what_does_not_fit_says_what_to_change(capsys, words, line):
+    """A layout that does not divide or fit ends with exit code 2 and one line: field, both numbers, a way out."""
+    code, _, err = plan(capsys, *words)
+    assert code == 2
+    assert err.count("\n") == 1 and re.fullmatch(f"error: {line}\n", err), err
+
+
+def test_a_sandbox_config_is_refused(capsys):
+    """Only a config of the cluster can be planned."""
+    assert main(["plan", "configs/smoke.yaml"]) == 2
+    assert "backend: expected a config of the cluster (scaled), got sandbox" in capsys.readouterr().err
+
+
+def test_planning_imports_no_engine():
+    """Without the dry run, planning imports neither Megatron nor vLLM nor Ray."""
+    code = (
+        "import sys; from firstorder.cli import main; "
+        f"assert main(['plan', '{CONFIG}', '--no-dry-run', '--json']) == 0; "
+        "loaded = {name.split('.')[0] for name in sys.modules} & {'megatron', 'vllm', 'ray', 'transformers'}; "
+        "sys.exit(f'imported {loaded}' if loaded else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_dry_run_is_part_of_the_plan(capsys):
+    """By default Megatron builds the stages: its ranks have the plan's weights, and --json holds them."""
+    words = ["--training.pipeline_parallel", "2", "--json"]
+    assert main(["plan", CONFIG, *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    ranks = found["dry_run"]
+    assert [rank["layers"] for rank in ranks] == [[list(range(24))], [list(range(24, 48))]]
+    assert [rank["num_local_experts"] for rank in ranks] == [16, 16]
+    # 2.0094B: TP 4, PP 2, EP 8 of world 32.
+    assert {round((rank["dense_parameters"] + rank["expert_parameters"]) / 1e9, 4) for rank in ranks} == {2.0094}

@@ -1,0 +1,141 @@
+"""Laws of the compute estimate: FLOPs as torch counts them, limits of the roofline, schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import OlmoeConfig, OlmoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from firstorder.worlds import Schemas
+from lab.config.load import load
+from scaled.config import ScaledRun, TrainingBlock
+from scaled.model_shape import load_shape, parse_shape
+from scaled.plan import compute
+from scaled.plan.hardware import gpu_named
+
+QWEN, MOONLIGHT, OLMOE = (load_shape("-", name) for name in ("qwen3-30b-a3b", "moonlight-16b-a3b", "olmoe-1b-7b"))
+H100 = gpu_named("H100-80GB")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24,
+}  # fmt: skip
+
+
+def recipe(*overrides: str) -> ScaledRun:
+    config = load("configs/scaled/qwen3_30b_a3b.yaml", overrides, Schemas())
+    assert isinstance(config, ScaledRun)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [
+        (Qwen3MoeConfig(**SIZES, head_dim=16, moe_intermediate_size=24, norm_topk_prob=True), Qwen3MoeForCausalLM),
+        (OlmoeConfig(**SIZES), OlmoeForCausalLM),
+    ],
+    ids=["qwen3_moe", "olmoe"],
+)
+@torch.no_grad()
+def test_forward_flops_are_what_torch_counts(config, model):
+    """A forward pass of transformers' model has our FLOPs, to the last one, with attention over all S x S pairs.
+
+    Ours counts the causal half of them: (S + 1) / 2 of S.
+    """
+    config._experts_implementation = config._attn_implementation = "eager"
+    # transformers 5 writes Qwen3's number of experts as num_local_experts; the published folders have num_experts.
+    shape, S = parse_shape(config.to_dict() | {"num_experts": config.num_experts}), 10
+    with FlopCounterMode(display=False) as counter:
+        model(config)(torch.arange(S)[None])
+    assert counter.get_total_flops() == S * (compute.matrix_flops(shape) + compute.attention_flops(shape, S))
+    causal = S * compute.matrix_flops(shape) + S * compute.attention_flops(shape, S) * (S + 1) / (2 * S)
+    assert compute.forward_flops(shape, S) == pytest.approx(causal, rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", [QWEN, MOONLIGHT, OLMOE], ids=["qwen3", "moonlight", "olmoe"])
+def test_short_sequences_cost_two_flops_an_active_weight(shape):
+    """Without context a token costs 2 FLOPs an active weight, but for the embedding, which is only looked up."""
+    expected = 2 * (shape.num_active_parameters - shape.vocab_size * shape.hidden_size)
+    assert compute.forward_flops(shape, 1) == pytest.approx(expected, rel=1e-3)
+
+
+def test_update_factor():
+    """An update costs 3 forward passes, 4 under full recomputation, and under selective the experts' share more."""
+    factors = {r: compute.update_factor(QWEN, TrainingBlock(recompute=r), 8192) for r in ("none", "selective", "full")}
+    assert factors["none"] == 3 and factors["full"] == 4
+    share = 6 * 48 * 8 * 2048 * 768 * 8192 / compute.forward_flops(QWEN, 8192)
+    assert factors["selective"] == pytest.approx(3 + share)
+    assert 3 < factors["selective"] < 4
+
+
+def test_experts_touched():
+    """One token reaches K experts, very many reach all E, and the count grows with tokens in between."""
+    counts = [compute.experts_touched(QWEN, n) for n in (0, 1, 2, 16, 10_000)]
+    assert counts[0] == 0 and counts[1] == pytest.approx(8) and counts[-1] == pytest.approx(128)
+    assert counts == sorted(counts)
+
+
+def test_decoding_is_bound_by_bytes_then_by_flops():
+    """One sequence decodes at the bandwidth, thousands at the FLOP rate; a step never gets faster with more."""
+    config = recipe()
+    seconds = [compute.decode_step_seconds(config, QWEN, H100, n, 100) for n in (1, 4, 64)]
+    assert seconds == sorted(seconds)
+    # At batch 1: 8 of 128 experts and all that is no expert, in fp8 or bf16, once through half the bandwidth.
+    touched = (30.53e9 - 28.99e9 - 0.62e9 - 0.0126e9) + 2 * (0.62e9 + 0.0126e9) + 28.99e9 * 8 / 128
+    expected = touched / 2 / (3.35e12 * 0.5) + compute.STEP_OVERHEAD
+    assert seconds[0] == pytest.approx(expected, rel=0.05)
+    two, four = (compute.decode_step_seconds(config, QWEN, H100, n, 1) for n in (2000, 4000))
+    slope = (four - two) / 2000
+    flops = compute.matrix_flops(QWEN) + compute.attention_flops(QWEN, 1)
+    assert slope == pytest.approx(flops / 2 / (1979e12 * 0.3), rel=1e-6)
+
+
+def test_the_longest_response_bounds_the_rollout():
+    """A rollout takes max_tokens decoding steps at least, and beyond that grows with the responses of an engine."""
+    few = recipe("--algorithm.batch.num_prompts", "8")
+    seconds = compute.rollout_seconds(few, QWEN, H100, 10_000)
+    assert seconds > 32_768 * compute.STEP_OVERHEAD
+    one, two = (
+        compute.rollout_seconds(recipe("--algorithm.batch.num_prompts", str(n)), QWEN, H100, 10_000)
+        for n in (512, 1024)
+    )
+    assert two == pytest.approx(2 * one)
+
+
+def test_schedules():
+    """Synchronous steps add rollout and training, one step off the longer hides the other; a push is never hidden."""
+    sync = compute.step_compute(recipe(), QWEN, H100)
+    assert sync.step_s == pytest.approx(sync.rollout_s + sync.training_s + sync.push_s)
+    overlapped = compute.step_compute(recipe("--schedule.kind", "one_step_off"), QWEN, H100)
+    assert overlapped.step_s == pytest.approx(max(sync.rollout_s, sync.training_s) + sync.push_s)
+    assert sync.gpu_hours == pytest.approx(64 * sync.step_s / 3600)
+    assert sync.tokens == 1024 * sync.mean_tokens and sync.mean_tokens == round(0.3 * 34_816)
+
+
+def test_training_time_follows_flops_ranks_and_bubble():
+    """Training takes FLOPs over the ranks' rate; PP stretches it by 1 + (PP - 1) / (M VPP)."""
+    flops = 1e18
+    flat = compute.training_seconds(recipe(), H100, flops)
+    assert flat == pytest.approx(flops / (32 * 989e12 * compute.TRAINING_EFFICIENCY))
+    # TP 4 x PP 4 leaves DP 2, so M = 1024 / 2 micro-batches.
+    staged = compute.training_seconds(recipe("--training.pipeline_parallel", "4"), H100, flops)
+    assert staged / flat == pytest.approx(1 + 3 / 512)
+    both = ("--training.pipeline_parallel", "4", "--training.virtual_pipeline", "3")
+    assert compute.training_seconds(recipe(*both), H100, flops) / flat == pytest.approx(1 + 3 / (512 * 3))
+
+
+def test_reference_pass_is_counted():
+    """A KL penalty doubles the scored FLOPs and leaves the others."""
+    plain = compute.step_compute(recipe(), QWEN, H100, 5000)
+    penalised = compute.step_compute(recipe("--algorithm.objective.kl_coefficient", "1e-3"), QWEN, H100, 5000)
+    assert penalised.score_flops == 2 * plain.score_flops and penalised.update_flops == plain.update_flops
+    assert plain.total_flops == plain.rollout_flops + plain.score_flops + plain.update_flops
+
+
+def test_mean_tokens_must_be_possible():
+    """A mean beyond the longest sequence is the caller's mistake, with both numbers."""
+    with pytest.raises(ValueError, match=r"--mean-tokens: expected from 1 to rollout.max_model_len = 34816, got 40000"):
+        compute.step_compute(recipe(), QWEN, H100, 40_000)

@@ -1,0 +1,182 @@
+"""Laws of the dry run: Megatron's counts are the shape's formulas; what does not divide is told what to change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scaled.config import TrainingBlock
+from scaled.megatron_engine.parallel import Layout, check_layout, layers_of
+from scaled.model_shape import ModelShape, load_shape
+from scaled.plan.layout import RankPlan, dry_run, total_parameters
+
+GIB = 2**30
+ROOT = Path(__file__).parents[2]
+
+# Model and layout of 32 ranks.
+LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3 TP4 EP8": ("qwen3-30b-a3b", {"tensor_parallel": 4, "expert_parallel": 8}),
+    "qwen3 PP2 VPP2": (
+        "qwen3-30b-a3b",
+        {"tensor_parallel": 2, "pipeline_parallel": 2, "virtual_pipeline": 2, "expert_parallel": 4},
+    ),
+    "moonlight TP4 EP8": ("moonlight-16b-a3b", {"tensor_parallel": 4, "expert_parallel": 8}),
+    "olmoe EP8 ETP2": ("olmoe-1b-7b", {"tensor_parallel": 2, "expert_parallel": 8, "expert_tensor_parallel": 2}),
+}
+
+
+def _shape(name: str) -> ModelShape:
+    return load_shape(ROOT / "nowhere", name)
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, tuple[ModelShape, TrainingBlock, list[RankPlan]]]:
+    made = {}
+    for case, (name, fields) in LAYOUTS.items():
+        shape, training = _shape(name), TrainingBlock(num_ranks=32, **fields)
+        made[case] = (shape, training, dry_run(shape, training))
+    return made
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_stages_sum_to_the_model(case: str, plans: Any) -> None:
+    """The stages' shards, each counted once, are exactly ModelShape.num_parameters."""
+    shape, training, ranks = plans[case]
+    assert total_parameters(ranks, training) == shape.num_parameters
+    assert [rank.stage for rank in ranks] == list(range(training.pipeline_parallel))
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_a_rank_holds_its_part_of_the_formulas(case: str, plans: Any) -> None:
+    """Experts of a rank are layers x experts / EP x size / ETP; layers are dealt in equal runs, chunk by chunk."""
+    shape, training, ranks = plans[case]
+    for rank in ranks:
+        layers = [n for chunk in rank.layers for n in chunk]
+        num_moe = sum(n in shape.moe_layers for n in layers)
+        local = shape.num_experts // training.expert_parallel
+        assert rank.num_local_experts == local
+        expected = num_moe * local * shape.num_expert_parameters // training.expert_tensor_parallel
+        assert rank.expert_parameters == expected
+        assert rank.layers == layers_of(training, shape.num_layers, rank.stage)
+    assert sorted(n for rank in ranks for chunk in rank.layers for n in chunk) == list(range(shape.num_layers))
+
+
+def test_qwen3_30b_is_the_published_size(plans: Any) -> None:
+    """Qwen3-30B-A3B under TP4 EP8 on 32 ranks: 4.0187 B parameters a rank, 30.53 B in all, 7.49 / 14.97 / 10.68 GiB."""
+    _, training, (rank,) = plans["qwen3 TP4 EP8"]
+    assert round(rank.num_parameters / 1e9, 4) == 4.0187
+    assert round(rank.expert_parameters / 1e9, 4) == 3.6239
+    assert round(total_parameters([rank], training) / 1e9, 2) == 30.53
+    sizes = (rank.weight_bytes, rank.gradient_bytes, rank.optimizer_bytes)
+    assert [round(size / GIB, 2) for size in sizes] == [7.49, 14.97, 10.68]
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_bytes_are_the_counts_times_their_widths(case: str, plans: Any) -> None:
+    """bf16: 2 bytes a weight, 4 a gradient, 12 of optimiser states over the replicas that share them."""
+    _, _, ranks = plans[case]
+    for rank in ranks:
+        assert rank.weight_bytes == 2 * rank.num_parameters
+        assert rank.gradient_bytes == 4 * rank.num_parameters
+        states = (
+            12 * rank.dense_parameters / rank.data_parallel + 12 * rank.expert_parameters / rank.expert_data_parallel
+        )
+        assert states <= rank.optimizer_bytes < states + 2
+
+
+def test_a_dry_run_costs_no_memory(plans: Any) -> None:
+    """Building 30 B parameters takes less than 1 GB of resident memory (measured 0.48 GB: the imports)."""
+    assert all(rank.peak_bytes < 1e9 for _, _, ranks in plans.values() for rank in ranks)
+
+
+def test_the_caller_stays_clean() -> None:
+    """Checking layouts and asking for dry runs imports no Megatron into the caller's process."""
+    code = "import sys, scaled.plan.layout; print(any(name.startswith('megatron') for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "qwen3-30b-a3b",
+        {"tensor_parallel": 8},
+        "training.tensor_parallel: expected a divisor of 4 key-value heads, got 8",
+    ),
+    ("qwen3-30b-a3b", {"expert_parallel": 3}, "training.expert_parallel: expected a divisor of 128 experts, got 3"),
+    (
+        "moonlight-16b-a3b",
+        {"pipeline_parallel": 2},
+        "training.pipeline_parallel x training.virtual_pipeline: expected a divisor of 27 decoder layers, got 2",
+    ),
+    (
+        "qwen3-30b-a3b",
+        {"pipeline_parallel": 8, "virtual_pipeline": 4},
+        "training.pipeline_parallel x training.virtual_pipeline: expected a divisor of 48 decoder layers, got 32",
+    ),
+    (
+        "olmoe-1b-7b",
+        {"expert_tensor_parallel": 3},
+        "training.expert_tensor_parallel: expected a divisor of 1024 hidden units of an expert, got 3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "line"), REFUSED)
+def test_what_does_not_divide_is_one_clear_line(name: str, fields: dict[str, Any], line: str) -> None:
+    """A layout that does not divide the model is refused before Megatron sees it, naming the field and both numbers."""
+    with pytest.raises(ValueError) as error:
+        dry_run(_shape(name), TrainingBlock(num_ranks=96, **fields))
+    assert str(error.value) == line
+
+
+def test_a_rank_outside_the_world_is_refused() -> None:
+    """A rank that the layout has not is an error with both numbers."""
+    with pytest.raises(ValueError, match="expected ranks from 0 to 31, got 32"):
+        dry_run(_shape("olmoe-1b-7b"), TrainingBlock(num_ranks=32), ranks=[0, 32])
+
+
+@given(pp=st.integers(1, 4), vpp=st.integers(1, 3), size=st.integers(1, 3))
+def test_layers_are_dealt_once_each(pp: int, vpp: int, size: int) -> None:
+    """Over all stages and chunks every layer comes once; the order of execution (chunk, then stage) is ascending."""
+    training = TrainingBlock(num_ranks=pp, pipeline_parallel=pp, virtual_pipeline=vpp if pp > 1 else 1)
+    stages = [layers_of(training, pp * training.virtual_pipeline * size, rank) for rank in range(pp)]
+    order = [n for chunk in range(training.virtual_pipeline) for stage in stages for n in stage[chunk]]
+    assert order == list(range(pp * training.virtual_pipeline * size))
+
+
+def _place(dp: tuple[int, int] = (0, 1), tp: tuple[int, int] = (0, 1)) -> Layout:
+    return Layout(*dp, *tp, 0, 1, 0, 1, 0, 1, 0, 1, layers=((0,),))
+
+
+@given(dp=st.integers(1, 5), tp=st.integers(1, 5), size=st.integers(1, 6))
+def test_shares_and_chunks_cover_the_batch_once(dp: int, tp: int, size: int) -> None:
+    """Data-parallel shares partition the responses in order, sequence-parallel chunks the positions."""
+    shares = [n for rank in range(dp) for n in _place(dp=(rank, dp)).share(dp * size)]
+    assert shares == list(range(dp * size))
+    chunks = [n for rank in range(tp) for n in range(*_place(tp=(rank, tp)).chunk(tp * size))]
+    assert chunks == list(range(tp * size))
+
+
+def test_uneven_shares_and_chunks_are_refused() -> None:
+    """What does not divide over the ranks is an error with both numbers, never a shorter share."""
+    with pytest.raises(ValueError, match="expected a multiple of 2 data-parallel shares, got 3 responses"):
+        _place(dp=(0, 2)).share(3)
+    with pytest.raises(ValueError, match="expected a multiple of 4 sequence-parallel chunks, got a width of 6"):
+        _place(tp=(1, 4)).chunk(6)
+
+
+def test_published_models_divide() -> None:
+    """The published models divide into layouts of 32 GPUs without an error."""
+    layouts: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("qwen3-30b-a3b", {"tensor_parallel": 4, "expert_parallel": 8, "pipeline_parallel": 1}),
+        ("moonlight-16b-a3b", {"tensor_parallel": 4, "expert_parallel": 8}),
+        ("olmoe-1b-7b", {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 8}),
+    )
+    for name, fields in layouts:
+        check_layout(_shape(name), TrainingBlock(num_ranks=32, **fields))

@@ -1,0 +1,86 @@
+"""vLLM in bf16, fp16, fp8 and int8: each precision has its own distance from the trainer, before and after a push."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sandbox.checkpoint import load_hf, to_hf
+from sandbox.model import MoE
+from scaled.config import PrecisionBlock
+from scaled.vllm_engine.quantize import block_fp8, channel_int8, dequantised, is_quantised
+from tests.scaled import vllm_world as world
+from theory.contracts import Sampling
+
+pytestmark = [pytest.mark.filterwarnings(w) for w in world.WARNINGS]
+
+SAMPLING = Sampling(max_tokens=24, num_responses=8, seed=5)
+HAS_AMX = torch.cpu._is_amx_tile_supported()
+HAS_FP8_CACHE = HAS_AMX or torch.cpu._is_avx512_supported()
+
+# Largest mean |logp_mu - logp_old| in nats: three times the larger of two models' over 1,000 tokens (0.0047, 0.0093,
+# 0.018, 0.050). Experts scrambled by a reload gave 0.57 to 0.58 in each of the four.
+LEVELS = {
+    "fp16": (PrecisionBlock(compute="fp16"), 0.015),
+    "bf16": (PrecisionBlock(compute="bf16"), 0.03),
+    "int8 rounded": (PrecisionBlock(weights="int8", kernels="rounded"), 0.055),
+    "fp8_block rounded": (PrecisionBlock(weights="fp8_block", kernels="rounded"), 0.15),
+    **({"int8": (PrecisionBlock(weights="int8", kernels="native"), 0.1)} if HAS_AMX else {}),
+    **({"fp8_block": (PrecisionBlock(weights="fp8_block", kernels="native"), 0.2)} if HAS_AMX else {}),
+    **({"fp8 cache": (PrecisionBlock(kv_cache="fp8"), 0.3)} if HAS_FP8_CACHE else {}),
+}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_the_distance_stays_at_its_level_over_pushes(name, tmp_path):
+    """mean |logp_mu - logp_old| after each of three pushes is at the precision's level, and never 0."""
+    precision, level = LEVELS[name]
+    engine = world.engine(world.model(), tmp_path, precision)
+    means = []
+    for version, seed in enumerate((0, 1, 0)):
+        engine.load_weights(to_hf(world.model(seed)), version)
+        rollouts = engine.generate(world.prompts(), SAMPLING)
+        means.append(float(world.abs_diff(world.model(seed), rollouts).mean()))
+    engine.close()
+    assert engine.kernels == ("rounded" if name.endswith("rounded") else "native")
+    assert all(0 < mean < level for mean in means), means
+    # The same weights pushed again are the same engine.
+    assert math.isclose(means[0], means[2], rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("weights", ["fp8_block", "int8"])
+def test_rounded_weights_are_the_dequantised_ones(weights, tmp_path):
+    """In fp32 an engine with rounded weights is the trainer over q s, in log-probs to 1e-5 and in routes exactly."""
+    held = _dequantised_model(world.model(), weights)
+    precision = PrecisionBlock(compute="fp32", weights=weights, kernels="rounded")
+    engine = world.engine(world.model(), tmp_path, precision)
+    rollouts = engine.generate(world.prompts(), SAMPLING)
+    engine.close()
+    assert (world.abs_diff(held, rollouts) <= 1e-5).all()
+    assert torch.equal(world.trainer_scores(held, rollouts).natural.experts, rollouts.experts.experts)
+
+
+def _dequantised_model(weights: MoE, kind: str) -> MoE:
+    held = world.model()
+    quantise = block_fp8 if kind == "fp8_block" else channel_int8
+    load_hf(held, ((n, dequantised(*quantise(t)) if is_quantised(n) else t) for n, t in to_hf(weights)))
+    return held
+
+
+def test_truncated_sampling_gives_the_truncated_distribution(tmp_path):
+    """With top_k, logp_mu is of the k likeliest tokens at the temperature, renormalised; nothing else is drawn."""
+    engine = world.engine(world.model(), tmp_path, top_k=3)
+    assert engine.logprobs_mode == "processed_logprobs"
+    [prompt] = world.prompts((9,))
+    drawn = engine.generate([prompt], Sampling(max_tokens=1, num_responses=300, temperature=0.7, seed=1))
+    scores = torch.stack(engine.score([(*prompt.tokens, token) for token in range(world.VOCABULARY)]))[:, -1]
+    engine.close()
+    top = scores.topk(3)
+    expected_V = torch.full_like(scores, -math.inf)
+    expected_V[top.indices] = torch.log_softmax(top.values / 0.7, 0)
+    tokens = torch.cat([r.tokens for r in drawn.responses])
+    assert set(tokens.tolist()) == set(top.indices.tolist())
+    # Differences of float32 log-probs divided by 0.7: 1e-6 each.
+    assert (torch.cat([r.logp_mu for r in drawn.responses]) - expected_V[tokens]).abs().max() <= 1e-5

@@ -1,0 +1,85 @@
+"""Prefix caching and several turns: whatever is not computed again still has its own routes, or -1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sandbox.checkpoint import to_hf
+from scaled.vllm_engine.engine import VllmEngine
+from tests.scaled import vllm_world as world
+from theory.contracts import Prompt, Rollouts, Sampling
+
+pytestmark = [pytest.mark.filterwarnings(w) for w in world.WARNINGS]
+
+SAMPLING = Sampling(max_tokens=40, num_responses=4, seed=5)
+BLOCK = 32  # tokens of a cache block on a CPU
+
+
+@pytest.fixture(scope="module")
+def uncached(tmp_path_factory: pytest.TempPathFactory) -> Rollouts:
+    """What an engine without a prefix cache samples."""
+    engine = world.engine(world.model(), tmp_path_factory.mktemp("vllm-uncached"))
+    rollouts = engine.generate(world.prompts(), SAMPLING)
+    engine.close()
+    return rollouts
+
+
+@pytest.fixture(scope="module")
+def engine(uncached: Rollouts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    engine = world.engine(world.model(), tmp_path_factory.mktemp("vllm-cached"), prefix_caching=True)
+    yield engine
+    engine.close()
+
+
+def test_a_prefix_cache_changes_nothing(engine, uncached):
+    """With the cache on, cold and warm, tokens, log-probs and complete routes are those without it, bit for bit."""
+    for _ in range(2):
+        cached = engine.generate(world.prompts(), SAMPLING)
+        assert world.same(cached, uncached)
+        assert cached.experts.num_native_rows == 0
+
+
+def test_a_cached_prefix_without_routes_is_missing(engine, uncached):
+    """Cached rows whose routes are not known are -1, whole blocks of them; every other row is what it was."""
+    engine.generate(world.prompts(), SAMPLING)
+    worker = engine._engine.engine_core.engine_core.model_executor.driver_worker.worker
+    worker._routes.forget_cache()
+    masked = engine.generate(world.prompts(), SAMPLING)
+    for b, response in enumerate(masked.responses):
+        rows, known = masked.experts.rows(b), uncached.experts.rows(b)
+        num_missing = (len(response.prompt.tokens) - 1) // BLOCK * BLOCK
+        assert (rows[:num_missing] == -1).all()
+        assert torch.equal(rows[num_missing:], known[num_missing:])
+    assert masked.experts.num_native_rows == 4 * (96 + 64)
+    # The bits of everything else do not hang on the record.
+    assert all(torch.equal(a.logp_mu, b.logp_mu) for a, b in zip(masked.responses, uncached.responses, strict=True))
+    engine.load_weights(to_hf(world.model()), version=0)
+
+
+def test_a_second_turn_has_the_routes_of_the_first(engine):
+    """A prompt that holds an earlier prompt and response finds their rows in the cache, and they are the trainer's."""
+    first = engine.generate(world.prompts(), SAMPLING)
+    turns = [Prompt(f"{b}", (*r.prompt.tokens, *r.tokens.tolist(), 7, 8, 9), "") for b, r in enumerate(first.responses)]
+    second = engine.generate(turns, Sampling(max_tokens=10, seed=9))
+    assert second.experts.num_native_rows == 0
+    for b, response in enumerate(first.responses):
+        num_rows = response.num_tokens - 1
+        assert torch.equal(second.experts.rows(b)[:num_rows], first.experts.rows(b))
+    assert (world.abs_diff(world.model(), second) <= 1e-5).all()
+    natural = world.trainer_scores(world.model(), second).natural
+    assert torch.equal(natural.experts, second.experts.experts)
+
+
+def test_new_weights_forget_cached_keys_and_routes(engine):
+    """After a push, prompts that were cached under the old weights have the new weights' log-probs and routes."""
+    engine.generate(world.prompts(), SAMPLING)
+    engine.load_weights(to_hf(world.model(seed=1)), version=1)
+    try:
+        fresh = engine.generate(world.prompts(), SAMPLING)
+        assert (world.abs_diff(world.model(seed=1), fresh) <= 1e-5).all()
+        assert torch.equal(world.trainer_scores(world.model(seed=1), fresh).natural.experts, fresh.experts.experts)
+    finally:
+        engine.load_weights(to_hf(world.model()), version=0)

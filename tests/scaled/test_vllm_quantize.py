@@ -1,0 +1,180 @@
+"""Quantisation keeps its error bounds, and the table of weights is that of the checkpoints themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.checkpoint import to_hf
+from sandbox.hf_config import config_to_hf
+from sandbox.model import MoE
+from scaled.config import PrecisionBlock, RolloutBlock
+from scaled.model_shape import ModelShape, load_shape, parse_shape
+from scaled.vllm_engine import quantize
+from scaled.vllm_engine.quantize import block_fp8, channel_int8, dequantised, is_quantised
+from scaled.vllm_engine.weight_names import weight_shapes
+from tests.scaled import vllm_world as world
+from theory.routing.gates import GATES
+from theory.streams import stream
+
+
+def matrix(seed: int, spread: float, num_out: int = 256, num_in: int = 384) -> torch.Tensor:
+    """Normal weights times 2^(spread x normal): magnitudes over many binades."""
+    draws = stream(seed, "quantise")
+    return torch.randn(num_out, num_in, generator=draws) * 2 ** (spread * torch.randn(num_out, num_in, generator=draws))
+
+
+@given(st.integers(0, 1000), st.sampled_from([0.0, 1.0, 6.0]))
+def test_fp8_blocks_keep_the_half_unit_bound(seed, spread):
+    """|w - q s| <= max(2^-4 |w|, 2^-10 s) for every weight: half a unit of e4m3 in its binade, or of a subnormal."""
+    weight = matrix(seed, spread)
+    q, scale = block_fp8(weight)
+    per_weight = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    bound = torch.maximum(weight.abs() / 16, per_weight / 1024)
+    # The division by the scale rounds once in fp32.
+    assert ((weight - dequantised(q, scale)).abs() <= bound * (1 + 1e-6)).all()
+    assert q.float().abs().amax() == 448 and q.dtype == torch.float8_e4m3fn
+
+
+@given(st.integers(0, 1000), st.sampled_from([0.0, 1.0, 6.0]))
+def test_int8_channels_keep_the_half_step_bound(seed, spread):
+    """|w - q s| <= s / 2, with s = max |row| / 127."""
+    weight = matrix(seed, spread)
+    q, scale = channel_int8(weight)
+    assert torch.equal(scale, weight.abs().amax(1, keepdim=True) / 127)
+    assert ((weight - dequantised(q, scale)).abs() <= scale / 2 * (1 + 1e-5)).all()
+    assert q.abs().amax() == 127 and q.dtype == torch.int8
+
+
+def test_what_a_format_holds_comes_back_exactly():
+    """Values on the grid of a power-of-two scale, and zeros, survive the round trip bit for bit."""
+    draws = stream(0, "grid")
+    codes = torch.randint(0, 0x7F, (256, 256), generator=draws, dtype=torch.uint8)
+    codes[::128, ::128] = 0x7E  # 448 in every block
+    grid = codes.view(torch.float8_e4m3fn).float() / 1024
+    grid[:128, :128] = 0
+    assert torch.equal(dequantised(*block_fp8(grid)), grid)
+    steps = torch.randint(-127, 128, (64, 96), generator=draws).float()
+    steps[:, 0] = 127
+    steps[3] = 0
+    assert torch.equal(dequantised(*channel_int8(steps / 64)), steps / 64)
+
+
+def test_routers_and_what_decides_stay_as_they_are():
+    """Gates, embeddings, norms and the head are not quantised; attention, MLP and expert matrices are."""
+    kept = {name for name in weight_shapes(parse_shape(config_to_hf(world.model_config()))) if not is_quantised(name)}
+    assert kept == {
+        "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight",
+        *(f"model.layers.{n}.{m}.weight" for n in range(3) for m in
+          ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")),
+        "model.layers.0.mlp.gate.weight", "model.layers.2.mlp.gate.weight",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"tied_head": True}, {"dense_layers": (), "num_kv_heads": 2},
+    {"qk_norm": "projection", "dense_layers": (), "gate": GATES["olmoe"]},
+])  # fmt: skip
+def test_names_are_those_of_the_checkpoint(changes):
+    """The table from config.json is name for name and shape for shape what a checkpoint of the model holds."""
+    config = replace(world.model_config(), **changes)
+    held = {name: tuple(t.shape) for name, t in to_hf(MoE(config, stream(0, "names")))}
+    assert weight_shapes(parse_shape(config_to_hf(config))) == held
+
+
+@pytest.mark.parametrize("query_rank", [None, 24])
+def test_deepseek_names_are_transformers_own(query_rank):
+    """For DeepSeek-V3 the table is transformers' state dict, its stacked experts taken apart."""
+    transformers = pytest.importorskip("transformers")
+    sizes: dict[str, Any] = {
+        "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+        "intermediate_size": 20, "first_k_dense_replace": 1, "n_shared_experts": 2, "n_group": 1, "topk_group": 1,
+        "q_lora_rank": query_rank, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+    }  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**sizes))
+    held: dict[str, tuple[int, ...]] = {}
+    for name, tensor in model.state_dict().items():
+        stem, _, stacked = name.partition(".experts.")
+        if stacked == "gate_up_proj":
+            E, two_F, D = tensor.shape
+            held |= {f"{stem}.experts.{e}.{p}_proj.weight": (two_F // 2, D) for e in range(E) for p in ("gate", "up")}
+        elif stacked == "down_proj":
+            held |= {f"{stem}.experts.{e}.down_proj.weight": tuple(tensor.shape[1:]) for e in range(len(tensor))}
+        else:
+            held[name] = tuple(tensor.shape)
+    fields = {"model_type": "deepseek_v3", "topk_method": "noaux_tc", "rms_norm_eps": 1e-6, **sizes}
+    assert weight_shapes(parse_shape(fields)) == held
+
+
+def tiny() -> ModelShape:
+    return parse_shape(config_to_hf(world.model_config()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights", "rollout", "message"),
+    [
+        ({"expert_size": 96}, "fp8_block", {}, r"multiples of 128, got expert_size / tensor_parallel = 96 at .* = 1"),
+        ({"num_kv_heads": 2}, "fp8_block", {}, "num_kv_heads x head_dim / tensor_parallel = 64"),
+        ({}, "fp8_block", {"tensor_parallel": 2}, "expert_size / tensor_parallel = 64 at rollout.tensor_parallel = 2"),
+        ({"hidden_size": 144}, "same", {}, "hidden_size in multiples of 32, got 144"),
+        ({"expert_size": 100}, "int8", {}, "expert_size / tensor_parallel in multiples of 32, got 100"),
+        ({"head_dim": 24}, "same", {}, r"needs head_dim in \(32, .*\), got 24"),
+        ({}, "same", {"tensor_parallel": 3}, "rollout.tensor_parallel: expected a divisor of the 4 heads, got 3"),
+    ],
+)  # fmt: skip
+def test_sizes_that_no_kernel_takes_are_refused_by_name(changes, weights, rollout, message):
+    """ValueError at construction says which width, what it should be, and what to change."""
+    block = RolloutBlock(precision=PrecisionBlock(weights=weights), **rollout)
+    with pytest.raises(ValueError, match=message):
+        quantize.check_precision(replace(tiny(), **changes), block, "native", is_cpu=True)
+
+
+def test_fp8_kernels_compute_in_16_bits():
+    """Native fp8 blocks in an fp32 engine are refused; rounded ones are not."""
+    block = RolloutBlock(precision=PrecisionBlock(weights="fp8_block", compute="fp32"))
+    with pytest.raises(ValueError, match="expected bf16 or fp16 with native fp8_block weights, got fp32"):
+        quantize.check_precision(tiny(), block, "native", is_cpu=True)
+    quantize.check_precision(tiny(), block, "rounded", is_cpu=True)
+
+
+def test_qwen3_30b_fits_fp8_blocks_on_one_gpu_and_two():
+    """Qwen3-30B-A3B (expert width 768 = 6 x 128) can be split over 2 GPUs in fp8 blocks, and not over 4."""
+    shape = load_shape("nowhere", "qwen3-30b-a3b")
+    for tensor_parallel, fits in ((1, True), (2, True), (4, False)):
+        block = RolloutBlock(precision=PrecisionBlock(weights="fp8_block"), tensor_parallel=tensor_parallel)
+        if fits:
+            quantize.check_precision(shape, block, "native", is_cpu=False)
+        else:
+            with pytest.raises(ValueError, match="expert_size / tensor_parallel = 192"):
+                quantize.check_precision(shape, block, "native", is_cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("has_amx", "has_avx512", "is_cpu", "precision", "expected"),
+    [
+        (False, False, True, {"weights": "int8"}, "rounded"),
+        (True, True, True, {"weights": "int8"}, "native"),
+        (True, True, True, {"weights": "int8", "kernels": "rounded"}, "rounded"),
+        (False, False, False, {"weights": "fp8_block", "kv_cache": "fp8"}, "native"),
+        (False, True, True, {"kv_cache": "fp8"}, "native"),
+        (False, False, True, {"kv_cache": "fp8"}, "kv_cache: fp8 needs a GPU, or a CPU with AVX-512"),
+        (False, True, True, {"weights": "int8", "kernels": "native"}, "native int8 needs a GPU, or a CPU with AMX"),
+    ],
+)  # fmt: skip
+def test_kernels_are_chosen_by_the_machine(monkeypatch, has_amx, has_avx512, is_cpu, precision, expected):
+    """Native kernels where the machine has the instructions, else rounded weights, or an error if native was asked."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: has_avx512)
+    block = PrecisionBlock(**precision)
+    if expected in ("native", "rounded"):
+        assert quantize.choose_kernels(block, is_cpu) == expected
+    else:
+        with pytest.raises(ValueError, match=expected):
+            quantize.choose_kernels(block, is_cpu)

@@ -1,0 +1,178 @@
+"""Every schema of returned routes becomes the same record; stores keep the right row and a uniform sample."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scaled.model_shape import ModelShape, parse_shape
+from scaled.vllm_engine import routes
+from scaled.vllm_engine.capture import OVERRUN, FeatureRequest, FeatureStore, RouteStore, Step
+from theory.streams import stream
+
+NUM_PROMPT, NUM_TOKENS, E, K = 4, 9, 8, 2
+
+
+def shape(dense: tuple[int, ...] = (1,)) -> ModelShape:
+    return parse_shape(
+        {
+            "model_type": "qwen3_moe", "vocab_size": 64, "hidden_size": 128, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32, "num_experts": E,
+            "num_experts_per_tok": K, "moe_intermediate_size": 128, "intermediate_size": 256,
+            "mlp_only_layers": list(dense), "norm_topk_prob": True,
+        }
+    )  # fmt: skip
+
+
+def ids(num_rows: int, num_layers: int = 3, dtype: str = "int64") -> np.ndarray:
+    """Distinct ids that differ from row to row and layer to layer, in descending order."""
+    first = np.arange(num_rows)[:, None] + 2 * np.arange(num_layers)
+    return np.stack([(first + 3) % E, first % E], -1).astype(dtype)
+
+
+def npy(rows: np.ndarray) -> str:
+    buffer = io.BytesIO()
+    np.save(buffer, rows)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+FULL = ids(NUM_TOKENS - 1)
+MOE = FULL[:, [0, 2]]
+SCHEMAS = {
+    "joined": lambda: routes.joined(FULL.astype("uint8")),
+    "joined, uint16": lambda: routes.joined(FULL.astype("uint16")),
+    "joined, MoE layers only": lambda: routes.joined(MOE.astype("uint8")),
+    "joined, n rows": lambda: routes.joined(np.concatenate([FULL, ids(1)])),
+    "split, n - 1 rows": lambda: routes.split(FULL[:NUM_PROMPT], FULL[NUM_PROMPT:]),
+    "split, n rows": lambda: routes.split(FULL[:NUM_PROMPT], np.concatenate([FULL[NUM_PROMPT:], ids(1)])),
+    "split, MoE layers only": lambda: routes.split(MOE[:NUM_PROMPT], MOE[NUM_PROMPT:]),
+    "split, nothing generated": lambda: routes.split(FULL, None),
+    "base64": lambda: routes.encoded(npy(FULL.astype("uint8"))),
+    "base64, int16": lambda: routes.encoded(npy(FULL.astype("int16"))),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.filterwarnings("ignore:dropped one trailing row:UserWarning")  # theory says so; n rows are its case
+def test_every_schema_gives_the_same_record(name):
+    """S - 1 rows over the MoE layers by number, ids ascending, int8 for 8 experts, whatever came."""
+    record = routes.record([SCHEMAS[name]()], [NUM_TOKENS], shape())
+    assert record.layer_numbers == (0, 2)
+    assert record.experts.dtype == torch.int8
+    assert torch.equal(record.experts.long(), torch.from_numpy(np.sort(MOE, -1)))
+
+
+def test_a_cached_prefix_is_missing_in_both_its_forms():
+    """Rows of -1 and rows left out become the same missing rows; rows of a lost request are all missing."""
+    masked = FULL.copy()
+    masked[:3] = -1
+    both = [routes.joined(masked), routes.without_prefix(FULL[3:].astype("uint8"), 3), routes.unknown(8, 3, K)]
+    record = routes.record(both, [NUM_TOKENS] * 3, shape())
+    assert torch.equal(record.rows(0), record.rows(1))
+    assert (record.rows(0)[:3] == -1).all() and (record.rows(0)[3:] >= 0).all()
+    assert (record.rows(2) == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: routes.record([routes.joined(FULL[:-1])], [NUM_TOKENS], shape()), "8 rows for 9 tokens, got 7"),
+        (lambda: routes.record([routes.joined(ids(8, 5))], [NUM_TOKENS], shape()), "or all 3 decoder layers, got 5"),
+        (lambda: routes.joined(FULL[:, 0]), r"expected integer ids \(rows, layers, slots\), got int64 \(8, 2\)"),
+        (lambda: routes.joined(FULL.astype("float32")), "got float32"),
+        (lambda: routes.split(FULL, MOE), r"expected \(layers, slots\) \(3, 2\) as in prompt.*got \(2, 2\)"),
+        (lambda: routes.without_prefix(FULL, -1), "routed_experts_prompt_start: expected at least 0, got -1"),
+        (lambda: routes.encoded("no base64!"), "expected a base64-encoded .npy array"),
+        (lambda: routes.encoded(base64.b64encode(b"text").decode()), "expected a base64-encoded .npy array"),
+        (lambda: routes.record([routes.joined(FULL + E)], [NUM_TOKENS], shape()), r"expert ids in \[0, 8\)"),
+    ],
+)  # fmt: skip
+def test_what_is_no_record_is_refused(make, message):
+    """Lost rows, unknown layers, other ranks and types, and bytes that are no array raise ValueError."""
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_pickled_routes_are_never_opened():
+    """An .npy of objects, which only pickle can read, is refused."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle"):
+        routes.encoded(base64.b64encode(buffer.getvalue()).decode())
+
+
+def table(blocks: dict[str, list[int]], size: int = 2):
+    """Cache slots from a block table, as the worker computes them."""
+    return lambda name, start, stop: np.array([blocks[name][p // size] * size + p % size for p in range(start, stop)])
+
+
+def test_a_shared_block_brings_its_routes():
+    """A request that starts after cached rows gets the routes under their cache slots, those of this very step too."""
+    store = RouteStore(3, K, 16)
+    blocks = table({"a": [5, 2, 7], "b": [5, 2, 3]})
+    rows = ids(5)
+    # b is in the same step as a, and shares the blocks that a computes in it; b's row is first in the batch.
+    store.add(Step(["b", "a"], [4, 0], [1, 5]), np.concatenate([rows[4:], rows]), blocks)
+    assert np.array_equal(store.take("b", 5), rows)
+    store.forget_cache()
+    store.add(Step(["c"], [4], [1]), rows[4:], table({"c": [5, 2, 1]}))
+    taken = store.take("c", 5)
+    assert (taken[:4] == -1).all() and np.array_equal(taken[4:], rows[4:])
+
+
+def test_the_last_run_of_a_row_wins_and_overruns_are_cut():
+    """A preempted request's rows are those of its second run; rows past the end, of no run at all, are cut or -1."""
+    store = RouteStore(3, K, 0)
+    first, second = ids(4), (ids(6) + 1) % E
+    store.add(Step(["a"], [0], [4]), first, table({}))
+    store.add(Step(["a"], [0], [3]), second[:3], table({}))
+    assert np.array_equal(store.take("a", 4), np.concatenate([second[:3], first[3:]]))
+    store.add(Step(["a"], [0], [6]), second, table({}))
+    assert np.array_equal(store.take("a", 5), second[:5])
+    assert (store.take("never run", 2) == -1).all()
+
+
+def drawn_rows(seed: int, num_prompt: int, num_rows: int, num_features: int, cuts: list[int]) -> list[int]:
+    """The feature rows of a request of so many rows, run in steps that begin at the cuts, with overrun rows."""
+    store = FeatureStore()
+    keys = torch.rand(40, generator=stream(seed, "keys"), dtype=torch.float64)
+    store.open("a", FeatureRequest(num_prompt, num_features, keys))
+    edges = sorted({0, *(c for c in cuts if c < num_rows), num_rows + OVERRUN})
+    for start, stop in itertools.pairwise(edges):
+        hidden = torch.arange(start, stop).float()[None, :, None]
+        store.add(Step(["b", "a"], [0, start], [1, stop - start]), torch.cat([-hidden[:, :1], hidden], 1),
+                  torch.cat([-hidden[:, :1], hidden], 1).repeat(1, 1, E))  # fmt: skip
+    rows, hidden, logits = store.take("a", num_rows)
+    assert torch.equal(hidden[:, 0, 0].long(), rows)
+    assert torch.equal(logits[:, 0], rows[:, None].float().expand(-1, E))
+    return rows.tolist()
+
+
+@given(
+    st.integers(0, 1000), st.integers(1, 9), st.integers(1, 20), st.integers(1, 6), st.lists(st.integers(0, 30))
+)  # fmt: skip
+def test_a_draw_does_not_depend_on_the_steps(seed, num_prompt, length, num_features, cuts):
+    """min(T_c, n) rows of those that predict response tokens, the same for every division into engine steps."""
+    num_rows = num_prompt - 1 + length
+    rows = drawn_rows(seed, num_prompt, num_rows, num_features, cuts)
+    assert rows == drawn_rows(seed, num_prompt, num_rows, num_features, [])
+    assert len(rows) == min(num_features, length)
+    assert rows == sorted(rows) and rows[0] >= num_prompt - 1 and rows[-1] < num_rows
+
+
+@pytest.mark.parametrize("length", [5, 9])
+def test_rows_are_drawn_uniformly_whatever_the_length(length):
+    """Each of n rows is among T_c = 3 with frequency 3 / n, within 4 binomial standard errors over 1,000 draws."""
+    draws = 1000
+    counts = Counter(row for seed in range(draws) for row in drawn_rows(seed, 2, 1 + length, 3, [4]))
+    p = 3 / length
+    assert set(counts) == set(range(1, 1 + length))
+    assert all(abs(count / draws - p) <= 4 * (p * (1 - p) / draws) ** 0.5 for count in counts.values())
