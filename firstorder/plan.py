@@ -21,9 +21,7 @@ def plan(
     ] = True,
     mean_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Mean tokens of a sequence, for time; 30 % of the longest if not given."
-        ),
+        typer.Option(min=1, metavar="N", help="Mean tokens of a sequence, for time; 30 % of the longest if not given."),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:

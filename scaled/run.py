@@ -28,7 +28,7 @@ from lab.tasks.tokenizers import load_tokenizer
 from lab.verdict import judge
 from scaled.config import ScaledRun
 from scaled.model_shape import ModelShape, load_shape
-from theory.contracts import RolloutEngine, Task
+from theory.contracts import RolloutEngine, Rollouts, Sampling, Task
 from theory.streams import derive_seed
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Session:
         recorder = Recorder(config, folder, partial(self._evaluate, rollout), shown, loggers)
         try:
             schedule.start(first)
-            recorder.begin(probe(rollout, training, first, None))
+            recorder.begin(probe(rollout, training, first, self._first_rollouts(rollout, first)))
             for step in range(first, config.num_steps):
                 self._step(step, schedule, probe, recorder, training, rollout)
         finally:
@@ -279,10 +279,20 @@ class Session:
             config.probe,
             allowed(config.probe, config.rollout.precision, config.training),
             describe(config.rollout.precision),
-            self.task.tokenizer.vocab_size,
             config.seed,
             is_predicted=self.algorithm.passes.rollout == "predicted",
         )
+
+    def _first_rollouts(self, rollout: RolloutGroup, version: int) -> Rollouts:
+        """Responses for the probe after the first push, when no step has sampled any."""
+        block = self.config.probe
+        prompts = list(self.task.held_out())[: block.num_sequences]
+        sampling = Sampling(
+            max_tokens=min(self.algorithm.max_tokens, block.num_tokens),
+            num_responses=-(-block.num_sequences // len(prompts)),
+            seed=derive_seed(self.config.seed, "probe", version),
+        )
+        return rollout.generate(prompts, sampling)
 
     def _graded(self, rollout: RolloutGroup) -> tuple[RolloutEngine, Task]:
         """Engines and task, with rewards computed ahead where that is worth it."""

@@ -20,8 +20,8 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     mcore_to_pyt_state_dict,
 )
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemWriter
-from torch.distributed.checkpoint import save as save_pytorch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_pytorch
 
 if TYPE_CHECKING:
     from scaled.megatron_engine.rank import MegatronRank
@@ -71,14 +71,15 @@ def load(rank: MegatronRank, folder: Path) -> None:
     _check(rank, found["about"])
     if rank.predictor is not None:
         _prepare_predictor(rank, bool(found["predictor_has_stepped"]))
-    state = dist_checkpointing.load(_state(rank, True), str(folder))
+    state: Any = dist_checkpointing.load(_state(rank, True), str(folder))
     for number, chunk in enumerate(rank.policy.chunks):
         chunk.load_state_dict(state[f"model{number}"])
     rank.num_updates = int(state["num_updates"])
     _load_optimizers(rank, state["optimizer"])
     if rank.predictor is not None:
         tensors = {
-            name: tensor.reshape(()) if name.endswith(".step") else tensor for name, tensor in state["predictor"].items()
+            name: tensor.reshape(()) if name.endswith(".step") else tensor
+            for name, tensor in state["predictor"].items()
         }
         rank.predictor.trainer.load_state_tensors(tensors)
 
@@ -114,7 +115,8 @@ def _state(rank: MegatronRank, is_loading: bool) -> dict[str, Any]:
 
 
 def _optimizers(rank: MegatronRank) -> list[Any]:
-    return [one for one in rank.optimizer.megatron.chained_optimizers if not one.is_stub_optimizer]
+    optimizers: list[Any] = rank.optimizer.megatron.chained_optimizers
+    return [one for one in optimizers if not one.is_stub_optimizer]
 
 
 def _optimizer_state(optimizer: Any, models: dict[str, Any], is_loading: bool) -> dict[str, Any]:
@@ -175,7 +177,9 @@ def _filled(tree: Any, tensors: dict[str, Any], path: str) -> Any:
 
 def _sharded(rank: MegatronRank, name: str, tensor: Tensor) -> ShardedTensor:
     replica = (0, rank.layout.tp_rank, rank.layout.dp_rank)
-    return ShardedTensor.from_rank_offsets(name, torch.as_tensor(tensor).reshape(tensor.shape or (1,)), replica_id=replica)
+    return ShardedTensor.from_rank_offsets(
+        name, torch.as_tensor(tensor).reshape(tensor.shape or (1,)), replica_id=replica
+    )
 
 
 def _prepare_predictor(rank: MegatronRank, has_stepped: bool) -> None:

@@ -7,6 +7,7 @@ before any weight has changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
@@ -49,7 +50,8 @@ class RankOptimizer:
             use_distributed_optimizer=training.distributed_optimizer,
         )
         # Without overrides Megatron would exempt norms and biases from weight decay.
-        optimizer = get_megatron_optimizer(config, self._chunks, config_overrides={})
+        wrapped: Any = self._chunks  # annotated as bare modules upstream
+        optimizer = get_megatron_optimizer(config, wrapped, config_overrides={})
         self.megatron = optimizer if isinstance(optimizer, ChainedOptimizer) else ChainedOptimizer([optimizer])
 
     def zero_grad(self) -> None:
@@ -89,7 +91,7 @@ class RankOptimizer:
             name.replace("module.", "")
             for chunk in self._chunks
             for name, parameter in chunk.named_parameters()
-            if parameter.requires_grad and not bool(torch.isfinite(parameter.main_grad).all())
+            if parameter.requires_grad and not bool(torch.isfinite(parameter.main_grad).all())  # type: ignore[attr-defined]
         ]
         return ", ".join(names[:3]) if names else "another rank's weights"
 

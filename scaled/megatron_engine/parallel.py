@@ -184,8 +184,8 @@ def layout(training: TrainingBlock, num_layers: int) -> Layout:
         pp_size=state.get_pipeline_model_parallel_world_size(),
         ep_rank=state.get_expert_model_parallel_rank(),
         ep_size=state.get_expert_model_parallel_world_size(),
-        etp_rank=state.get_expert_tensor_parallel_rank(),
-        etp_size=state.get_expert_tensor_parallel_world_size(),
+        etp_rank=state.get_expert_tensor_parallel_rank(),  # type: ignore[arg-type]  # None without groups only
+        etp_size=state.get_expert_tensor_parallel_world_size(),  # type: ignore[arg-type]
         edp_rank=state.get_expert_data_parallel_rank(),
         edp_size=state.get_expert_data_parallel_world_size(),
         layers=layers_of(training, num_layers, pp_rank),

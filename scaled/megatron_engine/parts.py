@@ -60,7 +60,7 @@ class RoutePart:
 
 @dataclass(frozen=True, eq=False)
 class PredictorPart:
-    """One pipeline stage's predictor step on one rank's feature rows: summed loss over its layers, squared norm of W_p."""
+    """One stage's predictor step on one rank's feature rows: loss summed over its layers, squared norm of W_p."""
 
     stage: int
     num_rows: int

@@ -58,12 +58,19 @@ class _Pass:
 class Policy:
     """The model chunks of one rank with the weights of a Hugging Face folder, trained or frozen.
 
-    `chunks` are the bare GPTModels, `wrapped` what the schedule runs: in bf16 behind Float16Module, where trained behind
-    DistributedDataParallel.
+    `chunks` are the bare GPTModels, `wrapped` what the schedule runs: in bf16 behind Float16Module, where trained
+    behind DistributedDataParallel.
     """
 
     def __init__(
-        self, shape: ModelShape, training: TrainingBlock, layout: Layout, folder: str, *, trained: bool, freeze_router: bool
+        self,
+        shape: ModelShape,
+        training: TrainingBlock,
+        layout: Layout,
+        folder: str,
+        *,
+        trained: bool,
+        freeze_router: bool,
     ) -> None:
         self.shape, self.training, self.layout = shape, training, layout
         self.chunks = build_model(shape, training)
@@ -80,6 +87,10 @@ class Policy:
             self.wrapped = [Float16Module(config, chunk) for chunk in self.chunks]
         # Losses and gradients are sums, not means over micro-batches and ranks: the objective has its own denominators.
         config.calculate_per_token_loss = True
+        if layout.num_chunks > 1:
+            # Batched sends and receives are matched in order of issue: with two interleaved stages, each the other's
+            # next and previous, activations and gradients would change places (p2p_communication.py:_batched_p2p_ops).
+            config.batch_p2p_comm, config.overlap_p2p_comm = False, True
         if trained:
             self._train(freeze_router)
         else:
@@ -104,8 +115,8 @@ class Policy:
     def _mark_experts(self) -> None:
         """Tells Megatron that experts are reduced over their own replicas, wherever these are not the dense ones.
 
-        It marks them with expert parallelism alone. With EP 1 and ETP below TP the tensor-parallel ranks are replicas of
-        each expert, and without the mark each would train it on its own positions (tensor_parallel/layers.py).
+        It marks them with expert parallelism alone. With EP 1 and ETP below TP the tensor-parallel ranks are replicas
+        of each expert, and without the mark each would train it on its own positions (tensor_parallel/layers.py).
         """
         if self.layout.edp_size == self.layout.dp_size:
             return
@@ -168,7 +179,7 @@ class Policy:
 
     def _score(self, this: _Pass, micro: MicroBatch, logits_1nW: Tensor) -> tuple[Tensor, Tensor, dict]:
         """Megatron's loss function on the last stage: (loss, tokens to divide by: none, what to report: nothing)."""
-        group = parallel_state.get_tensor_model_parallel_group()
+        group: Any = parallel_state.get_tensor_model_parallel_group()
         logp_n, entropy_n = token_scores(logits_1nW[0], micro.targets_n, self.shape.vocab_size, group)
         size = (len(micro.indices), this.num_positions)
         where = (micro.response_n, micro.position_n)

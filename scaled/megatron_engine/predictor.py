@@ -1,7 +1,7 @@
 """The predictors of one pipeline stage: every rank of the stage holds the same W_p and takes the same steps.
 
-Each rank has the feature rows of its own responses and positions; gradients are averaged over the stage's ranks by their
-numbers of rows, which is the gradient over all rows. Paper: Pr2 (arXiv 2606.00395) Eq. 8, App. D and E.
+Each rank has the feature rows of its own responses and positions; gradients are averaged over the stage's ranks by
+their numbers of rows, which is the gradient over all rows. Paper: Pr2 (arXiv 2606.00395) Eq. 8, App. D and E.
 
 Extra letter: F feature rows of this rank.
 """
@@ -35,7 +35,9 @@ class StagePredictor:
         self.trainer = PredictorTrainer(layers, width, num_experts, settings, device=device)
         self._stage, self._device = stage, device
 
-    def step(self, features: RouterFeatures, sizes: BatchSizes, routes: Sequence[RoutePart], rate: float) -> PredictorPart:
+    def step(
+        self, features: RouterFeatures, sizes: BatchSizes, routes: Sequence[RoutePart], rate: float
+    ) -> PredictorPart:
         """One step on the mini-batch's cached `features` against pi's logits in this rank's `routes`; a collective.
 
         Raises ValueError where the cached rows are not those that the pass kept, and where there are none at all.

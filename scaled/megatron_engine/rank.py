@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -46,9 +45,7 @@ class MegatronRank:
         self.shape = shape = load_shape(model.path, model.shape)
         self.layout = layout = parallel.layout(training, shape.num_layers)
         self.num_updates = 0
-        self.policy = Policy(
-            shape, training, layout, model.path, trained=True, freeze_router=algorithm.freeze_router
-        )
+        self.policy = Policy(shape, training, layout, model.path, trained=True, freeze_router=algorithm.freeze_router)
         self.reference = None
         if keep_reference:
             self.reference = Policy(shape, training, layout, model.path, trained=False, freeze_router=True)
@@ -119,7 +116,10 @@ class MegatronRank:
             raise ValueError("gradients: expected at least 1 update before, got 0")
         clipping = self.optimizer.clipping
         return export_hf(
-            self.policy.chunks, self.shape, self.layout, tensors=lambda p: p.main_grad / clipping  # type: ignore[attr-defined]
+            self.policy.chunks,
+            self.shape,
+            self.layout,
+            tensors=lambda p: p.main_grad / clipping,  # type: ignore[attr-defined]
         )
 
     def predictor_weights(self) -> dict[int, Float[Tensor, "D E"]]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from theory.routing.gates import Gate
 from theory.routing.passes import PassRouting
-from theory.routing.record import RoutingRecord, offsets_of
+from theory.routing.record import RoutingRecord
 from theory.routing.replay import LedgerError, RoutingPass
 
 
@@ -90,9 +90,7 @@ class ChunkReplay:
         """The passes whose backward has not ended."""
         return len(self._waiting)
 
-    def run(
-        self, routing: RoutingPass, forward: Callable[[], Tensor], done: Callable[[RoutingPass], None]
-    ) -> Tensor:
+    def run(self, routing: RoutingPass, forward: Callable[[], Tensor], done: Callable[[RoutingPass], None]) -> Tensor:
         """forward()'s output, routed by `routing`, which is closed and handed to `done` after its backward.
 
         Without gradients it is closed at once. Raises LedgerError where the forward did not route every local layer

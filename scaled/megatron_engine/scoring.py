@@ -26,7 +26,7 @@ class ResponseHead:
     `rows_n` must be set before each forward: rows of the flattened (S, B) hidden states, s * B + b.
     """
 
-    def __init__(self, output_layer: torch.nn.Module, sequence_parallel: bool) -> None:
+    def __init__(self, output_layer: Any, sequence_parallel: bool) -> None:
         self.rows_n: Int[Tensor, " n"] | None = None
         self._layer = output_layer
         self._sequence_parallel = sequence_parallel
@@ -38,7 +38,7 @@ class ResponseHead:
         weight: Float[Tensor, "W D"] | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[Float[Tensor, "n 1 W"], None]:
-        """This rank's slice of the logits of the chosen rows; the gradient of the hidden states is summed over ranks."""
+        """This rank's slice of the logits of the chosen rows; the hidden states' gradient is summed over ranks."""
         assert not runtime_gather_output, "the vocabulary stays split"
         assert self.rows_n is not None, "a forward without the rows to score"
         rows_n, self.rows_n = self.rows_n, None

@@ -94,10 +94,10 @@ def layer_specs(shape: ModelShape) -> TransformerBlockSubmodules:
             submodules=TransformerLayerSubmodules(
                 input_layernorm=norm,
                 self_attention=_attention_spec(shape, parts),
-                self_attn_bda=get_bias_dropout_add,
+                self_attn_bda=get_bias_dropout_add,  # type: ignore[arg-type]  # any function does
                 pre_mlp_layernorm=norm,
                 mlp=_mlp_spec(parts) if n in shape.dense_layers else _experts_spec(parts),
-                mlp_bda=get_bias_dropout_add,
+                mlp_bda=get_bias_dropout_add,  # type: ignore[arg-type]
             ),
         )
         for n in range(shape.num_layers)

@@ -34,7 +34,6 @@ from theory.routing.record import RoutingRecord, offsets_of
 
 BUCKET_BYTES = 256 * 2**20  # weights go to the workers in parts of this size
 LOWEST_TEMPERATURE = 0.01  # below it, other than at 0, vLLM's SamplingParams takes this one
-OLMOE_EPS = 1e-5  # written into vLLM's OLMoE
 CPU_BLOCK = 32  # the smallest cache block of vLLM's CPU attention: the finest prefixes that can be shared
 
 
@@ -63,16 +62,7 @@ class VllmEngine:
         self._is_cpu = current_platform.is_cpu()
         self.kernels: Kernels = choose_kernels(rollout.precision, self._is_cpu)
         check_precision(self.shape, rollout, self.kernels, self._is_cpu)
-        if self.shape.family == "olmoe" and self.shape.norm_eps != OLMOE_EPS:
-            raise ValueError(
-                f"config.json: rms_norm_eps: vLLM computes OLMoE with {OLMOE_EPS} whatever the file says, "
-                f"got {self.shape.norm_eps}"
-            )
-        if rollout.max_model_len > self.shape.max_positions:
-            raise ValueError(
-                f"rollout.max_model_len: expected at most max_position_embeddings = {self.shape.max_positions}, "
-                f"got {rollout.max_model_len}"
-            )
+        environment.check_model(self.shape, rollout, self._is_cpu)
         self.routes: Literal["official", "capture"] = environment.choose_routes(rollout.routes)
         self.timeout_s = rollout.timeout_s
         self.version = -1
@@ -129,9 +119,7 @@ class VllmEngine:
         if is_official:
             arguments["enable_return_routed_experts"] = True
         if self._is_cpu:
-            arguments["kv_cache_memory_bytes"] = int(rollout.kv_cache_gib * 2**30)
-            if self.shape.latent_attention is None:
-                arguments["block_size"] = CPU_BLOCK
+            arguments |= {"kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30), "block_size": CPU_BLOCK}
         else:
             arguments |= {"gpu_memory_utilization": rollout.gpu_memory_utilization, "enable_sleep_mode": True}
         return LLMEngine.from_engine_args(EngineArgs(**arguments))

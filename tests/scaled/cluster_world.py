@@ -154,7 +154,7 @@ ASSEMBLY = Assembly(scores=_scores, reference=lambda parts: parts[0], stats=lamb
 
 
 class SandboxSession(Session):
-    """A session of `scaled.run` whose ranks and engines hold the sandbox's; everything around them is the real thing."""
+    """A session of `scaled.run` whose ranks and engines hold the sandbox's; all around them is the real thing."""
 
     def ranks(self) -> TrainingGroup:
         folder = Path(self.config.model.path).resolve()

@@ -108,7 +108,9 @@ def altered_routes(rollouts: Rollouts, numbers: Sequence[int], missing: float = 
 def feature_rows(rollouts: Rollouts, num: int = 3) -> tuple[Tensor, ...]:
     """A few rows of each response that predict its tokens."""
     num_rows = [r.num_tokens - 1 for r in rollouts.responses]
-    return draw_rows(num_rows, [len(r.prompt.tokens) - 1 for r in rollouts.responses], num, stream(0, "rank-world-rows"))
+    return draw_rows(
+        num_rows, [len(r.prompt.tokens) - 1 for r in rollouts.responses], num, stream(0, "rank-world-rows")
+    )
 
 
 def passes(rollouts: Rollouts, numbers: Sequence[int]) -> dict[str, PassRouting]:

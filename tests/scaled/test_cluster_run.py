@@ -48,7 +48,7 @@ algorithm:
   sampling: {max_tokens: 12}
   optimizer: {learning_rate: 1e-3, warmup_steps: 3}
 training: {num_ranks: 2, micro_batch_size: 2}
-rollout: {num_engines: 1, timeout_s: 60.0}
+rollout: {num_engines: 1, timeout_s: 300.0}
 evaluation: {every: 3, num_samples: 1, max_prompts: 4}
 checkpoint: {every: 2}
 traces: {every: 3}
@@ -92,7 +92,7 @@ def computed(folder: RunFolder) -> list[dict]:
 
 
 def test_the_record_of_a_run(whole: RunFolder) -> None:
-    """A run leaves config, manifest, rows 0 to the last, traces, checkpoints, verdict, report, and its actors' output."""
+    """A run leaves manifest, rows 0 to the last, traces, checkpoints, verdict, report and its actors' output."""
     rows = whole.metrics()
     assert [row["step"] for row in rows] == list(range(7))
     assert all(row["staleness/version_lag_max"] == 0.0 for row in rows[1:])
@@ -162,10 +162,10 @@ def start(folder: Path, *words: str) -> subprocess.Popen:
 
 
 def test_a_killed_run_goes_on_to_the_same_numbers(model: Path, whole: RunFolder, tmp_path: Path) -> None:
-    """A run killed (-9) in the middle of a step resumes to the metrics of one never stopped, and its Ray ends with it."""
+    """A run killed (-9) in the middle of a step resumes to the metrics and verdict of one never stopped."""
     config(model, tmp_path)
     process = start(tmp_path)
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while True:
         files = list((tmp_path / "runs").glob("cut/*/metrics.jsonl"))
         if files and len(files[0].read_text().splitlines()) >= 4:
@@ -175,7 +175,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(model: Path, whole: RunFolder,
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     last = start(tmp_path, "--resume")
-    assert last.wait(timeout=120) == 0, (tmp_path / "log").read_text()
+    assert last.wait(timeout=300) == 0, (tmp_path / "log").read_text()
     folder = RunFolder.open(files[0].parent)
     assert computed(folder) == computed(whole)
     verdicts = [json.loads((run.path / "verdict.json").read_text()) for run in (folder, whole)]
@@ -183,7 +183,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(model: Path, whole: RunFolder,
 
 
 def test_one_step_off_lags_by_one_version(model: Path, in_session: None, tmp_path: Path) -> None:
-    """Through the whole run, the first batch is fresh, every later one a version behind, and the config's bound holds."""
+    """Through a whole run the first batch is fresh, and every later one is one version behind."""
     words = ["--schedule.kind", "one_step_off", "--num_steps", "3", "--checkpoint.every", "3"]
     folder = scaled.run.run(config(model, tmp_path, *words), progress="none")
     rows = folder.metrics()[1:]
@@ -239,7 +239,7 @@ def test_a_model_of_other_tokens_is_refused(model: Path, tmp_path: Path) -> None
         (other / file.name).write_bytes(file.read_bytes())
     fields = json.loads((other / "config.json").read_text()) | {"vocab_size": 32}
     (other / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(ValueError, match="model.path: expected a model of the task's 17 tokens, got 32"):
+    with pytest.raises(ValueError, match=r"model.path: expected a model of the task's 17 tokens, got 32"):
         scaled.run.run(config(other, tmp_path), progress="none")
 
 

@@ -75,7 +75,7 @@ def _run_forward(training: TrainingBlock, shape: ModelShape) -> None:
 
     get_forward_backward_func()(
         forward_step_func=step,
-        data_iterator=None,
+        data_iterator=iter(()),
         model=chunks[0],
         num_microbatches=1,
         seq_length=8,
@@ -90,7 +90,7 @@ def _optimizer(training: TrainingBlock, shape: ModelShape) -> Any:
 
     chunks = _build(training, shape)
     wrap = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-    model = [DistributedDataParallel(chunk.config, wrap, chunk) for chunk in chunks]
+    model: list[Any] = [DistributedDataParallel(chunk.config, wrap, chunk) for chunk in chunks]
     settings = OptimizerConfig(optimizer="adam", lr=1e-3, clip_grad=1.0, use_distributed_optimizer=True)
     return get_megatron_optimizer(settings, model)
 

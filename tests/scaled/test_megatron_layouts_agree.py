@@ -1,7 +1,7 @@
 """Laws of layouts: two ranks, however they split the model, do what the sandbox's engine does on one process, in fp32.
 
-Sums run in other orders in every layout. Measured over all of them: 3e-6 nats in log-probabilities, 8e-6 in router
-logits of size 20, 1.2e-6 in weights after two updates, 2e-6 in a gradient norm of 5; the tolerances are four times that.
+Sums run in other orders in every layout. Measured over all: 3e-6 nats in log-probabilities, 8e-6 in router
+logits of size 20, 1.2e-6 in weights after two updates, 2e-6 in a gradient norm of 5; tolerances are four times that.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def ranks(expected) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("source", ["natural", "replay", "predicted", "predicted, live gates"])
 @pytest.mark.parametrize("case", CASES)
 def test_old_passes(case, source, ranks, expected):
-    """Both ranks' parts make the sandbox's scores: log-probs and entropies to rounding, experts and feature rows exactly."""
+    """Both ranks' parts make the sandbox's scores: log-probs to rounding, experts and feature rows exactly."""
     from scaled.megatron_engine.parts import assemble_scores
 
     ours, theirs = assemble_scores([rank[case][source] for rank in ranks]), expected[source]
@@ -120,7 +120,7 @@ def test_reference_passes(case, ranks, expected):
 
 @pytest.mark.parametrize("case", CASES)
 def test_updates(case, ranks, expected):
-    """Two updates give the sandbox's metrics, pi, natural routes and router logits; the whole objective is the sum of parts."""
+    """Two updates give the sandbox's metrics, pi, natural routes and router logits."""
     from scaled.megatron_engine.parts import assemble_stats
 
     for index, theirs in enumerate(expected["updates"]):

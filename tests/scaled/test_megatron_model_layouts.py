@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,6 @@ TWO: dict[str, dict[str, Any]] = {
 }
 FOUR: dict[str, dict[str, Any]] = {
     "TP2+PP2+EP2": {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2},
-    "DP2+TP2+EP4": {"tensor_parallel": 2, "expert_parallel": 4},
 }
 WORLDS = ((1, ONE), (2, TWO), (4, FOUR))
 # A vocabulary of 97 needs one padding row under TP2.
@@ -49,6 +51,13 @@ FAMILIES |= {
 B, S, NUM_MICRO = 4, 16, 2
 
 
+Ran = Callable[[str, str], list[Any]]
+
+
+def _num_ranks(layout: str) -> int:
+    return next(number for number, layouts in WORLDS if layout in layouts)
+
+
 def _tokens(vocab_size: int) -> Tensor:
     return torch.randint(0, vocab_size, (B, S), generator=stream(3, "tokens"))
 
@@ -63,8 +72,7 @@ def run_layouts(
     """On one rank, for each case: logits, gradients, exported weights, and how often each name was yielded."""
     results = {}
     for (family, name, fields), port in zip(cases, ports, strict=True):
-        num_ranks = next(number for number, layouts in WORLDS if name in layouts)
-        training = TrainingBlock(num_ranks=num_ranks, precision="fp32", micro_batch_size=1, timeout_s=60, **fields)
+        training = TrainingBlock(num_ranks=_num_ranks(name), precision="fp32", timeout_s=600, **fields)
         with joined(training, rank, port):
             results[family, name] = _run_one(folders[family], training)
     return results
@@ -113,15 +121,15 @@ def _run_one(folder: Path, training: TrainingBlock) -> dict[str, Any]:
     outputs = get_forward_backward_func()(
         forward_step_func=forward_step,
         data_iterator=feeds if many else feeds[0],
-        model=model if many else model[0],
+        model=model if many else model[0],  # type: ignore[arg-type]
         num_microbatches=NUM_MICRO,
         seq_length=S,
         micro_batch_size=size,
         forward_only=False,
     )
-    finalize_model_grads(model)
+    finalize_model_grads(model)  # type: ignore[arg-type]
     exported = list(export_hf(model, shape, layout))
-    gradients = dict(export_hf(model, shape, layout, tensors=lambda p: p.main_grad))
+    gradients = dict(export_hf(model, shape, layout, tensors=attrgetter("main_grad")))
     return {
         "logits": torch.cat([one["logits"] for one in outputs]) if outputs else None,
         "place": (layout.dp_rank, layout.tp_rank),
@@ -139,15 +147,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def ran(folders: dict[str, Path]) -> dict[tuple[str, str], list[Any]]:
-    """Every case, its ranks' results: processes are started once for each number of ranks."""
-    results: dict[tuple[str, str], list[Any]] = {}
-    for num_ranks, layouts in WORLDS:
+def ran(folders: dict[str, Path]) -> Ran:
+    """The ranks' results of a case; processes are started once for each number of ranks, when first asked for."""
+
+    @functools.cache
+    def world(num_ranks: int) -> list[Any]:
+        layouts = dict(WORLDS)[num_ranks]
         cases = [(family, name, layouts[name]) for family, name in CASES if name in layouts]
-        ranks = spawn(num_ranks, run_layouts, folders, cases, free_ports(len(cases)))
-        for family, name, _ in cases:
-            results[family, name] = [rank[family, name] for rank in ranks]
-    return results
+        return spawn(num_ranks, run_layouts, folders, cases, free_ports(len(cases)), limit_s=600)
+
+    return lambda family, layout: [rank[family, layout] for rank in world(_num_ranks(layout))]
 
 
 def _reference(folder: Path) -> tuple[Tensor, dict[str, Tensor]]:
@@ -186,33 +195,31 @@ def _logits(ranks: list[Any], vocab_size: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("family", "layout"), CASES)
-def test_logits_are_those_of_transformers(family: str, layout: str, ran: Any, references: Any) -> None:
-    """In every layout logits equal transformers' to fp32 rounding (measured at most LOGITS at a spread of 1; margin 4)."""
+def test_logits_are_those_of_transformers(family: str, layout: str, ran: Ran, references: Any) -> None:
+    """In every layout logits equal transformers' to fp32 rounding (measured 4.5e-6 of their spread; margin 4)."""
     expected_BSV, _ = references[family]
-    logits_BSV = _logits(ran[family, layout], expected_BSV.shape[-1])
-    print("LOG", family, layout, (logits_BSV - expected_BSV).abs().max().item(), expected_BSV.std().item())
-    assert (logits_BSV - expected_BSV).abs().max() < 2.5e-5
+    logits_BSV = _logits(ran(family, layout), expected_BSV.shape[-1])
+    assert (logits_BSV - expected_BSV).abs().max() < 2e-5 * expected_BSV.std()
 
 
 @pytest.mark.parametrize(("family", "layout"), CASES)
-def test_gradients_are_those_of_transformers(family: str, layout: str, ran: Any, references: Any) -> None:
-    """In every layout each gradient, exported by the weights' own rules, is transformers' to a part of its norm."""
+def test_gradients_are_those_of_transformers(family: str, layout: str, ran: Ran, references: Any) -> None:
+    """In every layout each gradient, exported by the rules of weights, is transformers' (measured 4e-6 of its norm; margin 5)."""
     _, expected = references[family]
-    gradients = {name: tensor for rank in ran[family, layout] for name, tensor in rank["gradients"].items()}
+    gradients = {name: tensor for rank in ran(family, layout) for name, tensor in rank["gradients"].items()}
     assert gradients.keys() == expected.keys()
     worst = max(((gradients[n] - g).norm() / g.norm()).item() for n, g in expected.items() if g.norm() > 0)
-    print("GRAD", family, layout, worst)
     assert all(not gradients[n].any() for n, g in expected.items() if not g.any())
-    assert worst < 1e-4
+    assert worst < 2e-5
 
 
 @pytest.mark.parametrize(("family", "layout"), CASES)
-def test_export_gives_back_the_bits_of_the_file(family: str, layout: str, ran: Any, folders: dict[str, Path]) -> None:
+def test_export_gives_back_the_bits_of_the_file(family: str, layout: str, ran: Ran, folders: dict[str, Path]) -> None:
     """Exported weights are bit-equal to the file's, and every name comes from exactly one rank, once."""
     from safetensors.torch import load_file
 
     file = {n: t for path in sorted(folders[family].glob("*.safetensors")) for n, t in load_file(path).items()}
-    names = [name for rank in ran[family, layout] for name in rank["exported"]]
+    names = [name for rank in ran(family, layout) for name in rank["exported"]]
     assert sorted(names) == sorted(file)
-    for rank in ran[family, layout]:
+    for rank in ran(family, layout):
         assert all(torch.equal(tensor, file[name]) for name, tensor in rank["weights"].items())

@@ -154,7 +154,7 @@ def pi_is_old_to_the_bit(folder: Path) -> None:
 
 
 def gradients_are_the_objectives(folder: Path) -> None:
-    """`gradients` is the gradient of minus the objective under Hugging Face names, as autograd in the sandbox gives it."""
+    """`gradients` is the gradient of minus the objective under Hugging Face names, as the sandbox's autograd has it."""
     recipe = algorithm("R3", optimizer={"max_grad_norm": 1e9})
     ours, theirs = OneRank(folder, recipe), sandbox_engine(folder, recipe)
     rollouts = batch()
@@ -194,7 +194,7 @@ def sums_do_not_depend_on_micro_batches(folder: Path) -> None:
 
 
 def recomputation_changes_no_bit(folder: Path) -> None:
-    """With routes replayed that no router would choose, recomputing activations gives the same gradients bit for bit."""
+    """With routes replayed that no router would choose, recomputation gives the same gradients bit for bit."""
     rollouts = batch()
     gradients = {}
     for recompute in ("none", "selective", "full"):
@@ -210,7 +210,7 @@ def recomputation_changes_no_bit(folder: Path) -> None:
 
 
 def reference_stays(folder: Path) -> None:
-    """log pi_ref is that of the folder's weights, naturally routed, after any number of updates; a KL penalty uses it."""
+    """log pi_ref is that of the folder's weights, naturally routed, after any updates; a KL penalty uses it."""
     recipe = algorithm("none")
     ours, theirs = OneRank(folder, recipe, keep_reference=True), sandbox_engine(folder, recipe, keep_reference=True)
     rollouts = batch()
@@ -229,7 +229,7 @@ def reference_stays(folder: Path) -> None:
 
 
 def every_parameter_decays_but_a_frozen_router_stays(folder: Path) -> None:
-    """With no advantage AdamW is decay alone: each weight times 1 - rate x decay, norms too; a frozen router keeps its bits."""
+    """With no advantage AdamW is decay alone, of norms too: times 1 - rate x decay; a frozen router keeps its bits."""
     recipe = algorithm("R3", freeze_router=True, optimizer={"warmup_steps": 4})
     ours = OneRank(folder, recipe)
     before = dict(ours.named_tensors())
@@ -245,7 +245,7 @@ def every_parameter_decays_but_a_frozen_router_stays(folder: Path) -> None:
 
 
 def a_gradient_that_is_not_finite_changes_nothing(folder: Path) -> None:
-    """An advantage of inf raises an ArithmeticError that names weights; weights, moments and the count stay as they were."""
+    """An advantage of inf raises an ArithmeticError that names weights; weights and the count stay as they were."""
     ours = OneRank(folder, algorithm("R3"))
     rollouts = batch()
     routing = PassRouting("replay", record=altered_routes(rollouts, layers()))

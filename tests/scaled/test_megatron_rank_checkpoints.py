@@ -1,0 +1,86 @@
+"""Laws of one rank's checkpoints: before the first update, over another model or mode, and what saving leaves."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.scaled.megatron_world import free_ports, joined, spawn
+from tests.scaled.rank_world import OneRank, algorithm, altered_routes, batch, layers, obey, training, write_model
+from theory.contracts import MiniBatch
+from theory.objectives import preset
+from theory.routing.passes import PassRouting
+
+
+def _step(engine: OneRank) -> None:
+    rollouts = batch(4)
+    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    minibatch = MiniBatch(rollouts, engine.score(rollouts, routing).logp_BT, torch.linspace(-1, 1, 4), 0, 1)
+    engine.update(minibatch, preset("minirl"), routing)
+
+
+def before_the_first_update(folder: Path) -> None:
+    """A checkpoint without moments loads into an engine that has some, which starts over: then both step alike."""
+    for fields in ({}, {"distributed_optimizer": True}, {"precision": "bf16"}):
+        fresh, used = (OneRank(folder, algorithm(), **fields) for _ in range(2))
+        target = folder.parent / f"fresh {len(fields)} {fields.get('precision')}"
+        fresh.rank.save(target)
+        _step(used)
+        used.rank.load(target)
+        assert used.rank.num_updates == 0
+        for engine in (fresh, used):
+            _step(engine)
+        for (name, ours), (_, theirs) in zip(used.named_tensors(), fresh.named_tensors(), strict=True):
+            assert torch.equal(ours, theirs), name
+
+
+def what_does_not_fit_is_refused(folder: Path) -> None:
+    """Another model, mode, precision or optimiser is one line that says which; so is a wrong folder."""
+    target = folder.parent / "one"
+    OneRank(folder, algorithm("Pr2")).rank.save(target)
+    with pytest.raises(ValueError, match="has_predictor: expected False, got True"):
+        OneRank(folder, algorithm("R3")).rank.load(target)
+    with pytest.raises(ValueError, match="precision: expected bf16, got fp32"):
+        OneRank(folder, algorithm("Pr2"), precision="bf16").rank.load(target)
+    with pytest.raises(ValueError, match="distributed_optimizer: expected True, got False"):
+        OneRank(folder, algorithm("Pr2"), distributed_optimizer=True).rank.load(target)
+    dense = write_model(folder.parent / "dense", (1,))
+    with pytest.raises(ValueError, match="shape: expected ModelShape"):
+        OneRank(dense, algorithm("Pr2")).rank.load(target)
+    with pytest.raises(ValueError, match="expected an empty folder"):
+        OneRank(folder, algorithm("Pr2")).rank.save(target)
+    with pytest.raises(ValueError, match="expected a checkpoint folder"):
+        OneRank(folder, algorithm("Pr2")).rank.load(folder)
+
+
+def saving_leaves_no_process(folder: Path) -> None:
+    """No child process is there after a save: Megatron's own writer leaves a manager that outlives a killed rank."""
+    OneRank(folder, algorithm("R3")).rank.save(folder.parent / "alone")
+    assert multiprocessing.active_children() == []
+    children = Path(f"/proc/self/task/{multiprocessing.current_process().pid}/children").read_text().split()
+    names = [Path(f"/proc/{child}/cmdline").read_text() for child in children]
+    assert not any("spawn_main" in name for name in names)
+
+
+LAWS = (before_the_first_update, what_does_not_fit_is_refused, saving_leaves_no_process)
+
+
+def run_laws(rank: int, folder: Path, port: int) -> dict[str, str | None]:
+    """All laws in one world of one rank."""
+    with joined(training(), rank, port):
+        return obey(LAWS, folder)
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory) -> dict[str, str | None]:
+    folder = write_model(tmp_path_factory.mktemp("rank-checkpoints") / "model")
+    return spawn(1, run_laws, folder, free_ports(1)[0])[0]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_checkpoints_of_one_rank(verdicts, law):
+    """Each law (its own docstring) holds in a real world of one rank."""
+    assert verdicts[law.__name__] is None, verdicts[law.__name__]

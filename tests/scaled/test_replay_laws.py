@@ -1,0 +1,374 @@
+"""Laws of replay in Megatron: one for each of the field's historical bugs that a training engine can have.
+
+The numbers in the docstrings' brackets are those of the bugs' catalogue: global lists (1), dense layers (2), row counts
+(3), padding (4), recomputation and stale queues (16), dead gradients (17), reference passes (20), selection bias (22),
+more experts than a byte holds (24), shared experts (25), fused routers (26).
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_folder
+from tests.scaled.rank_world import (
+    OneRank,
+    algorithm,
+    altered_routes,
+    batch,
+    farthest,
+    layers,
+    obey,
+    sandbox_engine,
+    training,
+    write_model,
+)
+from theory.contracts import MiniBatch, Rollouts
+from theory.objectives import preset
+from theory.routing.passes import PassRouting
+from theory.routing.record import RoutingRecord
+from theory.routing.replay import LedgerError, RoutingPass
+
+
+def _minibatch(rollouts: Rollouts) -> MiniBatch:
+    B, T = len(rollouts), max(len(r.tokens) for r in rollouts.responses)
+    return MiniBatch(rollouts, torch.full((B, T), -3.0), torch.linspace(-1, 1, B), 0, 1)
+
+
+def rows_are_transposed_both_ways(folder: Path) -> None:
+    """Row s of response b stands at s * B + b in Megatron and at b * S + s in theory, and comes back."""
+    from scaled.megatron_engine.replay import batch_major, position_major
+
+    S, B = 5, 3
+    x_SB1 = torch.tensor([[[10 * b + s] for b in range(B)] for s in range(S)])
+    x_N1 = batch_major(x_SB1)
+    assert x_N1[:, 0].tolist() == [10 * b + s for b in range(B) for s in range(S)]
+    assert torch.equal(position_major(x_N1, B), x_SB1.flatten(0, 1))
+
+
+def two_models_do_not_touch_each_other(folder: Path) -> None:
+    """[1] A model built and replayed beside another leaves its routes alone; no router is in Megatron's list."""
+    from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+
+    rollouts = batch()
+    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    first = OneRank(folder, algorithm("R3"), keep_reference=True)
+    alone = first.score(rollouts, routing)
+    second = OneRank(folder, algorithm("R3"))
+    assert RouterReplay.global_router_replay_instances == []
+    RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
+    second.score(rollouts, PassRouting("natural"))
+    beside = first.score(rollouts, routing)
+    assert torch.equal(alone.logp_BT, beside.logp_BT)
+    assert torch.equal(alone.experts.experts, beside.experts.experts)  # type: ignore[union-attr]
+
+
+def layers_are_bound_by_number(folder: Path) -> None:
+    """[2] With dense layers 0 and 2 the record's layers 1 and 3 reach routers 1 and 3; another set is an error."""
+    dense = (0, 2)
+    path = write_model(folder.parent / "dense", dense)
+    rollouts = batch()
+    record = altered_routes(rollouts, layers(dense), missing=0.0)
+    ours, theirs = OneRank(path, algorithm("R3")), sandbox_engine(path, algorithm("R3"))
+    routing = PassRouting("replay", record=record)
+    a, b = ours.score(rollouts, routing), theirs.score(rollouts, routing)
+    assert a.experts is not None and a.experts.layer_numbers == (1, 3)
+    assert torch.equal(a.experts.experts, record.experts)
+    assert (a.logp_BT - b.logp_BT).abs().max() < 1e-5
+    renamed = RoutingRecord(record.experts, record.offsets, (0, 1), record.num_experts)
+    with pytest.raises(ValueError, match=r"layers \[1, 3\], got \[0, 1\]"):
+        ours.score(rollouts, PassRouting("replay", record=renamed))
+    swapped = RoutingRecord(record.experts.flip(1).contiguous(), record.offsets, (1, 3), record.num_experts)
+    assert not torch.equal(ours.score(rollouts, PassRouting("replay", record=swapped)).logp_BT, a.logp_BT)
+
+
+def rows_must_be_those_of_the_batch(folder: Path) -> None:
+    """[3] A record with a row too many, too few, or of other responses is an error, not a window's cut."""
+    engine = OneRank(folder, algorithm("R3"))
+    rollouts = batch()
+    record = altered_routes(rollouts, layers())
+    longest = max(record.num_rows_B)
+    padded = RoutingRecord(
+        record.padded(longest).flatten(0, 1), torch.arange(9) * longest, record.layer_numbers, record.num_experts
+    )
+    for wrong in (padded, record.window(0, longest - 1), record.select([1, 0, 2, 3, 4, 5, 6, 7]), record.select([0])):
+        with pytest.raises(ValueError, match="rows per response"):
+            engine.score(rollouts, PassRouting("replay", record=wrong))
+    rows = tuple(torch.tensor([n]) for n in record.num_rows_B)
+    with pytest.raises(ValueError, match="feature rows in"):
+        engine.score(rollouts, PassRouting("natural", feature_rows=rows))
+    with pytest.raises(ValueError, match="feature rows of 8 responses, got 7"):
+        engine.score(rollouts, PassRouting("natural", feature_rows=rows[:7]))
+    assert engine.score(rollouts, PassRouting("natural")).experts is not None  # none of them left anything behind
+
+
+def missing_rows_and_padding_are_natural(folder: Path) -> None:
+    """[4] Rows of -1 get the live router's experts and no other; padding changes nothing for a response."""
+    engine = OneRank(folder, algorithm("R3"))
+    rollouts = batch()
+    record = altered_routes(rollouts, layers(), missing=0.5)
+    scores = engine.score(rollouts, PassRouting("replay", record=record))
+    assert scores.experts is not None and scores.natural is not None
+    is_recorded_RL = record.is_recorded
+    assert 0.3 < is_recorded_RL.float().mean() < 0.7
+    assert torch.equal(scores.experts.experts[is_recorded_RL], record.experts[is_recorded_RL])
+    assert torch.equal(scores.experts.experts[~is_recorded_RL], scores.natural.experts[~is_recorded_RL])
+    nothing = RoutingRecord(
+        torch.full_like(record.experts, -1), record.offsets, record.layer_numbers, record.num_experts
+    )
+    bare = engine.score(rollouts, PassRouting("replay", record=nothing))
+    assert torch.equal(bare.logp_BT, engine.score(rollouts, PassRouting("natural")).logp_BT)
+    shortest = min(range(8), key=lambda b: rollouts.responses[b].num_tokens)
+    alone = engine.score(rollouts.select([shortest]), PassRouting("replay", record=record.select([shortest])))
+    T = alone.logp_BT.shape[1]
+    assert (alone.logp_BT[0] - scores.logp_BT[shortest, :T]).abs().max() < 1e-5
+
+
+def recomputation_without_the_pass_differs(folder: Path) -> None:
+    """[16] If recomputation were routed by the live router, gradients would differ: what replay in backward guards."""
+    from scaled.megatron_engine import replay
+
+    rollouts = batch()
+    gradients: dict[str, dict[str, Tensor]] = {}
+    real = RoutingPass.choose
+
+    def forgetful(self: RoutingPass, number: int, hidden: Tensor, logits: Tensor, *rest: Any) -> Tensor:
+        experts = real(self, number, hidden, logits, *rest)
+        if torch._C._current_graph_task_id() == -1:
+            return experts
+        return logits.topk(rest[0], dim=-1).indices.sort(dim=-1).values
+
+    for name in ("faithful", "forgetful"):
+        engine = OneRank(folder, algorithm("R3"), recompute="full")
+        routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "forgetful":
+                patch.setattr(replay.RoutingPass, "choose", forgetful)
+            engine.update(_minibatch(rollouts), preset("minirl"), routing)
+        gradients[name] = dict(engine.rank.gradients())
+    assert farthest(gradients["forgetful"], gradients["faithful"]) > 0.1
+
+
+def many_scores_leave_nothing(folder: Path) -> None:
+    """[16, 20] Forward-only passes close at once: an update after many of them, replayed or not, has the same bits."""
+    rollouts = batch()
+    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    weights = []
+    for num_scores in (0, 5):
+        engine = OneRank(folder, algorithm("R3"), keep_reference=True, recompute="full")
+        for _ in range(num_scores):
+            engine.score(rollouts, PassRouting("replay", record=altered_routes(rollouts, layers(), seed=7)))
+            engine.score(rollouts, PassRouting("natural"))
+            engine.score_reference(rollouts)
+        assert all(chunk.num_waiting == 0 for chunk in engine.rank.policy.replays)
+        engine.update(_minibatch(rollouts), preset("minirl"), routing)
+        weights.append(dict(engine.named_tensors()))
+    assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())
+
+
+def a_pass_left_by_an_error_is_forgotten(folder: Path) -> None:
+    """[16] An error in a loss fails every pass in flight; the next update has the bits of a fresh engine."""
+    rollouts = batch()
+    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    engine, fresh = (OneRank(folder, algorithm("R3"), recompute="full") for _ in range(2))
+    penalised = replace(preset("grpo"), kl_coefficient=0.1)  # and a mini-batch without logp_ref: raised by the loss
+    with pytest.raises(ValueError, match="expected logp_ref_BT"):
+        engine.update(_minibatch(rollouts), penalised, routing)
+    assert all(chunk.num_waiting == 0 for chunk in engine.rank.policy.replays)
+    for one in (engine, fresh):
+        one.update(_minibatch(rollouts), preset("minirl"), routing)
+    theirs = dict(fresh.named_tensors())
+    assert all(torch.equal(theirs[name], tensor) for name, tensor in engine.named_tensors())
+
+
+def a_forward_needs_a_pass_and_a_backward(folder: Path) -> None:
+    """A model run outside a pass, one whose backward never comes, and a layer routed twice are ledger errors."""
+    from scaled.megatron_engine.replay import ChunkReplay, in_flight
+
+    engine = OneRank(folder, algorithm("R3"))
+    chunk, replay = engine.rank.policy.chunks[0], engine.rank.policy.replays[0]
+    assert isinstance(replay, ChunkReplay)
+    tokens, head = torch.zeros(1, 3, dtype=torch.int64), engine.rank.policy.head
+    positions = torch.arange(3)[None]
+
+    def forward() -> Tensor:
+        head.rows_n = torch.arange(3)  # type: ignore[union-attr]
+        return chunk(tokens, positions, None)
+
+    def routing() -> RoutingPass:
+        return RoutingPass(PassRouting("natural"), [3], 3, layers())
+
+    with pytest.raises(LedgerError, match="inside a routing pass"):
+        forward()
+    with pytest.raises(LedgerError, match="backward of every forward, got 1"), in_flight([replay]):
+        replay.run(routing(), forward, lambda _: None)
+    with pytest.raises(LedgerError, match="one use per forward"), in_flight([replay]):
+        replay.run(routing(), lambda: (forward(), forward())[1], lambda _: None)
+
+    def last_first() -> None:
+        with in_flight([replay]):
+            replay.run(routing(), forward, lambda _: None)
+            replay.run(routing(), forward, lambda _: None).sum().backward()
+
+    with pytest.raises(LedgerError, match="in the order of their forwards"):
+        last_first()
+    with pytest.raises(ValueError, match="2 rows"), in_flight([replay]):
+        replay.run(RoutingPass(PassRouting("natural"), [2], 2, layers()), forward, lambda _: None)
+    done: list[RoutingPass] = []
+    with in_flight([replay]):  # two forwards, then their backwards in order: 1F1B
+        outputs = [replay.run(routing(), forward, done.append) for _ in range(2)]
+        assert replay.num_waiting == 2 and done == []
+        for position, output in enumerate(outputs):
+            output.sum().backward()
+            assert len(done) == position + 1
+    assert all(one.used is not None for one in done)
+
+
+def gradients_reach_every_router(folder: Path) -> None:
+    """[17] Under replay every router's weights and every replayed expert have a gradient that is not 0."""
+    engine = OneRank(folder, algorithm("R3"))
+    rollouts = batch()
+    engine.update(
+        _minibatch(rollouts), preset("minirl"), PassRouting("replay", record=altered_routes(rollouts, layers()))
+    )
+    for name, gradient in engine.rank.gradients():
+        if name.endswith("mlp.gate.weight"):
+            assert gradient.abs().max() > 1e-3, name
+
+
+def a_selection_bias_chooses_and_stays(folder: Path) -> None:
+    """[22, 25] With sigmoid gates, a selection bias and shared experts: the bias chooses, and no update moves it."""
+    path = tiny_folder(folder.parent / "moonlight", "deepseek_v3")
+    rollouts = batch()
+    moe = (1, 2, 3)
+    engine = OneRank(path, algorithm("R3", optimizer={"weight_decay": 0.0}))
+    natural = engine.score(rollouts, PassRouting("natural"))
+    assert natural.experts is not None and natural.experts.layer_numbers == moe and natural.experts.num_slots == 2
+    replayed = engine.score(rollouts, PassRouting("replay", record=natural.experts))
+    assert torch.equal(replayed.logp_BT, natural.logp_BT)
+    altered = PassRouting("replay", record=altered_routes(rollouts, moe, missing=0.0))
+    before = {n: t.clone() for n, t in engine.named_tensors() if n.endswith("correction_bias")}
+    assert len(before) == 3
+    scores = engine.score(rollouts, altered)
+    assert torch.equal(scores.experts.experts, altered.record.experts)  # type: ignore[union-attr]
+    engine.update(_minibatch(rollouts), preset("minirl"), altered)
+    after = dict(engine.named_tensors())
+    assert all(torch.equal(after[name], bias) for name, bias in before.items())
+    router = engine.rank.policy.chunks[0].decoder.layers[1].mlp.router
+    router.expert_bias.fill_(0.0)
+    router.expert_bias[5] = 10.0
+    biased = engine.score(rollouts, PassRouting("natural"))
+    assert bool((biased.experts.layer(1) == 5).any(dim=-1).all())  # type: ignore[union-attr]
+
+
+def natural_routes_are_megatrons_own(folder: Path) -> None:
+    """Routed naturally by theory, each family's gate has the experts and log-probs of Megatron's own top-k."""
+    from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+
+    from scaled.megatron_engine.model import build_model
+    from scaled.megatron_engine.weights import load_hf
+
+    rollouts = batch(1, seed=3)
+    response = rollouts.responses[0]
+    sequence = torch.cat([torch.tensor(response.prompt.tokens), response.tokens])
+    n = len(sequence) - 1
+    for family in ("qwen3_moe", "olmoe", "deepseek_v3", "deepseek_v2"):
+        path = tiny_folder(folder.parent / f"own {family}", family)
+        engine = OneRank(path, algorithm("none"), micro_batch_size=1)
+        ours = engine.score(rollouts, PassRouting("natural"))
+        chunk = build_model(engine.rank.shape, training())[0]
+        load_hf([chunk], engine.rank.shape, engine.rank.layout, path)
+        RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
+        with torch.no_grad():
+            logits = chunk(sequence[None, :n], torch.arange(n)[None], None)[0]
+        recorded = [indices.sort(dim=-1).values for indices in RouterReplay.get_recorded_data()]
+        RouterReplay.clear_global_router_replay_instances()
+        assert ours.experts is not None and len(recorded) == len(engine.rank.shape.moe_layers)
+        for number, indices in zip(engine.rank.shape.moe_layers, recorded, strict=True):
+            assert torch.equal(ours.experts.layer(number).to(torch.int64), indices), (family, number)
+        logp = logits.log_softmax(-1).gather(1, sequence[1:, None])[-len(response.tokens) :, 0]
+        assert (ours.logp_BT[0] - logp).abs().max() < 1e-5, family
+
+
+def more_experts_than_a_byte_holds(folder: Path) -> None:
+    """[24] With 300 experts ids above 255 are replayed as they are."""
+    path = tiny_folder(
+        folder.parent / "wide", "qwen3_moe", num_experts=300, moe_intermediate_size=8, num_hidden_layers=2
+    )
+    rollouts = batch(4)
+    rows = sum(r.num_tokens - 1 for r in rollouts.responses)
+    ids = torch.tensor([[254, 299], [128, 256]]).expand(rows, 2, 2).to(torch.int16)
+    offsets = torch.tensor([0, *(r.num_tokens - 1 for r in rollouts.responses)]).cumsum(0)
+    record = RoutingRecord(ids.contiguous(), offsets, (0, 1), 300)
+    scores = OneRank(path, algorithm("R3")).score(rollouts, PassRouting("replay", record=record))
+    assert torch.equal(scores.experts.experts, record.experts)  # type: ignore[union-attr]
+
+
+def what_ignores_replay_is_refused(folder: Path) -> None:
+    """[26] A fused router, and a model without the hook, are refused before anything runs."""
+    from scaled.megatron_engine.model import refuse
+    from scaled.megatron_engine.replay import ChunkReplay
+
+    engine = OneRank(folder, algorithm("R3"))
+    chunk = engine.rank.policy.chunks[0]
+    chunk.config.moe_router_fusion = True
+    with pytest.raises(ValueError, match="moe_router_fusion"):
+        refuse(chunk.config)
+    chunk.decoder.layers[0].mlp.router.router_replay = None
+    with pytest.raises(ValueError, match="moe_enable_routing_replay"):
+        ChunkReplay(chunk, engine.rank.shape.gate)
+
+
+def models_are_freed(folder: Path) -> None:
+    """An engine that is dropped is collected with its routers: nothing process-wide holds them."""
+    import weakref
+
+    engine = OneRank(folder, algorithm("R3"))
+    engine.score(batch(2), PassRouting("natural"))
+    router = weakref.ref(engine.rank.policy.chunks[0].decoder.layers[0].mlp.router)
+    del engine
+    gc.collect()
+    assert router() is None
+
+
+LAWS = (
+    rows_are_transposed_both_ways,
+    two_models_do_not_touch_each_other,
+    layers_are_bound_by_number,
+    rows_must_be_those_of_the_batch,
+    missing_rows_and_padding_are_natural,
+    recomputation_without_the_pass_differs,
+    many_scores_leave_nothing,
+    a_pass_left_by_an_error_is_forgotten,
+    a_forward_needs_a_pass_and_a_backward,
+    gradients_reach_every_router,
+    a_selection_bias_chooses_and_stays,
+    natural_routes_are_megatrons_own,
+    more_experts_than_a_byte_holds,
+    what_ignores_replay_is_refused,
+    models_are_freed,
+)
+
+
+def run_laws(rank: int, folder: Path, port: int) -> dict[str, str | None]:
+    """All laws in one world of one rank."""
+    with joined(training(), rank, port):
+        return obey(LAWS, folder)
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory) -> dict[str, str | None]:
+    folder = write_model(tmp_path_factory.mktemp("replay") / "model")
+    return spawn(1, run_laws, folder, free_ports(1)[0])[0]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_replay(verdicts, law):
+    """Each law (its own docstring) holds in a real world of one rank."""
+    assert verdicts[law.__name__] is None, verdicts[law.__name__]

@@ -1,0 +1,153 @@
+"""The cluster run itself: Ray, two Megatron-core ranks and a vLLM engine, from config to verdict, killed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import scaled.run
+from lab.config.load import load
+from lab.records import RunFolder
+from lab.tasks.arithmetic import ALPHABET
+from lab.traces import Trace
+from sandbox.checkpoint import save
+from sandbox.model import MoE
+from scaled.cluster.training_group import TrainingGroup
+from scaled.config import ScaledRun
+from tests.scaled import vllm_world
+from theory.streams import stream
+
+pytestmark = [
+    pytest.mark.slow,
+    # Ray leaves its sockets and log files to the end of the process.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+CONFIG = """
+name: real
+seed: 1
+backend: scaled
+num_steps: 4
+task: {kind: arithmetic, min_digits: 2, max_digits: 2, num_held_out: 8}
+model: {path: MODEL}
+algorithm:
+  objective: {preset: minirl}
+  replay: {mode: Pr3, predictor: {num_positions: 4, learning_rate_multiplier: 10.0}}
+  batch: {num_prompts: 4, num_responses: 4, num_minibatches: 2}
+  sampling: {max_tokens: 12}
+  optimizer: {learning_rate: 1e-3}
+training: {num_ranks: 2, expert_parallel: 2, micro_batch_size: 2, precision: fp32, timeout_s: 120.0}
+rollout:
+  {num_engines: 1, max_model_len: 64, max_num_seqs: 32, max_num_batched_tokens: 256, kv_cache_gib: 0.05,
+   timeout_s: 600.0, precision: {compute: fp32}}
+evaluation: {every: 2, num_samples: 1, max_prompts: 4}
+checkpoint: {every: 2}
+traces: {every: 2}
+cluster: {object_store_gib: 0.2, bucket_mib: 1}
+logging: {loggers: []}
+"""
+MEASURED = ("timing_s/", "rollout/", "transfer/")
+"""Groups of metrics that say how a step ran, not what it computed."""
+
+
+class Events:
+    """What to kill, and when; and what was done."""
+
+    def __init__(self, rank_in_step: int | None, engine_in_step: int | None):
+        self.rank_in_step, self.engine_in_step = rank_in_step, engine_in_step
+        self.killed: list[str] = []
+
+    def wrap(self, patch: pytest.MonkeyPatch) -> None:
+        real = scaled.run.Session._step
+
+        def step(session, number, schedule, probe, recorder, training: TrainingGroup, rollout):
+            if number == self.rank_in_step and "rank" not in self.killed:
+                self.killed.append("rank")
+                os.kill(training.pids()[1], signal.SIGKILL)
+            if number == self.engine_in_step and "engine" not in self.killed:
+                self.killed.append("engine")
+                os.kill(rollout.pids()[0], signal.SIGKILL)
+            real(session, number, schedule, probe, recorder, training, rollout)
+
+        patch.setattr(scaled.run.Session, "_step", step)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh Qwen3-MoE of sizes that vLLM's kernels take, over the characters of the arithmetic task."""
+    folder = tmp_path_factory.mktemp("model")
+    save(MoE(replace(vllm_world.model_config(()), vocab_size=len(ALPHABET) + 2), stream(0, "real-model")), folder)
+    return folder
+
+
+def carry_out(model: Path, folder: Path, events: Events) -> RunFolder:
+    (folder / "config.yaml").write_text(CONFIG.replace("MODEL", str(model)))
+    config = load(folder / "config.yaml", ["--output", str(folder / "runs")], {"scaled": ScaledRun})
+    with pytest.MonkeyPatch.context() as patch:
+        events.wrap(patch)
+        return scaled.run.run(config, progress="none")
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run that nothing happened to."""
+    return carry_out(model, tmp_path_factory.mktemp("whole"), Events(None, None))
+
+
+def computed(folder: RunFolder) -> list[dict]:
+    """The rows of a run without what depends on the clock."""
+    return [{k: v for k, v in row.items() if not k.startswith(MEASURED)} for row in folder.metrics()]
+
+
+def test_both_engines_hold_one_policy(whole: RunFolder) -> None:
+    """In float32 vLLM and Megatron compute one policy: after every push the probe agrees to rounding, and so do KL and
+    routes of the first batch, before Pr3's predictor (which mu's gates hold, and old's do not) has learned anything.
+
+    Measured: probe 4e-7, k3 1e-13, no router that differs; the bounds leave room for other kernels' rounding.
+    """
+    rows = whole.metrics()
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert max(row["probe/mean_abs_diff"] for row in rows) < 1e-5
+    assert rows[1]["rollout_corr/k3_kl"] < 1e-9
+    assert rows[1]["routing/router_disagreement"] == 0.0
+    assert max(row["rollout_corr/k3_kl"] for row in rows[2:]) > 1e-6
+
+
+def test_the_predictor_reaches_the_engine(whole: RunFolder) -> None:
+    """Under Pr3 the predictor learns, and it is part of the weights that the probe compares."""
+    rows = whole.metrics()[1:]
+    norms = [row["predictor/weight_norm"] for row in rows]
+    assert norms == sorted(norms) and norms[-1] > 0
+    assert all(row["predictor/loss"] >= 0 for row in rows)
+
+
+def test_bytes_that_travel(whole: RunFolder, model: Path) -> None:
+    """A push moves the bytes of the weights once; rollouts cost bytes a token, not kilobytes."""
+    weights = (model / "model.safetensors").stat().st_size
+    for row in whole.metrics()[1:]:
+        assert 0.95 * weights < row["transfer/weights_bytes"] < 1.05 * weights
+        # Features dominate: at most 4 rows a response of hidden (128) and logits (8) in float32, for 3 layers.
+        assert row["transfer/rollout_bytes"] < 16 * 4 * 3 * 136 * 4 * 1.2 + row["progress/num_tokens"] * 64
+
+
+def test_traces_and_verdict(whole: RunFolder) -> None:
+    """A trace holds mu's and old's experts of real engines; the verdict says that five steps are too few."""
+    trace = Trace.load(whole.traces()[-1])
+    assert trace.record_mu is not None and trace.record_old is not None
+    assert trace.record_mu.num_native_rows == 0
+    assert torch.isfinite(trace.logp_mu).all() and torch.isfinite(trace.logp_old).all()
+    assert json.loads((whole.path / "verdict.json").read_text())["verdict"] == "undecided"
+
+
+def test_dead_ranks_and_engines_change_no_number(model: Path, whole: RunFolder, tmp_path: Path) -> None:
+    """A Megatron rank killed (-9) before step 4 and a vLLM engine before step 4's retry change no bit of any metric."""
+    events = Events(rank_in_step=3, engine_in_step=3)
+    folder = carry_out(model, tmp_path, events)
+    assert events.killed == ["rank", "engine"]
+    assert computed(folder) == computed(whole)
