@@ -14,6 +14,7 @@ from lab.records import RunFolder
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FIRST = ROOT / "notebooks" / "00_first_run.ipynb"
+TO_CLUSTER = ROOT / "notebooks" / "05_sandbox_to_cluster.ipynb"
 PLOTLY = "application/vnd.plotly.v1+json"
 LABELS = ("exact", "fp8", "fp8-minirl", "fp8-minirl-r3", "fp8-minirl-pr3")
 
@@ -74,6 +75,22 @@ def test_the_first_notebook(runs: Path) -> None:
         change = kl[label] / kl["fp8-minirl"] - 1
         assert f"{label}: KL {kl[label]:.1e}, {abs(change):.0%} {'less' if change < 0 else 'more'}" in seen
     assert "No run solved a held-out problem" in seen
+
+
+@pytest.mark.slow
+def test_from_sandbox_to_cluster(runs: Path) -> None:
+    """It trains three seeds once, promotes them with the replay mode that they had, and its plan fits."""
+    notebook = execute(TO_CLUSTER)
+    assert len(list((runs / "to-cluster-r3").iterdir())) == 3
+    cells = {cell.id: printed(cell) for cell in notebook.cells if cell.cell_type == "code"}
+    assert "replay.mode: runs R3, target none -> R3" in cells["promote"]
+    assert "routing records, int16" in cells["payloads"]
+    (memory, discrepancy) = figures(notebook)
+    training = sum(trace["x"][0] for trace in memory["data"])
+    assert f"A training GPU holds {training:.0f} GiB" in cells["seen"] and "It fits." in cells["seen"]
+    assert "Parameters: 30.5B" in cells["seen"]
+    assert len(discrepancy["data"]) == 3
+    assert "3 seeds, verdicts stable, stable, stable." in cells["seen"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

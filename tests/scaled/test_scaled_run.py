@@ -123,7 +123,7 @@ def test_the_predictor_reaches_the_engine(whole: RunFolder) -> None:
     """Under Pr3 the predictor learns, and it is part of the weights that the probe compares."""
     rows = whole.metrics()[1:]
     norms = [row["predictor/weight_norm"] for row in rows]
-    assert norms == sorted(norms) and norms[-1] > 0
+    assert min(norms) > 0.1 and len(set(norms)) == len(norms)
     assert all(row["predictor/loss"] >= 0 for row in rows)
 
 
