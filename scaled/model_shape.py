@@ -193,7 +193,7 @@ def _parse(fields: dict[str, Any]) -> ModelShape:
         num_heads=heads,
         num_kv_heads=int(fields.get("num_key_value_heads") or heads),
         head_dim=int(fields.get("head_dim") or hidden // heads) if latent is None else latent.value_dim,
-        num_experts=int(fields["n_routed_experts" if is_deepseek else "num_experts"]),
+        num_experts=_num_experts(fields, is_deepseek),
         experts_per_token=int(fields["num_experts_per_tok"]),
         expert_size=int(fields["intermediate_size" if family == "olmoe" else "moe_intermediate_size"]),
         dense_size=0 if family == "olmoe" else int(fields["intermediate_size"]),
@@ -208,6 +208,13 @@ def _parse(fields: dict[str, Any]) -> ModelShape:
         rope_theta=float(rope.get("rope_theta", fields.get("rope_theta") or 1e4)),
         max_positions=int(fields.get("max_position_embeddings", 4096)),
     )
+
+
+def _num_experts(fields: dict[str, Any], is_deepseek: bool) -> int:
+    if is_deepseek:
+        return int(fields["n_routed_experts"])
+    # transformers 5 saves Qwen3-MoE under its own name for it.
+    return int(fields["num_local_experts"] if "num_local_experts" in fields else fields["num_experts"])
 
 
 def _latent(fields: dict[str, Any]) -> LatentAttention:

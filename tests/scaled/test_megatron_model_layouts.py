@@ -204,7 +204,7 @@ def test_logits_are_those_of_transformers(family: str, layout: str, ran: Ran, re
 
 @pytest.mark.parametrize(("family", "layout"), CASES)
 def test_gradients_are_those_of_transformers(family: str, layout: str, ran: Ran, references: Any) -> None:
-    """In every layout each gradient, exported by the rules of weights, is transformers' (measured 4e-6 of its norm; margin 5)."""
+    """In every layout each exported gradient is transformers' (measured 4e-6 of its norm; margin 5)."""
     _, expected = references[family]
     gradients = {name: tensor for rank in ran(family, layout) for name, tensor in rank["gradients"].items()}
     assert gradients.keys() == expected.keys()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from scaled.model_shape import ModelShape, parse_shape
 from scaled.vllm_engine import routes
-from scaled.vllm_engine.capture import OVERRUN, FeatureRequest, FeatureStore, RouteStore, Step
+from scaled.vllm_engine.capture import FeatureRequest, FeatureStore, RouteStore, Step
 from theory.streams import stream
 
 NUM_PROMPT, NUM_TOKENS, E, K = 4, 9, 8, 2
@@ -141,11 +141,11 @@ def test_the_last_run_of_a_row_wins_and_overruns_are_cut():
 
 
 def drawn_rows(seed: int, num_prompt: int, num_rows: int, num_features: int, cuts: list[int]) -> list[int]:
-    """The feature rows of a request of so many rows, run in steps that begin at the cuts, with overrun rows."""
+    """The feature rows of a request of so many rows, run in steps that begin at the cuts, and two rows too many."""
     store = FeatureStore()
     keys = torch.rand(40, generator=stream(seed, "keys"), dtype=torch.float64)
     store.open("a", FeatureRequest(num_prompt, num_features, keys))
-    edges = sorted({0, *(c for c in cuts if c < num_rows), num_rows + OVERRUN})
+    edges = sorted({0, *(c for c in cuts if c < num_rows), num_rows + 2})
     for start, stop in itertools.pairwise(edges):
         hidden = torch.arange(start, stop).float()[None, :, None]
         store.add(Step(["b", "a"], [0, start], [1, stop - start]), torch.cat([-hidden[:, :1], hidden], 1),
