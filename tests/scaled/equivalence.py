@@ -1,0 +1,157 @@
+"""What sandbox and cluster agree on, measured: one checkpoint, one batch, fp32, in the sandbox and in every layout.
+
+`python -m tests.scaled.equivalence` prints the table of docs/equivalence.md; test_equivalence.py bounds it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scaled.config import ModelBlock
+from tests.scaled.megatron_world import free_ports, joined, spawn
+from tests.scaled.rank_world import (
+    LAYOUTS,
+    algorithm,
+    batch,
+    layers,
+    merged,
+    minibatches,
+    passes,
+    sandbox_engine,
+    training,
+    write_model,
+)
+from theory.contracts import TokenScores
+from theory.objectives import PRESETS, preset
+
+# A rate of zero: every objective meets the same weights. Nothing is clipped, so gradients are the objective's own.
+STILL = algorithm("R3", optimizer={"learning_rate": 0.0, "max_grad_norm": 1e9})
+MOVING = algorithm("Pr2")
+WORLDS: dict[str, tuple[int, dict[str, Any]]] = {"1 rank": (1, {}), **{name: (2, f) for name, f in LAYOUTS.items()}}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layout against the sandbox: the largest difference of each kind."""
+
+    layout: str
+    logp: float
+    routes: int
+    value: float
+    gradient: float
+    weights: float
+
+
+def measure_rank(
+    rank: int, folder: Path, old: TokenScores, worlds: dict[str, dict[str, Any]], ports: list[int]
+) -> dict[str, Any]:
+    """On one rank, by layout: scores of every pass, value and gradient of every objective, weights after updates."""
+    from scaled.megatron_engine.rank import MegatronRank
+
+    rollouts = batch()
+    routings = passes(rollouts, layers())
+    (first, *_), results = minibatches(rollouts, old, routings["replay"]), {}
+    for (name, fields), port in zip(worlds.items(), ports, strict=True):
+        layout = training(2 if name in LAYOUTS else 1, **fields)
+        with joined(layout, rank, port):
+            engine = MegatronRank(ModelBlock(path=str(folder)), layout, STILL)
+            result: dict[str, Any] = {"scores": {key: engine.score(rollouts, r) for key, r in routings.items()}}
+            result["objectives"] = {
+                key: (engine.update(first[0], preset(key), first[1]), dict(engine.gradients())) for key in PRESETS
+            }
+            engine = MegatronRank(ModelBlock(path=str(folder)), layout, MOVING)
+            for minibatch, routing in minibatches(rollouts, old, routings["replay"]):
+                engine.update(minibatch, MOVING.objective, routing)
+            results[name] = result | {"weights": dict(engine.export())}
+    return results
+
+
+def reference(folder: Path) -> dict[str, Any]:
+    """The same of the sandbox's engine."""
+    rollouts = batch()
+    engine = sandbox_engine(folder, STILL)
+    routings = passes(rollouts, layers())
+    scores = {key: engine.score(rollouts, routing) for key, routing in routings.items()}
+    made = minibatches(rollouts, scores["replay"], routings["replay"])
+    objectives = {}
+    for key in PRESETS:
+        value = engine.update(made[0][0], preset(key), made[0][1]).metrics["actor/objective"]
+        objectives[key] = (value, _gradients(engine))
+    moving = sandbox_engine(folder, MOVING)
+    for minibatch, routing in made:
+        moving.update(minibatch, MOVING.objective, routing)
+    return {"scores": scores, "objectives": objectives, "weights": dict(moving.named_tensors())}
+
+
+def _gradients(engine: Any) -> dict[str, Tensor]:
+    """The parameters' gradients under Hugging Face names."""
+    kept = {name: p.detach().clone() for name, p in engine.model.named_parameters()}
+    with torch.no_grad():
+        for parameter in engine.model.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        gradients = {name: tensor.clone() for name, tensor in engine.named_tensors()}
+        for name, parameter in engine.model.named_parameters():
+            parameter.copy_(kept[name])
+    return gradients
+
+
+def compare(name: str, ranks: list[dict[str, Any]], theirs: dict[str, Any]) -> Row:
+    """The row of a layout. A gradient's difference is relative to that objective's whole gradient norm."""
+    from scaled.megatron_engine.parts import assemble_scores, assemble_stats
+
+    parts = [rank[name] for rank in ranks if name in rank]
+    logp, routes, value, gradient = 0.0, 0, 0.0, 0.0
+    for key, b in theirs["scores"].items():
+        a = assemble_scores([part["scores"][key] for part in parts])
+        assert a.experts is not None and a.natural is not None
+        logp = max(logp, (a.logp_BT - b.logp_BT).abs().max().item())
+        routes += int((a.experts.experts != b.experts.experts).sum() + (a.natural.experts != b.natural.experts).sum())
+    for key, (expected, gradients) in theirs["objectives"].items():
+        got = assemble_stats([part["objectives"][key][0] for part in parts]).metrics["actor/objective"]
+        value = max(value, abs(got - expected))
+        ours = merged([part["objectives"][key][1] for part in parts])
+        assert ours.keys() == gradients.keys()
+        norm = sum(g.double().square().sum() for g in gradients.values()) ** 0.5
+        assert norm > 1e-3, key
+        off = sum((ours[n].double() - g.double()).square().sum() for n, g in gradients.items()) ** 0.5
+        gradient = max(gradient, float(off / norm))
+    weights = merged([part["weights"] for part in parts])
+    farthest = max((weights[n] - w).abs().max().item() for n, w in theirs["weights"].items())
+    return Row(name, logp, routes, value, gradient, farthest)
+
+
+def measure(folder: Path) -> list[Row]:
+    """The table: every layout against the sandbox."""
+    write_model(folder)
+    theirs = reference(folder)
+    old = theirs["scores"]["replay"]
+    rows = []
+    for num_ranks in (1, 2):
+        worlds = {name: fields for name, (n, fields) in WORLDS.items() if n == num_ranks}
+        ranks = spawn(num_ranks, measure_rank, folder, old, worlds, free_ports(len(worlds)), limit_s=400)
+        rows += [compare(name, ranks, theirs) for name in worlds]
+    return rows
+
+
+def markdown(rows: list[Row]) -> str:
+    """The rows as a table."""
+    lines = [
+        "| Megatron-core layout | log pi, nats | expert ids that differ | objective | gradient / its norm | weights |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        cells = f"{r.logp:.1e} | {r.routes} | {r.value:.1e} | {r.gradient:.1e} | {r.weights:.1e}"
+        lines.append(f"| {r.layout} | {cells} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        sys.stdout.write(markdown(measure(Path(scratch) / "model")) + "\n")
