@@ -49,7 +49,7 @@ class RankOptimizer:
             params_dtype=torch.bfloat16 if is_bf16 else torch.float32,
             use_distributed_optimizer=training.distributed_optimizer,
         )
-        # Without overrides Megatron would exempt norms and biases from weight decay.
+        # Megatron's own overrides put norms and biases into a group that its scheduler would not decay.
         wrapped: Any = self._chunks  # annotated as bare modules upstream
         optimizer = get_megatron_optimizer(config, wrapped, config_overrides={})
         self.megatron = optimizer if isinstance(optimizer, ChainedOptimizer) else ChainedOptimizer([optimizer])

@@ -101,7 +101,6 @@ class Policy:
         for chunk in self.chunks:
             for router in (module for module in chunk.modules() if isinstance(module, TopKRouter)):
                 router.weight.requires_grad_(not freeze_router)
-        self._mark_experts()
         config = self.chunks[0].config
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=self.training.distributed_optimizer
@@ -111,19 +110,6 @@ class Policy:
             for number, chunk in enumerate(self.wrapped)
         ]
         config.finalize_model_grads_func = _finalize
-
-    def _mark_experts(self) -> None:
-        """Tells Megatron that experts are reduced over their own replicas, wherever these are not the dense ones.
-
-        It marks them with expert parallelism alone. With EP 1 and ETP below TP the tensor-parallel ranks are replicas
-        of each expert, and without the mark each would train it on its own positions (tensor_parallel/layers.py).
-        """
-        if self.layout.edp_size == self.layout.dp_size:
-            return
-        for chunk in self.chunks:
-            for name, parameter in chunk.named_parameters():
-                if ".mlp.experts." in name:
-                    parameter.allreduce = False  # type: ignore[attr-defined]
 
     def run(
         self, micro_batches: Sequence[MicroBatch], routing: PassRouting, num_positions: int, loss: Loss | None = None
