@@ -1,7 +1,7 @@
 """The contract suite of training engines (tests/contracts) over a real Megatron-core rank: the same laws.
 
 Left out are laws of the sandbox alone: bits that do not depend on micro-batches, and its own checkpoint format (a
-rank's is in `test_megatron_rank_checkpoints`). The laws run in a rank's own process, as everything of Megatron's does here.
+rank's is in `test_megatron_rank_checkpoints`). The laws run in a rank's own process, as all of Megatron's does here.
 """
 
 from __future__ import annotations
