@@ -29,12 +29,15 @@ def ladder(
       firstorder ladder configs/demo_scaled/base.yaml --rung bf16 --rung 'bf16, fp8 weights'
     """
     from firstorder.plan import read_config
-    from scaled.ladder import RUNGS, climb, markdown
+    from scaled.ladder import RUNGS, Missing, climb, markdown
 
     _, _, run_config = read_config([config, *context.args])
     climbed = []
     for step in climb(run_config, seeds, rung or tuple(RUNGS)):
         climbed.append(step)
+        if isinstance(step, Missing):
+            typer.echo(f"{step.name:<36} {step.reason}", err=True)
+            continue
         kl = step.metrics["rollout_corr/k3_kl"]
         typer.echo(f"{step.name:<36} {step.num_tokens:>8} tokens  k3 {kl.mean:.2e} +- {kl.half_width:.0e}", err=True)
     table = markdown(climbed)

@@ -33,14 +33,15 @@ RUNGS: dict[str, PrecisionBlock] = {
     "bf16, fp8 weights and KV cache": PrecisionBlock(weights="fp8_block", kv_cache="fp8"),
 }
 
-COLUMNS = (
-    "rollout_corr/k3_kl",
-    "rollout_corr/extreme_frac_tau2",
-    "rollout_corr/probs_diff_mean",
-    "rollout_corr/probs_diff_max",
-    "routing/router_disagreement",
-    "routing/token_disagreement",
-)
+TITLES = {
+    "rollout_corr/k3_kl": "k3 KL(mu, old)",
+    "rollout_corr/extreme_frac_tau2": "F(2)",
+    "rollout_corr/probs_diff_mean": "mean of abs(old - mu)",
+    "rollout_corr/probs_diff_max": "max of abs(old - mu)",
+    "routing/router_disagreement": "routers that differ",
+    "routing/token_disagreement": "tokens with one",
+}
+"""What is measured on a rung, by registered name, and what the table calls it."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,22 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Rung:
-    """One engine against the trainer: metrics by registered name, over draws of `num_tokens` tokens in all."""
+class Missing:
+    """A rung that this machine has no kernels for, and why."""
 
     name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One engine against the trainer: metrics by registered name, over draws of `num_tokens` tokens in all.
+
+    `kernels` is native, or rounded where weights are on the precision's grid and arithmetic is in the compute type.
+    """
+
+    name: str
+    kernels: str
     num_seeds: int
     num_tokens: int
     metrics: dict[str, Estimate]
@@ -73,7 +86,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(fmean(values), float(student.ppf(0.975, n - 1)) * stdev(values) / n**0.5)
 
 
-def climb(config: ScaledRun, num_seeds: int, rungs: Sequence[str] = tuple(RUNGS)) -> Iterator[Rung]:
+def climb(config: ScaledRun, num_seeds: int, rungs: Sequence[str] = tuple(RUNGS)) -> Iterator[Rung | Missing]:
     """The rungs in order, each over `num_seeds` draws of the config's batch from the weights of `model.path`.
 
     The trainer is the config's `training`; its old pass routes naturally. Raises ValueError for an unknown rung, and
@@ -81,6 +94,7 @@ def climb(config: ScaledRun, num_seeds: int, rungs: Sequence[str] = tuple(RUNGS)
     """
     from scaled import run
     from scaled.cluster.ray_cluster import cluster
+    from scaled.vllm_engine.quantize import choose_kernels
 
     unknown = [name for name in rungs if name not in RUNGS]
     if unknown:
@@ -94,15 +108,20 @@ def climb(config: ScaledRun, num_seeds: int, rungs: Sequence[str] = tuple(RUNGS)
         training = session.ranks()
         try:
             for name in rungs:
+                try:
+                    kernels = choose_kernels(RUNGS[name], not places.has_gpus)
+                except ValueError as error:
+                    yield Missing(name, str(error))
+                    continue
                 rollout_block = config.rollout.model_copy(update={"precision": RUNGS[name]})
                 changed = config.model_copy(update={"rollout": rollout_block})
-                yield _rung(name, run.Session(changed, None, task, places), training, num_seeds)
+                yield _rung(name, kernels, run.Session(changed, None, task, places), training, num_seeds)
         finally:
             training.close()
             session.close()
 
 
-def _rung(name: str, session: Any, training: Any, num_seeds: int) -> Rung:
+def _rung(name: str, kernels: str, session: Any, training: Any, num_seeds: int) -> Rung:
     algorithm, task, seed = session.algorithm, session.task, session.config.seed
     rollout = session.engines()
     try:
@@ -122,17 +141,19 @@ def _rung(name: str, session: Any, training: Any, num_seeds: int) -> Rung:
     finally:
         rollout.close()
         session.close()
-    return Rung(name, num_seeds, num_tokens, {m: estimate([row[m] for row in rows]) for m in COLUMNS})
+    return Rung(name, kernels, num_seeds, num_tokens, {m: estimate([row[m] for row in rows]) for m in TITLES})
 
 
-def markdown(rungs: Sequence[Rung]) -> str:
-    """The rungs as a table: mean and half-width of the 95% interval over seeds."""
-    titles = ("engine", "k3 KL(mu, old)", "F(2)", "mean |old - mu|", "max |old - mu|", "routers that differ", "tokens")
+def markdown(rungs: Sequence[Rung | Missing]) -> str:
+    """The rungs as a table: mean and half-width of the 95% interval over seeds; below it, what is missing and why."""
+    titles = ("engine", "kernels", *TITLES.values())
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for rung in rungs:
-        cells = [f"{e.mean:.2g} +- {e.half_width:.1g}" for e in (rung.metrics[m] for m in COLUMNS)]
-        lines.append(f"| {rung.name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        if isinstance(rung, Rung):
+            cells = [f"{e.mean:.2g} ± {e.half_width:.1g}" for e in (rung.metrics[m] for m in TITLES)]
+            lines.append(f"| {rung.name} | {rung.kernels} | {' | '.join(cells)} |")
+    missing = [f"Not on this machine: {rung.name} ({rung.reason})." for rung in rungs if isinstance(rung, Missing)]
+    return "\n".join([*lines, *(["", *missing] if missing else [])]) + "\n"
 
 
-__all__ = ["RUNGS", "Estimate", "Rung", "climb", "estimate", "markdown"]
+__all__ = ["RUNGS", "Estimate", "Missing", "Rung", "climb", "estimate", "markdown"]

@@ -66,8 +66,8 @@ _METRICS = (
     Metric("staleness/extreme_frac_tau2", "fraction of tokens with max(pi/old, old/pi) > 2", "fraction",
            "R3 Eq. 3, for old against pi", "down"),
     Metric("staleness/version_lag_mean",
-           "mean over responses of (weight version that the trainer has when it scores them - version of mu)", "versions",
-           "here; MiniRL sec. 2.3 for what grows with it", "down"),
+           "mean over responses of (weight version that the trainer has when it scores them - version of mu)",
+           "versions", "here; what it causes is the staleness of MiniRL Eq. 5", "down"),
     Metric("staleness/version_lag_max", "max over responses of the same difference", "versions", "here", "down"),
     # -- the update
     Metric("actor/entropy", "mean over tokens of -sum_v pi log pi", "nats/token", "MiniRL sec. 4.2"),
@@ -121,7 +121,8 @@ _METRICS = (
     Metric("progress/num_tokens", "response tokens that the global step trains on", "tokens", "here"),
     Metric("progress/num_responses", "responses that the global step trains on", "responses", "here"),
     # -- a cluster: where the time goes, what travels, and whether both engines hold the same weights
-    Metric("timing_s/step", "wall-clock time of the global step, evaluation and recording left out", "s", "verl", "down"),
+    Metric("timing_s/step", "wall-clock time of the global step, evaluation and recording left out", "s", "verl",
+           "down"),
     Metric("timing_s/gen", "time in the rollout engines, all rounds of the global step together", "s", "verl", "down"),
     Metric("timing_s/old_log_prob", "time of the old pass", "s", "verl", "down"),
     Metric("timing_s/ref", "time of the reference pass", "s", "verl", "down"),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from scaled.cluster.probe import Probe, ProbeError, allowed, describe
+from scaled.cluster.rewards import AheadEngine, AheadTask
 from scaled.cluster.schedule import OneStepOff, Synchronous, version_lags
 from scaled.config import PrecisionBlock, ProbeBlock, ScheduleBlock, TrainingBlock
 from tests.contracts import worlds
@@ -281,3 +282,33 @@ def test_the_limit_is_the_configs_or_the_precisions() -> None:
     ]  # fmt: skip
     assert ladder == sorted(ladder) and len(set(ladder)) == len(ladder)
     assert describe(PrecisionBlock(weights="int8", kv_cache="fp8")) == "bf16, int8 weights, fp8 cache"
+
+
+# -- rewards computed ahead
+
+
+def test_rewards_ahead_are_the_tasks_own_and_several_at_a_time() -> None:
+    """Every response gets the task's own reward, two are graded at the same time, and a grader's error is raised."""
+    together = threading.Barrier(2)
+
+    class Slow(worlds.EvenTokens):
+        def reward(self, prompt, response) -> float:
+            together.wait(timeout=30)  # one at a time would wait for ever
+            return super().reward(prompt, response)
+
+    task = AheadTask(Slow(), num_threads=2)
+    engine = AheadEngine(worlds.rollout_engine("exact", worlds.model()), task)
+    rollouts = engine.generate(worlds.prompts(2), Sampling(6, 2))
+    expected = [worlds.EvenTokens().reward(r.prompt, r) for r in rollouts.responses]
+    assert [task.reward(r.prompt, r) for r in rollouts.responses] == expected
+    task.close()
+
+    class Broken(worlds.EvenTokens):
+        def reward(self, prompt, response) -> float:
+            raise RuntimeError("the grading process did not start")
+
+    task = AheadTask(Broken(), num_threads=1)
+    task.expect(rollouts)
+    with pytest.raises(RuntimeError, match="did not start"):
+        task.reward(rollouts.responses[0].prompt, rollouts.responses[0])
+    task.close()
