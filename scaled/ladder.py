@@ -12,16 +12,20 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scipy.stats import t as student
 
+from lab.tasks import TextTask
 from scaled.config import PrecisionBlock, ScaledRun
-from theory.contracts import Rollouts, Sampling
-from theory.loop import hand_over
+from theory.contracts import Sampling
 from theory.routing.passes import PASSES, PassRouting
 from theory.step_metrics import old_pass_metrics
 from theory.streams import derive_seed
+
+if TYPE_CHECKING:
+    from scaled.cluster.ray_cluster import Cluster
+    from scaled.cluster.training_group import TrainingGroup
 
 RUNGS: dict[str, PrecisionBlock] = {
     "fp32": PrecisionBlock(compute="fp32"),
@@ -93,7 +97,9 @@ def climb(config: ScaledRun, num_seeds: int, rungs: Sequence[str] = tuple(RUNGS)
     what `scaled.run` raises for a config that does not fit.
     """
     from scaled import run
+    from scaled.cluster.groups import training_group
     from scaled.cluster.ray_cluster import cluster
+    from scaled.cluster.transfer import Meter
     from scaled.vllm_engine.quantize import choose_kernels
 
     unknown = [name for name in rungs if name not in RUNGS]
@@ -104,44 +110,45 @@ def climb(config: ScaledRun, num_seeds: int, rungs: Sequence[str] = tuple(RUNGS)
     logs.mkdir(parents=True)
     task = run.open_task(config)
     with cluster(config, logs) as places:
-        session = run.Session(config, None, task, places)
-        training = session.ranks()
-        try:
-            for name in rungs:
-                try:
-                    kernels = choose_kernels(RUNGS[name], not places.has_gpus)
-                except ValueError as error:
-                    yield Missing(name, str(error))
-                    continue
-                rollout_block = config.rollout.model_copy(update={"precision": RUNGS[name]})
-                changed = config.model_copy(update={"rollout": rollout_block})
-                yield _rung(name, kernels, run.Session(changed, None, task, places), training, num_seeds)
-        finally:
-            training.close()
-            session.close()
+        training = training_group(config, places, Meter())
+        for name in rungs:
+            try:
+                kernels = choose_kernels(RUNGS[name], not places.has_gpus)
+            except ValueError as error:
+                yield Missing(name, str(error))
+                continue
+            rollout = config.rollout.model_copy(update={"precision": RUNGS[name]})
+            rows, num_tokens = _draws(config.model_copy(update={"rollout": rollout}), task, places, training, num_seeds)
+            metrics = {m: estimate([row[m] for row in rows]) for m in TITLES}
+            yield Rung(name, kernels, num_seeds, num_tokens, metrics)
 
 
-def _rung(name: str, kernels: str, session: Any, training: Any, num_seeds: int) -> Rung:
-    algorithm, task, seed = session.algorithm, session.task, session.config.seed
-    rollout = session.engines()
+def _draws(
+    config: ScaledRun, task: TextTask, places: Cluster, training: TrainingGroup, num_seeds: int
+) -> tuple[list[dict[str, float]], int]:
+    """The metrics of every draw from the config's engine, and the tokens of all."""
+    from scaled.cluster.groups import rollout_group
+    from scaled.cluster.transfer import Meter
+
+    algorithm = config.algorithm.build()
+    engine = rollout_group(config, task.tokenizer.eos_id, places, Meter())
+    rows, num_tokens = [], 0
     try:
-        hand_over(algorithm, rollout, training, version=0)
-        rows, num_tokens = [], 0
+        engine.load_weights(training.named_tensors(), version=0)
         for draw in range(num_seeds):
             sampling = Sampling(
                 max_tokens=algorithm.max_tokens,
                 num_responses=algorithm.num_responses,
                 temperature=algorithm.temperature,
-                seed=derive_seed(seed, "ladder", draw),
+                seed=derive_seed(config.seed, "ladder", draw),
             )
-            rollouts: Rollouts = rollout.generate(task.prompts(draw, algorithm.num_prompts), sampling)
+            rollouts = engine.generate(task.prompts(draw, algorithm.num_prompts), sampling)
             scores = training.score(rollouts, PassRouting("natural"))
             rows.append(old_pass_metrics(rollouts, scores, PASSES["none"]))
             num_tokens += sum(len(r.tokens) for r in rollouts.responses)
     finally:
-        rollout.close()
-        session.close()
-    return Rung(name, kernels, num_seeds, num_tokens, {m: estimate([row[m] for row in rows]) for m in TITLES})
+        engine.close()
+    return rows, num_tokens
 
 
 def markdown(rungs: Sequence[Rung | Missing]) -> str:

@@ -144,7 +144,6 @@ class Session:
 
         self.config, self.folder, self.task, self.places = config, folder, task, places
         self.algorithm = config.algorithm.build()
-        self.bucket_bytes = config.cluster.bucket_mib * 2**20
         self.meter: Meter = Meter()
         # Grading that runs in processes of its own is worth several threads; arithmetic is quicker than a thread.
         self.ahead = None if config.task.kind == "arithmetic" else AheadTask(task)
@@ -180,27 +179,15 @@ class Session:
 
     def ranks(self) -> TrainingGroup:
         """The training engine."""
-        from scaled.cluster.training_group import TrainingGroup, build_megatron, megatron_assembly
+        from scaled.cluster.groups import training_group
 
-        config = self.config
-        model = config.model.model_copy(update={"path": str(Path(config.model.path).resolve())})
-        build = partial(build_megatron, model, config.training, self.algorithm)
-        return TrainingGroup(
-            self.places, build, config.training.num_ranks, megatron_assembly(),
-            bucket_bytes=self.bucket_bytes, meter=self.meter,
-        )  # fmt: skip
+        return training_group(self.config, self.places, self.meter)
 
     def engines(self) -> RolloutGroup:
         """The rollout engine."""
-        from scaled.cluster.rollout_group import RolloutGroup, build_vllm
+        from scaled.cluster.groups import rollout_group
 
-        rollout = self.config.rollout
-        config_json = (Path(self.config.model.path) / "config.json").read_text(encoding="utf-8")
-        build = partial(build_vllm, config_json, rollout, self.task.tokenizer.eos_id)
-        return RolloutGroup(
-            self.places, build, rollout.num_engines, timeout_s=float(rollout.timeout_s),
-            max_restarts=rollout.max_restarts, bucket_bytes=self.bucket_bytes, meter=self.meter,
-        )  # fmt: skip
+        return rollout_group(self.config, self.task.tokenizer.eos_id, self.places, self.meter)
 
     def _steps(self, training: TrainingGroup, rollout: RolloutGroup, progress: ProgressKind) -> None:
         config, folder = self.config, self.folder

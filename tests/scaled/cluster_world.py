@@ -161,7 +161,7 @@ class SandboxSession(Session):
         build = partial(build_rank, folder=folder, algorithm=self.algorithm)
         return TrainingGroup(
             self.places, build, self.config.training.num_ranks, ASSEMBLY,
-            bucket_bytes=self.bucket_bytes, meter=self.meter,
+            bucket_bytes=2**20, meter=self.meter,
         )  # fmt: skip
 
     def engines(self) -> RolloutGroup:
@@ -169,7 +169,7 @@ class SandboxSession(Session):
         rollout = self.config.rollout
         return RolloutGroup(
             self.places, build, rollout.num_engines, timeout_s=float(rollout.timeout_s),
-            max_restarts=rollout.max_restarts, bucket_bytes=self.bucket_bytes, meter=self.meter,
+            max_restarts=rollout.max_restarts, bucket_bytes=2**20, meter=self.meter,
         )  # fmt: skip
 
 

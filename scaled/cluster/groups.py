@@ -1,0 +1,40 @@
+"""A run's ranks and engines, built from its config: Megatron-core and vLLM at their places in the cluster."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from scaled.cluster.ray_cluster import Cluster
+from scaled.cluster.rollout_group import RolloutGroup, build_vllm
+from scaled.cluster.training_group import TrainingGroup, build_megatron, megatron_assembly
+from scaled.cluster.transfer import Meter
+from scaled.config import ScaledRun
+
+
+def training_group(config: ScaledRun, places: Cluster, meter: Meter) -> TrainingGroup:
+    """The training engine, with the weights of `model.path`."""
+    model = config.model.model_copy(update={"path": str(Path(config.model.path).resolve())})
+    build = partial(build_megatron, model, config.training, config.algorithm.build())
+    return TrainingGroup(
+        places, build, config.training.num_ranks, megatron_assembly(), bucket_bytes=_bucket(config), meter=meter
+    )
+
+
+def rollout_group(config: ScaledRun, stop_token: int | None, places: Cluster, meter: Meter) -> RolloutGroup:
+    """The rollout engine; its engines wait for weights."""
+    rollout = config.rollout
+    config_json = (Path(config.model.path) / "config.json").read_text(encoding="utf-8")
+    return RolloutGroup(
+        places,
+        partial(build_vllm, config_json, rollout, stop_token),
+        rollout.num_engines,
+        timeout_s=float(rollout.timeout_s),
+        max_restarts=rollout.max_restarts,
+        bucket_bytes=_bucket(config),
+        meter=meter,
+    )
+
+
+def _bucket(config: ScaledRun) -> int:
+    return config.cluster.bucket_mib * 2**20
