@@ -55,6 +55,7 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
     task = open_task(config)
     _check_vocabulary(config, task, shape)
     from scaled.cluster.ray_cluster import cluster
+    from scaled.vllm_engine.quantize import choose_kernels
 
     if folder is None:
         folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
@@ -62,8 +63,9 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
     with folder.hold():
         found = manifest(seed=config.seed)
         found["versions"] |= versions
-        folder.write_manifest(found | {"layout": _layout(config)})
         with cluster(config, folder.path) as places:
+            kernels = choose_kernels(config.rollout.precision, not places.has_gpus)
+            folder.write_manifest(found | {"layout": _layout(config), "engine_kernels": kernels})
             session = Session(config, folder, task, places)
             try:
                 session.train(progress)

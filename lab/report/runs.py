@@ -95,6 +95,8 @@ class Run:
         if isinstance(precision, dict):
             coarse = {"weights": "weights", "kv_cache": "cache"}
             parts = [f"{precision[key]} {word}" for key, word in coarse.items() if precision.get(key, "same") != "same"]
+            if self.manifest.get("engine_kernels") == "rounded":
+                parts.append("rounded")  # on the precision's grid, computed in the wider type
             return ", ".join([f"vLLM {precision.get('compute')}", *parts])
         engine = self.setting("engine")
         if not isinstance(engine, dict):
