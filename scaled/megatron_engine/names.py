@@ -125,34 +125,4 @@ def _known(rules: dict[str, Any], name: str) -> Any:
     return rules[name]
 
 
-def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Every Hugging Face name of the whole model and its shape: what a checkpoint must hold, no more and no less."""
-    rules = [
-        _outer_rule(shape, name) for name in ("embedding.word_embeddings.weight", "decoder.final_layernorm.weight")
-    ]
-    if not shape.tied_head:
-        rules.append(_outer_rule(shape, "output_layer.weight"))
-    fcs = ("linear_fc1.weight", "linear_fc2.weight")
-    for layer in range(shape.num_layers):
-        names = [f"self_attention.{name}.weight" for name in _attention_names(shape)]
-        names += ["input_layernorm.weight", "pre_mlp_layernorm.weight"]
-        if layer in shape.dense_layers:
-            names += [f"mlp.{fc}" for fc in fcs]
-        else:
-            names += ["mlp.router.weight", *(["mlp.router.expert_bias"] if shape.has_selection_bias else [])]
-            names += [f"mlp.shared_experts.{fc}" for fc in fcs if shape.num_shared_experts]
-            rules += [rule(shape, fc, layer, expert) for expert in range(shape.num_experts) for fc in fcs]
-        rules += [rule(shape, name, layer) for name in names]
-    return {name: size for one in rules for name, size in zip(one.names, one.shapes, strict=True)}
-
-
-def _attention_names(shape: ModelShape) -> list[str]:
-    if shape.latent_attention is None:
-        norms = [] if shape.qk_norm == "none" else ["q_layernorm", "k_layernorm"]
-        return ["linear_qkv", "linear_proj", *norms]
-    query = ["linear_q_down_proj", "linear_q_up_proj", "q_layernorm"]
-    queries = ["linear_q_proj"] if shape.latent_attention.query_rank is None else query
-    return [*queries, "linear_kv_down_proj", "linear_kv_up_proj", "kv_layernorm", "linear_proj"]
-
-
-__all__ = ["Rule", "hf_shapes", "rule"]
+__all__ = ["Rule", "rule"]

@@ -18,9 +18,10 @@ from megatron.core import parallel_state
 from safetensors import safe_open
 from torch import Tensor
 
-from scaled.megatron_engine.names import Rule, hf_shapes, rule
+from scaled.megatron_engine.names import Rule, rule
 from scaled.megatron_engine.parallel import Layout
 from scaled.model_shape import ModelShape
+from scaled.weight_names import weight_shapes
 
 # Constants that old checkpoints carry and that every engine computes from the config.
 DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")
@@ -108,7 +109,7 @@ def load_hf(
             weight.tensor.data.zero_()
         for part, name in enumerate(weight.rule.names):
             places.setdefault(name, []).append((weight, part))
-    expected = hf_shapes(shape)
+    expected = weight_shapes(shape)
     seen: set[str] = set()
     unexpected: list[str] = []
     for name, size, read in _entries(source):

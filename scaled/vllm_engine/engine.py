@@ -27,7 +27,8 @@ from scaled.model_shape import load_shape
 from scaled.vllm_engine import environment, routes
 from scaled.vllm_engine.quantize import DTYPES, Kernels, check_precision, choose_kernels, quantised, quantization_config
 from scaled.vllm_engine.requests import OPTIONS, Request, check_tokens, sampling_params, scoring_params
-from scaled.vllm_engine.weight_names import check_weights, weight_shapes
+from scaled.vllm_engine.weights_check import check_weights
+from scaled.weight_names import weight_shapes
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 from theory.routing.features import RouterFeatures
 from theory.routing.record import RoutingRecord, offsets_of

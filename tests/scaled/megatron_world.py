@@ -26,8 +26,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scaled.config import TrainingBlock
-from scaled.megatron_engine.names import hf_shapes
 from scaled.model_shape import parse_shape
+from scaled.weight_names import weight_shapes
 from theory.streams import stream
 
 COMMON: dict[str, Any] = {
@@ -116,7 +116,7 @@ def tiny_folder(folder: Path, family: str = "qwen3_moe", seed: int = 0, num_file
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     generator = stream(seed, "tiny_folder", family)
-    tensors = {name: _draw(name, size, generator) for name, size in hf_shapes(parse_shape(fields)).items()}
+    tensors = {name: _draw(name, size, generator) for name, size in weight_shapes(parse_shape(fields)).items()}
     where = {name: f"model-{i % num_files}.safetensors" for i, name in enumerate(tensors)}
     for file in sorted(set(where.values())):
         own = {name: tensor for name, tensor in tensors.items() if where[name] == file}

@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from scaled.config import TrainingBlock
-from scaled.megatron_engine.names import hf_shapes, rule
+from scaled.megatron_engine.names import rule
 from scaled.model_shape import load_shape, parse_shape
+from scaled.weight_names import weight_shapes
 from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_config, tiny_folder
 
 # Sixteen ranks of one layout with every kind of split, four of another; none of them needs another rank to load.
@@ -228,7 +229,7 @@ def test_streams_load_as_folders_do(errors: Any) -> None:
 def test_names_hold_all_parameters(family: str) -> None:
     """The shapes of all names sum to ModelShape's count of parameters, but for the selection bias, which is none."""
     shape = parse_shape(tiny_config(family))
-    sizes = {n: torch.Size(s).numel() for n, s in hf_shapes(shape).items() if not n.endswith("correction_bias")}
+    sizes = {n: torch.Size(s).numel() for n, s in weight_shapes(shape).items() if not n.endswith("correction_bias")}
     assert sum(sizes.values()) == shape.num_parameters
 
 

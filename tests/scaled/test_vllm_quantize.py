@@ -17,7 +17,7 @@ from scaled.config import PrecisionBlock, RolloutBlock
 from scaled.model_shape import ModelShape, load_shape, parse_shape
 from scaled.vllm_engine import quantize
 from scaled.vllm_engine.quantize import block_fp8, channel_int8, dequantised, is_quantised
-from scaled.vllm_engine.weight_names import weight_shapes
+from scaled.weight_names import weight_shapes
 from tests.scaled import vllm_world as world
 from theory.routing.gates import GATES
 from theory.streams import stream

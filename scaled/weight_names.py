@@ -1,16 +1,11 @@
-"""The Hugging Face names and shapes of every weight of a model, from its ModelShape alone.
+"""Every weight of a model by its Hugging Face name, with its shape, from the ModelShape alone.
 
-A push is compared with this table before the engine is touched: vLLM takes a name that is missing for uninitialised
-memory, with a warning at most.
+Checkpoints and pushes are compared with this table before a model or an engine is touched.
 
 Letters beyond theory/contracts.py: F hidden width of one expert.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-
-from torch import Tensor
 
 from scaled.model_shape import ModelShape
 
@@ -83,25 +78,3 @@ def _experts(shape: ModelShape, prefix: str) -> dict[str, Shape]:
     if shape.num_shared_experts > 0:
         names |= _mlp(shape.hidden_size, shape.num_shared_experts * shape.expert_size, prefix + "shared_experts.")
     return names
-
-
-def check_weights(given: Mapping[str, Tensor], repeated: list[str], expected: Mapping[str, Shape]) -> None:
-    """Raises ValueError that names the missing, unexpected, repeated and misshapen weights of a push."""
-    problems = {
-        "missing": [name for name in expected if name not in given],
-        "unexpected": [name for name in given if name not in expected],
-        "repeated": repeated,
-        "misshapen": [
-            f"{name} (expected {expected[name]}, got {tuple(tensor.shape)} {str(tensor.dtype)[6:]})"
-            for name, tensor in given.items()
-            if name in expected and (tuple(tensor.shape) != expected[name] or not tensor.is_floating_point())
-        ],
-    }
-    found = "; ".join(_listed(kind, names) for kind, names in problems.items() if names)
-    if found:
-        raise ValueError(f"load_weights: weights do not fit the model: {found}")
-
-
-def _listed(kind: str, names: list[str], limit: int = 5) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{kind} {', '.join(names[:limit])}{more}"
