@@ -39,6 +39,7 @@ test-core: check  ## what holds without vLLM and Megatron-core: the checks, then
 
 # A process a file: an engine owns its process (vLLM and Megatron-core keep global state), and ends with it.
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
+	$(BIN)/pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python
 	printf '%s\n' tests/scaled/test_*.py | xargs -P 2 -n 1 $(BIN)/python -m pytest
 
 check: $(VENV)/.installed-dev  ## lint, format, types, direction of imports
