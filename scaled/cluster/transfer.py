@@ -105,6 +105,9 @@ def buckets(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[Bucket]:
         if filling is None:
             filling = _Filling(max(bucket_bytes, tensor.nbytes))
         filling.add(name, tensor)
+        if tensor.nbytes >= bucket_bytes:  # full: not even an empty tensor may join it
+            yield filling.close()
+            filling = None
     if filling is not None:
         yield filling.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sandbox.checkpoint import to_hf
@@ -42,6 +42,7 @@ SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=
 
 
 @given(st.integers(0, 99), SHAPES, st.lists(st.sampled_from(DTYPES), min_size=8, max_size=8), st.integers(1, 600))
+@example(0, [[4, 4], [0]], [torch.float32] * 8, 1)
 def test_every_bit_of_every_dtype_arrives_and_buckets_are_bounded(seed, shapes, dtypes, size) -> None:
     """Any tensors, bfloat16 and empty ones included, arrive whole and in order in buckets of at most the size, or of
     one tensor."""
