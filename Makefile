@@ -11,6 +11,8 @@ DEMO := $(filter-out %base.yaml,$(wildcard configs/demo/*.yaml))
 
 # One thread a process: the matrices here are small, and a second thread costs more than it gives.
 export OMP_NUM_THREADS := 1
+# Dozens of short-lived processes import vLLM, Ray and Megatron-core: compiled once, they start much faster.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-scaled test test-core test-scaled check format bench lab clean
 
