@@ -125,7 +125,10 @@ def _connection(config: ScaledRun) -> Iterator[None]:
         try:
             ray.init(address=config.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
-            raise ValueError(f"cluster.address: no Ray cluster at {config.cluster.address}: {error}") from None
+            raise ValueError(
+                f"cluster.address: no Ray cluster at {config.cluster.address}: {error} (where `ray start` asked for a "
+                "token, RAY_AUTH_MODE=token sends it)"
+            ) from None
         try:
             yield
         finally:
