@@ -1,0 +1,1 @@
+"""Expectations by enumeration: with a small vocabulary and short responses nothing needs to be estimated."""

@@ -1,0 +1,183 @@
+"""The bias and the variance of a policy-gradient estimator, as finite sums: no sample is drawn.
+
+The estimator of one group is sum_i a_i u(y_i): a_i is advantage over denominator (theory/exact/groups.py), and u(y) the
+gradient that the objective's own code gives a response at advantage +1 or -1, so what is audited is what trains.
+
+Letters: theory/exact/tree.py and groups.py. Papers: MiniRL (arXiv 2512.01374) Eq. 1, 2 and 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from theory.exact.groups import Classes, Group, Moments, classes, moments
+from theory.exact.policies import TreePolicy
+from theory.exact.tree import Paths
+from theory.objectives import Objective, Totals
+
+Edges = Sequence[Float[Tensor, "n V"]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is asked: the target policy, the one that sampled, the training engine's old one, and a reward a response.
+
+    `trained` is the policy whose gradients an estimator takes, where that is another than the target: the same weights
+    under replayed routes. Raises ValueError where the rewards are not one a response, or not finite.
+    """
+
+    target: TreePolicy
+    logp_mu: Edges
+    logp_old: Edges
+    reward_Y: Float[Tensor, " Y"]
+    trained: TreePolicy | None = None
+
+    def __post_init__(self) -> None:
+        num = self.target.tree.num_responses
+        if self.reward_Y.shape != (num,):
+            raise ValueError(f"reward_Y: expected {num} rewards, one a response, got shape {tuple(self.reward_Y.shape)}")
+        if not self.reward_Y.isfinite().all():
+            raise ValueError(f"reward_Y: expected finite rewards, got {self.reward_Y[~self.reward_Y.isfinite()][0]}")
+
+
+def value(problem: Problem) -> float:
+    """J_seq = E_pi[R], in units of reward (MiniRL Eq. 1)."""
+    tree = problem.target.tree
+    return float((tree.log_probabilities(problem.target.logp()).exp() * problem.reward_Y).sum())
+
+
+def true_gradient(problem: Problem) -> Float[Tensor, " Q"]:
+    """grad J_seq = E_pi[R sum_t grad log pi_t], exactly (MiniRL Eq. 2).
+
+    The mean reward is taken off, which changes no bit of the mathematics and keeps digits.
+    """
+    tree, logp = problem.target.tree, problem.target.logp()
+    probability_Y = tree.log_probabilities(logp).exp()
+    centred_Y = problem.reward_Y - (probability_Y * problem.reward_Y).sum()
+    edges = tree.zero_edges()
+    for rows, paths in tree.chunks():
+        each_B1 = (probability_Y[rows] * centred_Y[rows])[:, None]
+        tree.scatter(edges, each_B1.expand(-1, tree.max_length), paths)
+    return problem.target.pullback(edges)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean and covariance of the gradient that one group of responses gives, against the true gradient.
+
+    `variance` is the trace of the covariance of one group's estimate times its number of responses: an estimate from n
+    responses in whole groups has variance / n. Both gradients are in units of the objective a parameter.
+    `num_draws` is None where all is exact, else how many groups the advantages' distribution was sampled from.
+    """
+
+    mean: Float[Tensor, " Q"]
+    truth: Float[Tensor, " Q"]
+    variance: float
+    num_draws: int | None = None
+
+    @property
+    def bias(self) -> float:
+        """||mean - truth|| / ||truth||, >= 0."""
+        return float((self.mean - self.truth).norm() / self.truth.norm())
+
+    @property
+    def scale(self) -> float:
+        """<mean, truth> / ||truth||^2: how long the step is along the true gradient."""
+        return float(self.mean @ self.truth / self.truth.square().sum())
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle to the true gradient, in [-1, 1]; nan where the estimate is 0 on average."""
+        return float(self.mean @ self.truth / (self.mean.norm() * self.truth.norm()))
+
+    @property
+    def direction_bias(self) -> float:
+        """The least bias that a rescaling leaves, sqrt(1 - cosine^2), in [0, 1]: length normalisation is no excuse."""
+        return math.sqrt(max(0.0, 1 - self.cosine**2))
+
+    def error(self, num_responses: int) -> float:
+        """Root of the mean squared error of an estimate from that many responses, over ||truth||."""
+        total = (self.mean - self.truth).square().sum() + self.variance / num_responses
+        return float(total.sqrt() / self.truth.norm())
+
+
+def estimate(
+    problem: Problem,
+    objective: Objective,
+    group: Group,
+    generator: torch.Generator | None = None,
+    truth: Float[Tensor, " Q"] | None = None,
+) -> Estimate:
+    """The exact moments of `objective`'s gradient from groups drawn from mu; `truth` is computed unless it is given.
+
+    Raises ValueError for an objective with a KL penalty: its reference is not part of the problem.
+    """
+    if objective.kl_coefficient > 0:
+        raise ValueError(f"{objective.name}: expected kl_coefficient 0, got {objective.kl_coefficient}")
+    policy = problem.target if problem.trained is None else problem.trained
+    tree, logp_pi = policy.tree, policy.logp()
+    log_mu_Y = tree.log_probabilities(problem.logp_mu)
+    kept_Y = torch.cat([_kept(problem, objective, paths) for _, paths in tree.chunks()])
+    by_length = objective.aggregation.counts == "tokens"
+    of = classes(log_mu_Y.exp(), problem.reward_Y, kept_Y, tree.lengths, by_length)
+    means, squares_sC = _class_gradients(problem, objective, policy, logp_pi, log_mu_Y, of)
+    weights = moments(objective, group, of, generator)
+    mean = torch.einsum("sc,scq->q", weights.first_sC, means)
+    second = (weights.square_sC * squares_sC).sum() + _cross(weights, means)
+    G = group.num_responses or 1
+    variance = G * float(second - mean.square().sum())
+    return Estimate(mean, true_gradient(problem) if truth is None else truth, variance, weights.num_draws)
+
+
+def _cross(weights: Moments, means_sCQ: Tensor) -> Tensor:
+    gram = torch.einsum("scq,rdq->scrd", means_sCQ, means_sCQ)
+    return (weights.cross_sCsC * gram).sum()
+
+
+def _class_gradients(
+    problem: Problem, objective: Objective, policy: TreePolicy, logp_pi: Edges, log_mu_Y: Tensor, of: Classes
+) -> tuple[Float[Tensor, "2 C Q"], Float[Tensor, "2 C"]]:
+    """E_mu[u(y)] and E_mu[||u(y)||^2] within each class, for advantages +1 and -1."""
+    tree, C = policy.tree, len(of)
+    edges = [[tree.zero_edges() for _ in range(C)] for _ in range(2)]
+    squares_sC = torch.zeros(2, C, dtype=torch.float64)
+    # A class that mu never samples has no mean; it gets none, and the weight 0.
+    share_Y = log_mu_Y.exp() / of.probability_C.clamp(min=torch.finfo(torch.float64).tiny)[of.index_Y]
+    for rows, paths in tree.chunks():
+        class_B, share_B = of.index_Y[rows], share_Y[rows]
+        for s, sign in enumerate((1.0, -1.0)):
+            coefficients_BT = _coefficients(problem, objective, logp_pi, paths, sign)
+            squares_sC[s].index_add_(0, class_B, share_B * policy.squared_norms(coefficients_BT, paths))
+            for c in range(C):
+                on = class_B == c
+                part = Paths(paths.nodes_BT[on], paths.tokens_BT[on], paths.is_response_BT[on])
+                tree.scatter(edges[s][c], share_B[on, None] * coefficients_BT[on], part)
+    means = [torch.stack([policy.pullback(edges[s][c]) for c in range(C)]) for s in range(2)]
+    return torch.stack(means), squares_sC
+
+
+def _coefficients(
+    problem: Problem, objective: Objective, logp_pi: Edges, paths: Paths, sign: float
+) -> Float[Tensor, "B T"]:
+    """d J / d log pi_t of each response alone, at advantage `sign` and denominator 1."""
+    tree = problem.target.tree
+    pi_BT = tree.gather(logp_pi, paths).requires_grad_()
+    old_BT, mu_BT = tree.gather(problem.logp_old, paths), tree.gather(problem.logp_mu, paths)
+    advantages_B = torch.full((len(pi_BT),), sign, dtype=torch.float64)
+    output = objective(pi_BT, old_BT, mu_BT, advantages_B, paths.is_response_BT, totals=Totals(1, 1))
+    return torch.autograd.grad(output.objective, pi_BT)[0]
+
+
+def _kept(problem: Problem, objective: Objective, paths: Paths) -> Bool[Tensor, " B"]:
+    tree = problem.target.tree
+    old_BT, mu_BT = tree.gather(problem.logp_old, paths), tree.gather(problem.logp_mu, paths)
+    return objective.kept(old_BT, mu_BT, paths.is_response_BT).any(1)
+
+
+__all__ = ["Edges", "Estimate", "Problem", "estimate", "true_gradient", "value"]

@@ -1,0 +1,178 @@
+"""What a group of G sampled responses makes of rewards: the exact distribution of advantages and denominators.
+
+An advantage and a denominator depend on a response only through its class: its reward, whether it is kept, and its
+number of kept tokens. A group is then a vector of counts, multinomial under mu, and every moment is a finite sum.
+
+Letters beyond theory/exact/tree.py: C classes of responses, M groups (vectors of counts), s the sign of an advantage.
+Papers: MiniRL (arXiv 2512.01374) sec. 4.1 and App. A.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from theory import advantages
+from theory.objectives import Objective
+
+MAX_GROUPS = 200_000
+"""More count vectors than this are sampled instead of enumerated."""
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of responses, with their probabilities under mu, and the class of every response."""
+
+    index_Y: Int[Tensor, " Y"]
+    probability_C: Float[Tensor, " C"]
+    reward_C: Float[Tensor, " C"]
+    is_kept_C: Bool[Tensor, " C"]
+    num_tokens_C: Int[Tensor, " C"]
+
+    def __len__(self) -> int:
+        return len(self.probability_C)
+
+
+def classes(
+    probability_Y: Float[Tensor, " Y"],
+    reward_Y: Float[Tensor, " Y"],
+    is_kept_Y: Bool[Tensor, " Y"],
+    num_tokens_Y: Int[Tensor, " Y"],
+    by_length: bool,
+) -> Classes:
+    """Responses sorted into classes; `by_length` where the denominator counts tokens. Rejected ones have 0 tokens."""
+    tokens_Y = torch.where(is_kept_Y, num_tokens_Y, 0) if by_length else torch.zeros_like(num_tokens_Y)
+    keys = torch.stack([reward_Y.double(), is_kept_Y.double(), tokens_Y.double()], dim=1)
+    unique, index_Y = torch.unique(keys, dim=0, return_inverse=True)
+    probability_C = torch.zeros(len(unique), dtype=torch.float64).index_add_(0, index_Y, probability_Y.double())
+    return Classes(index_Y, probability_C, unique[:, 0], unique[:, 1] > 0, unique[:, 2].long())
+
+
+@dataclass(frozen=True)
+class Group:
+    """How advantages arise. G responses share a prompt; with `num_responses` None the group is infinitely large.
+
+    Then the mean of its rewards is the expectation under mu (`baseline` "mean"), or nothing is subtracted ("none");
+    with a finite G the objective's own advantage is taken, as in training.
+    """
+
+    num_responses: int | None = 8
+    baseline: Literal["mean", "none"] = "mean"
+
+    def __post_init__(self) -> None:
+        if self.num_responses is not None and self.num_responses < 2:
+            raise ValueError(f"num_responses: expected at least 2 or None (infinitely many), got {self.num_responses}")
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of a_i = advantage / denominator, by class and sign, of the responses of one group.
+
+    first_sC: E[sum_i |a_i| 1(class, sign)]; square_sC: E[sum_i a_i^2 1(class, sign)];
+    cross_sCsC: E[sum_(i != j) |a_i| |a_j| 1(class, sign of i) 1(class, sign of j)]. Signs: 0 is A > 0, 1 is A < 0.
+    `num_draws` is None where they are exact, else how many groups were sampled.
+    """
+
+    first_sC: Float[Tensor, "2 C"]
+    square_sC: Float[Tensor, "2 C"]
+    cross_sCsC: Float[Tensor, "2 C 2 C"]
+    num_draws: int | None = None
+
+
+def moments(
+    objective: Objective, group: Group, of: Classes, generator: torch.Generator | None = None, num_draws: int = 20_000
+) -> Moments:
+    """The moments under this objective's advantage and denominator.
+
+    Exact where at most MAX_GROUPS count vectors exist; otherwise over `num_draws` groups drawn with `generator`.
+    Raises ValueError where a generator is needed and none is given.
+    """
+    if group.num_responses is None:
+        return _infinite(group, of, objective)
+    G, C = group.num_responses, len(of)
+    if math.comb(G + C - 1, C - 1) <= MAX_GROUPS:
+        counts_MC = _compositions(G, C)
+        log_p_M = _log_multinomial(counts_MC, of.probability_C)
+        return _from_counts(objective, of, counts_MC, log_p_M.exp())
+    if generator is None:
+        raise ValueError(
+            f"expected a generator: {math.comb(G + C - 1, C - 1):,} groups of {G} from {C} classes are too many "
+            f"to enumerate (at most {MAX_GROUPS:,})"
+        )
+    draws_MG = torch.multinomial(of.probability_C, num_draws * G, replacement=True, generator=generator)
+    counts_MC = torch.nn.functional.one_hot(draws_MG.view(num_draws, G), C).sum(1)
+    weight_M = torch.full((num_draws,), 1 / num_draws, dtype=torch.float64)
+    exact = _from_counts(objective, of, counts_MC, weight_M)
+    return Moments(exact.first_sC, exact.square_sC, exact.cross_sCsC, num_draws)
+
+
+def _infinite(group: Group, of: Classes, objective: Objective) -> Moments:
+    """One response, whose denominator is the expected one."""
+    mean = (of.probability_C * of.reward_C).sum() if group.baseline == "mean" else 0.0
+    kept = (of.probability_C * of.is_kept_C).sum()
+    tokens = (of.probability_C * of.num_tokens_C).sum()
+    denominator = tokens if objective.aggregation.counts == "tokens" else kept
+    a_C = torch.where(of.is_kept_C, (of.reward_C - mean) / denominator, 0.0)
+    a_sC = torch.stack([a_C.clamp(min=0), (-a_C).clamp(min=0)])
+    C = len(of)
+    zero = torch.zeros(2, C, 2, C, dtype=torch.float64)
+    return Moments(of.probability_C * a_sC, of.probability_C * a_sC.square(), zero)
+
+
+def _from_counts(objective: Objective, of: Classes, counts_MC: Tensor, weight_M: Tensor) -> Moments:
+    a_MC = _shares(objective, of, counts_MC)
+    a_sMC = torch.stack([a_MC.clamp(min=0), (-a_MC).clamp(min=0)])
+    n_MC = counts_MC.double()
+    first = torch.einsum("m,mc,smc->sc", weight_M, n_MC, a_sMC)
+    square = torch.einsum("m,mc,smc->sc", weight_M, n_MC, a_sMC.square())
+    each_sMC = n_MC * a_sMC
+    cross = torch.einsum("m,smc,rmd->scrd", weight_M, each_sMC, each_sMC)
+    # The pairs of a response with itself: both signs are its own.
+    own = torch.einsum("m,mc,smc,rmc->scr", weight_M, n_MC, a_sMC, a_sMC)
+    for c in range(len(of)):
+        cross[:, c, :, c] -= own[:, c, :]
+    return Moments(first, square, cross)
+
+
+def _shares(objective: Objective, of: Classes, counts_MC: Int[Tensor, "M C"]) -> Float[Tensor, "M C"]:
+    """A / denominator of each class in each group; 0 where the group has none of the class or it is rejected."""
+    M, C = counts_MC.shape
+    G = int(counts_MC[0].sum())
+    ends_MC = counts_MC.cumsum(1)
+    member_MG = torch.searchsorted(ends_MC, torch.arange(G).expand(M, G).contiguous(), right=True)
+    rewards_MG = of.reward_C[member_MG]
+    advantages_MG = advantages.ADVANTAGES[objective.advantage](rewards_MG)
+    first_MC = (ends_MC - counts_MC).clamp(max=G - 1)
+    own_MC = advantages_MG.gather(1, first_MC)
+    size_C = of.num_tokens_C if objective.aggregation.counts == "tokens" else of.is_kept_C.long()
+    denominator_M = (counts_MC * size_C).sum(1)
+    present_MC = (counts_MC > 0) & of.is_kept_C
+    return torch.where(present_MC, own_MC / denominator_M.clamp(min=1)[:, None], 0.0)
+
+
+def _compositions(total: int, parts: int) -> Int[Tensor, "M C"]:
+    """All vectors of `parts` non-negative integers with this sum."""
+    rows = torch.arange(total + 1)[:, None]
+    for _ in range(parts - 2):
+        left_M = total - rows.sum(1)
+        repeated = rows.repeat_interleave(left_M + 1, dim=0)
+        new = torch.cat([torch.arange(int(n) + 1) for n in left_M])
+        rows = torch.cat([repeated, new[:, None]], dim=1)
+    if parts == 1:
+        return torch.full((1, 1), total)
+    return torch.cat([rows, (total - rows.sum(1))[:, None]], dim=1)
+
+
+def _log_multinomial(counts_MC: Tensor, probability_C: Tensor) -> Tensor:
+    n_MC = counts_MC.double()
+    # 0 log 0 is 0: a class of probability 0 adds nothing where it does not occur, and -inf where it does.
+    terms_MC = torch.special.xlogy(n_MC, probability_C) - torch.lgamma(n_MC + 1)
+    return torch.lgamma(n_MC[0].sum() + 1) + terms_MC.sum(1)
+
+
+__all__ = ["MAX_GROUPS", "Classes", "Group", "Moments", "classes", "moments"]

@@ -1,0 +1,198 @@
+"""Policies on a prefix tree: their conditionals, and the two things that gradients need of them.
+
+`pullback` turns a number an edge into sum_edges c(edge) d log pi(edge) / d theta: any expected gradient is one of these.
+`leaf_gradients` gives the same sum a response at a time, for second moments. The parameters are one vector.
+
+Letters beyond theory/exact/tree.py: F features of a prefix, Q parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from theory.exact.tree import Paths, PrefixTree
+
+
+@runtime_checkable
+class TreePolicy(Protocol):
+    """A policy with parameters, on every node of a tree."""
+
+    tree: PrefixTree
+
+    def logp(self) -> list[Float[Tensor, "n V"]]:
+        """log pi of every edge, one array a depth, in float64."""
+        ...
+
+    def pullback(self, cotangents: Sequence[Float[Tensor, "n V"]]) -> Float[Tensor, " Q"]:
+        """sum over edges of cotangent x grad log pi(edge)."""
+        ...
+
+    def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
+        """||sum_t c_t grad log pi_t||^2 of each path."""
+        ...
+
+
+def _residuals(cotangents_nV: Tensor, logp_nV: Tensor) -> Tensor:
+    """Cotangents on log-probabilities as cotangents on logits: c - pi sum(c)."""
+    return cotangents_nV - logp_nV.exp() * cotangents_nV.sum(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class TabularPolicy:
+    """Free logits at every node: no parameter is shared, so gradients of different nodes are orthogonal."""
+
+    tree: PrefixTree
+    logits: tuple[Float[Tensor, "n V"], ...]
+
+    def __post_init__(self) -> None:
+        shapes = [tuple(x.shape) for x in self.logits]
+        expected = [(n, self.tree.num_tokens) for n in self.tree.sizes]
+        if shapes != expected:
+            raise ValueError(f"expected logits of shapes {expected}, got {shapes}")
+
+    @staticmethod
+    def random(tree: PrefixTree, generator: torch.Generator, scale: float = 1.0) -> TabularPolicy:
+        """Logits ~ N(0, scale^2), each on its own."""
+        draw = [torch.randn(n, tree.num_tokens, generator=generator, dtype=torch.float64) for n in tree.sizes]
+        return TabularPolicy(tree, tuple(scale * x for x in draw))
+
+    @property
+    def parameters(self) -> Float[Tensor, " Q"]:
+        """All logits, depth by depth."""
+        return torch.cat([x.reshape(-1) for x in self.logits])
+
+    def moved(self, step: Float[Tensor, " Q"]) -> TabularPolicy:
+        """The policy at parameters + step."""
+        sizes = [x.numel() for x in self.logits]
+        parts = step.split(sizes)
+        moved = [x + part.view_as(x) for x, part in zip(self.logits, parts, strict=True)]
+        return TabularPolicy(self.tree, tuple(moved))
+
+    def logp(self) -> list[Float[Tensor, "n V"]]:
+        """log pi of every edge."""
+        return [x.log_softmax(1) for x in self.logits]
+
+    def pullback(self, cotangents: Sequence[Float[Tensor, "n V"]]) -> Float[Tensor, " Q"]:
+        """sum over edges of cotangent x grad log pi(edge)."""
+        pairs = zip(cotangents, self.logp(), strict=True)
+        return torch.cat([_residuals(c, logp).reshape(-1) for c, logp in pairs])
+
+    def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
+        """sum_t c_t^2 ||e_(y_t) - pi_t||^2: the nodes of a path share no parameter."""
+        own = [x.log_softmax(1).exp() for x in self.logits]
+        # ||e_a - p||^2 = 1 - 2 p_a + sum_v p_v^2
+        edges = [1 - 2 * p + p.square().sum(1, keepdim=True) for p in own]
+        return (coefficients_BT.square() * self.tree.gather(edges, paths)).sum(1)
+
+
+Features = Callable[[Int[Tensor, "n t"], PrefixTree], Float[Tensor, "n F"]]
+
+
+def bigram(prefixes: Int[Tensor, "n t"], tree: PrefixTree) -> Float[Tensor, "n F"]:
+    """One feature for each last token, and one for the empty prefix: parameters are shared over all positions."""
+    last = prefixes[:, -1] if prefixes.shape[1] else torch.full((len(prefixes),), tree.num_continuing)
+    return torch.nn.functional.one_hot(last, tree.num_continuing + 1).to(torch.float64)
+
+
+def counts(prefixes: Int[Tensor, "n t"], tree: PrefixTree) -> Float[Tensor, "n F"]:
+    """The last token, how often each token came before (as a share of T), and a constant: a long memory, shared."""
+    n, t = prefixes.shape
+    histogram = torch.zeros(n, tree.num_continuing, dtype=torch.float64)
+    if t:
+        histogram.scatter_add_(1, prefixes, torch.ones(n, t, dtype=torch.float64))
+    return torch.cat([bigram(prefixes, tree), histogram / tree.max_length], dim=1)
+
+
+FEATURES: dict[str, Features] = {"bigram": bigram, "counts": counts}
+
+
+@dataclass(frozen=True)
+class LinearPolicy:
+    """logits = features(prefix) @ theta: a linear-softmax policy, its parameters shared by every node."""
+
+    tree: PrefixTree
+    theta: Float[Tensor, "F V"]
+    features: Features = bigram
+
+    @staticmethod
+    def random(
+        tree: PrefixTree, generator: torch.Generator, scale: float = 1.0, features: Features = bigram
+    ) -> LinearPolicy:
+        """theta ~ N(0, scale^2), each entry on its own."""
+        F = features(tree.prefixes(0), tree).shape[1]
+        theta = scale * torch.randn(F, tree.num_tokens, generator=generator, dtype=torch.float64)
+        return LinearPolicy(tree, theta, features)
+
+    @property
+    def parameters(self) -> Float[Tensor, " Q"]:
+        """theta, row by row."""
+        return self.theta.reshape(-1)
+
+    def moved(self, step: Float[Tensor, " Q"]) -> LinearPolicy:
+        """The policy at parameters + step."""
+        return LinearPolicy(self.tree, self.theta + step.view_as(self.theta), self.features)
+
+    def _features(self, depth: int) -> Float[Tensor, "n F"]:
+        return self.features(self.tree.prefixes(depth), self.tree)
+
+    def logp(self) -> list[Float[Tensor, "n V"]]:
+        """log pi of every edge."""
+        return [(self._features(t) @ self.theta).log_softmax(1) for t in range(self.tree.max_length)]
+
+    def pullback(self, cotangents: Sequence[Float[Tensor, "n V"]]) -> Float[Tensor, " Q"]:
+        """sum over edges of cotangent x grad log pi(edge)."""
+        total = torch.zeros_like(self.theta)
+        for t, (c, logp) in enumerate(zip(cotangents, self.logp(), strict=True)):
+            total += self._features(t).T @ _residuals(c, logp)
+        return total.reshape(-1)
+
+    def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
+        """||sum_t c_t phi_t (e_(y_t) - pi_t)^T||^2 of each path."""
+        B, V = len(coefficients_BT), self.tree.num_tokens
+        total_BFV = torch.zeros(B, *self.theta.shape, dtype=torch.float64)
+        for t, logp in enumerate(self.logp()):
+            node_B, token_B = paths.nodes_BT[:, t], paths.tokens_BT[:, t]
+            score_BV = torch.nn.functional.one_hot(token_B, V) - logp.exp()[node_B]
+            total_BFV += torch.einsum("b,bf,bv->bfv", coefficients_BT[:, t], self._features(t)[node_B], score_BV)
+        return total_BFV.flatten(1).square().sum(1)
+
+
+@dataclass(frozen=True)
+class JacobianPolicy:
+    """Any policy whose log-probabilities and their Jacobian were computed elsewhere, such as a neural network's."""
+
+    tree: PrefixTree
+    values: tuple[Float[Tensor, "n V"], ...]
+    jacobians: tuple[Float[Tensor, "n V Q"], ...]
+
+    def logp(self) -> list[Float[Tensor, "n V"]]:
+        """log pi of every edge."""
+        return list(self.values)
+
+    def pullback(self, cotangents: Sequence[Float[Tensor, "n V"]]) -> Float[Tensor, " Q"]:
+        """sum over edges of cotangent x grad log pi(edge)."""
+        parts = [torch.einsum("nv,nvq->q", c.to(J), J) for c, J in zip(cotangents, self.jacobians, strict=True)]
+        return torch.stack(parts).sum(0)
+
+    def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
+        """||sum_t c_t grad log pi_t||^2 of each path, a few hundred paths at a time."""
+        Q = self.jacobians[0].shape[2]
+        size = max(1, 2**24 // Q)
+        norms = []
+        for start in range(0, len(coefficients_BT), size):
+            rows = slice(start, start + size)
+            total_BQ = torch.zeros(len(coefficients_BT[rows]), Q, dtype=self.jacobians[0].dtype)
+            for t, J in enumerate(self.jacobians):
+                edge_BQ = J[paths.nodes_BT[rows, t], paths.tokens_BT[rows, t]]
+                total_BQ += coefficients_BT[rows, t, None].to(J) * edge_BQ
+            norms.append(total_BQ.double().square().sum(1))
+        return torch.cat(norms)
+
+
+__all__ = ["FEATURES", "Features", "JacobianPolicy", "LinearPolicy", "TabularPolicy", "TreePolicy", "bigram", "counts"]
