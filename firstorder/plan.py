@@ -52,13 +52,13 @@ def plan(
 
 def read_config(words: list[str]) -> tuple[str, list[str], ScaledRun]:
     """The config's path, the overrides around it, and the config; ConfigError where it is not one of the cluster."""
-    from firstorder.train import _split
+    from firstorder.train import split
     from firstorder.worlds import Schemas
     from lab.config.load import load
     from lab.config.strict import ConfigError
     from scaled.config import ScaledRun
 
-    path, overrides = _split(words)
+    path, overrides = split(words)
     config = load(path, overrides, Schemas())
     if not isinstance(config, ScaledRun):
         raise ConfigError(f"{path}: backend: expected a config of the cluster (scaled), got {config.backend}")

@@ -46,7 +46,7 @@ def train(
 
     # An option that stands before CONFIG lands in its place, so the words are put in order again first.
     words = [config, *context.args]
-    path, overrides = _split(words)
+    path, overrides = split(words)
     run_config = load(path, overrides, Schemas())
     if print_config:
         typer.echo(to_yaml(run_config), nl=False)
@@ -56,7 +56,7 @@ def train(
     typer.echo(finished.path)
 
 
-def _split(words: list[str]) -> tuple[str, list[str]]:
+def split(words: list[str]) -> tuple[str, list[str]]:
     """The config's path, and the override words around it."""
     from lab.config.strict import ConfigError
 
