@@ -21,7 +21,7 @@ from theory.exact.policies import TreePolicy
 from theory.exact.tree import Paths
 from theory.objectives import Objective, Totals
 
-Edges = Sequence[Float[Tensor, "n V"]]
+Edges = Sequence[Float[Tensor, "_n V"]]
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,16 @@ class Problem:
     def __post_init__(self) -> None:
         num = self.target.tree.num_responses
         if self.reward_Y.shape != (num,):
-            raise ValueError(f"reward_Y: expected {num} rewards, one a response, got shape {tuple(self.reward_Y.shape)}")
+            raise ValueError(
+                f"reward_Y: expected {num} rewards, one a response, got shape {tuple(self.reward_Y.shape)}"
+            )
         if not self.reward_Y.isfinite().all():
             raise ValueError(f"reward_Y: expected finite rewards, got {self.reward_Y[~self.reward_Y.isfinite()][0]}")
+
+    @property
+    def policy(self) -> TreePolicy:
+        """The policy whose gradients the estimator takes."""
+        return self.target if self.trained is None else self.trained
 
 
 def value(problem: Problem) -> float:
@@ -120,19 +127,39 @@ def estimate(
     """
     if objective.kl_coefficient > 0:
         raise ValueError(f"{objective.name}: expected kl_coefficient 0, got {objective.kl_coefficient}")
-    policy = problem.target if problem.trained is None else problem.trained
-    tree, logp_pi = policy.tree, policy.logp()
-    log_mu_Y = tree.log_probabilities(problem.logp_mu)
-    kept_Y = torch.cat([_kept(problem, objective, paths) for _, paths in tree.chunks()])
+    truth = true_gradient(problem) if truth is None else truth
+    if group.num_responses is None:
+        mean, second = _of_one_response(problem, objective, group.baseline)
+        return Estimate(mean, truth, float(second - mean.square().sum()))
+    policy = problem.policy
+    log_mu_Y = policy.tree.log_probabilities(problem.logp_mu)
+    kept_Y = torch.cat([_kept(problem, objective, paths) for _, paths in policy.tree.chunks()])
     by_length = objective.aggregation.counts == "tokens"
-    of = classes(log_mu_Y.exp(), problem.reward_Y, kept_Y, tree.lengths, by_length)
-    means, squares_sC = _class_gradients(problem, objective, policy, logp_pi, log_mu_Y, of)
-    weights = moments(objective, group, of, generator)
+    of = classes(log_mu_Y.exp(), problem.reward_Y, kept_Y, policy.tree.lengths, by_length)
+    means, squares_sC = _class_gradients(problem, objective, log_mu_Y, of)
+    weights = moments(objective, group.num_responses, of, generator)
     mean = torch.einsum("sc,scq->q", weights.first_sC, means)
     second = (weights.square_sC * squares_sC).sum() + _cross(weights, means)
-    G = group.num_responses or 1
-    variance = G * float(second - mean.square().sum())
-    return Estimate(mean, true_gradient(problem) if truth is None else truth, variance, weights.num_draws)
+    variance = group.num_responses * float(second - mean.square().sum())
+    return Estimate(mean, truth, variance, weights.num_draws)
+
+
+def _of_one_response(problem: Problem, objective: Objective, baseline: str) -> tuple[Tensor, Tensor]:
+    """E_mu[u] and E_mu[||u||^2] where the advantage is R less a constant, and the denominator an expectation."""
+    policy = problem.policy
+    tree, logp_pi = policy.tree, policy.logp()
+    probability_Y = tree.log_probabilities(problem.logp_mu).exp()
+    kept_Y = torch.cat([_kept(problem, objective, paths) for _, paths in tree.chunks()])
+    size_Y = tree.lengths if objective.aggregation.counts == "tokens" else torch.ones_like(tree.lengths)
+    denominator = (probability_Y * torch.where(kept_Y, size_Y, 0)).sum()
+    centre = (probability_Y * problem.reward_Y).sum() if baseline == "mean" else 0.0
+    edges, second = tree.zero_edges(), torch.zeros((), dtype=torch.float64)
+    for rows, paths in tree.chunks():
+        advantages_B = (problem.reward_Y[rows] - centre).double()
+        coefficients_BT = _coefficients(problem, objective, logp_pi, paths, advantages_B) / denominator
+        second += (probability_Y[rows] * policy.squared_norms(coefficients_BT, paths)).sum()
+        tree.scatter(edges, probability_Y[rows, None] * coefficients_BT, paths)
+    return policy.pullback(edges), second
 
 
 def _cross(weights: Moments, means_sCQ: Tensor) -> Tensor:
@@ -141,10 +168,11 @@ def _cross(weights: Moments, means_sCQ: Tensor) -> Tensor:
 
 
 def _class_gradients(
-    problem: Problem, objective: Objective, policy: TreePolicy, logp_pi: Edges, log_mu_Y: Tensor, of: Classes
+    problem: Problem, objective: Objective, log_mu_Y: Tensor, of: Classes
 ) -> tuple[Float[Tensor, "2 C Q"], Float[Tensor, "2 C"]]:
     """E_mu[u(y)] and E_mu[||u(y)||^2] within each class, for advantages +1 and -1."""
-    tree, C = policy.tree, len(of)
+    policy, C = problem.policy, len(of)
+    tree, logp_pi = policy.tree, policy.logp()
     edges = [[tree.zero_edges() for _ in range(C)] for _ in range(2)]
     squares_sC = torch.zeros(2, C, dtype=torch.float64)
     # A class that mu never samples has no mean; it gets none, and the weight 0.
@@ -152,7 +180,8 @@ def _class_gradients(
     for rows, paths in tree.chunks():
         class_B, share_B = of.index_Y[rows], share_Y[rows]
         for s, sign in enumerate((1.0, -1.0)):
-            coefficients_BT = _coefficients(problem, objective, logp_pi, paths, sign)
+            advantages_B = torch.full((len(class_B),), sign, dtype=torch.float64)
+            coefficients_BT = _coefficients(problem, objective, logp_pi, paths, advantages_B)
             squares_sC[s].index_add_(0, class_B, share_B * policy.squared_norms(coefficients_BT, paths))
             for c in range(C):
                 on = class_B == c
@@ -163,13 +192,12 @@ def _class_gradients(
 
 
 def _coefficients(
-    problem: Problem, objective: Objective, logp_pi: Edges, paths: Paths, sign: float
+    problem: Problem, objective: Objective, logp_pi: Edges, paths: Paths, advantages_B: Float[Tensor, " B"]
 ) -> Float[Tensor, "B T"]:
-    """d J / d log pi_t of each response alone, at advantage `sign` and denominator 1."""
+    """d J / d log pi_t of each response alone, at denominator 1."""
     tree = problem.target.tree
     pi_BT = tree.gather(logp_pi, paths).requires_grad_()
     old_BT, mu_BT = tree.gather(problem.logp_old, paths), tree.gather(problem.logp_mu, paths)
-    advantages_B = torch.full((len(pi_BT),), sign, dtype=torch.float64)
     output = objective(pi_BT, old_BT, mu_BT, advantages_B, paths.is_response_BT, totals=Totals(1, 1))
     return torch.autograd.grad(output.objective, pi_BT)[0]
 

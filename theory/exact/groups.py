@@ -85,16 +85,14 @@ class Moments:
 
 
 def moments(
-    objective: Objective, group: Group, of: Classes, generator: torch.Generator | None = None, num_draws: int = 20_000
+    objective: Objective, G: int, of: Classes, generator: torch.Generator | None = None, num_draws: int = 20_000
 ) -> Moments:
-    """The moments under this objective's advantage and denominator.
+    """The moments of groups of G responses under this objective's advantage and denominator.
 
     Exact where at most MAX_GROUPS count vectors exist; otherwise over `num_draws` groups drawn with `generator`.
     Raises ValueError where a generator is needed and none is given.
     """
-    if group.num_responses is None:
-        return _infinite(group, of, objective)
-    G, C = group.num_responses, len(of)
+    C = len(of)
     if math.comb(G + C - 1, C - 1) <= MAX_GROUPS:
         counts_MC = _compositions(G, C)
         log_p_M = _log_multinomial(counts_MC, of.probability_C)
@@ -109,19 +107,6 @@ def moments(
     weight_M = torch.full((num_draws,), 1 / num_draws, dtype=torch.float64)
     exact = _from_counts(objective, of, counts_MC, weight_M)
     return Moments(exact.first_sC, exact.square_sC, exact.cross_sCsC, num_draws)
-
-
-def _infinite(group: Group, of: Classes, objective: Objective) -> Moments:
-    """One response, whose denominator is the expected one."""
-    mean = (of.probability_C * of.reward_C).sum() if group.baseline == "mean" else 0.0
-    kept = (of.probability_C * of.is_kept_C).sum()
-    tokens = (of.probability_C * of.num_tokens_C).sum()
-    denominator = tokens if objective.aggregation.counts == "tokens" else kept
-    a_C = torch.where(of.is_kept_C, (of.reward_C - mean) / denominator, 0.0)
-    a_sC = torch.stack([a_C.clamp(min=0), (-a_C).clamp(min=0)])
-    C = len(of)
-    zero = torch.zeros(2, C, 2, C, dtype=torch.float64)
-    return Moments(of.probability_C * a_sC, of.probability_C * a_sC.square(), zero)
 
 
 def _from_counts(objective: Objective, of: Classes, counts_MC: Tensor, weight_M: Tensor) -> Moments:
@@ -141,7 +126,7 @@ def _from_counts(objective: Objective, of: Classes, counts_MC: Tensor, weight_M:
 
 def _shares(objective: Objective, of: Classes, counts_MC: Int[Tensor, "M C"]) -> Float[Tensor, "M C"]:
     """A / denominator of each class in each group; 0 where the group has none of the class or it is rejected."""
-    M, C = counts_MC.shape
+    M = len(counts_MC)
     G = int(counts_MC[0].sum())
     ends_MC = counts_MC.cumsum(1)
     member_MG = torch.searchsorted(ends_MC, torch.arange(G).expand(M, G).contiguous(), right=True)

@@ -1,7 +1,7 @@
 """Policies on a prefix tree: their conditionals, and the two things that gradients need of them.
 
-`pullback` turns a number an edge into sum_edges c(edge) d log pi(edge) / d theta: any expected gradient is one of these.
-`leaf_gradients` gives the same sum a response at a time, for second moments. The parameters are one vector.
+`pullback` turns a number an edge into sum_edges c(edge) d log pi(edge) / d theta, the form of any expected gradient;
+`squared_norms` takes the same sum a response at a time, for second moments. The parameters are one vector.
 
 Letters beyond theory/exact/tree.py: F features of a prefix, Q parameters.
 """
@@ -23,13 +23,16 @@ from theory.exact.tree import Paths, PrefixTree
 class TreePolicy(Protocol):
     """A policy with parameters, on every node of a tree."""
 
-    tree: PrefixTree
+    @property
+    def tree(self) -> PrefixTree:
+        """The tree that it is a policy on."""
+        ...
 
-    def logp(self) -> list[Float[Tensor, "n V"]]:
+    def logp(self) -> list[Float[Tensor, "_n V"]]:
         """log pi of every edge, one array a depth, in float64."""
         ...
 
-    def pullback(self, cotangents: Sequence[Float[Tensor, "n V"]]) -> Float[Tensor, " Q"]:
+    def pullback(self, cotangents: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Q"]:
         """sum over edges of cotangent x grad log pi(edge)."""
         ...
 
@@ -48,7 +51,7 @@ class TabularPolicy:
     """Free logits at every node: no parameter is shared, so gradients of different nodes are orthogonal."""
 
     tree: PrefixTree
-    logits: tuple[Float[Tensor, "n V"], ...]
+    logits: tuple[Float[Tensor, "_n V"], ...]
 
     def __post_init__(self) -> None:
         shapes = [tuple(x.shape) for x in self.logits]
@@ -74,11 +77,11 @@ class TabularPolicy:
         moved = [x + part.view_as(x) for x, part in zip(self.logits, parts, strict=True)]
         return TabularPolicy(self.tree, tuple(moved))
 
-    def logp(self) -> list[Float[Tensor, "n V"]]:
+    def logp(self) -> list[Float[Tensor, "_n V"]]:
         """log pi of every edge."""
         return [x.log_softmax(1) for x in self.logits]
 
-    def pullback(self, cotangents: Sequence[Float[Tensor, "n V"]]) -> Float[Tensor, " Q"]:
+    def pullback(self, cotangents: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Q"]:
         """sum over edges of cotangent x grad log pi(edge)."""
         pairs = zip(cotangents, self.logp(), strict=True)
         return torch.cat([_residuals(c, logp).reshape(-1) for c, logp in pairs])
@@ -141,11 +144,11 @@ class LinearPolicy:
     def _features(self, depth: int) -> Float[Tensor, "n F"]:
         return self.features(self.tree.prefixes(depth), self.tree)
 
-    def logp(self) -> list[Float[Tensor, "n V"]]:
+    def logp(self) -> list[Float[Tensor, "_n V"]]:
         """log pi of every edge."""
         return [(self._features(t) @ self.theta).log_softmax(1) for t in range(self.tree.max_length)]
 
-    def pullback(self, cotangents: Sequence[Float[Tensor, "n V"]]) -> Float[Tensor, " Q"]:
+    def pullback(self, cotangents: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Q"]:
         """sum over edges of cotangent x grad log pi(edge)."""
         total = torch.zeros_like(self.theta)
         for t, (c, logp) in enumerate(zip(cotangents, self.logp(), strict=True)):
@@ -168,14 +171,14 @@ class JacobianPolicy:
     """Any policy whose log-probabilities and their Jacobian were computed elsewhere, such as a neural network's."""
 
     tree: PrefixTree
-    values: tuple[Float[Tensor, "n V"], ...]
-    jacobians: tuple[Float[Tensor, "n V Q"], ...]
+    values: tuple[Float[Tensor, "_n V"], ...]
+    jacobians: tuple[Float[Tensor, "_n V Q"], ...]
 
-    def logp(self) -> list[Float[Tensor, "n V"]]:
+    def logp(self) -> list[Float[Tensor, "_n V"]]:
         """log pi of every edge."""
         return list(self.values)
 
-    def pullback(self, cotangents: Sequence[Float[Tensor, "n V"]]) -> Float[Tensor, " Q"]:
+    def pullback(self, cotangents: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Q"]:
         """sum over edges of cotangent x grad log pi(edge)."""
         parts = [torch.einsum("nv,nvq->q", c.to(J), J) for c, J in zip(cotangents, self.jacobians, strict=True)]
         return torch.stack(parts).sum(0)

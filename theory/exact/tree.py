@@ -1,8 +1,8 @@
 """All responses that a small vocabulary and a short horizon allow, as a tree of prefixes that is never searched.
 
-The nodes at depth t are the strings of t tokens without an end, numbered as numbers in base W; a node's edges are its V
-next tokens. Every quantity of a policy is then one dense array a depth, and each node is evaluated once. A response ends
-with the end token, the last of the vocabulary, or at T tokens.
+The nodes at depth t are the strings of t tokens without an end, numbered as numbers in base W; a node's edges are its
+V next tokens. Every quantity of a policy is then one dense array a depth, and each node is evaluated once. A response
+ends with the end token, the last of the vocabulary, or at T tokens.
 
 Letters beyond theory/contracts.py: W tokens that continue a response (V, or V - 1 with an end token), n nodes of a
 depth, Y all responses, B responses of one chunk. Paper: MiniRL (arXiv 2512.01374) Eq. 1 to 4 are sums over these.
@@ -147,23 +147,30 @@ class PrefixTree:
 
     # -- between edges and responses
 
-    def gather(self, edges: Sequence[Float[Tensor, "n V"]], paths: Paths) -> Float[Tensor, "B T"]:
+    def gather(self, edges: Sequence[Float[Tensor, "_n V"]], paths: Paths) -> Float[Tensor, "B T"]:
         """The value of each edge on each path; 0 after the end."""
         columns = [edges[t][paths.nodes_BT[:, t], paths.tokens_BT[:, t]] for t in range(self.max_length)]
         return torch.where(paths.is_response_BT, torch.stack(columns, dim=1), 0.0)
 
-    def scatter(self, edges: Sequence[Float[Tensor, "n V"]], values_BT: Float[Tensor, "B T"], paths: Paths) -> None:
+    def scatter(self, edges: Sequence[Float[Tensor, "_n V"]], values_BT: Float[Tensor, "B T"], paths: Paths) -> None:
         """Adds each path's values to its edges, in place."""
         for t in range(self.max_length):
             on = paths.is_response_BT[:, t]
             flat = paths.nodes_BT[on, t] * self.num_tokens + paths.tokens_BT[on, t]
             edges[t].view(-1).index_add_(0, flat, values_BT[on, t].to(edges[t]))
 
-    def zero_edges(self) -> list[Float[Tensor, "n V"]]:
+    def zero_edges(self) -> list[Float[Tensor, "_n V"]]:
         """A zero for every edge, in float64."""
         return [torch.zeros(n, self.num_tokens, dtype=torch.float64) for n in self.sizes]
 
-    def log_probabilities(self, logp: Sequence[Float[Tensor, "n V"]]) -> Float[Tensor, " Y"]:
+    def reach(self, logp: Sequence[Float[Tensor, "_n V"]]) -> list[Float[Tensor, " _n"]]:
+        """The probability that a response passes each node, a depth at a time."""
+        reach = [torch.ones(1, dtype=torch.float64)]
+        for t in range(self.max_length - 1):
+            reach.append((reach[t][:, None] * logp[t].exp()[:, : self.num_continuing]).reshape(-1))
+        return reach
+
+    def log_probabilities(self, logp: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Y"]:
         """log-probability of every response under conditionals `logp`; they sum to 1 in probability."""
         return torch.cat([self.gather(logp, paths).sum(1) for _, paths in self.chunks()])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -30,11 +31,15 @@ def count(kept_BT: Bool[Tensor, "B T"]) -> Totals:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """A named rule from terms to a number. `formula` is a template with the place of the term, `{term}`."""
+    """A named rule from terms to a number. `formula` is a template with the place of the term, `{term}`.
+
+    `counts` says which of the totals is its denominator.
+    """
 
     name: str
     formula: str
     reduce: Callable[[Tensor, Tensor, Totals], Tensor]
+    counts: Literal["responses", "tokens"] = "responses"
 
     def __call__(
         self, term_BT: Float[Tensor, "B T"], kept_BT: Bool[Tensor, "B T"], totals: Totals
@@ -68,7 +73,7 @@ token_sum = Aggregation("token_sum", "(1/#responses) sum_i sum_t {term}", _token
 length_norm = Aggregation("length_norm", "(1/#responses) sum_i (1/|y_i|) sum_t {term}", _length_norm)
 """Each response averaged over its own tokens, then responses averaged (GRPO; MiniRL App. A and sec. 4.3)."""
 
-token_mean = Aggregation("token_mean", "(1/#tokens) sum_i sum_t {term}", _token_mean)
+token_mean = Aggregation("token_mean", "(1/#tokens) sum_i sum_t {term}", _token_mean, counts="tokens")
 """One mean over all tokens: long responses weigh more (DAPO; CISPO, MiniRL App. A)."""
 
 AGGREGATIONS: dict[str, Aggregation] = {a.name: a for a in (token_sum, length_norm, token_mean)}

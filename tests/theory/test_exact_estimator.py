@@ -1,0 +1,199 @@
+"""Exact moments against the same sums written out: every group of responses, one by one, through autograd."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.theory.exact_world import World, log_probabilities, make_world
+from theory import advantages
+from theory.exact import estimator as module
+from theory.exact.estimator import Problem, estimate, true_gradient, value
+from theory.exact.groups import Group
+from theory.exact.policies import JacobianPolicy
+from theory.exact.rates import reinforce
+from theory.objectives import PRESETS, Objective, correction, preset
+from theory.streams import stream
+
+KINDS = ["bigram", "counts", "tabular"]
+OBJECTIVES: dict[str, Objective] = {
+    **PRESETS,
+    "minirl, geo_rs": preset("minirl", correction=correction("geo_rs", lo=0.8, hi=1.2)),
+    "grpo_dapo, seq_mis": preset("grpo_dapo", correction=correction("seq_mis", lo=0.7, hi=1.3)),
+    "grpo, k3_rs": preset("grpo", correction=correction("k3_rs", max_k3=0.02)),
+    "ppo, icepop": preset("ppo", correction=correction("icepop", lo=0.8, hi=1.25)),
+    "cispo, leave_one_out": preset("cispo", advantage="leave_one_out"),
+}
+
+
+def jacobian(world: World) -> Tensor:
+    """d log pi / d parameters of every token of every response, (Y, T, Q), by autograd."""
+    policy = world.problem.target
+    return torch.autograd.functional.jacobian(
+        lambda flat: log_probabilities(policy, flat, world.paths), policy.parameters
+    )
+
+
+def brute_force(world: World, objective: Objective, G: int) -> tuple[Tensor, float]:
+    """Mean and G x variance of the gradient of one group, over all Y^G groups."""
+    paths, tree, J_YTQ = world.paths, world.tree, jacobian(world)
+    pi, old, mu = (
+        tree.gather(logp, paths)
+        for logp in (world.problem.target.logp(), world.problem.logp_old, world.problem.logp_mu)
+    )
+    probability_Y = mu.sum(1).exp()
+    mean, second = torch.zeros(J_YTQ.shape[2]), torch.zeros(())
+    for group in itertools.product(range(tree.num_responses), repeat=G):
+        rows = torch.tensor(group)
+        leaf = pi[rows].clone().requires_grad_()
+        A = advantages.ADVANTAGES[objective.advantage](world.problem.reward_Y[rows][None])[0]
+        out = objective(leaf, old[rows], mu[rows], A, paths.is_response_BT[rows]).objective
+        gradient = torch.einsum("bt,btq->q", torch.autograd.grad(out, leaf)[0], J_YTQ[rows])
+        probability = probability_Y[rows].prod()
+        mean, second = mean + probability * gradient, second + probability * gradient.square().sum()
+    return mean, G * float(second - mean.square().sum())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_moments_are_those_of_all_groups(name: str) -> None:
+    """Mean and variance agree with the sum over all Y^G groups, to rounding (1e-12 of values near 0.1)."""
+    world = make_world(V=3, T=2)
+    for G in (2, 3):
+        exact = estimate(world.problem, OBJECTIVES[name], Group(G))
+        mean, variance = brute_force(world, OBJECTIVES[name], G)
+        assert exact.num_draws is None
+        assert torch.allclose(exact.mean, mean, atol=1e-12)
+        assert exact.variance == pytest.approx(variance, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moments_of_every_kind_of_policy(kind: str) -> None:
+    """The same for shared and for free parameters, over ragged responses of up to 3 tokens."""
+    world = make_world(kind, V=3, T=3, seed=1)
+    for name in ("minirl", "grpo", "grpo_dapo, seq_mis"):
+        exact = estimate(world.problem, OBJECTIVES[name], Group(2))
+        mean, variance = brute_force(world, OBJECTIVES[name], 2)
+        assert torch.allclose(exact.mean, mean, atol=1e-12)
+        assert exact.variance == pytest.approx(variance, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("has_end", [False, True])
+def test_true_gradient_is_that_of_the_value(kind: str, has_end: bool) -> None:
+    """grad J_seq (MiniRL Eq. 2) is autograd of J_seq = E_pi[R] (Eq. 1)."""
+    world = make_world(kind, V=3, T=3, has_end=has_end)
+    policy, reward_Y = world.problem.target, world.problem.reward_Y
+    flat = policy.parameters.clone().requires_grad_()
+    J = (log_probabilities(policy, flat, world.paths).sum(1).exp() * reward_Y).sum()
+    assert value(world.problem) == pytest.approx(J.item(), abs=1e-13)
+    assert torch.allclose(true_gradient(world.problem), torch.autograd.grad(J, flat)[0], atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_jacobian_is_as_good_as_a_formula(kind: str) -> None:
+    """A policy given by its values and its Jacobian has the moments of the policy itself."""
+    world = make_world(kind)
+    policy, tree, paths = world.problem.target, world.tree, world.paths
+    J_YTQ = jacobian(world)
+    per_edge = [torch.zeros(n, tree.num_tokens, J_YTQ.shape[2]) for n in tree.sizes]
+    for t in range(tree.max_length):
+        on = paths.is_response_BT[:, t]
+        per_edge[t][paths.nodes_BT[on, t], paths.tokens_BT[on, t]] = J_YTQ[on, t]
+    given = JacobianPolicy(tree, tuple(policy.logp()), tuple(per_edge))
+    problem = Problem(given, world.problem.logp_mu, world.problem.logp_old, world.problem.reward_Y)
+    left = estimate(problem, preset("minirl"), Group(4))
+    right = estimate(world.problem, preset("minirl"), Group(4))
+    assert torch.allclose(left.mean, right.mean, atol=1e-13)
+    assert torch.allclose(left.truth, right.truth, atol=1e-13)
+    assert left.variance == pytest.approx(right.variance, abs=1e-12)
+
+
+def test_the_sequence_weight_is_unbiased() -> None:
+    """With the whole weight W = pi(y)/mu(y) and no cut the estimator's mean is grad J_seq (MiniRL Eq. 2)."""
+    for kind in KINDS:
+        world = make_world(kind, V=3, T=4)
+        for group in (Group(None, "none"), Group(None, "mean")):
+            assert estimate(world.problem, reinforce("seq_tis"), group).bias < 1e-12
+
+
+def test_a_group_s_own_mean_shrinks_by_its_own_share() -> None:
+    """On-policy, group_mean gives (G - 1)/G of the true gradient, and leave_one_out all of it."""
+    world = make_world(distance=0.0)
+    for G in (2, 5):
+        shrunk = estimate(world.problem, preset("reinforce"), Group(G))
+        assert torch.allclose(shrunk.mean, (G - 1) / G * shrunk.truth, atol=1e-13)
+        assert shrunk.scale == pytest.approx((G - 1) / G, abs=1e-12)
+        assert shrunk.direction_bias < 1e-6  # the root of 1 - cosine^2, itself exact to 1e-15
+        whole = estimate(world.problem, preset("reinforce", advantage="leave_one_out"), Group(G))
+        assert whole.bias < 1e-12
+
+
+def test_an_infinite_group_is_the_limit_of_large_ones() -> None:
+    """Means and variances of leave-one-out groups go to the infinite group's as 1/G."""
+    world = make_world()
+    limit = estimate(world.problem, reinforce("token_is"), Group(None, "mean"))
+    objective = preset("reinforce", correction=correction("token_is", numerator="pi"), advantage="leave_one_out")
+    gaps = []
+    for G in (8, 16, 32):
+        finite = estimate(world.problem, objective, Group(G))
+        assert torch.allclose(finite.mean, limit.mean, atol=1e-13)  # the weight makes the baseline immaterial
+        gaps.append(abs(finite.variance - limit.variance))
+    assert gaps[0] / gaps[1] == pytest.approx(2, rel=0.2)
+    assert gaps[1] / gaps[2] == pytest.approx(2, rel=0.2)
+
+
+def test_error_joins_bias_and_variance() -> None:
+    """error(n)^2 ||truth||^2 = ||mean - truth||^2 + variance / n."""
+    exact = estimate(make_world().problem, preset("minirl"), Group(4))
+    for n in (4, 1024):
+        squared = exact.error(n) ** 2 * exact.truth.square().sum()
+        expected = (exact.mean - exact.truth).square().sum() + exact.variance / n
+        assert squared.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert exact.error(10**15) == pytest.approx(exact.bias, rel=1e-6)
+
+
+def test_sampled_groups_agree_with_enumerated_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are too many groups to enumerate they are drawn, and labelled so: 1% at 20,000 groups."""
+    from theory.exact import groups
+
+    world = make_world()
+    exact = estimate(world.problem, preset("grpo_dapo"), Group(6))
+    monkeypatch.setattr(groups, "MAX_GROUPS", 10)
+    with pytest.raises(ValueError, match="expected a generator"):
+        estimate(world.problem, preset("grpo_dapo"), Group(6))
+    drawn = estimate(world.problem, preset("grpo_dapo"), Group(6), generator=stream(0, "groups"))
+    assert drawn.num_draws == 20_000
+    # The root of 20,000 draws is 141: the mean is good to 1%, and the variance, a difference of moments, to 3%.
+    assert float((drawn.mean - exact.mean).norm() / exact.mean.norm()) < 0.01
+    assert drawn.variance == pytest.approx(exact.variance, rel=0.03)
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enumerating five responses at a time gives the moments of enumerating all at once."""
+    world = make_world()
+    whole = estimate(world.problem, preset("minirl"), Group(4))
+    tree_type = type(world.tree)
+    chunks = tree_type.chunks
+    monkeypatch.setattr(tree_type, "chunks", lambda tree, size=5: chunks(tree, size))
+    parts = estimate(world.problem, preset("minirl"), Group(4))
+    assert torch.allclose(whole.mean, parts.mean, atol=1e-14)
+    assert whole.variance == pytest.approx(parts.variance, rel=1e-12)
+
+
+def test_bad_problems_are_refused() -> None:
+    """A wrong number of rewards, a nan reward, a KL penalty, a group of one: each in one line."""
+    world = make_world()
+    p, num = world.problem, world.tree.num_responses
+    with pytest.raises(ValueError, match=rf"expected {num} rewards, one a response, got shape \({num - 1},\)"):
+        Problem(p.target, p.logp_mu, p.logp_old, p.reward_Y[1:])
+    with pytest.raises(ValueError, match="expected finite rewards, got nan"):
+        Problem(p.target, p.logp_mu, p.logp_old, torch.full_like(p.reward_Y, math.nan))
+    with pytest.raises(ValueError, match=r"expected kl_coefficient 0, got 0\.1"):
+        estimate(p, preset("grpo", kl_coefficient=0.1), Group(4))
+    with pytest.raises(ValueError, match=r"expected at least 2 or None \(infinitely many\), got 1"):
+        Group(1)
+    assert module.__doc__ is not None
