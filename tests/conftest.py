@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import os
+import random
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# dev: a quick look while working. ci: the same examples every time, so a red run can be repeated from its printed blob.
-# thorough: for a night, when a law is new. No deadlines: the first call under the shape checks is slow by nature.
+# dev: a quick look while working; what failed is tried first again. ci: the same examples every time, so a red run can
+# be repeated from its printed blob. thorough: for a night; one seed for the whole session, printed at its end.
+# No deadlines: the first call under the shape checks is slow by nature.
 settings.register_profile("dev", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("dev"), max_examples=50, derandomize=True, print_blob=True)
-settings.register_profile("thorough", parent=settings.get_profile("dev"), max_examples=1000, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+settings.register_profile("thorough", parent=settings.get_profile("dev"), max_examples=10_000, print_blob=True)
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev")
+settings.load_profile(PROFILE)
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Draws the seed of a thorough session, unless it was given, before Hypothesis and the workers read it."""
+    if PROFILE == "thorough" and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(random.SystemRandom().getrandbits(32))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Says how to repeat a session whose examples were drawn from one seed."""
+    if config.option.hypothesis_seed is not None:
+        again = f"HYPOTHESIS_PROFILE={PROFILE} and --hypothesis-seed={config.option.hypothesis_seed}"
+        terminalreporter.write_line(f"the examples of this session: {again}")

@@ -1,32 +1,24 @@
-"""Batches and objectives that the tests of theory/objectives share."""
+"""Batches of sampled tokens, and one response of them as lists with the bounds of the trust regions by hand."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from theory.objectives import Objective, ObjectiveOutput, correction, preset
+from theory.objectives import Objective, ObjectiveOutput
 from theory.streams import stream
-
-TIGHT = {
-    "token_tis": {"cap": 1.1},
-    "prefix_tis": {"cap": 1.1},
-    "seq_tis": {"cap": 1.1},
-    "icepop": {"lo": 0.9, "hi": 1.1},
-    "seq_mis": {"lo": 0.8, "hi": 1.2},
-    "geo_rs": {"lo": 0.9, "hi": 1.1},
-    "k3_rs": {"max_k3": 0.01},
-}
-"""Bounds that, on the batches below, bind on some tokens or responses and not on others."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Six ragged responses, with tokens in their middle that mu did not sample."""
+    """Ragged responses, with tokens in their middle that mu did not sample."""
 
     pi: Tensor
     old: Tensor
@@ -61,5 +53,106 @@ def make_batch(seed: int, staleness: float = 0.25, gap: float = 0.15, B: int = 6
     return Batch(pi, old, mu, torch.randn(B, generator=generator, dtype=torch.float64), mask)
 
 
-def tuned(name: str, correction_name: str) -> Objective:
-    return preset(name, correction=correction(correction_name, **TIGHT.get(correction_name, {})))
+def log_gaps(batch: Batch) -> Tensor:
+    return torch.where(batch.mask, batch.old - batch.mu, 0.0)
+
+
+def approx(x: list[float], rel: float = 1e-11) -> object:
+    # Sums of at most five float64 log-ratios under exp: relative errors of a few 1e-15, of 1e-13 at gaps of 250.
+    return pytest.approx(x, rel=rel, abs=1e-14)
+
+
+# ---- one response, as lists ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Response:
+    """The response tokens of one row: log-probabilities, the advantage, the correction's weight w, the whole weight."""
+
+    pi: list[float]
+    old: list[float]
+    mu: list[float]
+    A: float
+    w: list[float]
+    whole: list[float]
+
+    @property
+    def r(self) -> list[float]:
+        return ratios(self.pi, self.old)
+
+    @property
+    def s(self) -> float:
+        return math.exp(sum(p - o for p, o in zip(self.pi, self.old, strict=True)) / len(self.pi))
+
+
+def ratios(numerator: list[float], denominator: list[float]) -> list[float]:
+    return [math.exp(a - b) for a, b in zip(numerator, denominator, strict=True)]
+
+
+def tokens_of(batch: Batch, b: int) -> tuple[list[float], list[float], list[float]]:
+    pi, old, mu = (x[b][batch.mask[b]].tolist() for x in (batch.pi, batch.old, batch.mu))
+    return pi, old, mu
+
+
+# ---- bounds, by hand -----------------------------------------------------------------------------------------------
+
+Stops = Callable[[Response], list[tuple[bool, bool]]]
+"""Of each token, whether the upper and whether the lower bound binds."""
+
+
+def ratio_stops(eps_low: float, eps_high: float) -> Stops:
+    return lambda x: [(x.A > 0 and r > 1 + eps_high, x.A < 0 and r < 1 - eps_low) for r in x.r]
+
+
+def unsigned_stops(eps_low: float, eps_high: float) -> Stops:
+    return lambda x: [(r > 1 + eps_high, r < 1 - eps_low) for r in x.r]
+
+
+def divergence_stops(far: Callable[[Response, float], list[bool]], eps_low: float, eps_high: float) -> Stops:
+    """A divergence mask: stopped where A pushes pi farther from mu, and it is `far` by the width of that direction."""
+
+    def stops(x: Response) -> list[tuple[bool, bool]]:
+        up, down = far(x, eps_high), far(x, eps_low)
+        return [
+            (x.A > 0 and p > m and u, x.A < 0 and p < m and d) for p, m, u, d in zip(x.pi, x.mu, up, down, strict=True)
+        ]
+
+    return stops
+
+
+def tv_far(x: Response, eps: float) -> list[bool]:
+    return [abs(math.exp(p) - math.exp(m)) > eps for p, m in zip(x.pi, x.mu, strict=True)]
+
+
+def kl_far(x: Response, eps: float) -> list[bool]:
+    def kl(p: float, q: float) -> float:
+        # A certain token's rest is one unit of float64's resolution, not 0.
+        rest_p, rest_q = max(-math.expm1(p), 2.0**-52), max(-math.expm1(q), 2.0**-52)
+        return math.exp(p) * (p - q) + rest_p * math.log(rest_p / rest_q)
+
+    return [kl(m, p) > eps for p, m in zip(x.pi, x.mu, strict=True)]
+
+
+def cppo_far(delta_b: float, w_min: float) -> Callable[[Response, float], list[bool]]:
+    """CPPO's Algorithm 1, as it is printed: token after token, with running sums S and W."""
+
+    def far(x: Response, eps: float) -> list[bool]:
+        T, S, W, result = len(x.pi), 0.0, 0.0, []
+        for t in range(1, T + 1):
+            w = 1 - (1 - w_min) / (T - 1) * (t - 1) if T > 1 else 1.0
+            Z = w * abs(math.exp(x.pi[t - 1]) - math.exp(x.mu[t - 1]))
+            c = min(eps, eps + delta_b * W - S)
+            result.append(c < Z)
+            S, W = S + Z, W + w
+        return result
+
+    return far
+
+
+def stopped_whole(stops: Stops) -> Callable[[Response], list[float]]:
+    """d term / d log pi of a region that stops: whole weight times A, and 0 where a bound binds."""
+    return lambda x: [0.0 if high or low else w * x.A for w, (high, low) in zip(x.whole, stops(x), strict=True)]
+
+
+def bounded_weight(eps_low: float, eps_high: float) -> Callable[[Response], list[float]]:
+    return lambda x: [w * min(max(r, 1 - eps_low), 1 + eps_high) * x.A for w, r in zip(x.w, x.r, strict=True)]

@@ -1,4 +1,4 @@
-"""Laws of the nine corrections: their formulas on lists of tokens, their limits, and that weights never reject."""
+"""Laws of the corrections: those of every row of the table in `laws_objectives.py`, then limits, exactness, errors."""
 
 from __future__ import annotations
 
@@ -10,141 +10,125 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from theory.objectives.corrections import CORRECTIONS, Correction, correction
-from theory.streams import stream
+from tests.strategies import MODERATE, batches, policy_pairs, reals
+from tests.theory.laws_objectives import CORRECTION_ROWS
+from tests.theory.objective_batches import Batch, approx, log_gaps, ratios, tokens_of
+from theory.objectives.corrections import CORRECTIONS, correction
 
 NAMES = list(CORRECTIONS)
 WEIGHTED = [name for name in NAMES if CORRECTIONS[name].weighted]
 
 
-def batch(seed: int, scale: float = 0.4) -> tuple[Tensor, Tensor]:
-    """log(old/mu) on response tokens (0 elsewhere), and a ragged mask with holes."""
-    generator = stream(seed, "corrections")
-    mask = torch.rand(6, 5, generator=generator) < 0.7
-    mask[:, 0] = True
-    return torch.where(mask, scale * torch.randn(6, 5, generator=generator, dtype=torch.float64), 0.0), mask
+@pytest.mark.parametrize("tight", [False, True])
+@pytest.mark.parametrize("name", CORRECTION_ROWS)
+@given(batch=batches(corners=MODERATE))
+def test_corrections_are_their_formulas(name: str, tight: bool, batch: Batch) -> None:
+    """Weights, cuts and rejections of each response are the formulas on its own tokens, at default and tight bounds."""
+    row = CORRECTION_ROWS[name]
+    fix = correction(name, **((row.tight or {}) if tight else {}))
+    bounds = {key: value for key, value in vars(fix).items() if key != "numerator"}
+    gap, free = log_gaps(batch), correction(name, **(row.free or {}))
+    weight, keep = fix.weight(gap, batch.mask), fix.keep(gap, batch.mask)
+    cut, uncut = fix.truncated(gap, batch.mask), free.weight(gap, batch.mask)
+    for b in range(len(gap)):
+        pi, old, mu = tokens_of(batch, b)
+        if not pi:
+            continue
+        rho = ratios(old, mu)
+        assert weight[b, batch.mask[b]].tolist() == approx(row.weights(rho, **bounds))
+        assert keep[b].item() == row.keeps(rho, **bounds)
+    # A weight is flagged exactly where its bounds changed it.
+    assert torch.equal(cut[batch.mask], (weight != uncut)[batch.mask])
 
 
-def rows(x: Tensor, mask: Tensor) -> list[list[float]]:
-    return [x[b][mask[b]].tolist() for b in range(len(x))]
-
-
-def weights_by_hand(name: str, rho: list[float]) -> list[float]:
-    """The default weights of one response, from its token ratios."""
-    product = math.prod(rho)
-    return {
-        "none": [1.0] * len(rho),
-        "token_is": rho,
-        "token_tis": [min(r, 2.0) for r in rho],
-        "prefix_tis": [min(math.prod(rho[: t + 1]), 2.0) for t in range(len(rho))],
-        "seq_tis": [min(product, 2.0)] * len(rho),
-        "icepop": [r if 0.5 <= r <= 5.0 else 0.0 for r in rho],
-        "seq_mis": [product] * len(rho),
-        "geo_rs": [1.0] * len(rho),
-        "k3_rs": [1.0] * len(rho),
-    }[name]
-
-
-def keeps_by_hand(name: str, rho: list[float]) -> bool:
-    """Whether the default correction keeps one response."""
-    if name == "seq_mis":
-        return 0.0 <= math.prod(rho) <= 2.0
-    if name == "geo_rs":
-        return 0.99 <= math.prod(rho) ** (1 / len(rho)) <= 1.01
-    if name == "k3_rs":
-        return sum(r - 1 - math.log(r) for r in rho) / len(rho) <= 0.01
-    return True
-
-
-@pytest.mark.parametrize("name", NAMES)
-@given(seed=st.integers(0, 500), scale=st.sampled_from([0.01, 0.1, 0.4, 1.0]))
-def test_formulas_on_lists(name: str, seed: int, scale: float) -> None:
-    """Weights and rejections equal their formulas computed response by response on plain lists."""
-    log_gap_BT, mask = batch(seed, scale)
-    fix = correction(name)
-    rho = [[math.exp(x) for x in row] for row in rows(log_gap_BT, mask)]
-    assert fix.keep(log_gap_BT, mask).tolist() == [keeps_by_hand(name, r) for r in rho]
-    for got, r in zip(rows(fix.weight(log_gap_BT), mask), rho, strict=True):
-        assert got == pytest.approx(weights_by_hand(name, r), rel=1e-12)
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CORRECTION_ROWS)
 def test_equal_engines_change_nothing(name: str) -> None:
-    """Where old equals mu every weight is 1, nothing is truncated, and every response is kept."""
-    zero, mask = torch.zeros(3, 4, dtype=torch.float64), torch.ones(3, 4, dtype=torch.bool)
-    fix = correction(name)
-    assert torch.equal(fix.weight(zero), torch.ones_like(zero))
-    assert not fix.truncated(zero).any()
+    """Where numerator equals mu every weight is 1, nothing is truncated, and every response is kept."""
+    zero, mask, fix = torch.zeros(3, 4), torch.ones(3, 4, dtype=torch.bool), correction(name)
+    assert torch.equal(fix.weight(zero, mask), torch.ones_like(zero))
+    assert not fix.truncated(zero, mask).any()
     assert fix.keep(zero, mask).all()
 
 
+@pytest.mark.parametrize("name", CORRECTION_ROWS)
+@given(batch=batches(corners=MODERATE), t=st.integers(1, 4), later=reals(4, 5))
+def test_weights_do_not_look_ahead(name: str, batch: Batch, t: int, later: Tensor) -> None:
+    """The weight of a token is a function of the tokens up to it, unless the row says that it looks ahead."""
+    fix, gap = correction(name), log_gaps(batch)
+    other = torch.where(torch.arange(5) >= t, torch.where(batch.mask, later, 0.0), gap)
+    before = [fix.weight(x, batch.mask)[:, :t] for x in (gap, other)]
+    if not CORRECTION_ROWS[name].looks_ahead:
+        assert torch.equal(*before)
+
+
+@pytest.mark.parametrize("name", CORRECTION_ROWS)
 @given(log_rho=st.floats(-2, 2))
-def test_length_one_makes_token_prefix_and_sequence_equal(log_rho: float) -> None:
-    """On responses of one token the three truncated weights are the same, and so are Seq-MIS's and token IS's."""
-    gap = torch.tensor([[log_rho]], dtype=torch.float64)
-    token, prefix, sequence = (correction(n, cap=1.5).weight(gap) for n in ("token_tis", "prefix_tis", "seq_tis"))
-    assert torch.equal(token, prefix)
-    assert torch.equal(token, sequence)
-    assert torch.equal(correction("seq_mis").weight(gap), correction("token_is").weight(gap))
+def test_one_token_has_its_own_ratio_as_weight(name: str, log_rho: float) -> None:
+    """On responses of one token each weighted correction without bounds is the token weight, each other one is 1."""
+    gap, mask = torch.tensor([[log_rho]]), torch.ones(1, 1, dtype=torch.bool)
+    fix = correction(name, **(CORRECTION_ROWS[name].free or {}))
+    assert torch.equal(fix.weight(gap, mask), gap.exp() if fix.weighted else torch.ones(1, 1))
 
 
-@given(seed=st.integers(0, 500))
-def test_prefix_is_token_first_and_sequence_last(seed: int) -> None:
-    """A prefix weight equals the token weight on the first token and the sequence weight on the last."""
-    log_gap_BT, _ = batch(seed)
-    token, prefix, sequence = (
-        correction(n, cap=math.inf).weight(log_gap_BT) for n in ("token_tis", "prefix_tis", "seq_tis")
+@given(batch=batches(corners=("generic", "wide", "one_engine")))
+def test_from_token_to_sequence(batch: Batch) -> None:
+    """A prefix weight and MinPRO are the token weight on the first token; a prefix weight ends as the sequence's.
+
+    On the second token a product of two ratios and a ratio times the smallest before it are the same.
+    """
+    gap, mask = log_gaps(batch), batch.mask
+    token, prefix, minimum, sequence = (
+        correction(n, cap=math.inf).weight(gap, mask) for n in ("token_tis", "prefix_tis", "minpro", "seq_tis")
     )
-    torch.testing.assert_close(prefix[:, 0], token[:, 0], rtol=1e-12, atol=0)
-    torch.testing.assert_close(prefix[:, -1], sequence[:, -1], rtol=1e-12, atol=0)
+    assert torch.equal(token, correction("token_is").weight(gap, mask))
+    rank = torch.where(mask, mask.cumsum(1), 0)
+    for weight in (prefix, minimum):
+        torch.testing.assert_close(weight[rank == 1], token[rank == 1], rtol=1e-12, atol=0)
+    torch.testing.assert_close(minimum[rank == 2], prefix[rank == 2], rtol=1e-12, atol=0)
+    last = mask & (rank == mask.sum(1, keepdim=True))
+    torch.testing.assert_close(prefix[last], sequence[last], rtol=1e-12, atol=0)
 
 
-@given(seed=st.integers(0, 500))
-def test_no_cap_is_no_truncation(seed: int) -> None:
-    """Token-TIS with an infinite cap is token IS; every truncated weight is at most its cap, and flagged where cut."""
-    log_gap_BT, _ = batch(seed, scale=1.0)
-    assert torch.equal(
-        correction("token_tis", cap=math.inf).weight(log_gap_BT), correction("token_is").weight(log_gap_BT)
+@given(batch=batches(corners=("generic", "wide")))
+def test_minpro_is_never_above_a_token_after_an_unlikely_prefix(batch: Batch) -> None:
+    """MinPRO's weight is at most rho_t rho_s for every earlier s: one unlikely token damps all that follow."""
+    gap, mask = log_gaps(batch), batch.mask
+    weight = correction("minpro", cap=math.inf).weight(gap, mask)
+    for s in range(5):
+        for t in range(s + 1, 5):
+            both = mask[:, s] & mask[:, t]
+            assert (weight[both, t] <= (gap[both, t] + gap[both, s]).exp() * (1 + 1e-12)).all()
+
+
+@given(first=policy_pairs(3), second=policy_pairs(3, 3), f=policy_pairs(9))
+def test_weights_are_unbiased_by_enumeration(
+    first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], f: tuple[Tensor, Tensor]
+) -> None:
+    """E_mu[w f] = E_old[f] over all responses of two tokens: Seq-TIS without cap for any f, Prefix-TIS for its own."""
+    old, mu = (
+        torch.stack([x[0].log_softmax(-1)[:, None].expand(3, 3), x[1].log_softmax(-1)], -1).reshape(9, 2)
+        for x in zip(first, second, strict=True)
     )
-    for name in ("token_tis", "prefix_tis", "seq_tis"):
-        fix, free = correction(name, cap=1.25), correction(name, cap=math.inf)
-        assert fix.weight(log_gap_BT).max() <= 1.25
-        assert torch.equal(fix.truncated(log_gap_BT), fix.weight(log_gap_BT) != free.weight(log_gap_BT))
-
-
-@given(seed=st.integers(0, 200))
-def test_weights_are_unbiased_by_enumeration(seed: int) -> None:
-    """E_mu[w f] = E_old[f] for the product weights over all responses of two tokens: Seq-TIS without cap is exact."""
-    generator = stream(seed, "enumeration")
-    V = 3
-    logits = torch.randn(4, V, V, generator=generator, dtype=torch.float64)
-    first_old, first_mu = logits[0, 0].log_softmax(-1), logits[1, 0].log_softmax(-1)
-    second_old, second_mu = logits[2].log_softmax(-1), logits[3].log_softmax(-1)
-    old = torch.stack([first_old[:, None].expand(V, V), second_old], -1).reshape(-1, 2)
-    mu = torch.stack([first_mu[:, None].expand(V, V), second_mu], -1).reshape(-1, 2)
-    f = torch.randn(V * V, generator=generator, dtype=torch.float64)
-    weight = correction("seq_tis", cap=math.inf).weight(old - mu)[:, 0]
-    torch.testing.assert_close(
-        (mu.sum(1).exp() * weight * f).sum(), (old.sum(1).exp() * f).sum(), rtol=1e-11, atol=1e-12
-    )
-    # The prefix weight of token t is exact for functions of the tokens up to t.
-    g = torch.randn(V, generator=generator, dtype=torch.float64).repeat_interleave(V)
-    prefix = correction("prefix_tis", cap=math.inf).weight(old - mu)[:, 0]
-    torch.testing.assert_close(
-        (mu.sum(1).exp() * prefix * g).sum(), (first_old.exp() * g[::V]).sum(), rtol=1e-11, atol=1e-12
-    )
+    mask = torch.ones(9, 2, dtype=torch.bool)
+    sequence, prefix = (correction(n, cap=math.inf).weight(old - mu, mask) for n in ("seq_tis", "prefix_tis"))
+    p_mu, p_old, values = mu.sum(1).exp(), old.sum(1).exp(), f[0]
+    torch.testing.assert_close((p_mu * sequence[:, 0] * values).sum(), (p_old * values).sum(), rtol=1e-10, atol=1e-11)
+    # The weight of the first token is exact for functions of the first token, that of the last for all.
+    of_first = values.view(3, 3)[:, :1].expand(3, 3).reshape(9)
+    torch.testing.assert_close((p_mu * prefix[:, 0] * of_first).sum(), (p_old * of_first).sum(), rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close((p_mu * prefix[:, 1] * values).sum(), (p_old * values).sum(), rtol=1e-10, atol=1e-11)
 
 
 def test_geometric_mean_lets_opposite_gaps_cancel_and_k3_does_not() -> None:
     """Geo-RS keeps a response whose gaps are +x and -x; K3-RS rejects it: why both exist."""
-    gap, mask = torch.tensor([[0.5, -0.5]], dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool)
+    gap, mask = torch.tensor([[0.5, -0.5]]), torch.ones(1, 2, dtype=torch.bool)
     assert correction("geo_rs").keep(gap, mask).all()
     assert not correction("k3_rs").keep(gap, mask).any()
 
 
 def test_k3_rejects_what_old_makes_likelier_first() -> None:
     """k3 of rho = 1.15 is above 0.01 and that of 1 / 1.15 below: the direction is KL(mu || old) with rho = old/mu."""
-    gap, mask = torch.tensor([[math.log(1.15)], [-math.log(1.15)]], dtype=torch.float64), torch.ones(2, 1) > 0
+    gap, mask = torch.tensor([[math.log(1.15)], [-math.log(1.15)]]), torch.ones(2, 1) > 0
     assert correction("k3_rs").keep(gap, mask).tolist() == [False, True]
 
 
@@ -158,12 +142,6 @@ def test_formula_holds_the_numbers(name: str) -> None:
     if fix.weighted:
         assert "old" in fix.symbol
         assert "pi" in correction(name, numerator="pi").symbol
-
-
-def test_the_table_has_nine() -> None:
-    """Each class stands in the table under its own name, and there are nine."""
-    assert len(CORRECTIONS) == 9
-    assert all(cls.name == name and issubclass(cls, Correction) for name, cls in CORRECTIONS.items())
 
 
 @pytest.mark.parametrize(

@@ -7,90 +7,80 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
 
-from tests.theory.objective_batches import Batch, make_batch, tuned
+from tests.strategies import MODERATE, Cut, batches, cuts
+from tests.theory.laws_objectives import EVERY, PRESET_ROWS, few, tuned
+from tests.theory.objective_batches import Batch, Response, make_batch, tokens_of
 from theory import metrics
-from theory.objectives import CORRECTIONS, PRESETS, correction, preset
-from theory.streams import stream
-
-EVERY = (
-    [(name, "none") for name in PRESETS] + [("minirl", c) for c in CORRECTIONS if c != "none"] + [("gspo", "seq_mis")]
-)
+from theory.objectives import combine_metrics, correction, preset
 
 
 @pytest.mark.parametrize(("name", "correction_name"), EVERY)
-def test_masked_positions_are_nowhere(name: str, correction_name: str) -> None:
+@few
+@given(batch=batches(corners=MODERATE))
+def test_masked_positions_are_nowhere(name: str, correction_name: str | None, batch: Batch) -> None:
     """nan, inf and -inf off the mask change no value and no metric, and their gradient is exactly 0."""
-    batch, objective = make_batch(1), tuned(name, correction_name)
-    for filler in (0.0, 50.0, math.nan, -math.inf):
-        dirty = Batch(
-            *(torch.where(batch.mask, x, filler) for x in (batch.pi, batch.old, batch.mu)), batch.advantages, batch.mask
-        )
-        out, clean = dirty(objective), batch(objective)
-        assert torch.equal(out.objective, clean.objective)
-        assert out.metrics == clean.metrics
-        assert torch.equal(dirty.gradient(objective), batch.gradient(objective))
-    assert not batch.gradient(objective)[~batch.mask].any()
+    objective = tuned(name, correction_name)
+    out, gradient = batch(objective), batch.gradient(objective)
+    assert not gradient[~batch.mask].any()
+    for filler in (50.0, math.nan, -math.inf):
+        pi, old, mu = (torch.where(batch.mask, x, filler) for x in (batch.pi, batch.old, batch.mu))
+        dirty = replace(batch, pi=pi, old=old, mu=mu)
+        again = dirty(objective)
+        assert torch.equal(again.objective, out.objective)
+        assert again.metrics == out.metrics
+        assert torch.equal(dirty.gradient(objective), gradient)
 
 
 @pytest.mark.parametrize(("name", "correction_name"), EVERY)
-def test_padding_holes_and_empty_rows(name: str, correction_name: str) -> None:
+@few
+@given(batch=batches(corners=MODERATE))
+def test_padding_holes_and_empty_rows(name: str, correction_name: str | None, batch: Batch) -> None:
     """Columns and rows of padding change nothing, and holes are as if cut out: masked equals sliced."""
-    batch, objective = make_batch(2), tuned(name, correction_name)
-    wide = Batch(*(torch.nn.functional.pad(x, (0, 3, 0, 2)) for x in (batch.pi, batch.old, batch.mu)),
-                 torch.nn.functional.pad(batch.advantages, (0, 2), value=7.0),
-                 torch.nn.functional.pad(batch.mask, (0, 3, 0, 2)))  # fmt: skip
-    torch.testing.assert_close(wide(objective).objective, batch(objective).objective, rtol=1e-12, atol=1e-15)
-    totals = objective.totals(batch.old, batch.mu, batch.mask)
-    sliced = [batch.rows(slice(b, b + 1)) for b in range(len(batch.pi))]
-    sliced = [
-        Batch(*(x[:, row.mask[0]] for x in (row.pi, row.old, row.mu)), row.advantages, row.mask[:, row.mask[0]])
-        for row in sliced
-    ]
-    total = sum(row(objective, totals=totals).objective.item() for row in sliced)
-    assert batch(objective).objective.item() == pytest.approx(total, rel=1e-12, abs=1e-15)
+    objective = tuned(name, correction_name)
+    whole, gradient = batch(objective).objective.item(), batch.gradient(objective)
+    pi, old, mu, mask = (torch.nn.functional.pad(x, (0, 3, 0, 2)) for x in (batch.pi, batch.old, batch.mu, batch.mask))
+    wide = Batch(pi, old, mu, torch.nn.functional.pad(batch.advantages, (0, 2), value=7.0), mask)
+    torch.testing.assert_close(wide.gradient(objective)[:-2, :-3], gradient, rtol=1e-12, atol=1e-15)
+    totals, total = objective.totals(batch.old, batch.mu, batch.mask), 0.0
+    for b in range(len(batch.pi)):
+        at = batch.mask[b]
+        pi, old, mu, mask = (x[b : b + 1, at] for x in (batch.pi, batch.old, batch.mu, batch.mask))
+        row = Batch(pi, old, mu, batch.advantages[b : b + 1], mask)
+        total += row(objective, totals=totals).objective.item()
+        sliced = row.gradient(objective, totals=totals)
+        torch.testing.assert_close(sliced[0], gradient[b, at], rtol=1e-12, atol=1e-15)
+    assert whole == pytest.approx(total, rel=1e-12, abs=1e-14)
 
 
 @pytest.mark.parametrize(("name", "correction_name"), EVERY)
-def test_permutation_and_micro_batches(name: str, correction_name: str) -> None:
+@few
+@given(batch=batches(corners=MODERATE), cut=cuts())
+def test_permutation_and_micro_batches(name: str, correction_name: str | None, batch: Batch, cut: Cut) -> None:
     """Responses may come in any order and in any split: objectives add up, metrics combine by token counts."""
     objective = tuned(name, correction_name)
-    for seed in range(3):
-        batch = make_batch(seed)
-        whole, totals = batch(objective), objective.totals(batch.old, batch.mu, batch.mask)
-        order = torch.randperm(6, generator=stream(seed, "order"))
-        parts = [batch.rows(order[:1]), batch.rows(order[1:4]), batch.rows(order[4:])]
-        outputs = [part(objective, totals=totals) for part in parts]
-        total = sum(out.objective.item() for out in outputs)
-        assert total == pytest.approx(whole.objective.item(), rel=1e-12, abs=1e-15)
-        grads = torch.cat([part.gradient(objective, totals=totals) for part in parts])
-        torch.testing.assert_close(grads, batch.gradient(objective)[order], rtol=1e-12, atol=1e-15)
-        counts = [int(part.mask.sum()) for part in parts]
-        for metric, value in whole.metrics.items():
-            values = [out.metrics[metric].item() for out in outputs]
-            mean = sum(n * v for n, v in zip(counts, values, strict=True)) / sum(counts)
-            assert (max(values) if metric.endswith("_max") else mean) == pytest.approx(
-                value.item(), rel=1e-12, abs=1e-15
-            )
+    whole, totals = batch(objective), objective.totals(batch.old, batch.mu, batch.mask)
+    parts = [batch.rows(index) for index in (cut.order[: cut.at], cut.order[cut.at :])]
+    outputs = [part(objective, totals=totals) for part in parts]
+    total = sum(out.objective.item() for out in outputs)
+    assert total == pytest.approx(whole.objective.item(), rel=1e-12, abs=1e-14)
+    gradients = torch.cat([part.gradient(objective, totals=totals) for part in parts])
+    torch.testing.assert_close(gradients, batch.gradient(objective)[cut.order], rtol=1e-12, atol=1e-15)
+    counted = [(int(p.mask.sum()), out.metrics) for p, out in zip(parts, outputs, strict=True) if p.mask.any()]
+    if counted:
+        combined = combine_metrics(counted)
+        assert combined == pytest.approx({k: v.item() for k, v in whole.metrics.items()}, rel=1e-12, abs=1e-14)
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
-def test_only_pi_carries_a_gradient(name: str) -> None:
-    """No gradient reaches old, mu or the advantages: weights, masks and baselines are constants."""
-    batch = make_batch(0)
-    leaves = [x.clone().requires_grad_() for x in (batch.pi, batch.old, batch.mu, batch.advantages)]
-    preset(name)(*leaves, batch.mask).objective.backward()
-    assert leaves[0].grad is not None
-    assert [x.grad for x in leaves[1:]] == [None, None, None]
-
-
-@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.parametrize("name", list(PRESET_ROWS))
 def test_everything_rejected(name: str) -> None:
     """With every response rejected, J and its gradient are 0 and the rejected fraction is 1; nothing is nan."""
     batch = make_batch(0, gap=0.0)
     gone = replace(batch, mu=batch.old - 3.0)
     objective = preset(name, correction=correction("geo_rs"))
     assert objective.totals(gone.old, gone.mu, gone.mask).num_tokens == 0
+    assert not objective.kept(gone.old, gone.mu, gone.mask).any()
     out = gone(objective)
     assert out.objective.item() == 0
     assert out.metrics["rollout_corr/rejected_fraction"].item() == 1
@@ -98,16 +88,16 @@ def test_everything_rejected(name: str) -> None:
     assert not gone.gradient(objective).any()
 
 
-def test_a_rejected_response_may_be_infinite() -> None:
+@pytest.mark.parametrize("name", list(PRESET_ROWS))
+def test_a_rejected_response_may_be_infinite(name: str) -> None:
     """A response to which old gives probability 0 is rejected, and its infinite ratio reaches no gradient."""
     batch = make_batch(0, gap=0.01)
     broken = replace(batch, old=batch.old.index_put((torch.tensor(2), torch.tensor(0)), torch.tensor(-math.inf)))
     rest = [0, 1, 3, 4, 5]
-    for name in PRESETS:
-        objective = preset(name, correction=correction("k3_rs"))
-        grad = broken.gradient(objective)
-        assert not grad[2].any()
-        torch.testing.assert_close(grad[rest], batch.rows(rest).gradient(objective), rtol=1e-12, atol=1e-15)
+    objective = preset(name, correction=correction("k3_rs"))
+    gradient = broken.gradient(objective)
+    assert not gradient[2].any()
+    torch.testing.assert_close(gradient[rest], batch.rows(rest).gradient(objective), rtol=1e-12, atol=1e-15)
 
 
 def test_rejection_changes_denominators_and_icepop_does_not() -> None:
@@ -127,29 +117,30 @@ def test_no_response_token_gives_no_metrics() -> None:
     assert out.metrics == {}
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.parametrize("name", list(PRESET_ROWS))
 def test_metrics_are_registered_token_means(name: str) -> None:
-    """Clip fractions, ratio and weight metrics equal counts over plain lists, under registered names."""
-    batch = make_batch(5)
-    out = batch(preset(name))
-    metrics.check(out.metrics)
-    A = batch.advantages[:, None].expand_as(batch.pi)[batch.mask].tolist()
-    logr = torch.where(batch.mask, batch.pi - batch.old, 0.0)
-    if name == "gspo":
-        logr = (logr.sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)).expand_as(logr)
-    r = logr.exp()[batch.mask].tolist()
-    assert out.metrics["rollout_corr/rejected_fraction"] == 0
-    if name == "reinforce":
-        assert not any(key.startswith("actor/") for key in out.metrics)
+    """Clip fractions and mean ratio equal counts over plain lists, under registered names."""
+    batch, row = make_batch(5), PRESET_ROWS[name]
+    out = batch(preset(name)).metrics
+    metrics.check(out)
+    assert out["rollout_corr/rejected_fraction"] == 0
+    if not row.ratio:
+        assert not any(key.startswith("actor/") for key in out)
         return
-    region = PRESETS[name].trust_region
-    unsigned = name == "cispo"
-    high = sum(x > region.high and (unsigned or a > 0) for x, a in zip(r, A, strict=True)) / len(r)
-    low = sum(x < region.low and (unsigned or a < 0) for x, a in zip(r, A, strict=True)) / len(r)
-    assert out.metrics["actor/ratio_mean"].item() == pytest.approx(sum(r) / len(r))
-    assert out.metrics["actor/pg_clipfrac_high"].item() == pytest.approx(high)
-    assert out.metrics["actor/pg_clipfrac_low"].item() == pytest.approx(low)
-    assert out.metrics["actor/pg_clipfrac"].item() == pytest.approx(high + low)
+    r, stops = [], []
+    for b in range(len(batch.pi)):
+        pi, old, mu = tokens_of(batch, b)
+        x = Response(pi, old, mu, batch.advantages[b].item(), [], [])
+        r += [x.s] * len(x.r) if row.sequence else x.r
+        stops += row.stops(x) if row.stops is not None else []
+    assert out["actor/ratio_mean"].item() == pytest.approx(sum(r) / len(r))
+    if row.stops is None:
+        assert not any(key.startswith("actor/pg_clipfrac") for key in out)
+        return
+    high, low = (sum(flag) / len(r) for flag in zip(*stops, strict=True))
+    assert out["actor/pg_clipfrac_high"].item() == pytest.approx(high)
+    assert out["actor/pg_clipfrac_low"].item() == pytest.approx(low)
+    assert out["actor/pg_clipfrac"].item() == pytest.approx(high + low)
 
 
 def test_weight_metrics() -> None:

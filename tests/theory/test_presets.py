@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.theory.objective_batches import tuned
+from tests.theory.laws_objectives import PRESET_ROWS, tuned
 from theory.objectives import AGGREGATIONS, PRESETS, correction, preset, ratios
+from theory.objectives.trust_regions import CPPO, BinaryKL
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
@@ -19,8 +20,8 @@ def test_describe_prints_the_composition(name: str) -> None:
     for part in (objective.name, objective.advantage, objective.ratio.name, objective.trust_region.name,
                  objective.correction.name, objective.aggregation.name, objective.formula):  # fmt: skip
         assert part in text
-    if name != "reinforce":
-        assert "1.75" in preset(name, eps_high=0.75).formula
+    if PRESET_ROWS[name].eps is not None:
+        assert ("0.75" if PRESET_ROWS[name].divergence else "1.75") in preset(name, eps_high=0.75).formula
     assert "min(old_t/mu_t, 3.5)" in preset(name, correction=correction("token_tis"), cap=3.5).formula
     assert "0.25 k2[KL(pi || ref)]" in preset(name, kl_coefficient=0.25, kl_estimator="k2").formula
 
@@ -30,19 +31,28 @@ def test_printed_formulas_show_the_whole_weight() -> None:
     assert "sg[min(pi_t/mu_t, 5)] A log pi_t" in preset("minirl").formula
     assert "sg[min(old_t/mu_t, 1.1) r_t] A log pi_t" in tuned("minirl", "token_tis").formula
     assert "sg[r_t] A log pi_t" in preset("minirl_no_is").formula
+    assert "sg[min(pi_t/mu_t min_(s<t) pi_s/mu_s, 5)] A log pi_t" in preset("minpro").formula
+    assert "M_t sg[pi_t/mu_t] A log pi_t" in preset("dppo_tv").formula
     assert preset("reinforce").formula == "J = (1/#responses) sum_i sum_t A log pi_t"
 
 
 def test_defaults_are_the_papers() -> None:
-    """The numbers of the presets, as the papers print them."""
-    eps = {n: (o.trust_region.eps_low, o.trust_region.eps_high) for n, o in PRESETS.items() if n != "reinforce"}
-    assert eps == {
-        "minirl": (0.2, 0.27), "minirl_lengthnorm": (0.2, 0.27), "minirl_no_is": (0.2, 0.27), "ppo": (0.2, 0.2),
-        "grpo": (0.2, 0.2), "grpo_dapo": (0.2, 0.27), "dr_grpo": (0.2, 0.2), "cispo": (1.0, 4.0), "gspo": (3e-4, 4e-4),
+    """Parts and numbers of the presets are those of the table, as the papers print them."""
+    for name, row in PRESET_ROWS.items():
+        objective, region = PRESETS[name], PRESETS[name].trust_region
+        assert (objective.advantage, objective.aggregation.name) == (row.advantage, row.aggregation)
+        assert (vars(region).get("eps_low"), vars(region).get("eps_high")) == (row.eps or (None, None))
+        assert objective.correction.numerator == row.numerator
+        assert bool(objective.ratio.symbol) == row.ratio
+    corrected = {n: o.correction for n, o in PRESETS.items() if o.correction.name != "none"}
+    tis, whole = correction("token_tis", numerator="pi", cap=5.0), correction("token_is", numerator="pi")
+    assert corrected == {
+        "minirl": tis, "minirl_lengthnorm": tis, "minpro": correction("minpro", numerator="pi", cap=5.0),
+        "dppo_tv": whole, "dppo_kl": whole, "cppo": whole,
     }  # fmt: skip
-    normed = {n for n, o in PRESETS.items() if o.advantage == "group_norm"}
-    assert normed == {"grpo", "grpo_dapo", "cispo", "gspo"}
-    assert {n for n, o in PRESETS.items() if o.correction.name != "none"} == {"minirl", "minirl_lengthnorm"}
+    region = PRESETS["cppo"].trust_region
+    assert isinstance(region, CPPO)
+    assert (region.delta_b, region.w_min, region.anchor) == (0.015, 0.8, "mu")
     assert all(o.kl_coefficient == 0 for o in PRESETS.values())
 
 
@@ -55,6 +65,8 @@ def test_defaults_are_the_papers() -> None:
         ("ppo", {"cap": 2.0}, "ppo has no use for cap: its correction none"),
         ("ppo", {"eps_high": -0.1}, r"expected eps_high >= 0, got -0\.1"),
         ("ppo", {"eps_low": 1.5}, r"expected 0 <= eps_low <= 1, got 1\.5"),
+        ("dppo_tv", {"eps_low": -0.1}, r"expected eps_low >= 0, got -0\.1"),
+        ("minpro", {"eps_high": 0.3}, "minpro has no use for eps_high"),
         ("ppo", {"eps_low": None}, "ppo: eps_low: expected a number, got None"),
         ("ppo", {"kl_coefficient": -1}, r"expected kl_coefficient >= 0, got -1\.0"),
         ("ppo", {"kl_estimator": "k4"}, "unknown KL estimator 'k4'"),
@@ -81,6 +93,19 @@ def test_a_bound_needs_a_ratio() -> None:
     """A trust region over no ratio is refused: its bounds could never bind."""
     with pytest.raises(ValueError, match="expected a ratio for the trust region min_clip, got none"):
         replace(PRESETS["ppo"], ratio=ratios.none)
+
+
+def test_numbers_of_a_region_are_checked() -> None:
+    """A budget, a weight floor or an anchor out of range is refused with what came and what was expected."""
+    with pytest.raises(ValueError, match=r"delta_b: expected 0 <= delta_b <= 1, got 1\.5"):
+        CPPO(delta_b=1.5)
+    with pytest.raises(ValueError, match=r"w_min: expected 0 < w_min <= 1, got 0\.0"):
+        CPPO(w_min=0.0)
+    region = BinaryKL()
+    # Set past the type, which the shape checks of the tests would refuse first.
+    object.__setattr__(region, "anchor", "pi")
+    with pytest.raises(ValueError, match="anchor: expected 'mu' or 'old', got 'pi'"):
+        region.__post_init__()
 
 
 def test_shapes_must_agree() -> None:

@@ -22,7 +22,7 @@ from theory.objectives.aggregations import Aggregation, Totals, count
 from theory.objectives.corrections import Correction
 from theory.objectives.kl_penalty import kl_pi_ref
 from theory.objectives.ratios import Ratio
-from theory.objectives.trust_regions import TrustRegion
+from theory.objectives.trust_regions import Tokens, TrustRegion
 
 
 @dataclass(frozen=True)
@@ -92,24 +92,25 @@ class Objective:
         _require_shapes(logp_pi_BT, logp_old_BT, logp_mu_BT, advantages_B, is_response_BT, logp_ref_BT)
         advantages_B1 = advantages_B.detach()[:, None]
         old_BT, mu_BT = (_on(is_response_BT, x_BT.detach()) for x_BT in (logp_old_BT, logp_mu_BT))
-        kept_BT = self._kept(old_BT, mu_BT, is_response_BT)
+        kept_BT = self.kept(old_BT, mu_BT, is_response_BT)
         totals = count(kept_BT) if totals is None else totals
 
         numerator_BT = _on(is_response_BT, logp_pi_BT.detach()) if self.correction.numerator == "pi" else old_BT
         log_gap_BT = numerator_BT - mu_BT
         # A rejected response's weight may be inf: it is replaced before it meets any gradient.
-        weight_BT = torch.where(kept_BT, self.correction.weight(log_gap_BT), 0.0)
+        weight_BT = torch.where(kept_BT, self.correction.weight(log_gap_BT, is_response_BT), 0.0)
 
-        pi_BT = _on(kept_BT, logp_pi_BT)
-        ratio_BT = self.ratio(pi_BT, old_BT, kept_BT)
+        tokens = Tokens(*(_on(kept_BT, x_BT) for x_BT in (logp_pi_BT, old_BT, mu_BT)), is_response_BT=kept_BT)
+        ratio_BT = self.ratio(tokens.logp_pi_BT, tokens.logp_old_BT, kept_BT)
         ratio_in_weight = self.trust_region.takes == "gap" or self.correction.numerator == "pi"
         whole_BT = weight_BT if ratio_in_weight else weight_BT * ratio_BT.detach()
-        term_BT = self.trust_region.term(ratio_BT, whole_BT, pi_BT, advantages_B1)
+        term_BT = self.trust_region.term(tokens, ratio_BT, whole_BT, advantages_B1)
 
-        metrics = self._metrics(logp_pi_BT, old_BT, advantages_B1, is_response_BT)
+        everything = Tokens(_on(is_response_BT, logp_pi_BT.detach()), old_BT, mu_BT, is_response_BT)
+        metrics = self._metrics(everything, advantages_B1)
         metrics |= self._correction_metrics(weight_BT, log_gap_BT, kept_BT, is_response_BT)
         if logp_ref_BT is not None:
-            penalty_BT = kl_pi_ref(pi_BT, _on(kept_BT, logp_ref_BT), self.kl_estimator)
+            penalty_BT = kl_pi_ref(tokens.logp_pi_BT, _on(kept_BT, logp_ref_BT), self.kl_estimator)
             term_BT = term_BT - self.kl_coefficient * penalty_BT
             metrics |= self._kl_metrics(logp_pi_BT, logp_ref_BT, is_response_BT)
         elif self.kl_coefficient > 0:
@@ -123,23 +124,28 @@ class Objective:
         is_response_BT: Bool[Tensor, "B T"],
     ) -> Totals:
         """The denominators of a whole mini-batch, after rejections: with them its micro-batches' objectives add up."""
-        old_BT, mu_BT = (_on(is_response_BT, x_BT.detach()) for x_BT in (logp_old_BT, logp_mu_BT))
-        return count(self._kept(old_BT, mu_BT, is_response_BT))
+        return count(self.kept(logp_old_BT, logp_mu_BT, is_response_BT))
 
-    def _kept(self, old_BT: Tensor, mu_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        return is_response_BT & self.correction.keep(old_BT - mu_BT, is_response_BT)[:, None]
+    def kept(
+        self,
+        logp_old_BT: Float[Tensor, "B T"],
+        logp_mu_BT: Float[Tensor, "B T"],
+        is_response_BT: Bool[Tensor, "B T"],
+    ) -> Bool[Tensor, "B T"]:
+        """The response tokens of the responses that the correction keeps: the mask that every sum runs over."""
+        log_rho_BT = _on(is_response_BT, logp_old_BT.detach()) - _on(is_response_BT, logp_mu_BT.detach())
+        return is_response_BT & self.correction.keep(log_rho_BT, is_response_BT)[:, None]
 
     # -- metrics
 
     @torch.no_grad()
-    def _metrics(
-        self, logp_pi_BT: Tensor, old_BT: Tensor, advantages_B1: Tensor, is_response_BT: Tensor
-    ) -> dict[str, Tensor]:
+    def _metrics(self, tokens: Tokens, advantages_B1: Tensor) -> dict[str, Tensor]:
+        is_response_BT = tokens.is_response_BT
         if not self.ratio.symbol or not is_response_BT.any():
             return {}
-        ratio_BT = self.ratio(logp_pi_BT, old_BT, is_response_BT)
+        ratio_BT = self.ratio(tokens.logp_pi_BT, tokens.logp_old_BT, is_response_BT)
         metrics = {"actor/ratio_mean": masked_mean(ratio_BT, is_response_BT)}
-        clipped = self.trust_region.clipped(ratio_BT, advantages_B1)
+        clipped = self.trust_region.clipped(tokens, ratio_BT, advantages_B1)
         if clipped is not None:
             high, low = (masked_mean(flag_BT.to(ratio_BT.dtype), is_response_BT) for flag_BT in clipped)
             metrics |= {"actor/pg_clipfrac_high": high, "actor/pg_clipfrac_low": low, "actor/pg_clipfrac": high + low}
@@ -151,7 +157,7 @@ class Objective:
     ) -> dict[str, Tensor]:
         if not is_response_BT.any():
             return {}
-        truncated_BT = self.correction.truncated(log_gap_BT) & kept_BT
+        truncated_BT = self.correction.truncated(log_gap_BT, is_response_BT) & kept_BT
         rejected_BT = is_response_BT & ~kept_BT
         return {
             "rollout_corr/weight_mean": masked_mean(weight_BT, is_response_BT),

@@ -1,12 +1,14 @@
-"""The named compositions: ten objectives of the literature, each a row of parts.
+"""The named compositions: fourteen objectives of the literature, each a row of parts.
 
 Differences from the sources. GRPO averages over each response (MiniRL App. A) and GRPO-DAPO over all tokens (DAPO);
 Pr2 prints neither length (Eq. 13 and 14), which is `aggregation="token_sum"`. PPO has no critic here: its advantage is
 the group mean. Dr. GRPO divides by the number of responses, not by a constant length. CISPO's papers print no bounds:
 there is no lower one, and the weight is capped at 5. `minirl_no_is` leaves out old/mu and keeps sg[pi/old]; on-policy
-that factor is 1, which is the equation of MiniRL sec. 4.3.
+that factor is 1, which is the equation of MiniRL sec. 4.3. MinPRO's soft clip has CISPO's bounds here. DPPO and CPPO
+weigh by pi/mu whole, untruncated, as their papers print it; DPPO's mean baseline and token sum are those of its
+authors' recipe in verl (whose constant divisor of the sum is none here), CPPO's advantage and token mean its paper's.
 Papers: MiniRL (arXiv 2512.01374), Pr2 (2606.00395), GRPO (2402.03300), DAPO (2503.14476), Dr. GRPO (2503.20783),
-CISPO (2506.13585), GSPO (2507.18071).
+CISPO (2506.13585), GSPO (2507.18071), MinPRO (2601.22718), DPPO (2602.04879), CPPO (2606.10968).
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from typing import Any
 from theory.names import number, unknown_name
 from theory.objectives import ratios
 from theory.objectives.aggregations import AGGREGATIONS, Aggregation, length_norm, token_mean, token_sum
-from theory.objectives.corrections import Correction, NoCorrection, TokenTIS, correction
+from theory.objectives.corrections import Correction, MinPRO, NoCorrection, TokenIS, TokenTIS, correction
 from theory.objectives.objective import Objective
-from theory.objectives.trust_regions import MinClip, MiniRLMask, NoRegion, WeightClip
+from theory.objectives.trust_regions import CPPO, BinaryKL, BinaryTV, MinClip, MiniRLMask, NoRegion, WeightClip
 
 _NONE = NoCorrection()
 _MINIRL_TIS = TokenTIS(numerator="pi", cap=5.0)
+_WHOLE = TokenIS(numerator="pi")
 
 _ROWS = (
     # name, advantage, ratio, trust region, correction, aggregation
@@ -36,6 +39,10 @@ _ROWS = (
     Objective("dr_grpo", "group_mean", ratios.token, MinClip(0.2, 0.2), _NONE, token_sum),
     Objective("cispo", "group_norm", ratios.token, WeightClip(1.0, 4.0), _NONE, token_mean),
     Objective("gspo", "group_norm", ratios.sequence_geometric, MinClip(3e-4, 4e-4), _NONE, length_norm),
+    Objective("minpro", "group_norm", ratios.token, NoRegion(), MinPRO(numerator="pi", cap=5.0), token_mean),
+    Objective("dppo_tv", "group_mean", ratios.token, BinaryTV(), _WHOLE, token_sum),
+    Objective("dppo_kl", "group_mean", ratios.token, BinaryKL(), _WHOLE, token_sum),
+    Objective("cppo", "group_norm", ratios.token, CPPO(), _WHOLE, token_mean),
 )
 
 PRESETS: dict[str, Objective] = {objective.name: objective for objective in _ROWS}

@@ -1,0 +1,319 @@
+"""Every law over every row of the tables in `laws_objectives.py`: values, gradients, stops, and what they depend on.
+
+Laws of the mask (padding, splits, order) are in `test_objective_masks.py`, of presets against each other in
+`test_objectives.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.strategies import MODERATE, batches
+from tests.theory.laws_objectives import (
+    ADVANTAGE_ROWS,
+    AGGREGATION_ROWS,
+    CORRECTION_ROWS,
+    EVERY,
+    PRESET_ROWS,
+    RATIO_ROWS,
+    REGION_ROWS,
+    few,
+    gradient_by_hand,
+    tuned,
+)
+from tests.theory.objective_batches import Batch, Response, approx, log_gaps, make_batch, ratios, tokens_of
+from theory.advantages import ADVANTAGES, FORMULAS
+from theory.objectives import AGGREGATIONS, CORRECTIONS, PRESETS, RATIOS, TRUST_REGIONS, Objective, correction, preset
+from theory.objectives.trust_regions import Tokens
+
+PAIRS = [(p, c) for p in PRESET_ROWS for c in CORRECTION_ROWS]
+LOOSEST = {n: math.inf if row.divergence else 1.0 for n, row in PRESET_ROWS.items() if row.eps is not None}
+
+
+# ---- completeness ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("registered", "rows"),
+    [
+        (ADVANTAGES, ADVANTAGE_ROWS), (RATIOS, RATIO_ROWS), (CORRECTIONS, CORRECTION_ROWS), (PRESETS, PRESET_ROWS),
+        (TRUST_REGIONS, REGION_ROWS), (AGGREGATIONS, AGGREGATION_ROWS), (FORMULAS, ADVANTAGE_ROWS),
+    ],
+)  # fmt: skip
+def test_every_registered_name_has_a_row(registered: dict[str, object], rows: dict[str, object]) -> None:
+    """The tables hold exactly the registered names: an implementation without laws fails here."""
+    assert rows.keys() == registered.keys()
+    assert all(getattr(value, "name", name) == name for name, value in registered.items())
+
+
+# ---- ratios ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RATIO_ROWS)
+@given(batch=batches())
+def test_ratios_and_their_gradients(name: str, batch: Batch) -> None:
+    """Each response's ratios, and their derivatives by every log pi of the batch, are the formulas on its tokens."""
+    value = RATIOS[name](batch.pi, batch.old, batch.mask)
+    jacobian = torch.func.jacrev(lambda pi: RATIOS[name](pi, batch.old, batch.mask))(batch.pi)
+    expected = torch.zeros_like(jacobian)
+    for b in range(len(batch.pi)):
+        pi, old, _ = tokens_of(batch, b)
+        log_ratio, at = [p - o for p, o in zip(pi, old, strict=True)], batch.mask[b].nonzero()[:, 0]
+        if not log_ratio:
+            continue
+        assert value[b, at].tolist() == approx(RATIO_ROWS[name].by_hand(log_ratio))
+        expected[b, at[:, None], b, at] = torch.tensor(RATIO_ROWS[name].jacobian(log_ratio))
+    counted = batch.mask[:, :, None, None]
+    torch.testing.assert_close(torch.where(counted, jacobian, 0.0), expected, rtol=1e-11, atol=1e-14)
+
+
+# ---- trust regions ---------------------------------------------------------------------------------------------------
+
+
+def seen(batch: Batch) -> tuple[Tokens, Tensor, Tensor]:
+    """What a region is given: the tokens with 0 off the mask, the token ratio, and the advantages."""
+    pi, old, mu = (torch.where(batch.mask, x, 0.0) for x in (batch.pi, batch.old, batch.mu))
+    return Tokens(pi, old, mu, batch.mask), (pi - old).exp(), batch.advantages[:, None]
+
+
+def region_rows(batch: Batch) -> Iterator[tuple[int, Response]]:
+    for b in range(len(batch.pi)):
+        pi, old, mu = tokens_of(batch, b)
+        if pi:
+            w, whole = ratios(old, mu), ratios(pi, mu)
+            yield b, Response(pi, old, mu, batch.advantages[b].item(), w, whole)
+
+
+def region_slope(region, batch: Batch) -> Tensor:
+    tokens, _, A = seen(batch)
+    pi = tokens.logp_pi_BT.clone().requires_grad_()
+    ratio = (pi - tokens.logp_old_BT).exp()
+    gap = (tokens.logp_old_BT - tokens.logp_mu_BT).exp()
+    whole = gap * ratio.detach() if region.takes == "whole" else gap
+    term = region.term(replace(tokens, logp_pi_BT=pi), ratio, whole, A)
+    (slope,) = torch.autograd.grad(torch.where(batch.mask, term, 0.0).sum(), pi)
+    return slope
+
+
+@pytest.mark.parametrize("name", REGION_ROWS)
+@given(batch=batches(corners=MODERATE))
+def test_regions_bind_and_weigh_as_their_formulas(name: str, batch: Batch) -> None:
+    """Which bound binds on each token, and d term / d log pi, are the formulas on its response."""
+    require_formula(name, batch)
+
+
+@pytest.mark.parametrize("name", REGION_ROWS)
+def test_regions_on_many_tokens(name: str) -> None:
+    """The same on 400 random tokens whose divergences fill the range about the bounds: small errors show there."""
+    for seed in range(20):
+        require_formula(name, make_batch(seed, gap=0.1, staleness=0.2))
+
+
+def require_formula(name: str, batch: Batch) -> None:
+    row = REGION_ROWS[name]
+    tokens, ratio, A = seen(batch)
+    clipped, slope = row.tight.clipped(tokens, ratio, A), region_slope(row.tight, batch)
+    assert (clipped is None) == (name == "none")
+    for b, response in region_rows(batch):
+        at = batch.mask[b]
+        if clipped is not None:
+            high, low = (flag[b, at].tolist() for flag in clipped)
+            assert list(zip(high, low, strict=True)) == row.stops(response)
+        assert slope[b, at].tolist() == approx(row.slope(response))
+
+
+@pytest.mark.parametrize("name", REGION_ROWS)
+@given(batch=batches(corners=MODERATE))
+def test_regions_without_bounds_are_the_score(name: str, batch: Batch) -> None:
+    """With infinite bounds nothing binds, and d term / d log pi is pi/mu A: all regions are one first-order rule."""
+    row = REGION_ROWS[name]
+    clipped = row.free.clipped(*seen(batch))
+    assert clipped is None or not (clipped[0] | clipped[1])[batch.mask].any()
+    expected = torch.where(batch.mask, (batch.pi - batch.mu).exp() * batch.advantages[:, None], 0.0)
+    torch.testing.assert_close(region_slope(row.free, batch), expected, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", [n for n in REGION_ROWS if REGION_ROWS[n].signed and n != "none"])
+@given(batch=batches(corners=MODERATE))
+def test_what_brings_pi_back_is_never_stopped(name: str, batch: Batch) -> None:
+    """No token is stopped whose A moves pi towards what the region compares it with, and a zero A stops nothing."""
+    row = REGION_ROWS[name]
+    high, low = row.tight.clipped(*seen(batch))
+    away = batch.pi - (batch.mu if row.divergence else batch.old)
+    back = batch.advantages.sign()[:, None] * away.sign() <= 0
+    assert not ((high | low) & back)[batch.mask].any()
+
+
+@pytest.mark.parametrize("name", [n for n in REGION_ROWS if n != "none"])
+@given(batch=batches(corners=MODERATE), factor=st.sampled_from([1.0, 1.5, 4.0]))
+def test_wider_bounds_stop_less(name: str, batch: Batch, factor: float) -> None:
+    """A region with wider bounds stops a subset of the tokens."""
+    tight = REGION_ROWS[name].tight
+    wide = replace(tight, eps_low=tight.eps_low * factor, eps_high=tight.eps_high * factor)
+    for narrow_flag, wide_flag in zip(tight.clipped(*seen(batch)), wide.clipped(*seen(batch)), strict=True):
+        assert not (wide_flag & ~narrow_flag)[batch.mask].any()
+
+
+# ---- objectives: gradients -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "correction_name"), PAIRS)
+@few
+@given(batch=batches(corners=MODERATE))
+def test_gradient_is_the_score_function_form(name: str, correction_name: str, batch: Batch) -> None:
+    """Autograd's gradient of each preset under each correction of the engine gap equals the form written by hand."""
+    row, fix = PRESET_ROWS[name], CORRECTION_ROWS[correction_name]
+    bounds = fix.tight or {}
+    expected = gradient_by_hand(
+        row, batch, lambda rho: fix.weights(rho, **bounds), lambda rho: fix.keeps(rho, **bounds)
+    )
+    torch.testing.assert_close(batch.gradient(tuned(name, correction_name)), expected, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", PRESET_ROWS)
+@given(batch=batches())
+def test_gradient_under_its_own_correction(name: str, batch: Batch) -> None:
+    """Each preset as it is has its paper's gradient, and a finite one: at equal, certain and extreme policies too."""
+    row, gradient = PRESET_ROWS[name], batch.gradient(preset(name))
+    expected = gradient_by_hand(row, batch, row.weights, numerator=row.numerator)
+    assert gradient.isfinite().all()
+    torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-14)
+
+
+def test_the_tables_bind() -> None:
+    """On moderate batches each bound of the tables binds for some tokens and not for all: or they would show little."""
+    for name, row in CORRECTION_ROWS.items():
+        flags = []
+        for seed in range(8):
+            fix, gap, mask = correction(name, **(row.tight or {})), log_gaps(make_batch(seed)), make_batch(seed).mask
+            flags += (fix.truncated(gap, mask) | ~fix.keep(gap, mask)[:, None])[mask].tolist()
+        assert any(flags) == (row.tight is not None)
+        assert not all(flags)
+    for name, row in REGION_ROWS.items():
+        for i in range(2 if name != "none" else 0):
+            flags = [
+                f for seed in range(8) for f in row.tight.clipped(*seen(make_batch(seed)))[i][make_batch(seed).mask]
+            ]
+            assert any(flags)
+            assert not all(flags)
+
+
+def hessian(objective: Objective, batch: Batch) -> Tensor:
+    def slope(pi: Tensor) -> Tensor:
+        value = replace(batch, pi=pi)(objective).objective
+        return torch.autograd.grad(value, pi, create_graph=True)[0]
+
+    pi = batch.pi.clone().requires_grad_()
+    first = slope(pi).flatten()
+    if not first.requires_grad:
+        return torch.zeros(len(first), len(first))
+    rows = [torch.autograd.grad(x, pi, retain_graph=True)[0].flatten() for x in first]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("name", PRESET_ROWS)
+@few
+@given(batch=batches(corners=MODERATE))
+def test_what_is_stopped_has_no_derivative(name: str, batch: Batch) -> None:
+    """Where the weight is stopped, the gradient is a constant of pi (second derivative 0): no weight leaks into it.
+
+    Where the ratio itself is differentiated, the second derivative is the derivative of the form written by hand.
+    """
+    row = PRESET_ROWS[name]
+    second = hessian(preset(name), batch)
+    if row.scored:
+        assert not second.any()
+    elif not row.sequence:
+        # On a token ratio d/dlog pi of w r A is w r A again: the Hessian is the gradient on its diagonal.
+        torch.testing.assert_close(second, batch.gradient(preset(name)).flatten().diag(), rtol=1e-11, atol=1e-14)
+    else:
+        # s A on each token: d2 = s A / |y|^2 between tokens of one response, that is gradient / |y|.
+        gradient, length = batch.gradient(preset(name)), batch.mask.sum(1).clamp(min=1)
+        expected = torch.zeros_like(second).unflatten(0, batch.pi.shape).unflatten(-1, batch.pi.shape)
+        for b in range(len(batch.pi)):
+            expected[b, :, b, :] = (gradient / length[:, None])[b, :, None] * batch.mask[b]
+        torch.testing.assert_close(second, expected.flatten(0, 1).flatten(1), rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", PRESET_ROWS)
+@few
+@given(batch=batches())
+def test_only_pi_carries_a_gradient(name: str, batch: Batch) -> None:
+    """No gradient reaches old, mu or the advantages: weights, masks and baselines are constants."""
+    pi, old, mu, A = (x.clone().requires_grad_() for x in (batch.pi, batch.old, batch.mu, batch.advantages))
+    preset(name)(pi, old, mu, A, batch.mask).objective.backward()
+    assert pi.grad is not None
+    assert [x.grad for x in (old, mu, A)] == [None, None, None]
+
+
+@pytest.mark.parametrize("name", [n for n in PRESET_ROWS if not PRESET_ROWS[n].scored])
+@pytest.mark.parametrize("correction_name", ["none", "token_tis", "minpro", "seq_mis"])
+def test_finite_differences(name: str, correction_name: str) -> None:
+    """For objectives whose value is differentiable in pi, autograd agrees with central differences off the kinks."""
+    batch, objective = make_batch(3, B=3, T=4), tuned(name, correction_name)
+    grad, h = batch.gradient(objective), 1e-6
+    for b, t in torch.cartesian_prod(torch.arange(len(batch.pi)), torch.arange(batch.pi.shape[1])).tolist():
+        step = torch.zeros_like(batch.pi)
+        step[b, t] = h
+        up, down = (replace(batch, pi=batch.pi + sign * step)(objective).objective for sign in (1, -1))
+        # Central differences: error h^2 / 6 ~ 2e-13 plus rounding 1e-16 / h = 1e-10.
+        assert ((up - down) / (2 * h)).item() == pytest.approx(grad[b, t].item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", [n for n in PRESET_ROWS if PRESET_ROWS[n].scored])
+def test_finite_differences_of_the_score(name: str) -> None:
+    """For objectives that stop their weight, the gradient is that of the value with every weight held where it was."""
+    batch, objective = make_batch(3, staleness=0.4), preset(name)
+    coefficient = batch.gradient(objective)
+    held = torch.where(batch.mask, coefficient * batch.pi, 0.0).sum().item()
+    assert batch(objective).objective.item() == pytest.approx(held, rel=1e-12, abs=1e-15)
+
+
+# ---- objectives: metamorphic -----------------------------------------------------------------------------------------
+
+
+def on_a_grid(batch: Batch) -> Batch:
+    """The same batch with log-probabilities that are multiples of 2^-10, so that sums of them are exact."""
+    pi, old, mu = ((x * 1024).round() / 1024 for x in (batch.pi, batch.old, batch.mu))
+    return replace(batch, pi=pi, old=old, mu=mu)
+
+
+@pytest.mark.parametrize(("name", "correction_name"), [pair for pair in EVERY if pair[0] != "dppo_kl"])
+@few
+@given(batch=batches(corners=MODERATE).map(on_a_grid), c=st.sampled_from([-0.25, -1.0, -4.0]))
+def test_a_common_factor_of_the_policies(name: str, correction_name: str | None, batch: Batch, c: float) -> None:
+    """A constant added to all three log-probabilities changes no ratio, and so no gradient; probabilities it scales.
+
+    A mask on total variation has the same stops once its widths are scaled by e^c (one on KL has no such rule).
+    """
+    objective = tuned(name, correction_name)
+    expected = batch.gradient(objective)
+    if PRESET_ROWS[name].divergence:
+        region = objective.trust_region
+        widths = {k: v * math.exp(c) for k, v in vars(region).items() if k in ("eps_low", "eps_high", "delta_b")}
+        objective = replace(objective, trust_region=type(region)(**(vars(region) | widths)))
+    moved = replace(batch, pi=batch.pi + c, old=batch.old + c, mu=batch.mu + c)
+    torch.testing.assert_close(moved.gradient(objective), expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", PRESET_ROWS)
+@few
+@given(batch=batches(corners=MODERATE), factor=st.sampled_from([-1.0, 0.0, 0.5, 8.0]))
+def test_the_advantage_is_a_factor(name: str, batch: Batch, factor: float) -> None:
+    """J is linear in advantages of one sign: a positive factor scales value and gradient, 0 gives exactly 0."""
+    objective = preset(name)
+    scaled = replace(batch, advantages=batch.advantages * factor)
+    if factor < 0:
+        # The other sign has the other bounds: without bounds that bind, it is the negative.
+        free = preset(name, **({"eps_low": LOOSEST[name], "eps_high": math.inf} if name in LOOSEST else {}))
+        torch.testing.assert_close(scaled.gradient(free), -batch.gradient(free), rtol=0, atol=0)
+    else:
+        torch.testing.assert_close(scaled.gradient(objective), factor * batch.gradient(objective), rtol=1e-15, atol=0)

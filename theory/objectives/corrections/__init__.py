@@ -1,0 +1,50 @@
+"""Corrections of the engine gap: weights that reweight what mu sampled, and rejections that leave responses out.
+
+A weight changes what a token adds and no denominator; a rejection takes a response out of the mask and so out of every
+denominator. Neither carries a gradient. With `numerator="old"` a weight is built on rho = old/mu, the engine gap
+alone (decoupled from the ratio pi/old); with "pi" on pi/mu, the whole weight, which then holds the ratio.
+Rejections always look at rho = old/mu: they are known before any gradient pass.
+Papers: MiniRL (arXiv 2512.01374) Eq. 3, 5, 7 and sec. 4.2, R3 (2510.11370) Eq. 2, MinPRO (2601.22718); the corrections'
+names after verl's rollout_corr, TIS (F. Yao et al., 2025), MIS and Geo-RS (J. Liu et al., 2025), IcePop (X. Zhao et
+al., 2025).
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from theory.names import number, unknown_name
+from theory.objectives.corrections.base import Correction, NoCorrection
+from theory.objectives.corrections.rejections import K3RS, GeoRS, SeqMIS
+from theory.objectives.corrections.weights import IcePop, MinPRO, PrefixTIS, SeqTIS, TokenIS, TokenTIS
+
+CORRECTIONS: dict[str, type[Correction]] = {
+    c.name: c for c in (NoCorrection, TokenIS, TokenTIS, PrefixTIS, MinPRO, SeqTIS, IcePop, SeqMIS, GeoRS, K3RS)
+}
+"""The ten corrections by name."""
+
+
+def correction(name: str, **params: Any) -> Correction:
+    """The named correction with these parameters; the rest keep their defaults.
+
+    Raises ValueError for an unknown name or parameter, with the nearest valid one, and for a value out of range.
+    """
+    if name not in CORRECTIONS:
+        raise unknown_name("correction", name, CORRECTIONS)
+    cls = CORRECTIONS[name]
+    valid = [field.name for field in fields(cls)]
+    for param in params:
+        if param not in valid:
+            raise unknown_name(f"parameter of {name}", param, valid)
+    return cls(**{param: _value(name, param, value) for param, value in params.items()})
+
+
+def _value(name: str, param: str, value: Any) -> Any:
+    return value if param == "numerator" else number(f"{name}: {param}", value)
+
+
+__all__ = [
+    "CORRECTIONS", "Correction", "GeoRS", "IcePop", "K3RS", "MinPRO", "NoCorrection", "PrefixTIS", "SeqMIS", "SeqTIS",
+    "TokenIS", "TokenTIS", "correction",
+]  # fmt: skip

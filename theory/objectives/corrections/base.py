@@ -1,0 +1,109 @@
+"""What every correction is: a weight on each token, or a condition under which a response stays in the mask.
+
+The base class is the correction that does nothing; the others override what they are about.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The base: weight 1, nothing truncated, nothing rejected. `log_gap_BT` is log(numerator/mu), 0 off the response.
+
+    All log-gaps that the methods take are constants, already 0 where `is_response_BT` is False; what a method returns
+    off the response is of no meaning.
+    """
+
+    name: ClassVar[str]
+    weighted: ClassVar[bool] = True
+
+    numerator: Literal["old", "pi"] = "old"
+
+    def __post_init__(self) -> None:
+        allowed = ("old", "pi") if self.weighted else ("old",)
+        if self.numerator not in allowed:
+            raise ValueError(f"{self.name}: expected numerator to be one of {allowed}, got {self.numerator!r}")
+
+    @property
+    def symbol(self) -> str:
+        """The weight in formulas; empty where it is 1."""
+        return ""
+
+    @property
+    def rejection(self) -> str:
+        """The condition under which a response is kept; empty where all are."""
+        return ""
+
+    @property
+    def formula(self) -> str:
+        """Weight and rejection as text, with the numbers in them."""
+        keep = f"; keep response i only if {self.rejection}" if self.rejection else ""
+        return f"w_t = {self.symbol or '1'}{keep}"
+
+    def weight(self, log_gap_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        """The weight of each token, >= 0."""
+        return torch.ones_like(log_gap_BT)
+
+    def truncated(self, log_gap_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+        """Where the weight was cut at its cap, or zeroed."""
+        return torch.zeros_like(log_gap_BT, dtype=torch.bool)
+
+    def keep(self, log_rho_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]) -> Bool[Tensor, " B"]:
+        """Which responses stay, decided on log rho = log(old/mu)."""
+        return is_response_BT.new_ones(is_response_BT.shape[0])
+
+    def _gap(self, index: str = "t") -> str:
+        return f"{self.numerator}_{index}/mu_{index}"
+
+
+@dataclass(frozen=True)
+class NoCorrection(Correction):
+    """w_t = 1: the engines are taken to be equal (MiniRL sec. 4.3, "wo. train-infer-is")."""
+
+    name: ClassVar[str] = "none"
+    weighted: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Truncated(Correction):
+    """min(W, cap) for a weight W whose logarithm `_log_weight` gives."""
+
+    cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.cap > 0:
+            raise ValueError(f"{self.name}: expected cap > 0, got {self.cap}")
+
+    @abstractmethod
+    def _log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        """log W of each token."""
+
+    def weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        return self._log_weight(log_gap_BT, is_response_BT).exp().clamp(max=self.cap)
+
+    def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        """Where W > cap."""
+        return self._log_weight(log_gap_BT, is_response_BT).exp() > self.cap
+
+
+def sequence_sum(log_gap_BT: Tensor) -> Tensor:
+    """The response's sum on each of its tokens, (B, T)."""
+    return log_gap_BT.sum(1, keepdim=True).expand_as(log_gap_BT)
+
+
+def require_interval(name: str, lo: float, hi: float) -> None:
+    """Raises ValueError unless 0 <= lo < hi."""
+    if not 0 <= lo < hi:
+        raise ValueError(f"{name}: expected 0 <= lo < hi, got lo = {lo}, hi = {hi}")
+
+
+__all__ = ["Correction", "NoCorrection", "Truncated", "require_interval", "sequence_sum"]

@@ -1,0 +1,105 @@
+"""Corrections that reject: a response whose engine gap is too large leaves the mask, and so every denominator.
+
+Rejections look at rho = old/mu whatever the numerator of the weight: they are known before any gradient pass.
+Papers: MIS and Geo-RS (J. Liu et al., 2025), R3 (arXiv 2510.11370) Eq. 2 for k3; the names after verl's rollout_corr.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from theory import divergences
+from theory.objectives.corrections.base import Correction, require_interval, sequence_sum
+
+
+@dataclass(frozen=True)
+class SeqMIS(Correction):
+    """w_t = prod_s rho_s; a response whose product prod_s old/mu lies outside [lo, hi] is rejected, not cut."""
+
+    name: ClassVar[str] = "seq_mis"
+
+    lo: float = 0.0
+    hi: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_interval(self.name, self.lo, self.hi)
+
+    @property
+    def symbol(self) -> str:
+        return f"prod_s {self._gap('s')}"
+
+    @property
+    def rejection(self) -> str:
+        return f"{self.lo:g} <= prod_s old_s/mu_s <= {self.hi:g}"
+
+    def weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        return sequence_sum(log_gap_BT).exp()
+
+    def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        """Where the product lies in [lo, hi]."""
+        product_B = log_rho_BT.sum(1).exp()
+        return (product_B >= self.lo) & (product_B <= self.hi)
+
+
+@dataclass(frozen=True)
+class GeoRS(Correction):
+    """w_t = 1; a response whose geometric mean (prod_s rho_s)^(1/|y|) lies outside [lo, hi] is rejected."""
+
+    name: ClassVar[str] = "geo_rs"
+    weighted: ClassVar[bool] = False
+
+    lo: float = 0.99
+    hi: float = 1.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_interval(self.name, self.lo, self.hi)
+
+    @property
+    def rejection(self) -> str:
+        return f"{self.lo:g} <= (prod_s old_s/mu_s)^(1/|y|) <= {self.hi:g}"
+
+    def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        """Where the geometric mean lies in [lo, hi]."""
+        mean_B = (log_rho_BT.sum(1) / _lengths(is_response_BT)).exp()
+        return (mean_B >= self.lo) & (mean_B <= self.hi)
+
+
+@dataclass(frozen=True)
+class K3RS(Correction):
+    """w_t = 1; a response whose mean k3 of KL(mu || old) exceeds max_k3 nats a token is rejected.
+
+    k3 is non-negative a token, so gaps of both signs cannot cancel as they do in a geometric mean.
+    """
+
+    name: ClassVar[str] = "k3_rs"
+    weighted: ClassVar[bool] = False
+
+    max_k3: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.max_k3 >= 0:
+            raise ValueError(f"{self.name}: expected max_k3 >= 0, got {self.max_k3}")
+
+    @property
+    def rejection(self) -> str:
+        return f"(1/|y|) sum_s (rho_s - 1 - log rho_s) <= {self.max_k3:g}, rho_s = old_s/mu_s"
+
+    def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        """Where the mean k3 is at most max_k3."""
+        k3_BT = divergences.k3(log_rho_BT, torch.zeros_like(log_rho_BT))
+        return k3_BT.sum(1) / _lengths(is_response_BT) <= self.max_k3
+
+
+def _lengths(is_response_BT: Tensor) -> Tensor:
+    # Rows without a response token have sums of 0 and are counted nowhere; 1 keeps their mean at 0.
+    return is_response_BT.sum(1).clamp(min=1)
+
+
+__all__ = ["GeoRS", "K3RS", "SeqMIS"]

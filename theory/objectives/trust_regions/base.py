@@ -1,0 +1,81 @@
+"""What every trust region is: a rule that turns ratio, advantage and log-probabilities into the term a token adds.
+
+Score regions weigh `A log pi` by a constant, the *whole* weight pi/mu (ratio times engine gap). Ratio regions take the
+ratio as it is, and only the engine gap old/mu from a correction. Weights come in as constants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The sampled tokens as a region sees them: three log-probabilities, 0 off the mask. Only pi carries a gradient.
+
+    `is_response_BT` is True on the tokens that count; positions and lengths of a response are counted on it.
+    """
+
+    logp_pi_BT: Float[Tensor, "B T"]
+    logp_old_BT: Float[Tensor, "B T"]
+    logp_mu_BT: Float[Tensor, "B T"]
+    is_response_BT: Bool[Tensor, "B T"]
+
+
+@runtime_checkable
+class TrustRegion(Protocol):
+    """A trust region. `takes` says which weight it wants: "whole" is pi/mu or a part of it, "gap" is old/mu alone."""
+
+    name: ClassVar[str]
+    takes: ClassVar[Literal["whole", "gap"]]
+
+    def clipped(
+        self, tokens: Tokens, ratio_BT: Float[Tensor, "B T"], advantages_B1: Float[Tensor, "B 1"]
+    ) -> tuple[Bool[Tensor, "B T"], Bool[Tensor, "B T"]] | None:
+        """Where the upper and where the lower bound bind; None where there is no bound."""
+        ...
+
+    def term(
+        self,
+        tokens: Tokens,
+        ratio_BT: Float[Tensor, "B T"],
+        weight_BT: Float[Tensor, "B T"],
+        advantages_B1: Float[Tensor, "B 1"],
+    ) -> Float[Tensor, "B T"]:
+        """What each token adds to the maximised sum. `weight_BT` carries no gradient."""
+        ...
+
+    def formula(self, ratio: str, weight: str) -> str:
+        """The term in the paper's notation, given the symbols of the ratio and of the weight ("" for none)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Widths:
+    """How far pi may go: `eps_high` where A > 0 pushes it up, `eps_low` where A < 0 pushes it down; inf is no bound."""
+
+    eps_low: float
+    eps_high: float
+
+    def __post_init__(self) -> None:
+        if not self.eps_low >= 0:
+            raise ValueError(f"eps_low: expected eps_low >= 0, got {self.eps_low}")
+        if not self.eps_high >= 0:
+            raise ValueError(f"eps_high: expected eps_high >= 0, got {self.eps_high}")
+
+
+def product(*factors: str) -> str:
+    """The factors of a formula side by side; empty ones are left out."""
+    return " ".join(factor for factor in factors if factor)
+
+
+def stopped(weight: str) -> str:
+    """The weight in a stop-gradient; empty stays empty."""
+    return f"sg[{weight}]" if weight else ""
+
+
+__all__ = ["Tokens", "TrustRegion", "Widths", "product", "stopped"]

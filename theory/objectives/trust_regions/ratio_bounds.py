@@ -1,0 +1,126 @@
+"""Regions that look at the ratio: MiniRL's gradient stop, the pessimistic clip of PPO, CISPO's bounded weight, none.
+
+Papers: MiniRL (arXiv 2512.01374) Eq. 3, 7 and App. A, Pr2 (2606.00395) Eq. 10, 14, PPO (1707.06347), CISPO
+(2506.13585).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from theory.objectives.trust_regions.base import Tokens, Widths, product, stopped
+
+
+@dataclass(frozen=True)
+class NoRegion:
+    """w A log pi: the score function, unbounded. Gradient w A grad log pi (MiniRL Eq. 3 with w = pi/mu)."""
+
+    name: ClassVar[str] = "none"
+    takes: ClassVar[Literal["whole", "gap"]] = "whole"
+
+    def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> None:
+        """No bound."""
+        return
+
+    def term(self, tokens: Tokens, ratio_BT: Tensor, weight_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+        """w A log pi."""
+        return weight_BT * advantages_B1 * tokens.logp_pi_BT
+
+    def formula(self, ratio: str, weight: str) -> str:
+        """The term."""
+        return product(stopped(weight), "A", "log pi_t")
+
+
+@dataclass(frozen=True)
+class RatioBounds(Widths):
+    """Bounds on the ratio itself, [1 - eps_low, 1 + eps_high]; eps_low is at most 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.eps_low <= 1:
+            raise ValueError(f"eps_low: expected 0 <= eps_low <= 1, got {self.eps_low}")
+
+    @property
+    def low(self) -> float:
+        """The lower bound on the ratio, 1 - eps_low; 0 binds nothing."""
+        return 1 - self.eps_low
+
+    @property
+    def high(self) -> float:
+        """The upper bound on the ratio, 1 + eps_high; may be inf, which binds nothing."""
+        return 1 + self.eps_high
+
+    def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:
+        """Where A > 0 and r > 1 + eps_high, and where A < 0 and r < 1 - eps_low: the step has gone far enough."""
+        return (advantages_B1 > 0) & (ratio_BT > self.high), (advantages_B1 < 0) & (ratio_BT < self.low)
+
+
+@dataclass(frozen=True)
+class MiniRLMask(RatioBounds):
+    """M_t sg[w] A log pi: the gradient stops where old says that pi has gone far enough (decoupled PPO).
+
+    M_t is a stop, not a mask: a stopped token stays in every denominator. Gradient M_t w A grad log pi. MiniRL Eq. 7.
+    """
+
+    name: ClassVar[str] = "minirl_mask"
+    takes: ClassVar[Literal["whole", "gap"]] = "whole"
+
+    def term(self, tokens: Tokens, ratio_BT: Tensor, weight_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+        """M_t sg[w] A log pi."""
+        high_BT, low_BT = self.clipped(tokens, ratio_BT.detach(), advantages_B1)
+        return torch.where(high_BT | low_BT, 0.0, weight_BT) * advantages_B1 * tokens.logp_pi_BT
+
+    def formula(self, ratio: str, weight: str) -> str:
+        """The term, with the rule for M_t."""
+        stop = f"M_t = 0 where A > 0 and {ratio} > {self.high:g}, or A < 0 and {ratio} < {self.low:g}"
+        return f"{product('M_t', stopped(weight), 'A', 'log pi_t')} [{stop}]"
+
+
+@dataclass(frozen=True)
+class MinClip(RatioBounds):
+    """w min(r A, clip(r, 1 - eps_low, 1 + eps_high) A): the pessimistic bound of PPO and GRPO.
+
+    Gradient w r A grad log pi, and 0 where the bound binds. Sources: Pr2 Eq. 10 and 14, MiniRL App. A.
+    """
+
+    name: ClassVar[str] = "min_clip"
+    takes: ClassVar[Literal["whole", "gap"]] = "gap"
+
+    def term(self, tokens: Tokens, ratio_BT: Tensor, weight_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+        """w min(r A, clip(r) A)."""
+        bounded_BT = ratio_BT.clamp(self.low, self.high)
+        return weight_BT * torch.minimum(ratio_BT * advantages_B1, bounded_BT * advantages_B1)
+
+    def formula(self, ratio: str, weight: str) -> str:
+        """The term."""
+        return product(weight, f"min({ratio} A, clip({ratio}, {self.low:g}, {self.high:g}) A)")
+
+
+@dataclass(frozen=True)
+class WeightClip(RatioBounds):
+    """w sg[clip(r, 1 - eps_low, 1 + eps_high)] A log pi: the weight is bounded, no token's gradient is stopped.
+
+    Gradient w clip(r) A grad log pi. The bounds bind whatever the sign of A. Source: CISPO, as in MiniRL App. A.
+    """
+
+    name: ClassVar[str] = "weight_clip"
+    takes: ClassVar[Literal["whole", "gap"]] = "gap"
+
+    def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:
+        """Where r > 1 + eps_high, and where r < 1 - eps_low."""
+        return ratio_BT > self.high, ratio_BT < self.low
+
+    def term(self, tokens: Tokens, ratio_BT: Tensor, weight_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+        """w sg[clip(r)] A log pi."""
+        return weight_BT * ratio_BT.detach().clamp(self.low, self.high) * advantages_B1 * tokens.logp_pi_BT
+
+    def formula(self, ratio: str, weight: str) -> str:
+        """The term."""
+        return product(stopped(product(weight, f"clip({ratio}, {self.low:g}, {self.high:g})")), "A", "log pi_t")
+
+
+__all__ = ["MinClip", "MiniRLMask", "NoRegion", "RatioBounds", "WeightClip"]
