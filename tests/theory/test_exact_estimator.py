@@ -197,3 +197,12 @@ def test_bad_problems_are_refused() -> None:
     with pytest.raises(ValueError, match=r"expected at least 2 or None \(infinitely many\), got 1"):
         Group(1)
     assert module.__doc__ is not None
+
+
+def test_an_estimate_without_a_direction_has_no_direction_bias() -> None:
+    """A mean of 0 has no angle to the truth: cosine and direction bias are nan, not perfect; a rescaled truth has 0."""
+    truth = torch.ones(3)
+    nothing = module.Estimate(torch.zeros(3), truth, 0.0)
+    assert math.isnan(nothing.cosine)
+    assert math.isnan(nothing.direction_bias)
+    assert module.Estimate(2 * truth, truth, 0.0).direction_bias < 1e-7

@@ -1,70 +1,16 @@
-"""The predictor: its losses are the paper's, a linear drift is learnt exactly, and folding it is adding its bias."""
+"""The predictor: its losses are the paper's, and its trainer starts at zero, resumes to the bit and refuses misfits."""
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import given
 from torch import Tensor
 
+from tests.theory.predictor_batches import LAYERS, D, E, draw_features, draw_pi, draw_predictor, rows, seeds
 from theory.routing.features import RouterFeatures
-from theory.routing.gates import GATES, select
-from theory.routing.predictor import (
-    LOSSES,
-    PredictorSettings,
-    PredictorTrainer,
-    delta_loss,
-    fold,
-    kl_loss,
-    learns,
-    predictive_logits,
-)
-from theory.routing.record import offsets_of
+from theory.routing.predictor import LOSSES, PredictorSettings, PredictorTrainer, fold, kl_loss, learns
 from theory.streams import stream
-
-D, E, K = 4, 6, 2
-LAYERS = (1, 3)
-seeds = st.integers(0, 9999)
-
-
-def draw_features(seed: int, F: int = 5) -> RouterFeatures:
-    """Random (h_old, p_old) on F rows of one response."""
-    generator = stream(seed, "features")
-    return RouterFeatures(
-        rows=torch.arange(F),
-        offsets=offsets_of([F]),
-        hidden=torch.randn(F, len(LAYERS), D, generator=generator),
-        logits=torch.randn(F, len(LAYERS), E, generator=generator),
-        layer_numbers=LAYERS,
-    )
-
-
-def draw_pi(seed: int, F: int = 5) -> Tensor:
-    """Random router logits of pi on the same rows."""
-    return torch.randn(F, len(LAYERS), E, generator=stream(seed, "pi"))
-
-
-def draw_predictor(seed: int, size: float = 0.5) -> dict[int, Tensor]:
-    """A random W_p per layer."""
-    generator = stream(seed, "predictor")
-    return {n: size * torch.randn(D, E, generator=generator) for n in LAYERS}
-
-
-def drifted(features: RouterFeatures, drift: dict[int, Tensor]) -> Tensor:
-    """pi's logits where every router moved by `drift` under unchanged inputs: p_old + h drift."""
-    return features.plus_bias(drift).logits
-
-
-def rows(features: RouterFeatures, chosen: list[int]) -> RouterFeatures:
-    """The features on these rows of one response alone."""
-    assert features.hidden is not None
-    offsets = offsets_of([len(chosen)])
-    return RouterFeatures(
-        features.rows[chosen], offsets, features.hidden[chosen], features.logits[chosen], features.layer_numbers
-    )
 
 
 @given(seed=seeds)
@@ -82,140 +28,6 @@ def test_losses_are_equation_8_and_appendix_g(seed: int) -> None:
     for name, loss in LOSSES.items():
         # Sixty terms of order one.
         assert loss(pi, features, predictor).item() == pytest.approx(expected[name], rel=1e-12)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-@given(seed=seeds, share=st.floats(0, 1))
-def test_losses_are_convex_and_not_negative(name: str, seed: int, share: float) -> None:
-    """On the segment between two predictors the loss lies below the chord, and is at least 0 everywhere."""
-    features, pi = draw_features(seed), draw_pi(seed)
-    a, b = draw_predictor(seed, 2.0), draw_predictor(seed + 1, 2.0)
-    between = {n: share * a[n] + (1 - share) * b[n] for n in LAYERS}
-    left, middle, right = (LOSSES[name](pi, features, w).item() for w in (a, between, b))
-    assert middle <= share * left + (1 - share) * right + 1e-12  # rounding of three sums of order one
-    assert min(left, middle, right) >= 0
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_gradients_reach_the_predictor_alone(name: str) -> None:
-    """The losses differentiate correctly in W_p, and the teacher and the features receive nothing."""
-    features, pi = draw_features(0), draw_pi(0).requires_grad_()
-    assert features.hidden is not None
-    features.hidden.requires_grad_()
-    features.logits.requires_grad_()
-    predictor = {n: w.requires_grad_() for n, w in draw_predictor(0).items()}
-    weights = list(predictor.values())
-    loss = LOSSES[name](pi, features, predictor)
-    assert all(g is None for g in torch.autograd.grad(loss, [pi, features.hidden, features.logits], allow_unused=True,
-                                                      retain_graph=True))  # fmt: skip
-    assert torch.autograd.gradcheck(
-        lambda *w: LOSSES[name](pi, features, dict(zip(LAYERS, w, strict=True))), tuple(weights)
-    )
-
-
-@given(seed=seeds)
-def test_the_gradient_of_the_kl_loss_is_its_closed_form(seed: int) -> None:
-    """d L / d W_p = mean_t h (rho_hat - rho): the cross-entropy's gradient, as rho is held."""
-    features, pi = draw_features(seed), draw_pi(seed)
-    predictor = {n: w.requires_grad_() for n, w in draw_predictor(seed).items()}
-    grads = torch.autograd.grad(kl_loss(pi, features, predictor), list(predictor.values()))
-    for i, (number, grad) in enumerate(zip(LAYERS, grads, strict=True)):
-        assert features.hidden is not None
-        hidden = features.hidden[:, i]
-        gap = (features.logits[:, i] + hidden @ predictor[number]).softmax(1) - pi[:, i].softmax(1)
-        torch.testing.assert_close(grad, hidden.T @ gap / 5, rtol=1e-10, atol=1e-13)  # float64 sums of five terms
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_linear_drift_is_recovered(name: str) -> None:
-    """Where p_pi = p_old + h drift, the minimum is 0 at W_p = drift up to a shift per input, with top-k agreement 1."""
-    features, drift = draw_features(1, F=64), draw_predictor(1)
-    pi = drifted(features, drift)
-    trainer = PredictorTrainer(LAYERS, D, E, PredictorSettings(loss=name), dtype=torch.float64)
-    for step in range(600):
-        metrics = trainer.step(features, pi, lr=0.05 * 0.99**step)
-    assert metrics["predictor/loss"] < 1e-10
-    for number, weight in trainer.weights().items():
-        # A column shared by all experts shifts every logit alike, which a softmax cannot see.
-        gap = (weight - drift[number]) - (weight - drift[number]).mean(dim=1, keepdim=True)
-        assert gap.abs().max() < 1e-4  # the loss is quadratic there: sqrt(1e-10) times a condition number of ten
-    predicted = features.plus_bias(trainer.weights()).logits
-    for i in range(len(LAYERS)):
-        gate = GATES["qwen3"]
-        assert torch.equal(select(predicted[:, i], K, gate), select(pi[:, i], K, gate))
-
-
-@pytest.mark.parametrize("name", LOSSES)
-@given(seed=seeds, size=st.integers(1, 5))
-def test_sub_sampling_is_unbiased(name: str, seed: int, size: int) -> None:
-    """The mean loss over all subsets of T_c rows is the loss over all rows (Pr2 App. E.1)."""
-    features, pi, predictor = draw_features(seed), draw_pi(seed), draw_predictor(seed)
-    losses = [
-        LOSSES[name](pi[list(chosen)], rows(features, list(chosen)), predictor)
-        for chosen in combinations(range(5), size)
-    ]
-    full = LOSSES[name](pi, features, predictor).item()
-    assert torch.stack(losses).mean().item() == pytest.approx(full, rel=1e-12)  # sums of at most ten losses
-
-
-@given(
-    p_logits=st.lists(st.floats(-4, 4), min_size=E, max_size=E),
-    direction=st.lists(st.floats(-1, 1), min_size=E, max_size=E),
-    scale=st.floats(0, 1),
-    k=st.integers(1, E - 1),
-)
-def test_a_loss_below_half_the_squared_margin_gives_the_same_experts(
-    p_logits: list[float], direction: list[float], scale: float, k: int
-) -> None:
-    """KL(p || p_hat) < margin^2 / 2 implies equal top-k, and always p(S*) - p(S_hat) <= sqrt(2 KL) (Pr2 Lemma B.2)."""
-    logits = torch.tensor(p_logits)
-    guess = logits + scale * torch.tensor(direction)
-    p, p_hat = logits.softmax(0), guess.softmax(0)
-    kl = max(float((p * (p / p_hat).log()).sum()), 0.0)
-    best, chosen = p.topk(k).indices, p_hat.topk(k).indices
-    assert (
-        float(p[best].sum() - p[chosen].sum()) <= (2 * kl) ** 0.5 + 1e-9
-    )  # kl itself is off by 1e-16, its root by 1e-8
-    top = p.sort(descending=True).values
-    margin = float(top[k - 1] - top[k])
-    assume(margin > 0)
-    if kl < margin**2 / 2:
-        assert set(best.tolist()) == set(chosen.tolist())
-
-
-@given(seed=seeds)
-def test_losses_do_not_know_the_names_of_experts(seed: int) -> None:
-    """Relabelling the experts of logits, features and predictor alike changes no loss."""
-    features, pi, predictor = draw_features(seed), draw_pi(seed), draw_predictor(seed)
-    order = torch.randperm(E, generator=stream(seed, "relabel"))
-    moved = RouterFeatures(features.rows, features.offsets, features.hidden, features.logits[..., order], LAYERS)
-    for loss in (kl_loss, delta_loss):
-        renamed = loss(pi[..., order], moved, {n: w[:, order] for n, w in predictor.items()})
-        # Softmax sums in another order.
-        assert renamed.item() == pytest.approx(loss(pi, features, predictor).item(), rel=1e-12)
-
-
-@given(seed=seeds)
-def test_folding_is_adding_the_bias(seed: int) -> None:
-    """A gate of W + W_p^T gives the logits p + h W_p, and the same experts; every other tensor passes untouched."""
-    generator = stream(seed, "fold")
-    predictor = draw_predictor(seed)
-    hidden = torch.randn(20, D, generator=generator)
-    named = {f"model.layers.{i}.mlp.gate.weight": torch.randn(E, D, generator=generator) for i in range(4)}
-    named["model.embed_tokens.weight"] = torch.randn(3, D, generator=generator)
-    folded = dict(fold(named.items(), predictor))
-    assert list(folded) == list(named)
-    for name, tensor in named.items():
-        number = int(name.split(".")[2]) if "gate" in name else -1
-        if number not in predictor:
-            assert folded[name] is tensor
-            continue
-        logits = hidden @ tensor.T
-        biased = predictive_logits(logits, hidden, predictor[number])
-        # One product of a rounded sum, against a sum of two rounded products: D terms of order one.
-        torch.testing.assert_close(hidden @ folded[name].T, biased, rtol=0, atol=1e-13)
-        for gate in (GATES["qwen3"], GATES["moonlight"]):
-            assert torch.equal(select(hidden @ folded[name].T, K, gate), select(biased, K, gate))
 
 
 def test_fold_keeps_the_type_of_the_gate_and_finds_every_gate() -> None:

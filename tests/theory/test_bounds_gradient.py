@@ -1,0 +1,345 @@
+"""The first-order gap: the production objective's own bias, the bounds on it, the numbers where each is tight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.theory.bound_problems import Case, assert_holds, cases, draw_problem, two_steps
+from theory.bounds import BOUNDS, Bound, conditional, gradient, steps
+from theory.exact.estimator import Problem, estimate, true_gradient
+from theory.exact.groups import Group
+from theory.exact.policies import TabularPolicy
+from theory.exact.tree import PrefixTree
+from theory.objectives import Objective, ratios
+from theory.objectives.aggregations import token_sum
+from theory.objectives.corrections import Correction, PrefixTIS, SeqTIS, TokenIS
+from theory.objectives.trust_regions import NoRegion
+
+STEPS = tuple(getattr(steps, name) for name in steps.__all__ if name in BOUNDS)
+GAPS = tuple(getattr(m, name) for m in (gradient, conditional) for name in m.__all__ if name in BOUNDS)
+ALONE = Group(num_responses=None, baseline="none")
+REWARDS = ("levels", "signed", "constant", "normal")
+
+
+def weighted_by(correction: Correction) -> Objective:
+    """sum_t sg[weight_t] A log pi_t, as it trains."""
+    return Objective("audited", "group_mean", ratios.none, NoRegion(), correction, token_sum)
+
+
+def replaced(logp_p: list[Tensor], logp_step: list[Tensor], t: int) -> list[Tensor]:
+    """The policy p with step t replaced: its edges, depth by depth."""
+    return [step if s == t else p for s, (p, step) in enumerate(zip(logp_p, logp_step, strict=True))]
+
+
+# ---- lhs <= rhs ------------------------------------------------------------------------------------------------------
+
+
+@given(cases(*REWARDS, forbidding=True))
+def test_every_bound_holds(case: Case) -> None:
+    """lhs <= rhs on random trees, policies and rewards with all corners; both sides non-negative and never NaN."""
+    problem = case.problem
+    for function in (*STEPS, *GAPS):
+        bound = function(problem)
+        assert_holds(bound)
+        assert bound.name == function.__name__
+
+
+@given(cases(*REWARDS, forbidding=True))
+def test_the_bounds_are_a_chain(case: Case) -> None:
+    """Each step of the proof is its own inequality: what is given up adds up from bound to bound."""
+    problem = case.problem
+    rhs = {f.__name__.removeprefix("gap_"): float(f(problem).rhs.sum()) for f in GAPS}
+    longest = max(float(x_nV.max()) for x_nV in steps.edge_norms(problem.target))
+    H = float(problem.reward_Y.max() - problem.reward_Y.min()) / 2
+    pi, mu, tree = problem.target.logp(), problem.logp_mu, problem.target.tree
+    chi2_T = steps.step_chi2(tree, pi, mu)
+    rhs["chi2"] = 2 * H * longest * float((steps.reached(tree, mu) * chi2_T).sqrt().sum()) / 2
+    rhs["fisher_chi2"] = H * math.sqrt(float(gradient.fisher_eigenvalue(problem) * chi2_T.sum()))
+    for smaller, larger in (
+        ("triangle", "centred"),
+        ("centred", "tv"),
+        ("tv", "pinsker"),
+        ("centred", "centred_kl"),
+        ("centred_kl", "pinsker"),
+        ("centred", "chi2"),
+        ("cauchy_schwarz", "chi2"),
+        ("centred", "split"),
+        ("conditional_fisher", "fisher"),
+        ("fisher", "fisher_chi2"),
+        ("prefix", "conditional"),
+        ("conditional", "conditional_kl"),
+    ):
+        assert rhs[smaller] <= rhs[larger] * (1 + 1e-9) + 1e-12, (smaller, larger, rhs)
+
+
+@given(cases(*REWARDS))
+def test_equal_policies_have_no_gap(case: Case) -> None:
+    """With mu = old = pi every side of every bound is 0, up to the rounding of a centred reward."""
+    problem = case.problem
+    logp = problem.target.logp()
+    same = Problem(problem.target, logp, logp, problem.reward_Y)
+    for function in (*STEPS, *GAPS):
+        bound = function(same)
+        assert float(bound.lhs.abs().max()) == 0
+        assert float(bound.rhs.abs().max()) == 0
+
+
+@given(cases("constant"))
+def test_a_constant_reward_has_no_gap(case: Case) -> None:
+    """A constant reward is a baseline: the gap is 0, and so is every right side but those of R_max."""
+    problem = case.problem
+    for function in GAPS:
+        bound = function(problem)
+        assert float(bound.lhs.abs().max()) == 0
+        if function not in (gradient.gap_tv, gradient.gap_pinsker):
+            assert float(bound.rhs.abs().max()) == 0
+
+
+# ---- what is bounded -------------------------------------------------------------------------------------------------
+
+
+@given(cases("levels", "signed"))
+def test_the_gap_is_the_bias_of_what_trains(case: Case) -> None:
+    """gap = grad J_seq - E[token-weighted gradient], and prefix_gap the same of W_<=t, of the production objective."""
+    problem = case.problem
+    truth = true_gradient(problem)
+    size = float(truth.abs().max()) + 1
+    for correction, expected in (
+        (TokenIS("pi"), gradient.gap(problem)),
+        (PrefixTIS("pi", math.inf), conditional.prefix_gap(problem)),
+        (SeqTIS("pi", math.inf), torch.zeros_like(truth)),
+    ):
+        mean = estimate(problem, weighted_by(correction), ALONE, truth=truth).mean
+        # Expectations under mu of weights up to e^50; the largest difference seen is 3e-14.
+        torch.testing.assert_close(truth - mean, expected, rtol=0, atol=1e-11 * size)
+
+
+@given(cases("normal"), st.integers(0, 9999))
+def test_a_baseline_of_the_prefix_is_free(case: Case, seed: int) -> None:
+    """E_mu[b(y_<t) w_t g_t] = E_mu[b(y_<t) W g_t] = 0 for any b: the gap of R and of R - b is one vector."""
+    problem = case.problem
+    tree, pi, mu = problem.target.tree, problem.target.logp(), problem.logp_mu
+    generator = torch.Generator().manual_seed(seed)
+    # Of the first four tokens' prefixes; constant along an edge's siblings.
+    baseline = [torch.randn(n, 1, generator=generator).expand(-1, tree.num_tokens) for n in tree.sizes]
+    for weight in ("token", "sequence"):
+        edges = tree.zero_edges()
+        for _, paths in tree.chunks():
+            mu_BT, log_w_BT = tree.gather(mu, paths), tree.gather(pi, paths) - tree.gather(mu, paths)
+            log_weight_BT = log_w_BT if weight == "token" else log_w_BT.sum(1, keepdim=True)
+            each_BT = (mu_BT.sum(1, keepdim=True) + log_weight_BT).exp() * tree.gather(baseline, paths)
+            tree.scatter(edges, each_BT, paths)
+        assert float(problem.target.pullback(edges).abs().max()) < 1e-12  # a sum of at most 4^5 terms of order one
+
+
+@given(cases(*REWARDS, forbidding=True))
+def test_distances_are_those_of_nu_t(case: Case) -> None:
+    """TV, KL and chi2 of each step are those of pi and of mu with step t replaced, response by response."""
+    problem = case.problem
+    tree, pi, mu = problem.target.tree, problem.target.logp(), problem.logp_mu
+    p_Y, log_p_Y = tree.log_probabilities(pi).exp(), tree.log_probabilities(pi)
+    tv_T, kl_T, chi2_T = steps.whole_tv(tree, pi, pi, mu), steps.step_kl(tree, pi, mu), steps.step_chi2(tree, pi, mu)
+    for t in range(tree.max_length):
+        log_nu_Y = tree.log_probabilities(replaced(list(mu), list(pi), t))
+        nu_Y, reaches_Y = log_nu_Y.exp(), tree.lengths > t
+        assert float(nu_Y.sum()) == pytest.approx(1, rel=1e-12)
+        assert float(tv_T[t]) == pytest.approx(float((p_Y - nu_Y).abs().sum()) / 2, rel=1e-9, abs=1e-14)
+        direct_kl = float(torch.where(p_Y > 0, p_Y * (log_p_Y - log_nu_Y), 0.0).sum())
+        assert float(kl_T[t]) == pytest.approx(direct_kl, rel=1e-9, abs=1e-13)
+        squares_Y = torch.where(nu_Y > 0, (p_Y - nu_Y) ** 2 / nu_Y, 0.0)
+        assert float(chi2_T[t]) == pytest.approx(float(squares_Y[reaches_Y].sum()), rel=1e-9, abs=1e-13)
+
+
+@given(cases("normal", forbidding=True))
+def test_the_weights_distance_is_twice_the_total_variation(case: Case) -> None:
+    """E_mu|W - w_t| = 2 TV(pi, nu_t), less what pi and mu differ by on the responses that ended before t."""
+    problem = case.problem
+    tree, bound = problem.target.tree, steps.step_weights(problem)
+    p_Y, q_Y = (tree.log_probabilities(x).exp() for x in (problem.target.logp(), problem.logp_mu))
+    ended_T = [float((p_Y - q_Y).abs()[tree.lengths <= t].sum()) for t in range(tree.max_length)]
+    torch.testing.assert_close(bound.lhs + torch.tensor(ended_T), bound.rhs, rtol=1e-9, atol=1e-13)
+    if not tree.has_end:
+        assert sum(ended_T) == 0
+
+
+def test_a_response_that_ended_has_no_step() -> None:
+    """Where pi and mu differ only in whether to end at once, no later step sees it: distance 0 there, but TV is not."""
+    tree = PrefixTree(3, 2, has_end=True)
+    pi = TabularPolicy(tree, (torch.tensor([[0.2, 0.2, 0.6]]).log(), torch.zeros(2, 3)))
+    mu = [torch.tensor([[0.4, 0.4, 0.2]]).log(), pi.logp()[1]]
+    problem = Problem(pi, mu, mu, torch.arange(7.0))
+    bound = steps.step_weights(problem)
+    # At step 2 the two continuing prefixes differ by 0.2 each, the ended response by 0.4.
+    torch.testing.assert_close(bound.lhs, torch.tensor([0.0, 0.4]), rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(bound.rhs, torch.tensor([0.0, 0.8]), rtol=1e-12, atol=1e-15)
+
+
+# ---- discrepancy and staleness ---------------------------------------------------------------------------------------
+
+
+@given(cases(*REWARDS))
+def test_the_gap_splits_along_equation_5(case: Case) -> None:
+    """The two parts add up to the gap; each is the whole of it where the other's policies are equal."""
+    problem = case.problem
+    parts, whole = gradient.gap_parts(problem), gradient.gap(problem)
+    size = 1 + float(whole.norm())
+    torch.testing.assert_close(parts.staleness + parts.discrepancy, whole, rtol=0, atol=1e-13 * size)
+    pi, mu = problem.target.logp(), problem.logp_mu
+    for old, which in ((pi, "discrepancy"), (mu, "staleness")):
+        alone = gradient.gap_parts(Problem(problem.target, mu, old, problem.reward_Y))
+        other = "staleness" if which == "discrepancy" else "discrepancy"
+        assert float(getattr(alone, other).abs().max()) == 0
+        torch.testing.assert_close(getattr(alone, which), whole, rtol=0, atol=1e-13 * size)
+
+
+def test_an_update_that_undoes_the_engines_error_makes_the_split_loose() -> None:
+    """pi = mu: the distance is 0, and its two parts are not."""
+    problem = draw_problem("tabular", "apart", 0, 3, 3, False, "normal")
+    logp = problem.target.logp()
+    bound = steps.step_split(Problem(problem.target, logp, problem.logp_old, problem.reward_Y))
+    assert float(bound.lhs.abs().max()) == 0
+    assert float(bound.rhs.min()) > 0.1
+
+
+# ---- tight, by number ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [0.4, 1e-2, 1e-5])
+def test_the_first_order_bounds_are_attained(delta: float) -> None:
+    """Two even steps, mu off by delta at the second: ||gap|| = sqrt(2) delta, and the bounds meet it or nearly so."""
+    problem = two_steps(delta)
+    # KL(1/2 || 1/2 + delta) = -log(1 - 4 delta^2) / 2 and chi2 = 4 delta^2 / (1 - 4 delta^2): exact as delta -> 0.
+    pinsker, chi2 = 2 * delta / math.sqrt(-math.log1p(-4 * delta**2)), math.sqrt(1 - 4 * delta**2)
+    both = max(pinsker, delta / math.sqrt(-math.expm1(math.log1p(-4 * delta**2) / 2)))
+    expected = {
+        gradient.gap_triangle: 1.0,
+        gradient.gap_tv: 1.0,
+        gradient.gap_centred: 1.0,
+        conditional.gap_conditional: 1.0,
+        conditional.gap_conditional_fisher: 1.0,
+        conditional.gap_prefix: 1.0,
+        gradient.gap_pinsker: pinsker,
+        gradient.gap_centred_kl: both,
+        conditional.gap_conditional_kl: pinsker,
+        gradient.gap_cauchy_schwarz: chi2,
+        gradient.gap_fisher: chi2,
+    }
+    for function, ratio in expected.items():
+        bound = function(problem)
+        assert float(bound.lhs) == pytest.approx(math.sqrt(2) * delta, rel=1e-9)  # rounding of 1e-16 / delta
+        assert float(bound.ratio) == pytest.approx(ratio, rel=1e-9), bound
+    split = gradient.gap_split(problem)  # old is mu: all of it is staleness
+    assert split.lhs.tolist() == pytest.approx([math.sqrt(2) * delta, 0.0], rel=1e-9)
+    assert split.rhs.tolist() == pytest.approx([math.sqrt(2) * delta, 0.0], rel=1e-9)
+    at_first = {
+        steps.step_weights: 1.0,
+        steps.step_pinsker: pinsker,
+        steps.step_bretagnolle_huber: both,
+        steps.step_cauchy_schwarz: chi2,
+        steps.step_split: 1.0,
+    }
+    for function, ratio in at_first.items():
+        assert float(function(problem).ratio[0]) == pytest.approx(ratio, rel=1e-9)
+        assert float(function(problem).lhs[1]) == 0
+
+
+def test_a_reward_that_is_not_centred_doubles_the_plain_bound() -> None:
+    """Adding 1 to R in {-1, 1} moves neither the gap nor the centred bounds, and doubles those with R_max."""
+    problem = two_steps(0.1)
+    shifted = Problem(problem.target, problem.logp_mu, problem.logp_old, problem.reward_Y + 1)
+    for function in GAPS:
+        before, after = function(problem), function(shifted)
+        factor = 2 if function in (gradient.gap_tv, gradient.gap_pinsker) else 1
+        torch.testing.assert_close(after.lhs, before.lhs, rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(after.rhs, factor * before.rhs, rtol=1e-12, atol=1e-15)
+
+
+def test_the_best_constant_leaves_the_variance() -> None:
+    """min over b of E[m (R - b)^2] is the total weight times the weighted variance; 0 for no weight."""
+    m_Y, R_Y = torch.tensor([0.2, 0.3, 1.5]), torch.tensor([1.0, -2.0, 0.5])
+    moments = torch.stack([(m_Y * R_Y**k).sum() for k in range(3)])[:, None]
+    mean = float((m_Y * R_Y).sum() / m_Y.sum())
+    spread = gradient.spread(torch.cat([moments, torch.zeros(3, 1)], dim=1))
+    assert spread.tolist() == pytest.approx([float((m_Y * (R_Y - mean) ** 2).sum()), 0.0], rel=1e-12)
+
+
+def test_bretagnolle_huber_takes_over_where_pinsker_is_empty() -> None:
+    """The smaller of the two is Pinsker's up to KL = 1.5936, and stays below 1 for any KL."""
+    kl = torch.tensor([1e-8, 1.59, 1.60, 40.0])
+    pinsker, both = (kl / 2).sqrt(), steps.tv_from_kl(kl)
+    assert (both == pinsker).tolist() == [True, True, False, False]
+    assert float(both[-1]) <= 1
+    assert float(both[2]) == pytest.approx(math.sqrt(1 - math.exp(-1.6)), rel=1e-12)
+
+
+@pytest.mark.parametrize("distance", ["near", "apart"])
+def test_the_conditional_variance_is_the_gaps_natural_norm(distance: str) -> None:
+    """Free logits: gap^T F^+ gap equals lambda^-1 rhs^2 of `gap_conditional_fisher`, F = d_mu(s) (diag p - p p^T)."""
+    problem = draw_problem("tabular", distance, 3, 3, 3, True, "normal")
+    tree, pi, mu = problem.target.tree, problem.target.logp(), problem.logp_mu
+    blocks = [
+        reach * (torch.diag(p) - torch.outer(p, p))
+        for reach_n, logp_nV in zip(tree.reach(mu), pi, strict=True)
+        for reach, p in zip(reach_n, logp_nV.exp(), strict=True)
+    ]
+    F, gap = torch.block_diag(*blocks), gradient.gap(problem)
+    eigenvalue = gradient.fisher_eigenvalue(problem)
+    assert float(eigenvalue) == pytest.approx(float(torch.linalg.eigvalsh(F).max()), rel=1e-9)
+    natural = gap @ torch.linalg.pinv(F, hermitian=True) @ gap
+    rhs = conditional.gap_conditional_fisher(problem).rhs
+    assert float(rhs.square() / eigenvalue) == pytest.approx(float(natural), rel=1e-7)  # pinv of an F of condition 1e3
+
+
+@given(cases("normal"))
+def test_the_fisher_eigenvalue_is_that_of_the_scores(case: Case) -> None:
+    """lambda from Lanczos equals the dense one of sum over edges of d_mu(s) pi(a|s) g g^T."""
+    problem = case.problem
+    tree, policy = problem.target.tree, problem.target
+    if tree.num_edges > 120:
+        return
+    F: Tensor | float = 0.0
+    for t, (reach_n, logp_nV) in enumerate(zip(tree.reach(problem.logp_mu), policy.logp(), strict=True)):
+        for n in range(len(reach_n)):
+            for v in range(tree.num_tokens):
+                edges = tree.zero_edges()
+                edges[t][n, v] = 1.0
+                score = policy.pullback(edges)
+                F = F + reach_n[n] * logp_nV[n, v].exp() * torch.outer(score, score)
+    assert isinstance(F, Tensor)
+    expected = float(torch.linalg.eigvalsh(F).max())
+    assert float(gradient.fisher_eigenvalue(problem)) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [*STEPS, *GAPS])
+def test_mu_must_sample_what_pi_takes(function: Callable[[Problem], Bound]) -> None:
+    """A token that pi takes and mu forbids has no weight: the error names its place."""
+    problem = two_steps(0.1)
+    bare = [torch.tensor([[0.0, -math.inf]]), problem.logp_mu[1]]
+    with pytest.raises(ValueError, match="mu > 0 wherever pi > 0, got mu = 0 at depth 0, node 0, token 1"):
+        function(Problem(problem.target, bare, problem.logp_old, problem.reward_Y))
+
+
+@pytest.mark.parametrize("function", GAPS)
+def test_the_gap_is_the_targets_own(function: Callable[[Problem], Bound]) -> None:
+    """A policy trained beside the target is refused: the gap's gradients are the target's."""
+    problem = two_steps(0.1)
+    beside = Problem(problem.target, problem.logp_mu, problem.logp_old, problem.reward_Y, trained=problem.target)
+    with pytest.raises(ValueError, match="without a `trained` policy"):
+        function(beside)
+
+
+def test_every_bound_says_when_it_is_tight() -> None:
+    """All seventeen bounds of the gap and its steps are in the table, with a proof and a place where they are tight."""
+    assert len(STEPS) + len(GAPS) == 17
+    for function in (*STEPS, *GAPS):
+        assert "Proof" in (function.__doc__ or "") and "Tight" in (function.__doc__ or "")
