@@ -31,13 +31,18 @@ class Request:
     routes: Any = None
 
     def add(self, output: Any) -> None:
-        """Takes what one engine step sampled. RuntimeError where the engine reports a failure of this request."""
+        """Takes what one engine step sampled.
+
+        RuntimeError where the engine reports a failure of this request, or tokens without their log-probabilities.
+        """
         completion = output.outputs[0]
         if output.prompt_logprobs:
             pairs = zip(self.prompt.tokens[1:], output.prompt_logprobs[1:], strict=True)
             self.prompt_logp = [logp[token].logprob for token, logp in pairs]
-        if completion.logprobs is not None:
-            new = list(completion.token_ids)
+        new = list(completion.token_ids)
+        if new:
+            if completion.logprobs is None:
+                raise RuntimeError(f"prompt {self.prompt.id}: expected {len(new)} log-probabilities, vLLM gave none")
             self.tokens += new
             self.logp += [logp[token].logprob for token, logp in zip(new, completion.logprobs, strict=True)]
         if output.finished:

@@ -1,0 +1,256 @@
+"""Bugs in ratios, bounds, stopped gradients, and in whose log-probabilities are whose; rows C as of corrections."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Absent, Edit, Mutant
+
+FIXES = "theory.objectives.corrections"
+CALL = "theory.objectives.objective:Objective.__call__"
+REGIONS = "theory.objectives.trust_regions.ratio_bounds"
+
+OBJECTIVES = (
+    Mutant(
+        "weight_is_upside_down",
+        "C",
+        "The weight is mu/old: it doubles the engine gap instead of taking it out.",
+        "sign conventions of k1 differ between verl and AReaL",
+        (Edit(CALL, "log_gap_BT = numerator_BT - mu_BT", "log_gap_BT = mu_BT - numerator_BT"),),
+        "gradients_are_score_function_forms",
+    ),
+    Mutant(
+        "ratio_is_counted_twice",
+        "C",
+        "A weight on pi/mu is combined with an objective that multiplies by pi/old itself.",
+        "no thread: verl's bypass and decoupled modes mixed up",
+        (
+            Edit(
+                "theory.objectives.objective:Objective.__post_init__",
+                'if self.correction.numerator == "pi" and self.trust_region.takes == "gap":',
+                "if False:",
+            ),
+        ),
+        "the_ratio_is_counted_once",
+    ),
+    Mutant(
+        "gap_goes_without_the_ratio",
+        "C",
+        "MiniRL's weight is built on old/mu alone, and pi/old is left out of it.",
+        "no thread: MiniRL Eq. 7 read without Eq. 5",
+        (Edit(CALL, "weight_BT if ratio_in_weight else weight_BT * ratio_BT.detach()", "weight_BT"),),
+        "gradients_are_score_function_forms",
+    ),
+    Mutant(
+        "weight_carries_a_gradient",
+        "C",
+        "The importance weight is not stopped: the gradient of w A log pi has a second term.",
+        "no thread: MiniRL Eq. 7 without its sg[.]",
+        (
+            Edit(
+                CALL,
+                "_on(is_response_BT, logp_pi_BT.detach()) if self",
+                "_on(is_response_BT, logp_pi_BT) if self",
+            ),
+        ),
+        "what_is_stopped_has_no_derivative",
+    ),
+    Mutant(
+        "stop_is_a_mask",
+        "C",
+        "Tokens that MiniRL's M_t stops leave the denominator too.",
+        "no thread: MiniRL Eq. 7 read as a mask",
+        (
+            Edit(
+                CALL,
+                "return ObjectiveOutput(self.aggregation(term_BT, kept_BT, totals), metrics)",
+                "kept_BT = kept_BT & (term_BT != 0)\n"
+                "    return ObjectiveOutput(self.aggregation(term_BT, kept_BT, count(kept_BT)), metrics)",
+            ),
+        ),
+        "gradients_are_score_function_forms",
+    ),
+    Mutant(
+        "clip_is_optimistic",
+        "C",
+        "PPO's bound takes the larger of the clipped and the free term.",
+        "no thread: PPO Eq. 7 misread",
+        (Edit(f"{REGIONS}:MinClip.term", "torch.minimum(", "torch.maximum("),),
+        "gradients_are_score_function_forms",
+    ),
+    Mutant(
+        "stop_ignores_the_advantages_sign",
+        "C",
+        "Tokens beyond a bound are stopped even where their gradient leads back.",
+        "no thread: MiniRL Eq. 7 misread",
+        (
+            Edit(
+                f"{REGIONS}:RatioBounds.clipped", "(advantages_B1 > 0) & (ratio_BT > self.high)", "ratio_BT > self.high"
+            ),
+        ),
+        "gradients_are_score_function_forms",
+    ),
+    Mutant(
+        "cispo_weight_carries_a_gradient",
+        "C.13",
+        "CISPO's clipped weight is not stopped; inside its bounds the gradient has a second term.",
+        "symptom of MiniMax-M1 #31",
+        (Edit(f"{REGIONS}:WeightClip.term", "ratio_BT.detach().clamp", "ratio_BT.clamp"),),
+        "gradients_are_score_function_forms",
+    ),
+    Mutant(
+        "divergence_mask_stops_the_way_back",
+        "C.13",
+        "Tokens that are too far from mu are stopped whichever way A pushes them, so that nothing brings them back.",
+        "symptom of MiniMax-M1 #31; DPPO Eq. 12",
+        (
+            Edit(
+                "theory.objectives.trust_regions.divergence_masks:DivergenceMask.clipped",
+                "far_BT & up_BT & (advantages_B1 > 0)",
+                "far_BT & (advantages_B1 > 0)",
+            ),
+        ),
+        "what_leads_back_is_never_stopped",
+        ("bounds_are_their_formulas",),
+    ),
+    Mutant(
+        "unsampled_tokens_enter_the_minimum",
+        "C.19",
+        "In a minimum over a prefix's ratios a tool's token counts as a ratio of 1.",
+        "vime #70, for MinPRO",
+        (
+            Edit(
+                f"{FIXES}.weights:MinPRO._log_weight",
+                "torch.where(is_response_BT, log_gap_BT, math.inf)",
+                "log_gap_BT",
+            ),
+        ),
+        "weights_are_their_formulas",
+    ),
+    Mutant(
+        "old_is_refreshed_every_minibatch",
+        "C.5",
+        "Mini-batches after the first take pi's own log-probs for old's: every ratio is 1 and nothing is ever clipped.",
+        "verl #6280 (the converse), TRL's on-policy shortcut",
+        (
+            Edit(
+                "sandbox.training_engine:SandboxTrainingEngine.update",
+                "minibatch.logp_old_BT[chosen, :width],",
+                "forward.logp_BT.detach(),",
+            ),
+        ),
+        "old_stays_old",
+    ),
+    Mutant(
+        "unsampled_tokens_are_trained_on",
+        "C.19",
+        "Tokens that mu did not sample have log-prob 0 and pass for tokens of probability 1.",
+        "vime #70",
+        (
+            Edit(
+                "theory.contracts:Rollouts.padded",
+                "is_response_BT[b, : len(response.tokens)] = response.is_response",
+                "is_response_BT[b, : len(response.tokens)] = True",
+            ),
+        ),
+        "padding_keeps_the_holes",
+    ),
+    Mutant(
+        "missing_log_probs_are_0",
+        "C.19",
+        "Where the engine returned no log-probs for its tokens they are taken to be 0.",
+        "vime #70",
+        (
+            Edit(
+                "scaled.vllm_engine.requests:Request.add",
+                "if completion.logprobs is not None:",
+                "if completion.logprobs is None:\n"
+                "        self.tokens += list(completion.token_ids)\n"
+                "        self.logp += [0.0] * len(completion.token_ids)\n"
+                "    else:",
+            ),
+        ),
+        "tokens_come_with_their_log_probs",
+    ),
+    Mutant(
+        "log_probs_of_other_tokens",
+        "C.20",
+        "Log-probs and tokens of different lengths are paired from the front without a word.",
+        "Megatron-LM #6044 (returned silently)",
+        (
+            Edit(
+                "scaled.vllm_engine.requests:Request.add",
+                "zip(new, completion.logprobs, strict=True)",
+                "zip(new, completion.logprobs)",
+            ),
+        ),
+        "tokens_come_with_their_log_probs",
+    ),
+    Mutant(
+        "processed_log_probs",
+        "C.7",
+        "The engine reports log-probs after temperature, where the trainer's are before it.",
+        "verl #6240, TRL #6789, prime-rl #2600",
+        (
+            Edit(
+                "sandbox.engines.engine:SandboxEngine.generate",
+                "torch.log_softmax(logits_AV, -1)",
+                "torch.log_softmax(logits_AV / sampling.temperature, -1)",
+            ),
+        ),
+        "log_probs_are_raw",
+    ),
+    Mutant(
+        "last_token_is_left_out",
+        "C",
+        "The last sampled token (the stop token) is outside the mask: the policy never learns to stop.",
+        "no thread: off by one",
+        (
+            Edit(
+                "theory.contracts:Rollouts.padded",
+                "is_response_BT[b, : len(response.tokens)] = response.is_response",
+                "is_response_BT[b, : len(response.tokens) - 1] = response.is_response[:-1]",
+            ),
+        ),
+        "padding_keeps_the_holes",
+    ),
+    Mutant(
+        "logits_of_the_token_itself",
+        "C",
+        "A token's log-prob is read from the row of the token instead of the row before it.",
+        "no thread: off by one",
+        (Edit("theory.contracts:TokenBatch.predicting_row_BT", "device) - 1", "device)"),),
+        "exact_engine_is_the_trainer",
+    ),
+    Mutant(
+        "two_experts_are_swapped",
+        "C.22",
+        "Two experts' weights are exported under each other's name: 25 times the discrepancy, and a clean audit.",
+        "verl #7986",
+        (
+            Edit(
+                "sandbox.checkpoint:to_hf",
+                "yield name,",
+                'yield name.replace(".0.gate", ".#.gate").replace(".1.gate", ".0.gate").replace(".#.gate", ".1.gate"),',
+            ),
+        ),
+        "exported_weights_are_the_policy",
+    ),
+)
+
+ABSENT = (
+    Absent(
+        "C.7", "Truncated sampling (top-p, top-k) leaves the importance ratio off by the kept mass.",
+        "TRL #6789, TRL #7269",
+        "the sandbox samples from the whole distribution; with vLLM log-probs are asked for unprocessed, "
+        "and truncated sampling is the config's own choice (tests/scaled/test_vllm_engine.py)",
+    ),
+    Absent(
+        "C.22", "A change of the scale's format or source in a quantised engine goes unnoticed.",
+        "prime-rl #3112, xtuner #2044",
+        "quantised formats are compared with a reference on real vLLM (tests/scaled/test_vllm_quantize.py); here they "
+        "are defects by intent, and rollout_corr/k3_kl measures them",
+    ),
+    Absent(
+        "C.12", "Discrepancy grows although engines hold the same weights, with no cause found.",
+        "Precision-RL #10, NeMo-RL #4243", "no known root cause that could be built",
+    ),
+)  # fmt: skip

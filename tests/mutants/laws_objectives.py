@@ -1,0 +1,160 @@
+"""The laws of objectives, corrections, advantages and divergences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from tests.mutants.law import Law, times
+from tests.strategies import Cut
+from tests.theory import test_advantages as advantages
+from tests.theory import test_aggregations as aggregations
+from tests.theory import test_corrections as corrections
+from tests.theory import test_divergences as divergences
+from tests.theory import test_kl_penalty as kl_penalty
+from tests.theory import test_laws_rollouts as rollouts
+from tests.theory import test_laws_wide_gaps as wide_gaps
+from tests.theory import test_objective_laws as laws
+from tests.theory import test_objective_masks as masks
+from tests.theory import test_presets as presets
+from tests.theory.laws_objectives import ADVANTAGE_ROWS, AGGREGATION_ROWS, CORRECTION_ROWS, PRESET_ROWS, REGION_ROWS
+from tests.theory.objective_batches import Batch, make_batch
+from theory.objectives import CORRECTIONS
+
+
+def _possible(batch: Batch) -> Batch:
+    """The batch with log-probabilities below 0, as a divergence of probabilities needs them."""
+    return replace(batch, **{name: getattr(batch, name).clamp(max=-0.05) for name in ("pi", "old", "mu")})
+
+
+BATCH = {"batch": _possible(make_batch(0))}
+WIDE = {"batch": _possible(make_batch(5, staleness=0.6, gap=1.2))}
+# Every preset under no correction, and a score and a ratio objective under every correction.
+PAIRS = [{"name": p, "correction_name": "none"} for p in PRESET_ROWS] + [
+    {"name": p, "correction_name": c} for p in ("minirl_lengthnorm", "grpo_dapo", "gspo") for c in CORRECTION_ROWS
+]
+POLICIES = {
+    "p": torch.tensor([0.3, -1.2, 2.0, 0.0, 0.7], dtype=torch.float64),
+    "q": torch.tensor([-0.5, 0.4, 0.1, 1.5, -2.0], dtype=torch.float64),
+}
+# The third response has no kept token at all.
+HOLED = replace(make_batch(1), mask=make_batch(1).mask & (torch.arange(6) != 2)[:, None])
+REWARDS = torch.tensor([[1.0, 0.0, 0.0, 0.0, 1.0], [1.0] * 4 + [0.0], [0.1] * 5], dtype=torch.float64)
+
+
+def _corrections() -> None:
+    for name in CORRECTION_ROWS:
+        for tight in (False, True):
+            corrections.test_corrections_are_their_formulas.hypothesis.inner_test(name=name, tight=tight, **BATCH)
+        corrections.test_corrections_are_their_formulas.hypothesis.inner_test(name=name, tight=False, **WIDE)
+
+
+def _wide_gaps() -> None:
+    for gap in (25.0, 800.0):
+        for name in wide_gaps.CAPPED:
+            wide_gaps.test_a_capped_weight_is_its_cap(name, gap)
+        wide_gaps.test_icepop_zeroes_what_is_outside(gap)
+    for gap in (-25.0, 25.0):
+        wide_gaps.test_an_uncapped_weight_is_the_ratio(gap)
+        wide_gaps.test_the_ratio_is_not_clamped("ppo", gap)
+    wide_gaps.test_the_largest_weight_is_reported_as_it_is()
+
+
+OBJECTIVES = (
+    Law("weights_are_their_formulas", _corrections),
+    Law(
+        "equal_engines_change_nothing",
+        times(corrections.test_equal_engines_change_nothing, *({"name": n} for n in CORRECTIONS)),
+    ),
+    Law(
+        "one_token_has_its_own_weight",
+        times(
+            corrections.test_one_token_has_its_own_ratio_as_weight, *({"name": n, "log_rho": 0.4} for n in CORRECTIONS)
+        ),
+    ),
+    Law("no_gap_is_too_wide", _wide_gaps),
+    Law(
+        "bounds_are_their_formulas",
+        times(laws.test_regions_bind_and_weigh_as_their_formulas, *({"name": n, **BATCH} for n in REGION_ROWS)),
+    ),
+    Law(
+        "what_leads_back_is_never_stopped",
+        times(
+            laws.test_what_brings_pi_back_is_never_stopped,
+            *({"name": n, **BATCH} for n, row in REGION_ROWS.items() if row.signed and n != "none"),
+        ),
+    ),
+    Law(
+        "aggregations_are_their_formulas",
+        times(
+            aggregations.test_aggregations_equal_lists_and_add_up,
+            *({"name": n, "cut": 2, "batch": batch} for n in AGGREGATION_ROWS for batch in (make_batch(0), HOLED)),
+        ),
+    ),
+    Law(
+        "gradients_are_score_function_forms",
+        times(laws.test_gradient_is_the_score_function_form, *(pair | BATCH for pair in PAIRS)),
+    ),
+    Law(
+        "presets_have_their_papers_gradient",
+        times(
+            laws.test_gradient_under_its_own_correction, *({"name": n, **b} for n in PRESET_ROWS for b in (BATCH, WIDE))
+        ),
+    ),
+    Law(
+        "what_is_stopped_has_no_derivative",
+        times(laws.test_what_is_stopped_has_no_derivative, *({"name": n, **BATCH} for n in ("minirl", "cispo", "ppo"))),
+    ),
+    Law(
+        "only_pi_carries_a_gradient",
+        times(laws.test_only_pi_carries_a_gradient, *({"name": n, **BATCH} for n in ("minirl", "cispo", "gspo"))),
+    ),
+    Law(
+        "objectives_add_up_over_parts",
+        times(
+            masks.test_permutation_and_micro_batches,
+            *(
+                {"name": "minirl", "correction_name": c, "cut": Cut(torch.tensor([2, 0, 5, 1, 4, 3]), 2)} | BATCH
+                for c in ("token_tis", "geo_rs", "seq_mis")
+            ),
+        ),
+    ),
+    Law(
+        "masked_positions_are_nowhere",
+        times(
+            masks.test_masked_positions_are_nowhere,
+            *({"name": n, "correction_name": None, **BATCH} for n in ("minirl", "gspo", "cppo")),
+        ),
+    ),
+    Law("everything_may_be_rejected", times(masks.test_everything_rejected, {"name": "minirl"}, {"name": "grpo"})),
+    Law("rejection_changes_denominators", times(masks.test_rejection_changes_denominators_and_icepop_does_not)),
+    Law("weights_are_reported", times(masks.test_weight_metrics)),
+    Law("padding_keeps_the_holes", times(rollouts.test_padding_keeps_every_token_and_every_hole)),
+    Law("unsampled_tokens_are_in_no_objective", times(rollouts.test_tokens_that_mu_did_not_sample_are_in_no_objective)),
+    Law("the_ratio_is_counted_once", times(presets.test_the_ratio_is_never_counted_twice, {"name": "ppo"})),
+    Law("the_penalty_is_taken_off", times(kl_penalty.test_kl_penalty_is_taken_off, {"estimator": "k2"})),
+)
+
+ESTIMATORS = (
+    Law(
+        "advantages_are_their_formulas",
+        times(
+            advantages.test_advantages_are_their_formulas, *({"name": n, "rewards_PG": REWARDS} for n in ADVANTAGE_ROWS)
+        ),
+    ),
+    Law(
+        "equal_rewards_give_zero",
+        times(
+            advantages.test_equal_rewards_give_exactly_zero,
+            *({"name": n, "reward": 0.1, "G": G} for n in ADVANTAGE_ROWS for G in (3, 5, 7)),
+        ),
+    ),
+    Law("divergences_equal_their_sums", times(divergences.test_exact_divergences_equal_their_sums, POLICIES)),
+    Law("estimators_have_their_values", times(divergences.test_pointwise_values, {"log_r": -3.0}, {"log_r": 3.5})),
+    Law("estimators_are_unbiased", times(divergences.test_k1_and_k3_are_unbiased, POLICIES)),
+    Law("k3_keeps_its_digits", times(divergences.test_k3_keeps_its_digits_near_one)),
+    Law("chi2_is_its_formula", times(divergences.test_chi2_token_and_seq)),
+    Law("masked_means_count_the_mask", times(divergences.test_masked_mean)),
+    Law("discrepancy_is_its_formulas", times(divergences.test_discrepancy_and_staleness_metrics)),
+)

@@ -1,0 +1,77 @@
+"""The kill matrix, mutant by law, and the page that keeps it: docs/mutants.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.mutants.catalogue import ABSENT, MUTANTS
+from tests.mutants.law import verdict
+from tests.mutants.laws import LAWS
+from tests.mutants.mutant import Mutant
+
+PAGE = Path(__file__).parents[2] / "docs" / "mutants.md"
+
+HEAD = """# Mutants: the bugs that the field has already had
+
+Written by `make mutants`; do not edit. Each mutant is a bug that a public system has had, or one as near to a paper's
+formula ("no thread"), put into our own code in memory by an edit of a function's text (`tests/mutants/`). Each law is
+one of the suite's own tests on a few fixed examples. A mutant is killed by a law that no longer holds. Rows B5.1 to
+B5.26 are bugs of routing replay; rows C are bugs of corrections, estimators and the order of a step, numbered after the
+users' threads that they come from.
+"""
+
+
+def killers(mutant: Mutant, names: tuple[str, ...] = tuple(LAWS)) -> tuple[str, ...]:
+    """The laws, among those named, that do not hold on the mutant."""
+    with mutant.applied():
+        return tuple(name for name in names if verdict(LAWS[name]) is not None)
+
+
+def kill_matrix(mutants: Mapping[str, Mutant] = MUTANTS) -> Iterator[tuple[Mutant, tuple[str, ...]]]:
+    """Each mutant with all the laws that kill it. Takes some three seconds a mutant."""
+    for mutant in mutants.values():
+        yield mutant, killers(mutant)
+
+
+def page(rows: Mapping[str, tuple[str, ...]]) -> str:
+    """docs/mutants.md for the killers of every mutant."""
+    lines = [HEAD, f"{len(rows)} mutants, {sum(map(bool, rows.values()))} killed, by {len(LAWS)} laws.", ""]
+    lines += ["| row | mutant | what went wrong | reference | killed by |", "|---|---|---|---|---|"]
+    for mutant in _in_order(MUTANTS):
+        killed_by = ", ".join(f"**{n}**" if n == mutant.killer else n for n in rows[mutant.name]) or "nothing"
+        lines.append(f"| {mutant.row} | `{mutant.name}` | {mutant.bug} | {mutant.reference} | {killed_by} |")
+    lines += ["", "The law in bold is the one that has to find it.", "", "## Bugs without a place here", ""]
+    lines += ["| row | what went wrong | reference | why it cannot be built |", "|---|---|---|---|"]
+    lines += [f"| {a.row} | {a.bug} | {a.reference} | {a.reason} |" for a in ABSENT]
+    lines += ["", "## Mutant by law", "", "```"]
+    lines += [f"{i:3} {name}" for i, name in enumerate(LAWS)]
+    lines += ["", *_ruler(), *(_matrix_line(name, rows[name]) for name in rows), "```", ""]
+    return "\n".join(lines)
+
+
+def documented(text: str) -> dict[str, tuple[str, ...]]:
+    """The killers of each mutant as the page has them."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 7 and cells[2].startswith("`"):
+            rows[cells[2].strip("`")] = tuple(name.strip("* ") for name in cells[5].split(","))
+    return rows
+
+
+def _in_order(mutants: Mapping[str, Mutant]) -> list[Mutant]:
+    def key(mutant: Mutant) -> tuple[str, int]:
+        group, _, number = mutant.row.partition(".")
+        return group, int(number or 0)
+
+    return sorted(mutants.values(), key=key)
+
+
+def _ruler() -> list[str]:
+    tens = "".join(str(i // 10) if i % 10 == 0 else " " for i in range(len(LAWS)))
+    return [tens, "".join(str(i % 10) for i in range(len(LAWS)))]
+
+
+def _matrix_line(name: str, killed_by: tuple[str, ...]) -> str:
+    return "".join("x" if law in killed_by else "." for law in LAWS) + f"  {name}"
