@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from firstorder import __version__
+from firstorder.audit import audit
 from firstorder.bench import bench
+from firstorder.defects import defects
 from firstorder.export import export
 from firstorder.ladder import ladder
 from firstorder.launch import launch
@@ -29,6 +31,10 @@ app.command(
     short_help="Train one model as a config says.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(train)
+app.command(
+    short_help="Compare objectives' gradients with the true one, by enumeration.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(audit)
 app.command(short_help="Write one HTML page for one or several runs.")(report)
 app.command(short_help="Take the algorithm of stable sandbox runs into a cluster config.")(promote)
 app.command(
@@ -43,6 +49,10 @@ app.command(
     short_help="Measure vLLM engines of every precision against the training engine.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(ladder)
+app.command(
+    short_help="Measure the sandbox's engine defects against the training engine.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(defects)
 app.command(short_help="Write a sandbox model as a Hugging Face folder.")(export)
 app.command(short_help="Time the pieces of a global step, side by side with transformers.")(bench)
 

@@ -12,17 +12,18 @@ ProgressKind = Literal["bar", "lines", "none"]
 
 
 class ProgressLines:
-    """One line every few steps: for logs, and for runs side by side."""
+    """One line every few steps: for logs, and for runs side by side. `unit` is what a step is called."""
 
-    def __init__(self, name: str, num_steps: int, every: int = 10):
-        self.name, self.num_steps, self.every = name, num_steps, every
+    def __init__(self, name: str, num_steps: int, every: int = 10, unit: str = "step"):
+        self.name, self.num_steps, self.every, self.unit = name, num_steps, every, unit
         self.started = time.monotonic()
 
-    def show(self, number: int, row: Mapping[str, float]) -> None:
-        """Says what the global step before `number` measured."""
+    def show(self, number: int, row: Mapping[str, float] | str) -> None:
+        """Says what the global step before `number` measured: its metrics in a line, or these words."""
         if number % self.every == 0 or number == self.num_steps:
             seconds = time.monotonic() - self.started
-            print(f"{self.name:<22} step {number:>4}/{self.num_steps}  {seconds:>5.0f} s  {summary(row)}", flush=True)
+            place = f"{self.unit} {number:>4}/{self.num_steps}"
+            print(f"{self.name:<22} {place}  {seconds:>5.0f} s  {summary(row)}", flush=True)
 
     def close(self) -> None:
         """Leaves the terminal as it was, also where the run did not come to its end."""
@@ -38,7 +39,7 @@ class ProgressBar(ProgressLines):
         self.task = self.bar.add_task(name, total=num_steps, completed=done, summary="")
         self.bar.start()
 
-    def show(self, number: int, row: Mapping[str, float]) -> None:
+    def show(self, number: int, row: Mapping[str, float] | str) -> None:
         self.bar.update(self.task, completed=number, summary=summary(row))
         if number == self.num_steps:
             self.close()
@@ -47,15 +48,17 @@ class ProgressBar(ProgressLines):
         self.bar.stop()
 
 
-def progress_of(kind: ProgressKind, name: str, num_steps: int, done: int) -> ProgressLines | None:
+def progress_of(kind: ProgressKind, name: str, num_steps: int, done: int, unit: str = "step") -> ProgressLines | None:
     """The progress that a person asked for; `done` global steps have been taken already."""
     if kind == "bar":
         return ProgressBar(name, num_steps, done)
-    return ProgressLines(name, num_steps) if kind == "lines" else None
+    return ProgressLines(name, num_steps, unit=unit) if kind == "lines" else None
 
 
-def summary(row: Mapping[str, float]) -> str:
-    """Reward, discrepancy and entropy of a step in a line."""
+def summary(row: Mapping[str, float] | str) -> str:
+    """Reward, discrepancy and entropy of a step in a line; words as they are."""
+    if isinstance(row, str):
+        return row
     parts = [
         f"reward {row['reward/mean']:.3f}",
         f"k3 {row['rollout_corr/k3_kl']:.1e}",

@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from lab.records import RunFolder
+from lab.report.engine_words import defect_words
 from lab.report.style import fraction, number
 from lab.traces import Trace
 from lab.verdict import ENTROPY, KL, Series, series, trailing_mean
@@ -104,11 +105,9 @@ class Run:
         defects = engine.get("defects")
         if defects is None:
             return str(engine.get("name") or engine.get("kind") or "–")
-        parts = []
-        for defect in defects:
-            values = [number(v) if isinstance(v, float) else str(v) for k, v in defect.items() if k != "kind"]
-            parts.append(f"{str(defect.get('kind')).replace('_', ' ')} {' '.join(values)}".strip())
-        return "; ".join(parts) or "exact"
+        words = "; ".join(defect_words(defect) for defect in defects) or "exact"
+        precision = self.setting("training", "precision")
+        return words if precision in (None, "fp32") else f"{words} (training in {precision})"
 
     def row(self) -> dict[str, str]:
         """The run's line of the summary table, as text by column."""

@@ -10,10 +10,22 @@
   const textColour = (run) => (darkness.matches ? inkOf(run).text_dark : inkOf(run).text);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  // A colour laid over the page at this strength, opaque, so that text on it keeps its contrast.
+  function mixed(ink, strength) {
+    const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+    const page = channels(colour("--page"));
+    return `rgb(${channels(ink).map((c, i) => Math.round(strength * c + (1 - strength) * page[i])).join(",")})`;
+  }
+  const mapColours = () => [[0, mixed(lineColour(0), 0.6)], [0.5, mixed(lineColour(0), 0)], [1, mixed(lineColour(1), 0.6)]];
+
   function painted(trace) {
     const { run, role } = trace.meta;
     const out = { ...trace, visible: !hidden.has(run), showlegend: false };
-    if (role === "cloud") out.marker = { color: lineColour(run), size: 3.5, opacity: 0.55 };
+    if (role === "map") return { ...out, colorscale: mapColours(), textfont: { size: 11, color: colour("--text") } };
+    if (role === "band") return { ...out, fillcolor: `${lineColour(run)}26`, line: { width: 0 } };
+    if (role === "light-bar") out.marker = { color: mixed(lineColour(run), 0.4) };
+    else if (role === "mark") out.marker = { color: colour("--text"), size: 7, symbol: "line-ew-open", line: { width: 2 } };
+    else if (role === "cloud") out.marker = { color: lineColour(run), size: 3.5, opacity: 0.55 };
     else if (role === "bar") out.marker = { color: lineColour(run) };
     else {
       out.line = { ...trace.line, color: lineColour(run), width: role === "raw" ? 1 : 2 };
@@ -40,7 +52,7 @@
     const right = labels.length && width >= NARROW ? 14 + 6.6 * longest : margin.r;
     return {
       ...figure.layout,
-      margin: { ...margin, r: right },
+      margin: { ...margin, r: right, ...figure.layout.margin },
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("--quiet") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       xaxis: axis(figure.layout.xaxis), yaxis: axis(figure.layout.yaxis),
@@ -48,7 +60,7 @@
       annotations: labels,
       hoverlabel: { bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { size: 12, color: colour("--text") } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--quiet"), activecolor: colour("--text") },
-      dragmode: "zoom", uirevision: "kept", showlegend: false,
+      dragmode: "zoom", uirevision: figure.slice ?? "kept", showlegend: false,
     };
   }
 
@@ -57,15 +69,32 @@
     modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
   };
 
+  // A page may show one slice of its figures and rows at a time, chosen by its selects; others show all they have.
+  const selects = [...document.querySelectorAll("select.slice")];
+  const isShown = (slice) => slice === undefined || slice === selects.map((select) => select.value).join("/");
+  const buttons = [...document.querySelectorAll(".run")];
+
   function draw() {
-    for (const figure of figures) {
-      const div = document.getElementById(figure.id);
-      Plotly.react(div, figure.data.map(painted), layoutOf(figure, div.clientWidth), config);
+    const shown = new Map(figures.filter((figure) => isShown(figure.slice)).map((figure) => [figure.id, figure]));
+    for (const div of document.querySelectorAll(".plot")) {
+      const figure = shown.get(div.id);
+      div.closest("figure").hidden = figure === undefined;
+      if (figure) Plotly.react(div, figure.data.map(painted), layoutOf(figure, div.clientWidth), config);
     }
+    document.documentElement.dataset.drawn = String(shown.size);
+  }
+
+  function choose() {
+    const rows = [...document.querySelectorAll("tr[data-slice]")];
+    for (const row of rows) row.hidden = !isShown(row.dataset.slice);
+    if (selects.length) {
+      const present = new Set(rows.filter((row) => !row.hidden).map((row) => row.dataset.run));
+      for (const button of buttons) button.hidden = !present.has(button.dataset.run);
+    }
+    draw();
   }
 
   function legend() {
-    const buttons = [...document.querySelectorAll(".run")];
     const show = () => {
       for (const button of buttons) button.setAttribute("aria-pressed", String(!hidden.has(Number(button.dataset.run))));
       draw();
@@ -89,7 +118,7 @@
     requestAnimationFrame(draw);
   });
   darkness.addEventListener("change", draw);
+  for (const select of selects) select.addEventListener("change", choose);
   legend();
-  draw();
-  document.documentElement.dataset.drawn = String(figures.length);
+  choose();
 })();

@@ -1,0 +1,154 @@
+"""`firstorder audit`: the exact bias, variance and direction of objectives' gradients, by enumeration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from lab.audit.config import AuditConfig
+    from lab.records import RunFolder
+
+
+def audit(
+    context: typer.Context,
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG_OR_RECORDS", help="YAML file of an audit, or the folder of a finished one.")
+    ],
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the complete config, every field explained, and stop.")
+    ] = False,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Also write the comparison of `compare:` there, as Markdown.")
+    ] = None,
+    progress: Annotated[
+        Literal["bar", "lines", "none"], typer.Option(help="A live bar, lines (for logs), or nothing.")
+    ] = "bar",
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Compare the gradient that objectives take, on average, with the true gradient of the expected reward.
+
+    Vocabulary and responses are small enough to enumerate: bias, variance and cosine are sums over all responses, not
+    estimates. CONFIG says which policies, how far mu, old and pi are apart, which rewards, groups and objectives; any
+    of its fields can be set here as in `firstorder train`. Given the folder of a finished audit, its page and tables
+    are made again.
+
+    \b
+    Examples:
+      firstorder audit configs/audit/small.yaml
+      firstorder audit configs/audit/small.yaml --seed 1 --discrepancy.token_kl '[1e-3, 1e-2]' --name mine
+      firstorder audit runs/audit-small
+
+    Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, audit.json, audit.html.
+    """
+    from lab.audit.records import PAGE, newest, read
+    from lab.config.load import to_yaml
+    from lab.config.strict import ConfigError
+    from lab.files import atomic_write
+
+    if markdown is not None and not markdown.parent.is_dir():
+        raise ConfigError(f"--markdown: expected a file in a folder that exists, got {markdown}")
+    finished = newest(Path(config)) if Path(config).is_dir() else None
+    if finished is not None:
+        audit_config, folder, frame = (
+            _config(str(finished.parent / "config.yaml"), []),
+            _folder(finished),
+            read(finished),
+        )
+    else:
+        audit_config = _config(*_words([config, *context.args]))
+        if print_config:
+            typer.echo(to_yaml(audit_config), nl=False)
+            return
+        folder, frame = _run(audit_config, progress)
+    if markdown is not None and audit_config.compare is None:
+        raise ConfigError("--markdown: expected a config with compare, got none")
+    _show(frame)
+    page = folder.path / PAGE
+    atomic_write(page, _page(audit_config, folder, frame))
+    if markdown is not None:
+        from lab.audit.study import study
+
+        atomic_write(markdown, study(audit_config, frame))
+    typer.echo(page)
+
+
+def _words(words: list[str]) -> tuple[str, list[str]]:
+    from firstorder.train import split
+
+    return split(words)
+
+
+def _config(path: str, overrides: list[str]) -> AuditConfig:
+    """The config; the sandbox is imported only where its `backend:` asks for it."""
+    from lab.audit.config import load_config
+
+    def sandbox() -> type[AuditConfig]:
+        from sandbox.audit_cases import SandboxAudit
+
+        return SandboxAudit
+
+    return load_config(path, overrides, sandbox)
+
+
+def _folder(finished: Path) -> RunFolder:
+    from lab.records import RunFolder
+
+    return RunFolder.open(finished.parent)
+
+
+def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> tuple[RunFolder, pd.DataFrame]:
+    """Enumerates everything, and writes the records."""
+    from lab.audit.records import create, write
+    from lab.audit.run import audit as enumerate_all
+    from lab.progress import progress_of
+
+    builders = {}
+    if config.backend == "sandbox":
+        from sandbox.audit_cases import moe_cases
+
+        builders = {"moe": moe_cases}
+    shown = None
+
+    def report(done: int, total: int, words: str) -> None:
+        nonlocal shown
+        shown = shown or progress_of(progress, config.name, total, 0, unit="case")
+        if shown is not None:
+            shown.show(done, words)
+
+    try:
+        frame = enumerate_all(config, builders, report)
+    finally:
+        if shown is not None:
+            shown.close()
+    folder = create(config)
+    write(folder, frame)
+    return folder, frame
+
+
+def _show(frame: pd.DataFrame) -> None:
+    """The tables, and a line on what they leave out."""
+    from rich.console import Console
+
+    from lab.audit.table import shown, terminal_tables
+
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file or a pipe has no width of its own
+        console = Console(highlight=False, width=140)
+    for table in terminal_tables(frame):
+        console.print(table)
+    if words := shown(frame)[1]:
+        console.print(words)
+
+
+def _page(config: AuditConfig, folder: RunFolder, frame: pd.DataFrame) -> str:
+    import json
+
+    from lab.audit.page import render
+
+    manifest = json.loads((folder.path / "manifest.json").read_text())
+    return render(config, frame, manifest, (folder.path / "config.yaml").read_text())

@@ -1,0 +1,232 @@
+"""The figures of an audit's page: each is one function from a slice of the medians to a figure, or None without data.
+
+A slice is one kind of policies under one engine, one reward and one way to group; its lines are objectives, each in its
+colour. Figures, scales and colours are the report's. Letters: theory/contracts.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from lab.audit.table import (
+    COLUMNS,
+    at_level,
+    at_longest,
+    at_middle,
+    cell,
+    distinct,
+    middle,
+    numbers,
+    parts,
+    records,
+    tidy,
+)
+from lab.report.figures import Caption, Figure, Scale
+from lab.report.style import DASHES, PALETTE, number
+
+SIZES = [2**k for k in range(4, 17)]
+"""Sample sizes of the error curves."""
+KL_AXIS = "KL(mu || pi), nats a token"
+AT = "At the longest responses of these policies"
+MIDDLE = f"{AT} and the middle distances."
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The rows and the medians that share a figure; `series` gives each objective and replay mode its number."""
+
+    rows: pd.DataFrame
+    medians: pd.DataFrame
+    series: Mapping[tuple[str, str], int]
+    labels: Sequence[str]
+
+    def lines(self, frame: pd.DataFrame) -> list[tuple[int, pd.DataFrame]]:
+        """The rows of each series, in the order of their numbers."""
+        found = parts(frame, ["objective", "mode"])
+        return sorted(((self.series[(k["objective"], k["mode"])], part) for k, part in found), key=lambda pair: pair[0])
+
+
+SliceFigure = Callable[[Slice], Figure | None]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Medians of a measure along one axis, with a band from quartile to quartile."""
+
+    id: str
+    title: str
+    name: Literal["bias", "direction_bias"]
+    along: Literal["distance", "length"]
+
+    def __call__(self, of: Slice) -> Figure | None:
+        if self.along == "length":
+            found, x_name = at_middle(of.medians), "length"
+        else:
+            found, x_name = along_distance(at_longest(of.medians)), "kl_mu_pi"
+        if len(distinct(found, x_name)) < 2:
+            return None
+        names = (self.name, f"{self.name}_q1", f"{self.name}_q3")
+        y_scale = _scale([v for name in names for v in numbers(found, name)], "log")
+        x_scale = _scale(numbers(found, x_name), "log" if x_name == "kl_mu_pi" else "linear")
+        data: list[dict[str, Any]] = []
+        for run, part in of.lines(found):
+            part = part.sort_values(x_name).dropna(subset=[self.name])
+            x = numbers(part, x_name).tolist()
+            centre, low, high = ([y_scale.place(tidy(v)) for v in numbers(part, name)] for name in names)
+            data.append(
+                _trace(run, of.labels, "band", x + x[::-1], high + low[::-1])
+                | {"mode": "none", "fill": "toself", "hoverinfo": "skip"}
+            )
+            texts = [number(tidy(v)) for v in numbers(part, self.name)]
+            data.append(_trace(run, of.labels, "line", x, centre) | _hover(texts))
+        title = KL_AXIS if x_name == "kl_mu_pi" else "longest response T, tokens"
+        ticks = {} if x_name == "kl_mu_pi" else {"tickvals": distinct(found, x_name)}
+        layout = {
+            "xaxis": x_scale.axis() | ticks | {"title": {"text": title}},
+            "yaxis": y_scale.axis(),
+            "hovermode": "closest",
+        }
+        note = f"{AT}." if x_name == "kl_mu_pi" else "At the middle distances."
+        return Figure(self.id, self.title, _caption(self.name), data, layout, f"{note} Bands: quartiles over policies.")
+
+
+def error_curve(of: Slice) -> Figure | None:
+    """Root mean squared error over the number of sampled responses: variance first, bias in the end."""
+    found = at_middle(at_longest(of.rows))
+    curves = []
+    for run, part in of.lines(found):
+        errors = [np.median(np.sqrt(numbers(part, "bias") ** 2 + numbers(part, "variance") / n)) for n in SIZES]
+        curves.append((run, [float(e) for e in errors]))
+    y_scale = _scale([e for _, errors in curves for e in errors], "log")
+    data = [_trace(run, of.labels, "line", SIZES, errors) | _hover(map(number, errors)) for run, errors in curves]
+    layout = {
+        "xaxis": _scale(SIZES, "log").axis() | {"title": {"text": "sampled responses n"}},
+        "yaxis": y_scale.axis(),
+        "hovermode": "closest",
+    }
+    caption = Caption("sqrt(bias^2 + variance / n), over ||grad J||", "1", "here")
+    return Figure("error-n", "Error against the number of responses", caption, data, layout, MIDDLE)
+
+
+def split_bars(of: Slice) -> Figure | None:
+    """The bias of either gap alone, one on the other, and of both together."""
+    found = at_middle(at_longest(of.medians))
+    if not (numbers(found, "kl_old_pi") > 0).any() or not (numbers(found, "kl_mu_old") > 0).any():
+        return None
+    data: list[dict[str, Any]] = []
+    for run, part in of.lines(found):
+        row, label = records(part)[0], of.labels[run]
+        for name, role, words in (
+            ("bias_discrepancy", "bar", "discrepancy"),
+            ("bias_staleness", "light-bar", "staleness"),
+        ):
+            value = tidy(float(row[name]))
+            bar = {"type": "bar", "x": [label], "y": [value], "name": label, "meta": {"run": run, "role": role}}
+            data.append(bar | _hover([f"{words} alone: {number(value)}"]))
+        both = tidy(float(row["bias"]))
+        data.append(
+            _trace(run, of.labels, "mark", [label], [both]) | {"mode": "markers"} | _hover([f"both: {number(both)}"])
+        )
+    stacked = numbers(found, "bias_discrepancy") + numbers(found, "bias_staleness")
+    top = max(float(numbers(found, "bias").max()), float(stacked.max()))
+    layout = {
+        "barmode": "stack", "hovermode": "closest", "margin": {"b": 78},
+        "xaxis": {"tickangle": -35}, "yaxis": {"range": [0, 1.06 * top]},
+    }  # fmt: skip
+    caption = Caption("||E[g] - grad J|| / ||grad J|| with one gap alone", "1", "MiniRL (arXiv 2512.01374) Eq. 5")
+    note = (
+        "Full colour: discrepancy alone; light: staleness alone; line: both. The parts need not add up to it: biases "
+        f"are lengths of vectors, and each part has in it what the objective does with neither gap. {MIDDLE}"
+    )
+    return Figure("split", "Where the bias comes from", caption, data, layout, note)
+
+
+def trade_off(of: Slice) -> Figure | None:
+    """Variance and bias of each objective, a point a distance."""
+    found = along_distance(at_longest(of.medians))
+    x_scale, y_scale = _scale(numbers(found, "variance"), "log"), _scale(numbers(found, "bias"), "log")
+    data = []
+    for run, part in of.lines(found):
+        part = part.sort_values("kl_mu_pi")
+        y = [y_scale.place(tidy(v)) for v in numbers(part, "bias")]
+        texts = [
+            f"KL {cell(row, 'kl_mu_pi')}: bias {cell(row, 'bias')}, variance {number(row['variance'])}"
+            for row in records(part)
+        ]
+        data.append(
+            _trace(run, of.labels, "line", numbers(part, "variance").tolist(), y)
+            | {"mode": "lines+markers"}
+            | _hover(texts)
+        )
+    layout = {
+        "xaxis": x_scale.axis() | {"title": {"text": "variance of one response's share"}},
+        "yaxis": y_scale.axis(), "hovermode": "closest",
+    }  # fmt: skip
+    caption = Caption("bias, vertical, against variance, horizontal, both relative to grad J", "1", "here")
+    return Figure("trade-off", "Bias against variance", caption, data, layout, f"{AT}; a line joins the distances.")
+
+
+SLICE_FIGURES: tuple[SliceFigure, ...] = (
+    Lines("bias-kl", "Bias against distance", "bias", "distance"),
+    Lines("direction-kl", "Bias that no rescaling removes", "direction_bias", "distance"),
+    Lines("bias-length", "Bias against length", "bias", "length"),
+    error_curve,
+    split_bars,
+    trade_off,
+)
+
+
+def ratio_map(part: pd.DataFrame, first: str, second: str, id_: str, title: str) -> Figure:
+    """How many times the first objective's bias is the second's, for each length and distance."""
+    along = "asked_discrepancy" if len(distinct(part, "asked_discrepancy")) > 1 else "asked_staleness"
+    ratio = {(row["length"], row[along]): row["ratio"] for row in records(part)}
+    lengths, levels = sorted({length for length, _ in ratio}), sorted({level for _, level in ratio})
+    table = [[float(ratio[length, level]) for level in levels] for length in lengths]
+    # Beyond a factor of 4 the colour says no more; the text does.
+    heat = {
+        "type": "heatmap", "x": [number(v) for v in levels], "y": [str(v) for v in lengths],
+        "z": np.log2(table).clip(-2, 2).tolist(), "zmin": -2, "zmax": 2, "showscale": False,
+        "text": [[number(v) for v in row] for row in table], "texttemplate": "%{text}",
+        "hovertemplate": "T = %{y}, KL %{x}: ratio %{text}<extra></extra>", "xgap": 2, "ygap": 2,
+        "name": title, "meta": {"role": "map"},
+    }  # fmt: skip
+    layout = {
+        "xaxis": {"type": "category", "title": {"text": "KL a token, nats"}, "showgrid": False},
+        "yaxis": {"type": "category", "title": {"text": "T"}, "showgrid": False},
+    }
+    caption = Caption(f"bias of {first} / bias of {second}, median over policies", "1", "here")
+    return Figure(id_, title, caption, [heat], layout, "")
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def along_distance(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of all discrepancies at the middle staleness, or of all stalenesses where there is one discrepancy."""
+    name = "asked_staleness" if len(distinct(frame, "asked_discrepancy")) > 1 else "asked_discrepancy"
+    return at_level(frame, name, middle(numbers(frame, name)))
+
+
+def _scale(values: Any, axis: str) -> Scale:
+    return Scale.of([tidy(float(v)) for v in values if not math.isnan(v)], axis)
+
+
+def _caption(name: str) -> Caption:
+    return Caption(COLUMNS[name], "1", "here", name)
+
+
+def _trace(run: int, labels: Sequence[str], role: str, x: list[Any], y: list[Any]) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "lines+markers", "x": x, "y": y, "name": labels[run], "cliponaxis": False,
+        "line": {"dash": DASHES[run // len(PALETTE) % len(DASHES)]}, "meta": {"run": run, "role": role},
+    }  # fmt: skip
+
+
+def _hover(texts: Any) -> dict[str, Any]:
+    return {"customdata": list(texts), "hovertemplate": "%{customdata}"}

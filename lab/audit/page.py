@@ -1,0 +1,167 @@
+"""The page of an audit: a summary in plain words, the table, and its figures, in the report's own style.
+
+One self-contained file: plotly.js is inside it once, and no address is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from lab.audit.config import AuditConfig
+from lab.audit.figures import SLICE_FIGURES, Slice, along_distance, ratio_map
+from lab.audit.table import (
+    CASE,
+    COLUMNS,
+    LEVEL,
+    at_longest,
+    cell,
+    distinct,
+    error_column,
+    medians,
+    parts,
+    ratios,
+    records,
+    sample_sizes,
+    text_columns,
+)
+from lab.audit.words import group_words, sentences
+from lab.report.figures import HEIGHT, MARGIN, Figure
+from lab.report.page import TEMPLATES
+from lab.report.style import PALETTE
+
+PIECES = (TEMPLATES.parents[1] / "audit" / "template", TEMPLATES)
+"""Where templates are looked for: the audit's own, then the report's."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, one sentence on what to look for, and the figures under it."""
+
+    id: str
+    title: str
+    question: str
+    figures: Sequence[Figure]
+
+
+def render(config: AuditConfig, frame: pd.DataFrame, manifest: Mapping[str, Any], config_text: str) -> str:
+    """The page as text."""
+    found = medians(frame)
+    pairs = [(key["objective"], key["mode"]) for key, _ in parts(found, ["objective", "mode"])]
+    many_modes = len({mode for _, mode in pairs}) > 1
+    series = {pair: number for number, pair in enumerate(pairs)}
+    labels = [f"{objective}, {mode}" if many_modes and mode != "none" else objective for objective, mode in pairs]
+    choices = _choices(frame)
+    drawn = _drawn(frame, found, series, labels, choices)
+    maps = _maps(config, frame)
+    seen = {figure.id: figure for figure, _ in reversed(drawn)}
+    own = [seen[id_] for id_ in dict.fromkeys(figure.id for figure, _ in drawn)]
+    sections = [
+        Section("figures", "Objectives", "How far is the expected gradient from the true one, and at what cost?", own)
+    ]
+    if maps and config.compare is not None:
+        question = f"Blue: {config.compare.first} has less bias than {config.compare.second}; orange: more."
+        sections.append(Section("maps", f"{config.compare.first} against {config.compare.second}", question, maps))
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PIECES), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("audit.html.jinja").render(
+        title=config.name, sentences=sentences(config, frame), choices=choices, series=labels, palette=PALETTE,
+        height=HEIGHT, columns=text_columns(frame), meaning=_meaning(frame), sections=sections, manifest=manifest,
+        rows=_table_rows(found, series, labels, choices, frame), folder=frame.attrs.get("config_hash", ""),
+        config_text=config_text, payload=_payload(drawn, maps, len(labels)), plotly=Markup(get_plotlyjs()),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One select of the page: its name, and the options in words."""
+
+    name: str
+    options: Sequence[str]
+
+
+def _choices(frame: pd.DataFrame) -> list[Choice]:
+    places = [_place(key) for key, _ in parts(frame, CASE)]
+    names = ("policies", "reward", "group")
+    return [Choice(name, list(dict.fromkeys(place[i] for place in places))) for i, name in enumerate(names)]
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The three choices that show a row."""
+    return f"{row['policy']}; {row['engine']}", row["reward"], group_words(row["group"], row["baseline"])
+
+
+def _key(row: Mapping[str, Any], choices: Sequence[Choice]) -> str:
+    return "/".join(str(choice.options.index(one)) for choice, one in zip(choices, _place(row), strict=True))
+
+
+def _drawn(
+    frame: pd.DataFrame, found: pd.DataFrame, series: Mapping[tuple[str, str], int], labels: Sequence[str],
+    choices: Sequence[Choice],
+) -> list[tuple[Figure, str]]:  # fmt: skip
+    """Each figure of each slice, with the slice's key."""
+    names = [name for name in CASE if name != "mode"]
+    rows = {_key(key, choices): part for key, part in parts(frame, names)}
+    drawn = []
+    for place, part in parts(found, names):
+        key = _key(place, choices)
+        of = Slice(rows[key], part, series, labels)
+        drawn += [(figure, key) for figure in (draw(of) for draw in SLICE_FIGURES) if figure is not None]
+    return drawn
+
+
+def _maps(config: AuditConfig, frame: pd.DataFrame) -> list[Figure]:
+    if config.compare is None:
+        return []
+    first, second = config.compare.first, config.compare.second
+    maps = []
+    for row, part in parts(ratios(frame, first, second), CASE):
+        mode = f", {row['mode']}" if row["mode"] != "none" else ""
+        title = f"{_place(row)[0]}{mode}; {row['reward']}; {group_words(row['group'], row['baseline'])}"
+        if len(distinct(part, "length")) > 1 or len(distinct(part, "kl_mu_pi")) > 1:
+            maps.append(ratio_map(along_distance(part), first, second, f"map-{len(maps)}", title))
+    return maps
+
+
+def _table_rows(
+    found: pd.DataFrame, series: Mapping[tuple[str, str], int], labels: Sequence[str], choices: Sequence[Choice],
+    frame: pd.DataFrame,
+) -> list[dict[str, Any]]:  # fmt: skip
+    rows = []
+    before = None
+    for row in records(at_longest(found)):
+        level = [str(row[name]) for name in LEVEL]
+        run = series[(row["objective"], row["mode"])]
+        cells = [cell(row, "kl_mu_old"), cell(row, "kl_old_pi")]
+        for name in text_columns(frame):
+            text = cell(row, name)
+            cells.append(f"{text} [{cell(row, 'bias_q1')}, {cell(row, 'bias_q3')}]" if name == "bias" else text)
+        rows.append(
+            {"run": run, "label": labels[run], "slice": _key(row, choices), "cells": cells, "begins": level != before}
+        )
+        before = level
+    return rows
+
+
+def _meaning(frame: pd.DataFrame) -> dict[str, str]:
+    errors = {error_column(n): f"sqrt(bias^2 + variance / {n})" for n in sample_sizes(frame)}
+    return COLUMNS | errors
+
+
+def _payload(drawn: Sequence[tuple[Figure, str]], maps: Sequence[Figure], num: int) -> Markup:
+    """What the page's script draws from; no `<` can end its element early."""
+    figures = [{"id": f.id, "data": f.data, "layout": f.layout, "slice": key} for f, key in drawn]
+    figures += [{"id": f.id, "data": f.data, "layout": f.layout} for f in maps]
+    payload = {
+        "height": HEIGHT, "margin": MARGIN, "num_runs": num, "palette": [asdict(ink) for ink in PALETTE],
+        "figures": figures,
+    }  # fmt: skip
+    return Markup(json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))

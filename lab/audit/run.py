@@ -1,0 +1,139 @@
+"""The audit itself: every policy, distance, reward, group and objective of a config, enumerated, a row each.
+
+Paper: MiniRL (arXiv 2512.01374) Eq. 2 and 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+from jaxtyping import Float
+from torch import Tensor
+
+from lab.audit.cases import BUILDERS, Builder, Case
+from lab.audit.config import AuditConfig, AuditObjective
+from lab.audit.table import COLUMNS, error_column
+from lab.config.load import config_hash
+from theory.exact.estimator import Estimate, Problem, estimate, true_gradient
+from theory.exact.groups import Group
+from theory.exact.levels import sequence_kl, token_kl
+from theory.objectives import Objective
+from theory.streams import stream
+
+
+def audit(
+    config: AuditConfig,
+    builders: Mapping[str, Builder] | None = None,
+    report: Callable[[int, int, str], None] | None = None,
+) -> pd.DataFrame:
+    """One row a case, pair of distances, objective and group, with the columns of `lab.audit.COLUMNS`.
+
+    `attrs` has the config's name and hash. `builders` adds kinds of policies; `report(done, total, words)` is called
+    after every case. Raises ValueError for a tree, a distance or a reward that cannot be enumerated.
+    """
+    table = BUILDERS | dict(builders or {})
+    blocks = [(block, table[block.kind](config, block)) for block in config.policies]
+    total, rows = sum(cases.total for _, cases in blocks), []
+    done = 0
+    for block, cases in blocks:
+        for case in cases.each:
+            rows += _rows(config, case)
+            done += 1
+            if report is not None:
+                report(done, total, f"{block.label}, T = {case.keys['length']}, {case.keys['reward']}")
+    frame = pd.DataFrame(rows, columns=[*COLUMNS, *map(error_column, config.num_responses)])
+    frame["num_draws"] = frame["num_draws"].astype("Int64")
+    frame.attrs |= {"name": config.name, "config_hash": config_hash(config)}
+    return frame
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _rows(config: AuditConfig, case: Case) -> list[dict[str, Any]]:
+    """All rows of a case; what several of them need is computed once."""
+    measured = _Measured(config.seed, case)
+    rows = []
+    for level in case.levels:
+        place = dict(case.keys) | measured.distances(level)
+        for objective in config.objectives:
+            if objective.name not in case.labels:
+                continue
+            for group in config.groups:
+                found = measured.estimate(level, objective, group.build())
+                row = place | {"objective": objective.name, "group": str(group.size), "baseline": group.baseline}
+                row |= _numbers(found, config.num_responses)
+                row |= {
+                    "bias_discrepancy": measured.estimate((level[0], 0.0), objective, group.build()).bias,
+                    "bias_staleness": measured.estimate((0.0, level[1]), objective, group.build()).bias,
+                    "bias_on_policy": measured.estimate((0.0, 0.0), objective, group.build()).bias,
+                }
+                rows.append(row)
+    return rows
+
+
+def _numbers(found: Estimate, num_responses: Sequence[int]) -> dict[str, Any]:
+    """The columns of an estimate; a direction where there is none is nan."""
+    truth = float(found.truth.square().sum())
+    return {
+        "bias": found.bias,
+        "direction_bias": found.direction_bias,
+        "cosine": found.cosine,
+        "scale": found.scale,
+        "variance": found.variance / truth,
+        **{error_column(n): found.error(n) for n in num_responses},
+        "num_draws": found.num_draws,
+    }
+
+
+@dataclass
+class _Measured:
+    """The estimates and true gradients of one case, each computed once."""
+
+    seed: int
+    case: Case
+    _problems: dict[tuple[float, float], Problem] = field(default_factory=dict)
+    _truths: dict[float, Tensor] = field(default_factory=dict)
+    _estimates: dict[tuple[tuple[float, float], str, Group], Estimate] = field(default_factory=dict)
+
+    def problem(self, level: tuple[float, float]) -> Problem:
+        if level not in self._problems:
+            self._problems[level] = self.case.problem(*level)
+        return self._problems[level]
+
+    def truth(self, level: tuple[float, float]) -> Float[Tensor, " Q"]:
+        """The target's gradient, which the inference engine has no part in."""
+        if level[1] not in self._truths:
+            self._truths[level[1]] = true_gradient(self.problem(level))
+        return self._truths[level[1]]
+
+    def estimate(self, level: tuple[float, float], objective: AuditObjective, group: Group) -> Estimate:
+        key = (level, objective.name, group)
+        if key not in self._estimates:
+            names = [str(value) for value in self.case.keys.values()]
+            generator = stream(self.seed, "audit", "groups", *names, objective.name, *map(str, level))
+            built: Objective = objective.build()
+            self._estimates[key] = estimate(self.problem(level), built, group, generator, self.truth(level))
+        return self._estimates[key]
+
+    def distances(self, level: tuple[float, float]) -> dict[str, float]:
+        """What was asked, and what the policies are."""
+        problem = self.problem(level)
+        tree, mu, old, pi = problem.target.tree, problem.logp_mu, problem.logp_old, problem.target.logp()
+        return {
+            "asked_discrepancy": level[0] if math.isfinite(level[0]) else math.nan,
+            "asked_staleness": level[1],
+            "kl_mu_old": token_kl(tree, mu, old),
+            "kl_old_pi": token_kl(tree, old, pi),
+            "kl_mu_pi": token_kl(tree, mu, pi),
+            "kl_sequence": sequence_kl(tree, mu, pi),
+            "router_disagreement": getattr(problem, "disagreement", math.nan),
+            "router_staleness": getattr(problem, "staleness", math.nan),
+        }
+
+
+__all__ = ["audit"]

@@ -1,0 +1,182 @@
+"""The comparison of an audit as Markdown: every number in it is computed from the audit's rows.
+
+What it compares is the config's `compare:`; medians run over random policies, intervals are 95% percentile-bootstrap
+intervals of the median over the same policies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.audit.config import AuditConfig
+from lab.audit.table import (
+    CASE,
+    at_level,
+    at_longest,
+    at_middle,
+    cell,
+    distinct,
+    error_column,
+    medians,
+    middle,
+    numbers,
+    parts,
+    ratios,
+    records,
+    sample_sizes,
+    where,
+)
+from lab.audit.words import group_words, sentences, turns
+from lab.report.style import number
+
+
+def study(config: AuditConfig, frame: pd.DataFrame) -> str:
+    """The whole document. Raises ValueError for a config without `compare`."""
+    if config.compare is None:
+        raise ValueError("compare: expected two objectives to compare, got null")
+    first, second = config.compare.first, config.compare.second
+    staleness = middle(numbers(frame, "asked_staleness"))
+    frame = at_level(frame, "asked_staleness", staleness)
+    table = ratios(frame, first, second)
+    text = [
+        f"# {first} against {second}: which gradient is less biased, and where it turns",
+        f"Made by `firstorder audit` from the records of `{config.name}` ({frame.attrs['config_hash']}); no number "
+        "here is typed by hand. What the columns mean: [audit.md](audit.md); what can be proved of these weights: "
+        "`theory/exact/decomposition.py`.",
+        "## What was enumerated",
+        _setup(config, frame, staleness),
+        "## What came out",
+        "\n".join(f"- {one}" for one in [*sentences(config, frame), *_raises(table, first, second)]),
+        f"Median of bias({first}) / bias({second}) at the shortest and at the longest responses, and at the least and "
+        "the largest distance:",
+        _trends(table),
+        f"## bias({first}) / bias({second})",
+        f"Median over policies with its 95% interval. Below 1, {first} has less bias; bold where the interval leaves "
+        "out 1. Columns: KL(mu || pi) a token.",
+        *_maps(table),
+        "## Where it turns",
+        f"The shortest length from which on the median ratio stays at 1 or more, with KL(mu || pi) of a whole response "
+        f"there; a dash where {first} keeps less bias than {second} at the longest responses.",
+        _turns(table),
+        "## All objectives at the longest responses",
+        "Median bias over policies by KL(mu || pi) a token; `at n`: bias and variance together, at the middle one.",
+        *_biases(frame),
+    ]
+    return "\n\n".join(text) + "\n"
+
+
+def _setup(config: AuditConfig, frame: pd.DataFrame, staleness: float) -> str:
+    lengths = ", ".join(map(str, distinct(frame, "length")))
+    levels = ", ".join(number(level) for level in _levels(frame))
+    kinds = "; ".join(f"{key['policy']}, {key['engine']}" for key, _ in parts(frame, ["policy", "engine"]))
+    what = (
+        f"Policies: {kinds}. {len(distinct(frame, 'seed'))} random ones of each kind and length T = {lengths}, at "
+        f"KL(mu || old) = {levels} and KL(old || pi) = {number(staleness)} nats a token, rewards "
+        f"{', '.join(config.rewards)}. Objectives:"
+    )
+    return "\n".join([what, "", *(f"- `{one.name}`: {one.build().formula}" for one in config.objectives)])
+
+
+def _raises(table: pd.DataFrame, first: str, second: str) -> Iterator[str]:
+    """The cases in which the first objective has more bias beyond doubt, with the lengths at which it does."""
+    sure = where(table, numbers(table, "low") > 1)
+    if sure.empty:
+        yield f"In no cell does {first} have more bias than {second} with an interval above 1."
+    for place, part in parts(sure, CASE):
+        rows = records(part)
+        lengths = ", ".join(map(str, distinct(part, "length")))
+        worst = max(rows, key=lambda row: row["ratio"])
+        yield (
+            f"{first} has more bias than {second} with an interval above 1 for {_case(place)}: at T = {lengths}, at "
+            f"most {number(worst['ratio'])} times as much (T = {worst['length']}, KL "
+            f"{number(worst['asked_discrepancy'])} a token)."
+        )
+
+
+def _trends(table: pd.DataFrame) -> str:
+    """How the ratio moves with the length and with the distance: medians over the other."""
+    rows = []
+    for place, part in parts(table, CASE):
+        ends = [f"{number(value)} (T = {length})" for length, value in _ends(part, "length")]
+        ends += [f"{number(value)} ({number(level)})" for level, value in _ends(part, "asked_discrepancy")]
+        rows.append([_case(place), *ends])
+    return markdown(["case", "shortest T", "longest T", "least KL", "largest KL"], rows)
+
+
+def _ends(part: pd.DataFrame, name: str) -> list[tuple[Any, float]]:
+    """The least and the largest value of a column, each with the median ratio there."""
+    values = distinct(part, name)
+    return [(v, float(np.median(numbers(where(part, part[name] == v), "ratio")))) for v in (values[0], values[-1])]
+
+
+def _maps(table: pd.DataFrame) -> Iterator[str]:
+    for place, part in parts(table, CASE):
+        levels = _levels(part)
+        rows = []
+        for key, line in parts(part.sort_values("length"), ["length"]):
+            by_level = {row["asked_discrepancy"]: row for row in records(line)}
+            rows.append([str(key["length"]), *(_ratio(by_level[level]) for level in levels)])
+        yield f"### {_case(place)}"
+        yield markdown(["T", *(number(level) for level in levels)], rows)
+
+
+def _ratio(row: Mapping[str, Any]) -> str:
+    middle = number(float(row["ratio"]))
+    strong = f"**{middle}**" if row["high"] < 1 or row["low"] > 1 else middle
+    return f"{strong} [{number(float(row['low']))}, {number(float(row['high']))}]"
+
+
+def _turns(table: pd.DataFrame) -> str:
+    found = turns(table)
+    levels = _levels(found)
+    rows = []
+    for place, part in parts(found, CASE):
+        by_level = {row["asked_discrepancy"]: row for row in records(part)}
+        rows.append([_case(place), *(_turn(by_level[level]) for level in levels)])
+    return markdown(["case", *(f"KL {number(level)}" for level in levels)], rows)
+
+
+def _turn(row: Mapping[str, Any]) -> str:
+    if math.isnan(row["length"]):
+        return "–"
+    return f"T = {int(row['length'])} ({number(float(row['kl_sequence']))})"
+
+
+def _biases(frame: pd.DataFrame) -> Iterator[str]:
+    found = at_longest(medians(frame))
+    sizes = sample_sizes(frame)
+    for place, part in parts(found, CASE):
+        levels = _levels(part)
+        rows = []
+        for key, line in parts(part, ["objective"]):
+            by_level = {row["asked_discrepancy"]: row for row in records(line)}
+            centre = records(at_middle(line))[0]
+            errors = [cell(centre, error_column(n)) for n in sizes]
+            rows.append([key["objective"], *(cell(by_level[level], "bias") for level in levels), *errors])
+        yield f"### {_case(place)}; T = {records(part)[0]['length']}"
+        heads = ["objective", *(number(level) for level in levels), *(f"at {n:,}" for n in sizes)]
+        yield markdown(heads, rows)
+
+
+def _levels(part: pd.DataFrame) -> list[float]:
+    return distinct(part, "asked_discrepancy")
+
+
+def _case(place: dict[str, str]) -> str:
+    mode = f", {place['mode']}" if place["mode"] != "none" else ""
+    group = group_words(place["group"], place["baseline"])
+    return f"{place['policy']}, {place['engine']}{mode}; reward {place['reward']}; {group}"
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table: the first column to the left, the others to the right."""
+    lines = [heads, ["---", *("---:" for _ in heads[1:])], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+__all__ = ["markdown", "study"]

@@ -1,0 +1,249 @@
+"""The columns of an audit, its medians over policies, and the same as a terminal table and as Markdown.
+
+Medians run over seeds, with quartiles; comparisons have bootstrap intervals (scipy.stats.bootstrap) over the same
+seeds. What a column means is said once, in `COLUMNS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from rich.box import SIMPLE
+from rich.table import Table
+from scipy import stats
+
+from lab.report.style import number
+from theory.streams import derive_seed
+
+COLUMNS: dict[str, str] = {
+    "policy": "policies: kind and vocabulary",
+    "kind": "tabular, bigram, counts or moe",
+    "num_tokens": "tokens of the vocabulary, the end token included",
+    "has_end": "whether a response can end early",
+    "length": "longest response T, tokens",
+    "seed": "which random policy",
+    "reward": "shape of the reward",
+    "engine": "how the inference engine departs from the training engine",
+    "mode": "routing replay",
+    "asked_discrepancy": "KL(mu || old) a token that was asked for, nats; nan where the engine has no such dial",
+    "asked_staleness": "KL(old || pi) a token that was asked for, nats",
+    "kl_mu_old": "KL(mu || old) a token, nats: training-inference discrepancy",
+    "kl_old_pi": "KL(old || pi) a token, nats: policy staleness",
+    "kl_mu_pi": "KL(mu || pi) a token, nats: both",
+    "kl_sequence": "KL(mu || pi) of whole responses, nats",
+    "router_disagreement": "share of (row, layer) pairs where mu's experts are not old's natural ones; nan: no router",
+    "router_staleness": "share of (row, layer) pairs where the experts that train are not pi's own; nan: no router",
+    "objective": "label of the objective",
+    "group": "responses compared with each other, or infinite",
+    "baseline": "what is subtracted from rewards: the objective's own, the mean, none",
+    "bias": "||E[g] - grad J|| / ||grad J||",
+    "direction_bias": "the least bias that a rescaling leaves: sqrt(1 - cosine^2)",
+    "cosine": "cosine between E[g] and grad J",
+    "scale": "<E[g], grad J> / ||grad J||^2: the step along the true gradient",
+    "variance": "trace of one response's share of the covariance, over ||grad J||^2: n responses have variance / n",
+    "bias_discrepancy": "bias with the discrepancy alone (pi := old)",
+    "bias_staleness": "bias with the staleness alone (mu := old)",
+    "bias_on_policy": "bias with neither gap: what the objective itself does (length normalisation, clips, groups)",
+    "num_draws": "groups that advantages were sampled from; none where all is exact",
+}
+"""Name to meaning of every column but the errors, error_<n>."""
+
+CASE = ("policy", "engine", "mode", "reward", "group", "baseline")
+"""What never mixes in a median."""
+LEVEL = ("length", "asked_discrepancy", "asked_staleness")
+BIASES = ("bias", "direction_bias", "bias_discrepancy", "bias_staleness", "bias_on_policy")
+
+
+def error_column(num_responses: int) -> str:
+    """The name of the root mean squared error of an estimate from that many responses, over ||grad J||."""
+    return f"error_{num_responses}"
+
+
+def sample_sizes(frame: pd.DataFrame) -> list[int]:
+    """The sample sizes that the frame has errors for."""
+    return [int(name.removeprefix("error_")) for name in frame if str(name).startswith("error_")]
+
+
+def measures(frame: pd.DataFrame) -> list[str]:
+    """The columns that are measured numbers."""
+    distances = ["kl_mu_old", "kl_old_pi", "kl_mu_pi", "kl_sequence"]
+    errors = [error_column(n) for n in sample_sizes(frame)]
+    return [*distances, *BIASES, "cosine", "scale", "variance", *errors]
+
+
+def medians(frame: pd.DataFrame) -> pd.DataFrame:
+    """Medians over seeds of every measure, a row each for case, level and objective, with quartiles as <name>_q1, _q3.
+
+    `num_policies` counts the seeds. Rows keep the order in which the audit made them.
+    """
+    keys, names = [*CASE, *LEVEL, "objective"], measures(frame)
+    rows = []
+    for place, part in parts(frame, keys):
+        quartiles = np.quantile(np.asarray(part[names], dtype=np.float64), (0.25, 0.5, 0.75), axis=0)
+        for values, suffix in zip(quartiles, ("_q1", "", "_q3"), strict=True):
+            place |= {f"{name}{suffix}": float(value) for name, value in zip(names, values, strict=True)}
+        rows.append(place | {"num_policies": len(distinct(part, "seed"))})
+    return pd.DataFrame(rows)
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as mappings from column to value."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def parts(frame: pd.DataFrame, keys: Sequence[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """The rows that agree in all keys, with these keys, in order of appearance; nan is a value like any other."""
+    grouped: Any = frame.groupby(list(keys), sort=False, dropna=False)
+    for values, part in grouped:
+        yield dict(zip(keys, values, strict=True)), part
+
+
+def numbers(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    """A column as floats."""
+    return np.asarray(frame[name], dtype=np.float64)
+
+
+def distinct(frame: pd.DataFrame, name: str) -> list[Any]:
+    """The values of a column, ascending, each once; without nan."""
+    return sorted({row[name] for row in records(pd.DataFrame(frame[[name]])) if row[name] == row[name]})
+
+
+def where(frame: pd.DataFrame, keep: Any) -> pd.DataFrame:
+    """The rows at which `keep` is true."""
+    kept = pd.DataFrame(frame.loc[np.asarray(keep, dtype=bool)])
+    kept.attrs = dict(frame.attrs)
+    return kept
+
+
+def at_longest(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows at the longest responses of each kind of policies."""
+    return where(frame, frame["length"] == frame.groupby(["policy", "engine"])["length"].transform("max"))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median with its 95% bootstrap interval over policies."""
+
+    median: float
+    low: float
+    high: float
+    num: int
+
+    def __str__(self) -> str:
+        return f"{number(self.median)} [{number(self.low)}, {number(self.high)}]"
+
+
+def interval(values: NDArray[np.float64], *names: str | int) -> Interval:
+    """The median of the values with its 95% percentile-bootstrap interval; `names` is the stream of the resampling.
+
+    One value is its own interval. Raises ValueError for none, and for a value that is not finite.
+    """
+    if len(values) == 0 or not np.isfinite(values).all():
+        raise ValueError(f"expected finite values of at least 1 policy, got {values.tolist()}")
+    centre = float(np.median(values))
+    if len(values) == 1:
+        return Interval(centre, centre, centre, 1)
+    rng = np.random.default_rng(derive_seed(0, "audit", "bootstrap", *names))
+    drawn = stats.bootstrap((values,), np.median, n_resamples=2000, method="percentile", vectorized=True, rng=rng)
+    bounds = drawn.confidence_interval
+    return Interval(centre, float(bounds.low), float(bounds.high), len(values))
+
+
+def ratios(frame: pd.DataFrame, first: str, second: str, measure: str = "bias") -> pd.DataFrame:
+    """measure(first) / measure(second), policy by policy, then its median and interval: a row a case and level.
+
+    Below 1 the first objective has less of it. `log_low` and `log_high` bound the natural logarithm. Levels without a
+    gap, where both may be exact, have no row.
+    """
+    rows = []
+    gaps = where(frame, numbers(frame, "kl_mu_pi") > 0)
+    for place, part in parts(gaps, [*CASE, *LEVEL]):
+        above, below = (where(part, part["objective"] == name).sort_values("seed") for name in (first, second))
+        if above.empty or below.empty:
+            continue
+        logs = np.log(numbers(above, measure) / numbers(below, measure))
+        found = interval(logs, first, second, *map(str, place.values()))
+        place |= {"ratio": math.exp(found.median), "low": math.exp(found.low), "high": math.exp(found.high)}
+        place |= {"share_below_1": float((logs < 0).mean()), "num_policies": found.num}
+        rows.append(place | {name: float(np.median(numbers(above, name))) for name in ("kl_mu_pi", "kl_sequence")})
+    return pd.DataFrame(rows)
+
+
+# ---- as text ---------------------------------------------------------------------------------------------------------
+
+MAX_ROWS = 100
+"""A terminal table with more rows than this keeps only the middle distances."""
+
+
+def text_columns(frame: pd.DataFrame) -> dict[str, str]:
+    """Column to heading of what tables show of each objective."""
+    heads = {"bias": "bias", "direction_bias": "direction bias", "cosine": "cosine", "scale": "step"}
+    return heads | {"variance": "variance"} | {error_column(n): f"error at {n}" for n in sample_sizes(frame)}
+
+
+def cell(row: Mapping[str, Any], name: str) -> str:
+    """A median as text; rounding errors of the enumeration are 0."""
+    return number(tidy(float(row[name])))
+
+
+def tidy(value: float) -> float:
+    """The value, or 0 where it is only float64's rounding, which the root in `direction_bias` makes some 1e-8."""
+    return 0.0 if abs(value) < 1e-7 else value
+
+
+def middle(values: Sequence[float] | NDArray[np.float64]) -> float:
+    """The middle one of the distinct values, the upper of two; nan where there is but nan."""
+    distinct = sorted({float(value) for value in values if not math.isnan(value)})
+    return distinct[len(distinct) // 2] if distinct else math.nan
+
+
+def at_middle(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows at the middle discrepancy and the middle staleness; an engine without a dial has one discrepancy."""
+    for name in ("asked_discrepancy", "asked_staleness"):
+        frame = at_level(frame, name, middle(numbers(frame, name)))
+    return frame
+
+
+def at_level(frame: pd.DataFrame, name: str, level: float) -> pd.DataFrame:
+    """The rows at this level, and those that have none."""
+    values = numbers(frame, name)
+    return where(frame, (values == level) | np.isnan(values))
+
+
+def shown(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The medians that a terminal shows, and a line on what it leaves out (empty for nothing)."""
+    found = at_longest(medians(frame))
+    left = [] if len(distinct(frame, "length")) == 1 else ["longest responses of each kind"]
+    if len(found) > MAX_ROWS:
+        found = at_middle(found)
+        left.append("middle distances")
+    return found, f"Shown: {', '.join(left)}. audit.json has every row." if left else ""
+
+
+def case_name(row: Mapping[str, Any]) -> str:
+    """The case in words, without the replay mode."""
+    group = f"groups of {row['group']}" if row["group"] != "infinite" else f"infinite group, baseline {row['baseline']}"
+    return f"{row['policy']}, {row['engine']}; reward {row['reward']}; {group}"
+
+
+def terminal_tables(frame: pd.DataFrame) -> Iterator[Table]:
+    """One rich table a case: a line each objective, mode and pair of distances."""
+    found, _ = shown(frame)
+    names = ("kl_mu_old", "kl_old_pi", *text_columns(frame))
+    for _, part in parts(found, [name for name in CASE if name != "mode"]):
+        rows = records(part)
+        title = f"{case_name(rows[0])}; T = {rows[0]['length']}, {rows[0]['num_policies']} policies"
+        table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE)
+        table.add_column("objective", no_wrap=True)
+        table.add_column("replay", no_wrap=True)
+        for head in ("KL mu, old", "KL old, pi", *text_columns(frame).values()):
+            table.add_column(head, justify="right", min_width=7)
+        for row in rows:
+            table.add_row(row["objective"], row["mode"], *(cell(row, name) for name in names))
+        yield table

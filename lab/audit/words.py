@@ -1,0 +1,124 @@
+"""What an audit found, in sentences whose every number is computed from its rows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from lab.audit.config import AuditConfig
+from lab.audit.table import (
+    CASE,
+    at_longest,
+    at_middle,
+    distinct,
+    error_column,
+    medians,
+    numbers,
+    parts,
+    ratios,
+    records,
+    sample_sizes,
+    tidy,
+    where,
+)
+from lab.report.style import number
+
+
+def group_words(group: str, baseline: str) -> str:
+    """The group in words."""
+    if group != "infinite":
+        return f"groups of {group}"
+    return f"baseline {baseline}" if baseline != "none" else "no baseline"
+
+
+def sentences(config: AuditConfig, frame: pd.DataFrame) -> list[str]:
+    """The summary: what was enumerated, which objectives are least biased, which err least, where bias comes from."""
+    found = at_middle(at_longest(medians(frame)))
+    said = [_scope(frame), _ranking(found)]
+    errors = _errors(frame, found)
+    split = _split(found)
+    said += [one for one in (errors, split) if one]
+    if config.compare is not None:
+        said += _comparison(frame, config.compare.first, config.compare.second)
+    return said
+
+
+def _scope(frame: pd.DataFrame) -> str:
+    found = parts(frame, ["policy"])
+    kinds = ", ".join(f"{key['policy']} up to T = {int(numbers(part, 'length').max())}" for key, part in found)
+    sampled = int(np.count_nonzero(frame["num_draws"].notna()))
+    exact = "every expectation is an exact sum" if not sampled else f"{sampled:,} of them with sampled groups"
+    return (
+        f"{len(distinct(frame, 'objective'))} objectives on random policies ({kinds}), {len(frame):,} rows, {exact}: "
+        "no gradient is estimated."
+    )
+
+
+def _ranking(found: pd.DataFrame) -> str:
+    """Least and most biased at the middle distances."""
+    said = []
+    for name, words in (("bias", "bias"), ("direction_bias", "bias that no rescaling removes")):
+        each = _by_objective(found, name)
+        least, most = min(each, key=each.__getitem__), max(each, key=each.__getitem__)
+        said.append(
+            f"the {words} is least with {least} ({number(tidy(each[least]))}) and most with {most} "
+            f"({number(tidy(each[most]))})"
+        )
+    return f"At the longest responses and middle distances, as medians over cases, {said[0]}; {said[1]}."
+
+
+def _errors(frame: pd.DataFrame, found: pd.DataFrame) -> str:
+    best = []
+    for n in sample_sizes(frame):
+        each = _by_objective(found, error_column(n))
+        least = min(each, key=each.__getitem__)
+        best.append(f"at {n:,} responses by {least} ({number(each[least])})")
+    return f"Bias and variance together, the least error is made {', '.join(best)}."
+
+
+def _by_objective(found: pd.DataFrame, name: str) -> dict[str, float]:
+    """Each objective's median over cases, of those that have one."""
+    each = {key["objective"]: numbers(part, name) for key, part in parts(found, ["objective"])}
+    return {key: float(np.nanmedian(values)) for key, values in each.items() if not np.isnan(values).all()}
+
+
+def _split(found: pd.DataFrame) -> str:
+    gaps = np.minimum(numbers(found, "kl_mu_old"), numbers(found, "kl_old_pi"))
+    both = where(found, gaps > 1e-12)
+    if both.empty:
+        return ""
+    share = float((numbers(both, "bias_discrepancy") > numbers(both, "bias_staleness")).mean())
+    return (
+        f"Where both gaps are open, the discrepancy alone biases more than the staleness alone in {share:.0%} of cases."
+    )
+
+
+def _comparison(frame: pd.DataFrame, first: str, second: str) -> list[str]:
+    table = ratios(frame, first, second)
+    said = []
+    for key, part in parts(table, ["group", "baseline"]):
+        less, more = (float(share.mean()) for share in (numbers(part, "high") < 1, numbers(part, "low") > 1))
+        said.append(
+            f"With {group_words(**key)}, {first} has less bias than {second} in {less:.0%} of the "
+            f"cells (length, distance, reward, policies) and more in {more:.0%}; the other intervals hold 1. The "
+            f"median ratio is {number(float(np.median(numbers(part, 'ratio'))))}."
+        )
+    return said
+
+
+def turns(table: pd.DataFrame) -> pd.DataFrame:
+    """Of each case and distance, the shortest length from which on the median ratio stays at 1 or more; none is nan.
+
+    `kl_sequence` is KL(mu || pi) of whole responses there.
+    """
+    rows = []
+    for place, part in parts(table, [*CASE, "asked_discrepancy", "asked_staleness"]):
+        length, kl = math.nan, math.nan
+        for row in records(part.sort_values("length", ascending=False)):
+            if row["ratio"] < 1:
+                break
+            length, kl = row["length"], row["kl_sequence"]
+        rows.append(place | {"length": length, "kl_sequence": kl})
+    return pd.DataFrame(rows)

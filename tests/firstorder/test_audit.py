@@ -1,0 +1,163 @@
+"""Laws of `firstorder audit`: it prints exact numbers, writes records, and a mistake is one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from firstorder.cli import main
+from lab.audit import load_config
+from lab.audit.records import read
+from lab.config.load import config_hash
+from sandbox.audit_cases import SandboxAudit, moe_cases
+from tests.firstorder.test_cli import fails
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "audit"
+
+# Printed by `firstorder audit configs/audit/small.yaml` (seed 0, float64, torch 2.13 on x86-64): medians over three
+# policies at T = 4. That rows are sums over all responses is shown by enumeration in tests/lab/test_audit.py.
+GROUPS_OF_8 = "tabular, 3 tokens, noise on logits; reward sparse; groups of 8; T = 4, 3 policies"
+INFINITE = "tabular, 3 tokens, noise on logits; reward sparse; infinite group, baseline mean; T = 4, 3 policies"
+# Title, objective: bias, direction bias, cosine, step, variance, error at 64 and at 1024, at either distance.
+GOLDEN = {
+    (GROUPS_OF_8, "minirl"): ["0.19 0.0973 0.995 0.82 51.5 0.925 0.295", "0.256 0.241 0.97 0.86 52 0.965 0.352"],
+    (GROUPS_OF_8, "grpo"): ["0.522 0.116 0.993 0.48 18 0.756 0.528", "0.501 0.261 0.965 0.507 18.2 0.764 0.508"],
+    (GROUPS_OF_8, "sequence"): ["0.125 0 1 0.875 57.9 0.96 0.269", "0.125 0 1 0.875 63.8 1.01 0.279"],
+    (INFINITE, "no weight"): ["0.141 0.123 0.992 0.913 55.6 0.95 0.284", "0.269 0.266 0.964 0.964 56.6 1.02 0.366"],
+    (INFINITE, "token"): ["0.0988 0.0973 0.995 0.937 59.5 0.976 0.281", "0.245 0.241 0.97 0.983 60.1 1.02 0.361"],
+    (INFINITE, "prefix"): ["0.0672 0.0669 0.998 0.984 61.4 0.985 0.264", "0.155 0.138 0.99 0.982 62.1 1.01 0.314"],
+    (INFINITE, "sequence"): ["0 0 1 1 67.8 1.03 0.257", "0 0 1 1 74.9 1.08 0.271"],
+}
+
+TINY = """
+name: tiny
+backend: exact
+policies: [{kind: tabular, num_tokens: 2, lengths: [2], seeds: 1}]
+objectives: [{preset: minirl}, {preset: reinforce, label: no weight}]
+compare: {first: minirl, second: no weight}
+"""
+MOE = """
+name: tiny-moe
+backend: sandbox
+policies:
+  - kind: moe
+    num_tokens: 2
+    lengths: [2]
+    seeds: 1
+    modes: [none, R2, R3]
+    model: {num_layers: 1}
+    engines: {exact: {}, router noise: {defects: [{kind: router_noise, std: 1.0}]}}
+staleness: {token_kl: [0.0, 1e-2]}
+rewards: [last]
+objectives: [{preset: reinforce, correction: {name: seq_tis, numerator: pi, cap: .inf}, label: sequence}]
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The smallest audit, in an empty folder that is also the working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return tmp_path / "tiny.yaml"
+
+
+def printed(text: str) -> list[list[str]]:
+    """The table's lines as cells, with the titles as single cells."""
+    return [re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if line.strip()]
+
+
+def test_the_small_audit_prints_these_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shipped small audit, at its tabular policies of length 4, gives the golden rows to every printed digit."""
+    monkeypatch.chdir(tmp_path)
+    raw = YAML(typ="safe", pure=True).load(CONFIGS / "small.yaml")
+    blocks = [block | {"lengths": [4]} for block in raw["policies"] if block["kind"] == "tabular"]
+    words = ["audit", str(CONFIGS / "small.yaml"), "--policies", json.dumps(blocks), "--progress", "none"]
+    assert main(words) == 0
+    rows = printed(capsys.readouterr().out)
+    for (title, objective), wanted in GOLDEN.items():
+        start = rows.index([title]) + 1
+        of_case = rows[start : start + 19]
+        assert [" ".join(row[4:]) for row in of_case if row[0] == objective] == wanted
+
+
+def test_an_audit_leaves_records(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Config, manifest, audit.json and page are there; the folder alone gives the same page and tables again."""
+    assert main(["audit", str(tiny), "--progress", "lines", "--markdown", "study.md"]) == 0
+    out = capsys.readouterr().out
+    page = Path(out.splitlines()[-1])
+    assert {path.name for path in page.parent.iterdir()} == {"config.yaml", "manifest.json", "audit.json", "audit.html"}
+    frame, text = read(page.parent / "audit.json"), page.read_text()
+    assert frame.attrs["config_hash"] in page.parent.name and set(frame["objective"]) == {"minirl", "no weight"}
+    assert Path("study.md").read_text().startswith("# minirl against no weight")
+    page.unlink()
+    assert main(["audit", "runs/tiny"]) == 0
+    assert out.endswith(capsys.readouterr().out) and page.read_text() == text
+
+
+def test_mistakes_are_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tree that is too large is refused with its count, a wrong field by its name, and nothing is written."""
+    said = fails(capsys, "audit", str(tiny), "--policies.0.lengths", "[30]")
+    assert "policies.0: expected at most 4,000,000 responses to enumerate, got 1,073,741,824" in said
+    assert "did you mean 'seed'?" in fails(capsys, "audit", str(tiny), "--sed", "1")
+    assert "compare.first: expected one of minirl, no weight" in fails(
+        capsys, "audit", str(tiny), "--compare.first", "x"
+    )
+    assert fails(capsys, "audit", "none.yaml") == "none.yaml: no such file or directory"
+    assert fails(capsys, "audit", str(tiny.parent)) == f"{tiny.parent}: is a directory"
+    assert fails(capsys, "audit", str(tiny), "--markdown", "no/where.md").startswith("--markdown: expected a file in")
+    moe = ["--policies", "[{kind: moe, engines: {exact: {}}}]"]
+    assert "policies.0.kind: expected one of 'tabular', 'linear'" in fails(capsys, "audit", str(tiny), *moe)
+    assert not Path("runs").exists()
+
+
+def test_the_config_explains_itself(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--print-config prints a config that loads to the same audit, overrides included, and starts nothing."""
+    assert main(["audit", str(tiny), "--seed", "7", "--print-config"]) == 0
+    Path("printed.yaml").write_text(capsys.readouterr().out)
+    assert load_config("printed.yaml") == load_config(tiny, ["--seed", "7"]) and not Path("runs").exists()
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_audit_loads(path: Path) -> None:
+    """Each audit under configs/ is a config of this version."""
+    assert load_config(path, (), lambda: SandboxAudit).name
+
+
+def test_the_study_is_of_the_shipped_config() -> None:
+    """docs/token-weight.md was made by the configuration that is shipped: it prints its hash."""
+    text = (CONFIGS.parents[1] / "docs" / "token-weight.md").read_text()
+    assert f"({config_hash(load_config(CONFIGS / 'token_weight.yaml'))})" in text
+
+
+def test_a_moe_is_audited_through_its_own_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the exact engine and fresh weights no mode has a bias; under staleness or a noisy router, natural routing
+    with the whole weight has none, and replay has one wherever a route differs from pi's own."""
+    monkeypatch.chdir(tmp_path)
+    Path("moe.yaml").write_text(MOE)
+    assert main(["audit", "moe.yaml", "--progress", "none"]) == 0
+    frame = read(Path(capsys.readouterr().out.splitlines()[-1]).parent / "audit.json")
+    assert len(frame) == 2 * 3 * 2 and frame["asked_discrepancy"].isna().all()
+    # The model runs in float64; sums over its four responses are exact to some 1e-15.
+    fresh = frame[(frame["engine"] == "exact") & (frame["asked_staleness"] == 0)]
+    assert fresh["bias"].max() < 1e-10 and fresh["kl_mu_pi"].abs().max() < 1e-12
+    assert frame[frame["mode"] == "none"]["bias"].max() < 1e-10
+    noisy = frame[frame["engine"] == "router noise"]
+    assert (noisy["kl_mu_old"] > 0).any() and (noisy["router_disagreement"] > 0).all()
+    replayed = frame[frame["mode"] != "none"]
+    assert ((replayed["bias"] > 1e-8) == (replayed["router_staleness"] > 0)).all()
+    assert (replayed["router_staleness"] > 0).any()
+
+
+def test_the_moe_kind_says_how_many_cases_it_has() -> None:
+    """The number of cases that the progress bar counts is the number that come."""
+    config = load_config(CONFIGS / "small.yaml", (), lambda: SandboxAudit)
+    block = config.policies[2]
+    assert moe_cases(config, block).total == 2 * 2 * 5 * 1
