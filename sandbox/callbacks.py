@@ -63,9 +63,10 @@ class Recording(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Learner)
-        training = pl_module.training_engine
+        training, rollout = pl_module.training_engine, pl_module.rollout
 
         def save(number: int) -> None:
-            self.folder.save_checkpoint(number, training.state_tensors(), {}, keep=self.config.checkpoint.keep)
+            tensors = training.state_tensors() | rollout.state_tensors()
+            self.folder.save_checkpoint(number, tensors, {}, keep=self.config.checkpoint.keep)
 
         self.recorder.record(int(batch) + 1, pl_module.result, save)

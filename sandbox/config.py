@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 from lab.config.run import RunConfig
 from lab.config.strict import Strict
 from sandbox.engines import EngineConfig
+from sandbox.engines.reduction_order import ReductionOrder
+from sandbox.numerics import Numerics
+from sandbox.training_numerics import training_numerics
 
 
 class ModelBlock(Strict):
@@ -35,6 +38,17 @@ class TrainingBlock(Strict):
     """How the training engine computes, not what it optimises."""
 
     micro_batch_size: int = Field(default=128, ge=1, description="responses in one forward and backward")
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="of the model's products; the exact engine shares it. Weights are kept in fp32"
+    )
+    reduction_order: ReductionOrder = Field(
+        default=ReductionOrder(units=1),
+        description="how sums depend on the micro-batch; units > 1: repeated forward passes differ",
+    )
+
+    def numerics(self) -> Numerics:
+        """The arithmetic of the training engine's passes."""
+        return training_numerics(self.precision, self.reduction_order)
 
 
 class ColdStartBlock(Strict):
@@ -59,6 +73,16 @@ class SandboxRun(RunConfig):
     model: ModelBlock = Field(default_factory=ModelBlock, description="the model")
     cold_start: ColdStartBlock | None = Field(default_factory=ColdStartBlock, description="null starts RL as it is")
     training: TrainingBlock = Field(default_factory=TrainingBlock, description="the training engine")
+
+    @model_validator(mode="after")
+    def _features_fit(self) -> SandboxRun:
+        for defect in self.engine.defects:
+            if defect.kind == "stale_weights" and defect.versions > 0 and self.algorithm.replay.mode == "Pr3":
+                raise ValueError(
+                    "algorithm.replay.mode: expected a mode other than Pr3 with stale_weights (mu's router logits hold "
+                    f"the predictor of {defect.versions} hand-overs ago), got Pr3"
+                )
+        return self
 
     @model_validator(mode="after")
     def _model_fits(self) -> SandboxRun:

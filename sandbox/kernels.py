@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from sandbox.numerics import EXACT, Numerics
+from sandbox.numerics import EXACT, Numerics, Site
 
 # Measured at fault: 1 to 3 rows (AVX2), 1 row (AVX512). Twice the margin costs little.
 MIN_ROWS = 8
@@ -46,6 +46,27 @@ def linear(x: Float[Tensor, "*rows D"], weight_OD: Float[Tensor, "O D"]) -> Floa
     if N < MIN_ROWS:
         x_ND = F.pad(x_ND, (0, 0, 0, MIN_ROWS - N))
     return F.linear(x_ND, weight_OD)[:N, :num_out].reshape(*x.shape[:-1], num_out)
+
+
+def product(
+    multiply: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    weight: Tensor,
+    num_rows: int,
+    site: Site,
+    numerics: Numerics,
+) -> Tensor:
+    """multiply(x, weight), summed over the inner axis (the last of x, axis 1 of the weight) as the numerics want it.
+
+    `num_rows` is the number of tokens in the batch, by which a kernel may choose its order of summation.
+    """
+
+    def part(start: int, stop: int) -> Tensor:
+        if stop - start == x.shape[-1]:
+            return multiply(x, weight)
+        return multiply(x[..., start:stop].contiguous(), weight.narrow(1, start, stop - start).contiguous())
+
+    return numerics.product(part, x.shape[-1], num_rows, site)
 
 
 def sigmoid(x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
@@ -255,10 +276,20 @@ def grouped_experts(
         weights_NK = weights_NK.gather(1, slot_NK)
     plan = _plan(experts_NK.to(torch.int64), gate_up_EDF.shape[0])
     x_RD: Tensor = _Dispatch.apply(numerics.activation(x_ND, "gate_up"), plan.token_R, plan.row_NK)  # type: ignore
-    gate_up_RF = numerics.output(_grouped_mm(x_RD, gate_up_EDF, plan.ends_E), "gate_up")
+    gate_up_RF = _expert_product(x_RD, gate_up_EDF, plan, len(x_ND), "gate_up", numerics)
     hidden_RF = numerics.activation(swiglu(gate_up_RF), "down")
-    y_RD = numerics.output(_grouped_mm(hidden_RF, down_EFD, plan.ends_E), "down")
+    y_RD = _expert_product(hidden_RF, down_EFD, plan, len(x_ND), "down", numerics)
     return _Combine.apply(y_RD, weights_NK, plan.token_R, plan.row_NK)  # type: ignore[return-value]
+
+
+def _expert_product(
+    x_RD: Tensor, weight_EDO: Tensor, plan: _Plan, num_tokens: int, site: Site, numerics: Numerics
+) -> Tensor:
+    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+        return _grouped_mm(x, weight, plan.ends_E)
+
+    weight_EDO = numerics.weight(weight_EDO, site)
+    return numerics.output(product(multiply, x_RD, weight_EDO, num_tokens, site, numerics), site)
 
 
 def probe() -> list[str]:

@@ -9,9 +9,10 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
+from sandbox.engines.engine import SandboxEngine
 from sandbox.training_engine import SandboxTrainingEngine
 from theory.algorithm import Algorithm
-from theory.contracts import RolloutEngine, Task
+from theory.contracts import Task
 from theory.loop import StepResult, global_step
 
 
@@ -22,7 +23,7 @@ class Learner(L.LightningModule):
     result: StepResult
 
     def __init__(
-        self, training: SandboxTrainingEngine, rollout: RolloutEngine, task: Task, algorithm: Algorithm, seed: int
+        self, training: SandboxTrainingEngine, rollout: SandboxEngine, task: Task, algorithm: Algorithm, seed: int
     ):
         super().__init__()
         self.automatic_optimization = False
@@ -40,6 +41,10 @@ class Learner(L.LightningModule):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         self.step = int(batch)
         self.result = global_step(self.step, self.algorithm, self.rollout, self.training_engine, self.task, self.seed)
+        if self.rollout.stale is not None:
+            lags = [self.step - response.version for response in self.result.rollouts.responses]
+            self.result.metrics["staleness/version_lag_mean"] = sum(lags) / len(lags)
+            self.result.metrics["staleness/version_lag_max"] = float(max(lags))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.training_engine.optimizer

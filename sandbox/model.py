@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from sandbox import kernels
 from sandbox.kv_cache import KVCache
 from sandbox.model_config import ModelConfig
-from sandbox.numerics import EXACT, Numerics
+from sandbox.numerics import EXACT, Numerics, Site
 from theory.routing.gates import Gate
 from theory.routing.replay import NaturalRouting
 
@@ -62,8 +62,10 @@ def _weight(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(shape))
 
 
-def _linear(x: Tensor, weight_OD: Tensor, site, numerics: Numerics) -> Tensor:
-    return numerics.output(kernels.linear(numerics.activation(x, site), weight_OD), site)
+def _linear(x: Tensor, weight_OD: Tensor, site: Site, numerics: Numerics) -> Tensor:
+    num_rows = x.shape[:-1].numel()
+    x, weight_OD = numerics.activation(x, site), numerics.weight(weight_OD, site)
+    return numerics.output(kernels.product(kernels.linear, x, weight_OD, num_rows, site, numerics), site)
 
 
 class Attention(nn.Module):

@@ -5,7 +5,8 @@ A defect overrides one hook of `Numerics`; `compose` chains several. `EXACT` cos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 from jaxtyping import Float
@@ -14,6 +15,11 @@ from torch import Tensor
 Site = Literal["qkv", "o", "router", "gate_up", "down", "shared_gate", "head"]
 """The matrix products of a decoder: `gate_up` and `down` are those of experts, shared experts and dense layers alike.
 An engine that quantises its large matrices touches `qkv`, `o`, `gate_up` and `down` and leaves the other three."""
+
+LARGE_PRODUCTS: tuple[Site, ...] = ("qkv", "o", "gate_up", "down")
+
+Part = Callable[[int, int], Tensor]
+"""part(start, stop): the sum of a matrix product over the inner indices start, ..., stop - 1 alone."""
 
 
 class Numerics:
@@ -25,6 +31,14 @@ class Numerics:
     def activation(self, x: Float[Tensor, "*rows D"], site: Site) -> Float[Tensor, "*rows D"]:
         """The input of the matrix product at `site`, as the engine's matrix unit sees it."""
         return x
+
+    def weight(self, weight: Float[Tensor, "*shape"], site: Site) -> Float[Tensor, "*shape"]:
+        """The weight of the matrix product at `site` (of all experts at once), as the matrix unit sees it."""
+        return weight
+
+    def product(self, part: Part, width: int, num_rows: int, site: Site) -> Float[Tensor, "*rows O"]:
+        """The matrix product at `site` from its parts: an inner axis of `width`, a batch of `num_rows` tokens."""
+        return part(0, width)
 
     def output(self, x: Float[Tensor, "*rows D"], site: Site) -> Float[Tensor, "*rows D"]:
         """The output of the matrix product at `site`, as the engine stores it."""
@@ -52,6 +66,16 @@ class _Chain(Numerics):
             x = part.activation(x, site)
         return x
 
+    def weight(self, weight: Tensor, site: Site) -> Tensor:
+        for part in self.parts:
+            weight = part.weight(weight, site)
+        return weight
+
+    def product(self, part: Part, width: int, num_rows: int, site: Site) -> Tensor:
+        for numerics in self.parts:
+            part = partial(_within, numerics, part, num_rows, site)
+        return part(0, width)
+
     def output(self, x: Tensor, site: Site) -> Tensor:
         for part in self.parts:
             x = part.output(x, site)
@@ -71,6 +95,11 @@ class _Chain(Numerics):
         for part in self.parts:
             logits_NV = part.logits(logits_NV)
         return logits_NV
+
+
+def _within(numerics: Numerics, part: Part, num_rows: int, site: Site, start: int, stop: int) -> Tensor:
+    """The part from start to stop, summed as these numerics sum a whole product of that width."""
+    return numerics.product(lambda a, b: part(start + a, start + b), stop - start, num_rows, site)
 
 
 EXACT = Numerics()

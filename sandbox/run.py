@@ -32,6 +32,7 @@ from sandbox.learner import Learner, step_loader
 from sandbox.model import MoE
 from sandbox.model_config import ModelConfig
 from sandbox.training_engine import NonFiniteError, SandboxTrainingEngine
+from sandbox.training_numerics import of_precision
 from theory.loop import hand_over
 from theory.routing.gates import GATES
 from theory.streams import stream
@@ -53,7 +54,10 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
     with folder.hold():
         folder.write_manifest(manifest(seed=config.seed))
         learner, first = _prepare(config, folder, task, progress)
-        evaluation = Evaluation(config, SandboxEngine(learner.model.config, (), stop_token=task.tokenizer.eos_id))
+        exact = SandboxEngine(
+            learner.model.config, (), task.tokenizer.eos_id, numerics=of_precision(config.training.precision)
+        )
+        evaluation = Evaluation(config, exact)
         recording = Recording(config, folder, evaluation, progress_of(progress, config.name, config.num_steps, first))
         try:
             _fit(config, folder, learner, recording, first)
@@ -75,14 +79,21 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
         freeze_router=algorithm.freeze_router,
         micro_batch_size=config.training.micro_batch_size,
         keep_reference=algorithm.objective.kl_coefficient > 0,
+        numerics=config.training.numerics(),
+    )
+    rollout = SandboxEngine(
+        training.model.config,
+        config.engine.defects,
+        task.tokenizer.eos_id,
+        numerics=of_precision(config.training.precision),
     )
     first = 0
     checkpoint = folder.latest_checkpoint()
     if checkpoint is not None:
         training.load_state_tensors(checkpoint.tensors)
+        rollout.load_state_tensors(checkpoint.tensors)
         first = checkpoint.step
     folder.truncate_metrics(first)
-    rollout = SandboxEngine(training.model.config, config.engine.defects, stop_token=task.tokenizer.eos_id)
     hand_over(algorithm, rollout, training, version=first)
     return Learner(training, rollout, task, algorithm, config.seed), first
 

@@ -1,7 +1,8 @@
 """The sandbox's training engine: scores sampled tokens with `old`, and takes gradient steps with `pi`.
 
-Scoring and training run the same forward pass in float32, so that before the first update of a global step pi equals
-old bit for bit. Extra letter: n, the valid response tokens of a micro-batch, packed.
+Scoring and training run the same forward pass, so that before the first update of a global step pi equals old bit for
+bit; in float32 on the exact kernels, unless `numerics` says otherwise (sandbox/training_numerics.py).
+Extra letters: n, the valid response tokens of a micro-batch, packed; Q trainable parameters.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from sandbox.checkpoint import to_hf
 from sandbox.model import MoE, Routing
+from sandbox.numerics import EXACT, Numerics
 from theory.algorithm import OptimizerSettings
 from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenBatch, TokenScores, UpdateStats
 from theory.objectives import Objective, combine_metrics
@@ -67,8 +69,10 @@ class SandboxTrainingEngine:
         freeze_router: bool = False,
         micro_batch_size: int = 128,
         keep_reference: bool = False,
+        numerics: Numerics = EXACT,
     ):
         self.model = model
+        self.numerics = numerics
         self.reference = deepcopy(model).requires_grad_(False) if keep_reference else None
         self.settings = optimizer
         self.micro_batch_size = micro_batch_size
@@ -90,13 +94,15 @@ class SandboxTrainingEngine:
         self.predictor: PredictorTrainer | None = None
         if predictor is not None:
             config = model.config
-            self.predictor = PredictorTrainer(config.moe_layers, config.hidden_size, config.num_experts, predictor)
+            self.predictor = PredictorTrainer(
+                config.moe_layers, config.hidden_size, config.num_experts, predictor, dtype=model.norm.dtype
+            )
 
     def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
         """log pi_old of every sampled token and the entropy of every next-token distribution, without gradients."""
         B = len(rollouts)
         T = max(len(r.tokens) for r in rollouts.responses)
-        logp_BT, entropy_BT = torch.zeros(B, T), torch.zeros(B, T)
+        logp_BT, entropy_BT = self.model.norm.new_zeros(B, T), self.model.norm.new_zeros(B, T)
         seen = Collected([], [], [])
         with torch.no_grad():
             for chosen in self._micro_batches(B):
@@ -113,7 +119,7 @@ class SandboxTrainingEngine:
         if self.reference is None:
             raise ValueError("score_reference: expected an engine that keeps a reference, got keep_reference=False")
         T = max(len(r.tokens) for r in rollouts.responses)
-        logp_BT = torch.zeros(len(rollouts), T)
+        logp_BT = self.model.norm.new_zeros(len(rollouts), T)
         with torch.no_grad():
             for chosen in self._micro_batches(len(rollouts)):
                 logp = self._forward(rollouts.select(chosen).padded(), NaturalRouting(), self.reference).logp_BT
@@ -156,6 +162,21 @@ class SandboxTrainingEngine:
             rate = metrics["actor/lr"]
             metrics |= self.predictor.step(minibatch.features, features.logits, rate)
         return UpdateStats(metrics, logp_pi_BT, natural, features)
+
+    def token_gradients(
+        self, rollouts: Rollouts, routing: PassRouting, position: int
+    ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B Q"]]:
+        """log pi of each response's token at `position`, and its gradient by the Q trainable parameters.
+
+        The forward and backward of `update`, with one backward a response; the responses are one micro-batch.
+        """
+        with self._routing_pass(rollouts, routing, range(len(rollouts))) as routing_pass:
+            logp_BT = self._forward(rollouts.padded(), routing_pass, self.model).logp_BT
+            rows = []
+            for logp in logp_BT[:, position]:
+                parts = torch.autograd.grad(logp, self.parameters, retain_graph=True)
+                rows.append(torch.cat([part.reshape(-1) for part in parts]))
+        return logp_BT[:, position].detach(), torch.stack(rows)
 
     def named_tensors(self) -> NamedTensors:
         """The present weights under their Hugging Face names, detached."""
@@ -232,15 +253,14 @@ class SandboxTrainingEngine:
         num_rows_B = [rollouts.responses[i].num_tokens - 1 for i in chosen]
         return RoutingPass(routing.select(chosen), num_rows_B, max(num_rows_B), self.model.config.moe_layers)
 
-    @staticmethod
-    def _forward(batch: TokenBatch, routing: Routing, model: MoE) -> Forward:
+    def _forward(self, batch: TokenBatch, routing: Routing, model: MoE) -> Forward:
         """Log-probs (with graph) and entropies of the response tokens; logits are made for those rows alone."""
-        hidden_BSD = model.forward_hidden(batch.tokens_BS[:, :-1], routing)
+        hidden_BSD = model.forward_hidden(batch.tokens_BS[:, :-1], routing, numerics=self.numerics)
         T = batch.is_response_BT.shape[1]
         exists_BT = torch.arange(T) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
         b_n, t_n = exists_BT.nonzero(as_tuple=True)
         rows_n = batch.predicting_row_BT[b_n, t_n]
-        logits_nV = model.logits(hidden_BSD[b_n, rows_n])
+        logits_nV = model.logits(hidden_BSD[b_n, rows_n], numerics=self.numerics)
         all_logp_nV = torch.log_softmax(logits_nV, dim=-1)
         tokens_n = batch.tokens_BS[b_n, rows_n + 1]
         logp_n = all_logp_nV.gather(-1, tokens_n[:, None])[:, 0]

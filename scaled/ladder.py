@@ -11,11 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from scipy.stats import t as student
-
+from lab.ladder import TITLES, Estimate, estimate, markdown_table
 from lab.tasks import TextTask
 from scaled.config import PrecisionBlock, ScaledRun
 from theory.contracts import Sampling
@@ -36,24 +34,6 @@ RUNGS: dict[str, PrecisionBlock] = {
     "bf16, fp8 KV cache": PrecisionBlock(kv_cache="fp8"),
     "bf16, fp8 weights and KV cache": PrecisionBlock(weights="fp8_block", kv_cache="fp8"),
 }
-
-TITLES = {
-    "rollout_corr/k3_kl": "k3 KL(mu, old)",
-    "rollout_corr/extreme_frac_tau2": "F(2)",
-    "rollout_corr/probs_diff_mean": "mean of abs(old - mu)",
-    "rollout_corr/probs_diff_max": "max of abs(old - mu)",
-    "routing/router_disagreement": "routers that differ",
-    "routing/token_disagreement": "tokens with one",
-}
-"""What is measured on a rung, by registered name, and what the table calls it."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A metric's mean over seeds, and half the width of its 95% interval (Student's t); infinite from one seed."""
-
-    mean: float
-    half_width: float
 
 
 @dataclass(frozen=True)
@@ -80,14 +60,6 @@ class Rung:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """mean +- t_{0.975, n-1} s / sqrt(n), for n independent draws."""
-    n = len(values)
-    if n < 2:
-        return Estimate(fmean(values), float("inf"))
-    return Estimate(fmean(values), float(student.ppf(0.975, n - 1)) * stdev(values) / n**0.5)
 
 
 def climb(config: ScaledRun, num_seeds: int, rungs: Sequence[str] = tuple(RUNGS)) -> Iterator[Rung | Missing]:
@@ -153,14 +125,12 @@ def _draws(
 
 def markdown(rungs: Sequence[Rung | Missing]) -> str:
     """The rungs as a table: mean and half-width of the 95% interval over seeds; below it, what is missing and why."""
-    titles = ("engine", "kernels", *TITLES.values())
-    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-    for rung in rungs:
-        if isinstance(rung, Rung):
-            cells = [f"{e.mean:.2g} ± {e.half_width:.1g}" for e in (rung.metrics[m] for m in TITLES)]
-            lines.append(f"| {rung.name} | {rung.kernels} | {' | '.join(cells)} |")
+    climbed = [rung for rung in rungs if isinstance(rung, Rung)]
+    table = markdown_table(
+        ("engine", "kernels", *TITLES.values()), [(r.name, r.kernels, *(r.metrics[m] for m in TITLES)) for r in climbed]
+    )
     missing = [f"Not on this machine: {rung.name} ({rung.reason})." for rung in rungs if isinstance(rung, Missing)]
-    return "\n".join([*lines, *(["", *missing] if missing else [])]) + "\n"
+    return table + "".join(f"{line}\n" for line in (["", *missing] if missing else []))
 
 
 __all__ = ["RUNGS", "Estimate", "Missing", "Rung", "climb", "estimate", "markdown"]

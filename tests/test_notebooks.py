@@ -2,37 +2,80 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, linear_regression
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
 from lab.records import RunFolder
+from theory.exact.rates import RATES
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FIRST = ROOT / "notebooks" / "00_first_run.ipynb"
+FIRST_ORDER = ROOT / "notebooks" / "01_first_order_approximation.ipynb"
+DISCREPANCY = ROOT / "notebooks" / "02_training_inference_discrepancy.ipynb"
+REPLAY = ROOT / "notebooks" / "03_routing_replay.ipynb"
+PREDICTION = ROOT / "notebooks" / "04_prediction.ipynb"
 TO_CLUSTER = ROOT / "notebooks" / "05_sandbox_to_cluster.ipynb"
 PLOTLY = "application/vnd.plotly.v1+json"
 LABELS = ("exact", "fp8", "fp8-minirl", "fp8-minirl-r3", "fp8-minirl-pr3")
 
 
+# Collects the selectors of every dial, then turns each to all of its choices and back.
+COLLECT = """
+import lab.plots
+every_selector, library_dials = [], lab.plots.dials
+lab.plots.dials = lambda *given: every_selector.append(library_dials(*given)) or every_selector[-1]
+"""
+TURN = """
+for selector in (each for of_one in every_selector for each in of_one.values()):
+    at_first = selector.value
+    for _, selector.value in selector.options:
+        pass
+    selector.value = at_first
+"""
+
+
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for runs; the kernel's own files go beside it."""
-    monkeypatch.setenv("FIRSTORDER_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "jupyter"))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    (tmp_path / "runs").mkdir()
-    return tmp_path / "runs"
+    return _runs(tmp_path, monkeypatch)
 
 
-def execute(path: Path) -> nbformat.NotebookNode:
-    """The notebook with its outputs, run from the repository root; a cell that raises raises here."""
+@pytest.fixture(scope="module")
+def shared_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One folder for the notebooks that start from the same cold start."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield _runs(tmp_path_factory.mktemp("shared"), monkeypatch)
+
+
+def _runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FIRSTORDER_RUNS", str(folder / "runs"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "jupyter"))
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    (folder / "runs").mkdir()
+    return folder / "runs"
+
+
+def execute(path: Path, *, turn: bool = False) -> nbformat.NotebookNode:
+    """The notebook with its outputs, run from the repository root; a cell that raises raises here.
+
+    With `turn` every dial is turned to each of its choices in the end, and back.
+    """
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
+    if turn:
+        first, last = (nbformat.v4.new_code_cell(source) for source in (COLLECT, TURN))
+        notebook.cells = [first, *notebook.cells, last]
+    # Three minutes is what a notebook may take on an idle laptop; a shared machine is slower.
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOT)}}).execute()
+    if turn:
+        notebook.cells = notebook.cells[1:-1]
     return notebook
 
 
@@ -45,6 +88,22 @@ def figures(notebook: nbformat.NotebookNode) -> list[dict]:
     """The Plotly figures that the notebook drew."""
     outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
     return [out["data"][PLOTLY] for out in outputs if PLOTLY in out.get("data", {})]
+
+
+def lines_of(notebook: nbformat.NotebookNode, cell_id: str) -> dict[str, dict[float, float]]:
+    """The lines of the figure that the cell drew, by name: x to y. Areas are left out."""
+    (cell,) = (cell for cell in notebook.cells if cell.id == cell_id)
+    (figure,) = (out["data"][PLOTLY] for out in cell.outputs if PLOTLY in out.get("data", {}))
+    return {
+        trace["name"]: dict(zip(trace["x"], trace["y"], strict=True))
+        for trace in figure["data"]
+        if trace.get("mode") != "none"
+    }
+
+
+def texts(notebook: nbformat.NotebookNode) -> dict[str, str]:
+    """What each code cell printed, by id."""
+    return {cell.id: printed(cell) for cell in notebook.cells if cell.cell_type == "code"}
 
 
 def mean_kl(runs: Path, name: str) -> float:
@@ -75,6 +134,96 @@ def test_the_first_notebook(runs: Path) -> None:
         change = kl[label] / kl["fp8-minirl"] - 1
         assert f"{label}: KL {kl[label]:.1e}, {abs(change):.0%} {'less' if change < 0 else 'more'}" in seen
     assert "No run solved a held-out problem" in seen
+
+
+@pytest.mark.slow
+def test_first_order_approximation(runs: Path) -> None:
+    """The slopes are those predicted, in the drawn lines too; a baseline moves the unweighted mean and no other."""
+    notebook = execute(FIRST_ORDER, turn=True)
+    measured = re.findall(r"predicted (\d)   measured ([+-]\d\.\d+)", texts(notebook)["rates"])
+    assert len(measured) == 2 * len(RATES)
+    for predicted, slope in measured:
+        assert float(slope) == pytest.approx(float(predicted), abs=0.01)
+    for name, points in lines_of(notebook, "slopes").items():
+        small = [(math.log(eps), math.log(gap)) for eps, gap in points.items() if eps < 1e-2]
+        # The next order adds at most eps of the leading one: 1e-2.
+        assert linear_regression(*zip(*small, strict=True)).slope == pytest.approx(RATES[name][0], abs=0.02)
+
+    bias = lines_of(notebook, "baseline")
+    for weight in ("token", "prefix", "sequence"):
+        assert bias["baseline: none"][weight] == pytest.approx(bias["baseline: mean"][weight], abs=1e-12)
+    assert bias["baseline: mean"]["none"] != pytest.approx(bias["baseline: none"]["none"], rel=0.01)
+    left = float(texts(notebook)["facts"].split("leaves ")[1])
+    assert left < 1e-12
+    for length, value in lines_of(notebook, "length")["sequence"].items():
+        assert value < 1e-12, length
+    sizes = lines_of(notebook, "error")["sequence"]
+    # Without bias the error is that of the variance alone.
+    assert sizes[64] / sizes[1024] == pytest.approx(4, rel=1e-6)
+    seen = texts(notebook)["seen"]
+    assert f"{bias['baseline: none']['none']:.3f} to {bias['baseline: mean']['none']:.3f}" in seen
+    assert "1,048,576 responses took" in seen
+
+
+@pytest.mark.slow
+def test_training_inference_discrepancy(shared_runs: Path) -> None:
+    """The exact engine has no KL; replay takes some of every other one's away; the tail falls with tau."""
+    notebook = execute(DISCREPANCY, turn=True)
+    (cell,) = (cell for cell in notebook.cells if cell.id == "kl")
+    (figure,) = (out["data"][PLOTLY] for out in cell.outputs)
+    kl = {bar["name"]: dict(zip(bar["x"], map(float, bar["customdata"]), strict=True)) for bar in figure["data"]}
+    assert {name for of_kind in kl.values() for name, value in of_kind.items() if value == 0} == {"exact"}
+    for name, value in kl["MoE"].items():
+        assert name == "exact" or kl["MoE, replayed"][name] < value, name
+    assert all(kl[kind]["weights fp8, by row"] > 10 * kl[kind]["weights bf16"] for kind in kl)
+    for name, tail in lines_of(notebook, "tail").items():
+        shares = list(tail.values())
+        assert shares == sorted(shares, reverse=True) and shares[0] <= 1, name
+    noise = lines_of(notebook, "noise")
+    # Noise on the router leaves the rest of the model alone: with replayed routes only the gates are off.
+    assert all(noise["KL(mu || old), replayed"][std] < kl for std, kl in noise["KL(mu || old), natural"].items())
+    seen = texts(notebook)["seen"]
+    assert "KL 0 on" in seen and "0% of routers differ" in seen
+    assert f"weights bf16: KL {kl['MoE']['weights bf16']:.1e} in the MoE" in seen
+
+
+@pytest.mark.slow
+def test_routing_replay(runs: Path) -> None:
+    """R2's replay bias is 0 at the first mini-batch and R3's is not; both grow; no bias is above its bound."""
+    notebook = execute(REPLAY, turn=True)
+    bias = lines_of(notebook, "in")
+    assert set(bias["none"].values()) == {0.0} and bias["R2"][0] == 0 < bias["R3"][0]
+    assert bias["R2"][8] > bias["R2"][2] and bias["R3"][8] > bias["R3"][0]
+    distance = lines_of(notebook, "out")
+    assert distance["R2"][0] == pytest.approx(distance["none"][0], rel=1e-9)
+    assert all(distance["R3"][n] < distance["none"][n] for n in distance["R3"])
+    points = lines_of(notebook, "bound")
+    assert all(measured <= bound for mode in ("R2", "R3") for bound, measured in points[mode].items())
+    seen = texts(notebook)["seen"]
+    assert "problems 0. R3 there" in seen and f"router noise {bias['R3'][0]:.3f}." in seen
+    total = re.search(r"The bound holds in (\d+) of (\d+) problems", seen)
+    assert total is not None and total[1] == total[2]
+
+
+@pytest.mark.slow
+def test_prediction(shared_runs: Path) -> None:
+    """Cached routes go stale over the mini-steps; certificates never exceed what is so; both bounds hold."""
+    notebook = execute(PREDICTION, turn=True)
+    agreement = lines_of(notebook, "agreement")
+    assert set(agreement) == {
+        "cached", "predicted", "gate's own drift", "linear map, same problems", "linear map, other problems",
+    }  # fmt: skip
+    assert agreement["cached"][0] > agreement["cached"][7]
+    same, best, lemma = lines_of(notebook, "lemma").values()
+    assert all(lemma[n] <= best[n] <= same[n] for n in same)
+    assert all(y <= x for name, points in lines_of(notebook, "regret").items() for x, y in points.items())
+    soft = lines_of(notebook, "soft")
+    for guess in ("cached", "gate's own drift"):
+        assert all(value <= soft[f"{guess}, bound"][x] for x, value in soft[f"{guess}, measured"].items())
+    seen = texts(notebook)["seen"]
+    first, last = agreement["cached"][0], agreement["cached"][7]
+    assert f"agreement {first:.4f} at n = 0, {last:.4f} at n = 7" in seen
+    assert "the bounds hold" in seen and "Prop. B.1 holds" in seen
 
 
 @pytest.mark.slow

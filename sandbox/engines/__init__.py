@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lab.config.strict import Strict
 from sandbox.engines.activation_precision import ActivationPrecision
+from sandbox.engines.kv_precision import KVPrecision
+from sandbox.engines.logit_noise import LogitNoise
+from sandbox.engines.reduction_order import ReductionOrder
 from sandbox.engines.router_noise import RouterNoise
+from sandbox.engines.sampling_mismatch import SamplingMismatch
+from sandbox.engines.stale_weights import StaleWeights
 from sandbox.engines.weight_precision import WeightPrecision
 
-Defects = Annotated[WeightPrecision | ActivationPrecision | RouterNoise, Field(discriminator="kind")]
+Defects = Annotated[
+    WeightPrecision
+    | ActivationPrecision
+    | KVPrecision
+    | ReductionOrder
+    | RouterNoise
+    | LogitNoise
+    | StaleWeights
+    | SamplingMismatch,
+    Field(discriminator="kind"),
+]
 
 
 class EngineConfig(Strict):
@@ -20,3 +35,11 @@ class EngineConfig(Strict):
     defects: tuple[Defects, ...] = Field(
         default=(), description="departures from the training engine; none: the exact engine"
     )
+
+    @model_validator(mode="after")
+    def _has_one_of_each(self) -> EngineConfig:
+        for kind in ("stale_weights", "sampling_mismatch"):
+            num = sum(defect.kind == kind for defect in self.defects)
+            if num > 1:
+                raise ValueError(f"defects: expected at most 1 {kind}, got {num}")
+        return self

@@ -1,19 +1,39 @@
 """The form of an engine defect: one departure of an inference engine from the training engine's maths, with one dial.
 
-A defect may change the weights as they are handed over, and may touch a forward pass where `Numerics` lets it.
+A defect may change the weights as they are handed over, touch a forward pass where `Numerics` lets it, and change what
+tokens are drawn from or what is written down about them. It declares which links of the chain it breaks
+(docs/engine-defects.md), and tests/sandbox/test_defect_chain.py holds it to that, bit by bit.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import Literal, get_args
+
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lab.config.strict import Strict
 from sandbox.numerics import EXACT, Numerics
 
+Link = Literal["batch", "prefill", "trainer", "sampler"]
+"""The chain of equalities that the exact engine keeps:
+batch: a response has the same bits alone and in any batch.
+prefill: a decoded token has the log-probability and routes that a prefill of the whole sequence gives it.
+trainer: both are what the training engine's pass gives at its own weights.
+sampler: tokens are drawn from the distribution whose log-probabilities are written down."""
 
-class Defect(Strict):
-    """Base of all defects; each subclass has a literal `kind`, its dial, and overrides one of the two hooks."""
+LINKS: tuple[Link, ...] = get_args(Link)
+
+
+class Defect(Strict, ABC):
+    """Base of all defects; each subclass has a literal `kind`, its dial, and overrides the hooks that it needs."""
+
+    @property
+    @abstractmethod
+    def breaks(self) -> frozenset[Link]:
+        """The links that break at this setting of the dial; none at a dial's neutral setting."""
 
     def weight(self, name: str, tensor: Tensor) -> Tensor:
         """The weight as this engine keeps it; `name` is the Hugging Face name."""
@@ -22,3 +42,16 @@ class Defect(Strict):
     def numerics(self, generator: torch.Generator) -> Numerics:
         """What this defect does to one generate call, whose random draws come from `generator`."""
         return EXACT
+
+    def drawn(self, logits_AV: Float[Tensor, "A V"]) -> Float[Tensor, "A V"]:
+        """The logits that tokens are drawn from, given those at the temperature that was asked for."""
+        return logits_AV
+
+    def scored(self, logits_AV: Float[Tensor, "A V"], temperature: float) -> Float[Tensor, "A V"]:
+        """The logits whose log-softmax is written down, given the raw ones and the temperature that was asked for."""
+        return logits_AV
+
+
+BREAKS_NONE: frozenset[Link] = frozenset()
+BREAKS_TRAINER: frozenset[Link] = frozenset({"trainer"})
+BREAKS_ALL_NUMERICS: frozenset[Link] = frozenset({"batch", "prefill", "trainer"})

@@ -1,27 +1,31 @@
 """The sandbox's rollout engine: KV-cached sampling with the routing of every input token recorded.
 
 Without defects it computes what the training engine computes, bit for bit, alone or in any batch; each defect departs
-from that in one named way. Extra letters: A active rows of a decoding step, W rows of a response's buffer.
+from that in one named way. Extra letters: A active rows of a decoding step, W rows of a response's buffer; n nodes and
+Y responses of a tree (theory/exact/tree.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from sandbox.checkpoint import load_hf, to_hf
+from sandbox.engines.buffers import Buffers, Recorder
 from sandbox.engines.defect import Defect
+from sandbox.engines.stale_weights import StaleWeights, WeightHistory
 from sandbox.kv_cache import KVCache
 from sandbox.model import MoE
 from sandbox.model_config import ModelConfig
-from sandbox.numerics import Numerics, compose
+from sandbox.numerics import EXACT, Numerics, compose
 from theory.contracts import NamedTensors, Prompt, Response, Rollouts, Sampling
+from theory.exact.tree import PrefixTree
 from theory.routing.features import RouterFeatures, draw_rows
-from theory.routing.gates import Gate, route
 from theory.routing.record import RoutingRecord, index_dtype, offsets_of
 from theory.streams import stream
 
@@ -29,66 +33,48 @@ from theory.streams import stream
 DROP_AT = 0.25
 
 
-class _Recorder:
-    """Natural routing that keeps what one forward pass did: experts, router inputs and logits by layer."""
-
-    def __init__(self, keep_features: bool):
-        self.keep_features = keep_features
-        self.experts: list[Tensor] = []
-        self.hidden: list[Tensor] = []
-        self.logits: list[Tensor] = []
-
-    def route(
-        self,
-        layer_number: int,
-        hidden_ND: Float[Tensor, "N D"],
-        logits_NE: Float[Tensor, "N E"],
-        num_slots: int,
-        gate: Gate,
-        selection_bias_E: Float[Tensor, " E"] | None = None,
-    ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
-        experts_NK, weights_NK = route(logits_NE, num_slots, gate, selection_bias_E)
-        self.experts.append(experts_NK)
-        if self.keep_features:
-            self.hidden.append(hidden_ND)
-            self.logits.append(logits_NE)
-        return experts_NK, weights_NK
-
-
-@dataclass
-class _Buffers:
-    """What is gathered for B responses while they grow; rows are input tokens, t are response positions."""
-
-    tokens_BT: Tensor
-    logp_BT: Tensor
-    lengths_B: Tensor
-    experts_BWLK: Tensor | None
-    hidden_BWLD: Tensor | None = None
-    logits_BWLE: Tensor | None = None
-    has_stopped_B: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
-
-    def store(self, recorder: _Recorder, rows: Tensor, positions: Tensor) -> None:
-        """Writes the recorder's forward pass: its n-th row is input token positions[n] of response rows[n]."""
-        if self.experts_BWLK is not None:
-            self.experts_BWLK[rows, positions] = torch.stack(recorder.experts, 1).to(self.experts_BWLK.dtype)
-        if self.hidden_BWLD is not None and self.logits_BWLE is not None:
-            self.hidden_BWLD[rows, positions] = torch.stack(recorder.hidden, 1)
-            self.logits_BWLE[rows, positions] = torch.stack(recorder.logits, 1)
-
-
 class SandboxEngine:
-    """RolloutEngine over a sandbox MoE with the given defects; no defects is the `exact` engine."""
+    """RolloutEngine over a sandbox MoE with the given defects; no defects is the `exact` engine.
 
-    def __init__(self, config: ModelConfig, defects: Sequence[Defect], stop_token: int | None = None):
-        self.model = MoE(config)
+    `numerics` is the training engine's own arithmetic, which defects depart from.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        defects: Sequence[Defect],
+        stop_token: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        numerics: Numerics = EXACT,
+    ):
+        self.model = MoE(config).to(dtype)
         self.defects = tuple(defects)
         self.stop_token = stop_token
+        self.base = numerics
         self.version = -1
+        self.stale = next((d for d in self.defects if isinstance(d, StaleWeights) and d.versions > 0), None)
+        self.history = None if self.stale is None else WeightHistory(self.model, self.stale.versions)
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Takes the weights through every defect's storage, in order."""
-        load_hf(self.model, ((name, self._stored(name, tensor)) for name, tensor in named_tensors))
+        """Takes the weights through every defect's storage, in order; `version` is then what it samples from.
+
+        Under stale weights it goes on sampling from an older set, with that one's version.
+        """
+        stored = ((name, self._stored(name, tensor)) for name, tensor in named_tensors)
+        if self.history is None:
+            load_hf(self.model, stored)
+        else:
+            version = self.history.push(stored, version, self.model)
         self.version = version
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What a resumed run needs besides the newest weights, which it hands over: the older sets, if any."""
+        return {} if self.history is None else self.history.state_tensors()
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_tensors`, before the newest weights are loaded; other tensors are passed over."""
+        if self.history is not None:
+            self.history.load_state_tensors(tensors)
 
     def _stored(self, name: str, tensor: Tensor) -> Tensor:
         for defect in self.defects:
@@ -100,19 +86,20 @@ class SandboxEngine:
         """Samples `num_responses` responses a prompt by inverse transform from the distribution at `temperature`.
 
         Response b uses the b-th row of the sampling stream alone, so what other responses do changes nothing in it.
+        Under stale weights that are switched, tokens from the switch's position on are the newest weights'.
         """
-        if self.version < 0:
-            raise ValueError("generate: expected weights to have been loaded, got none")
+        self.check_loaded("generate")
         G, T = sampling.num_responses, sampling.max_tokens
         B = len(prompts) * G
         draws_BT = torch.rand(B, T, dtype=torch.float64, generator=stream(sampling.seed, "sampling"))
-        noise = stream(sampling.seed, "defects")
-        numerics = compose([defect.numerics(noise) for defect in self.defects])
+        numerics = self.numerics(sampling.seed)
+        switch = None if self.stale is None else self.stale.switch_position(T)
         buffers = self._buffers(prompts, G, T, sampling.num_features > 0)
         cache, logits_AV = self._prefill(prompts, G, T, numerics, buffers)
         active_A = torch.arange(B)
         for t in range(T):
-            tokens_A = self._sample(logits_AV, draws_BT[active_A, t], sampling.temperature)
+            tokens_A = self._sample(self.drawn(logits_AV, sampling.temperature), draws_BT[active_A, t])
+            logits_AV = self.scored(logits_AV, sampling.temperature)
             buffers.tokens_BT[active_A, t] = tokens_A
             buffers.logp_BT[active_A, t] = torch.log_softmax(logits_AV, -1).gather(-1, tokens_A[:, None])[:, 0]
             running_A = ~buffers.has_stopped_B[active_A]
@@ -125,36 +112,129 @@ class SandboxEngine:
             if running_A.float().mean() <= 1 - DROP_AT:
                 kept = running_A.nonzero()[:, 0]
                 cache, active_A, tokens_A = cache.select(kept), active_A[kept], tokens_A[kept]
-            logits_AV = self._decode(tokens_A, active_A, cache, numerics, buffers)
+            if t + 1 == switch:
+                cache = self._switched(cache, [prompts[b // G] for b in active_A.tolist()], active_A, buffers, numerics)
+            model = self.model if switch is None or t + 1 < switch else self._newest()
+            logits_AV = self._decode(model, tokens_A, active_A, cache, numerics, buffers)
         return self._finish(prompts, sampling, buffers)
 
-    def _buffers(self, prompts: Sequence[Prompt], G: int, T: int, keep_features: bool) -> _Buffers:
-        config = self.model.config
+    @torch.no_grad()
+    def enumerate(self, prompt: Prompt, tree: PrefixTree, seed: int = 0) -> Rollouts:
+        """Every response of the tree, in the tree's order, with the log-probabilities and routes of generation.
+
+        The same prefill and decoding steps as `generate`, which take every continuation instead of a sampled one; each
+        node is one row of one step. A defect's random draw is so made once a node: mu is a function of the prefix, and
+        `seed` names it. (In `generate` two responses with a common prefix draw apart.)
+        Raises ValueError where vocabulary or end token are not the tree's, and for an engine whose mu is not what is
+        scored (a sampling mismatch) or not of one set of weights (a switch).
+        """
+        self.check_loaded("enumerate")
+        self._check_tree(tree)
+        T, W = tree.max_length, tree.num_continuing
+        numerics = self.numerics(seed)
+        buffers = self._buffers([prompt], 1, T, keep_features=False)
+        cache, logits_nV = self._prefill([prompt], 1, T, numerics, buffers)
+        logp = [torch.log_softmax(logits_nV, -1)]
+        for num_parents in tree.sizes[:-1]:
+            num = num_parents * W
+            cache, tokens_n = cache.repeat(W), torch.arange(W).repeat(num_parents)
+            if buffers.experts_BWLK is not None:
+                buffers = replace(buffers, experts_BWLK=buffers.experts_BWLK.repeat_interleave(W, 0))
+            logits_nV = self._decode(self.model, tokens_n, torch.arange(num), cache, numerics, buffers)
+            logp.append(torch.log_softmax(logits_nV, -1))
+        own = self._by_response(tree, logp, buffers.experts_BWLK)
+        return self._finish([prompt], Sampling(max_tokens=T, num_responses=tree.num_responses, seed=seed), own)
+
+    def _by_response(
+        self, tree: PrefixTree, logp: Sequence[Float[Tensor, "_n V"]], experts_nWLK: Tensor | None
+    ) -> Buffers:
+        """The buffers of all responses, from the conditionals of every node and the rows of the deepest ones."""
+        paths = tree.paths(0, tree.num_responses)
+        last_Y1 = paths.length_B[:, None] - 1
+        # The rows of a deepest node that descends from a response's last node begin with that response's rows.
+        below_Y1 = tree.num_continuing ** (tree.max_length - 1 - last_Y1)
+        deepest_Y = (paths.nodes_BT.gather(1, last_Y1) * below_Y1)[:, 0]
+        is_end_Y = tree.has_end & (paths.tokens_BT.gather(1, last_Y1)[:, 0] == tree.num_tokens - 1)
+        return Buffers(
+            tokens_BT=paths.tokens_BT,
+            logp_BT=tree.gather(logp, paths),
+            lengths_B=paths.length_B,
+            experts_BWLK=None if experts_nWLK is None else experts_nWLK[deepest_Y],
+            has_stopped_B=is_end_Y,
+        )
+
+    def check_loaded(self, call: str) -> None:
+        """Raises ValueError, naming the call, where no weights have been loaded."""
+        if self.version < 0:
+            raise ValueError(f"{call}: expected weights to have been loaded, got none")
+
+    def _check_tree(self, tree: PrefixTree) -> None:
+        end = tree.num_tokens - 1 if tree.has_end else None
+        expected, got = (self.model.config.vocab_size, self.stop_token), (tree.num_tokens, end)
+        if got != expected:
+            raise ValueError(f"expected a tree over (vocabulary, end token) {expected} as the engine's, got {got}")
+        for defect in self.defects:
+            if "sampler" in defect.breaks or (isinstance(defect, StaleWeights) and "prefill" in defect.breaks):
+                raise ValueError(f"enumerate: expected an engine that samples from one scored policy, got {defect!r}")
+
+    def numerics(self, seed: int) -> Numerics:
+        """The arithmetic of one call: the trainer's, then each defect's, whose draws are a stream of its own."""
+        parts, seen = [self.base], Counter[str]()
+        for defect in self.defects:
+            name = type(defect).__name__
+            parts.append(defect.numerics(stream(seed, "defects", name, seen[name])))
+            seen[name] += 1
+        return compose(parts)
+
+    def scored(self, logits_AV: Float[Tensor, "A V"], temperature: float = 1.0) -> Float[Tensor, "A V"]:
+        """The logits whose log-softmax this engine writes down."""
+        for defect in self.defects:
+            logits_AV = defect.scored(logits_AV, temperature)
+        return logits_AV
+
+    def _newest(self) -> MoE:
+        assert self.history is not None, "only stale weights are switched"
+        return self.history.newest
+
+    def _switched(
+        self, cache: KVCache, prompts: Sequence[Prompt], active_A: Tensor, buffers: Buffers, numerics: Numerics
+    ) -> KVCache:
+        """The cache with which the newest weights go on after `cache`: the same, or their own for the same tokens."""
+        if self.stale is None or self.stale.cache == "kept":
+            return cache
+        sequences = []
+        for prompt, b, length in zip(prompts, active_A.tolist(), cache.lengths_B.tolist(), strict=True):
+            sequences.append([*prompt.tokens, *buffers.tokens_BT[b, : length - len(prompt.tokens)].tolist()])
+        fresh = KVCache(self.model.config, len(sequences), cache.capacity, self.model.norm.dtype)
+        self._newest().forward_hidden(_padded(sequences), numerics=numerics, cache=fresh)
+        fresh.truncate(cache.lengths_B)
+        return fresh
+
+    def _buffers(self, prompts: Sequence[Prompt], G: int, T: int, keep_features: bool) -> Buffers:
+        config, dtype = self.model.config, self.model.norm.dtype
         B, W, L = len(prompts) * G, max(len(p.tokens) for p in prompts) + T, len(config.moe_layers)
         experts = None
         if L > 0:
             experts = torch.full((B, W, L, config.experts_per_token), -1, dtype=index_dtype(config.num_experts))
-        return _Buffers(
+        return Buffers(
             tokens_BT=torch.zeros(B, T, dtype=torch.int64),
-            logp_BT=torch.zeros(B, T),
+            logp_BT=torch.zeros(B, T, dtype=dtype),
             lengths_B=torch.zeros(B, dtype=torch.int64),
             experts_BWLK=experts,
-            hidden_BWLD=torch.zeros(B, W, L, config.hidden_size) if keep_features and L else None,
-            logits_BWLE=torch.zeros(B, W, L, config.num_experts) if keep_features and L else None,
+            hidden_BWLD=torch.zeros(B, W, L, config.hidden_size, dtype=dtype) if keep_features and L else None,
+            logits_BWLE=torch.zeros(B, W, L, config.num_experts, dtype=dtype) if keep_features and L else None,
             has_stopped_B=torch.zeros(B, dtype=torch.bool),
         )
 
     def _prefill(
-        self, prompts: Sequence[Prompt], G: int, T: int, numerics: Numerics, buffers: _Buffers
+        self, prompts: Sequence[Prompt], G: int, T: int, numerics: Numerics, buffers: Buffers
     ) -> tuple[KVCache, Float[Tensor, "B V"]]:
         """Runs each prompt once, copies its cache to the G responses of its group, and gives their first logits."""
         lengths_P = torch.tensor([len(p.tokens) for p in prompts])
         width = int(lengths_P.max())
-        tokens_PS = torch.zeros(len(prompts), width, dtype=torch.int64)
-        for p, prompt in enumerate(prompts):
-            tokens_PS[p, : len(prompt.tokens)] = torch.tensor(prompt.tokens)
-        cache = KVCache(self.model.config, len(prompts), width + T)
-        recorder = _Recorder(buffers.hidden_BWLD is not None)
+        tokens_PS = _padded([p.tokens for p in prompts])
+        cache = KVCache(self.model.config, len(prompts), width + T, self.model.norm.dtype)
+        recorder = Recorder(buffers.hidden_BWLD is not None)
         hidden_PSD = self.model.forward_hidden(tokens_PS, recorder, numerics=numerics, cache=cache)
         cache.truncate(lengths_P)
         if buffers.experts_BWLK is not None:
@@ -167,23 +247,31 @@ class SandboxEngine:
         logits_PV = self.model.logits(hidden_PSD[torch.arange(len(prompts)), lengths_P - 1], numerics=numerics)
         return cache.repeat(G), logits_PV.repeat_interleave(G, 0)
 
+    @staticmethod
     def _decode(
-        self, tokens_A: Tensor, active_A: Tensor, cache: KVCache, numerics: Numerics, buffers: _Buffers
+        model: MoE, tokens_A: Tensor, active_A: Tensor, cache: KVCache, numerics: Numerics, buffers: Buffers
     ) -> Float[Tensor, "A V"]:
-        recorder = _Recorder(buffers.hidden_BWLD is not None)
+        recorder = Recorder(buffers.hidden_BWLD is not None)
         positions_A = cache.lengths_B.clone()
-        hidden_ASD = self.model.forward_hidden(tokens_A[:, None], recorder, numerics=numerics, cache=cache)
+        hidden_ASD = model.forward_hidden(tokens_A[:, None], recorder, numerics=numerics, cache=cache)
         buffers.store(recorder, active_A, positions_A)
-        return self.model.logits(hidden_ASD[:, 0], numerics=numerics)
+        return model.logits(hidden_ASD[:, 0], numerics=numerics)
+
+    def drawn(self, logits_AV: Float[Tensor, "A V"], temperature: float) -> Float[Tensor, "A V"]:
+        """The logits of the distribution that tokens are drawn from; float64, as V terms are summed."""
+        logits_AV = logits_AV.double() / temperature
+        for defect in self.defects:
+            logits_AV = defect.drawn(logits_AV)
+        return logits_AV
 
     @staticmethod
-    def _sample(logits_AV: Tensor, draws_A: Tensor, temperature: float) -> Int[Tensor, " A"]:
-        """The smallest token whose cumulative probability exceeds the draw; float64, as V terms are summed."""
-        cdf_AV = torch.softmax(logits_AV.double() / temperature, -1).cumsum(-1)
+    def _sample(drawn_AV: Tensor, draws_A: Tensor) -> Int[Tensor, " A"]:
+        """The smallest token whose cumulative probability exceeds the draw."""
+        cdf_AV = torch.softmax(drawn_AV, -1).cumsum(-1)
         target_A1 = draws_A[:, None] * cdf_AV[:, -1:]
-        return torch.searchsorted(cdf_AV, target_A1, right=True)[:, 0].clamp(max=logits_AV.shape[1] - 1)
+        return torch.searchsorted(cdf_AV, target_A1, right=True)[:, 0].clamp(max=drawn_AV.shape[1] - 1)
 
-    def _finish(self, prompts: Sequence[Prompt], sampling: Sampling, buffers: _Buffers) -> Rollouts:
+    def _finish(self, prompts: Sequence[Prompt], sampling: Sampling, buffers: Buffers) -> Rollouts:
         G = sampling.num_responses
         responses = []
         for b, length in enumerate(buffers.lengths_B.tolist()):
@@ -205,7 +293,7 @@ class SandboxEngine:
         record = RoutingRecord(experts, offsets_of(num_rows), config.moe_layers, config.num_experts)
         return Rollouts(tuple(responses), record, self._features(responses, sampling, buffers))
 
-    def _features(self, responses: Sequence[Response], sampling: Sampling, buffers: _Buffers) -> RouterFeatures | None:
+    def _features(self, responses: Sequence[Response], sampling: Sampling, buffers: Buffers) -> RouterFeatures | None:
         if buffers.hidden_BWLD is None or buffers.logits_BWLE is None:
             return None
         rows = draw_rows(
@@ -225,3 +313,11 @@ class SandboxEngine:
     def load_model(self, model: MoE, version: int) -> None:
         """`load_weights` from a model in this process."""
         self.load_weights(to_hf(model), version)
+
+
+def _padded(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "B S"]:
+    """Token sequences as one tensor, zeros to the right."""
+    tokens_BS = torch.zeros(len(sequences), max(len(tokens) for tokens in sequences), dtype=torch.int64)
+    for b, tokens in enumerate(sequences):
+        tokens_BS[b, : len(tokens)] = torch.tensor(tokens)
+    return tokens_BS

@@ -1,6 +1,8 @@
 """Rounding to a storage format and back: what a value becomes when an engine keeps it in fewer bits.
 
-The products themselves stay in float32, as an FP8 or bf16 matrix unit accumulates in float32.
+The products themselves stay in float32, as low-precision matrix units accumulate in float32 (INT8 ones in int32, which
+is exact here). bf16 and fp16 are rounded as they are; FP8 and INT8 first meet a scale that maps the largest magnitude
+of a tensor, a row or a block to the format's largest value. Letters: r, c rows and columns of a block.
 """
 
 from __future__ import annotations
@@ -8,15 +10,31 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
-Format = Literal["bf16", "fp8_e4m3"]
+Format = Literal["bf16", "fp16", "fp8_e4m3", "int8"]
+ScaledFormat = Literal["fp8_e4m3", "int8"]
+
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
+INT8_MAX = 127.0  # symmetric: -128 is not used
 
 
 def round_bf16(x: Tensor) -> Tensor:
-    """x rounded to the nearest bfloat16 (relative error at most 2^-9), in x's own dtype."""
+    """x rounded to the nearest bfloat16 (relative error at most 2^-9), in x's own dtype; a gradient is rounded too."""
     return x.to(torch.bfloat16).to(x.dtype)
+
+
+def round_fp16(x: Tensor) -> Tensor:
+    """x rounded to the nearest float16 (relative error at most 2^-11, steps of 2^-24 below 2^-14), in x's own dtype.
+
+    Raises OverflowError where a magnitude rounds beyond 65504, the format's largest value.
+    """
+    rounded = x.to(torch.float16).to(x.dtype)
+    if bool((rounded.isinf() & ~x.isinf()).any()):
+        raise OverflowError(f"fp16: expected magnitudes of at most 65504, got {x.abs().max().item():.6g}")
+    return rounded
 
 
 def round_fp8_e4m3(x: Tensor, amax: Tensor) -> Tensor:
@@ -24,13 +42,52 @@ def round_fp8_e4m3(x: Tensor, amax: Tensor) -> Tensor:
 
     `amax` broadcasts against x: a scalar for one scale a tensor, (..., 1) for one a row. A zero amax keeps the zeros.
     """
-    scale = torch.where(amax > 0, amax / FP8_MAX, torch.ones_like(amax))
+    scale = _scale(amax, FP8_MAX)
     return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
 
 
-def round_to(x: Tensor, fmt: Format, per_row: bool) -> Tensor:
-    """x rounded to `fmt`; FP8 takes one scale a row (the last axis) or one for the whole tensor."""
-    if fmt == "bf16":
-        return round_bf16(x)
-    amax = x.abs().amax(dim=-1, keepdim=True) if per_row else x.abs().amax()
-    return round_fp8_e4m3(x, amax)
+def round_fp8_saturating(x: Tensor) -> Tensor:
+    """x rounded to FP8 e4m3 with scale 1: magnitudes above 448 become 448, as an engine's saturating cast makes them.
+
+    The smallest step is 2^-9: magnitudes of at most 2^-10 become 0.
+    """
+    return x.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(x.dtype)
+
+
+def round_int8(x: Tensor, amax: Tensor) -> Tensor:
+    """x on the 255 even steps from -amax to amax, to the nearest (error at most amax / 254); `amax` as in FP8."""
+    scale = _scale(amax, INT8_MAX)
+    return (x / scale).round() * scale
+
+
+def round_scaled(x: Tensor, fmt: ScaledFormat, amax: Tensor) -> Tensor:
+    """x rounded to a format that needs a scale; `amax` broadcasts against x."""
+    return round_fp8_e4m3(x, amax) if fmt == "fp8_e4m3" else round_int8(x, amax)
+
+
+def amax_of_tensor(x: Tensor) -> Float[Tensor, ""]:
+    """The largest magnitude of all."""
+    return x.abs().amax()
+
+
+def amax_of_rows(x: Tensor) -> Tensor:
+    """The largest magnitude along the last axis, which is kept with size 1."""
+    return x.abs().amax(dim=-1, keepdim=True)
+
+
+def amax_of_blocks(x: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    """For every element the largest magnitude of its block of num_rows x num_columns over the last two axes.
+
+    Blocks start at the first row and column; those at the far edges are what is left.
+    """
+    R, C = x.shape[-2:]
+    padded = F.pad(x.abs(), (0, -C % num_columns, 0, -R % num_rows))
+    tiles = padded.unflatten(-1, (-1, num_columns)).unflatten(-3, (-1, num_rows))  # (..., R/r, r, C/c, c)
+    amax = tiles.amax(dim=(-3, -1), keepdim=True).expand_as(tiles)
+    return amax.flatten(-4, -3).flatten(-2, -1)[..., :R, :C]
+
+
+def _scale(amax: Tensor, largest: float) -> Tensor:
+    # Subnormal magnitudes have a quotient of 0: scale 1 then rounds them to 0.
+    scale = amax / largest
+    return torch.where(scale > 0, scale, torch.ones_like(scale))

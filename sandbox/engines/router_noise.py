@@ -9,7 +9,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from sandbox.engines.defect import Defect
+from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_NONE, Defect, Link
 from sandbox.numerics import Numerics
 
 
@@ -23,10 +23,17 @@ class _Noise(Numerics):
 
 
 class RouterNoise(Defect):
-    """Independent noise of standard deviation `std` on every router logit, drawn from the generate call's stream."""
+    """Independent noise of standard deviation `std` on every router logit, drawn from the generate call's stream.
+
+    Every forward pass draws anew, in the order of its rows: all three numerical links break.
+    """
 
     kind: Literal["router_noise"] = "router_noise"
     std: float = Field(default=0.1, ge=0, description="standard deviation of the noise, in router-logit units")
+
+    @property
+    def breaks(self) -> frozenset[Link]:
+        return BREAKS_NONE if self.std == 0 else BREAKS_ALL_NUMERICS
 
     def numerics(self, generator: torch.Generator) -> Numerics:
         return _Noise(self.std, generator)

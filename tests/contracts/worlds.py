@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sandbox.engines import ActivationPrecision, RouterNoise, WeightPrecision
+from sandbox.engines import (
+    ActivationPrecision,
+    KVPrecision,
+    LogitNoise,
+    ReductionOrder,
+    RouterNoise,
+    SamplingMismatch,
+    WeightPrecision,
+)
 from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
@@ -29,6 +37,11 @@ DEFECTS: dict[str, tuple[Defect, ...]] = {
     "activations-bf16": (ActivationPrecision(format="bf16"),),
     "activations-fp8": (ActivationPrecision(format="fp8_e4m3"),),
     "router-noise": (RouterNoise(std=0.3),),
+    "cache-fp8": (KVPrecision(),),
+    "reduction-order": (ReductionOrder(),),
+    "logit-noise": (LogitNoise(std=0.3),),
+    "truncated": (SamplingMismatch(top_p=0.95),),
+    "processed-scores": (SamplingMismatch(temperature=1.2, score="processed"),),
     "fp8-and-noise": (WeightPrecision(), ActivationPrecision(), RouterNoise(std=0.1)),
 }
 

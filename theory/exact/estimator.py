@@ -105,8 +105,10 @@ class Estimate:
 
     @property
     def direction_bias(self) -> float:
-        """The least bias that a rescaling leaves, sqrt(1 - cosine^2), in [0, 1]: length normalisation is no excuse."""
-        return math.sqrt(max(0.0, 1 - self.cosine**2))
+        """The least bias that a rescaling leaves, sqrt(1 - cosine^2), in [0, 1]; nan where there is no cosine."""
+        rest = 1 - self.cosine**2
+        # Rounding may leave -1e-16; a nan is neither below nor above 0 and stays.
+        return math.sqrt(0.0 if rest < 0 else rest)
 
     def error(self, num_responses: int) -> float:
         """Root of the mean squared error of an estimate from that many responses, over ||truth||."""

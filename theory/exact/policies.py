@@ -88,9 +88,9 @@ class TabularPolicy:
 
     def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
         """sum_t c_t^2 ||e_(y_t) - pi_t||^2: the nodes of a path share no parameter."""
-        own = [x.log_softmax(1).exp() for x in self.logits]
-        # ||e_a - p||^2 = 1 - 2 p_a + sum_v p_v^2
-        edges = [1 - 2 * p + p.square().sum(1, keepdim=True) for p in own]
+        # ||e_a - p||^2 = (1 - p_a)^2 + sum_(v != a) p_v^2, with no difference that a likely token would lose digits in.
+        others_VV = 1.0 - torch.eye(self.tree.num_tokens, dtype=torch.float64)
+        edges = [logp.expm1().square() + logp.exp().square() @ others_VV for logp in self.logp()]
         return (coefficients_BT.square() * self.tree.gather(edges, paths)).sum(1)
 
 

@@ -1,0 +1,66 @@
+"""`firstorder defects`: every simulated engine defect beside the training engine, on trained weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def defects(
+    context: typer.Context,
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: sandbox`.")],
+    seeds: Annotated[int, typer.Option(min=2, metavar="N", help="Draws of the batch an engine.")] = 8,
+    rung: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="An engine of the table; all of them if not given.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Also write the page, as Markdown, there.")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Measure what each engine defect does to a trained model: KL, F(2) and routers that differ, at several dials.
+
+    The model of CONFIG is taught its task (or opened) and trained for some steps, so that there are older weights to be
+    stale. Each engine then samples N batches, and the training engine scores them; means with 95% intervals.
+
+    \b
+    Examples:
+      firstorder defects configs/demo_scaled/model.yaml --out docs/engine-defects.md
+      firstorder defects configs/demo/base.yaml --seeds 4 --rung exact --rung 'router noise 0.1'
+    """
+    from firstorder.train import split
+    from firstorder.worlds import Schemas
+    from lab.config.load import load
+    from lab.config.strict import ConfigError
+    from lab.files import atomic_write
+    from sandbox.config import SandboxRun
+
+    words = [config, *context.args]
+    path, overrides = split(words)
+    run_config = load(path, overrides, Schemas())
+    if not isinstance(run_config, SandboxRun):
+        raise ConfigError(f"{path}: backend: expected a config of the sandbox, got {run_config.backend}")
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+    from sandbox.defect_page import page
+    from sandbox.defect_table import REPEATED, RUNGS, Bench, check_rungs
+
+    chosen = tuple(rung or RUNGS)
+    check_rungs(chosen)
+    bench = Bench(run_config)
+    climbed, repeated = [], []
+    for name in chosen:
+        climbed.append(step := bench.rung(name, seeds))
+        typer.echo(f"{name:<50} k3 {step.metrics['rollout_corr/k3_kl']}", err=True)
+    for name in REPEATED if rung is None else ():
+        repeated.append(step := bench.repeated(name, seeds))
+        typer.echo(f"{name:<50} k3 {step.metrics['rollout_corr/k3_kl']}", err=True)
+    shown = [f"--seeds {seeds}", *(f"--rung '{name}'" for name in rung or ())]
+    command = " ".join(["firstorder defects", *words, *shown])
+    setting = f"{bench.words}; {seeds} draws of about {climbed[0].num_tokens // seeds:,} tokens an engine."
+    text = page(climbed, repeated, command, setting)
+    typer.echo(text, nl=False)
+    if out is not None:
+        atomic_write(out, text)

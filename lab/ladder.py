@@ -1,0 +1,52 @@
+"""What a ladder of inference engines measures against one trainer, and how its table is written.
+
+A rung's metrics are means over independent draws with 95% intervals, so that the ladder of real engines
+(`firstorder ladder`) and that of simulated defects (`firstorder defects`) can be held against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from scipy.stats import t as student
+
+TITLES = {
+    "rollout_corr/k3_kl": "k3 KL(mu, old)",
+    "rollout_corr/extreme_frac_tau2": "F(2)",
+    "rollout_corr/probs_diff_mean": "mean of abs(old - mu)",
+    "rollout_corr/probs_diff_max": "max of abs(old - mu)",
+    "routing/router_disagreement": "routers that differ",
+    "routing/token_disagreement": "tokens with one",
+}
+"""What is measured on a rung, by registered name, and what the table calls it."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric's mean over seeds, and half the width of its 95% interval (Student's t); infinite from one seed."""
+
+    mean: float
+    half_width: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2g} ± {self.half_width:.1g}"
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """mean +- t_{0.975, n-1} s / sqrt(n), for n independent draws."""
+    n = len(values)
+    if n < 2:
+        return Estimate(fmean(values), float("inf"))
+    return Estimate(fmean(values), float(student.ppf(0.975, n - 1)) * stdev(values) / n**0.5)
+
+
+def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """The rows under these titles, as a Markdown table that ends with a line break."""
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+__all__ = ["TITLES", "Estimate", "estimate", "markdown_table"]

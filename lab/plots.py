@@ -1,0 +1,237 @@
+"""The notebooks' figures: lines, bars and maps of plain numbers in the report's colours, and dials that redraw them.
+
+A figure is an ordinary output of its cell, so that it is there without a live kernel too; with one, dials redraw it in
+place. What is drawn is computed elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from lab.report.figures import Scale
+from lab.report.style import DASHES, PALETTE, number
+
+Number = int | float
+
+Series = Mapping[str, Mapping[Number, Number]]
+"""Name to a line's points, x to y."""
+
+Log = Literal["", "x", "y", "xy"]
+"""Which axes are logarithmic. There a 0 is drawn at the lower end, on a tick of its own."""
+
+HEIGHT = 420
+
+
+def series_of(frame: pd.DataFrame, by: str, x: str, y: str) -> dict[str, dict[Number, Number]]:
+    """A series for each value of the column `by`, in the frame's order: column `x` to column `y`."""
+    groups = frame.groupby(by, sort=False)
+    return {str(name): dict(zip(part[x], part[y], strict=True)) for name, part in groups}
+
+
+def quartiles_of(frame: pd.DataFrame, by: str, x: str, y: str) -> dict[str, dict[Number, tuple[Number, Number]]]:
+    """The bands that go with `series_of`: from column `y`_q1 to `y`_q3, as `lab.audit.medians` names them."""
+    low, high = series_of(frame, by, x, f"{y}_q1"), series_of(frame, by, x, f"{y}_q3")
+    return {name: {at: (value, high[name][at]) for at, value in points.items()} for name, points in low.items()}
+
+
+def lines(
+    series: Series,
+    *,
+    title: str,
+    x: str,
+    y: str,
+    log: Log = "",
+    bands: Mapping[str, Mapping[Number, tuple[Number, Number]]] | None = None,
+    dashed: Sequence[str] = (),
+    dots: Sequence[str] = (),
+) -> go.Figure:
+    """One line a series; `bands` puts an area from low to high under a line, `dashed` and `dots` name lines drawn so.
+
+    Raises ValueError for no point at all, and for a name in `bands`, `dashed` or `dots` that is not in `series`.
+    """
+    bands = bands or {}
+    for name in (*bands, *dashed, *dots):
+        if name not in series:
+            raise ValueError(f"expected one of the series {', '.join(series)}, got {name!r}")
+    x_scale = _scale([at for points in series.values() for at in points], "x" in log)
+    heights = [value for points in series.values() for value in points.values()]
+    heights += [value for band in bands.values() for pair in band.values() for value in pair]
+    y_scale = _scale(heights, "y" in log)
+    figure = _figure(title, x, y)
+    for index, (name, points) in enumerate(series.items()):
+        ink = PALETTE[index % len(PALETTE)].line
+        dash = DASHES[1] if name in dashed else DASHES[index // len(PALETTE) % len(DASHES)]
+        if name in bands:
+            figure.add_trace(_area(name, bands[name], ink, x_scale, y_scale))
+        figure.add_scatter(
+            x=_placed(x_scale, points),
+            y=_placed(y_scale, points.values()),
+            name=name,
+            legendgroup=name,
+            mode="markers" if name in dots else "lines+markers",
+            marker={"size": 5},
+            line={"color": ink, "dash": dash},
+            customdata=[number(float(value)) for value in points.values()],
+            hovertemplate="%{customdata}",
+        )
+    figure.update_layout(hovermode="x unified" if len(series) < 12 else "closest")
+    figure.update_xaxes(**x_scale.axis())
+    return figure.update_yaxes(**y_scale.axis())
+
+
+def bars(series: Mapping[str, Mapping[str, Number]], *, title: str, x: str, y: str, log: Log = "") -> go.Figure:
+    """Groups of bars: one colour a series, one group a category. Raises ValueError for no bar at all."""
+    scale = _scale([value for values in series.values() for value in values.values()], "y" in log)
+    figure = _figure(title, x, y)
+    for index, (name, values) in enumerate(series.items()):
+        figure.add_bar(
+            x=list(values),
+            y=_placed(scale, values.values()),
+            name=name,
+            marker={"color": PALETTE[index % len(PALETTE)].line},
+            customdata=[number(float(value)) for value in values.values()],
+            hovertemplate="%{customdata}",
+        )
+    figure.update_layout(barmode="group", bargap=0.25, showlegend=len(series) > 1)
+    return figure.update_yaxes(**scale.axis()) if scale.is_log else figure
+
+
+def heat(
+    values: Sequence[Sequence[Number]], *, rows: Sequence[Any], columns: Sequence[Any], title: str, x: str, y: str
+) -> go.Figure:
+    """A map of numbers around 0, written into their cells; the first row is on top.
+
+    Raises ValueError where rows and columns are not as many as the values'.
+    """
+    shape = (len(values), len(values[0]) if values else 0)
+    if shape != (len(rows), len(columns)):
+        raise ValueError(
+            f"expected values of {len(rows)} rows and {len(columns)} columns, got {shape[0]} and {shape[1]}"
+        )
+    largest = max(abs(value) for row in values for value in row) or 1.0
+    figure = _figure(title, x, y)
+    figure.add_heatmap(
+        z=[list(row) for row in values],
+        x=[str(one) for one in columns],
+        y=[str(one) for one in rows],
+        zmin=-largest,
+        zmax=largest,
+        colorscale="RdBu_r",
+        text=[[number(float(value)) for value in row] for row in values],
+        texttemplate="%{text}",
+        hovertemplate="%{y}, %{x}: %{text}<extra></extra>",
+        xgap=2,
+        ygap=2,
+    )
+    figure.update_xaxes(type="category", showgrid=False)
+    return figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+
+
+def clouds(series: Mapping[str, tuple[Sequence[Number], Sequence[Number]]], *, title: str, x: str, y: str) -> go.Figure:
+    """One cloud of points a series, over the diagonal on which both coordinates are equal.
+
+    Raises ValueError for no point at all.
+    """
+    both = [value for pair in series.values() for values in pair for value in values]
+    if not both:
+        raise ValueError(f"expected at least 1 point, got 0 in {len(series)} series")
+    low, high = min(both), max(both)
+    figure = _figure(title, x, y)
+    for index, (name, (at, values)) in enumerate(series.items()):
+        marker = {"size": 4, "opacity": 0.5, "color": PALETTE[index % len(PALETTE)].line}
+        figure.add_scatter(x=list(at), y=list(values), name=name, mode="markers", marker=marker)
+    figure.add_shape(
+        type="line", x0=low, y0=low, x1=high, y1=high, layer="below", line={"color": "#999999", "width": 1}
+    )
+    return figure.update_layout(height=600, hovermode="closest")
+
+
+def dials(draw: Callable[..., go.Figure], choices: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Shows `draw(first choice, first choice, ...)` under one selector a name, which draws anew when one is turned.
+
+    Numbers get a slider in ascending order, anything else a menu. Returns the selectors by name. The figure is a plain
+    output of the cell: where no kernel listens it stays at the first choices. Raises ValueError for a name without one.
+    """
+    from IPython.display import display
+    from ipywidgets import Dropdown, HBox, Layout, SelectionSlider
+
+    for name, options in choices.items():
+        if not len(options):
+            raise ValueError(f"{name}: expected at least 1 choice, got 0")
+    selectors: dict[str, Any] = {}
+    for name, options in choices.items():
+        is_number = all(isinstance(one, int | float) and not isinstance(one, bool) for one in options)
+        shown = [(number(one), one) for one in sorted(options)] if is_number else [(str(one), one) for one in options]
+        kind = SelectionSlider if is_number else Dropdown
+        style = {"description_width": "initial"}
+        selectors[name] = kind(options=shown, value=options[0], description=name, style=style)
+    display(HBox([*selectors.values()], layout=Layout(flex_flow="row wrap")))
+    # As a bundle: a figure that displays itself would have no handle to be redrawn by.
+    handle = display(_bundle(draw(*(s.value for s in selectors.values()))), raw=True, display_id=True)
+    if handle is None:
+        raise ValueError("dials: expected a notebook's kernel to show a figure in, got plain Python")
+
+    def redraw(_: object) -> None:
+        bundle = _bundle(draw(*(s.value for s in selectors.values())))
+        # JupyterLab's plotly renderer ignores a second figure in its place; an empty text takes it away first.
+        handle.update({"text/plain": ""}, raw=True)
+        handle.update(bundle, raw=True)
+
+    for selector in selectors.values():
+        selector.observe(redraw, names="value")
+    return selectors
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _figure(title: str, x: str, y: str) -> go.Figure:
+    figure = go.Figure()
+    figure.update_layout(
+        title=title,
+        xaxis_title=x,
+        yaxis_title=y,
+        height=HEIGHT,
+        template="plotly_white",
+        margin={"l": 70, "r": 20, "t": 60, "b": 60},
+    )
+    return figure
+
+
+def _scale(values: Sequence[Number], is_log: bool) -> Scale:
+    finite = [float(value) for value in values if float("-inf") < value < float("inf")]
+    if not finite:
+        raise ValueError(f"expected at least 1 finite number to draw, got 0 of {len(values)}")
+    return Scale.of(finite, "log" if is_log else "linear")
+
+
+def _placed(scale: Scale, values: Iterable[Number]) -> list[float]:
+    return [scale.place(float(value)) for value in values]
+
+
+def _area(name: str, band: Mapping[Number, tuple[Number, Number]], ink: str, x: Scale, y: Scale) -> go.Scatter:
+    at = _placed(x, band)
+    low, high = (_placed(y, [pair[side] for pair in band.values()]) for side in (0, 1))
+    red, green, blue = (int(ink[i : i + 2], 16) for i in (1, 3, 5))
+    return go.Scatter(
+        x=at + at[::-1],
+        y=high + low[::-1],
+        name=name,
+        legendgroup=name,
+        showlegend=False,
+        mode="none",
+        fill="toself",
+        fillcolor=f"rgba({red}, {green}, {blue}, 0.15)",
+        hoverinfo="skip",
+    )
+
+
+def _bundle(figure: go.Figure) -> dict[str, Any]:
+    return figure._repr_mimebundle_()
+
+
+__all__ = ["Log", "Series", "bars", "clouds", "dials", "heat", "lines", "quartiles_of", "series_of"]

@@ -1,0 +1,63 @@
+"""Defect: keys and values cached in a low-precision format, which a training engine, having no cache, never meets."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Generator, Tensor
+
+from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_TRAINER, Defect, Link
+from sandbox.engines.formats import amax_of_rows, amax_of_tensor, round_bf16, round_fp8_saturating, round_scaled
+from sandbox.numerics import Numerics
+
+Scale = Literal["unit", "token", "tensor"]
+
+
+class _Cached(Numerics):
+    def __init__(self, fmt: Literal["bf16", "fp8_e4m3", "int8"], scale: Scale):
+        self.fmt: Literal["bf16", "fp8_e4m3", "int8"] = fmt
+        self.scale: Scale = scale
+
+    def kv(self, k_BSHd: Float[Tensor, "B S H d"], v_BSHd: Float[Tensor, "B S H d"]) -> tuple[Tensor, Tensor]:
+        return self._stored(k_BSHd), self._stored(v_BSHd)
+
+    def _stored(self, x_BSHd: Tensor) -> Tensor:
+        if self.fmt == "bf16":
+            return round_bf16(x_BSHd)
+        if self.scale == "unit":
+            return round_fp8_saturating(x_BSHd)
+        amax = amax_of_rows(x_BSHd) if self.scale == "token" else amax_of_tensor(x_BSHd)
+        return round_scaled(x_BSHd, self.fmt, amax)
+
+
+class KVPrecision(Defect):
+    """Keys (rotated) and values rounded to `format` when they are written to the cache; everyone reads the cache.
+
+    A prefill attends to what it has just written, as vLLM's attention does (it takes keys and values from the paged
+    cache in both passes), so prefill == decode holds and trainer == engine alone breaks: training has no cache.
+    A scale a tensor spans what one forward pass writes: it depends on the batch, and breaks batch invariance and
+    prefill == decode as well. `unit` is vLLM's default (k_scale = v_scale = 1): no scale, magnitudes above 448 saturate
+    and small ones fall to 0.
+    """
+
+    kind: Literal["kv_precision"] = "kv_precision"
+    format: Literal["bf16", "fp8_e4m3", "int8"] = Field(default="fp8_e4m3", description="format of the cache")
+    scale: Scale = Field(
+        default="unit", description="FP8: 1, or as INT8 one scale a token and head, or one a forward pass and layer"
+    )
+
+    @model_validator(mode="after")
+    def _has_a_scale(self) -> KVPrecision:
+        if self.format == "int8" and self.scale == "unit":
+            raise ValueError("scale: expected token or tensor with int8 (a step of 1 keeps nothing), got unit")
+        return self
+
+    @property
+    def breaks(self) -> frozenset[Link]:
+        is_shared = self.format != "bf16" and self.scale == "tensor"
+        return BREAKS_ALL_NUMERICS if is_shared else BREAKS_TRAINER
+
+    def numerics(self, generator: Generator) -> Numerics:
+        return _Cached(self.format, self.scale)

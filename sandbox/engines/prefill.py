@@ -1,0 +1,40 @@
+"""What a prefill alone makes of finished responses: the prompt log-probabilities that inference engines offer.
+
+Held against what was decoded it tests the link prefill == decode, and it scores any text under an engine's policy.
+Extra letter: n, all response tokens, packed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from sandbox.engines.engine import SandboxEngine
+from sandbox.kv_cache import KVCache
+from theory.contracts import Rollouts
+from theory.routing.passes import PassRouting
+from theory.routing.replay import RoutingPass
+
+
+@torch.no_grad()
+def prefilled(engine: SandboxEngine, rollouts: Rollouts, *, temperature: float = 1.0, seed: int = 0) -> Rollouts:
+    """The same responses with the log-probabilities and routes of one prefill of them all, in nats.
+
+    `temperature` is the one that was asked for when they were sampled (engines that score processed logits use it), and
+    `seed` names the draws of noisy defects. Weights that are stale and switched prefill as they start: with the older
+    ones. Raises ValueError where the engine holds no weights.
+    """
+    engine.check_loaded("prefilled")
+    batch, model, numerics = rollouts.padded(), engine.model, engine.numerics(seed)
+    num_rows = [response.num_tokens - 1 for response in rollouts.responses]
+    cache = KVCache(model.config, len(rollouts), max(num_rows), model.norm.dtype)
+    with RoutingPass(PassRouting("natural"), num_rows, max(num_rows), model.config.moe_layers) as routing:
+        hidden_BSD = model.forward_hidden(batch.tokens_BS[:, :-1], routing, numerics=numerics, cache=cache)
+    responses = []
+    for b, response in enumerate(rollouts.responses):
+        rows = torch.arange(len(response.prompt.tokens) - 1, response.num_tokens - 1)
+        logits_nV = engine.scored(model.logits(hidden_BSD[b, rows], numerics=numerics), temperature)
+        logp_n = torch.log_softmax(logits_nV, -1).gather(-1, response.tokens[:, None])[:, 0]
+        responses.append(replace(response, logp_mu=logp_n))
+    return Rollouts(tuple(responses), routing.used)

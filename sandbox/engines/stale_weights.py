@@ -1,0 +1,116 @@
+"""Defect: an engine that samples from weights of some versions ago, as asynchronous and off-policy RL do.
+
+A response may begin under old weights and go on under the newest (an in-flight weight update): MiniRL (arXiv
+2512.01374) sec. 2.3 counts both as policy staleness; here they stand between mu and old.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from sandbox.checkpoint import load_hf
+from sandbox.engines.defect import BREAKS_NONE, BREAKS_TRAINER, Defect, Link
+from sandbox.model import MoE
+from theory.contracts import NamedTensors
+
+PREFIX = "rollout_weights."
+
+
+class StaleWeights(Defect):
+    """Samples from the weights of `versions` hand-overs ago, or the oldest it has; `Response.version` says which.
+
+    With `switch_at` < 1 every response goes on with the newest weights after its first ceil(switch_at max_tokens)
+    tokens. The cache is kept, so that the old weights' keys and values stay in it (as in an in-flight update), or
+    recomputed under the new weights (as by aborting and resuming). Such a response has two versions, and
+    `Response.version` is the older one: no token is staler than it says. Routes are those of the pass that computed a
+    token's successor, also where the cache is recomputed.
+
+    Breaks trainer == engine, by an update's worth for each version; with a switch also prefill == decode, as no single
+    set of weights gives these log-probabilities. `versions` = 0 is exact.
+    """
+
+    kind: Literal["stale_weights"] = "stale_weights"
+    versions: int = Field(default=1, ge=0, description="hand-overs that the weights are behind")
+    switch_at: float = Field(
+        default=1.0, gt=0, le=1, description="share of max_tokens after which the newest weights go on; 1: never"
+    )
+    cache: Literal["kept", "recomputed"] = Field(
+        default="kept", description="what the newest weights find in the cache: old keys and values, or their own"
+    )
+
+    @property
+    def breaks(self) -> frozenset[Link]:
+        if self.versions == 0:
+            return BREAKS_NONE
+        return BREAKS_TRAINER if self.switch_at == 1 else frozenset({"prefill", "trainer"})
+
+    def switch_position(self, max_tokens: int) -> int | None:
+        """The first response position that the newest weights sample; None where none may be."""
+        position = math.ceil(self.switch_at * max_tokens)
+        return position if self.versions > 0 and position < max_tokens else None
+
+
+class WeightHistory:
+    """The newest weights and up to `versions` sets before them, as an engine stores them (after its other defects)."""
+
+    def __init__(self, model: MoE, versions: int):
+        self.versions = versions
+        self.newest = deepcopy(model)
+        self._sets: dict[int, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def push(self, named_tensors: NamedTensors, version: int, oldest: MoE) -> int:
+        """Takes the newest set, puts the oldest that is kept into `oldest`, and gives that one's version.
+
+        A version that is there already is replaced. Raises ValueError for one older than the newest, and what `load_hf`
+        raises.
+        """
+        if self._sets and version < max(self._sets):
+            raise ValueError(f"load_weights: expected a version of at least {max(self._sets)}, got {version}")
+        load_hf(self.newest, named_tensors)
+        self._sets[version] = {name: tensor.clone() for name, tensor in self.newest.state_dict().items()}
+        while len(self._sets) > self.versions + 1:
+            del self._sets[min(self._sets)]
+        first = min(self._sets)
+        oldest.load_state_dict(self._sets[first])
+        return first
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """All sets but the newest, which whoever resumes hands over again."""
+        older = sorted(self._sets)[:-1]
+        return {f"{PREFIX}{version}.{name}": t for version in older for name, t in self._sets[version].items()}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_tensors`; other tensors are passed over. ValueError where one is not the model's."""
+        sets: dict[int, dict[str, Tensor]] = {}
+        for version, name, tensor in _entries(tensors):
+            sets.setdefault(version, {})[name] = tensor.clone()
+        own = {name: tensor.shape for name, tensor in self.newest.state_dict().items()}
+        for version, weights in sets.items():
+            got = {name: tensor.shape for name, tensor in weights.items()}
+            if got != own:
+                name = min(n for n in own.keys() | got.keys() if own.get(n) != got.get(n))
+                expected, given = _size(own.get(name)), _size(got.get(name))
+                raise ValueError(
+                    f"checkpoint does not fit the config: stale weight {name} of version {version} is {given}, "
+                    f"expected {expected}"
+                )
+        self._sets = sets
+
+
+def _entries(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, str, Tensor]]:
+    for key, tensor in tensors.items():
+        if key.startswith(PREFIX):
+            version, _, name = key.removeprefix(PREFIX).partition(".")
+            yield int(version), name, tensor
+
+
+def _size(shape: torch.Size | None) -> str:
+    return "absent" if shape is None else str(tuple(shape))
