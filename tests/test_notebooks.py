@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, linear_regression
+from typing import Any
 
 import nbformat
 import pytest
@@ -90,7 +91,7 @@ def figures(notebook: nbformat.NotebookNode) -> list[dict]:
     return [out["data"][PLOTLY] for out in outputs if PLOTLY in out.get("data", {})]
 
 
-def lines_of(notebook: nbformat.NotebookNode, cell_id: str) -> dict[str, dict[float, float]]:
+def lines_of(notebook: nbformat.NotebookNode, cell_id: str) -> dict[str, dict[Any, float]]:
     """The lines of the figure that the cell drew, by name: x to y. Areas are left out."""
     (cell,) = (cell for cell in notebook.cells if cell.id == cell_id)
     (figure,) = (out["data"][PLOTLY] for out in cell.outputs if PLOTLY in out.get("data", {}))
@@ -189,11 +190,12 @@ def test_training_inference_discrepancy(shared_runs: Path) -> None:
 
 @pytest.mark.slow
 def test_routing_replay(runs: Path) -> None:
-    """R2's replay bias is 0 at the first mini-batch and R3's is not; both grow; no bias is above its bound."""
+    """R2's replay bias is 0 at the first mini-batch, R3's is not; staleness adds to R2's; none is above its bound."""
     notebook = execute(REPLAY, turn=True)
     bias = lines_of(notebook, "in")
     assert set(bias["none"].values()) == {0.0} and bias["R2"][0] == 0 < bias["R3"][0]
-    assert bias["R2"][8] > bias["R2"][2] and bias["R3"][8] > bias["R3"][0]
+    # With the weights only staleness grows; how much of R3's bias is discrepancy depends on the engine.
+    assert bias["R2"][8] > bias["R2"][0] and min(bias["R3"].values()) > 0
     distance = lines_of(notebook, "out")
     assert distance["R2"][0] == pytest.approx(distance["none"][0], rel=1e-9)
     assert all(distance["R3"][n] < distance["none"][n] for n in distance["R3"])

@@ -161,11 +161,12 @@ OBJECTIVES = (
         (
             Edit(
                 "scaled.vllm_engine.requests:Request.add",
-                "if completion.logprobs is not None:",
+                "if completion.logprobs is None:",
                 "if completion.logprobs is None:\n"
-                "        self.tokens += list(completion.token_ids)\n"
-                "        self.logp += [0.0] * len(completion.token_ids)\n"
-                "    else:",
+                "            self.tokens += new\n"
+                "            self.logp += [0.0] * len(new)\n"
+                "            new, completion.logprobs = [], []\n"
+                "        elif False:",
             ),
         ),
         "tokens_come_with_their_log_probs",
