@@ -97,7 +97,12 @@ def scoring_params() -> Any:
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.DELTA
+        max_tokens=1,
+        temperature=0,
+        logprobs=0,
+        prompt_logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
     )
 
 
