@@ -53,20 +53,14 @@ def audit(
     if markdown is not None and not markdown.parent.is_dir():
         raise ConfigError(f"--markdown: expected a file in a folder that exists, got {markdown}")
     finished = newest(Path(config)) if Path(config).is_dir() else None
-    if finished is not None:
-        audit_config, folder, frame = (
-            _config(str(finished.parent / "config.yaml"), []),
-            _folder(finished),
-            read(finished),
-        )
-    else:
-        audit_config = _config(*_words([config, *context.args]))
-        if print_config:
-            typer.echo(to_yaml(audit_config), nl=False)
-            return
-        folder, frame = _run(audit_config, progress)
+    words = _words([config, *context.args]) if finished is None else (str(finished.parent / "config.yaml"), [])
+    audit_config = _config(*words)
+    if print_config:
+        typer.echo(to_yaml(audit_config), nl=False)
+        return
     if markdown is not None and audit_config.compare is None:
         raise ConfigError("--markdown: expected a config with compare, got none")
+    folder, frame = _run(audit_config, progress) if finished is None else (_folder(finished), read(finished))
     _show(frame)
     page = folder.path / PAGE
     atomic_write(page, _page(audit_config, folder, frame))

@@ -165,7 +165,10 @@ def _learner(
     def at_level(level: float) -> Policy:
         if level == 0:
             return old
-        distance: Callable[[float], float] = lambda x: token_kl(old.tree, logp_old, old.moved(x * step_Q).logp())  # noqa: E731
+
+        def distance(scale: float) -> float:
+            return token_kl(old.tree, logp_old, old.moved(scale * step_Q).logp())
+
         return old.moved(_scale("staleness", distance, level) * step_Q)
 
     return at_level

@@ -191,13 +191,17 @@ class RegionRow:
     divergence: bool = False
 
 
-_NO_STOPS: Stops = lambda x: [(False, False)] * len(x.pi)  # noqa: E731
+def no_stops(x: Response) -> list[tuple[bool, bool]]:
+    """No token is stopped."""
+    return [(False, False)] * len(x.pi)
+
+
 _TV = divergence_stops(tv_far, 0.03, 0.05)
 _KL = divergence_stops(kl_far, 0.005, 0.01)
 _CPPO = divergence_stops(cppo_far(0.03, 0.5), 0.04, 0.06)
 _RATIO = ratio_stops(0.1, 0.2)
 REGION_ROWS = {
-    "none": RegionRow(tr.NoRegion(), tr.NoRegion(), _NO_STOPS, stopped_whole(_NO_STOPS)),
+    "none": RegionRow(tr.NoRegion(), tr.NoRegion(), no_stops, stopped_whole(no_stops)),
     "minirl_mask": RegionRow(tr.MiniRLMask(0.1, 0.2), tr.MiniRLMask(1.0, math.inf), _RATIO, stopped_whole(_RATIO)),
     "min_clip": RegionRow(tr.MinClip(0.1, 0.2), tr.MinClip(1.0, math.inf), _RATIO, stopped_whole(_RATIO), scored=False),
     "weight_clip": RegionRow(
@@ -273,7 +277,7 @@ def _diverging(advantage: str, aggregation: str, far: Callable[[Response, float]
 
 
 _CAP5 = {"numerator": "pi", "weights": lambda gap: [min(x, 5.0) for x in gap]}
-_SCORE = stopped_whole(_NO_STOPS)
+_SCORE = stopped_whole(no_stops)
 PRESET_ROWS = {
     "minirl": _stopping("group_mean", "token_sum", ratio_stops, (0.2, 0.27), **_CAP5),
     "minirl_lengthnorm": _stopping("group_mean", "length_norm", ratio_stops, (0.2, 0.27), **_CAP5),
