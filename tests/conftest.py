@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 # dev: a quick look while working; what failed is tried first again. ci: the same examples every time, so a red run can
 # be repeated from its printed blob. thorough: for a night; one seed for the whole session, printed at its end.
 # No deadlines: the first call under the shape checks is slow by nature.
-settings.register_profile("dev", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("dev", max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("dev"), max_examples=50, derandomize=True, print_blob=True)
 settings.register_profile("thorough", parent=settings.get_profile("dev"), max_examples=10_000, print_blob=True)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev")

@@ -138,6 +138,8 @@ def batches(draw: st.DrawFn, *, corners: tuple[str, ...] = tuple(CORNERS), B: in
     old = (mu + draw(reals(B, T, low=-gaps.engine, high=gaps.engine))).clamp(max=0.0)
     pi = (old + draw(reals(B, T, low=-gaps.staleness, high=gaps.staleness))).clamp(max=0.0)
     advantages = draw(reals(B, low=-2.0, high=2.0))
+    # Times a small weight, an advantage near 1e-308 is subnormal, where a product keeps fewer digits.
+    advantages = torch.where(advantages.abs() < 1e-100, 0.0, advantages)
     return Batch(pi, old, mu, advantages, draw(masks(B, T)))
 
 

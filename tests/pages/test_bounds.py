@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.theory.bounds_page import CUT_NAMES, GAP_NAMES, cut_row, gap_row
+from tests.pages.bounds import CUT_NAMES, GAP_NAMES, cut_row, gap_row
 from theory.bounds import BOUNDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bounds.md").read_text()

@@ -1,6 +1,6 @@
 """How tight the bounds of the first-order gap are on random policies: the tables of docs/bounds.md.
 
-`python -m tests.theory.bounds_page` prints them; test_bounds_page.py computes rows of them again.
+`python -m tests.pages.bounds` prints them; test_bounds.py computes rows of them again.
 """
 
 from __future__ import annotations
