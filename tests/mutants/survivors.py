@@ -14,6 +14,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from scipy.stats import binomtest
+
 REASONS = Path(__file__).with_name("survivors.md")
 SHARE = 0.9
 KILLED = ("killed", "timeout", "segfault", "caught by type check")
@@ -58,7 +60,10 @@ def main() -> int:
     killed = sum(status in KILLED for status in run.values())
     known = reasons(REASONS.read_text(encoding="utf-8"))
     alive = {change(n, mutmut("show", n)): n for n, status in run.items() if status not in KILLED}
+    low, high = binomtest(killed, len(run)).proportion_ci(method="wilson")
     print(f"{killed} of {len(run)} generated mutants killed ({killed / len(run):.1%}); {dict(Counter(run.values()))}")
+    if len(run) < len(found):
+        print(f"of all {len(found)}, if these were drawn at random: {low:.1%} to {high:.1%} (Wilson, 95%)")
     unexplained = [line for line in alive if line not in known]
     for line in unexplained:
         print(f"- {line}\n  ({alive[line]}: no reason in {REASONS.name})")

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from theory.bounds import Bound
+from theory.bounds import BOUNDS, Bound
 from theory.exact.estimator import Problem
 from theory.exact.levels import disturbed, logit_noise
 from theory.exact.policies import LinearPolicy, TabularPolicy, TreePolicy, bigram, counts
@@ -94,7 +94,8 @@ def cases(draw: st.DrawFn, *rewards: str, forbidding: bool = False) -> Case:
 
 
 def assert_holds(bound: Bound) -> None:
-    """lhs <= rhs up to rounding, lhs >= 0, and no NaN on either side."""
+    """lhs <= rhs up to rounding, lhs >= 0, no NaN on either side, and the bound bears the name that it is found by."""
+    assert bound.name in BOUNDS, bound.name
     # Sums of at most 4^5 float64 terms of order one; the largest excess seen is in the tests' docstrings.
     tolerance = 1e-12 * (1 + float(bound.lhs.abs().max()))
     assert bool(bound.holds(tolerance).all()), bound

@@ -366,3 +366,15 @@ def test_every_bound_says_when_it_is_tight() -> None:
     assert len(listed) == 16
     for function in listed:
         assert "Proof" in (function.__doc__ or "") and "Tight" in (function.__doc__ or ""), function.__name__
+
+
+def test_the_band_may_begin_at_zero() -> None:
+    """lo = 0 cuts off no small weight: the bound is then that of hi alone, hi / (hi - 1)^2 of the chi-square."""
+    problem = one_step([0.5, 0.5], [0.2, 0.8], [1.0, 0.0])
+    bound = corrections.icepop_bias_chi2(problem, 0.0, 2.0)
+    assert_holds(bound)
+    # chi2 = 0.25 / 0.2 + 0.25 / 0.8 - 1 = 0.5625; the longest score of a two-token softmax at 1/2 has norm sqrt(1/2).
+    assert float(bound.rhs) == pytest.approx(2.0 * 0.5625 * math.sqrt(0.5), rel=1e-12)
+    for lo, hi in ((-0.1, 2.0), (1.0, 2.0), (0.5, 1.0)):
+        with pytest.raises(ValueError, match=rf"^expected 0 <= lo < 1 < hi, got lo = {lo}, hi = {hi}$"):
+            corrections.icepop_bias_chi2(problem, lo, hi)

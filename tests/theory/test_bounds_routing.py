@@ -56,6 +56,22 @@ def draw_bounds(p: Tensor, q: Tensor, seed: int, K: int) -> list[Bound]:
     ]
 
 
+@given(pair=router_pairs(), seed=seeds)
+def test_a_token_is_bounded_by_its_own_kernels(pair: tuple[Tensor, Tensor], seed: int) -> None:
+    """Both sides of a token's bound are the same alone as beside other tokens, whose kernels may be larger."""
+    p, q = pair
+    T, L, E = p.shape
+    p_A, q_A, kernels = route_distribution(p), route_distribution(q), draw_kernels(seed, T, E**L, 3)
+    kernels = kernels * torch.arange(1.0, T + 1)[:, None, None]
+    for bound in (route_gradient, route_gradient_diameter):
+        together = bound(p_A, q_A, kernels)
+        for t in range(T):
+            alone = bound(p_A[t : t + 1], q_A[t : t + 1], kernels[t : t + 1])
+            # The same sums over at most E^L routes: float64 rounding.
+            torch.testing.assert_close(together.lhs[t], alone.lhs[0], rtol=1e-12, atol=1e-14)
+            torch.testing.assert_close(together.rhs[t], alone.rhs[0], rtol=1e-12, atol=1e-14)
+
+
 @given(pair=router_pairs(), seed=seeds, K=st.integers(1, 2))
 def test_every_bound_holds(pair: tuple[Tensor, Tensor], seed: int, K: int) -> None:
     """lhs <= rhs for every kind of router, size and kernel; both sides are non-negative and never NaN."""

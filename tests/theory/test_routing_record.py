@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from theory.routing.features import RouterFeatures, draw_rows
-from theory.routing.record import MISSING, RoutingRecord, index_dtype, offsets_of
+from theory.routing.record import MISSING, RoutingRecord, index_dtype
 from theory.streams import stream
 
 LAYERS = (1, 2, 5)
@@ -236,81 +235,3 @@ def test_windows_partition_every_response(seed: int, num_tokens: list[int], widt
     for b in range(len(record)):
         assert torch.equal(torch.cat([w.rows(b) for w in windows]), record.rows(b))
         assert [len(w.rows(b)) <= width for w in windows] == [True] * len(windows)
-
-
-# -- features
-
-
-def draw_features(seed: int, num_rows: list[int], L: int = 3, D: int = 4, E: int = 5) -> RouterFeatures:
-    """Random features with these numbers of feature rows per response."""
-    generator = stream(seed, "features")
-    F = sum(num_rows)
-    return RouterFeatures(
-        rows=torch.cat([torch.arange(n) * 2 for n in num_rows]),
-        offsets=offsets_of(num_rows),
-        hidden=torch.randn(F, L, D, generator=generator),
-        logits=torch.randn(F, L, E, generator=generator),
-        layer_numbers=LAYERS[:L],
-    )
-
-
-@given(seed=st.integers(0, 999), num_rows=st.lists(st.integers(0, 4), min_size=1, max_size=5), data=st.data())
-def test_features_select_and_concat_keep_rows_together(seed: int, num_rows: list[int], data: st.DataObject) -> None:
-    """A response's rows, inputs and logits move together, and splitting then joining gives the features again."""
-    features = draw_features(seed, num_rows)
-    order = data.draw(st.permutations(range(len(num_rows))))
-    moved = features.select(order)
-    bounds = features.offsets.tolist()
-    for place, b in enumerate(order):
-        span, at = slice(bounds[b], bounds[b + 1]), slice(*moved.offsets.tolist()[place : place + 2])
-        assert torch.equal(moved.rows_of(place), features.rows[span])
-        assert torch.equal(moved.logits[at], features.logits[span])
-        assert moved.hidden is not None
-        assert features.hidden is not None
-        assert torch.equal(moved.hidden[at], features.hidden[span])
-    joined = RouterFeatures.concat([features.select([b]) for b in range(len(num_rows))])
-    assert torch.equal(joined.logits, features.logits)
-    assert torch.equal(joined.offsets, features.offsets)
-
-
-def test_minus_bias_undoes_a_folded_gate() -> None:
-    """h (W + W_p) - h W_p = h W: a folded engine's logits give back p_old."""
-    features = draw_features(0, [3, 2])
-    generator = stream(0, "predictor")
-    predictor = {n: torch.randn(4, 5, generator=generator) for n in LAYERS}
-    back = features.plus_bias(predictor).minus_bias(predictor)
-    # Two roundings of numbers of order 10 in float64.
-    torch.testing.assert_close(back.logits, features.logits, atol=1e-14, rtol=0)
-    for i, n in enumerate(LAYERS):
-        assert features.hidden is not None
-        expected = features.logits[:, i] - features.hidden[:, i] @ predictor[n]
-        torch.testing.assert_close(features.minus_bias(predictor).logits[:, i], expected, atol=1e-14, rtol=0)
-    with pytest.raises(ValueError, match=r"for layers \[1, 2, 5\], got none for \[5\]"):
-        features.minus_bias({1: predictor[1], 2: predictor[2]})
-
-
-@given(
-    seed=st.integers(0, 999),
-    spans=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), min_size=1, max_size=4),
-    num_positions=st.integers(1, 8),
-)
-def test_drawn_rows_are_distinct_ascending_and_inside(seed: int, spans: list, num_positions: int) -> None:
-    """Each response gives min(T_c, its rows) distinct rows of [first, num_rows), ascending."""
-    first, num_rows = [a for a, _ in spans], [a + n for a, n in spans]
-    drawn = draw_rows(num_rows, first, num_positions, stream(seed, "rows"))
-    for rows, a, b in zip(drawn, first, num_rows, strict=True):
-        assert len(rows) == min(num_positions, b - a)
-        assert rows.tolist() == sorted(set(rows.tolist()))
-        assert all(a <= row < b for row in rows.tolist())
-
-
-def test_drawn_rows_are_uniform() -> None:
-    """Every row is drawn equally often: 3 of 6 rows, so each with probability 1/2."""
-    generator = stream(0, "uniform")
-    hits = torch.zeros(8)
-    num_draws = 4000
-    for _ in range(num_draws):
-        hits[draw_rows([8], [2], 3, generator)[0]] += 1
-    # Binomial(4000, 1/2) has a standard deviation of 0.008 as a share; five of them.
-    assert hits[:2].tolist() == [0, 0]
-    assert bool(((hits[2:] / num_draws - 0.5).abs() < 0.04).all())

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from theory import advantages
+from theory.names import unknown_name
 from theory.objectives import Objective
 
 MAX_GROUPS = 200_000
@@ -53,20 +53,25 @@ def classes(
     return Classes(index_Y, probability_C, unique[:, 0], unique[:, 1] > 0, unique[:, 2].long())
 
 
+BASELINES = ("mean", "none")
+
+
 @dataclass(frozen=True)
 class Group:
     """How advantages arise. G responses share a prompt; with `num_responses` None the group is infinitely large.
 
     Then the mean of its rewards is the expectation under mu (`baseline` "mean"), or nothing is subtracted ("none");
-    with a finite G the objective's own advantage is taken, as in training.
+    with a finite G the objective's own advantage is taken, as in training. Raises ValueError for another baseline.
     """
 
     num_responses: int | None = 8
-    baseline: Literal["mean", "none"] = "mean"
+    baseline: str = "mean"
 
     def __post_init__(self) -> None:
         if self.num_responses is not None and self.num_responses < 2:
             raise ValueError(f"num_responses: expected at least 2 or None (infinitely many), got {self.num_responses}")
+        if self.baseline not in BASELINES:
+            raise unknown_name("baseline", self.baseline, BASELINES)
 
 
 @dataclass(frozen=True)

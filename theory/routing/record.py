@@ -211,10 +211,6 @@ class RoutingRecord:
         if self.num_rows_B != other.num_rows_B:
             raise ValueError(f"expected {self.num_rows_B} rows per response, got {other.num_rows_B}")
 
-    def to(self, device: torch.device | str) -> RoutingRecord:
-        """The record on that device."""
-        return RoutingRecord(self.experts.to(device), self.offsets.to(device), self.layer_numbers, self.num_experts)
-
 
 def offsets_of(num_rows_B: Sequence[int]) -> Int[Tensor, " B_plus_1"]:
     """Where each response's rows begin in the packed rows, and the total at the end."""
