@@ -13,6 +13,7 @@ from firstorder.audit import audit
 from firstorder.bench import bench
 from firstorder.defects import defects
 from firstorder.export import export
+from firstorder.filter import filter
 from firstorder.ladder import ladder
 from firstorder.launch import launch
 from firstorder.plan import plan
@@ -53,6 +54,10 @@ app.command(
     short_help="Measure the sandbox's engine defects against the training engine.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(defects)
+app.command(
+    short_help="Keep the problems of a file that a model solves sometimes.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(filter)
 app.command(short_help="Write a sandbox model as a Hugging Face folder.")(export)
 app.command(short_help="Time the pieces of a global step, side by side with transformers.")(bench)
 

@@ -56,15 +56,15 @@ def train(
     typer.echo(finished.path)
 
 
-def split(words: list[str]) -> tuple[str, list[str]]:
-    """The config's path, and the override words around it."""
+def split(words: list[str], wanted: str = "CONFIG, the YAML file that describes the run") -> tuple[str, list[str]]:
+    """The first word that is no override (`wanted`, for the message where there is none), and the words around it."""
     from lab.config.strict import ConfigError
 
     position = 0
     while position < len(words) and words[position].startswith("--"):
         position += 1 if "=" in words[position] else 2
     if position >= len(words):
-        raise ConfigError("missing CONFIG, the YAML file that describes the run")
+        raise ConfigError(f"missing {wanted}")
     return words[position], words[:position] + words[position + 1 :]
 
 

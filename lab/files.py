@@ -6,6 +6,9 @@ A process killed at any moment leaves the former file or the new one, and at wor
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import io
 import os
 import shutil
 import tempfile
@@ -68,6 +71,50 @@ def atomic_write(path: Path, data: str | bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Adds the line (without its end) to the file, made where there is none, and waits until the disk has it.
+
+    A torn line that a killed process left behind is removed first; RecordError leaves the others as they were.
+    """
+    data = line + b"\n"
+    with disk_errors(path), open(path, "a+b", buffering=0) as file:
+        end = _end_of_last_line(file)
+        file.truncate(end)
+        try:
+            if (written := file.write(data)) != len(data):
+                raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were taken")
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines that `append_line` wrote, without a torn last one; none where there is no file."""
+    if not path.is_file():
+        return []
+    with disk_errors(path, "read"):
+        return path.read_bytes().split(b"\n")[:-1]
+
+
+@contextlib.contextmanager
+def exclusive(lock: Path, refusal: str) -> Iterator[None]:
+    """Holds the lock file, made where there is none; RecordError(refusal) where another process holds it.
+
+    A killed process holds nothing.
+    """
+    with disk_errors(lock, "open"):
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RecordError(refusal) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """A temporary folder to fill, renamed to `path` when the block ends well and removed when it does not."""
@@ -86,6 +133,19 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             shutil.rmtree(former, ignore_errors=True)
+
+
+def _end_of_last_line(file: io.FileIO) -> int:
+    """The size of the file without a torn last line; reads backwards, so that long runs do not slow down."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - 65536)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
 
 
 def _umask() -> int:

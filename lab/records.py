@@ -7,14 +7,10 @@ goes on from there.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
-import io
 import json
 import math
 import numbers
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +22,18 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from lab.files import TEMPORARY, RecordError, atomic_folder, atomic_write, disk_errors, sync_file, write_synced
+from lab.files import (
+    TEMPORARY,
+    RecordError,
+    append_line,
+    atomic_folder,
+    atomic_write,
+    disk_errors,
+    exclusive,
+    sync_file,
+    whole_lines,
+    write_synced,
+)
 from lab.manifest import manifest
 from lab.traces import Trace
 
@@ -100,17 +107,8 @@ class RunFolder:
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Keeps other processes from writing here; RecordError if one does already. A killed process holds nothing."""
-        path = self.path / ".lock"
-        with disk_errors(path, "open"):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RecordError(f"cannot write in {self.path}: another process is running this run") from error
+        with exclusive(self.path / ".lock", f"cannot write in {self.path}: another process is running this run"):
             yield
-        finally:
-            os.close(descriptor)
 
     def write_config(self, text: str) -> None:
         """config.yaml: the resolved configuration."""
@@ -139,29 +137,13 @@ class RunFolder:
         line: dict[str, Any] = {"step": step, **values, **dict.fromkeys(non_finite)}
         if non_finite:
             line["non_finite"] = non_finite
-        path = self.path / "metrics.jsonl"
-        data = json.dumps(line, allow_nan=False).encode() + b"\n"
-        with disk_errors(path), open(path, "a+b", buffering=0) as file:
-            end = _end_of_last_line(file)
-            file.truncate(end)
-            try:
-                if (written := file.write(data)) != len(data):
-                    raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were taken")
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(end)
-                raise
+        append_line(self.path / "metrics.jsonl", json.dumps(line, allow_nan=False).encode())
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl in order; a torn last line is left out, a torn line before it is a ValueError."""
         path = self.path / "metrics.jsonl"
-        if not path.is_file():
-            return []
-        with disk_errors(path, "read"):
-            text = path.read_bytes()
-        *lines, _torn = text.split(b"\n")
         records = []
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(whole_lines(path), start=1):
             try:
                 record = json.loads(line)
                 assert isinstance(record, dict) and isinstance(record["step"], int)
@@ -284,19 +266,6 @@ def _load_checkpoint(folder: Path) -> Checkpoint:
     if _sha256(data) != parts["tensors_sha256"]:
         raise ValueError(f"{tensors_path}: damaged checkpoint (its checksum differs from the one in state.json)")
     return Checkpoint(parts["step"], safetensors.torch.load(data), parts["state"])
-
-
-def _end_of_last_line(file: io.FileIO) -> int:
-    """The size of the file without a torn last line; reads backwards, so that long runs do not slow down."""
-    end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        start = max(0, end - 65536)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
 
 
 def _number(name: str, value: object) -> float | int:

@@ -33,8 +33,8 @@ class ProblemTask:
         self.max_response_tokens = config.max_response_tokens
         train, held_out = split(config)
         self._solutions = {p.identity: p for p in train if p.solution is not None}
-        self._train = tuple(map(self._prompt, train))
-        self._held_out = tuple(map(self._prompt, held_out))
+        self._train = tuple(prompt_of(p, config, tokenizer) for p in train)
+        self._held_out = tuple(prompt_of(p, config, tokenizer) for p in held_out)
 
     def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
         """The next `num_prompts` problems: numbers [step * num_prompts, (step + 1) * num_prompts) of the endless walk.
@@ -52,26 +52,7 @@ class ProblemTask:
 
     def reward(self, prompt: Prompt, response: Response) -> float:
         """1.0 if Math-Verify finds the response's final expression equal to the answer, else 0.0 (R3, App. K)."""
-        tokens = response.tokens.tolist()
-        eos_id = self.tokenizer.eos_id
-        return grade(
-            self.tokenizer.decode(tokens[: tokens.index(eos_id)] if eos_id in tokens else tokens), prompt.answer
-        )
-
-    def _prompt(self, problem: Problem) -> Prompt:
-        text = self.config.prompt_template.replace(PROBLEM, problem.problem)
-        try:
-            tokens = (
-                self.tokenizer.chat(text, problem.before) if self.config.chat_template else self.tokenizer.prompt(text)
-            )
-        except ValueError as error:
-            raise ValueError(f"{problem.where}: {error}") from error
-        if len(tokens) > self.config.max_prompt_tokens:
-            raise ValueError(
-                f"{problem.where}: expected a prompt of at most max_prompt_tokens = {self.config.max_prompt_tokens} "
-                f"tokens, got {len(tokens)}"
-            )
-        return Prompt(id=problem.where, tokens=tokens, answer=problem.answer, text=text)
+        return reward_of(prompt, response, self.tokenizer)
 
 
 class DemonstratedProblemTask(ProblemTask):
@@ -104,6 +85,27 @@ class DemonstratedProblemTask(ProblemTask):
                 f"{self.config.max_response_tokens} tokens, got {len(tokens)}"
             )
         return tokens
+
+
+def prompt_of(problem: Problem, config: ProblemsConfig, tokenizer: Tokenizer) -> Prompt:
+    """The problem in the config's template; its `id` is the row's place. ValueError names a row that is too long."""
+    text = config.prompt_template.replace(PROBLEM, problem.problem)
+    try:
+        tokens = tokenizer.chat(text, problem.before) if config.chat_template else tokenizer.prompt(text)
+    except ValueError as error:
+        raise ValueError(f"{problem.where}: {error}") from error
+    if len(tokens) > config.max_prompt_tokens:
+        raise ValueError(
+            f"{problem.where}: expected a prompt of at most max_prompt_tokens = {config.max_prompt_tokens} "
+            f"tokens, got {len(tokens)}"
+        )
+    return Prompt(id=problem.where, tokens=tokens, answer=problem.answer, text=text)
+
+
+def reward_of(prompt: Prompt, response: Response, tokenizer: Tokenizer) -> float:
+    """1.0 if the text before the end token is equal to the answer by Math-Verify, else 0.0 (R3, App. K)."""
+    tokens, eos_id = response.tokens.tolist(), tokenizer.eos_id
+    return grade(tokenizer.decode(tokens[: tokens.index(eos_id)] if eos_id in tokens else tokens), prompt.answer)
 
 
 @functools.lru_cache(maxsize=4)

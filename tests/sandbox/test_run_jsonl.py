@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from firstorder.cli import main
 from lab.records import RunFolder
 from sandbox.model import load
+from tests.sandbox.tiny_hf import write_qwen3_moe
 
 CONFIG = """
 name: own
@@ -34,21 +34,7 @@ output: {output}
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
     """A tiny random Qwen3-MoE as transformers writes it, with a byte-level tokenizer."""
-    folder = tmp_path_factory.mktemp("model")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {"<eos>": 0} | {c: i + 1 for i, c in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=len(vocabulary), hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, num_experts_per_tok=2,
-        norm_topk_prob=True, max_position_embeddings=256, eos_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    transformers.Qwen3MoeForCausalLM(config).save_pretrained(folder)
-    return folder
+    return write_qwen3_moe(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

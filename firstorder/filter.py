@@ -1,0 +1,55 @@
+"""`firstorder filter`: the problems of a file that a model solves sometimes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+
+def filter(
+    context: typer.Context,
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: sandbox`.")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Problems, as the config's task block reads them.")],
+    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Responses drawn for each problem.")] = 16,
+    max_pass_rate: Annotated[
+        float, typer.Option(metavar="RATE", help="Problems solved more often are dropped; this rate itself is kept.")
+    ] = 0.9,
+    min_pass_rate: Annotated[
+        float, typer.Option(metavar="RATE", help="Problems solved less often are dropped; this rate itself is kept.")
+    ] = 0.0,
+    progress: Annotated[
+        Literal["bar", "lines", "none"], typer.Option(help="A live bar, a line every ten problems, or nothing.")
+    ] = "bar",
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Keep the problems of DATA whose pass rate under a model lies in a band (R3, arXiv 2510.11370, App. J).
+
+    The model, the engine's defects, the keys and template of a problem, temperature and length are those of CONFIG, a
+    run's config with a jsonl or dataset task; any field of it can be set here, as in `firstorder train`.
+
+    \b
+    Examples:
+      firstorder filter run.yaml problems.jsonl
+      firstorder filter run.yaml problems.jsonl --samples 8 --min-pass-rate 0.125 --model.path models/weak
+      firstorder filter run.yaml problems.parquet --task.kind dataset --engine.defects '[{kind: weight_precision}]'
+
+    Writes problems.pass_rates.jsonl (one row a problem: id, rate, samples, kept) and problems.filtered.jsonl (the kept
+    rows, unchanged). A killed filter goes on where it was; measured rates serve every band.
+    """
+    from firstorder.train import split
+    from firstorder.worlds import Schemas
+    from lab.config.load import load
+    from lab.config.strict import ConfigError
+    from lab.filtering import Band
+    from sandbox.config import SandboxRun
+
+    path, rest = split([config, data, *context.args])
+    data, overrides = split(rest, "DATA, the file of problems")
+    run_config = load(path, overrides, Schemas())
+    if not isinstance(run_config, SandboxRun):
+        raise ConfigError(f"{path}: backend: expected a config of the sandbox, got {run_config.backend}")
+    band = Band(min_pass_rate, max_pass_rate)
+    from sandbox.filtering import filter_data
+
+    typer.echo(filter_data(run_config, data, num_samples=samples, band=band, progress=progress).line())
