@@ -47,8 +47,10 @@ def cold_start(
     """The model after its supervised stage, and {"accuracy", "num_updates"}; from the cache where it was done before.
 
     `description` holds the parts of the config that made the model and the task. `report(update, loss, accuracy)` is
-    called at every check. Raises ValueError if the target is not reached within `max_updates`.
+    called at every check. Raises ValueError if the target is not reached within `max_updates`, or if every response
+    that the teacher shows is longer than `max_tokens`.
     """
+    block = block.model_copy(update={"teacher": block.teacher or task.teachers[0]})
     key = json.dumps([PROCEDURE, torch.__version__, description, block.model_dump(exclude={"cache"}), max_tokens])
     folder = Path(block.cache) / hashlib.sha256(key.encode()).hexdigest()[:12]
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +85,10 @@ def _train(
             group["lr"] = rate
         prompts = task.prompts(derive_seed(block.seed, "cold_start", update), block.batch_size)
         draws = stream(block.seed, "demonstrations", update)
-        loss = demonstration_loss(model, prompts, [task.demonstration(p, draws) for p in prompts])
+        demonstrations = [task.demonstration(p, draws, str(block.teacher)) for p in prompts]
+        if update == 0:
+            _check_fit(demonstrations, block, max_tokens)
+        loss = demonstration_loss(model, prompts, demonstrations)
         if not torch.isfinite(loss):
             raise NonFiniteError(f"cold start: the loss of update {update} is {loss.item()}")
         optimizer.zero_grad(set_to_none=True)
@@ -101,6 +106,16 @@ def _train(
         f"cold_start.target_accuracy: expected to reach {block.target_accuracy} within {block.max_updates} updates, "
         f"got {accuracy:.3f}"
     )
+
+
+def _check_fit(demonstrations: Sequence[Sequence[int]], block: ColdStartBlock, max_tokens: int) -> None:
+    """ValueError where none of the responses could be sampled whole: accuracy would stay at 0."""
+    shortest = min(map(len, demonstrations))
+    if shortest > max_tokens:
+        raise ValueError(
+            f"algorithm.sampling.max_tokens: expected room for the responses of cold_start.teacher {block.teacher}, at "
+            f"least {shortest} tokens, got {max_tokens}"
+        )
 
 
 def demonstration_loss(model: MoE, prompts: Sequence[Prompt], demonstrations: Sequence[Sequence[int]]) -> Tensor:

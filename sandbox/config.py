@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from lab.config.run import RunConfig
 from lab.config.strict import Strict
+from lab.tasks.problems import ProblemsConfig
 from sandbox.engines import EngineConfig
 from sandbox.engines.reduction_order import ReductionOrder
 from sandbox.numerics import Numerics
@@ -54,6 +55,9 @@ class TrainingBlock(Strict):
 class ColdStartBlock(Strict):
     """The supervised stage on generated demonstrations before RL; its result is cached by the hash of its inputs."""
 
+    teacher: str | None = Field(
+        default=None, description="whose style the demonstrations have; null: that of the task's first teacher"
+    )
     target_accuracy: float = Field(default=0.4, gt=0, le=1, description="stop when sampled accuracy reaches this")
     max_updates: int = Field(default=2000, ge=1, description="give up after this many updates (an error)")
     batch_size: int = Field(default=64, ge=1, description="demonstrations in one update")
@@ -85,8 +89,17 @@ class SandboxRun(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _teacher_is_there(self) -> SandboxRun:
+        teacher = None if self.cold_start is None else self.cold_start.teacher
+        if teacher is not None and teacher not in self.task.teachers:
+            names = ", ".join(self.task.teachers)
+            known = f"one of {names}" if names else "null (no solution_key, no teacher)"
+            raise ValueError(f"cold_start.teacher: expected {known}, got {teacher}")
+        return self
+
+    @model_validator(mode="after")
     def _model_fits(self) -> SandboxRun:
-        if self.model.path is None and self.task.kind != "arithmetic":
+        if self.model.path is None and isinstance(self.task, ProblemsConfig):
             kind = self.task.kind
             raise ValueError(f"model.path: expected a Hugging Face folder for a {kind} task (its tokenizer), got null")
         if self.model.path is None and self.model.num_experts == 0 and self.algorithm.replay.mode != "none":

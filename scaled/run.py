@@ -24,6 +24,7 @@ from lab.records import RunFolder, manifest
 from lab.report import write_report
 from lab.tasks import TextTask
 from lab.tasks import build as build_task
+from lab.tasks.problems import ProblemsConfig
 from lab.tasks.tokenizers import load_tokenizer
 from lab.verdict import judge
 from scaled.config import ScaledRun
@@ -95,15 +96,16 @@ def check(config: ScaledRun) -> ModelShape:
 
 def open_task(config: ScaledRun) -> TextTask:
     """The config's task, with the model folder's tokenizer where the task brings none of its own."""
-    tokenizer = load_tokenizer(Path(config.model.path)) if config.task.kind != "arithmetic" else None
+    tokenizer = load_tokenizer(Path(config.model.path)) if isinstance(config.task, ProblemsConfig) else None
     return build_task(config.task, tokenizer=tokenizer)
 
 
 def _check_vocabulary(config: ScaledRun, task: TextTask, shape: ModelShape) -> None:
     """A task's own characters must be all that the model can write; a folder's tokenizer may leave ids unused."""
     needed, has = task.tokenizer.vocab_size, shape.vocab_size
-    if needed > has or (config.task.kind == "arithmetic" and needed != has):
-        least = "" if config.task.kind == "arithmetic" else "at least "
+    own = not isinstance(config.task, ProblemsConfig)
+    if needed > has or (own and needed != has):
+        least = "" if own else "at least "
         raise ValueError(f"model.path: expected a model of {least}the task's {needed} tokens, got {has}")
 
 
@@ -147,8 +149,8 @@ class Session:
         self.config, self.folder, self.task, self.places = config, folder, task, places
         self.algorithm = config.algorithm.build()
         self.meter: Meter = Meter()
-        # Grading that runs in processes of its own is worth several threads; arithmetic is quicker than a thread.
-        self.ahead = None if config.task.kind == "arithmetic" else AheadTask(task)
+        # Grading that runs in processes of its own is worth several threads; the others' is quicker than a thread.
+        self.ahead = AheadTask(task) if isinstance(config.task, ProblemsConfig) else None
 
     def close(self) -> None:
         """Gives up rewards that nobody waits for."""

@@ -11,11 +11,12 @@ import torch
 from pydantic import Field
 
 from lab.tasks.arithmetic import ArithmeticConfig, ArithmeticTask
+from lab.tasks.countdown import CountdownConfig, CountdownTask
 from lab.tasks.jsonl import DatasetConfig, DemonstratedProblemTask, JsonlConfig, ProblemTask
 from lab.tasks.tokenizers import Tokenizer
 from theory.contracts import Prompt, Task
 
-TaskConfig = Annotated[ArithmeticConfig | JsonlConfig | DatasetConfig, Field(discriminator="kind")]
+TaskConfig = Annotated[ArithmeticConfig | CountdownConfig | JsonlConfig | DatasetConfig, Field(discriminator="kind")]
 """The `task:` block of a run's config; its `kind` says which task."""
 
 
@@ -38,19 +39,28 @@ class TextTask(Task, Protocol):
 class DemonstratedTask(TextTask, Protocol):
     """A task that can show right responses, so that a model can be cold-started on it."""
 
-    def demonstration(self, prompt: Prompt, generator: torch.Generator) -> tuple[int, ...]:
-        """Response tokens that earn reward 1, end token included; what there is to choose is drawn from `generator`."""
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """The styles in which it can show them, at least one; the first is the default."""
+        ...
+
+    def demonstration(self, prompt: Prompt, generator: torch.Generator, teacher: str) -> tuple[int, ...]:
+        """Response tokens of that teacher that earn reward 1, end token included; its choices are from `generator`."""
         ...
 
 
-def build(config: ArithmeticConfig | JsonlConfig | DatasetConfig, tokenizer: Tokenizer | None = None) -> TextTask:
+def build(
+    config: ArithmeticConfig | CountdownConfig | JsonlConfig | DatasetConfig, tokenizer: Tokenizer | None = None
+) -> TextTask:
     """The task of a config; a `DemonstratedTask` where it has demonstrations.
 
-    `tokenizer` is that of the model's folder: jsonl and dataset tasks need it (else ValueError), an arithmetic task
-    has its own characters and no use for it. Raises ValueError for what the task finds wrong with its config or file.
+    `tokenizer` is that of the model's folder: jsonl and dataset tasks need it (else ValueError), the others have their
+    own characters and no use for it. Raises ValueError for what the task finds wrong with its config or file.
     """
     if isinstance(config, ArithmeticConfig):
         return ArithmeticTask(config)
+    if isinstance(config, CountdownConfig):
+        return CountdownTask(config)
     if tokenizer is None:
         kind = config.kind
         raise ValueError(f"task.kind: expected a tokenizer for a {kind} task (that of a Hugging Face folder), got none")

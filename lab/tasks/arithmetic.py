@@ -1,16 +1,12 @@
-"""Multi-digit sums and differences with the column method written out: a task that a model of a hundred thousand
-parameters learns in a minute, with a difficulty dial that is also a dial of response length.
+"""Multi-digit sums and differences, worked out in writing: a task that a model of a hundred thousand parameters learns
+in a minute, with a difficulty dial that is also a dial of response length.
 
-Every step copies one column of the prompt and the carry of the step before it, so that the steps are local and what is
-hard is to get all of them right. Only the final answer, after `#`, is verified.
+    prompt         response of the default teacher, the column method (`$` stands for the end token)
+    47+85=         7+5+0=12;4+8+1=13#132$
+    23+48+61=      3+8+1+0=12;2+4+6+1=13#132$
 
-    prompt                 response (`$` stands for the end token)
-    47+85=                 7+5+0=12;4+8+1=13#132$
-    23+48+61=              3+8+1+0=12;2+4+6+1=13#132$
-    503-278=               3-8-0=15;0-7-1=12;5-2-1=02#225$
-
-A step reads `digit+digit+carry=` and two figures: the carry that goes on and the digit that stays. In a difference the
-first of the two is the borrow: 3-8-0 = -5 = 5 - 10*1 is written 15.
+The other two teachers are in arithmetic_styles.py. Every step of any of them is local, and what is hard is to get all
+of them right. Only the final answer, after `#`, is verified.
 All terms of a problem have the same number of digits.
 """
 
@@ -24,11 +20,11 @@ import torch
 from pydantic import Field, model_validator
 
 from lab.config.strict import Strict
+from lab.tasks.arithmetic_styles import MARK, STYLES, longest
 from lab.tasks.tokenizers import CharTokenizer
 from theory.contracts import Prompt, Response
 from theory.streams import derive_seed, stream
 
-MARK = "#"
 ALPHABET = f"0123456789+-=;{MARK}"
 SIGNS = {"add": "+", "subtract": "-"}
 
@@ -64,6 +60,11 @@ class ArithmeticConfig(Strict):
         return self
 
     @property
+    def teachers(self) -> tuple[str, ...]:
+        """Who can cold-start a model on the task; the first is the default."""
+        return tuple(STYLES)
+
+    @property
     def levels(self) -> range:
         """The digit counts."""
         return range(self.min_digits, self.max_digits + 1)
@@ -90,9 +91,7 @@ class ArithmeticTask:
     def __init__(self, config: ArithmeticConfig) -> None:
         self.config = config
         self.tokenizer = CharTokenizer(ALPHABET)
-        # A step is k digits, a carry, k signs, "=" and two figures; then the separators, the mark, the answer, the end.
-        d, k = config.max_digits, config.num_terms
-        self.max_response_tokens = d * (2 * k + 4) + (d - 1) + 1 + (d + (config.operation == "add")) + 1
+        self.max_response_tokens = longest(config.max_digits, config.num_terms, SIGNS[config.operation]) + 1
         self._held_out = tuple(self._draw_held_out())
 
     def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
@@ -115,9 +114,16 @@ class ArithmeticTask:
         _, mark, answer = self.tokenizer.decode(tokens[: tokens.index(self.tokenizer.eos_id)]).rpartition(MARK)
         return 1.0 if mark and answer == prompt.answer else 0.0
 
-    def demonstration(self, prompt: Prompt, generator: torch.Generator) -> tuple[int, ...]:
-        """The response tokens that solve the problem, end token included. There is one way to write it: no draws."""
-        return (*self.tokenizer.encode(worked_solution(prompt.text)), self.tokenizer.eos_id)
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """The styles of arithmetic_styles.py."""
+        return self.config.teachers
+
+    def demonstration(self, prompt: Prompt, generator: torch.Generator, teacher: str) -> tuple[int, ...]:
+        """The response tokens that solve the problem in the teacher's style, end token included; no draws."""
+        sign = SIGNS[self.config.operation]
+        numbers = [int(number) for number in prompt.text.rstrip("=").split(sign)]
+        return (*self.tokenizer.encode(STYLES[teacher](numbers, sign)), self.tokenizer.eos_id)
 
     def _draw(self, generator: torch.Generator, *, held_out: bool, digits: int | None) -> Prompt:
         """A problem from one side of the partition, by rejection; its digit count as given, or drawn uniformly."""
@@ -163,20 +169,3 @@ def draw_terms(digits: int, num_terms: int, generator: torch.Generator) -> list[
     first = torch.randint(1, 10, (num_terms, 1), generator=generator)
     rest = torch.randint(0, 10, (num_terms, digits - 1), generator=generator)
     return [int("".join(map(str, row))) for row in torch.cat([first, rest], dim=1).tolist()]
-
-
-def worked_solution(text: str) -> str:
-    """The column method for a problem such as `47+85=`, written out: `7+5+0=12;4+8+1=13#132`."""
-    sign = "-" if "-" in text else "+"
-    numbers = text.rstrip("=").split(sign)
-    width = max(map(len, numbers))
-    carry, steps, figures = 0, [], ""
-    for column in range(1, width + 1):
-        digits = [int(number.zfill(width)[-column]) for number in numbers]
-        others = sum(digits[1:]) + carry
-        # Floor division makes both cases one: total = 10 * carry + figure, or -10 * borrow + figure.
-        tens, figure = divmod(digits[0] + others if sign == "+" else digits[0] - others, 10)
-        steps.append(f"{sign.join(map(str, [*digits, carry]))}={abs(tens)}{figure}")
-        carry, figures = abs(tens), f"{figure}{figures}"
-    answer = f"{carry}{figures}".lstrip("0") or "0"
-    return f"{';'.join(steps)}{MARK}{answer}"

@@ -65,7 +65,12 @@ class DemonstratedProblemTask(ProblemTask):
             for prompt, problem in zip(self._train, self._solutions.values(), strict=True)
         }
 
-    def demonstration(self, prompt: Prompt, generator: torch.Generator) -> tuple[int, ...]:
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """The file itself."""
+        return self.config.teachers
+
+    def demonstration(self, prompt: Prompt, generator: torch.Generator, teacher: str) -> tuple[int, ...]:
         """The tokens of the row's solution and the end token; no draws. ValueError for a prompt not of this task."""
         if prompt.id not in self._demonstrations:
             raise ValueError(f"expected a training prompt of {self.config.path}, got {prompt.id!r}")

@@ -44,6 +44,11 @@ class ProblemsConfig(Strict):
     held_out_fraction: float = Field(0.1, gt=0, lt=1, description="held-out share of `path` without held_out_path")
     seed: int = Field(0, ge=0, description="names the order of the epochs and the held-out share")
 
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """Who can cold-start a model on the task: the rows' own solutions, or nobody."""
+        return () if self.solution_key is None else ("solutions",)
+
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ProblemsConfig:
         if PROBLEM not in self.prompt_template:

@@ -4,6 +4,7 @@ problems are never trained on."""
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from lab.config.strict import ConfigError, Strict, validate
 from lab.tasks import DemonstratedTask, TaskConfig, build
-from lab.tasks.arithmetic import ArithmeticConfig, ArithmeticTask, worked_solution
+from lab.tasks.arithmetic import ArithmeticConfig, ArithmeticTask
+from lab.tasks.arithmetic_styles import STYLES, longest
 from theory.contracts import Prompt, Response, Task
 from theory.streams import stream
 
@@ -45,6 +47,12 @@ def answer_with(task: ArithmeticTask, prompt: Prompt, text: str) -> float:
     return task.reward(prompt, respond(prompt, (*task.tokenizer.encode(text), task.tokenizer.eos_id)))
 
 
+def worked_out(text: str, style: str = "columns") -> str:
+    """The style's response to a problem such as `47+85=`."""
+    sign = "-" if "-" in text else "+"
+    return STYLES[style]([int(number) for number in text.rstrip("=").split(sign)], sign)
+
+
 def terms_of(prompt: Prompt) -> list[int]:
     return [int(term) for term in prompt.id.replace("-", "+").split("+")]
 
@@ -56,12 +64,13 @@ def test_is_a_task_with_demonstrations():
     assert isinstance(task, DemonstratedTask)
 
 
-@given(dials(), st.integers(0, 2**62))
-def test_a_demonstration_earns_the_reward_and_fits(values, step):
-    """A demonstration's reward is 1 for every problem, it ends with the end token, and it is not too long."""
+@given(dials(), st.integers(0, 2**62), st.sampled_from(list(STYLES)))
+def test_a_demonstration_earns_the_reward_and_fits(values, step, teacher):
+    """Every teacher's demonstration has reward 1 for every problem, ends with the end token, and is not too long."""
     task = ArithmeticTask(ArithmeticConfig(**values))
+    assert task.teachers == task.config.teachers == tuple(STYLES)
     for prompt in task.prompts(step, 4):
-        demonstration = task.demonstration(prompt, GENERATOR)
+        demonstration = task.demonstration(prompt, GENERATOR, teacher)
         assert task.reward(prompt, respond(prompt, demonstration)) == 1.0
         assert demonstration.count(task.tokenizer.eos_id) == 1
         assert demonstration[-1] == task.tokenizer.eos_id
@@ -87,7 +96,7 @@ def test_every_step_is_a_true_column(values, step):
     sign = "+" if task.config.operation == "add" else "-"
     (prompt,) = task.prompts(step, 1)
     numbers, carry, kept = prompt.id.split(sign), 0, ""
-    steps = worked_solution(prompt.text).split("#")[0].split(";")
+    steps = worked_out(prompt.text).split("#")[0].split(";")
     for column, written in enumerate(steps, start=1):
         left, figures = written.split("=")
         *digits, carry_in = map(int, left.split(sign))
@@ -107,7 +116,7 @@ def test_a_changed_answer_earns_nothing(values, step, data):
     """One wrong, missing or added figure after the mark, or a missing end or mark, makes the reward 0."""
     task = ArithmeticTask(ArithmeticConfig(**values))
     (prompt,) = task.prompts(step, 1)
-    steps, answer = task.tokenizer.decode(task.demonstration(prompt, GENERATOR)).split("#")
+    steps, answer = task.tokenizer.decode(task.demonstration(prompt, GENERATOR, "columns")).split("#")
     at = data.draw(st.integers(0, len(answer) - 1))
     other = data.draw(st.sampled_from([c for c in "0123456789" if c != answer[at]]))
     assert answer_with(task, prompt, f"{steps}#{answer[:at]}{other}{answer[at + 1 :]}") == 0.0
@@ -117,7 +126,7 @@ def test_a_changed_answer_earns_nothing(values, step, data):
     assert answer_with(task, prompt, f"{steps}#{answer}#") == 0.0
     assert answer_with(task, prompt, steps) == 0.0
     assert answer_with(task, prompt, answer) == 0.0
-    assert task.reward(prompt, respond(prompt, task.demonstration(prompt, GENERATOR)[:-1])) == 0.0
+    assert task.reward(prompt, respond(prompt, task.demonstration(prompt, GENERATOR, "columns")[:-1])) == 0.0
 
 
 def test_only_the_last_answer_before_the_end_counts():
@@ -192,14 +201,83 @@ def test_digits_and_figures_are_uniform():
 
 
 def test_harder_problems_have_longer_responses():
-    """Response length grows with digits and terms, passes 64 tokens, and the bound on it is reached."""
-    lengths = [len(worked_solution(f"{'9' * d}+{'9' * d}=")) + 1 for d in range(1, 9)]
+    """Response length grows with digits and terms, and passes 64 tokens."""
+    lengths = [len(worked_out(f"{'9' * d}+{'9' * d}=")) + 1 for d in range(1, 9)]
     assert lengths == [10 * d + 2 for d in range(1, 9)]
     assert lengths[6] > 64
-    assert len(worked_solution("99+99+99=")) > len(worked_solution("99+99="))
-    for num_terms, operation, text in ((2, "add", "999+999="), (3, "add", "999+999+999="), (2, "subtract", "999-100=")):
-        config = ArithmeticConfig(min_digits=3, max_digits=3, num_terms=num_terms, operation=operation, num_held_out=1)
-        assert len(worked_solution(text)) + 1 == ArithmeticTask(config).max_response_tokens
+    assert len(worked_out("99+99+99=")) > len(worked_out("99+99="))
+
+
+@pytest.mark.parametrize(
+    ("digits", "num_terms", "sign"), [(1, 2, "+"), (2, 2, "+"), (1, 3, "+"), (1, 2, "-"), (2, 2, "-")]
+)
+def test_the_longest_response_is_the_longest(digits, num_terms, sign):
+    """Of all problems of a size, in every style, the longest response is exactly as long as the task says."""
+    every = itertools.product(range(10 ** (digits - 1), 10**digits), repeat=num_terms)
+    problems = [numbers for numbers in every if sign == "+" or numbers[0] >= numbers[1]]
+    assert longest(digits, num_terms, sign) == max(
+        len(style(numbers, sign)) for style in STYLES.values() for numbers in problems
+    )
+
+
+def values_of(text: str) -> list[int]:
+    """The signed numbers of a sum such as `30-50+2`."""
+    return [int(value) for value in re.findall(r"[+-]?\d+", text)]
+
+
+@given(dials(), st.integers(0, 2**62), st.sampled_from(["place_values", "running"]))
+def test_every_written_equation_is_true(values, step, style):
+    """Each step of these two styles is a true equation, and the answer is what the last one ends in."""
+    task = ArithmeticTask(ArithmeticConfig(**values))
+    for prompt in task.prompts(step, 4):
+        steps, answer = worked_out(prompt.text, style).split("#")
+        assert all(sum(values_of(left)) == int(right) for left, right in (s.split("=") for s in steps.split(";")))
+        assert steps.split("=")[-1] == answer
+
+
+@given(dials(), st.integers(0, 2**62))
+def test_place_values_are_added_from_the_first_on(values, step):
+    """The first steps take the columns with their values, the first column first; the others add the results up."""
+    task = ArithmeticTask(ArithmeticConfig(**values))
+    (prompt,) = task.prompts(step, 1)
+    texts = prompt.id.replace("-", "+").split("+")
+    steps = [s.split("=") for s in worked_out(prompt.text, "place_values").split("#")[0].split(";")]
+    width, parts = len(texts[0]), [int(right) for _, right in steps[: len(texts[0])]]
+    for column in range(width):
+        taken = [abs(value) for value in values_of(steps[column][0])]
+        assert taken == [int(text[column]) * 10 ** (width - 1 - column) for text in texts]
+    totals = [parts[0], *(int(right) for _, right in steps[width:])]
+    assert [values_of(left) for left, _ in steps[width:]] == [[t, p] for t, p in zip(totals, parts[1:], strict=False)]
+
+
+@given(dials(), st.integers(0, 2**62))
+def test_a_running_sum_goes_from_term_to_term(values, step):
+    """It starts at the first term; each step goes on from the last, by one figure that is not 0 with its value; the
+    steps of a term make the whole term."""
+    task = ArithmeticTask(ArithmeticConfig(**values))
+    (prompt,) = task.prompts(step, 1)
+    first, *others = terms_of(prompt)
+    steps = [s.split("=") for s in worked_out(prompt.text, "running").split("#")[0].split(";")]
+    assert [values_of(left)[0] for left, _ in steps] == [first, *(int(right) for _, right in steps[:-1])]
+    moved = [abs(values_of(left)[1]) for left, _ in steps]
+    assert all(str(value).strip("0") in "123456789" for value in moved)
+    assert len(moved) == sum(figure != "0" for term in others for figure in str(term))
+    for term in others:
+        while term:
+            assert len(str(moved[0])) == len(str(term))
+            term -= moved.pop(0)
+    assert not moved
+
+
+def test_teachers_write_different_lengths():
+    """The styles of one problem, to the character; a 0 takes no step of a running sum."""
+    written = {style: worked_out("503-278=", style) for style in STYLES}
+    assert written == {
+        "columns": "3-8-0=15;0-7-1=12;5-2-1=02#225",
+        "place_values": "500-200=300;0-70=-70;3-8=-5;300-70=230;230-5=225#225",
+        "running": "503-200=303;303-70=233;233-8=225#225",
+    }
+    assert worked_out("503+205=", "running") == "503+200=703;703+5=708#708"
 
 
 class Holder(Strict):

@@ -141,7 +141,7 @@ def test_every_format_is_the_same_task(make: Write, shape: str, tmp_path: Path) 
     assert 1.0 in seen(task)[2] and 0.0 in seen(task)[2]
     for ours, theirs in zip(task.prompts(0, 4), wanted.prompts(0, 4), strict=True):
         draws = [stream(0, "unused"), stream(0, "unused")]
-        assert task.demonstration(ours, draws[0]) == wanted.demonstration(theirs, draws[1])  # type: ignore[attr-defined]
+        assert task.demonstration(ours, draws[0], "solutions") == wanted.demonstration(theirs, draws[1], "solutions")  # type: ignore[attr-defined]
 
 
 def test_rows_are_numbered_as_they_lie(tmp_path: Path) -> None:

@@ -187,12 +187,12 @@ def test_solutions_become_demonstrations(tmp_path):
     task = build(JsonlConfig(path=path, solution_key="how"), TOKENIZER)
     assert isinstance(task, DemonstratedTask)
     for prompt in task.prompts(0, 9):
-        demonstration = task.demonstration(prompt, stream(0, "unused"))
+        demonstration = task.demonstration(prompt, stream(0, "unused"), "solutions")
         assert TOKENIZER.decode(demonstration) == rf"\boxed{{{prompt.answer}}}"
         assert demonstration[-1] == TOKENIZER.eos_id
         assert task.reward(prompt, respond(prompt, demonstration)) == 1.0
     with pytest.raises(ValueError, match="expected a training prompt"):
-        task.demonstration(task.held_out()[0], stream(0, "unused"))
+        task.demonstration(task.held_out()[0], stream(0, "unused"), "solutions")
 
 
 def test_bad_solutions_are_named(tmp_path):

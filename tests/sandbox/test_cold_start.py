@@ -66,7 +66,7 @@ def test_the_loss_is_the_mean_surprise_of_the_demonstration(tmp_path):
     task, model = build(TASK), fresh()
     prompts = task.prompts(0, 3)
     draws = stream(0, "demonstrations")
-    demonstrations = [task.demonstration(p, draws) for p in prompts]
+    demonstrations = [task.demonstration(p, draws, "columns") for p in prompts]
     terms = []
     for prompt, demonstration in zip(prompts, demonstrations, strict=True):
         tokens = torch.tensor([[*prompt.tokens, *demonstration]])

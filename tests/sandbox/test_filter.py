@@ -193,11 +193,16 @@ def test_a_killed_filter_goes_on_to_the_same_bytes(data: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["--engine.defects", "[]"], ["--algorithm.sampling.temperature", "1.0"], ["--algorithm.sampling.max_tokens", "3"],
-        ["--seed", "4"], ["--training.precision", "bf16"], ["--task.prompt_template", "'{problem}+'"], ["--samples", "9"],
+        ["--engine.defects", "[]"],
+        ["--algorithm.sampling.temperature", "1.0"],
+        ["--algorithm.sampling.max_tokens", "3"],
+        ["--seed", "4"],
+        ["--training.precision", "bf16"],
+        ["--task.prompt_template", "'{problem}+'"],
+        ["--samples", "9"],
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_rates_of_another_setting_are_refused(data: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Rates that were measured under another engine, sampling, seed or prompt are one line, and stay as they are."""
     assert run_filter(data) == 0

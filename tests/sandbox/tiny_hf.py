@@ -1,4 +1,4 @@
-"""Tiny Hugging Face folders as transformers writes them: random weights, and a tokenizer of single characters or bytes."""
+"""Tiny Hugging Face folders as transformers writes them: random weights, and a tokenizer of characters or bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_qwen3_moe(folder: Path, alphabet: str = BYTES, sharpness: float = 1.0)
 
 
 def write(folder: Path, model_class, config, alphabet: str, sharpness: float = 1.0) -> Path:
-    """The model of the config with random weights, and a tokenizer whose id 0 ends and whose id i is character i - 1."""
+    """The model of the config with random weights, and a tokenizer whose id 0 ends and id i is character i - 1."""
     tokenizer = Tokenizer(models.BPE(vocab={"<eos>": 0} | {c: i + 1 for i, c in enumerate(alphabet)}, merges=[]))
     if alphabet == BYTES:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
