@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -43,7 +44,8 @@ def audit(
       firstorder audit configs/audit/small.yaml --seed 1 --discrepancy.token_kl '[1e-3, 1e-2]' --name mine
       firstorder audit runs/audit-small
 
-    Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, audit.json, audit.html.
+    Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, audit.json, audit.html. An audit
+    that was killed goes on after its last case when the same command is given again.
     """
     from lab.audit.records import PAGE, newest, read
     from lab.config.load import to_yaml
@@ -96,8 +98,8 @@ def _folder(finished: Path) -> RunFolder:
 
 
 def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> tuple[RunFolder, pd.DataFrame]:
-    """Enumerates everything, and writes the records."""
-    from lab.audit.records import create, write
+    """Enumerates everything, or what a former call left over, and writes the records."""
+    from lab.audit.records import create, keep_case, kept_cases, resumable, write
     from lab.audit.run import audit as enumerate_all
     from lab.progress import progress_of
 
@@ -114,13 +116,18 @@ def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> tupl
         if shown is not None:
             shown.show(done, words)
 
-    try:
-        frame = enumerate_all(config, builders, report)
-    finally:
-        if shown is not None:
-            shown.close()
-    folder = create(config)
-    write(folder, frame)
+    unfinished = resumable(config)
+    folder = unfinished or create(config)
+    with folder.hold():
+        former = kept_cases(folder)
+        if unfinished is not None:
+            typer.echo(f"going on in {folder.path}, where {len(former)} cases are done", err=True)
+        try:
+            frame = enumerate_all(config, builders, report, former, partial(keep_case, folder))
+        finally:
+            if shown is not None:
+                shown.close()
+        write(folder, frame)
     return folder, frame
 
 

@@ -1,5 +1,6 @@
 """The records of an audit: a folder with the config, what it ran on, audit.json with every row, and the page.
 
+Until all rows are there they stand in cases.jsonl, a line a case, from which an audit that was killed goes on.
 audit.json holds columns, not rows: {"name", "config_hash", "meaning": {column: words}, "columns": {column: [values]}}.
 """
 
@@ -15,13 +16,14 @@ import numpy as np
 import pandas as pd
 
 from lab.audit.config import AuditConfig
+from lab.audit.run import Rows
 from lab.audit.table import COLUMNS, measures
 from lab.config.load import config_hash, to_yaml
-from lab.files import atomic_write, disk_errors
+from lab.files import append_line, atomic_write, disk_errors, whole_lines
 from lab.manifest import manifest
 from lab.records import RunFolder
 
-FILE, PAGE = "audit.json", "audit.html"
+FILE, PAGE, CASES = "audit.json", "audit.html", "cases.jsonl"
 
 
 def create(config: AuditConfig) -> RunFolder:
@@ -30,6 +32,34 @@ def create(config: AuditConfig) -> RunFolder:
     folder.write_config(to_yaml(config))
     folder.write_manifest(manifest(config.seed))
     return folder
+
+
+def resumable(config: AuditConfig) -> RunFolder | None:
+    """The newest folder of this config, if its audit was cut short; None otherwise."""
+    folders = sorted(
+        p.parent for p in (Path(config.output) / config.name).glob(f"*Z-{config_hash(config)}/config.yaml")
+    )
+    return RunFolder(folders[-1]) if folders and not (folders[-1] / FILE).is_file() else None
+
+
+def keep_case(folder: RunFolder, rows: Rows) -> None:
+    """Adds the rows of the next case to cases.jsonl, and waits until the disk has them."""
+    plain = [{name: _plain(value) for name, value in row.items()} for row in rows]
+    append_line(folder.path / CASES, json.dumps(plain, allow_nan=False).encode())
+
+
+def kept_cases(folder: RunFolder) -> list[Rows]:
+    """The rows of each case in cases.jsonl, nan where null stands; ValueError with the line of a damaged one."""
+    path, cases = folder.path / CASES, []
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            rows = json.loads(line)
+            if not isinstance(rows, list):
+                raise TypeError("no list")
+            cases.append([{k: math.nan if v is None else v for k, v in row.items()} for row in rows])
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ValueError(f"{path}:{number}: expected the rows of a case, got {line[:60]!r}") from error
+    return cases
 
 
 def to_json(frame: pd.DataFrame) -> str:
@@ -63,9 +93,10 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def write(folder: RunFolder, frame: pd.DataFrame) -> Path:
-    """Writes audit.json; its path."""
+    """Writes audit.json, which ends the audit; its path."""
     path = folder.path / FILE
     atomic_write(path, to_json(frame))
+    (folder.path / CASES).unlink(missing_ok=True)
     return path
 
 
@@ -84,4 +115,6 @@ def _plain(value: Any) -> Any:
     return None if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)) else value
 
 
-__all__ = ["FILE", "PAGE", "create", "newest", "read", "to_json", "write"]
+__all__ = [
+    "FILE", "PAGE", "create", "keep_case", "kept_cases", "newest", "read", "resumable", "to_json", "write",
+]  # fmt: skip

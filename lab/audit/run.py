@@ -24,16 +24,22 @@ from theory.exact.levels import sequence_kl, token_kl
 from theory.objectives import Objective
 from theory.streams import stream
 
+Rows = list[dict[str, Any]]
+"""The rows of one case."""
+
 
 def audit(
     config: AuditConfig,
     builders: Mapping[str, Builder] | None = None,
     report: Callable[[int, int, str], None] | None = None,
+    former: Sequence[Rows] = (),
+    keep: Callable[[Rows], None] | None = None,
 ) -> pd.DataFrame:
     """One row a case, pair of distances, objective and group, with the columns of `lab.audit.COLUMNS`.
 
     `attrs` has the config's name and hash. `builders` adds kinds of policies; `report(done, total, words)` is called
-    after every case. Raises ValueError for a tree, a distance or a reward that cannot be enumerated.
+    after every case. `former` are the rows of the first cases, from a call that was cut short; `keep(rows)` is given
+    those of every other case. Raises ValueError for a tree, a distance or a reward that cannot be enumerated.
     """
     table = BUILDERS | dict(builders or {})
     blocks = [(block, table[block.kind](config, block)) for block in config.policies]
@@ -41,7 +47,10 @@ def audit(
     done = 0
     for block, cases in blocks:
         for case in cases.each:
-            rows += _rows(config, case)
+            found = former[done] if done < len(former) else _rows(config, case)
+            if keep is not None and done >= len(former):
+                keep(found)
+            rows += found
             done += 1
             if report is not None:
                 report(done, total, f"{block.label}, T = {case.keys['length']}, {case.keys['reward']}")
@@ -54,7 +63,7 @@ def audit(
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _rows(config: AuditConfig, case: Case) -> list[dict[str, Any]]:
+def _rows(config: AuditConfig, case: Case) -> Rows:
     """All rows of a case; what several of them need is computed once."""
     measured = _Measured(config.seed, case)
     rows = []
@@ -136,4 +145,4 @@ class _Measured:
         }
 
 
-__all__ = ["audit"]
+__all__ = ["Rows", "audit"]

@@ -15,6 +15,7 @@ from lab.config.strict import Strict
 from theory.advantages import ADVANTAGES
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.objectives import AGGREGATIONS, CORRECTIONS, PRESETS, Correction, Objective, correction, preset
+from theory.objectives.presets import OVERRIDES
 from theory.routing.passes import Mode
 from theory.routing.predictor import PredictorSettings
 
@@ -43,6 +44,12 @@ class ObjectiveBlock(Strict):
     preset: str = Field(description=f"a named composition: {', '.join(PRESETS)}")
     eps_low: float | None = Field(default=None, gt=0, description="lower width of the trust region")
     eps_high: float | None = Field(default=None, gt=0, description="upper width of the trust region")
+    delta_b: float | None = Field(
+        default=None, ge=0, le=1, description="cppo: divergence a token that a prefix may spend"
+    )
+    w_min: float | None = Field(
+        default=None, gt=0, le=1, description="cppo: weight of the last position, of 1 at the first"
+    )
     cap: float | None = Field(default=None, gt=0, description="upper bound C of the preset's truncated correction")
     correction: CorrectionBlock | None = Field(default=None, description="another correction of the engine gap")
     advantage: str | None = Field(default=None, description=f"another advantage: {', '.join(ADVANTAGES)}")
@@ -52,8 +59,8 @@ class ObjectiveBlock(Strict):
 
     def build(self) -> Objective:
         """The objective; ValueError for an unknown name, and for a change that the preset has no use for."""
-        names = ("eps_low", "eps_high", "cap", "advantage", "aggregation", "kl_coefficient", "kl_estimator")
-        changes: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        names = [name for name in OVERRIDES if name != "correction" and getattr(self, name) is not None]
+        changes: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.correction is not None:
             changes["correction"] = self.correction.build()
         return preset(self.preset, **changes)

@@ -92,8 +92,12 @@ def to_yaml(config: BaseModel) -> str:
 
 
 def config_hash(config: BaseModel) -> str:
-    """Twelve hex digits that depend on every field but NOT_HASHED: equal hashes promise equal numbers."""
-    fields = {key: value for key, value in config.model_dump(mode="json").items() if key not in NOT_HASHED}
+    """Twelve hex digits that depend on every field but NOT_HASHED: equal hashes promise equal numbers.
+
+    A field that is null is left out, so that a new optional one changes no former config's hash.
+    """
+    dumped = config.model_dump(mode="json", exclude_none=True)
+    fields = {key: value for key, value in dumped.items() if key not in NOT_HASHED}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 

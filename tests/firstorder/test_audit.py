@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,13 +94,52 @@ def test_an_audit_leaves_records(tiny: Path, capsys: pytest.CaptureFixture[str])
     assert main(["audit", str(tiny), "--progress", "lines", "--markdown", "study.md"]) == 0
     out = capsys.readouterr().out
     page = Path(out.splitlines()[-1])
-    assert {path.name for path in page.parent.iterdir()} == {"config.yaml", "manifest.json", "audit.json", "audit.html"}
+    names = {path.name for path in page.parent.iterdir() if path.name != ".lock"}
+    assert names == {"config.yaml", "manifest.json", "audit.json", "audit.html"}
     frame, text = read(page.parent / "audit.json"), page.read_text()
     assert frame.attrs["config_hash"] in page.parent.name and set(frame["objective"]) == {"minirl", "no weight"}
     assert Path("study.md").read_text().startswith("# minirl against no weight")
     page.unlink()
     assert main(["audit", "runs/tiny"]) == 0
     assert out.endswith(capsys.readouterr().out) and page.read_text() == text
+
+
+THREE_CASES = """
+import os, signal, sys
+from firstorder.cli import main
+from lab.audit import records
+
+keep, left = records.keep_case, [2]
+def keep_and_die(folder, rows):
+    keep(folder, rows)
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+records.keep_case = keep_and_die
+main(sys.argv[1:])
+"""
+
+
+def test_a_killed_audit_goes_on(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Killed with -9 after two cases of four, with a torn line besides: the same records as without, two cases anew."""
+    words = ["audit", str(tiny), "--policies.0.seeds", "4", "--progress", "lines"]
+    killed = subprocess.run([sys.executable, "-c", THREE_CASES, *words], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (folder,) = Path("runs/tiny").iterdir()
+    cases = folder / "cases.jsonl"
+    assert len(cases.read_bytes().splitlines()) == 2 and not (folder / "audit.json").exists()
+    cases.write_bytes(cases.read_bytes() + b'[{"policy": "tab')
+    assert main(words) == 0
+    assert f"going on in {folder}, where 2 cases are done" in capsys.readouterr().err
+    assert not cases.exists()
+    assert main([*words, "--output", "whole"]) == 0
+    (whole,) = Path("whole/tiny").iterdir()
+    resumed, uninterrupted = (json.loads((f / "audit.json").read_text()) for f in (folder, whole))
+    assert resumed["columns"] == uninterrupted["columns"]
+    capsys.readouterr()
+    cases.write_text("{}\n")
+    (folder / "audit.json").unlink()
+    assert "cases.jsonl:1: expected the rows of a case, got b'{}'" in fails(capsys, *words)
 
 
 def test_mistakes_are_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

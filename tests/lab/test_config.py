@@ -308,6 +308,8 @@ CHANGES: list[tuple[dict[str, Any], str, Any]] = [
     ({"freeze_router": True}, "freeze_router", True),
     ({"objective": {"preset": "minirl", "cap": 3}}, "objective.correction.cap", 3.0),
     ({"objective": {"preset": "minirl", "eps_low": 0.1}}, "objective.trust_region.eps_low", 0.1),
+    ({"objective": {"preset": "cppo", "delta_b": 0.02}}, "objective.trust_region.delta_b", 0.02),
+    ({"objective": {"preset": "cppo", "w_min": 0.5}}, "objective.trust_region.w_min", 0.5),
     ({"objective": {"preset": "minirl", "eps_high": 0.1}}, "objective.trust_region.eps_high", 0.1),
     ({"objective": {"preset": "minirl", "advantage": "leave_one_out"}}, "objective.advantage", "leave_one_out"),
     ({"objective": {"preset": "minirl", "aggregation": "token_mean"}}, "objective.aggregation.name", "token_mean"),
@@ -319,7 +321,8 @@ CHANGES: list[tuple[dict[str, Any], str, Any]] = [
 @pytest.mark.parametrize(("change", "path", "value"), CHANGES, ids=[path for _, path, _ in CHANGES])
 def test_every_field_reaches_the_algorithm(change: dict[str, Any], path: str, value: Any) -> None:
     """A field that is set in the block is what the built algorithm has, and nothing else is changed by it."""
-    plain: Any = validate(AlgorithmConfig, {"objective": {"preset": "minirl"}}, "here").build()
+    preset = change.get("objective", {}).get("preset", "minirl")
+    plain: Any = validate(AlgorithmConfig, {"objective": {"preset": preset}}, "here").build()
     built: Any = validate(AlgorithmConfig, {"objective": {"preset": "minirl"}} | change, "here").build()
     *blocks, last = path.split(".")
     inside, outside = built, plain

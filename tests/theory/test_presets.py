@@ -62,6 +62,7 @@ def test_defaults_are_the_papers() -> None:
         ("minrl", {}, "unknown preset 'minrl': did you mean 'minirl'"),
         ("minirl", {"eps_lo": 0.1}, "unknown override of minirl 'eps_lo': did you mean 'eps_low'"),
         ("reinforce", {"eps_low": 0.1}, "reinforce has no use for eps_low"),
+        ("minirl", {"delta_b": 0.1}, "minirl has no use for delta_b"),
         ("ppo", {"cap": 2.0}, "ppo has no use for cap: its correction none"),
         ("ppo", {"eps_high": -0.1}, r"expected eps_high >= 0, got -0\.1"),
         ("ppo", {"eps_low": 1.5}, r"expected 0 <= eps_low <= 1, got 1\.5"),

@@ -48,16 +48,19 @@ _ROWS = (
 PRESETS: dict[str, Objective] = {objective.name: objective for objective in _ROWS}
 """The presets by name, with their papers' defaults."""
 
-OVERRIDES = ("eps_low", "eps_high", "cap", "correction", "aggregation", "advantage", "kl_coefficient", "kl_estimator")
+OVERRIDES = (
+    "eps_low", "eps_high", "delta_b", "w_min", "cap", "correction", "aggregation", "advantage", "kl_coefficient",
+    "kl_estimator",
+)  # fmt: skip
 """What `preset` lets a caller change."""
 
 
 def preset(name: str, **overrides: Any) -> Objective:
     """The named objective, with these overrides.
 
-    `eps_low`, `eps_high`: the bounds of its trust region; `cap`: that of its correction (after `correction` is
-    replaced); `correction`, `aggregation`: an object, or its name; `advantage`, `kl_estimator`: a name;
-    `kl_coefficient`: beta of the penalty KL(pi || ref).
+    `eps_low`, `eps_high`, `delta_b`, `w_min`: the numbers of its trust region; `cap`: that of its correction (after
+    `correction` is replaced); `correction`, `aggregation`: an object, or its name; `advantage`, `kl_estimator`: a
+    name; `kl_coefficient`: beta of the penalty KL(pi || ref).
     Raises ValueError for an unknown preset or override, naming the nearest valid one, and for an override that the
     preset has no use for.
     """
@@ -74,7 +77,7 @@ def preset(name: str, **overrides: Any) -> Objective:
         parts["aggregation"] = _aggregation(overrides["aggregation"])
     chosen = _correction(overrides["correction"]) if "correction" in overrides else objective.correction
     parts["correction"] = _replace_numbers(name, chosen, f"correction {chosen.name}", _some(overrides, "cap"))
-    region, bounds = objective.trust_region, _some(overrides, "eps_low", "eps_high")
+    region, bounds = objective.trust_region, _some(overrides, "eps_low", "eps_high", "delta_b", "w_min")
     parts["trust_region"] = _replace_numbers(name, region, f"trust region {region.name}", bounds)
     return replace(objective, **parts)
 
