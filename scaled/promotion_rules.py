@@ -160,6 +160,8 @@ RULES: tuple[Rule, ...] = (
     Rule("objective.preset", "keep", _SAME),
     Rule("objective.eps_low", "keep", f"{_SAME} (0.2 in MiniRL sec. 4.2, R3 Table 12 and {_PR2})"),
     Rule("objective.eps_high", "keep", f"{_SAME} (0.27 in MiniRL sec. 4.2, R3 Table 12; 0.28 and 0.1 in {_PR2})"),
+    Rule("objective.delta_b", "keep", f"{_SAME} (CPPO, arXiv 2606.10968, Table 3)"),
+    Rule("objective.w_min", "keep", f"{_SAME} (CPPO, arXiv 2606.10968, Table 3)"),
     Rule("objective.cap", "keep", f"{_SAME} (5 in MiniRL sec. 4.2, 2 in R3 Table 12)"),
     Rule("objective.correction", "keep", _SAME),
     Rule("objective.advantage", "keep", _SAME),

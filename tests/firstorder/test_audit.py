@@ -22,7 +22,7 @@ from tests.firstorder.test_cli import fails
 CONFIGS = Path(__file__).parents[2] / "configs" / "audit"
 
 # Printed by `firstorder audit configs/audit/small.yaml` (seed 0, float64, torch 2.13 on x86-64): medians over three
-# policies at T = 4. That rows are sums over all responses is shown by enumeration in tests/lab/test_audit.py.
+# policies at T = 4. That rows are sums over all responses is shown by enumeration in tests/lab/audit/test_rows.py.
 GROUPS_OF_8 = "tabular, 3 tokens, noise on logits; reward sparse; groups of 8; T = 4, 3 policies"
 INFINITE = "tabular, 3 tokens, noise on logits; reward sparse; infinite group, baseline mean; T = 4, 3 policies"
 # Title, objective: bias, direction bias, cosine, step, variance, error at 64 and at 1024, at either distance.

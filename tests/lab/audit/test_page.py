@@ -1,0 +1,110 @@
+"""Laws of the audit's words and page: they are the rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from lab.audit import AuditConfig, medians
+from lab.audit.config import AuditObjective
+from lab.audit.page import render
+from lab.audit.study import study
+from lab.audit.table import ratios
+from lab.audit.words import sentences
+from lab.config.load import to_yaml
+from lab.report.style import number
+from tests.lab.test_report import FRAME, Page, attribute_in, browse, payload, with_script
+
+
+def test_the_summary_is_computed(config: AuditConfig, frame: pd.DataFrame) -> None:
+    """Its numbers follow the rows: with the biases of two objectives exchanged, their names change places."""
+    said = " ".join(sentences(config, frame))
+    assert "every expectation is an exact sum" in said and "least with sequence" in said and "token has less" in said
+    swap = {"sequence": "grpo", "grpo": "sequence"}
+    other = frame.assign(objective=frame["objective"].map(lambda name: swap.get(name, name)))
+    assert "least with grpo" in " ".join(sentences(config, other))
+    assert f"{len(frame):,} rows" in said
+
+
+def test_every_number_of_the_study_is_in_the_tables(config: AuditConfig, frame: pd.DataFrame) -> None:
+    """Its ratio cells are those of `ratios` at the middle staleness, bold exactly where the interval leaves out 1."""
+    text = study(config, frame)
+    table = ratios(frame, "token", "none")
+    cells = re.findall(r"(\*\*)?([\d.e-]+)(?:\*\*)? \[([\d.e-]+), ([\d.e-]+)\]", text)
+    part = table[table["asked_staleness"] == 3e-3]
+    wanted = sorted((number(r["ratio"]), number(r["low"]), number(r["high"])) for r in part.to_dict("records"))
+    assert sorted(tuple(c[1:]) for c in cells) == wanted
+    assert sum(bool(c[0]) for c in cells) == ((part["high"] < 1) | (part["low"] > 1)).sum()
+    with pytest.raises(ValueError, match="compare: expected two objectives"):
+        study(config.model_copy(update={"compare": None}), frame)
+
+
+@pytest.fixture(scope="module")
+def html(config: AuditConfig, frame: pd.DataFrame) -> str:
+    """The page."""
+    return render(config, frame, {"seed": 0, "versions": {"torch": "2"}}, to_yaml(config))
+
+
+FIGURES = {"bias-kl", "direction-kl", "bias-length", "error-n", "split", "trade-off"}
+
+
+def test_the_page_is_whole_and_loads_nothing(html: str) -> None:
+    """Tags balance, ids are unique, plotly.js is inside once, and no element names an address."""
+    page = Page(html)
+    assert page.open == [] and len(page.ids) == len(set(page.ids)) and html.count("plotly.js v") == 1
+    assert [a for a in page.addresses if not a.startswith(("data:", "#"))] == []
+    maps = {figure for figure, _ in page.plots} - FIGURES
+    assert {figure for figure, _ in page.plots} >= FIGURES and len(maps) == 12  # 2 policies x 2 rewards x 3 groups
+
+
+def test_the_curves_are_the_medians(html: str, frame: pd.DataFrame) -> None:
+    """The line of an objective on the bias figure has the medians at the middle staleness of the longest responses."""
+    figure = next(f for f in payload(html)["figures"] if f["id"] == "bias-kl" and f["slice"] == "0/0/1")
+    line = next(t for t in figure["data"] if t["name"] == "token" and t["meta"]["role"] == "line")
+    found = medians(frame).query(
+        "policy == 'tabular, 2 tokens' and length == 3 and reward == 'sparse' and group == 'infinite' "
+        "and baseline == 'mean' and objective == 'token' and asked_staleness == 3e-3"
+    )
+    assert line["x"] == sorted(found["kl_mu_pi"]) and sorted(line["y"]) == sorted(found["bias"])
+
+
+PROBE = """
+const pick = [...document.querySelectorAll('select.slice')];
+pick[0].value = "1"; pick[0].dispatchEvent(new Event("change"));
+setTimeout(() => {
+  const wide = document.documentElement;
+  const plots = [...document.querySelectorAll('.plot')].filter((p) => !p.closest('figure').hidden);
+  parent.postMessage({
+    drawn: wide.dataset.drawn, shown: plots.filter((p) => p.querySelector('.main-svg')).length,
+    rows: document.querySelectorAll('tbody tr:not([hidden])').length,
+    names: [...document.querySelectorAll('.run')].filter((b) => !b.hidden).map((b) => b.textContent.trim()),
+    overflow: wide.scrollWidth - wide.clientWidth,
+    outside: plots.filter((p) => p.querySelector('.main-svg').getBoundingClientRect().width > p.clientWidth + 1).length,
+  }, '*');
+}, 2000);
+"""
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
+def test_a_browser_shows_one_slice_at_a_time(html: str, tmp_path: Path, width: int, scheme: str) -> None:
+    """Choosing other policies redraws figures, table and legend without a word on the console; nothing overflows."""
+    (tmp_path / "report.html").write_text(with_script(html, PROBE))
+    (tmp_path / "frame.html").write_text(FRAME.format(width=width))
+    dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+    dom, console = browse(tmp_path / "frame.html", tmp_path, "--window-size=1400,1000", *dark)
+    found = json.loads(attribute_in(dom, "data-found"))
+    assert console == []
+    # The bigram policies have one length, so no figure over lengths, and two objectives at four pairs of distances.
+    assert int(found["drawn"]) == found["shown"] == len(FIGURES) - 1 + 12
+    assert found["names"] == ["none", "token"] and found["rows"] == 8
+    assert found["overflow"] == 0 and found["outside"] == 0
+
+
+def test_an_objective_has_its_label_or_its_preset() -> None:
+    """Tables call an objective by its label, and by its preset where it has none."""
+    assert AuditObjective(preset="minirl").name == "minirl"
+    assert AuditObjective(preset="minirl", label="mine").name == "mine"
