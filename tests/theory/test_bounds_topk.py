@@ -51,6 +51,7 @@ def test_every_bound_holds(pair: tuple[Tensor, Tensor], seed: int) -> None:
     K = slots_of(p.shape[-1], seed)
     for function in BY_ROW:
         bound = function(p, q, K)
+        assert bound.name == function.__name__
         assert bool(bound.holds(ROUNDING).all()), bound
         assert bool((bound.lhs >= -ROUNDING).all()), bound
     for threshold in (1e-3, 0.05, 1.0):

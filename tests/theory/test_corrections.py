@@ -153,6 +153,7 @@ def test_formula_holds_the_numbers(name: str) -> None:
         ("token_tis", {"cap": math.nan}, "expected cap > 0, got nan"),
         ("seq_tis", {"cap": "2"}, "seq_tis: cap: expected a number, got '2'"),
         ("icepop", {"lo": 3.0, "hi": 2.0}, r"icepop: expected 0 <= lo < hi, got lo = 3\.0, hi = 2\.0"),
+        ("geo_rs", {"lo": 1.0, "hi": 1.0}, r"geo_rs: expected 0 <= lo < hi, got lo = 1\.0, hi = 1\.0"),
         ("k3_rs", {"max_k3": -1.0}, r"k3_rs: expected max_k3 >= 0, got -1\.0"),
         ("geo_rs", {"numerator": "pi"}, r"geo_rs: expected numerator to be one of \('old',\), got 'pi'"),
     ],

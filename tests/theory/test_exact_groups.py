@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from theory.bounds import gradient
 from theory.exact.estimator import Problem, estimate, true_gradient
 from theory.exact.groups import Group, classes
 from theory.exact.levels import REWARDS, disturbed, logit_noise
 from theory.exact.policies import TabularPolicy
 from theory.exact.tree import PrefixTree
-from theory.objectives import preset
+from theory.objectives import correction, preset
 from theory.streams import stream
 
 
@@ -40,3 +42,32 @@ def test_classes_are_no_more_than_needed() -> None:
     by_response = classes(probability, reward, kept, length, False)
     assert by_response.probability_C.tolist() == [0.25, 0.25, 0.5]
     assert classes(probability, reward, kept, length, True).num_tokens_C.tolist() == [0, 3, 1, 2]
+
+
+@pytest.mark.parametrize("objective", ["minirl", "grpo_dapo", "rejecting"])
+def test_the_size_of_a_chunk_is_no_input(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Responses are worked on in pieces: seven at a time or all at once, gradients, moments and bounds are one."""
+    tree = PrefixTree(3, 4, has_end=True)
+    policy = TabularPolicy.random(tree, stream(0, "chunks", "policy"))
+    mu = disturbed(policy.logp(), logit_noise(tree, stream(0, "chunks", "noise")), 0.3)
+    problem = Problem(policy, mu, mu, REWARDS["dense"](tree, stream(0, "chunks", "reward")))
+    chosen = (
+        preset("grpo_dapo", correction=correction("seq_mis", lo=0.7, hi=1.3))
+        if objective == "rejecting"
+        else preset(objective)
+    )
+
+    def everything() -> list[torch.Tensor]:
+        found = [estimate(problem, chosen, group) for group in (Group(3), Group(None), Group(None, "none"))]
+        bounds = [gradient.gap_cauchy_schwarz(problem), gradient.gap_fisher(problem), gradient.gap_centred(problem)]
+        return [
+            true_gradient(problem),
+            *(x for e in found for x in (e.mean, torch.tensor(e.variance))),
+            *(x for b in bounds for x in (b.lhs, b.rhs)),
+        ]
+
+    whole = everything()
+    monkeypatch.setattr(PrefixTree.chunks, "__defaults__", (7,))
+    for x, y in zip(everything(), whole, strict=True):
+        # Sums of a few dozen float64 terms in another order.
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-12)

@@ -37,6 +37,10 @@ def test_describe_says_formula_unit_and_source() -> None:
     assert "rho - 1 - log rho" in text
     assert "nats/token" in text
     assert "R3 Eq. 2" in text
+    for name, metric in REGISTRY.items():
+        good = [] if metric.good is None else [f"good: {metric.good}"]
+        source = "; ".join([metric.source, *good])
+        assert describe(name) == f"{name} = {metric.formula} [{metric.unit}] ({source})"
 
 
 def test_unknown_names_suggest_the_nearest() -> None:

@@ -23,7 +23,9 @@ def test_describe_prints_the_composition(name: str) -> None:
     if PRESET_ROWS[name].eps is not None:
         assert ("0.75" if PRESET_ROWS[name].divergence else "1.75") in preset(name, eps_high=0.75).formula
     assert "min(old_t/mu_t, 3.5)" in preset(name, correction=correction("token_tis"), cap=3.5).formula
-    assert "0.25 k2[KL(pi || ref)]" in preset(name, kl_coefficient=0.25, kl_estimator="k2").formula
+    penalised = preset(name, kl_coefficient=0.25, kl_estimator="k2")
+    assert "0.25 k2[KL(pi || ref)]" in penalised.formula
+    assert penalised.describe().endswith("\n  KL penalty    0.25 x k2 of KL(pi || ref)")
 
 
 def test_printed_formulas_show_the_whole_weight() -> None:
@@ -63,6 +65,9 @@ def test_defaults_are_the_papers() -> None:
         ("minirl", {"eps_lo": 0.1}, "unknown override of minirl 'eps_lo': did you mean 'eps_low'"),
         ("reinforce", {"eps_low": 0.1}, "reinforce has no use for eps_low"),
         ("minirl", {"delta_b": 0.1}, "minirl has no use for delta_b"),
+        ("cppo", {"w_min": 1.5}, r"w_min: expected 0 < w_min <= 1, got 1\.5"),
+        ("cppo", {"w_min": 0}, r"w_min: expected 0 < w_min <= 1, got 0\.0"),
+        ("cppo", {"delta_b": 1.5}, r"delta_b: expected 0 <= delta_b <= 1, got 1\.5"),
         ("ppo", {"cap": 2.0}, "ppo has no use for cap: its correction none"),
         ("ppo", {"eps_high": -0.1}, r"expected eps_high >= 0, got -0\.1"),
         ("ppo", {"eps_low": 1.5}, r"expected 0 <= eps_low <= 1, got 1\.5"),

@@ -125,10 +125,12 @@ RATES: dict[str, tuple[float, Gap]] = {
 def measure(
     policies: Sequence[tuple[Policy, Float[Tensor, " Q"], Float[Tensor, " Y"]]],
     scales: Sequence[float] = SCALES,
+    names: Sequence[str] = tuple(RATES),
 ) -> list[Rate]:
-    """The measured rates over these policies, each with its direction and rewards."""
+    """The named rates as measured over these policies, each with its direction and rewards."""
     rates = []
-    for name, (predicted, gap) in RATES.items():
+    for name in names:
+        predicted, gap = RATES[name]
         slopes = [slope(scales, [gap(mu, d, eps, reward) for eps in scales]) for mu, d, reward in policies]
         rates.append(rate(name, predicted, slopes))
     return rates
