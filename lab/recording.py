@@ -31,6 +31,7 @@ class MetricLogger(Protocol):
 class Recorder:
     """Evaluates when it is due, and writes a step's row, trace and checkpoint. `evaluate(number)` gives eval metrics.
 
+    `decode` gives the text of tokens, so that traces can be read.
     Raises ValueError for a metric that is not registered, RecordError where the disk refuses.
     """
 
@@ -41,12 +42,14 @@ class Recorder:
         evaluate: Callable[[int], Scalars],
         progress: ProgressLines | None,
         loggers: Sequence[MetricLogger] = (),
+        decode: Callable[[tuple[int, ...]], str] | None = None,
     ):
         self.config = config
         self.folder = folder
         self.evaluate = evaluate
         self.progress = progress
         self.loggers = loggers
+        self.decode = decode
 
     def evaluation_due(self, number: int) -> bool:
         """Before the first step (0), after every `evaluation.every` steps, and after the last."""
@@ -71,7 +74,8 @@ class Recorder:
         self.append(number, row)
         last = number == self.config.num_steps
         if number % self.config.traces.every == 0 or last:
-            self.folder.save_trace(number, Trace.of(result.rollouts, result.scores, result.rewards_B, number))
+            trace = Trace.of(result.rollouts, result.scores, result.rewards_B, number, decode=self.decode)
+            self.folder.save_trace(number, trace)
         if number % self.config.checkpoint.every == 0 or last:
             save_checkpoint(number)
         if self.progress is not None:

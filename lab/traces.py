@@ -22,14 +22,16 @@ The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, the
 
 Expert ids stand in ascending order within a row-layer, -1 in every slot where nothing was recorded, in the narrowest
 signed type that holds num_experts. The file's metadata (strings): `schema` "firstorder.trace", `version` "1", `step`,
-and with experts `layer_numbers` (the routers' own numbers, as "1,2,5") and `num_experts`.
+with experts `layer_numbers` (the routers' own numbers, as "1,2,5") and `num_experts`, and optionally `texts`: what the
+tokens say, as a JSON object from id to text.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import safetensors
@@ -65,6 +67,7 @@ class Trace:
     layer_numbers: tuple[int, ...] = ()
     num_experts: int = 0
     logp_pi: Float[Tensor, " _A"] | None = None
+    texts: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         offsets = self.offsets.tolist()
@@ -111,16 +114,21 @@ class Trace:
         rewards_B: Float[Tensor, " B"],
         step: int,
         logp_pi_BT: Float[Tensor, "B T"] | None = None,
+        decode: Callable[[tuple[int, ...]], str] | None = None,
     ) -> Trace:
-        """The trace of one global step; its experts_old are the natural ones of the old pass."""
+        """The trace of one global step; its experts_old are the natural ones of the old pass.
+
+        `decode` gives the text of tokens, for `texts`.
+        """
         responses = rollouts.responses
         lengths = [len(r.tokens) for r in responses]
         mu, old = rollouts.experts, scores.natural
         known = mu if mu is not None else old
         num_tokens = torch.tensor([0, *(r.num_tokens for r in responses)], dtype=torch.int64)
+        tokens = torch.cat([torch.cat([torch.tensor(r.prompt.tokens), r.tokens.cpu()]) for r in responses]).int()
         return Trace(
             step=step,
-            tokens=torch.cat([torch.cat([torch.tensor(r.prompt.tokens), r.tokens.cpu()]) for r in responses]).int(),
+            tokens=tokens,
             offsets=num_tokens.cumsum(0),
             num_prompt=torch.tensor([len(r.prompt.tokens) for r in responses], dtype=torch.int64),
             is_response=torch.cat([r.is_response.cpu() for r in responses]),
@@ -132,7 +140,14 @@ class Trace:
             layer_numbers=() if known is None else known.layer_numbers,
             num_experts=0 if known is None else known.num_experts,
             logp_pi=None if logp_pi_BT is None else _pack(logp_pi_BT, lengths),
+            texts={} if decode is None else {token: decode((token,)) for token in tokens.unique().tolist()},
         )
+
+    @property
+    def num_choices(self) -> int:
+        """L K, the expert choices of a token; 0 without experts."""
+        experts = self.experts_mu if self.experts_mu is not None else self.experts_old
+        return 0 if experts is None else experts.shape[1] * experts.shape[2]
 
     @property
     def record_mu(self) -> RoutingRecord | None:
@@ -156,6 +171,8 @@ class Trace:
         if self.layer_numbers:
             metadata["layer_numbers"] = ",".join(str(n) for n in self.layer_numbers)
             metadata["num_experts"] = str(self.num_experts)
+        if self.texts:
+            metadata["texts"] = json.dumps(self.texts, ensure_ascii=False)
         atomic_write(path, safetensors.torch.save(tensors, metadata))
 
     @staticmethod
@@ -174,6 +191,7 @@ class Trace:
                 step=int(metadata["step"]),
                 layer_numbers=tuple(int(n) for n in layers.split(",")) if layers else (),
                 num_experts=int(metadata.get("num_experts", 0)),
+                texts={int(token): str(text) for token, text in json.loads(metadata.get("texts", "{}")).items()},
             )
         except safetensors.SafetensorError as error:
             raise ValueError(f"{path}: expected a safetensors file, got {error}") from error
@@ -184,7 +202,7 @@ class Trace:
 def _check_names(tensors: dict[str, Tensor]) -> None:
     """Raises ValueError unless every tensor of the schema is there, with its rank and kind of number, and no other."""
     ranks = {"experts_mu": 3, "experts_old": 3}
-    known = {f.name for f in fields(Trace)} - {"step", "layer_numbers", "num_experts"}
+    known = {f.name for f in fields(Trace)} - {"step", "layer_numbers", "num_experts", "texts"}
     missing = sorted(known - set(OPTIONAL) - set(tensors))
     if missing or set(tensors) - known:
         raise ValueError(f"missing tensors: {missing}, unknown tensors: {sorted(set(tensors) - known)}")

@@ -10,6 +10,7 @@ from lab.evaluation import evaluate
 from lab.progress import ProgressLines
 from lab.recording import Recorder, Scalars
 from lab.records import RunFolder
+from lab.tasks.tokenizers import Tokenizer
 from sandbox.config import SandboxRun
 from sandbox.engines.engine import SandboxEngine
 from sandbox.learner import Learner
@@ -41,11 +42,19 @@ class Evaluation:
 class Recording(L.Callback):
     """Writes metrics, traces and checkpoints, under the number of global steps taken (0 is before the first)."""
 
-    def __init__(self, config: SandboxRun, folder: RunFolder, evaluation: Evaluation, progress: ProgressLines | None):
+    def __init__(
+        self,
+        config: SandboxRun,
+        folder: RunFolder,
+        evaluation: Evaluation,
+        progress: ProgressLines | None,
+        tokenizer: Tokenizer,
+    ):
         self.config = config
         self.folder = folder
         self.evaluation = evaluation
         self.progress = progress
+        self.tokenizer = tokenizer
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, Learner)
@@ -56,6 +65,7 @@ class Recording(L.Callback):
             lambda number: self.evaluation(learner, number),
             self.progress,
             trainer.loggers,
+            self.tokenizer.decode,
         )
         self.recorder.begin()
 

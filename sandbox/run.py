@@ -59,7 +59,8 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
             learner.model.config, (), task.tokenizer.eos_id, numerics=of_precision(config.training.precision)
         )
         evaluation = Evaluation(config, exact)
-        recording = Recording(config, folder, evaluation, progress_of(progress, config.name, config.num_steps, first))
+        shown = progress_of(progress, config.name, config.num_steps, first)
+        recording = Recording(config, folder, evaluation, shown, task.tokenizer)
         try:
             _fit(config, folder, learner, recording, first)
         except NonFiniteError:

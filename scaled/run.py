@@ -204,7 +204,8 @@ class Session:
         probe, schedule = self.probe(), self.schedule(training, rollout)
         shown = progress_of(progress, config.name, config.num_steps, first)
         loggers = build_loggers(config.logging.loggers, config.name, folder.path, first)
-        recorder = Recorder(config, folder, partial(self._evaluate, rollout), shown, loggers)
+        decode = self.task.tokenizer.decode
+        recorder = Recorder(config, folder, partial(self._evaluate, rollout), shown, loggers, decode)
         try:
             schedule.start(first)
             recorder.begin(probe(rollout, training, first, self._first_rollouts(rollout, first)))

@@ -84,6 +84,9 @@ _METRICS = (
            "MiniRL Eq. 7"),
     Metric("actor/kl_penalty", "mean over tokens of the estimator of KL(pi || ref), without its coefficient",
            "nats/token", "Pr2 Eq. 11"),
+    Metric("actor/k3_kl_mu_pi",
+           "mean over tokens of w - 1 - log w, w = pi/mu: the whole of log(pi/mu) = log(old/mu) + log(pi/old)",
+           "nats/token", "MiniRL Eq. 5, Pr2 Eq. 21", "down"),
     Metric("actor/lr", "learning rate of the step", "1", "here"),
     Metric("actor/num_updates", "optimiser steps of the global step", "updates", "here"),
     # -- routing
@@ -98,6 +101,8 @@ _METRICS = (
            "up"),
     Metric("routing/zero_deviation", "fraction of (token, layer) with k - |I_a & I_b| = 0", "fraction",
            "Pr2 sec. 5.4", "up"),
+    Metric("routing/one_deviation", "fraction of (token, layer) with k - |I_a & I_b| = 1", "fraction",
+           "Pr2 sec. 5.4 and Fig. 4b", "down"),
     Metric("routing/route_kl", "mean over feature rows and layers of KL(live router || cached router)", "nats",
            "Pr2 sec. 5.4", "down"),
     Metric("routing/staleness_tv", "mean over tokens of TV(live route, cached route): 1 where any layer's set differs",

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from theory.contracts import MiniBatch, Rollouts, TokenScores, UpdateStats
-from theory.divergences import discrepancy_metrics, masked_mean, staleness_metrics
+from theory.divergences import discrepancy_metrics, k3_kl_mu_pi, masked_mean, staleness_metrics
 from theory.routing.features import RouterFeatures
 from theory.routing.measures import route_kl, routing_metrics, staleness_tv
 from theory.routing.passes import Passes
@@ -73,9 +73,12 @@ def update_metrics(
         metrics[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
     metrics["actor/num_updates"] = float(len(updates))
 
-    is_response = [m.rollouts.padded().is_response_BT for m, _ in updates]
+    batches = [m.rollouts.padded() for m, _ in updates]
+    is_response = [batch.is_response_BT for batch in batches]
+    logp_mu = torch.cat([batch.logp_mu_BT[batch.is_response_BT] for batch in batches])
     logp_pi = torch.cat([stats.logp_pi_BT[mask] for (_, stats), mask in zip(updates, is_response, strict=True)])
     logp_old = torch.cat([m.logp_old_BT[mask] for (m, _), mask in zip(updates, is_response, strict=True)])
+    metrics["actor/k3_kl_mu_pi"] = k3_kl_mu_pi(logp_pi, logp_mu).mean().item()
     metrics |= staleness_metrics(logp_pi[None], logp_old[None], torch.ones_like(logp_pi, dtype=torch.bool)[None])
 
     natural = [stats.natural for _, stats in updates if stats.natural is not None]
@@ -84,6 +87,7 @@ def update_metrics(
         routing = routing_metrics(cached, now)
         metrics["routing/topk_agreement"] = routing["routing/topk_agreement"]
         metrics["routing/zero_deviation"] = routing["routing/zero_deviation"]
+        metrics["routing/one_deviation"] = routing["routing/one_deviation"]
         metrics["routing/staleness_tv"] = staleness_tv(cached, now).mean().item()
     features = [stats.features for _, stats in updates if stats.features is not None]
     if cached_logits is not None and len(features) == len(updates):

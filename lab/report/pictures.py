@@ -1,4 +1,4 @@
-"""Pictures of single traces: what the two engines made of the tokens of one global step.
+"""Pictures that are no lines over the steps: what the engines made of the tokens of one step, and shares of a whole.
 
 Papers: R3 (arXiv 2510.11370) Fig. 2 and 3, sec. 3.1 and 3.2, App. H.
 """
@@ -6,17 +6,20 @@ Papers: R3 (arXiv 2510.11370) Fig. 2 and 3, sec. 3.1 and 3.2, App. H.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lab.report.figures import Caption, Figure
 from lab.report.runs import Run
 from lab.report.style import number
 from lab.traces import Trace
 from theory.divergences import extreme_fraction
-from theory.routing.measures import router_level_histogram
+from theory.routing.measures import router_level_histogram, sequence_level_histogram, token_level_histogram
+from theory.routing.record import RoutingRecord
 
 MAX_POINTS = 5000
 """Points of one scatter, all runs together: more make an SVG page slow."""
@@ -77,31 +80,138 @@ def extreme_curve(runs: Sequence[Run]) -> Figure | None:
     return Figure("extreme-curve", "Extreme tokens by threshold", caption, data, layout, _which(found))
 
 
-def router_difference(runs: Sequence[Run]) -> Figure | None:
-    """The share of (token, layer) routers by how many of their K choices differ between the engines, R3 Fig. 3a."""
-    found, data = [], []
-    for run, trace in _traces(runs):
-        mu, old = trace.record_mu, trace.record_old
-        if mu is None or old is None or not bool((mu.is_recorded & old.is_recorded).any()):
+@dataclass(frozen=True)
+class Level:
+    """A histogram of routing differences at one of R3's three levels."""
+
+    id: str
+    title: str
+    histogram: Callable[[RoutingRecord, RoutingRecord], Tensor]
+    of: str
+    x: str
+    formula: str
+    panel: str
+
+    def __call__(self, runs: Sequence[Run]) -> Figure | None:
+        found, data = [], []
+        for run, trace in _traces(runs):
+            mu, old = trace.record_mu, trace.record_old
+            # A whole row at least: what is known at some layers only says nothing of a token.
+            if mu is None or old is None or not bool((mu.is_recorded & old.is_recorded).all(dim=1).any()):
+                continue
+            found.append((run, trace))
+            shares = self.histogram(mu, old).tolist()
+            data.append(
+                {"type": "bar", "name": run.label, "meta": {"run": run.index, "role": "bar"}}
+                | {"x": list(range(len(shares))), "y": [share or None for share in shares]}
+                | {"customdata": [number(share) for share in shares], "hovertemplate": "%{customdata}"}
+            )
+        if not data:
+            return None
+        # Empty bins beyond the largest difference of all runs would only make the bars thin.
+        last = max(x for bars in data for x, y in zip(bars["x"], bars["y"], strict=True) if y)
+        layout: dict[str, Any] = {
+            "xaxis": {"title": {"text": self.x}, "dtick": max(1, -(-last // 12)), "range": [-0.6, last + 0.6]},
+            "yaxis": {"type": "log", "exponentformat": "power", "dtick": 1, "title": {"text": f"share of {self.of}"}},
+            "hovermode": "x unified",
+            "bargap": 0.25,
+        }
+        caption = Caption(self.formula, "fraction", f"R3 sec. 3.2, Fig. {self.panel} and App. H")
+        return Figure(self.id, self.title, caption, data, layout, _which(found))
+
+
+ROUTING_LEVELS = (
+    Level(
+        "router-difference",
+        "Differing choices of a router",
+        router_level_histogram,
+        "routers",
+        "differing expert choices",
+        "share of (token, layer) with d = K - |I_mu & I_old| = x; the training engine's choices by its live logits",
+        "3a",
+    ),
+    Level(
+        "token-level-difference",
+        "Differing choices of a token",
+        token_level_histogram,
+        "tokens",
+        "differing expert choices over all layers",
+        "share of tokens with sum_l d = x",
+        "3b",
+    ),
+    Level(
+        "sequence-level-difference",
+        "Differing choices a token, by response",
+        sequence_level_histogram,
+        "responses",
+        "mean differing choices a token, rounded down",
+        "share of responses with x <= mean over tokens of sum_l d < x + 1",
+        "3c",
+    ),
+)
+
+
+def deviation_tails(runs: Sequence[Run]) -> Figure | None:
+    """How many of its K experts the cached route has wrong at the last step that replayed, as Pr2 Fig. 4b."""
+    data, steps = [], set()
+    for run in runs:
+        rows = [row for row in run.metrics if row.get("routing/one_deviation") is not None]
+        if not rows:
             continue
-        found.append((run, trace))
-        shares = router_level_histogram(mu, old).tolist()
+        zero, one = (rows[-1][f"routing/{name}_deviation"] for name in ("zero", "one"))
+        shares = [zero, one, max(0.0, 1.0 - zero - one)]
+        # What is left of 1 after two rounded shares may be rounding itself.
+        shares[2] = 0.0 if shares[2] < 1e-12 else shares[2]
+        steps.add(rows[-1]["step"])
         data.append(
             {"type": "bar", "name": run.label, "meta": {"run": run.index, "role": "bar"}}
-            | {"x": list(range(len(shares))), "y": [share or None for share in shares]}
+            | {"x": ["0", "1", "2 or more"], "y": [share or None for share in shares]}
             | {"customdata": [number(share) for share in shares], "hovertemplate": "%{customdata}"}
         )
     if not data:
         return None
     layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": "differing expert choices"}, "dtick": 1 if len(data[0]["x"]) <= 13 else 2},
-        "yaxis": {"type": "log", "exponentformat": "power", "dtick": 1, "title": {"text": "share of routers"}},
+        "xaxis": {"type": "category", "title": {"text": "experts of K that differ"}},
+        "yaxis": {"type": "log", "exponentformat": "power", "dtick": 1, "title": {"text": "share of (token, layer)"}},
         "hovermode": "x unified",
         "bargap": 0.25,
     }
-    formula = "share of (token, layer) with K - |I_mu & I_old| = x; the training engine's choices by its live logits"
-    caption = Caption(formula, "fraction", "R3 sec. 3.2, Fig. 3a and App. H")
-    return Figure("router-difference", "Differing choices of a router", caption, data, layout, _which(found))
+    caption = Caption("share of (token, layer) with K - |I_cached & I_pi| = x", "fraction", "Pr2 sec. 5.4, Fig. 4b")
+    note = f"Last step of each run: {', '.join(str(step) for step in sorted(steps))}."
+    return Figure("deviation-tails", "How far the cached route is off", caption, data, layout, note)
+
+
+RATIO_PARTS = {
+    "discrepancy: mu, old": "rollout_corr/k3_kl",
+    "staleness: old, pi": "staleness/k3_kl",
+    "whole: mu, pi": "actor/k3_kl_mu_pi",
+}
+
+
+def ratio_parts(runs: Sequence[Run]) -> Figure | None:
+    """Means over the recorded steps of the k3 of both parts of the importance ratio, and of the whole."""
+    data = []
+    for run in runs:
+        means = [run.mean(name) for name in RATIO_PARTS.values()]
+        if any(mean is None for mean in means):
+            continue
+        data.append(
+            {"type": "bar", "name": run.label, "meta": {"run": run.index, "role": "bar"}}
+            | {"x": list(RATIO_PARTS), "y": [mean or None for mean in means]}
+            | {"customdata": [number(mean) for mean in means], "hovertemplate": "%{customdata}"}
+        )
+    if not data:
+        return None
+    layout: dict[str, Any] = {
+        "xaxis": {"type": "category"},
+        "yaxis": {"type": "log", "exponentformat": "power", "dtick": 1, "title": {"text": "k3, nats a token"}},
+        "hovermode": "x unified",
+        "bargap": 0.25,
+    }
+    formula = "mean over steps of k3[KL] of each factor of pi/mu = (old/mu) (pi/old)"
+    caption = Caption(formula, "nats/token", "MiniRL Eq. 5, Pr2 Eq. 21")
+    note = "The logarithms of the factors add up token by token; their k3 need not."
+    return Figure("ratio-parts", "What the importance ratio is made of", caption, data, layout, note)
 
 
 def _traces(runs: Sequence[Run]) -> list[tuple[Run, Trace]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lab.report.figures import FigureFunction, Lines
-from lab.report.pictures import extreme_curve, probability_scatter, router_difference
+from lab.report.pictures import ROUTING_LEVELS, deviation_tails, extreme_curve, probability_scatter, ratio_parts
 from lab.report.runs import ACCURACY, EXTREME
+from lab.report.tokens import token_difference, token_map
 from lab.verdict import ENTROPY, KL, REWARD
 
 LEARNING: tuple[FigureFunction, ...] = (
@@ -26,6 +27,7 @@ OPTIMISATION: tuple[FigureFunction, ...] = (
     Lines("grad-norm", "Gradient norm", "actor/grad_norm", axis="log", style="noisy"),
     Lines("clip-high", "Tokens held at the upper bound", "actor/pg_clipfrac_high", style="noisy"),
     Lines("clip-low", "Tokens held at the lower bound", "actor/pg_clipfrac_low", style="noisy"),
+    ratio_parts,
     Lines("staleness-kl", "Policy staleness", "staleness/k3_kl", axis="log", style="noisy"),
     Lines("response-length", "Response length", "response_length/mean", style="noisy"),
 )
@@ -35,7 +37,10 @@ ROUTING: tuple[FigureFunction, ...] = (
     Lines("topk-agreement", "Top-k agreement of cached and present route", "routing/topk_agreement"),
     Lines("route-kl", "KL between cached and present route", "routing/route_kl", axis="log"),
     Lines("native-rows", "Rows without a record under replay", "routing/native_rows"),
-    router_difference,
+    deviation_tails,
+    *ROUTING_LEVELS,
+    token_difference,
+    token_map,
 )
 PREDICTOR: tuple[FigureFunction, ...] = (
     Lines("predictor-loss", "Predictor loss", "predictor/loss", axis="log", style="noisy"),

@@ -80,12 +80,15 @@ def metrics_at(recipe: Recipe, step: int, num_steps: int, generator: torch.Gener
         "routing/router_disagreement": recipe.disagreement * (1 + step / 120),
         "routing/token_disagreement": min(1.0, 3 * recipe.disagreement * (1 + step / 120)),
     }
+    metrics["actor/k3_kl_mu_pi"] = kl + metrics["staleness/k3_kl"]
     if step == 1 or step % 10 == 0:
         metrics["eval/accuracy"] = min(1.0, max(0.0, reward - 0.04 + 0.01 * noise[2]))
     if recipe.preset == "minirl":
         metrics["rollout_corr/truncated_fraction"] = min(1.0, kl / 4)
     if recipe.mode != "none":
         metrics["routing/topk_agreement"] = (0.97 if recipe.mode == "Pr3" else 0.92) - 0.02 * step / num_steps
+        metrics["routing/zero_deviation"] = metrics["routing/topk_agreement"] - 0.02
+        metrics["routing/one_deviation"] = 0.98 * (1 - metrics["routing/zero_deviation"])
         metrics["routing/route_kl"] = (3e-3 if recipe.mode == "Pr3" else 2e-2) * math.exp(0.2 * noise[5])
         metrics["routing/native_rows"] = 0.0
     if recipe.mode == "Pr3":
@@ -115,4 +118,5 @@ def made_up_trace(recipe: Recipe, step: int, generator: torch.Generator) -> Trac
         experts_old=old,
         layer_numbers=tuple(range(L)),
         num_experts=E,
+        texts={i: chr(48 + i) for i in range(40)} | {40: "\n", 41: " the", 42: " therefore"},
     )

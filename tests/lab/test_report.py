@@ -31,7 +31,8 @@ EXPECTED = {
     "reward", "accuracy", "k3-kl", "extreme-fraction", "effective-sample-size", "truncated-fraction",
     "probability-scatter", "extreme-curve", "entropy", "grad-norm", "clip-high", "clip-low", "staleness-kl",
     "response-length", "router-disagreement", "token-disagreement", "topk-agreement", "route-kl", "native-rows",
-    "router-difference", "predictor-loss",
+    "router-difference", "token-level-difference", "sequence-level-difference", "deviation-tails", "ratio-parts",
+    "token-difference", "token-map", "predictor-loss",
 }  # fmt: skip
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

@@ -195,6 +195,8 @@ def test_metrics_of_updates_are_means_and_maxima() -> None:
     # mu says -1 and old -1.25 of every token: k3 = rho - 1 - log rho with rho = old/mu = exp(-0.25).
     assert metrics["rollout_corr/k3_kl"] == pytest.approx(torch.tensor(-0.25).exp().item() - 1 + 0.25, rel=1e-6)
     assert metrics["staleness/k3_kl"] == 0
+    # pi is old here, so that the whole ratio is the discrepancy alone.
+    assert metrics["actor/k3_kl_mu_pi"] == pytest.approx(metrics["rollout_corr/k3_kl"], rel=1e-6)
     assert metrics["response_length/mean"] == 2 and metrics["response_length/max"] == 3
     assert metrics["response_length/clip_ratio"] == 0
     assert metrics["progress/num_tokens"] == P * 6 and metrics["progress/num_responses"] == P * G

@@ -92,6 +92,7 @@ def test_measures_are_the_papers_definitions(seed: int, num_rows: list[int], K: 
         "routing/sequence_mean_difference": sum(sequences) / len(sequences),
         "routing/topk_agreement": sum(1 - x / K for x in routers) / len(routers),
         "routing/zero_deviation": sum(x == 0 for x in routers) / len(routers),
+        "routing/one_deviation": sum(x == 1 for x in routers) / len(routers),
     }
     assert routing_metrics(a, b) == pytest.approx(expected)
     for measure in (router_disagreement, token_disagreement, sequence_mean_difference, topk_agreement):
@@ -131,6 +132,7 @@ def test_measures_are_symmetric_and_do_not_know_names(seed: int, num_rows: list[
         "routing/sequence_mean_difference": 0,
         "routing/topk_agreement": 1,
         "routing/zero_deviation": 1,
+        "routing/one_deviation": 0,
     }
 
 

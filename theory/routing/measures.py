@@ -144,6 +144,7 @@ def routing_metrics(record_a: RoutingRecord, record_b: RoutingRecord) -> dict[st
         "routing/sequence_mean_difference": _mean(_sequence_means(d_RL, record_a)),
         "routing/topk_agreement": 1.0 - _mean(routers) / record_a.num_slots,
         "routing/zero_deviation": _mean(routers == 0),
+        "routing/one_deviation": _mean(routers == 1),
     }
 
 

@@ -1,0 +1,139 @@
+"""Where in the text the engines disagree: routing differences by token, and along one response.
+
+Letters: d in [0, L K], the differing expert choices of one input token over all L layers.
+Paper: R3 (arXiv 2510.11370) App. H for d, Table 11 and Fig. 11 for the pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lab.report.figures import Caption, Figure
+from lab.report.runs import Run
+from lab.report.style import number
+from lab.traces import Trace
+from theory.routing.measures import difference_counts
+
+MOST_TOKENS = 24
+"""Tokens that the ranking shows."""
+LEAST_SHARE = 2e-4
+"""Rarer tokens are left out of the ranking, as in R3's Table 11."""
+COLUMNS, MOST_ROWS = 32, 6
+"""Size of the piece of a response that is shown token by token."""
+
+
+def token_difference(runs: Sequence[Run]) -> Figure | None:
+    """The mean routing difference of each kind of token, the largest first, as R3 Table 11 ranks them."""
+    found = []
+    for run in runs:
+        trace = run.newest_trace
+        differences = None if trace is None else differences_of(trace)
+        if trace is not None and differences is not None:
+            found.append((run, trace, mean_by_token(*differences)))
+    if not found:
+        return None
+    largest: dict[int, float] = {}
+    texts: dict[int, str] = {}
+    for _, trace, means in found:
+        texts |= trace.texts
+        for token, mean in means.items():
+            largest[token] = max(mean, largest.get(token, 0.0))
+    ranked = sorted(largest, key=lambda token: (-largest[token], token))[:MOST_TOKENS]
+    names = [_name(token, texts) for token in ranked]
+    data = []
+    for run, _, means in found:
+        y = [means.get(token) for token in ranked]
+        data.append(
+            {"type": "bar", "name": run.label, "meta": {"run": run.index, "role": "bar"}, "x": names, "y": y}
+            | {"customdata": [number(mean) for mean in y], "hovertemplate": "%{customdata}"}
+        )
+    layout: dict[str, Any] = {
+        "xaxis": {"type": "category", "title": {"text": "token"}, "tickangle": 0 if max(map(len, names)) < 4 else -45},
+        "yaxis": {"title": {"text": "mean d"}, "rangemode": "tozero"},
+        "hovermode": "x unified",
+        "bargap": 0.25,
+    }
+    formula = "mean over a token's places of d = sum_l (K - |I_mu & I_old|), at most L K; the largest first"
+    note = f"{_step(found)} Tokens of less than {LEAST_SHARE:.2%} of the places are left out."
+    caption = Caption(formula, "choices/token", "R3 Table 11")
+    return Figure("token-difference", "Routing differences by token", caption, data, layout, note)
+
+
+def token_map(runs: Sequence[Run]) -> Figure | None:
+    """The beginning of one response, each token the stronger coloured the more its routes differ, as R3 Fig. 11.
+
+    Of the run whose engines differ the most; the response with the largest mean difference.
+    """
+    best: tuple[float, Run, Trace, Tensor, int] | None = None
+    for run in runs:
+        trace = run.newest_trace
+        if trace is None or (differences := differences_of(trace)) is None:
+            continue
+        _, d_R, b_R = differences
+        sums, sizes = torch.bincount(b_R, d_R, len(trace)), torch.bincount(b_R, minlength=len(trace))
+        means_B = torch.where(sizes > 0, sums / sizes.clamp(min=1), -1.0)
+        if best is None or float(means_B.max()) > best[0]:
+            best = (float(means_B.max()), run, trace, d_R[b_R == means_B.argmax()], int(means_B.argmax()))
+    if best is None:
+        return None
+    _, run, trace, d_T, b = best
+    start = int(trace.offsets[b])
+    tokens = trace.tokens[start : start + len(d_T)].tolist()[: COLUMNS * MOST_ROWS]
+    d = d_T[: len(tokens)].tolist()
+    top = max(*d, 1.0)
+    cells = {
+        "type": "scatter", "mode": "markers+text", "name": run.label, "meta": {"run": run.index, "role": "cells"},
+        "x": [i % COLUMNS for i in range(len(tokens))], "y": [-(i // COLUMNS) for i in range(len(tokens))],
+        "text": [_name(token, trace.texts) for token in tokens],
+        "marker": {"symbol": "square", "opacity": [round(0.05 + 0.75 * x / top, 3) for x in d]},
+        "customdata": [f"{int(x)} of {trace.num_choices} choices differ" for x in d], "hovertemplate": "%{customdata}",
+    }  # fmt: skip
+    rows = -(-len(tokens) // COLUMNS)
+    blank = {"visible": False, "fixedrange": True}
+    layout: dict[str, Any] = {
+        "xaxis": blank | {"range": [-1, COLUMNS]}, "yaxis": blank | {"range": [0.5 - max(rows, 4), 0.7]},
+        "hovermode": "closest",
+    }  # fmt: skip
+    formula = f"d of each input token, from 0 (pale) to {int(top)} (full)"
+    note = f"{run.label}, step {trace.step}, response {b}, its prompt included: the one that differs most."
+    caption = Caption(formula, "choices", "R3 Fig. 11")
+    return Figure("token-map", "Routing differences along a response", caption, [cells], layout, note)
+
+
+def differences_of(trace: Trace) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"], Int[Tensor, " R"]] | None:
+    """(token, d, response) of every routing row that both engines recorded at every layer; None without any."""
+    mu, old = trace.record_mu, trace.record_old
+    if mu is None or old is None:
+        return None
+    d_RL = difference_counts(mu, old)
+    is_whole = (d_RL >= 0).all(dim=1)
+    if not bool(is_whole.any()):
+        return None
+    # Row s is input token s: every token of a response but its last.
+    is_input = torch.ones(len(trace.tokens), dtype=torch.bool)
+    is_input[trace.offsets[1:] - 1] = False
+    response_R = torch.repeat_interleave(torch.arange(len(trace)), trace.offsets.diff() - 1)
+    return trace.tokens[is_input][is_whole].long(), d_RL[is_whole].sum(1).double(), response_R[is_whole]
+
+
+def mean_by_token(tokens_R: Tensor, d_R: Tensor, responses_R: Tensor) -> dict[int, float]:
+    """The mean d of each token with at least LEAST_SHARE of the rows."""
+    sums, sizes = torch.bincount(tokens_R, d_R), torch.bincount(tokens_R)
+    kept = (sizes >= LEAST_SHARE * len(tokens_R)) & (sizes > 0)
+    return {int(token): float(sums[token] / sizes[token]) for token in kept.nonzero()[:, 0]}
+
+
+def _name(token: int, texts: dict[int, str]) -> str:
+    """The token's text with white space made visible; its number where the trace has no text for it."""
+    text = texts.get(token, "")
+    return text.replace("\n", "↵").replace("\t", "⇥").replace(" ", "␣") if text else f"{token}"
+
+
+def _step(found: Sequence[tuple[Run, Trace, Any]]) -> str:
+    steps = sorted({trace.step for _, trace, _ in found})
+    return f"Newest trace: step {steps[0]}." if len(steps) == 1 else "Newest trace of each run."
