@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from theory.contracts import RolloutEngine, Sampling, Task
+from theory.turns import roll_out
 
 
 def evaluate(
@@ -12,6 +13,7 @@ def evaluate(
     num_samples: int,
     max_prompts: int,
     max_tokens: int,
+    max_turns: int,
     temperature: float,
     seed: int,
 ) -> dict[str, float]:
@@ -21,9 +23,9 @@ def evaluate(
     """
     prompts = list(task.held_out())[:max_prompts]
     sampling = Sampling(max_tokens=max_tokens, num_responses=num_samples, temperature=temperature, seed=seed)
-    responses = engine.generate(prompts, sampling).responses
+    responses = roll_out(engine, task, prompts, sampling, max_turns).responses
     return {
         "eval/accuracy": sum(task.reward(r.prompt, r) for r in responses) / len(responses),
-        "eval/response_length": sum(len(r.tokens) for r in responses) / len(responses),
+        "eval/response_length": sum(int(r.is_response.sum()) for r in responses) / len(responses),
         "eval/stop_fraction": sum(r.finish == "stop" for r in responses) / len(responses),
     }

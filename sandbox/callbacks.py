@@ -34,6 +34,7 @@ class Evaluation:
             num_samples=block.num_samples,
             max_prompts=block.max_prompts,
             max_tokens=self.config.algorithm.sampling.max_tokens,
+            max_turns=self.config.algorithm.sampling.max_turns,
             temperature=block.temperature,
             seed=derive_seed(self.config.seed, "evaluation", number),
         )

@@ -117,7 +117,7 @@ def _draws(
             rollouts = engine.generate(task.prompts(draw, algorithm.num_prompts), sampling)
             scores = training.score(rollouts, PassRouting("natural"))
             rows.append(old_pass_metrics(rollouts, scores, PASSES["none"]))
-            num_tokens += sum(len(r.tokens) for r in rollouts.responses)
+            num_tokens += sum(int(r.is_response.sum()) for r in rollouts.responses)
     finally:
         engine.close()
     return rows, num_tokens

@@ -177,6 +177,7 @@ RULES: tuple[Rule, ...] = (
     Rule("batch.num_prompts", "rule", f"MiniRL sec. 4.2, R3 sec. 5.1, {_PR2}, by objective and N", _num_prompts),
     Rule("batch.num_responses", "target", f"scale: 16 in MiniRL sec. 4.2, 8 in R3 Table 12, 8 or 16 in {_PR2}"),
     Rule("sampling.max_tokens", "target", f"scale: 32K in MiniRL sec. 4.2, 30K in R3 Table 12, 16K or 1K in {_PR2}"),
+    Rule("sampling.max_turns", "keep", _SAME),
     Rule("sampling.temperature", "target", "the model's: no paper prints one for training"),
     Rule("dynamic_sampling.enabled", "keep", _SAME),
     Rule("dynamic_sampling.max_rounds", "keep", _SAME),

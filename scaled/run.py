@@ -302,6 +302,7 @@ class Session:
             num_samples=block.num_samples,
             max_prompts=block.max_prompts,
             max_tokens=self.algorithm.max_tokens,
+            max_turns=self.algorithm.max_turns,
             temperature=block.temperature,
             seed=derive_seed(self.config.seed, "evaluation", number),
         )

@@ -33,7 +33,8 @@ class Algorithm:
     """One RL recipe: P prompts x G responses a global step, N mini-batches, an objective and a routing-replay mode.
 
     `dynamic_sampling_rounds` is how many times prompts may be drawn to fill P groups with mixed rewards; 1 keeps every
-    group (no dynamic sampling). `old_gates` chooses Pr2's old-pass gates: Eq. 6's predicted ones, or the live ones.
+    group (no dynamic sampling). `max_tokens` bounds all that follows a prompt, `max_turns` how often mu speaks in it
+    (a task without turns: once). `old_gates` chooses Pr2's old-pass gates: Eq. 6's predicted ones, or the live ones.
     """
 
     objective: Objective
@@ -44,6 +45,7 @@ class Algorithm:
     num_responses: int = 8
     num_minibatches: int = 1
     max_tokens: int = 64
+    max_turns: int = 1
     temperature: float = 1.0
     dynamic_sampling_rounds: int = 1
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -52,6 +54,8 @@ class Algorithm:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns: expected at least 1, got {self.max_turns}")
         if self.num_prompts % self.num_minibatches:
             raise ValueError(
                 f"num_minibatches must divide num_prompts, got {self.num_minibatches} and {self.num_prompts}"

@@ -37,11 +37,21 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """One response's own seed and longest length, in tokens: it then owes nothing to what else is in the call."""
+
+    seed: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How responses are drawn. `logp_mu` is always that of the distribution at temperature 1, untruncated.
 
     `num_features` asks the engine for router features on at most that many rows of each response (Pr2, arXiv
     2606.00395, App. E); 0 asks for none. `seed` names the draw: same weights, prompts and seed give the same bits.
+    `draws`, one for each response where there are any, take the place of `seed` and `max_tokens` in what is sampled:
+    later turns are drawn so (theory/turns.py). Then `max_tokens` is at least each of theirs.
     """
 
     max_tokens: int
@@ -49,11 +59,16 @@ class Sampling:
     temperature: float = 1.0
     seed: int = 0
     num_features: int = 0
+    draws: tuple[Draw, ...] = ()
 
 
 @dataclass(frozen=True)
 class Response:
-    """One sampled response. `is_response` is False on tokens that mu did not sample (tool observations)."""
+    """One sampled response. `is_response` is False on tokens that mu did not sample (a task's observations).
+
+    `logp_mu` is 0 there. `finish` is "length" where a limit cut it (of tokens, or of turns), and `version` the oldest
+    weights that sampled it.
+    """
 
     prompt: Prompt
     tokens: Int[Tensor, " T"]
@@ -238,7 +253,19 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class Environment(Task, Protocol):
+    """A task with turns: a response that has ended may be answered, and then goes on."""
+
+    def observe(self, prompt: Prompt, response: Response) -> tuple[int, ...] | None:
+        """The tokens that come back after the response so far, of which the last turn has just ended; None: it is over.
+
+        A function of its arguments alone.
+        """
+        ...
+
+
 __all__ = [
-    "MiniBatch", "NamedTensors", "Prompt", "Response", "RolloutEngine", "Rollouts", "Sampling", "Task", "TokenBatch",
-    "TokenScores", "TrainingEngine", "UpdateStats",
+    "Draw", "Environment", "MiniBatch", "NamedTensors", "Prompt", "Response", "RolloutEngine", "Rollouts", "Sampling",
+    "Task", "TokenBatch", "TokenScores", "TrainingEngine", "UpdateStats",
 ]  # fmt: skip

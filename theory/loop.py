@@ -24,12 +24,13 @@ from theory.contracts import (
     TrainingEngine,
     UpdateStats,
 )
-from theory.routing.features import RouterFeatures, draw_rows
+from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
 from theory.routing.passes import PassRouting
 from theory.routing.predictor import fold, learns
 from theory.routing.record import RoutingRecord
 from theory.step_metrics import old_pass_metrics, rollout_metrics, update_metrics
 from theory.streams import derive_seed, stream
+from theory.turns import roll_out
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task,
             seed=derive_seed(seed, "rollout", draw),
             num_features=algorithm.predictor.num_positions if algorithm.passes.rollout == "predicted" else 0,
         )
-        batch = rollout.generate(task.prompts(draw, P), sampling)
+        batch = roll_out(rollout, task, task.prompts(draw, P), sampling, algorithm.max_turns)
         rewards_PG = torch.tensor([task.reward(r.prompt, r) for r in batch.responses], dtype=torch.float32).view(P, G)
         for p, is_mixed in enumerate(keep_mixed_groups(rewards_PG).tolist()):
             group = (batch.select(range(p * G, (p + 1) * G)), rewards_PG[p])
@@ -183,9 +184,8 @@ def feature_rows(step: int, algorithm: Algorithm, rollouts: Rollouts, seed: int)
     """The rows whose router features are kept: the rollout engine's own draw where it made one, else a named draw."""
     if rollouts.features is not None:
         return rollouts.features.feature_rows
-    return draw_rows(
-        [r.num_tokens - 1 for r in rollouts.responses],
-        [len(r.prompt.tokens) - 1 for r in rollouts.responses],
+    return draw_sampling_rows(
+        [sampling_rows(len(r.prompt.tokens), r.is_response) for r in rollouts.responses],
         algorithm.predictor.num_positions,
         stream(seed, "features", step),
     )

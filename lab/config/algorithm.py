@@ -119,7 +119,8 @@ class BatchBlock(Strict):
 class SamplingBlock(Strict):
     """How responses are drawn in the rollout."""
 
-    max_tokens: int = Field(default=64, ge=1, description="longest response, in tokens")
+    max_tokens: int = Field(default=64, ge=1, description="longest response, in tokens, all its turns and observations")
+    max_turns: int = Field(default=1, ge=1, description="turns of a response, where the task answers (calculator)")
     temperature: float = Field(
         default=1.0, gt=0, description="sampling temperature; log-probabilities are always those at 1"
     )
@@ -175,6 +176,7 @@ class AlgorithmConfig(Strict):
             predictor=PredictorSettings(**self.replay.predictor.model_dump()),
             **self.batch.model_dump(),
             max_tokens=self.sampling.max_tokens,
+            max_turns=self.sampling.max_turns,
             temperature=self.sampling.temperature,
             dynamic_sampling_rounds=self.dynamic_sampling.max_rounds if self.dynamic_sampling.enabled else 1,
             optimizer=OptimizerSettings(**self.optimizer.model_dump()),

@@ -189,6 +189,8 @@ class VllmEngine:
     def _check_ready(self, sampling: Sampling) -> None:
         if self.version < 0:
             raise RuntimeError("generate: expected weights to have been loaded, got none since the start, wake or push")
+        if sampling.draws:
+            raise ValueError(f"sampling.draws: expected none (responses are numbered), got {len(sampling.draws)}")
         if 0 < sampling.temperature < LOWEST_TEMPERATURE and self._rollout.tensor_parallel > 1:
             raise ValueError(
                 f"sampling.temperature: expected 0 or at least {LOWEST_TEMPERATURE} with rollout.tensor_parallel above "

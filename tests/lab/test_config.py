@@ -296,6 +296,7 @@ CHANGES: list[tuple[dict[str, Any], str, Any]] = [
     ({"batch": {"num_responses": 3}}, "num_responses", 3),
     ({"batch": {"num_minibatches": 4}}, "num_minibatches", 4),
     ({"sampling": {"max_tokens": 9}}, "max_tokens", 9),
+    ({"sampling": {"max_turns": 3}}, "max_turns", 3),
     ({"sampling": {"temperature": 0.7}}, "temperature", 0.7),
     ({"dynamic_sampling": {"enabled": True, "max_rounds": 3}}, "dynamic_sampling_rounds", 3),
     ({"dynamic_sampling": {"enabled": False, "max_rounds": 3}}, "dynamic_sampling_rounds", 1),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from theory.routing.record import check_layer_numbers, check_offsets, offsets_of
@@ -134,3 +134,16 @@ def draw_rows(
         order = torch.randperm(num_rows - first, generator=generator)[:num_positions]
         drawn.append(first + order.sort().values)
     return tuple(drawn)
+
+
+def sampling_rows(num_prompt: int, is_response_T: Bool[Tensor, " T"]) -> Int[Tensor, " _"]:
+    """The rows of a response that predict the tokens which mu sampled: num_prompt + t - 1, ascending."""
+    return num_prompt - 1 + is_response_T.nonzero()[:, 0]
+
+
+def draw_sampling_rows(
+    rows_B: Sequence[Int[Tensor, " _"]], num_positions: int, generator: torch.Generator
+) -> tuple[Int[Tensor, " _"], ...]:
+    """`draw_rows` among the `sampling_rows` of each response: without observations, the same draw as it alone makes."""
+    places_B = draw_rows([len(rows) for rows in rows_B], [0] * len(rows_B), num_positions, generator)
+    return tuple(rows[places] for rows, places in zip(rows_B, places_B, strict=True))

@@ -1,0 +1,169 @@
+"""Rollouts of several turns: generate, ask the task what comes back, and go on with all of it as the next prompt.
+
+The tokens that come back (observations) are part of the response but not of mu: they are in no loss, no denominator
+and no metric of a policy. R3 (arXiv 2510.11370) sec. 4.2 replays such rollouts by the routes that each turn recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from theory.contracts import Draw, Environment, Prompt, Response, RolloutEngine, Rollouts, Sampling, Task
+from theory.routing.features import RouterFeatures
+from theory.routing.record import RoutingRecord, offsets_of
+from theory.streams import derive_seed, stream
+
+
+def roll_out(
+    engine: RolloutEngine, task: Task, prompts: Sequence[Prompt], sampling: Sampling, max_turns: int
+) -> Rollouts:
+    """`num_responses` responses a prompt; those of an `Environment` in up to `max_turns` turns, merged into one each.
+
+    `sampling.max_tokens` counts all tokens after the prompt. An observation that leaves no room for one more token is
+    dropped, as is one after the last turn, and the response finishes "length". Response b of the call draws turn
+    n = 1, 2, ... from derive_seed(seed, "turn", n, b), whichever others go on. A row of its routing record is that of
+    the turn which sampled the row's successor; observations' rows are those of the turn that first read them.
+    """
+    first = engine.generate(prompts, sampling)
+    if not isinstance(task, Environment):
+        return first
+    talks = [_Talk(b, response.prompt, [(first, b)]) for b, response in enumerate(first.responses)]
+    going = talks
+    for turn in range(1, max_turns + 1):
+        answered = [(talk, talk.following(task, sampling.max_tokens)) for talk in going]
+        going = [talk for talk, prompt in answered if prompt is not None]
+        if not going or turn == max_turns:
+            break
+        following = [prompt for _, prompt in answered if prompt is not None]
+        rollouts = engine.generate(following, _later(sampling, turn, going, following))
+        for i, talk in enumerate(going):
+            talk.turns.append((rollouts, i))
+    for talk in going:
+        talk.is_cut = True
+    return Rollouts(tuple(talk.response() for talk in talks), _record(talks), _features(talks, sampling))
+
+
+@dataclass
+class _Talk:
+    """Response `number` of the call while it grows: the rollouts of each of its turns, and its place in them."""
+
+    number: int
+    prompt: Prompt
+    turns: list[tuple[Rollouts, int]]
+    is_cut: bool = False
+
+    def response(self) -> Response:
+        """All turns as one response; the last one's prompt holds everything before it, observations included."""
+        parts = [rollouts.responses[i] for rollouts, i in self.turns]
+        last, num_prompt = parts[-1], len(self.prompt.tokens)
+        tokens = torch.cat([torch.tensor(last.prompt.tokens[num_prompt:], dtype=last.tokens.dtype), last.tokens])
+        logp_mu, is_response = last.logp_mu.new_zeros(len(tokens)), torch.zeros(len(tokens), dtype=torch.bool)
+        for part in parts:
+            start = len(part.prompt.tokens) - num_prompt
+            logp_mu[start : start + len(part.tokens)] = part.logp_mu
+            is_response[start : start + len(part.tokens)] = part.is_response
+        finish = "length" if self.is_cut else last.finish
+        # As of weights that change within a turn: no token is staler than the response says.
+        return Response(self.prompt, tokens, logp_mu, is_response, finish, min(part.version for part in parts))
+
+    def following(self, task: Environment, max_tokens: int) -> Prompt | None:
+        """The conversation with the task's observation; None where it is over, or has no room for another token."""
+        response = self.response()
+        observation = task.observe(self.prompt, response) if response.finish == "stop" else None
+        if observation is None:
+            return None
+        if len(response.tokens) + len(observation) >= max_tokens:
+            self.is_cut = True
+            return None
+        return replace(self.prompt, tokens=(*self.prompt.tokens, *response.tokens.tolist(), *observation))
+
+    def rows(self) -> Int[Tensor, "rows L K"]:
+        """The routing rows: a turn adds those that no turn before it had (its own record goes back to the start).
+
+        Where a later turn computes the conversation anew, in an engine whose passes differ, the rows that it finds are
+        not those under which the earlier tokens were sampled.
+        """
+        parts, start = [], 0
+        for rollouts, i in self.turns:
+            assert rollouts.experts is not None
+            parts.append(rollouts.experts.rows(i)[start:])
+            start = rollouts.responses[i].num_tokens - 1
+        return torch.cat(parts)
+
+    def features(self, num_features: int, seed: int) -> RouterFeatures:
+        """Of the turns' features, at most `num_features`: uniform over the tokens that mu sampled in all of them.
+
+        Each turn's are uniform over its own tokens, so it gives as many of its own as a draw over all tokens would take
+        from it.
+        """
+        parts = [rollouts.features.select([i]) for rollouts, i in self.turns if rollouts.features is not None]
+        if len(parts) == 1:
+            return parts[0]
+        draws = stream(seed, "turns", self.number, "features")
+        num_tokens = torch.tensor([len(rollouts.responses[i].tokens) for rollouts, i in self.turns])
+        turn_of_token = torch.arange(len(parts)).repeat_interleave(num_tokens)
+        chosen = turn_of_token[torch.randperm(len(turn_of_token), generator=draws)[:num_features]]
+        whole, kept = RouterFeatures.concat(parts), []
+        for turn, start in enumerate(whole.offsets[:-1].tolist()):
+            order = torch.randperm(len(parts[turn].rows), generator=draws)[: int((chosen == turn).sum())]
+            kept.append(start + order.sort().values)
+        where = torch.cat(kept)
+        hidden = None if whole.hidden is None else whole.hidden[where]
+        return RouterFeatures(
+            whole.rows[where], offsets_of([len(where)]), hidden, whole.logits[where], whole.layer_numbers
+        )
+
+
+def _later(sampling: Sampling, turn: int, going: Sequence[_Talk], following: Sequence[Prompt]) -> Sampling:
+    """How the responses that go on draw their turn: each from a stream of its own, in what its budget leaves."""
+    draws = []
+    for talk, prompt in zip(going, following, strict=True):
+        room = sampling.max_tokens - (len(prompt.tokens) - len(talk.prompt.tokens))
+        draws.append(Draw(derive_seed(sampling.seed, "turn", turn, talk.number), room))
+    seed = derive_seed(sampling.seed, "turn", turn)
+    longest = max(draw.max_tokens for draw in draws)
+    return replace(sampling, max_tokens=longest, num_responses=1, seed=seed, draws=tuple(draws))
+
+
+def _record(talks: Sequence[_Talk]) -> RoutingRecord | None:
+    if any(rollouts.experts is None for talk in talks for rollouts, _ in talk.turns):
+        return None
+    some = talks[0].turns[0][0].experts
+    assert some is not None
+    rows = [talk.rows() for talk in talks]
+    offsets = offsets_of([len(r) for r in rows])
+    return RoutingRecord(torch.cat(rows), offsets, some.layer_numbers, some.num_experts)
+
+
+def _features(talks: Sequence[_Talk], sampling: Sampling) -> RouterFeatures | None:
+    if any(rollouts.features is None for talk in talks for rollouts, _ in talk.turns):
+        return None
+    return RouterFeatures.concat([talk.features(sampling.num_features, sampling.seed) for talk in talks])
+
+
+def sampled_tokens(task: Task, prompt: Prompt, tokens: Sequence[int], stop_token: int) -> Bool[Tensor, " T"]:
+    """`is_response` of a whole response that was written out rather than rolled out: False on its observations.
+
+    Raises ValueError where the tokens after a turn are not what the task answers.
+    """
+    tokens = tuple(tokens)
+    is_response, start = torch.ones(len(tokens), dtype=torch.bool), 0
+    while isinstance(task, Environment) and stop_token in tokens[start:]:
+        end = tokens.index(stop_token, start) + 1
+        so_far = Response(prompt, torch.tensor(tokens[:end]), torch.zeros(end), is_response[:end], "stop", 0)
+        observation = task.observe(prompt, so_far)
+        if observation is None:
+            break
+        start = end + len(observation)
+        if tokens[end:start] != observation:
+            raise ValueError(f"prompt {prompt.id}: expected the observation {observation}, got {tokens[end:start]}")
+        is_response[end:start] = False
+    return is_response
+
+
+__all__ = ["roll_out", "sampled_tokens"]
