@@ -192,7 +192,7 @@ class Bench:
             scores = self.trainer.score(rollouts, PassRouting("natural"))
             metrics = old_pass_metrics(rollouts, scores, PASSES["none"])
             rows.append({**metrics, "surprise_gap": surprise_gap(rollouts, scores)})
-            num_tokens += sum(len(r.tokens) for r in rollouts.responses)
+            num_tokens += sum(int(r.is_response.sum()) for r in rollouts.responses)
         return Rung(name, RUNGS[name], num_tokens, _estimates(rows))
 
     def repeated(self, name: str, num_seeds: int) -> Rung:
@@ -209,7 +209,7 @@ class Bench:
             if first.natural is not None and second.natural is not None:
                 metrics |= routing_metrics(first.natural, second.natural)
             rows.append(metrics)
-            num_tokens += sum(len(r.tokens) for r in rollouts.responses)
+            num_tokens += sum(int(r.is_response.sum()) for r in rollouts.responses)
         return Rung(name, None, num_tokens, _estimates(rows))
 
 

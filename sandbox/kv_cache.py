@@ -5,6 +5,8 @@ Letters beyond theory/contracts.py: h key heads, C capacity in tokens, d head wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -61,3 +63,14 @@ class KVCache:
         kept.k_LBhCd, kept.v_LBhCd = self.k_LBhCd[:, indices_B], self.v_LBhCd[:, indices_B]
         kept.lengths_B = self.lengths_B[indices_B]
         return kept
+
+    @staticmethod
+    def concat(parts: Sequence[KVCache]) -> KVCache:
+        """The rows of all parts, which have one capacity, one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        whole = object.__new__(KVCache)
+        whole.k_LBhCd = torch.cat([part.k_LBhCd for part in parts], dim=1)
+        whole.v_LBhCd = torch.cat([part.v_LBhCd for part in parts], dim=1)
+        whole.lengths_B = torch.cat([part.lengths_B for part in parts])
+        return whole

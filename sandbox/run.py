@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 import warnings
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,7 +29,9 @@ from sandbox.callbacks import Evaluation, Recording
 from sandbox.checkpoint import load as load_model
 from sandbox.cold_start import cold_start
 from sandbox.config import ModelBlock, SandboxRun
+from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
+from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.learner import Learner, step_loader
 from sandbox.model import MoE
 from sandbox.model_config import ModelConfig
@@ -55,9 +58,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
     with folder.hold():
         folder.write_manifest(manifest(seed=config.seed))
         learner, first = _prepare(config, folder, task, progress)
-        exact = SandboxEngine(
-            learner.model.config, (), task.tokenizer.eos_id, numerics=of_precision(config.training.precision)
-        )
+        exact = _engine(config, learner.model.config, task, ())
         evaluation = Evaluation(config, exact)
         shown = progress_of(progress, config.name, config.num_steps, first)
         recording = Recording(config, folder, evaluation, shown, task.tokenizer)
@@ -83,12 +84,7 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
         keep_reference=algorithm.objective.kl_coefficient > 0,
         numerics=config.training.numerics(),
     )
-    rollout = SandboxEngine(
-        training.model.config,
-        config.engine.defects,
-        task.tokenizer.eos_id,
-        numerics=of_precision(config.training.precision),
-    )
+    rollout = _engine(config, training.model.config, task, config.engine.defects)
     first = 0
     checkpoint = folder.latest_checkpoint()
     if checkpoint is not None:
@@ -98,6 +94,18 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
     folder.truncate_metrics(first)
     hand_over(algorithm, rollout, training, version=first)
     return Learner(training, rollout, task, algorithm, config.seed), first
+
+
+def _engine(config: SandboxRun, model: ModelConfig, task: TextTask, defects: Sequence[Defect]) -> SandboxEngine:
+    """An inference engine with these defects. A response without turns has no use for a prefix cache."""
+    has_cache = config.engine.prefix_cache and config.algorithm.sampling.max_turns > 1
+    return SandboxEngine(
+        model,
+        defects,
+        task.tokenizer.eos_id,
+        numerics=of_precision(config.training.precision),
+        prefixes=PrefixCache() if has_cache else None,
+    )
 
 
 def open_task(config: SandboxRun) -> TextTask:
@@ -124,7 +132,7 @@ def initial_model(config: SandboxRun, task: TextTask, progress: ProgressKind) ->
     report = None if progress == "none" else _print_cold_start
     model, _ = cold_start(
         model, task, config.cold_start, description=description,
-        max_tokens=config.algorithm.sampling.max_tokens, report=report,
+        max_tokens=config.algorithm.sampling.max_tokens, max_turns=config.algorithm.sampling.max_turns, report=report,
     )  # fmt: skip
     return model
 

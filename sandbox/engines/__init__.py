@@ -35,6 +35,9 @@ class EngineConfig(Strict):
     defects: tuple[Defects, ...] = Field(
         default=(), description="departures from the training engine; none: the exact engine"
     )
+    prefix_cache: bool = Field(
+        default=True, description="later turns of a response compute only what is new, and take the rest's routes along"
+    )
 
     @model_validator(mode="after")
     def _has_one_of_each(self) -> EngineConfig:

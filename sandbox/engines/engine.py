@@ -18,6 +18,8 @@ from torch import Tensor
 from sandbox.checkpoint import load_hf, to_hf
 from sandbox.engines.buffers import Buffers, Recorder
 from sandbox.engines.defect import Defect
+from sandbox.engines.prefix_cache import PrefixCache
+from sandbox.engines.prompt_pass import padded, run_prompts
 from sandbox.engines.stale_weights import StaleWeights, WeightHistory
 from sandbox.kv_cache import KVCache
 from sandbox.model import MoE
@@ -25,7 +27,7 @@ from sandbox.model_config import ModelConfig
 from sandbox.numerics import EXACT, Numerics, compose
 from theory.contracts import NamedTensors, Prompt, Response, Rollouts, Sampling
 from theory.exact.tree import PrefixTree
-from theory.routing.features import RouterFeatures, draw_rows
+from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
 from theory.routing.record import RoutingRecord, index_dtype, offsets_of
 from theory.streams import stream
 
@@ -36,7 +38,8 @@ DROP_AT = 0.25
 class SandboxEngine:
     """RolloutEngine over a sandbox MoE with the given defects; no defects is the `exact` engine.
 
-    `numerics` is the training engine's own arithmetic, which defects depart from.
+    `numerics` is the training engine's own arithmetic, which defects depart from. With `prefixes` a prompt that begins
+    as an earlier sequence did is computed from where they part; the cache is this engine's own.
     """
 
     def __init__(
@@ -46,11 +49,13 @@ class SandboxEngine:
         stop_token: int | None = None,
         dtype: torch.dtype = torch.float32,
         numerics: Numerics = EXACT,
+        prefixes: PrefixCache | None = None,
     ):
         self.model = MoE(config).to(dtype)
         self.defects = tuple(defects)
         self.stop_token = stop_token
         self.base = numerics
+        self.prefixes = prefixes
         self.version = -1
         self.stale = next((d for d in self.defects if isinstance(d, StaleWeights) and d.versions > 0), None)
         self.history = None if self.stale is None else WeightHistory(self.model, self.stale.versions)
@@ -65,6 +70,8 @@ class SandboxEngine:
             load_hf(self.model, stored)
         else:
             version = self.history.push(stored, version, self.model)
+        if self.prefixes is not None:
+            self.prefixes.clear()
         self.version = version
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -85,37 +92,45 @@ class SandboxEngine:
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
         """Samples `num_responses` responses a prompt by inverse transform from the distribution at `temperature`.
 
-        Response b uses the b-th row of the sampling stream alone, so what other responses do changes nothing in it.
-        Under stale weights that are switched, tokens from the switch's position on are the newest weights'.
+        Response b uses the b-th row of the sampling stream alone, or its own stream where it has one, so what other
+        responses do changes nothing in it. Under stale weights that are switched, tokens from the switch's position on
+        are the newest weights', and nothing goes to the prefix cache.
         """
         self.check_loaded("generate")
         G, T = sampling.num_responses, sampling.max_tokens
         B = len(prompts) * G
-        draws_BT = torch.rand(B, T, dtype=torch.float64, generator=stream(sampling.seed, "sampling"))
+        draws_BT, limits_B = _draws(sampling, B)
         numerics = self.numerics(sampling.seed)
         switch = None if self.stale is None else self.stale.switch_position(T)
         buffers = self._buffers(prompts, G, T, sampling.num_features > 0)
-        cache, logits_AV = self._prefill(prompts, G, T, numerics, buffers)
+        cache, logits_AV = run_prompts(self.model, prompts, G, T, numerics, buffers, self.prefixes)
+        prefixes = None if switch is not None else self.prefixes
         active_A = torch.arange(B)
         for t in range(T):
             tokens_A = self._sample(self.drawn(logits_AV, sampling.temperature), draws_BT[active_A, t])
             logits_AV = self.scored(logits_AV, sampling.temperature)
             buffers.tokens_BT[active_A, t] = tokens_A
             buffers.logp_BT[active_A, t] = torch.log_softmax(logits_AV, -1).gather(-1, tokens_A[:, None])[:, 0]
-            running_A = ~buffers.has_stopped_B[active_A]
+            running_A = ~buffers.has_stopped_B[active_A] & (t < limits_B[active_A])
             buffers.lengths_B[active_A[running_A]] = t + 1
             if self.stop_token is not None:
-                buffers.has_stopped_B[active_A] |= tokens_A == self.stop_token
-            running_A = ~buffers.has_stopped_B[active_A]
-            if t + 1 == T or not running_A.any():
+                buffers.has_stopped_B[active_A] |= running_A & (tokens_A == self.stop_token)
+            running_A = ~buffers.has_stopped_B[active_A] & (t + 1 < limits_B[active_A])
+            if not running_A.any():
                 break
-            if running_A.float().mean() <= 1 - DROP_AT:
+            # Rows of long prompts that have finished would run out of positions before the others are done.
+            is_full = int(cache.lengths_B.max()) == self.model.config.max_positions
+            if is_full or running_A.float().mean() <= 1 - DROP_AT:
+                if prefixes is not None:
+                    prefixes.keep(cache, ~running_A, active_A, prompts, buffers)
                 kept = running_A.nonzero()[:, 0]
                 cache, active_A, tokens_A = cache.select(kept), active_A[kept], tokens_A[kept]
             if t + 1 == switch:
                 cache = self._switched(cache, [prompts[b // G] for b in active_A.tolist()], active_A, buffers, numerics)
             model = self.model if switch is None or t + 1 < switch else self._newest()
             logits_AV = self._decode(model, tokens_A, active_A, cache, numerics, buffers)
+        if prefixes is not None:
+            prefixes.keep(cache, torch.ones_like(active_A, dtype=torch.bool), active_A, prompts, buffers)
         return self._finish(prompts, sampling, buffers)
 
     @torch.no_grad()
@@ -133,7 +148,7 @@ class SandboxEngine:
         T, W = tree.max_length, tree.num_continuing
         numerics = self.numerics(seed)
         buffers = self._buffers([prompt], 1, T, keep_features=False)
-        cache, logits_nV = self._prefill([prompt], 1, T, numerics, buffers)
+        cache, logits_nV = run_prompts(self.model, [prompt], 1, T, numerics, buffers)
         logp = [torch.log_softmax(logits_nV, -1)]
         for num_parents in tree.sizes[:-1]:
             num = num_parents * W
@@ -206,7 +221,7 @@ class SandboxEngine:
         for prompt, b, length in zip(prompts, active_A.tolist(), cache.lengths_B.tolist(), strict=True):
             sequences.append([*prompt.tokens, *buffers.tokens_BT[b, : length - len(prompt.tokens)].tolist()])
         fresh = KVCache(self.model.config, len(sequences), cache.capacity, self.model.norm.dtype)
-        self._newest().forward_hidden(_padded(sequences), numerics=numerics, cache=fresh)
+        self._newest().forward_hidden(padded(sequences), numerics=numerics, cache=fresh)
         fresh.truncate(cache.lengths_B)
         return fresh
 
@@ -225,27 +240,6 @@ class SandboxEngine:
             logits_BWLE=torch.zeros(B, W, L, config.num_experts, dtype=dtype) if keep_features and L else None,
             has_stopped_B=torch.zeros(B, dtype=torch.bool),
         )
-
-    def _prefill(
-        self, prompts: Sequence[Prompt], G: int, T: int, numerics: Numerics, buffers: Buffers
-    ) -> tuple[KVCache, Float[Tensor, "B V"]]:
-        """Runs each prompt once, copies its cache to the G responses of its group, and gives their first logits."""
-        lengths_P = torch.tensor([len(p.tokens) for p in prompts])
-        width = int(lengths_P.max())
-        tokens_PS = _padded([p.tokens for p in prompts])
-        cache = KVCache(self.model.config, len(prompts), width + T, self.model.norm.dtype)
-        recorder = Recorder(buffers.hidden_BWLD is not None)
-        hidden_PSD = self.model.forward_hidden(tokens_PS, recorder, numerics=numerics, cache=cache)
-        cache.truncate(lengths_P)
-        if buffers.experts_BWLK is not None:
-            p_n, s_n = (torch.arange(width) < lengths_P[:, None]).nonzero(as_tuple=True)
-            flat_n = p_n * width + s_n
-            for values in (recorder.experts, recorder.hidden, recorder.logits):
-                values[:] = [v[flat_n] for v in values]
-            for g in range(G):
-                buffers.store(recorder, p_n * G + g, s_n)
-        logits_PV = self.model.logits(hidden_PSD[torch.arange(len(prompts)), lengths_P - 1], numerics=numerics)
-        return cache.repeat(G), logits_PV.repeat_interleave(G, 0)
 
     @staticmethod
     def _decode(
@@ -296,12 +290,13 @@ class SandboxEngine:
     def _features(self, responses: Sequence[Response], sampling: Sampling, buffers: Buffers) -> RouterFeatures | None:
         if buffers.hidden_BWLD is None or buffers.logits_BWLE is None:
             return None
-        rows = draw_rows(
-            [r.num_tokens - 1 for r in responses],
-            [len(r.prompt.tokens) - 1 for r in responses],
-            sampling.num_features,
-            stream(sampling.seed, "features"),
-        )
+        rows_B = [sampling_rows(len(r.prompt.tokens), r.is_response) for r in responses]
+        if sampling.draws:
+            generators = [stream(draw.seed, "features") for draw in sampling.draws]
+            each = zip(rows_B, generators, strict=True)
+            rows = tuple(draw_sampling_rows([own], sampling.num_features, generator)[0] for own, generator in each)
+        else:
+            rows = draw_sampling_rows(rows_B, sampling.num_features, stream(sampling.seed, "features"))
         return RouterFeatures(
             rows=torch.cat(rows),
             offsets=offsets_of([len(r) for r in rows]),
@@ -315,9 +310,17 @@ class SandboxEngine:
         self.load_weights(to_hf(model), version)
 
 
-def _padded(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "B S"]:
-    """Token sequences as one tensor, zeros to the right."""
-    tokens_BS = torch.zeros(len(sequences), max(len(tokens) for tokens in sequences), dtype=torch.int64)
-    for b, tokens in enumerate(sequences):
-        tokens_BS[b, : len(tokens)] = torch.tensor(tokens)
-    return tokens_BS
+def _draws(sampling: Sampling, B: int) -> tuple[Float[Tensor, "B T"], Int[Tensor, " B"]]:
+    """The uniform numbers that each response draws its tokens with, and its longest length."""
+    T = sampling.max_tokens
+    if not sampling.draws:
+        draws_BT = torch.rand(B, T, dtype=torch.float64, generator=stream(sampling.seed, "sampling"))
+        return draws_BT, torch.full((B,), T)
+    limits = [draw.max_tokens for draw in sampling.draws]
+    if len(limits) != B or not all(1 <= limit <= T for limit in limits):
+        raise ValueError(f"sampling.draws: expected {B} draws of 1 to {T} tokens, got {len(limits)} of {limits}")
+    draws_BT = torch.zeros(B, T, dtype=torch.float64)
+    for b, draw in enumerate(sampling.draws):
+        generator = stream(draw.seed, "sampling")
+        draws_BT[b, : draw.max_tokens] = torch.rand(draw.max_tokens, dtype=torch.float64, generator=generator)
+    return draws_BT, torch.tensor(limits)

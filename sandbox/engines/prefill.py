@@ -19,7 +19,7 @@ from theory.routing.replay import RoutingPass
 
 @torch.no_grad()
 def prefilled(engine: SandboxEngine, rollouts: Rollouts, *, temperature: float = 1.0, seed: int = 0) -> Rollouts:
-    """The same responses with the log-probabilities and routes of one prefill of them all, in nats.
+    """The same responses with the log-probabilities and routes of one prefill of them all, in nats; 0 on observations.
 
     `temperature` is the one that was asked for when they were sampled (engines that score processed logits use it), and
     `seed` names the draws of noisy defects. Weights that are stale and switched prefill as they start: with the older
@@ -36,5 +36,5 @@ def prefilled(engine: SandboxEngine, rollouts: Rollouts, *, temperature: float =
         rows = torch.arange(len(response.prompt.tokens) - 1, response.num_tokens - 1)
         logits_nV = engine.scored(model.logits(hidden_BSD[b, rows], numerics=numerics), temperature)
         logp_n = torch.log_softmax(logits_nV, -1).gather(-1, response.tokens[:, None])[:, 0]
-        responses.append(replace(response, logp_mu=logp_n))
+        responses.append(replace(response, logp_mu=logp_n.where(response.is_response, 0.0)))
     return Rollouts(tuple(responses), routing.used)

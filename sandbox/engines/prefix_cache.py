@@ -1,0 +1,136 @@
+"""The prefix cache: what an engine computed of earlier sequences, keys, values and routes, found again by their tokens.
+
+A turn of a conversation begins with all that was said before. Its keys and values are here, and beside them the experts
+that every row was routed to: a rollout of several turns has its whole routing record without a second prefill
+(R3, arXiv 2510.11370, sec. 4.2). Router features are not kept: a call returns them only on rows that predict its own
+tokens, and computes all of these.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sandbox.engines.buffers import Buffers
+from sandbox.kv_cache import KVCache
+from theory.contracts import Prompt
+
+MAX_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Found:
+    """Keys, values and routes of a sequence's S tokens; no routes where the model has no routers."""
+
+    k_LhSd: Float[Tensor, "layers h S d"]
+    v_LhSd: Float[Tensor, "layers h S d"]
+    experts_SLK: Int[Tensor, "S L K"] | None
+
+    @property
+    def length(self) -> int:
+        """S, the number of tokens."""
+        return self.k_LhSd.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all of it."""
+        tensors = [self.k_LhSd, self.v_LhSd, *([] if self.experts_SLK is None else [self.experts_SLK])]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def first(self, length: int) -> Found:
+        """That of the first tokens."""
+        experts = None if self.experts_SLK is None else self.experts_SLK[:length]
+        return Found(self.k_LhSd[:, :, :length], self.v_LhSd[:, :, :length], experts)
+
+    def copy(self) -> Found:
+        """The same in memory of its own: a view would keep a whole batch's buffers."""
+        experts = None if self.experts_SLK is None else self.experts_SLK.clone()
+        return Found(self.k_LhSd.clone(), self.v_LhSd.clone(), experts)
+
+
+class PrefixCache:
+    """At most `max_bytes` of sequences, all of the weights that the engine holds (`clear` when it takes others).
+
+    Where a new one does not fit, those go that were kept or found least recently. None is the beginning of another: a
+    longer sequence takes the place of its own beginning, whose every use it serves.
+    Laws: tests/sandbox/test_prefix_cache.py.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES):
+        self.max_bytes = max_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._kept: OrderedDict[tuple[int, ...], Found] = OrderedDict()
+        self._sorted: list[tuple[int, ...]] = []
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, prompt: tuple[int, ...]) -> Found | None:
+        """The longest known beginning of a prompt, its last token left out: that one's logits have to be computed."""
+        wanted = prompt[:-1]
+        place = bisect_left(self._sorted, wanted)
+        # In lexicographic order the sequence with which most is shared stands next to the place of the wanted one.
+        shared = {known: _num_shared(known, wanted) for known in self._sorted[max(0, place - 1) : place + 1]}
+        best = max(shared, key=lambda known: shared[known], default=())
+        if shared.get(best, 0) == 0:
+            return None
+        self._kept.move_to_end(best)
+        return self._kept[best].first(shared[best])
+
+    def keep(
+        self,
+        cache: KVCache,
+        is_kept_A: Bool[Tensor, " A"],
+        active_A: Int[Tensor, " A"],
+        prompts: Sequence[Prompt],
+        buffers: Buffers,
+    ) -> None:
+        """Takes the chosen rows of a generate call's cache: responses active_A, each all but its last token.
+
+        The last sampled token was never an input, so that nothing is known of it.
+        """
+        num_copies = len(buffers.lengths_B) // len(prompts)
+        for row in is_kept_A.nonzero()[:, 0].tolist():
+            b = int(active_A[row])
+            sampled = buffers.tokens_BT[b, : int(buffers.lengths_B[b]) - 1].tolist()
+            tokens = (*prompts[b // num_copies].tokens, *sampled)
+            S = len(tokens)
+            experts = None if buffers.experts_BWLK is None else buffers.experts_BWLK[b, :S]
+            self.put(tokens, Found(cache.k_LBhCd[:, row, :, :S], cache.v_LBhCd[:, row, :, :S], experts))
+
+    def put(self, tokens: tuple[int, ...], found: Found) -> None:
+        """Takes a copy of what was computed of these tokens, unless it is known."""
+        place = bisect_left(self._sorted, tokens)
+        if place < len(self._sorted) and self._sorted[place][: len(tokens)] == tokens:
+            self._kept.move_to_end(self._sorted[place])
+            return
+        # As no sequence is the beginning of another, only the one just before can be the beginning of this one.
+        if place > 0 and tokens[: len(self._sorted[place - 1])] == self._sorted[place - 1]:
+            self._drop(self._sorted[place - 1])
+        insort(self._sorted, tokens)
+        self._kept[tokens] = found.copy()
+        self.nbytes += found.nbytes
+        while self.nbytes > self.max_bytes:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, tokens: tuple[int, ...]) -> None:
+        self.nbytes -= self._kept.pop(tokens).nbytes
+        del self._sorted[bisect_left(self._sorted, tokens)]
+
+
+def _num_shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """The number of tokens that both begin with."""
+    num = min(len(a), len(b))
+    return next((i for i in range(num) if a[i] != b[i]), num)
+
+
+__all__ = ["Found", "PrefixCache"]

@@ -1,0 +1,110 @@
+"""The pass over the prompts of a generate call: what a prefix cache holds is taken from it, the rest is computed.
+
+Extra letters: W rows of a response's buffer; p prompts of one forward pass, n their computed tokens, packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sandbox.engines.buffers import Buffers, Recorder
+from sandbox.engines.prefix_cache import Found, PrefixCache
+from sandbox.kv_cache import KVCache
+from sandbox.model import MoE
+from sandbox.numerics import Numerics
+from theory.contracts import Prompt
+
+
+def run_prompts(
+    model: MoE,
+    prompts: Sequence[Prompt],
+    num_copies: int,
+    room: int,
+    numerics: Numerics,
+    buffers: Buffers,
+    prefixes: PrefixCache | None = None,
+) -> tuple[KVCache, Float[Tensor, "B V"]]:
+    """Runs each prompt once; its keys, values, routes and first logits go to the `num_copies` responses of its group.
+
+    The cache has room for `room` tokens more. One forward pass for the prompts of which nothing was found, and as few
+    as fit for the others, whose passes start where the found prefix ends.
+    """
+    found = [None if prefixes is None else prefixes.find(prompt.tokens) for prompt in prompts]
+    capacity = max(len(prompt.tokens) for prompt in prompts) + room
+    caches, logits, order = [], [], []
+    for chosen in _passes(prompts, found, min(capacity, model.config.max_positions)):
+        cache = KVCache(model.config, len(chosen), capacity, model.norm.dtype)
+        starts = [_take(hit, cache, row) for row, hit in enumerate(found[p] for p in chosen)]
+        cache.lengths_B = torch.tensor(starts)
+        lengths_p = torch.tensor([len(prompts[p].tokens) for p in chosen])
+        tokens_pS = padded([prompts[p].tokens[start:] for p, start in zip(chosen, starts, strict=True)])
+        recorder = Recorder(buffers.hidden_BWLD is not None)
+        hidden_pSD = model.forward_hidden(tokens_pS, recorder, numerics=numerics, cache=cache)
+        counts_p = lengths_p - torch.tensor(starts)
+        cache.truncate(lengths_p)
+        _store_routes(recorder, torch.tensor(chosen), torch.tensor(starts), counts_p, num_copies, buffers)
+        caches.append(cache)
+        logits.append(model.logits(hidden_pSD[torch.arange(len(chosen)), counts_p - 1], numerics=numerics))
+        order += chosen
+    for p, hit in enumerate(found):
+        if hit is not None and buffers.experts_BWLK is not None:
+            assert hit.experts_SLK is not None, "a prefix of a model with routers was kept without their routes"
+            buffers.experts_BWLK[p * num_copies : (p + 1) * num_copies, : hit.length] = hit.experts_SLK
+    in_order = torch.tensor(order).argsort().repeat_interleave(num_copies)
+    return KVCache.concat(caches).select(in_order), torch.cat(logits)[in_order]
+
+
+def _passes(prompts: Sequence[Prompt], found: Sequence[Found | None], limit: int) -> Iterator[list[int]]:
+    """Which prompts share a forward pass: padded to its longest computed part, none may reach beyond `limit`."""
+    missed = [p for p, hit in enumerate(found) if hit is None]
+    if missed:
+        yield missed
+    starts = {p: hit.length for p, hit in enumerate(found) if hit is not None}
+    chosen, furthest = [], 0
+    # Shortest parts first: each pass takes prompts until the next one's width would push one of them too far.
+    for width, p in sorted((len(prompts[p].tokens) - start, p) for p, start in starts.items()):
+        furthest = max(furthest, starts[p])
+        if chosen and furthest + width > limit:
+            yield chosen
+            chosen, furthest = [], starts[p]
+        chosen.append(p)
+    if chosen:
+        yield chosen
+
+
+def _take(hit: Found | None, cache: KVCache, row: int) -> int:
+    """Puts the found keys and values into the row, and says how many tokens they are of."""
+    if hit is None:
+        return 0
+    cache.k_LBhCd[:, row, :, : hit.length] = hit.k_LhSd
+    cache.v_LBhCd[:, row, :, : hit.length] = hit.v_LhSd
+    return hit.length
+
+
+def _store_routes(
+    recorder: Recorder, prompts_p: Tensor, starts_p: Tensor, counts_p: Tensor, num_copies: int, buffers: Buffers
+) -> None:
+    """Writes what the pass recorded of each prompt's computed tokens to all copies of it; padding goes nowhere."""
+    if buffers.experts_BWLK is None:
+        return
+    width = int(counts_p.max())
+    p_n, s_n = (torch.arange(width) < counts_p[:, None]).nonzero(as_tuple=True)
+    for values in (recorder.experts, recorder.hidden, recorder.logits):
+        values[:] = [v[p_n * width + s_n] for v in values]
+    for copy in range(num_copies):
+        buffers.store(recorder, prompts_p[p_n] * num_copies + copy, starts_p[p_n] + s_n)
+
+
+def padded(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "B S"]:
+    """Token sequences as one tensor, zeros to the right."""
+    tokens_BS = torch.zeros(len(sequences), max(len(tokens) for tokens in sequences), dtype=torch.int64)
+    for b, tokens in enumerate(sequences):
+        tokens_BS[b, : len(tokens)] = torch.tensor(tokens)
+    return tokens_BS
+
+
+__all__ = ["padded", "run_prompts"]
