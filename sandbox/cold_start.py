@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
+from jaxtyping import Bool
 from torch import Tensor
 
 from lab.evaluation import evaluate
@@ -26,8 +27,9 @@ from sandbox.config import ColdStartBlock
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
 from sandbox.training_engine import NonFiniteError
-from theory.contracts import Prompt
+from theory.contracts import Environment, Prompt
 from theory.streams import derive_seed, stream
+from theory.turns import sampled_tokens
 
 # Part of the cache key: raise it when the stage's own procedure changes.
 PROCEDURE = 1
@@ -42,6 +44,7 @@ def cold_start(
     *,
     description: dict,
     max_tokens: int,
+    max_turns: int = 1,
     report: Report | None = None,
 ) -> tuple[MoE, dict[str, float]]:
     """The model after its supervised stage, and {"accuracy", "num_updates"}; from the cache where it was done before.
@@ -51,12 +54,13 @@ def cold_start(
     that the teacher shows is longer than `max_tokens`.
     """
     block = block.model_copy(update={"teacher": block.teacher or task.teachers[0]})
-    key = json.dumps([PROCEDURE, torch.__version__, description, block.model_dump(exclude={"cache"}), max_tokens])
+    limits = {"max_tokens": max_tokens, "max_turns": max_turns}
+    key = json.dumps([PROCEDURE, torch.__version__, description, block.model_dump(exclude={"cache"}), limits])
     folder = Path(block.cache) / hashlib.sha256(key.encode()).hexdigest()[:12]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
-            summary = _train(model, task, block, max_tokens, report)
+            summary = _train(model, task, block, limits, report)
             _store(model, folder, summary)
     return load_model(folder), json.loads((folder / "cold_start.json").read_text())
 
@@ -72,9 +76,10 @@ def _store(model: MoE, folder: Path, summary: dict[str, float]) -> None:
 
 
 def _train(
-    model: MoE, task: DemonstratedTask, block: ColdStartBlock, max_tokens: int, report: Report | None
+    model: MoE, task: DemonstratedTask, block: ColdStartBlock, limits: dict[str, int], report: Report | None
 ) -> dict[str, float]:
-    engine = SandboxEngine(model.config, ())
+    stop_token = task.tokenizer.eos_id
+    engine = SandboxEngine(model.config, (), stop_token)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=block.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
@@ -87,8 +92,9 @@ def _train(
         draws = stream(block.seed, "demonstrations", update)
         demonstrations = [task.demonstration(p, draws, str(block.teacher)) for p in prompts]
         if update == 0:
-            _check_fit(demonstrations, block, max_tokens)
-        loss = demonstration_loss(model, prompts, demonstrations)
+            _check_fit(demonstrations, block, limits["max_tokens"])
+        masks = [sampled_tokens(task, p, d, stop_token) for p, d in zip(prompts, demonstrations, strict=True)]
+        loss = demonstration_loss(model, prompts, demonstrations, masks)
         if not torch.isfinite(loss):
             raise NonFiniteError(f"cold start: the loss of update {update} is {loss.item()}")
         optimizer.zero_grad(set_to_none=True)
@@ -97,7 +103,7 @@ def _train(
         optimizer.step()
         if (update + 1) % block.check_every == 0:
             engine.load_model(model, version=update + 1)
-            accuracy = _accuracy(engine, task, block, max_tokens, update)
+            accuracy = _accuracy(engine, task, block, limits, update)
             if report is not None:
                 report(update + 1, loss.item(), accuracy)
             if accuracy >= block.target_accuracy:
@@ -118,15 +124,17 @@ def _check_fit(demonstrations: Sequence[Sequence[int]], block: ColdStartBlock, m
         )
 
 
-def demonstration_loss(model: MoE, prompts: Sequence[Prompt], demonstrations: Sequence[Sequence[int]]) -> Tensor:
-    """Mean negative log-likelihood of the demonstrations' tokens given their prompts, in nats a token."""
+def demonstration_loss(
+    model: MoE, prompts: Sequence[Prompt], demonstrations: Sequence[Sequence[int]], masks: Sequence[Bool[Tensor, " _"]]
+) -> Tensor:
+    """Mean negative log-likelihood, in nats a token, of the demonstrations' tokens where their masks are True."""
     S = max(len(p.tokens) + len(d) for p, d in zip(prompts, demonstrations, strict=True))
     tokens_BS = torch.zeros(len(prompts), S, dtype=torch.int64)
     is_target_BS = torch.zeros(len(prompts), S, dtype=torch.bool)
-    for b, (prompt, demonstration) in enumerate(zip(prompts, demonstrations, strict=True)):
+    for b, (prompt, demonstration, mask) in enumerate(zip(prompts, demonstrations, masks, strict=True)):
         start, stop = len(prompt.tokens), len(prompt.tokens) + len(demonstration)
         tokens_BS[b, :stop] = torch.tensor([*prompt.tokens, *demonstration])
-        is_target_BS[b, start:stop] = True
+        is_target_BS[b, start:stop] = mask
     hidden_BSD = model.forward_hidden(tokens_BS[:, :-1])
     target_BS = is_target_BS[:, 1:]
     return torch.nn.functional.cross_entropy(model.logits(hidden_BSD[target_BS]), tokens_BS[:, 1:][target_BS])
@@ -138,13 +146,15 @@ class _Check:
     def __init__(self, task: DemonstratedTask, check: Sequence[Prompt]):
         self.prompts, self.reward = task.prompts, task.reward
         self._check = check
+        if isinstance(task, Environment):
+            self.observe = task.observe
 
     def held_out(self) -> Sequence[Prompt]:
         return self._check
 
 
 def _accuracy(
-    engine: SandboxEngine, task: DemonstratedTask, block: ColdStartBlock, max_tokens: int, update: int
+    engine: SandboxEngine, task: DemonstratedTask, block: ColdStartBlock, limits: dict[str, int], update: int
 ) -> float:
     prompts = task.prompts(derive_seed(block.seed, "cold_start_check", update), block.num_check)
     metrics = evaluate(
@@ -152,7 +162,7 @@ def _accuracy(
         _Check(task, prompts),
         num_samples=1,
         max_prompts=block.num_check,
-        max_tokens=max_tokens,
+        **limits,
         temperature=1.0,
         seed=derive_seed(block.seed, "cold_start_sampling", update),
     )

@@ -11,12 +11,15 @@ import torch
 from pydantic import Field
 
 from lab.tasks.arithmetic import ArithmeticConfig, ArithmeticTask
+from lab.tasks.calculator import CalculatorConfig, CalculatorTask
 from lab.tasks.countdown import CountdownConfig, CountdownTask
 from lab.tasks.jsonl import DatasetConfig, DemonstratedProblemTask, JsonlConfig, ProblemTask
 from lab.tasks.tokenizers import Tokenizer
 from theory.contracts import Prompt, Task
 
-TaskConfig = Annotated[ArithmeticConfig | CountdownConfig | JsonlConfig | DatasetConfig, Field(discriminator="kind")]
+TaskConfig = Annotated[
+    ArithmeticConfig | CalculatorConfig | CountdownConfig | JsonlConfig | DatasetConfig, Field(discriminator="kind")
+]
 """The `task:` block of a run's config; its `kind` says which task."""
 
 
@@ -45,12 +48,16 @@ class DemonstratedTask(TextTask, Protocol):
         ...
 
     def demonstration(self, prompt: Prompt, generator: torch.Generator, teacher: str) -> tuple[int, ...]:
-        """Response tokens of that teacher that earn reward 1, end token included; its choices are from `generator`."""
+        """Response tokens of that teacher that earn reward 1, end tokens included; its choices are from `generator`.
+
+        Of a task with turns: all of them, with the observations in between, exactly as the task makes them.
+        """
         ...
 
 
 def build(
-    config: ArithmeticConfig | CountdownConfig | JsonlConfig | DatasetConfig, tokenizer: Tokenizer | None = None
+    config: ArithmeticConfig | CalculatorConfig | CountdownConfig | JsonlConfig | DatasetConfig,
+    tokenizer: Tokenizer | None = None,
 ) -> TextTask:
     """The task of a config; a `DemonstratedTask` where it has demonstrations.
 
@@ -59,6 +66,8 @@ def build(
     """
     if isinstance(config, ArithmeticConfig):
         return ArithmeticTask(config)
+    if isinstance(config, CalculatorConfig):
+        return CalculatorTask(config)
     if isinstance(config, CountdownConfig):
         return CountdownTask(config)
     if tokenizer is None:

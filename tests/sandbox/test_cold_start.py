@@ -7,11 +7,14 @@ import torch
 
 from lab.tasks import build
 from lab.tasks.arithmetic import ArithmeticConfig
+from lab.tasks.calculator import CalculatorConfig
 from sandbox.cold_start import cold_start, demonstration_loss
 from sandbox.config import ColdStartBlock, ModelBlock
 from sandbox.model import MoE
 from sandbox.run import model_config
+from theory.contracts import Prompt
 from theory.streams import stream
+from theory.turns import sampled_tokens
 
 TASK = ArithmeticConfig(min_digits=2, max_digits=2, num_held_out=8)
 SMALL = ModelBlock(num_layers=1, hidden_size=32, num_heads=2, num_kv_heads=1, num_experts=4, expert_size=32)
@@ -67,6 +70,7 @@ def test_the_loss_is_the_mean_surprise_of_the_demonstration(tmp_path):
     prompts = task.prompts(0, 3)
     draws = stream(0, "demonstrations")
     demonstrations = [task.demonstration(p, draws, "columns") for p in prompts]
+    masks = [torch.ones(len(d), dtype=torch.bool) for d in demonstrations]
     terms = []
     for prompt, demonstration in zip(prompts, demonstrations, strict=True):
         tokens = torch.tensor([[*prompt.tokens, *demonstration]])
@@ -74,6 +78,35 @@ def test_the_loss_is_the_mean_surprise_of_the_demonstration(tmp_path):
         start = len(prompt.tokens)
         terms += [-logp[start + t - 1, token] for t, token in enumerate(demonstration)]
     # float32 means over about 60 terms of size 3, summed in another order.
-    assert demonstration_loss(model, prompts, demonstrations).item() == pytest.approx(
+    assert demonstration_loss(model, prompts, demonstrations, masks).item() == pytest.approx(
         torch.stack(terms).mean().item(), rel=1e-5
     )
+
+
+def test_observations_are_context_and_not_targets(tmp_path):
+    """With turns the loss is the mean surprise of what the model is to write; the calculator is only read."""
+    task, model = build(CalculatorConfig()), MoE(model_config(SMALL, 23), stream(0, "model"))
+    prompt = Prompt("37*6+58", task.tokenizer.encode("37*6+58="), "280", "37*6+58=")
+    tokens = task.demonstration(prompt, stream(0, "demonstrations"), "calls")
+    mask = sampled_tokens(task, prompt, tokens, task.tokenizer.eos_id)
+    assert task.tokenizer.decode([t for t, own in zip(tokens, mask, strict=True) if not own]) == "=222;=280;"
+    logp = torch.log_softmax(model(torch.tensor([[*prompt.tokens, *tokens]])), -1)[0]
+    terms = [-logp[len(prompt.tokens) + t - 1, token] for t, token in enumerate(tokens) if mask[t]]
+    loss = demonstration_loss(model, [prompt], [tokens], [mask])
+    # float32 means over 20 terms of size 3, summed in another order.
+    assert loss.item() == pytest.approx(torch.stack(terms).mean().item(), rel=1e-5)
+
+
+def test_a_task_with_turns_is_checked_in_turns(tmp_path):
+    """A few updates bring the loss down, and the accuracy check rolls out as many turns as are allowed."""
+    task, reports = build(CalculatorConfig(max_operations=1, max_digits=1, num_held_out=4)), []
+    block = stage(tmp_path, target_accuracy=0.05, max_updates=400, num_check=32)
+    model = MoE(model_config(SMALL, task.tokenizer.vocab_size), stream(0, "model"))
+    _, summary = cold_start(
+        model, task, block, description={}, max_tokens=24, max_turns=2, report=lambda *r: reports.append(r)
+    )
+    assert summary["accuracy"] >= 0.05 and reports[-1][1] < reports[0][1]
+    _, same = cold_start(
+        model, task, block, description={}, max_tokens=24, max_turns=2, report=lambda *_: pytest.fail("ran")
+    )
+    assert same == summary

@@ -1,0 +1,194 @@
+"""A task with turns: the model calls a calculator, reads what it says, calls again, and states the answer.
+
+Copying numbers into calls is easy and learned in a minute; knowing when to stop, and what the last result was, takes
+several turns. What the calculator says is in the response but not the model's: it is in no loss.
+
+    prompt      37*6+58=
+    response    <37*6>$=222;<222+58>$=280;#280$        `$` ends a turn; `=222;` and `=280;` are the calculator's
+
+A call is a number, a sign and a number without a sign of its own; to anything else without the mark `#` the calculator
+says `=?;`. A turn with the mark is the last one. Of the signs only the first may be a `*`, so that reckoning from left
+to right is what the problem means. Only the answer after `#` is verified: how it was found is the model's affair.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from lab.config.strict import Strict
+from lab.tasks.arithmetic import HELD_OUT_MARGIN, HELD_OUT_MODULUS, draw_terms
+from lab.tasks.tokenizers import CharTokenizer
+from theory.contracts import Prompt, Response
+from theory.streams import derive_seed, stream
+
+MARK = "#"
+ALPHABET = f"0123456789+-*=;<>?{MARK}"
+CALL = re.compile(r"<(-?[0-9]{1,9})([-+*])([0-9]{1,9})>")
+UNREADABLE = "=?;"
+
+
+class CalculatorConfig(Strict):
+    """The difficulty dials: more operations make more turns, more digits longer numbers to copy."""
+
+    kind: Literal["calculator"] = "calculator"
+    min_operations: int = Field(1, ge=1, le=8, description="operations of the easiest problems: calls that they need")
+    max_operations: int = Field(2, ge=1, le=8, description="operations of the hardest; each count is equally likely")
+    max_digits: int = Field(2, ge=1, le=4, description="digits of a number, from 1 on; each count is equally likely")
+    multiply: bool = Field(True, description="whether the first operation may be a product")
+    num_held_out: int = Field(256, ge=1, description="held-out problems, spread evenly over the operation counts")
+    seed: int = Field(0, ge=0, description="names the problems drawn and the held-out share")
+
+    @model_validator(mode="after")
+    def _dials_fit_together(self) -> CalculatorConfig:
+        if self.max_operations < self.min_operations:
+            raise ValueError(
+                f"max_operations: expected at least min_operations = {self.min_operations}, got {self.max_operations}"
+            )
+        share = -(-self.num_held_out // len(self.levels))
+        limit = self.num_problems(self.min_operations) // (HELD_OUT_MODULUS * HELD_OUT_MARGIN)
+        if share > limit:
+            raise ValueError(
+                f"num_held_out: expected at most {limit} problems of {self.min_operations} operations (there are "
+                f"{self.num_problems(self.min_operations)} in all), got {self.num_held_out}, {share} of them"
+            )
+        return self
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """The one style of its demonstrations."""
+        return ("calls",)
+
+    @property
+    def levels(self) -> range:
+        """The operation counts."""
+        return range(self.min_operations, self.max_operations + 1)
+
+    def num_problems(self, num_operations: int) -> int:
+        """How many problems of that many operations there are."""
+        num_signs = (3 if self.multiply else 2) * 2 ** (num_operations - 1)
+        return num_signs * (10**self.max_digits - 1) ** (num_operations + 1)
+
+
+class CalculatorTask:
+    """`theory.contracts.Environment` with demonstrations; see the module for the format, the config for the dials.
+
+    A problem is held out if SHA-256 of the seed and its text falls in one residue class of eight: training and held-out
+    problems are disjoint by construction, with nothing to remember.
+    """
+
+    def __init__(self, config: CalculatorConfig) -> None:
+        self.config = config
+        self.tokenizer = CharTokenizer(ALPHABET)
+        d, k = config.max_digits, config.max_operations
+        largest = 10**d - 1
+        # The widest value with a minus; `<value+number>`, its end and `=value;` of each call; `#value` and its end.
+        width = 1 + len(str((largest**2 if config.multiply else largest) + k * largest))
+        self.max_response_tokens = k * ((width + d + 3) + 1 + (width + 2)) + (width + 1) + 1
+        self._held_out = tuple(self._draw_held_out())
+
+    def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
+        """`num_prompts` problems, independent and with replacement, none held out: operations, signs and digit counts
+        uniform, then numbers of these digits uniform.
+
+        They depend on the seed and the step alone; the first n of a longer list are the list of n.
+        """
+        generator, levels = stream(self.config.seed, "prompts", step), self.config.levels
+        drawn = []
+        for _ in range(num_prompts):
+            level = levels[int(torch.randint(len(levels), (), generator=generator))]
+            drawn.append(self._draw(generator, level, held_out=False))
+        return tuple(drawn)
+
+    def held_out(self) -> Sequence[Prompt]:
+        """`num_held_out` distinct problems, operation counts in turn; fixed by the seed."""
+        return self._held_out
+
+    def observe(self, prompt: Prompt, response: Response) -> tuple[int, ...] | None:
+        """What the calculator says to the last turn: the value of a call, or `=?;`; None to a turn with the mark."""
+        turn = self._last_turn(response)
+        if MARK in turn:
+            return None
+        call = CALL.fullmatch(turn)
+        return self.tokenizer.encode(UNREADABLE if call is None else f"={apply(*call.groups())};")
+
+    def reward(self, prompt: Prompt, response: Response) -> float:
+        """1.0 if the last turn ends, and what stands after its last `#` is the answer to the character; else 0.0."""
+        if int(response.tokens[-1]) != self.tokenizer.eos_id:
+            return 0.0
+        _, mark, answer = self._last_turn(response).rpartition(MARK)
+        return 1.0 if mark and answer == prompt.answer else 0.0
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """The one style of its demonstrations."""
+        return self.config.teachers
+
+    def demonstration(self, prompt: Prompt, generator: torch.Generator, teacher: str = "calls") -> tuple[int, ...]:
+        """All turns that solve the problem, with what the calculator says in between. One way to write it: no draws."""
+        turns, end = worked_turns(prompt.text), self.tokenizer.eos_id
+        return tuple(token for said, turn in turns for token in (*self.tokenizer.encode(said + turn), end))
+
+    def _last_turn(self, response: Response) -> str:
+        """The text of the tokens after the last observation."""
+        observed = (~response.is_response).nonzero()[:, 0].tolist()
+        return self.tokenizer.decode(response.tokens[observed[-1] + 1 if observed else 0 :].tolist())
+
+    def _draw(self, generator: torch.Generator, num_operations: int, *, held_out: bool) -> Prompt:
+        """A problem from one side of the partition, by rejection."""
+        while True:
+            text, answer = self._problem(generator, num_operations)
+            if (derive_seed(self.config.seed, "partition", text) % HELD_OUT_MODULUS == 0) == held_out:
+                return Prompt(id=text, tokens=self.tokenizer.encode(f"{text}="), answer=answer, text=f"{text}=")
+
+    def _problem(self, generator: torch.Generator, num_operations: int) -> tuple[str, str]:
+        """The text of a problem, and its answer."""
+        text = str(self._number(generator))
+        value = text
+        for index in range(num_operations):
+            signs = "+-*" if index == 0 and self.config.multiply else "+-"
+            sign = signs[int(torch.randint(len(signs), (), generator=generator))]
+            number = str(self._number(generator))
+            text, value = f"{text}{sign}{number}", str(apply(value, sign, number))
+        return text, value
+
+    def _number(self, generator: torch.Generator) -> int:
+        digits = int(torch.randint(1, self.config.max_digits + 1, (), generator=generator))
+        return draw_terms(digits, 1, generator)[0]
+
+    def _draw_held_out(self) -> Iterator[Prompt]:
+        """The operation counts in turn; the config's margin leaves each more held-out problems than it needs."""
+        generator = stream(self.config.seed, "held_out")
+        seen: set[str] = set()
+        for index in range(self.config.num_held_out):
+            count = self.config.levels[index % len(self.config.levels)]
+            found = (self._draw(generator, count, held_out=True) for _ in range(1000))
+            prompt = next((prompt for prompt in found if prompt.id not in seen), None)
+            if prompt is None:
+                raise ValueError(
+                    f"num_held_out: expected {self.config.num_held_out} distinct problems under seed "
+                    f"{self.config.seed}, got {index}; lower it, raise max_digits or change the seed"
+                )
+            seen.add(prompt.id)
+            yield prompt
+
+
+def apply(left: str, sign: str, right: str) -> int:
+    """The value of one operation on two whole numbers."""
+    a, b = int(left), int(right)
+    return a * b if sign == "*" else a + b if sign == "+" else a - b
+
+
+def worked_turns(text: str) -> Iterator[tuple[str, str]]:
+    """What the calculator says before each turn, and the turn itself: "" and "<37*6>", then "=222;" and "<222+58>"."""
+    value, *rest = re.findall(r"[0-9]+|[-+*]", text)
+    said = ""
+    for sign, number in zip(rest[::2], rest[1::2], strict=True):
+        yield said, f"<{value}{sign}{number}>"
+        value = str(apply(value, sign, number))
+        said = f"={value};"
+    yield said, f"{MARK}{value}"
