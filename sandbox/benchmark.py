@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor
 
 from lab.manifest import manifest
-from sandbox.reference_work import OFF_POLICY, SEED, Sandbox, Transformers, Work, reference_model
+from sandbox.reference_work import NUM_TURNS, OFF_POLICY, SEED, Sandbox, Transformers, Turns, Work, reference_model
 from theory.contracts import TokenBatch
 
 OURS, THEIRS = "firstorder", "transformers"
@@ -127,6 +127,8 @@ def _prepare(work: Work) -> tuple[list[Piece], float, float]:
     pieces = [
         Piece("generate", OURS, ours.generate),
         Piece("generate", THEIRS, lambda: theirs.generate(ours.prompts), over=OURS),
+        Piece(f"generate, {NUM_TURNS} turns", OURS, Turns(work, has_cache=True).roll_out),
+        Piece(f"generate, {NUM_TURNS} turns", "no prefix cache", Turns(work, has_cache=False).roll_out, over=OURS),
         Piece("score", OURS, lambda: ours.score(rollouts)),
         Piece("score", THEIRS, lambda: theirs.score(batch), over=OURS),
         Piece("forward + backward", OURS, lambda: ours.gradient(minibatch)),

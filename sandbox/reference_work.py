@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sandbox.checkpoint import save
 from sandbox.engines.engine import SandboxEngine
+from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.model import MoE
 from sandbox.model_config import ModelConfig
 from sandbox.training_engine import SandboxTrainingEngine
@@ -28,6 +29,7 @@ from theory.loop import StepResult, global_step, hand_over
 from theory.objectives import preset
 from theory.routing.passes import Mode, PassRouting
 from theory.streams import stream
+from theory.turns import roll_out
 
 MODEL = ModelConfig(
     vocab_size=64,
@@ -43,6 +45,9 @@ MODEL = ModelConfig(
 )
 SEED = 0
 STOP = 1
+NUM_TURNS = 4
+TURNS_MODEL = replace(MODEL, vocab_size=8, max_positions=192)
+"""The same decoder over so few tokens that a turn ends after some eight of them."""
 OFF_POLICY = 4
 """N of the off-policy global steps."""
 OPTIMIZER = OptimizerSettings(learning_rate=0.0, weight_decay=0.0)
@@ -153,6 +158,38 @@ class Sandbox:
         trainer, engine = SandboxTrainingEngine(model, OPTIMIZER, predictor), SandboxEngine(MODEL, ())
         hand_over(algorithm, engine, trainer, version=0)
         return lambda: global_step(0, algorithm, engine, trainer, self.task, SEED)
+
+
+class ToolTalk(EvenTokens):
+    """Conversations: prompts of 64 tokens, and 12 tokens that come back after every turn but the last."""
+
+    def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
+        """Random tokens; the same ones for the same step."""
+        draws = stream(SEED, "bench-turns", step)
+        tokens_PS = torch.randint(2, TURNS_MODEL.vocab_size, (num_prompts, 64), generator=draws)
+        return [Prompt(f"{step}-{p}", tuple(tokens_S), "") for p, tokens_S in enumerate(tokens_PS.tolist())]
+
+    def observe(self, prompt: Prompt, response: Response) -> tuple[int, ...] | None:
+        """The same twelve tokens after every turn."""
+        num_turns = int((response.tokens[response.is_response] == STOP).sum())
+        return None if num_turns == NUM_TURNS else (2, 3, 4, 5, 6, 7) * 2
+
+
+class Turns:
+    """Rollouts in turns by our engine, with its prefix cache or without it."""
+
+    def __init__(self, work: Work, has_cache: bool) -> None:
+        self.work, self.task = work, ToolTalk(work)
+        self.prompts = self.task.prompts(0, work.num_prompts)
+        self.engine = SandboxEngine(TURNS_MODEL, (), STOP, prefixes=PrefixCache() if has_cache else None)
+        self.engine.load_model(MoE(TURNS_MODEL, stream(SEED, "bench-turns-model")), version=0)
+
+    def roll_out(self) -> Rollouts:
+        """All conversations, as the first ones under new weights: nothing is cached."""
+        if self.engine.prefixes is not None:
+            self.engine.prefixes.clear()
+        sampling = replace(self.work.sampling, max_tokens=TURNS_MODEL.max_positions - 64)
+        return roll_out(self.engine, self.task, self.prompts, sampling, NUM_TURNS)
 
 
 class Transformers:

@@ -11,11 +11,13 @@ import torch
 
 from firstorder.cli import main
 from sandbox import benchmark
-from sandbox.reference_work import MODEL, Sandbox, Transformers, Work, reference_model
+from sandbox.reference_work import MODEL, Sandbox, Transformers, Turns, Work, reference_model
 
 ROWS = [
     ("generate", "firstorder", None),
     ("generate", "transformers", "firstorder"),
+    ("generate, 4 turns", "firstorder", None),
+    ("generate, 4 turns", "no prefix cache", "firstorder"),
     ("score", "firstorder", None),
     ("score", "transformers", "firstorder"),
     ("forward + backward", "firstorder", None),
@@ -92,6 +94,20 @@ def test_repetitions_do_the_same_work() -> None:
     assert first.metrics["actor/grad_norm"] > 0 and first.metrics["predictor/weight_norm"] == 0
     for a, b in zip(first.rollouts.responses, second.rollouts.responses, strict=True):
         assert torch.equal(a.tokens, b.tokens)
+
+
+def test_turns_with_and_without_the_cache_are_the_same_work() -> None:
+    """Both rows roll out the same conversations bit for bit, of 4 turns, whose later prompts the cache knows but for 13
+    tokens; each call starts with nothing cached."""
+    found = []
+    for has_cache in (True, False):
+        turns = Turns(Work(num_prompts=4, num_responses=2), has_cache)
+        found += [turns.roll_out(), turns.roll_out()]
+        assert turns.engine.prefixes is None or 0 < len(turns.engine.prefixes) <= 8
+    for response, *others in zip(*(rollouts.responses for rollouts in found), strict=True):
+        assert int((~response.is_response).sum()) % 12 == 0
+        assert all(torch.equal(response.logp_mu, other.logp_mu) for other in others)
+    assert max(int((~r.is_response).sum()) for r in found[0].responses) == 36
 
 
 def test_times_of_different_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
