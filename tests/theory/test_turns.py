@@ -273,7 +273,8 @@ def test_the_loops_own_feature_rows_leave_observations_out() -> None:
     algorithm = Algorithm(preset("minirl"), mode="Pr2")
     assert any(not r.is_response.all() for r in rollouts.responses)
     for response, rows in zip(rollouts.responses, feature_rows(0, algorithm, rollouts, seed=0), strict=True):
-        assert torch.equal(rows, sampling_rows(len(response.prompt.tokens), response.is_response))
+        tokens, first = response.tokens.tolist(), len(response.prompt.tokens) - 1
+        assert rows.tolist() == [first + t for t, token in enumerate(tokens) if token != OBSERVED]
 
 
 @given(answers=answers, seed=st.integers(0, 99))
