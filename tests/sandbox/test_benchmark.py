@@ -101,9 +101,9 @@ def test_turns_with_and_without_the_cache_are_the_same_work() -> None:
     tokens; each call starts with nothing cached."""
     found = []
     for has_cache in (True, False):
-        turns = Turns(Work(num_prompts=4, num_responses=2), has_cache)
-        found += [turns.roll_out(), turns.roll_out()]
-        assert turns.engine.prefixes is None or 0 < len(turns.engine.prefixes) <= 8
+        turns = Turns(Work(num_prompts=4, num_responses=1), has_cache)
+        found += [turns.roll_out() for _ in range(1 + has_cache)]
+        assert turns.engine.prefixes is None or 0 < len(turns.engine.prefixes) <= 4
     for response, *others in zip(*(rollouts.responses for rollouts in found), strict=True):
         assert int((~response.is_response).sum()) % 12 == 0
         assert all(torch.equal(response.logp_mu, other.logp_mu) for other in others)
