@@ -32,7 +32,7 @@ TEACHERS = ("forward", "backward", "attempts")
 
 # One problem in HELD_OUT_MODULUS is held out. Draws that find no problem of the dials are an error after MAX_DRAWS.
 HELD_OUT_MODULUS = 8
-MAX_DRAWS = 10_000
+MAX_DRAWS = 2_000
 
 Operation = Literal["+", "-", "*", "/"]
 
@@ -101,8 +101,8 @@ class CountdownTask:
     def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
         """`num_prompts` training problems, independent and with replacement; they depend on seed and step alone.
 
-        Numbers are uniform; the target is what steps drawn uniformly make of them. The first n of a longer list are the
-        list of n.
+        Numbers are uniform, the target is what uniform steps make of them, and what is no training problem is drawn
+        again. The first n of a longer list are the list of n.
         """
         generator = stream(self.config.seed, "prompts", step)
         return tuple(self._draw(generator, held_out=False) for _ in range(num_prompts))
@@ -165,7 +165,10 @@ class CountdownTask:
             if self._is_held_out(numbers, target) == held_out:
                 id = f"{','.join(map(str, numbers))}>{target}"
                 return Prompt(id=id, tokens=self.tokenizer.encode(f"{id}:"), answer=str(target), text=f"{id}:")
-        raise ValueError(f"max_value: expected dials that leave problems, got none in {MAX_DRAWS} draws of {config}")
+        raise ValueError(
+            "max_number: expected dials that leave problems to train on and to hold out under seed "
+            f"{config.seed}, got none in {MAX_DRAWS} draws; widen the dials or change the seed"
+        )
 
     def _is_held_out(self, numbers: Sequence[int], target: int) -> bool:
         return derive_seed(self.config.seed, "partition", *numbers, target) % HELD_OUT_MODULUS == 0

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
+from lab.config.load import load
+from lab.config.strict import ConfigError
 from lab.tasks import build
 from lab.tasks.arithmetic import ArithmeticConfig
 from lab.tasks.calculator import CalculatorConfig
 from sandbox.cold_start import cold_start, demonstration_loss
-from sandbox.config import ColdStartBlock, ModelBlock
+from sandbox.config import ColdStartBlock, ModelBlock, SandboxRun
+from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
 from sandbox.run import model_config
-from theory.contracts import Prompt
+from theory.contracts import Prompt, Sampling
 from theory.streams import stream
 from theory.turns import sampled_tokens
 
 TASK = ArithmeticConfig(min_digits=2, max_digits=2, num_held_out=8)
+ONE_DIGIT = ArithmeticConfig(min_digits=1, max_digits=1, num_held_out=1)
 SMALL = ModelBlock(num_layers=1, hidden_size=32, num_heads=2, num_kv_heads=1, num_experts=4, expert_size=32)
 
 
@@ -62,6 +68,56 @@ def test_an_unreachable_target_is_an_error_and_leaves_no_cache(tmp_path):
     with pytest.raises(ValueError, match=r"expected to reach 1.0 within 20 updates, got 0\.\d+"):
         cold_start(fresh(), build(TASK), block, description={}, max_tokens=24)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+
+
+def test_a_model_writes_like_its_teacher(tmp_path):
+    """Two teachers leave two entries in the cache and models that mostly write in that teacher's form and never in
+    the other's; no teacher named is the first one, from its cache."""
+    forms = {"columns": r"\d\+\d\+0=\d\d#\d+", "running": r"\d\+\d=\d+#\d+"}
+    task = build(ONE_DIGIT)
+
+    def taught(report=None, **named) -> MoE:
+        model = MoE(model_config(SMALL, task.tokenizer.vocab_size), stream(0, "model"))
+        block = stage(tmp_path, target_accuracy=0.25, batch_size=32, **named)
+        return cold_start(model, task, block, description={}, max_tokens=16, report=report)[0]
+
+    prompts = task.prompts(9, 64)
+    for teacher in forms:
+        model = taught(teacher=teacher)
+        engine = SandboxEngine(model.config, (), task.tokenizer.eos_id)
+        engine.load_model(model, version=0)
+        texts = [task.tokenizer.decode(r.tokens.tolist()) for r in engine.generate(prompts, Sampling(16)).responses]
+        shares = {name: sum(bool(re.fullmatch(form, text)) for text in texts) / 64 for name, form in forms.items()}
+        assert shares[teacher] > 0.5 and sum(shares.values()) == shares[teacher]
+    assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == 2
+    default, first = taught(report=lambda *_: pytest.fail("ran")).state_dict(), taught(teacher="columns").state_dict()
+    assert all(torch.equal(first[name], tensor) for name, tensor in default.items())
+
+
+def test_a_teacher_that_cannot_be_followed_is_an_error(tmp_path):
+    """Responses that are all longer than max_tokens are one line with both lengths; nothing is trained."""
+    with pytest.raises(ValueError, match=r"^algorithm.sampling.max_tokens: .*teacher place_values, at least \d\d tok"):
+        cold_start(fresh(), build(TASK), stage(tmp_path, teacher="place_values"), description={}, max_tokens=24)
+
+
+@pytest.mark.parametrize(
+    ("task", "teacher", "words"),
+    [
+        ("{kind: arithmetic}", "colums", "one of columns, place_values, running, got colums"),
+        ("{kind: countdown}", "columns", "one of forward, backward, attempts, got columns"),
+        ("{kind: jsonl, path: x, solution_key: how}", "columns", "one of solutions, got columns"),
+        ("{kind: jsonl, path: x}", "solutions", r"null \(no solution_key, no teacher\), got solutions"),
+    ],
+)
+def test_an_unknown_teacher_is_one_line(tmp_path, task, teacher, words):
+    """A teacher that the task does not have is refused with the config, and the line names field and choices."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        f"{{name: t, backend: sandbox, num_steps: 1, task: {task}, cold_start: {{teacher: {teacher}}}, "
+        "model: {path: x}, algorithm: {objective: {preset: minirl}}}"
+    )
+    with pytest.raises(ConfigError, match=rf"config.yaml: cold_start.teacher: expected {words}$"):
+        load(path, [], {"sandbox": SandboxRun})
 
 
 def test_the_loss_is_the_mean_surprise_of_the_demonstration(tmp_path):

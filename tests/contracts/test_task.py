@@ -1,0 +1,101 @@
+"""Every task keeps the contract of `lab.tasks`: prompts by step, a held-out side, teachers that are right."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.tasks import DemonstratedTask, TextTask, build
+from lab.tasks.arithmetic import ArithmeticConfig
+from lab.tasks.countdown import CountdownConfig
+from lab.tasks.jsonl import JsonlConfig
+from lab.tasks.tokenizers import CharTokenizer
+from theory.contracts import Prompt, Response, Task
+from theory.streams import stream
+
+Make = Callable[[Path], TextTask]
+
+
+def jsonl(folder: Path) -> TextTask:
+    """Twelve problems of a file whose rows have solutions."""
+    rows = [{"problem": f"What is {i} + 1?", "answer": str(i + 1), "how": rf"\boxed{{{i + 1}}}"} for i in range(12)]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = JsonlConfig(path=str(folder / "problems.jsonl"), solution_key="how", held_out_fraction=0.25)
+    return build(config, CharTokenizer(string.printable))
+
+
+TASKS: dict[str, Make] = {
+    "arithmetic, sums": lambda _: build(ArithmeticConfig(num_terms=3, num_held_out=8)),
+    "arithmetic, differences": lambda _: build(ArithmeticConfig(operation="subtract", num_held_out=8)),
+    "countdown": lambda _: build(CountdownConfig(num_held_out=8)),
+    "countdown, all dials": lambda _: build(
+        CountdownConfig(num_numbers=4, operations=("+", "-", "*", "/"), use_all=False, max_value=200, num_held_out=8)
+    ),
+    "jsonl": jsonl,
+}
+
+
+@pytest.fixture(params=TASKS)
+def task(request: pytest.FixtureRequest, tmp_path: Path) -> TextTask:
+    return TASKS[request.param](tmp_path)
+
+
+def respond(prompt: Prompt, tokens: tuple[int, ...]) -> Response:
+    T = len(tokens)
+    ids = torch.tensor(tokens, dtype=torch.int64)
+    return Response(prompt, ids, torch.zeros(T), torch.ones(T, dtype=torch.bool), "stop", 0)
+
+
+def test_prompts_are_named_by_their_step(task: TextTask) -> None:
+    """The same step gives the same prompts, another step gives others; ids and tokens name a problem."""
+    assert isinstance(task, Task) and isinstance(task, TextTask)
+    assert list(task.prompts(3, 5)) == list(task.prompts(3, 5)) != list(task.prompts(4, 5))
+    prompts = [p for step in range(4) for p in task.prompts(step, 5)]
+    assert len({p.id for p in prompts}) == len({p.tokens for p in prompts}) == len(set(prompts)) > 5
+    assert all(0 <= token < task.tokenizer.vocab_size for p in prompts for token in p.tokens)
+
+
+def test_what_is_held_out_is_never_trained_on(task: TextTask) -> None:
+    """Held-out problems are fixed, distinct, and none of those of a hundred steps."""
+    held_out = [p.tokens for p in task.held_out()]
+    assert held_out == [p.tokens for p in task.held_out()] and len(set(held_out)) == len(held_out) > 0
+    assert not set(held_out) & {p.tokens for step in range(100) for p in task.prompts(step, 4)}
+
+
+def test_every_teacher_shows_right_responses(task: TextTask) -> None:
+    """A demonstration earns 1, ends with its only end token and fits; the same generator gives the same one."""
+    assert isinstance(task, DemonstratedTask)
+    assert task.teachers and len(set(task.teachers)) == len(task.teachers)
+    for teacher in task.teachers:
+        for prompt in task.prompts(0, 8):
+            shown = task.demonstration(prompt, stream(5, "shown"), teacher)
+            assert task.reward(prompt, respond(prompt, shown)) == 1.0
+            assert shown.index(task.tokenizer.eos_id) == len(shown) - 1 < task.max_response_tokens
+            assert shown == task.demonstration(prompt, stream(5, "shown"), teacher)
+
+
+def test_teachers_write_in_different_ways(task: TextTask) -> None:
+    """Two teachers of one task show most problems in different words, and their lengths differ in the mean."""
+    assert isinstance(task, DemonstratedTask)
+    prompts = task.prompts(0, 16)
+    shown = {t: [task.demonstration(p, stream(5, "shown", i), t) for i, p in enumerate(prompts)] for t in task.teachers}
+    for a in task.teachers:
+        for b in task.teachers:
+            same = sum(x == y for x, y in zip(shown[a], shown[b], strict=True))
+            assert same == len(prompts) if a == b else same <= len(prompts) // 2
+    assert len(task.teachers) == 1 or len({sum(map(len, all_)) for all_ in shown.values()}) > 1
+
+
+def test_an_answer_to_another_problem_earns_nothing(task: TextTask) -> None:
+    """The response to one problem is wrong for another with another answer, and an empty one is wrong for all."""
+    assert isinstance(task, DemonstratedTask)
+    first, *others = task.prompts(0, 6)
+    shown = task.demonstration(first, stream(5, "shown"), task.teachers[0])
+    for prompt in others:
+        assert prompt.answer == first.answer or task.reward(prompt, respond(prompt, shown)) == 0.0
+        assert task.reward(prompt, respond(prompt, (task.tokenizer.eos_id,))) == 0.0
