@@ -6,8 +6,11 @@ computes it again. Rows are numbered by the global steps taken; row 0 is the eva
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
+
+import torch
 
 from lab.config.run import RunConfig
 from lab.progress import ProgressLines
@@ -17,6 +20,10 @@ from theory import metrics as registry
 from theory.loop import StepResult
 
 Scalars = dict[str, float]
+
+
+class NonFiniteError(ArithmeticError):
+    """A metric, a log-probability or a gradient that is NaN or infinite; the message names it."""
 
 
 @runtime_checkable
@@ -32,7 +39,8 @@ class Recorder:
     """Evaluates when it is due, and writes a step's row, trace and checkpoint. `evaluate(number)` gives eval metrics.
 
     `decode` gives the text of tokens, so that traces can be read.
-    Raises ValueError for a metric that is not registered, RecordError where the disk refuses.
+    Raises ValueError for a metric that is not registered, RecordError where the disk refuses, and NonFiniteError, once
+    the row is written and before a trace or checkpoint is, where a metric is NaN or infinite.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class Recorder:
         if self.evaluation_due(number):
             row |= self.evaluate(number)
         self.append(number, row)
+        _check_finite(row, result)
         last = number == self.config.num_steps
         if number % self.config.traces.every == 0 or last:
             trace = Trace.of(result.rollouts, result.scores, result.rewards_B, number, decode=self.decode)
@@ -87,3 +96,19 @@ class Recorder:
         self.folder.append_metrics(number, row)
         for logger in self.loggers:
             logger.log_metrics(row, step=number)
+
+
+def _check_finite(row: Scalars, result: StepResult) -> None:
+    """NonFiniteError with the first metric that is not finite, and the tensors of the step that are not."""
+    bad = next((name for name, value in row.items() if not math.isfinite(value)), None)
+    if bad is None:
+        return
+    tensors = {
+        "logp_mu": torch.cat([response.logp_mu for response in result.rollouts.responses]),
+        "logp_old": result.scores.logp_BT,
+        "entropy": result.scores.entropy_BT,
+        "rewards": result.rewards_B,
+    }
+    named = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    where = f"{', '.join(named)} of this step is not finite" if named else f"finite {', '.join(tensors)} overflow in it"
+    raise NonFiniteError(f"{bad} is {row[bad]}: {where}")

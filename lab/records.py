@@ -110,6 +110,12 @@ class RunFolder:
         with exclusive(self.path / ".lock", f"cannot write in {self.path}: another process is running this run"):
             yield
 
+    def discard(self) -> None:
+        """Removes the folder of a run that could not start."""
+        assert not self.metrics(), f"{self.path} has records"
+        with disk_errors(self.path, "remove"):
+            shutil.rmtree(self.path)
+
     def write_config(self, text: str) -> None:
         """config.yaml: the resolved configuration."""
         atomic_write(self.path / "config.yaml", text)

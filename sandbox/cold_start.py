@@ -20,13 +20,13 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from lab.evaluation import evaluate
+from lab.recording import NonFiniteError
 from lab.tasks import DemonstratedTask
 from sandbox.checkpoint import load as load_model
 from sandbox.checkpoint import save
 from sandbox.config import ColdStartBlock
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
-from sandbox.training_engine import NonFiniteError
 from theory.contracts import Environment, Prompt
 from theory.streams import derive_seed, stream
 from theory.turns import sampled_tokens

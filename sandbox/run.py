@@ -16,6 +16,7 @@ import torch
 from lab.config.load import config_hash, to_yaml
 from lab.loggers import build_loggers
 from lab.progress import ProgressKind, progress_of
+from lab.recording import NonFiniteError
 from lab.records import RunFolder, manifest
 from lab.report import write_report
 from lab.tasks import DemonstratedTask, TextTask
@@ -35,7 +36,7 @@ from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.learner import Learner, step_loader
 from sandbox.model import MoE
 from sandbox.model_config import ModelConfig
-from sandbox.training_engine import NonFiniteError, SandboxTrainingEngine
+from sandbox.training_engine import SandboxTrainingEngine
 from sandbox.training_numerics import of_precision
 from theory.loop import hand_over
 from theory.routing.gates import GATES
@@ -45,29 +46,38 @@ from theory.streams import stream
 def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: ProgressKind = "bar") -> RunFolder:
     """Runs, or goes on with, `folder`; returns it with verdict and report written.
 
-    Raises ValueError where the config does not fit its files, and NonFiniteError after writing the record where a loss
-    or gradient is not finite.
+    Raises ValueError where the config does not fit its files, which leaves no new folder, and NonFiniteError, with the
+    step, after writing the record and the verdict where a metric or gradient is not finite.
     """
     torch.set_num_threads(1)
     for broken in kernels.probe():
         warnings.warn(f"this machine's kernels are not batch-invariant: {broken}", stacklevel=1)
     task = open_task(config)
+    is_fresh = folder is None
     if folder is None:
         folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
         folder.write_config(to_yaml(config))
     with folder.hold():
         folder.write_manifest(manifest(seed=config.seed))
-        learner, first = _prepare(config, folder, task, progress)
+        try:
+            learner, first = _prepare(config, folder, task, progress)
+        except (ValueError, OSError):
+            if is_fresh:  # what cannot start is no run to go on with
+                folder.discard()
+            raise
         exact = _engine(config, learner.model.config, task, ())
         evaluation = Evaluation(config, exact)
         shown = progress_of(progress, config.name, config.num_steps, first)
         recording = Recording(config, folder, evaluation, shown, task.tokenizer)
         try:
-            _fit(config, folder, learner, recording, first)
-        except NonFiniteError:
-            folder.append_metrics(learner.step + 1, {"actor/grad_norm": math.inf})
+            if first < config.num_steps:  # else it was killed after its last checkpoint, before its verdict
+                _fit(config, folder, learner, recording, first)
+        except NonFiniteError as error:
+            number = learner.step + 1
+            if not folder.metrics() or folder.metrics()[-1]["step"] < number:  # a gradient stops a step before its row
+                folder.append_metrics(number, {"actor/grad_norm": math.inf})
             _finish(config, folder)
-            raise
+            raise NonFiniteError(f"step {number}: {error}") from error
         _finish(config, folder)
     return folder
 

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lab.recording import NonFiniteError
 from sandbox.checkpoint import to_hf
 from sandbox.model import MoE, Routing
 from sandbox.numerics import EXACT, Numerics
@@ -26,10 +27,6 @@ from theory.routing.passes import PassRouting
 from theory.routing.predictor import PredictorSettings, PredictorTrainer
 from theory.routing.record import RoutingRecord
 from theory.routing.replay import NaturalRouting, RoutingPass
-
-
-class NonFiniteError(ArithmeticError):
-    """A loss, gradient or weight is not finite; the message names which."""
 
 
 @dataclass

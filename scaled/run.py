@@ -19,7 +19,7 @@ from lab.config.load import config_hash, to_yaml
 from lab.evaluation import evaluate
 from lab.loggers import build_loggers
 from lab.progress import ProgressKind, progress_of
-from lab.recording import Recorder, Scalars
+from lab.recording import NonFiniteError, Recorder, Scalars
 from lab.records import RunFolder, manifest
 from lab.report import write_report
 from lab.tasks import TextTask
@@ -247,7 +247,11 @@ class Session:
         def save(number: int) -> None:
             self.folder.sharded_checkpoint(number, training.save, keep=self.config.checkpoint.keep)
 
-        recorder.record(step + 1, result, save, measured)
+        try:
+            recorder.record(step + 1, result, save, measured)
+        except NonFiniteError as error:
+            _finish(self.config, self.folder)
+            raise NonFiniteError(f"step {step + 1}: {error}") from error
 
     def schedule(self, training: TrainingGroup, rollout: RolloutGroup) -> Synchronous:
         """The order of a step's parts that the config asks for."""

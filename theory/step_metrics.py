@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -50,10 +51,9 @@ def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: Passes) ->
         assert replayed is not None
         metrics["routing/native_rows"] = float(replayed.num_native_rows)
         metrics["routing/replayed_fraction"] = 1.0 - replayed.num_native_rows / replayed.experts.shape[0]
-    if passes.old == "replay_rollout":
-        metrics["routing/noop"] = float(
-            is_noop(rollouts.experts, scores.natural, metrics["rollout_corr/probs_diff_max"])
-        )
+    difference = metrics["rollout_corr/probs_diff_max"]
+    if passes.old == "replay_rollout" and not math.isnan(difference):
+        metrics["routing/noop"] = float(is_noop(rollouts.experts, scores.natural, difference))
     return metrics
 
 

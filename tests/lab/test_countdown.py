@@ -163,6 +163,7 @@ EVERY = CountdownConfig(operations=("+", "-", "*", "/"), num_numbers=4, use_all=
         ("2+3*8", (2, 3, 8), 26, True),  # products first
         ("8/2*3", (2, 3, 8), 12, True),
         ("8/3*3", (3, 3, 8), 8, False),  # a quotient must be whole
+        ("8/3+1", (1, 3, 8), 3, False),  # and is not rounded
         ("8/(3-3)", (3, 3, 8), 8, False),
         ("3-8", (3, 8), -5, True),  # steps may be negative
         ("(3-8)/5", (3, 5, 8), -1, True),
@@ -297,6 +298,15 @@ def test_attempts_vary_and_are_drawn_from_the_generator():
     assert len(set(map(len, shown))) > 5
     again = task.tokenizer.decode(task.demonstration(prompt, stream(7, "shown"), "attempts"))
     assert again == shown[7]
+
+
+def test_the_longest_response_has_room_for_the_widest_values():
+    """The bound on the response's length is above that of a failed and a right step of two-figure numbers, by one: a
+    failed attempt may end in two figures, this one ends in one."""
+    task = CountdownTask(CountdownConfig(num_numbers=2, max_number=99, num_attempts=1))
+    prompt = Prompt("", task.tokenizer.encode("49,50>99:"), "99", "49,50>99:")
+    shown = {len(task.demonstration(prompt, stream(i, "shown"), "attempts")) for i in range(20)}
+    assert max(shown) == len("50-49=1x50+49=99#50+49") + 1 == task.max_response_tokens - 1
 
 
 def test_the_examples_of_the_docstring():

@@ -15,7 +15,6 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from firstorder.cli import main
 from lab.files import exclusive
@@ -24,7 +23,7 @@ from lab.tasks.tokenizers import load_tokenizer
 from sandbox.engines.engine import SandboxEngine
 from sandbox.engines.weight_precision import WeightPrecision
 from sandbox.model import load
-from tests.sandbox.tiny_hf import DIGITS, write_qwen3_moe
+from tests.sandbox.tiny_hf import DIGITS, guesses, write_qwen3_moe
 from theory.contracts import Prompt, Sampling
 from theory.streams import derive_seed
 
@@ -54,13 +53,10 @@ def lines(model: Path) -> list[str]:
 
     The rows have spaces and an extra key, which a rewriting of them would lose.
     """
-    ours, tokenizer, lines = load(model), load_tokenizer(model), []
-    for i in range(NUM_PROBLEMS):
-        problem = f"{i}+{i % 3}"
-        logits_V = ours(torch.tensor([tokenizer.encode(problem)]))[0, -1]
-        guesses = [int(token) - 1 for token in logits_V.argsort(descending=True) if 1 <= token <= 10]
-        lines.append(f'{{"problem":  "{problem}", "answer": "{guesses[i % 3]}", "level": {i / 7}}}')
-    return lines
+    problems = [f"{i}+{i % 3}" for i in range(NUM_PROBLEMS)]
+    answers = [guesses(model, problem)[i % 3] for i, problem in enumerate(problems)]
+    rows = enumerate(zip(problems, answers, strict=True))
+    return [f'{{"problem":  "{problem}", "answer": "{answer}", "level": {i / 7}}}' for i, (problem, answer) in rows]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,11 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.config.load import load
+from lab.config.load import config_hash, load
+from lab.files import TEMPORARY
+from lab.recording import NonFiniteError
 from lab.records import RunFolder
 from sandbox.config import SandboxRun
 from sandbox.run import run
-from sandbox.training_engine import NonFiniteError, SandboxTrainingEngine
+from sandbox.training_engine import SandboxTrainingEngine
+from theory.streams import stream
 
 CONFIG = """
 name: resume
@@ -90,6 +94,46 @@ def test_killed_runs_resume_to_the_same_bits(tmp_path):
     assert json.loads((resumed.path / "verdict.json").read_text()) == json.loads(
         (whole.path / "verdict.json").read_text()
     )
+
+
+def forked(config: SandboxRun) -> int:
+    """The id of a new process that goes on with the config's newest unfinished run, or starts one."""
+    child = os.fork()
+    if child == 0:
+        folder = RunFolder.find_resumable(Path(config.output), config.name, config_hash(config))
+        with contextlib.suppress(BaseException):
+            run(config, folder=folder, progress="none")
+            os._exit(0)
+        os._exit(1)
+    return child
+
+
+def test_a_run_killed_at_random_moments_resumes_to_the_same_bits(tmp_path):
+    """Six processes in a row are killed (-9) after times drawn at random, from start-up to the last step; the seventh
+    ends with the metrics and weights of a run that was never stopped, and no temporary file is left."""
+    (tmp_path / "whole").mkdir()
+    started = time.monotonic()
+    whole = run(config(tmp_path / "whole"), progress="none")
+    seconds = time.monotonic() - started
+    cut = config(tmp_path)
+    draws = torch.rand(6, generator=stream(0, "moments of a kill")).tolist()
+    num_killed = 0
+    for share in [*draws, None]:
+        child = forked(cut)
+        if share is not None:
+            time.sleep(share * seconds / 3)
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            assert os.waitstatus_to_exitcode(status) == 0
+            break
+        num_killed += 1
+    assert num_killed >= 3
+    resumed = RunFolder.open(sorted((tmp_path / "runs" / "resume").glob("*Z-*/verdict.json"))[-1].parent)
+    assert resumed.metrics() == whole.metrics()
+    a, b = whole.latest_checkpoint(), resumed.latest_checkpoint()
+    assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors)
+    assert not list(resumed.path.glob(f"checkpoints/{TEMPORARY}*"))
 
 
 def test_a_finished_run_is_not_resumed(tmp_path):

@@ -8,6 +8,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from lab.tasks.tokenizers import load_tokenizer
+from sandbox.model import load
+
 BYTES = "".join(sorted(pre_tokenizers.ByteLevel.alphabet()))
 DIGITS = "0123456789+"
 
@@ -36,3 +39,9 @@ def write(folder: Path, model_class, config, alphabet: str, sharpness: float = 1
         model.lm_head.weight.mul_(sharpness)
     model.save_pretrained(folder)
     return folder
+
+
+def guesses(folder: Path, text: str) -> list[str]:
+    """The figures that a model over DIGITS may answer with, its likeliest first token first."""
+    logits_V = load(folder)(torch.tensor([load_tokenizer(folder).encode(text)]))[0, -1]
+    return [DIGITS[token - 1] for token in logits_V.argsort(descending=True).tolist() if 1 <= token <= 10]
