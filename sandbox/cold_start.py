@@ -55,7 +55,10 @@ def cold_start(
     """
     block = block.model_copy(update={"teacher": block.teacher or task.teachers[0]})
     limits = {"max_tokens": max_tokens, "max_turns": max_turns}
-    key = json.dumps([PROCEDURE, torch.__version__, description, block.model_dump(exclude={"cache"}), limits])
+    # The first teacher, named or not, and a single turn have the key of the stage before there was a choice.
+    unnamed = {"cache", "teacher"} if block.teacher == task.teachers[0] else {"cache"}
+    limit = max_tokens if max_turns == 1 else limits
+    key = json.dumps([PROCEDURE, torch.__version__, description, block.model_dump(exclude=unnamed), limit])
     folder = Path(block.cache) / hashlib.sha256(key.encode()).hexdigest()[:12]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
