@@ -41,7 +41,7 @@ def study(config: AuditConfig, frame: pd.DataFrame) -> str:
         raise ValueError("compare: expected two objectives to compare, got null")
     first, second = config.compare.first, config.compare.second
     staleness = middle(numbers(frame, "asked_staleness"))
-    frame = at_level(frame, "asked_staleness", staleness)
+    frame = _with_levels(at_level(frame, "asked_staleness", staleness))
     table = ratios(frame, first, second)
     text = [
         f"# {first} against {second}: which gradient is less biased, and where it turns",
@@ -68,6 +68,15 @@ def study(config: AuditConfig, frame: pd.DataFrame) -> str:
         *_biases(frame),
     ]
     return "\n\n".join(text) + "\n"
+
+
+def _with_levels(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of an engine without a dial at its own median distance, to two digits, as if that had been asked for."""
+    frame = frame.copy()
+    undialled = frame["asked_discrepancy"].isna()
+    found = frame[undialled].groupby(["policy", "engine"])["kl_mu_old"].transform("median")
+    frame.loc[undialled, "asked_discrepancy"] = [float(f"{kl:.1e}") for kl in found]
+    return frame
 
 
 def _setup(config: AuditConfig, frame: pd.DataFrame, staleness: float) -> str:
@@ -137,7 +146,7 @@ def _turns(table: pd.DataFrame) -> str:
     rows = []
     for place, part in parts(found, CASE):
         by_level = {row["asked_discrepancy"]: row for row in records(part)}
-        rows.append([_case(place), *(_turn(by_level[level]) for level in levels)])
+        rows.append([_case(place), *(_turn(by_level[level]) if level in by_level else "" for level in levels)])
     return markdown(["case", *(f"KL {number(level)}" for level in levels)], rows)
 
 

@@ -16,6 +16,7 @@ from firstorder.cli import main
 from lab.audit import load_config
 from lab.audit.records import read
 from lab.config.load import config_hash
+from lab.report.style import number
 from sandbox.audit_cases import SandboxAudit, moe_cases
 from tests.firstorder.test_cli import fails
 
@@ -173,10 +174,30 @@ def test_every_shipped_audit_loads(path: Path) -> None:
     assert load_config(path, (), lambda: SandboxAudit).name
 
 
-def test_the_study_is_of_the_shipped_config() -> None:
-    """docs/token-weight.md was made by the configuration that is shipped: it prints its hash."""
-    text = (CONFIGS.parents[1] / "docs" / "token-weight.md").read_text()
-    assert f"({config_hash(load_config(CONFIGS / 'token_weight.yaml'))})" in text
+@pytest.mark.parametrize(
+    ("config", "page"), [("token_weight", "token-weight"), ("token_weight_moe", "token-weight-moe")]
+)
+def test_the_study_is_of_the_shipped_config(config: str, page: str) -> None:
+    """Each study in docs/ was made by the configuration that is shipped: it prints its hash."""
+    text = (CONFIGS.parents[1] / "docs" / f"{page}.md").read_text()
+    assert f"({config_hash(load_config(CONFIGS / f'{config}.yaml', (), lambda: SandboxAudit))})" in text
+
+
+def test_engines_without_a_dial_have_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A MoE's engines stand in the tables at the distance that they happen to have, to two digits."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "moe.yaml").write_text(
+        MOE.replace("seeds: 1", "seeds: 2").replace(
+            "label: sequence}]", "label: sequence}, {preset: reinforce, label: none}]"
+        )
+        + "compare: {first: sequence, second: none}\n"
+    )
+    assert main(["audit", "moe.yaml", "--progress", "none", "--markdown", "study.md"]) == 0
+    text = Path("study.md").read_text()
+    frame = read(next(Path("runs/tiny-moe").glob("*/audit.json")))
+    noisy = frame[(frame["engine"] == "router noise") & (frame["asked_staleness"] == 1e-2)]
+    level = float(f"{noisy['kl_mu_old'].median():.1e}")
+    assert f"| T | {number(level)} |" in text
 
 
 def test_a_moe_is_audited_through_its_own_passes(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from theory.bounds import gradient
+from theory.bounds import gradient, steps
 from theory.exact.estimator import Problem, estimate, true_gradient
 from theory.exact.groups import Group, classes
-from theory.exact.levels import REWARDS, disturbed, logit_noise
+from theory.exact.levels import REWARDS, disturbed, expected_length, logit_noise
 from theory.exact.policies import TabularPolicy
 from theory.exact.tree import PrefixTree
 from theory.objectives import correction, preset
@@ -59,7 +61,8 @@ def test_the_size_of_a_chunk_is_no_input(objective: str, monkeypatch: pytest.Mon
 
     def everything() -> list[torch.Tensor]:
         found = [estimate(problem, chosen, group) for group in (Group(3), Group(None), Group(None, "none"))]
-        bounds = [gradient.gap_cauchy_schwarz(problem), gradient.gap_fisher(problem), gradient.gap_centred(problem)]
+        chunked = (steps.step_cauchy_schwarz, gradient.gap_cauchy_schwarz, gradient.gap_fisher, gradient.gap_centred)
+        bounds = [bound(problem) for bound in chunked]
         return [
             true_gradient(problem),
             *(x for e in found for x in (e.mean, torch.tensor(e.variance))),
@@ -71,3 +74,30 @@ def test_the_size_of_a_chunk_is_no_input(objective: str, monkeypatch: pytest.Mon
     for x, y in zip(everything(), whole, strict=True):
         # Sums of a few dozen float64 terms in another order.
         torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-12)
+
+
+def test_an_infinite_group_divides_by_expectations() -> None:
+    """A token mean divides by the mean length, and a rejection by the probability to be kept: both under mu."""
+    tree = PrefixTree(3, 4, has_end=True)
+    policy = TabularPolicy.random(tree, stream(0, "infinite", "policy"))
+    mu = disturbed(policy.logp(), logit_noise(tree, stream(0, "infinite", "noise")), 0.3)
+    problem = Problem(policy, mu, mu, REWARDS["dense"](tree, stream(0, "infinite", "reward")))
+
+    def mean(**changes: object) -> torch.Tensor:
+        return estimate(problem, preset("reinforce", **changes), Group(None, "none")).mean
+
+    mean_length = expected_length(tree, mu)
+    assert mean_length > 1.5
+    # A division of sums of some dozens of float64 terms.
+    torch.testing.assert_close(mean(aggregation="token_mean") * mean_length, mean(), rtol=1e-12, atol=1e-15)
+    # mu is old here: nothing is rejected, and with bounds that leave 1 out everything is, and no gradient is left.
+    torch.testing.assert_close(mean(correction=correction("geo_rs", lo=0.9, hi=1.1)), mean(), rtol=1e-12, atol=1e-15)
+    half = Problem(policy, mu, policy.logp(), problem.reward_Y)
+    kept = estimate(half, preset("reinforce", correction=correction("geo_rs", lo=0.0, hi=1.0)), Group(None, "none"))
+    log_mu_Y, log_old_Y = tree.log_probabilities(mu), tree.log_probabilities(policy.logp())
+    is_kept_Y = log_old_Y <= log_mu_Y
+    probability = float(log_mu_Y.exp()[is_kept_Y].sum())
+    assert 0.1 < probability < 0.9
+    rewards = torch.where(is_kept_Y, problem.reward_Y, 0.0)
+    of_kept = estimate(replace(half, reward_Y=rewards), preset("reinforce"), Group(None, "none")).mean
+    torch.testing.assert_close(kept.mean * probability, of_kept, rtol=1e-12, atol=1e-15)

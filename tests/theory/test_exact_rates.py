@@ -56,7 +56,7 @@ def test_slope_of_known_powers() -> None:
 def test_rate_has_the_interval_of_a_mean() -> None:
     """Mean of 1, 2, 3 is 2 with t-interval 2 +- 4.303 / sqrt(3)."""
     measured = rate("x", 2.0, [1.0, 2.0, 3.0])
-    assert measured.slope == 2.0
+    assert (measured.slope, measured.num_policies) == (2.0, 3)
     assert measured.high - 2.0 == pytest.approx(4.302652729696142 / 3**0.5)
     assert 2.0 - measured.low == pytest.approx(4.302652729696142 / 3**0.5)
     with pytest.raises(ValueError, match="at least 2 policies, got 1"):
