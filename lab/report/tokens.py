@@ -23,8 +23,10 @@ MOST_TOKENS = 24
 """Tokens that the ranking shows."""
 LEAST_SHARE = 2e-4
 """Rarer tokens are left out of the ranking, as in R3's Table 11."""
-COLUMNS, MOST_ROWS = 32, 6
+COLUMNS, MOST_ROWS = 24, 6
 """Size of the piece of a response that is shown token by token."""
+LONGEST, IN_CELL = 5, 2
+"""Letters of a token's text under a bar and in a cell; hovering tells the rest."""
 
 
 def token_difference(runs: Sequence[Run]) -> Figure | None:
@@ -44,7 +46,7 @@ def token_difference(runs: Sequence[Run]) -> Figure | None:
         for token, mean in means.items():
             largest[token] = max(mean, largest.get(token, 0.0))
     ranked = sorted(largest, key=lambda token: (-largest[token], token))[:MOST_TOKENS]
-    names = [_name(token, texts) for token in ranked]
+    names = _distinct([_short(_name(token, texts), LONGEST) for token in ranked])
     data = []
     for run, _, means in found:
         y = [means.get(token) for token in ranked]
@@ -53,7 +55,7 @@ def token_difference(runs: Sequence[Run]) -> Figure | None:
             | {"customdata": [number(mean) for mean in y], "hovertemplate": "%{customdata}"}
         )
     layout: dict[str, Any] = {
-        "xaxis": {"type": "category", "title": {"text": "token"}, "tickangle": 0 if max(map(len, names)) < 4 else -45},
+        "xaxis": {"type": "category", "tickangle": 0 if max(map(len, names)) < 4 else -45},
         "yaxis": {"title": {"text": "mean d"}, "rangemode": "tozero"},
         "hovermode": "x unified",
         "bargap": 0.25,
@@ -89,9 +91,13 @@ def token_map(runs: Sequence[Run]) -> Figure | None:
     cells = {
         "type": "scatter", "mode": "markers+text", "name": run.label, "meta": {"run": run.index, "role": "cells"},
         "x": [i % COLUMNS for i in range(len(tokens))], "y": [-(i // COLUMNS) for i in range(len(tokens))],
-        "text": [_name(token, trace.texts) for token in tokens],
+        "text": [_name(token, trace.texts)[:IN_CELL] for token in tokens],
         "marker": {"symbol": "square", "opacity": [round(0.05 + 0.75 * x / top, 3) for x in d]},
-        "customdata": [f"{int(x)} of {trace.num_choices} choices differ" for x in d], "hovertemplate": "%{customdata}",
+        "customdata": [
+            f"{_name(token, trace.texts)}: {int(x)} of {trace.num_choices} choices differ"
+            for token, x in zip(tokens, d, strict=True)
+        ],
+        "hovertemplate": "%{customdata}",
     }  # fmt: skip
     rows = -(-len(tokens) // COLUMNS)
     blank = {"visible": False, "fixedrange": True}
@@ -132,6 +138,15 @@ def _name(token: int, texts: dict[int, str]) -> str:
     """The token's text with white space made visible; its number where the trace has no text for it."""
     text = texts.get(token, "")
     return text.replace("\n", "↵").replace("\t", "⇥").replace(" ", "␣") if text else f"{token}"
+
+
+def _short(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """The names, repeated ones told apart: a category axis would draw them on one another."""
+    return [name if names.index(name) == i else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)]
 
 
 def _step(found: Sequence[tuple[Run, Trace, Any]]) -> str:

@@ -27,8 +27,8 @@
     else if (role === "mark") out.marker = { color: colour("--text"), size: 7, symbol: "line-ew-open", line: { width: 2 } };
     else if (role === "cloud") out.marker = { color: lineColour(run), size: 3.5, opacity: 0.55 };
     else if (role === "cells") {
-      out.marker = { ...trace.marker, color: lineColour(run), size: 17 };
-      out.textfont = { size: 11, color: colour("--text") };
+      out.marker = { ...trace.marker, color: lineColour(run), size: 16 };
+      out.textfont = { size: 10.5, color: colour("--text") };
     } else if (role === "bar") out.marker = { color: lineColour(run) };
     else {
       out.line = { ...trace.line, color: lineColour(run), width: role === "raw" ? 1 : 2 };
