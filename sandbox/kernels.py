@@ -41,6 +41,8 @@ def linear(x: Float[Tensor, "*rows D"], weight_OD: Float[Tensor, "O D"]) -> Floa
     """x W^T, with at least MIN_ROWS rows and columns in the product (one column is a matrix-vector product)."""
     x_ND, weight_OD = _aligned(x.reshape(-1, x.shape[-1]), -1), _aligned(weight_OD, -1)
     N, num_out = x_ND.shape[0], weight_OD.shape[0]
+    if N >= MIN_ROWS and num_out >= MIN_ROWS:
+        return F.linear(x_ND, weight_OD).view(*x.shape[:-1], num_out)
     if num_out < MIN_ROWS:
         weight_OD = F.pad(weight_OD, (0, 0, 0, MIN_ROWS - num_out))
     if N < MIN_ROWS:
@@ -76,6 +78,49 @@ def sigmoid(x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
     return torch.stack([x, torch.zeros_like(x)], dim=-1).softmax(dim=-1)[..., 0]
 
 
+def _apply(function: type[Function], *arguments: Any) -> Tensor:
+    """The function without autograd's bookkeeping where no gradient is taken: it costs more than a small operator."""
+    if torch.is_grad_enabled():
+        return function.apply(*arguments)  # type: ignore[return-value]
+    return function.forward(_NO_CONTEXT, *arguments)  # type: ignore[return-value]
+
+
+class _NoContext:
+    """Takes what a forward saves for its backward, and keeps none of it."""
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        pass
+
+
+_NO_CONTEXT = _NoContext()
+
+
+class _RMSNorm(Function):
+    """x w / rms(x) with 1 / rms kept: six passes over the rows backward, where composed operators take twelve."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rstd = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, rstd)
+        return torch.mul(x, rstd).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight, rstd = ctx.saved_tensors
+        normed = torch.mul(x, rstd)
+        product = torch.mul(grads[0], normed)
+        grad_weight = product.flatten(0, -1 - weight.dim()).sum(0)
+        # d rms: along the row itself, by the mean of grad * weight * normed.
+        along = product.mul_(weight).sum(dim=-1, keepdim=True).div_(x.shape[-1])
+        grad_x = torch.mul(grads[0], weight).sub_(normed.mul_(along)).mul_(rstd)
+        return grad_x, grad_weight, None
+
+
+def rms_norm(x: Float[Tensor, "*rows D"], weight: Float[Tensor, "*heads D"], eps: float) -> Float[Tensor, "*rows D"]:
+    """x w / sqrt(mean(x^2) + eps) over the last axis; `weight` may differ by head, its axes are the last ones of x."""
+    return _apply(_RMSNorm, x, weight, eps)
+
+
 class _SwiGLU(Function):
     """silu(g) u with its gradient written into one buffer of both halves."""
 
@@ -102,37 +147,45 @@ def swiglu(gate_up: Float[Tensor, "*rows F2"]) -> Float[Tensor, "*rows F"]:
 
     As a strided half, g is worked on row by row, so that silu's ragged end falls on the same columns in every batch.
     """
-    return _SwiGLU.apply(gate_up)  # type: ignore[return-value]
+    return _apply(_SwiGLU, gate_up)
 
 
 class _Rotate(Function):
-    """The rotation by +angle; its gradient is the rotation by -angle. One output buffer instead of six temporaries."""
+    """The rotation by +angle; its gradient is the rotation by -angle."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotated(x, cos, sin)
+        return _swapped(x).mul_(sin).add_(x * cos)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         cos, sin = ctx.saved_tensors
-        return _rotated(grads[0], cos, -sin), None, None
+        return (grads[0] * cos).sub_(_swapped(grads[0]).mul_(sin)), None, None
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    torch.mul(first, cos, out=out[..., :half]).sub_(second * sin)
-    torch.mul(second, cos, out=out[..., half:]).add_(first * sin)
-    return out
+def _swapped(x: Tensor) -> Tensor:
+    """The second half before the first."""
+    return x.roll(x.shape[-1] // 2, -1)
+
+
+def rotation(
+    cos_BSd: Float[Tensor, "B S half"], sin_BSd: Float[Tensor, "B S half"], num_heads: int
+) -> tuple[Float[Tensor, "B S H d"], Float[Tensor, "B S H d"]]:
+    """The tables of `rotate`, made once a pass: for every head and both halves, and the sine with its sign.
+
+    Written out, since an operator that broadcasts over heads, or works on half a head, runs in steps of that width.
+    """
+    tables = torch.cat([cos_BSd, cos_BSd], -1), torch.cat([-sin_BSd, sin_BSd], -1)
+    cos, sin = (t[:, :, None].expand(-1, -1, num_heads, -1).contiguous() for t in tables)
+    return cos, sin
 
 
 def rotate(
-    x_BSHd: Float[Tensor, "B S H d"], cos_BSd: Float[Tensor, "#B S half"], sin_BSd: Float[Tensor, "#B S half"]
+    x_BSHd: Float[Tensor, "B S H d"], cos_BSHd: Float[Tensor, "#B S H d"], sin_BSHd: Float[Tensor, "#B S H d"]
 ) -> Float[Tensor, "B S H d"]:
-    """Rotary position embedding in the half convention: dimension i pairs with i + d/2."""
-    return _Rotate.apply(x_BSHd, cos_BSd[:, :, None], sin_BSd[:, :, None])  # type: ignore[return-value]
+    """Rotary position embedding in the half convention: dimension i pairs with i + d/2; tables from `rotation`."""
+    return _apply(_Rotate, x_BSHd, cos_BSHd, sin_BSHd)
 
 
 def attention(
@@ -150,9 +203,9 @@ def attention(
     h, P = k_BhPd.shape[1], k_BhPd.shape[2]
     G = H // h
     assert P % MIN_KEYS == 0, f"{P} key slots are no multiple of {MIN_KEYS}"
-    q = (q_BSHd * d**-0.5).view(B, S, h, G, d).permute(0, 2, 3, 1, 4).reshape(B * h, G * S, d)
+    q = q_BSHd.view(B, S, h, G, d).permute(0, 2, 3, 1, 4).reshape(B * h, G * S, d) * d**-0.5
     q, k, v = (_aligned(t, -1) for t in (q, k_BhPd.flatten(0, 1), v_BhPd.flatten(0, 1)))
-    scores = _bmm(q, k.transpose(1, 2)).view(B, h, G, S, P) + bias_BSP[:, None, None]
+    scores = _bmm(q, k.transpose(1, 2)).view(B, h, G, S, P).add_(bias_BSP[:, None, None])
     probs = scores.softmax(dim=-1).view(B * h, G * S, P)
     out = _bmm(probs[:, :, :KEY_BLOCK], v[:, :KEY_BLOCK])
     for start in range(KEY_BLOCK, P, KEY_BLOCK):
@@ -176,70 +229,72 @@ def _bmm(x_MRD: Tensor, y_MDO: Tensor) -> Tensor:
 
 
 class _Plan(NamedTuple):
-    """Sorted by expert: row r holds token token_R[r], slot (n, k) is row row_NK[n, k], group e ends at ends_E[e]."""
+    """Sorted by expert: row r holds token token_R[r], slot (n, k) is row row_KN[k, n], group e ends at ends_E[e]."""
 
     token_R: Tensor
-    row_NK: Tensor
+    row_KN: Tensor
     ends_E: Tensor
 
 
 def _plan(experts_NK: Tensor, num_experts: int) -> _Plan:
-    """Sorts token-expert pairs by expert; a small group that is not empty repeats its last row up to MIN_ROWS."""
-    K = experts_NK.shape[1]
+    """Sorts token-expert pairs by expert; a small group that is not empty is filled up to MIN_ROWS with token 0."""
+    N, K = experts_NK.shape
     expert_M = experts_NK.flatten()
     sorted_expert_M, order_M = expert_M.sort(stable=True)
+    row_M = torch.arange(N * K, device=expert_M.device)
+    token_M = row_M[:N, None].expand(N, K).reshape(-1)[order_M]
     count_E = torch.bincount(expert_M, minlength=num_experts)
-    row_M = torch.arange(expert_M.shape[0], device=expert_M.device)
-    size_E = torch.where(count_E > 0, count_E.clamp(min=MIN_ROWS), 0)
+    size_E = count_E.clamp(min=MIN_ROWS).mul_(count_E > 0)
     end_E = size_E.cumsum(0)
-    token_R = order_M // K
-    if not torch.equal(size_E, count_E):
-        first_E, padded_first_E = count_E.cumsum(0) - count_E, end_E - size_E
-        expert_R = torch.repeat_interleave(size_E)
-        within_R = torch.arange(expert_R.shape[0], device=expert_M.device) - padded_first_E[expert_R]
-        token_R = token_R[first_E[expert_R] + torch.minimum(within_R, count_E[expert_R] - 1)]
-        row_M = row_M + (padded_first_E - first_E)[sorted_expert_M]
-    row_NK = torch.empty_like(expert_M).scatter_(0, order_M, row_M).view(experts_NK.shape)
-    return _Plan(token_R, row_NK, end_E.to(torch.int32))
+    num_rows = int(end_E[-1])
+    if num_rows > N * K:
+        row_M = row_M + (end_E - size_E - count_E.cumsum(0) + count_E)[sorted_expert_M]
+        token_M = token_M.new_zeros(num_rows).index_copy_(0, row_M, token_M)
+    row_KN = torch.empty_like(expert_M).index_copy_(0, order_M, row_M).view(N, K).t().contiguous()
+    return _Plan(token_M, row_KN, end_E.to(torch.int32))
+
+
+def _gather_sum(x_RD: Tensor, row_KN: Tensor) -> Tensor:
+    """sum_k x[row_k], in slot order."""
+    out_ND = x_RD.index_select(0, row_KN[0])
+    for row_N in row_KN[1:]:
+        out_ND += x_RD.index_select(0, row_N)
+    return out_ND
 
 
 class _Dispatch(Function):
     """Tokens to sorted rows. Its gradient gathers a token's K rows: no scattered additions in either direction."""
 
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, token_R: Tensor, row_NK: Tensor) -> Tensor:
-        ctx.save_for_backward(row_NK)
+    def forward(ctx: Any, x_ND: Tensor, token_R: Tensor, row_KN: Tensor) -> Tensor:
+        ctx.save_for_backward(row_KN)
         return x_ND.index_select(0, token_R)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (row_NK,) = ctx.saved_tensors
-        grad_ND = grads[0].index_select(0, row_NK[:, 0])
-        for row_N in row_NK.unbind(1)[1:]:
-            grad_ND += grads[0].index_select(0, row_N)
-        return grad_ND, None, None
+        (row_KN,) = ctx.saved_tensors
+        return _gather_sum(grads[0], row_KN), None, None
 
 
 class _Combine(Function):
     """Sorted rows back to tokens: sum_k w_k y_k, in slot order. Padding rows are in no slot: they get no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, y_RD: Tensor, weights_NK: Tensor, token_R: Tensor, row_NK: Tensor) -> Tensor:
-        ctx.save_for_backward(y_RD, weights_NK, token_R, row_NK)
-        out_ND = y_RD.index_select(0, row_NK[:, 0]).mul_(weights_NK[:, :1])
-        for k in range(1, row_NK.shape[1]):
+    def forward(ctx: Any, y_RD: Tensor, weights_NK: Tensor, token_R: Tensor, row_KN: Tensor) -> Tensor:
+        ctx.save_for_backward(y_RD, weights_NK, token_R, row_KN)
+        out_ND = y_RD.index_select(0, row_KN[0]).mul_(weights_NK[:, :1])
+        for k in range(1, row_KN.shape[0]):
             # Product and sum are rounded apart: a fused multiply-add is used for some lanes only.
-            out_ND += y_RD.index_select(0, row_NK[:, k]).mul_(weights_NK[:, k : k + 1])
+            out_ND += y_RD.index_select(0, row_KN[k]).mul_(weights_NK[:, k : k + 1])
         return out_ND
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        y_RD, weights_NK, token_R, row_NK = ctx.saved_tensors
-        grad_ND = grads[0]
-        weight_R = weights_NK.new_zeros(y_RD.shape[0]).scatter_(0, row_NK.flatten(), weights_NK.flatten())
-        grad_rows_RD = grad_ND.index_select(0, token_R)
+        y_RD, weights_NK, token_R, row_KN = ctx.saved_tensors
+        weight_R = weights_NK.new_zeros(y_RD.shape[0]).index_copy_(0, row_KN.flatten(), weights_NK.t().flatten())
+        grad_rows_RD = grads[0].index_select(0, token_R)
         dot_R = (grad_rows_RD * y_RD).sum(dim=-1)
-        return grad_rows_RD.mul_(weight_R[:, None]), dot_R[row_NK], None, None
+        return grad_rows_RD.mul_(weight_R[:, None]), dot_R[row_KN].t(), None, None
 
 
 def _loop_mm(x_RD: Tensor, weight_EDO: Tensor, ends_E: Tensor) -> Tensor:
@@ -277,11 +332,11 @@ def grouped_experts(
         experts_NK, slot_NK = experts_NK.sort(dim=1, stable=True)
         weights_NK = weights_NK.gather(1, slot_NK)
     plan = _plan(experts_NK.to(torch.int64), gate_up_EDF.shape[0])
-    x_RD: Tensor = _Dispatch.apply(numerics.activation(x_ND, "gate_up"), plan.token_R, plan.row_NK)  # type: ignore
+    x_RD = _apply(_Dispatch, numerics.activation(x_ND, "gate_up"), plan.token_R, plan.row_KN)
     gate_up_RF = _expert_product(x_RD, gate_up_EDF, plan, len(x_ND), "gate_up", numerics)
     hidden_RF = numerics.activation(swiglu(gate_up_RF), "down")
     y_RD = _expert_product(hidden_RF, down_EFD, plan, len(x_ND), "down", numerics)
-    return _Combine.apply(y_RD, weights_NK, plan.token_R, plan.row_NK)  # type: ignore[return-value]
+    return _apply(_Combine, y_RD, weights_NK, plan.token_R, plan.row_KN)
 
 
 def _expert_product(
@@ -312,7 +367,7 @@ def _probe_rows(draw: Callable[..., Tensor]) -> list[str]:
         "swiglu": lambda x: swiglu(x[:, :40].contiguous()),
         "sigmoid": lambda x: sigmoid(x[:, :7]),
         "linear to one column": lambda x: linear(x, weight_OD[:1]),
-        "rms_norm": lambda x: F.rms_norm(x, (64,), eps=1e-6),
+        "rms_norm": lambda x: rms_norm(x, weight_OD[0], 1e-6),
         "log_softmax": lambda x: x[:, :41].log_softmax(dim=-1),
     }
     broken = []

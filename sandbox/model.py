@@ -51,8 +51,8 @@ class _Pass:
 
     numerics: Numerics
     routing: Routing
-    cos_BSd: Tensor
-    sin_BSd: Tensor
+    cos_BSHd: Tensor
+    sin_BSHd: Tensor
     bias_BSP: Tensor
     positions_BS: Tensor
     cache: KVCache | None
@@ -87,7 +87,7 @@ class Attention(nn.Module):
         B, S, _ = x_BSD.shape
         qkv = _linear(x_BSD, self.qkv, "qkv", shared.numerics)
         qk, v = qkv.split([(H + h) * d, h * d], dim=-1)
-        qk_BSHd = kernels.rotate(self._normalised(qk).view(B, S, H + h, d), shared.cos_BSd, shared.sin_BSd)
+        qk_BSHd = kernels.rotate(self._normalised(qk).view(B, S, H + h, d), shared.cos_BSHd, shared.sin_BSHd)
         q, k = qk_BSHd.split([H, h], dim=2)
         k, v = shared.numerics.kv(k, v.view(B, S, h, d))
         P = shared.bias_BSP.shape[-1]
@@ -106,9 +106,9 @@ class Attention(nn.Module):
             return qk
         if self.config.qk_norm == "head":
             weight_Hd = torch.cat([self.q_norm.expand(H, d), self.k_norm.expand(h, d)])
-            return F.rms_norm(qk.unflatten(-1, (H + h, d)), (d,), eps=eps) * weight_Hd
+            return kernels.rms_norm(qk.unflatten(-1, (H + h, d)), weight_Hd, eps)
         q, k = qk.split([H * d, h * d], dim=-1)
-        return torch.cat([F.rms_norm(q, (H * d,), self.q_norm, eps), F.rms_norm(k, (h * d,), self.k_norm, eps)], dim=-1)
+        return torch.cat([kernels.rms_norm(q, self.q_norm, eps), kernels.rms_norm(k, self.k_norm, eps)], dim=-1)
 
 
 class DenseMLP(nn.Module):
@@ -170,9 +170,8 @@ class Layer(nn.Module):
         self.mlp = DenseMLP(config.hidden_size, config.dense_size) if is_dense else ExpertMLP(config, layer_number)
 
     def forward(self, x_BSD: Tensor, shared: _Pass) -> Tensor:
-        D = x_BSD.shape[-1:]
-        x_BSD = x_BSD + self.attention(F.rms_norm(x_BSD, D, self.attention_norm, self.eps), shared)
-        hidden_ND = F.rms_norm(x_BSD, D, self.mlp_norm, self.eps).flatten(0, 1)
+        x_BSD = x_BSD + self.attention(kernels.rms_norm(x_BSD, self.attention_norm, self.eps), shared)
+        hidden_ND = kernels.rms_norm(x_BSD, self.mlp_norm, self.eps).flatten(0, 1)
         return x_BSD + self.mlp(hidden_ND, shared).view_as(x_BSD)
 
 
@@ -253,7 +252,7 @@ class MoE(nn.Module):
             x_BSD = layer(x_BSD, shared)
         if cache is not None:
             cache.lengths_B = shared.positions_BS[:, -1] + 1
-        return F.rms_norm(x_BSD, x_BSD.shape[-1:], self.norm, self.config.norm_eps)
+        return kernels.rms_norm(x_BSD, self.norm, self.config.norm_eps)
 
     def logits(self, hidden_ND: Float[Tensor, "N D"], *, numerics: Numerics = EXACT) -> Float[Tensor, "N V"]:
         """The next-token logits of these rows."""
@@ -282,8 +281,9 @@ class MoE(nn.Module):
             query_BS, num_keys = positions_BS, int(positions_BS.max()) + 1
         slot_P = torch.arange(kernels.round_up(num_keys, kernels.MIN_KEYS))
         bias_BSP = torch.where(slot_P > query_BS[:, :, None], float("-inf"), 0.0).to(self.cos_Pd.dtype)
-        cos_BSd, sin_BSd = self.cos_Pd[positions_BS], self.sin_Pd[positions_BS]
-        return _Pass(numerics, routing, cos_BSd, sin_BSd, bias_BSP, positions_BS, cache)
+        num_heads = self.config.num_heads + self.config.num_kv_heads
+        cos_BSHd, sin_BSHd = kernels.rotation(self.cos_Pd[positions_BS], self.sin_Pd[positions_BS], num_heads)
+        return _Pass(numerics, routing, cos_BSHd, sin_BSHd, bias_BSP, positions_BS, cache)
 
 
 def load(folder: str | Path) -> MoE:

@@ -168,8 +168,9 @@ def test_rotate_passes_gradcheck_and_keeps_norms():
     """A rotation keeps the norm of every pair, and its gradient is the rotation back."""
     angle = draw(1, 3, 4).double()
     x = draw(2, 3, 2, 8).double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda t: kernels.rotate(t, angle.cos(), angle.sin()), [x])
-    y = kernels.rotate(x, angle.cos(), angle.sin())
+    tables = kernels.rotation(angle.cos(), angle.sin(), num_heads=2)
+    assert torch.autograd.gradcheck(lambda t: kernels.rotate(t, *tables), [x])
+    y = kernels.rotate(x, *tables)
     torch.testing.assert_close(
         y[..., :4] ** 2 + y[..., 4:] ** 2, x[..., :4] ** 2 + x[..., 4:] ** 2, rtol=1e-12, atol=1e-12
     )
