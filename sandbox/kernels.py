@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -24,6 +25,8 @@ from sandbox.numerics import EXACT, Numerics, Site
 
 # Measured at fault: 1 to 3 rows (AVX2), 1 row (AVX512). Twice the margin costs little.
 MIN_ROWS = 8
+# Queries of one sequence in a product: its library was never at fault from 4 rows on, and a decoded token pays for each.
+MIN_QUERIES = 4
 # Key lengths are rounded up to a multiple of this: a vector unit's softmax sums 16 lanes at most.
 MIN_KEYS = 16
 # Measured at fault: sums over 193 to 383 keys, which one library splits in halves.
@@ -197,7 +200,7 @@ def attention(
     """softmax(q k^T / sqrt(d) + bias) v, where the H / h query heads of a group share one key head.
 
     P is a multiple of MIN_KEYS; `bias_BSP` is 0 where query s sees key slot p and -inf elsewhere (padding included). A
-    group's heads are rows of one product, so that one decoded token is G rows, padded to MIN_ROWS.
+    group's heads are rows of one product, so that one decoded token is G rows, padded to MIN_QUERIES.
     """
     B, S, H, d = q_BSHd.shape
     h, P = k_BhPd.shape[1], k_BhPd.shape[2]
@@ -223,8 +226,8 @@ def _aligned(x: Tensor, axis: int) -> Tensor:
 
 def _bmm(x_MRD: Tensor, y_MDO: Tensor) -> Tensor:
     rows = x_MRD.shape[1]
-    if rows < MIN_ROWS:
-        return torch.bmm(F.pad(x_MRD, (0, 0, 0, MIN_ROWS - rows)), y_MDO)[:, :rows]
+    if rows < MIN_QUERIES:
+        return torch.bmm(F.pad(x_MRD, (0, 0, 0, MIN_QUERIES - rows)), y_MDO)[:, :rows]
     return torch.bmm(x_MRD, y_MDO)
 
 
@@ -238,20 +241,19 @@ class _Plan(NamedTuple):
 
 def _plan(experts_NK: Tensor, num_experts: int) -> _Plan:
     """Sorts token-expert pairs by expert; a small group that is not empty is filled up to MIN_ROWS with token 0."""
+    # In numpy: a dozen operators on a few hundred integers, which cost torch ten times as much to start as to run.
     N, K = experts_NK.shape
-    expert_M = experts_NK.flatten()
-    sorted_expert_M, order_M = expert_M.sort(stable=True)
-    row_M = torch.arange(N * K, device=expert_M.device)
-    token_M = row_M[:N, None].expand(N, K).reshape(-1)[order_M]
-    count_E = torch.bincount(expert_M, minlength=num_experts)
-    size_E = count_E.clamp(min=MIN_ROWS).mul_(count_E > 0)
-    end_E = size_E.cumsum(0)
-    num_rows = int(end_E[-1])
-    if num_rows > N * K:
-        row_M = row_M + (end_E - size_E - count_E.cumsum(0) + count_E)[sorted_expert_M]
-        token_M = token_M.new_zeros(num_rows).index_copy_(0, row_M, token_M)
-    row_KN = torch.empty_like(expert_M).index_copy_(0, order_M, row_M).view(N, K).t().contiguous()
-    return _Plan(token_M, row_KN, end_E.to(torch.int32))
+    expert_M = experts_NK.numpy().astype(np.int16).T.reshape(K * N)
+    order_M = expert_M.argsort(kind="stable")
+    count_E = np.bincount(expert_M, minlength=num_experts)
+    size_E = np.maximum(count_E, MIN_ROWS) * (count_E > 0)
+    end_E = size_E.cumsum()
+    row_M = np.arange(K * N) + (end_E - size_E - count_E.cumsum() + count_E).repeat(count_E)
+    token_R = np.zeros(end_E[-1], dtype=np.int64)
+    token_R[row_M] = order_M % N
+    row_KN = np.empty(K * N, dtype=np.int64)
+    row_KN[order_M] = row_M
+    return _Plan(*(torch.from_numpy(a) for a in (token_R, row_KN.reshape(K, N), end_E.astype(np.int32))))
 
 
 def _gather_sum(x_RD: Tensor, row_KN: Tensor) -> Tensor:
@@ -331,7 +333,7 @@ def grouped_experts(
     if not bool((experts_NK[:, 1:] > experts_NK[:, :-1]).all()):
         experts_NK, slot_NK = experts_NK.sort(dim=1, stable=True)
         weights_NK = weights_NK.gather(1, slot_NK)
-    plan = _plan(experts_NK.to(torch.int64), gate_up_EDF.shape[0])
+    plan = _plan(experts_NK, gate_up_EDF.shape[0])
     x_RD = _apply(_Dispatch, numerics.activation(x_ND, "gate_up"), plan.token_R, plan.row_KN)
     gate_up_RF = _expert_product(x_RD, gate_up_EDF, plan, len(x_ND), "gate_up", numerics)
     hidden_RF = numerics.activation(swiglu(gate_up_RF), "down")

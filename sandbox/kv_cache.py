@@ -1,6 +1,7 @@
 """The keys and values of decoded sequences, in static buffers with one length a row, so that prompts may be ragged.
 
-Letters beyond theory/contracts.py: h key heads, C capacity in tokens, d head width, H as h.
+Letters beyond theory/contracts.py: h key heads, C capacity in tokens, d head width, H as h,
+M keys that one pass writes.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from sandbox.kernels import MIN_KEYS, round_up
@@ -41,11 +42,19 @@ class KVCache:
         if int(positions_B.max()) + S > self.capacity:
             raise ValueError(f"expected at most {self.capacity} tokens (capacity), got {int(positions_B.max()) + S}")
 
-    def write(self, layer: int, positions_BS: Tensor, k_BSHd: Tensor, v_BSHd: Tensor) -> None:
+    def slots(self, positions_BS: Int[Tensor, "B S"]) -> Int[Tensor, " M"]:
+        """Where `write` puts token s of row b, head by head: rows of a layer's buffer, the same for every layer."""
+        _, B, h, C, _ = self.k_LBhCd.shape
+        first_B1h = (torch.arange(B * h) * C).view(B, 1, h)
+        return (first_B1h + positions_BS[:, :, None]).flatten()
+
+    def write(
+        self, layer: int, slots_M: Int[Tensor, " M"], k_BSHd: Float[Tensor, "B S H d"], v_BSHd: Float[Tensor, "B S H d"]
+    ) -> None:
         """Puts keys and values into their slots; `lengths_B` is the caller's to advance."""
-        rows_B1 = torch.arange(positions_BS.shape[0])[:, None]
-        self.k_LBhCd[layer][rows_B1, :, positions_BS] = k_BSHd
-        self.v_LBhCd[layer][rows_B1, :, positions_BS] = v_BSHd
+        for buffer_LBhCd, values_BSHd in ((self.k_LBhCd, k_BSHd), (self.v_LBhCd, v_BSHd)):
+            d = values_BSHd.shape[-1]
+            buffer_LBhCd[layer].view(-1, d).index_copy_(0, slots_M, values_BSHd.reshape(-1, d))
 
     def truncate(self, lengths_B: Int[Tensor, " B"]) -> None:
         """Forgets what lies beyond these lengths: the padding of ragged prompts, after their prefill."""
@@ -60,7 +69,7 @@ class KVCache:
     def select(self, indices_B: Int[Tensor, " B"]) -> KVCache:
         """A cache of these rows in this order (a row may come twice); finished rows are dropped in this way."""
         kept = object.__new__(KVCache)
-        kept.k_LBhCd, kept.v_LBhCd = self.k_LBhCd[:, indices_B], self.v_LBhCd[:, indices_B]
+        kept.k_LBhCd, kept.v_LBhCd = (_selected(t, indices_B, self._used) for t in (self.k_LBhCd, self.v_LBhCd))
         kept.lengths_B = self.lengths_B[indices_B]
         return kept
 
@@ -74,3 +83,16 @@ class KVCache:
         whole.v_LBhCd = torch.cat([part.v_LBhCd for part in parts], dim=1)
         whole.lengths_B = torch.cat([part.lengths_B for part in parts])
         return whole
+
+    @property
+    def _used(self) -> int:
+        """The slots up to the longest row's end."""
+        return int(self.lengths_B.max()) if self.lengths_B.numel() else 0
+
+
+def _selected(buffer_LBhCd: Tensor, indices_B: Tensor, num_used: int) -> Tensor:
+    """These rows, of which only the slots in use are copied; the others are zero."""
+    L, _, h, C, d = buffer_LBhCd.shape
+    selected = buffer_LBhCd.new_zeros(L, len(indices_B), h, C, d)
+    selected[:, :, :, :num_used] = buffer_LBhCd[:, :, :, :num_used][:, indices_B]
+    return selected

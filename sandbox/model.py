@@ -56,6 +56,7 @@ class _Pass:
     bias_BSP: Tensor
     positions_BS: Tensor
     cache: KVCache | None
+    slots_M: Tensor | None
 
 
 def _weight(*shape: int) -> nn.Parameter:
@@ -63,6 +64,8 @@ def _weight(*shape: int) -> nn.Parameter:
 
 
 def _linear(x: Tensor, weight_OD: Tensor, site: Site, numerics: Numerics) -> Tensor:
+    if numerics is EXACT:
+        return kernels.linear(x, weight_OD)
     num_rows = x.shape[:-1].numel()
     x, weight_OD = numerics.activation(x, site), numerics.weight(weight_OD, site)
     return numerics.output(kernels.product(kernels.linear, x, weight_OD, num_rows, site, numerics), site)
@@ -94,7 +97,8 @@ class Attention(nn.Module):
         if shared.cache is None:
             k_BhPd, v_BhPd = (F.pad(t.transpose(1, 2), (0, 0, 0, P - S)) for t in (k, v))
         else:
-            shared.cache.write(self.layer_number, shared.positions_BS, k, v)
+            assert shared.slots_M is not None
+            shared.cache.write(self.layer_number, shared.slots_M, k, v)
             k_BhPd = shared.cache.k_LBhCd[self.layer_number, :, :, :P]
             v_BhPd = shared.cache.v_LBhCd[self.layer_number, :, :, :P]
         out_BSHd = kernels.attention(q, k_BhPd, v_BhPd, shared.bias_BSP)
@@ -275,15 +279,15 @@ class MoE(nn.Module):
             )
         positions_BS = positions_B[:, None] + torch.arange(S)
         if cache is None:
-            query_BS, num_keys = torch.arange(S)[None], S
+            query_BS, num_keys, slots_M = torch.arange(S)[None], S, None
         else:
             cache.check(positions_B, B, S)
-            query_BS, num_keys = positions_BS, int(positions_BS.max()) + 1
+            query_BS, num_keys, slots_M = positions_BS, int(positions_BS.max()) + 1, cache.slots(positions_BS)
         slot_P = torch.arange(kernels.round_up(num_keys, kernels.MIN_KEYS))
         bias_BSP = torch.where(slot_P > query_BS[:, :, None], float("-inf"), 0.0).to(self.cos_Pd.dtype)
         num_heads = self.config.num_heads + self.config.num_kv_heads
         cos_BSHd, sin_BSHd = kernels.rotation(self.cos_Pd[positions_BS], self.sin_Pd[positions_BS], num_heads)
-        return _Pass(numerics, routing, cos_BSHd, sin_BSHd, bias_BSP, positions_BS, cache)
+        return _Pass(numerics, routing, cos_BSHd, sin_BSHd, bias_BSP, positions_BS, cache, slots_M)
 
 
 def load(folder: str | Path) -> MoE:
