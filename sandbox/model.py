@@ -174,9 +174,10 @@ class Layer(nn.Module):
         self.mlp = DenseMLP(config.hidden_size, config.dense_size) if is_dense else ExpertMLP(config, layer_number)
 
     def forward(self, x_BSD: Tensor, shared: _Pass) -> Tensor:
-        x_BSD = x_BSD + self.attention(kernels.rms_norm(x_BSD, self.attention_norm, self.eps), shared)
+        # Into the buffer of what is added: neither product's gradient needs its output.
+        x_BSD = self.attention(kernels.rms_norm(x_BSD, self.attention_norm, self.eps), shared).add_(x_BSD)
         hidden_ND = kernels.rms_norm(x_BSD, self.mlp_norm, self.eps).flatten(0, 1)
-        return x_BSD + self.mlp(hidden_ND, shared).view_as(x_BSD)
+        return self.mlp(hidden_ND, shared).add_(x_BSD.flatten(0, 1)).view_as(x_BSD)
 
 
 class MoE(nn.Module):

@@ -66,15 +66,8 @@ def select(
     `selection_bias_E` is added to the scores for the choice alone, never to the weights (DeepSeek-V3's load balancing).
     Raises ValueError where the number of experts does not fit the slots or the groups.
     """
-    E = logits_NE.shape[1]
-    _check_sizes(E, num_slots, gate)
     with torch.no_grad():
-        scores_NE = _scores(logits_NE, gate) if gate.order == "before" else _wide(logits_NE)
-        if selection_bias_E is not None:
-            scores_NE = scores_NE + selection_bias_E.to(scores_NE)
-        if gate.num_top_groups < gate.num_groups:
-            scores_NE = _only_top_groups(scores_NE, gate)
-        return scores_NE.topk(num_slots, dim=-1).indices.sort(dim=-1).values
+        return _best(_choosing(logits_NE, gate), num_slots, gate, selection_bias_E)
 
 
 def weigh(logits_NE: Float[Tensor, "N E"], experts_NK: Int[Tensor, "N K"], gate: Gate) -> Float[Tensor, "N K"]:
@@ -86,23 +79,42 @@ def weigh(logits_NE: Float[Tensor, "N E"], experts_NK: Int[Tensor, "N K"], gate:
     renormalise divides by the sum over the set (softmax before, renormalised, is softmax after); then times scaling.
     Scores of 16-bit logits are computed in float32.
     """
-    if gate.order == "after":
-        weights_NK = _wide(logits_NE).gather(1, experts_NK).softmax(dim=-1)
-    else:
-        weights_NK = _scores(logits_NE, gate).gather(1, experts_NK)
-    if gate.renormalise and gate.order == "before":
-        total_N1 = weights_NK.sum(dim=-1, keepdim=True)
-        # DeepSeek-V3's own constant, part of its convention: sigmoids may all underflow, a softmax's largest may not.
-        weights_NK = weights_NK / (total_N1 + 1e-20 if gate.score == "sigmoid" else total_N1)
-    return (weights_NK * gate.scaling).to(logits_NE.dtype)
+    return _weights(_choosing(logits_NE, gate), experts_NK, gate).to(logits_NE.dtype)
 
 
 def route(
     logits_NE: Float[Tensor, "N E"], num_slots: int, gate: Gate, selection_bias_E: Float[Tensor, " E"] | None = None
 ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
-    """Natural routing: the experts that the logits choose, and their weights."""
-    experts_NK = select(logits_NE, num_slots, gate, selection_bias_E)
-    return experts_NK, weigh(logits_NE, experts_NK, gate)
+    """Natural routing: the experts that the logits choose, and their weights; `select` and `weigh` of one softmax."""
+    scores_NE = _choosing(logits_NE, gate)
+    with torch.no_grad():
+        experts_NK = _best(scores_NE, num_slots, gate, selection_bias_E)
+    return experts_NK, _weights(scores_NE, experts_NK, gate).to(logits_NE.dtype)
+
+
+def _choosing(logits_NE: Tensor, gate: Gate) -> Tensor:
+    """What the top-k compares: scores, or the logits where the softmax comes after it."""
+    return _scores(logits_NE, gate) if gate.order == "before" else _wide(logits_NE)
+
+
+def _best(scores_NE: Tensor, num_slots: int, gate: Gate, selection_bias_E: Tensor | None) -> Tensor:
+    _check_sizes(scores_NE.shape[1], num_slots, gate)
+    if selection_bias_E is not None:
+        scores_NE = scores_NE + selection_bias_E.to(scores_NE)
+    if gate.num_top_groups < gate.num_groups:
+        scores_NE = _only_top_groups(scores_NE, gate)
+    return scores_NE.topk(num_slots, dim=-1).indices.sort(dim=-1).values
+
+
+def _weights(scores_NE: Tensor, experts_NK: Tensor, gate: Gate) -> Tensor:
+    weights_NK = scores_NE.gather(1, experts_NK)
+    if gate.order == "after":
+        weights_NK = weights_NK.softmax(dim=-1)
+    elif gate.renormalise:
+        total_N1 = weights_NK.sum(dim=-1, keepdim=True)
+        # DeepSeek-V3's own constant, part of its convention: sigmoids may all underflow, a softmax's largest may not.
+        weights_NK = weights_NK / (total_N1 + 1e-20 if gate.score == "sigmoid" else total_N1)
+    return weights_NK if gate.scaling == 1 else weights_NK * gate.scaling
 
 
 def _wide(logits_NE: Tensor) -> Tensor:
