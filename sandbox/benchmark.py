@@ -1,4 +1,4 @@
-"""The benchmark: the pieces of a global step, timed side by side with transformers, and what replay adds to a step.
+"""The benchmark: the pieces of a global step beside transformers' and TRL's, and what replay adds to a step.
 
 All sides run in one process, one after the other in every round, so that a change of the machine's speed meets all of
 them alike. Ratios are this row's time over that of the row it is compared with: above 1 means that this row is slower.
@@ -21,10 +21,13 @@ from rich.table import Table
 from torch import Tensor
 
 from lab.manifest import manifest
+from sandbox import reference_trl
+from sandbox.memory import peak_bytes
 from sandbox.reference_work import NUM_TURNS, OFF_POLICY, SEED, Sandbox, Transformers, Turns, Work, reference_model
 from theory.contracts import TokenBatch
+from theory.routing.passes import Mode
 
-OURS, THEIRS = "firstorder", "transformers"
+OURS, THEIRS, TRAINER = "firstorder", "transformers", "TRL"
 QUIET = 0.12
 """CPUs that other processes may use before the figures count as contended."""
 LOGP_TOLERANCE = 1e-4
@@ -33,23 +36,31 @@ LOGP_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Piece:
-    """Something to time; `over` is the side of the same piece with which it is compared."""
+    """Something to time; `over` is the side of the same piece with which it is compared.
+
+    Memory is counted in the calling thread alone, so that of a piece `in_own_thread` is unknown.
+    """
 
     piece: str
     side: str
     call: Callable[[], object]
     over: str | None = None
+    in_own_thread: bool = False
 
 
 @dataclass(frozen=True)
 class Row:
-    """The times of one piece on one side, a value a round, in seconds; ratios are absent where nothing is compared."""
+    """The times of one piece on one side, a value a round, in seconds; ratios are absent where nothing is compared.
+
+    `peak_bytes` is the most that one run of the piece holds at once in tensors of its own; None where it is unknown.
+    """
 
     piece: str
     side: str
     seconds: tuple[float, ...]
     min: float
     median: float
+    peak_bytes: int | None
     over: str | None = None
     ratio_by_min: float | None = None
     ratio_by_median: float | None = None
@@ -97,9 +108,11 @@ def benchmark(
         torch.manual_seed(SEED)  # transformers samples from the global generator
         report("warming up, and comparing what both sides compute")
         pieces, logp_difference, grad_norm_difference = _prepare(work)
+        report("counting memory")
+        peaks = [None if piece.in_own_thread else peak_bytes(piece.call) for piece in pieces]
         seconds, other_cpus = _time(pieces, rounds, report)
         return BenchmarkResult(
-            rows=_rows(pieces, seconds),
+            rows=_rows(pieces, seconds, peaks),
             work=work,
             threads=threads,
             rounds=rounds,
@@ -124,6 +137,7 @@ def _prepare(work: Work) -> tuple[list[Piece], float, float]:
             f"got {logp_difference:.2g}"
         )
     steps = [(f"global step, N = {n}", n) for n in (1, OFF_POLICY)]
+    modes: tuple[tuple[Mode, str], ...] = (("R2", OURS), ("R3", OURS), ("Pr2", "with R2"), ("Pr3", "with R3"))
     pieces = [
         Piece("generate", OURS, ours.generate),
         Piece("generate", THEIRS, lambda: theirs.generate(ours.prompts), over=OURS),
@@ -133,14 +147,20 @@ def _prepare(work: Work) -> tuple[list[Piece], float, float]:
         Piece("score", THEIRS, lambda: theirs.score(batch), over=OURS),
         Piece("forward + backward", OURS, lambda: ours.gradient(minibatch)),
         Piece("forward + backward", THEIRS, lambda: theirs.gradient(batch, minibatch), over=OURS),
-        *(Piece(name, OURS, ours.step("none", n)) for name, n in steps),
-        Piece(steps[-1][0], "with R3", ours.step("R3", OFF_POLICY), over=OURS),
-        Piece(steps[-1][0], "with Pr3", ours.step("Pr3", OFF_POLICY), over="with R3"),
+        *(piece for name, n in steps for piece in _step_pieces(name, n, ours, theirs)),
+        *(Piece(steps[-1][0], f"with {mode}", ours.step(mode, OFF_POLICY), over=over) for mode, over in modes),
     ]
     for piece in pieces:
         piece.call()
     norm, their_norm = ours.gradient(minibatch).metrics["actor/grad_norm"], theirs.gradient(batch, minibatch)
     return pieces, logp_difference, abs(their_norm / norm - 1)
+
+
+def _step_pieces(name: str, num_minibatches: int, ours: Sandbox, theirs: Transformers) -> Iterator[Piece]:
+    yield Piece(name, OURS, ours.step("none", num_minibatches))
+    if reference_trl.is_installed():
+        trainer = reference_trl.TRL(ours.work, theirs, num_minibatches)
+        yield Piece(name, TRAINER, trainer.step, over=OURS, in_own_thread=True)
 
 
 def _largest(difference_BT: Tensor, batch: TokenBatch) -> float:
@@ -168,10 +188,10 @@ def _time(
     return seconds, max(0.0, (busy_now - busy - (time.process_time() - own)) / elapsed)
 
 
-def _rows(pieces: Sequence[Piece], seconds: Sequence[Sequence[float]]) -> tuple[Row, ...]:
+def _rows(pieces: Sequence[Piece], seconds: Sequence[Sequence[float]], peaks: Sequence[int | None]) -> tuple[Row, ...]:
     rows: dict[tuple[str, str], Row] = {}
-    for piece, times in zip(pieces, seconds, strict=True):
-        row = Row(piece.piece, piece.side, tuple(times), min(times), median(times))
+    for piece, times, peak in zip(pieces, seconds, peaks, strict=True):
+        row = Row(piece.piece, piece.side, tuple(times), min(times), median(times), peak)
         if piece.over is not None:
             other = rows[piece.piece, piece.over]
             ratios = {"ratio_by_min": row.min / other.min, "ratio_by_median": row.median / other.median}
@@ -215,6 +235,7 @@ def table(result: BenchmarkResult) -> Table:
     for column in ("min ms", "median ms", "ratio\nby min", "ratio\nby median"):
         found.add_column(column, justify="right")
     found.add_column("ratio\nover")
+    found.add_column("peak\nMB", justify="right")
     previous = ""
     for row in result.rows:
         if previous and row.piece != previous:
@@ -222,7 +243,8 @@ def table(result: BenchmarkResult) -> Table:
         ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in (row.ratio_by_min, row.ratio_by_median)]
         times = [f"{1000 * value:.1f}" for value in (row.min, row.median)]
         name = "" if row.piece == previous else row.piece
-        found.add_row(name, row.side, *times, *ratios, row.over or "")
+        peak = "" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}"
+        found.add_row(name, row.side, *times, *ratios, row.over or "", peak)
         previous = row.piece
     return found
 
@@ -236,6 +258,9 @@ def remarks(result: BenchmarkResult) -> list[str]:
         f"Machine: {machine['cpu']}, {machine['num_cpus']} cores; Python {machine['python']}, "
         f"torch {versions['torch']}, transformers {versions['transformers']}.",
     ]
+    lines.append("Peak memory counts the tensors that a piece allocates and holds at once, without weights and inputs.")
+    if not reference_trl.is_installed():
+        lines.append("TRL is not installed, so no row is its GRPOTrainer's: pip install 'firstorder[bench]'.")
     if result.other_cpus is None:
         return [*lines, "How much other processes used of the machine is unknown here."]
     lines.append(f"Other processes used {result.other_cpus:.2f} CPUs meanwhile.")

@@ -24,7 +24,9 @@ ROWS = [
     ("forward + backward", "transformers", "firstorder"),
     ("global step, N = 1", "firstorder", None),
     ("global step, N = 4", "firstorder", None),
+    ("global step, N = 4", "with R2", "firstorder"),
     ("global step, N = 4", "with R3", "firstorder"),
+    ("global step, N = 4", "with Pr2", "with R2"),
     ("global step, N = 4", "with Pr3", "with R3"),
 ]
 TINY = ["bench", "--num-prompts", "4", "--num-responses", "2", "--max-tokens", "6", "--rounds", "1"]
@@ -45,6 +47,7 @@ def test_the_whole_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             other = by_side[row["piece"], row["over"]]
             assert row["ratio_by_min"] == row["min"] / other["min"]
             assert row["ratio_by_median"] == row["median"] / other["median"]
+        assert row["peak_bytes"] > 0
     # float32 sums of 128 terms in another order: 1e-6 a log-prob; the norm is a sum over 1.8 million squares.
     assert 0 < found["logp_difference"] < 1e-4
     assert found["grad_norm_difference"] < 1e-4
@@ -53,6 +56,7 @@ def test_the_whole_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
     printed = " ".join(capsys.readouterr().out.split())
     assert all(word in printed for row in ROWS for word in row if word is not None)
+    assert "TRL is not installed" in printed
     assert ("contended" in printed) == found["is_contended"]
     assert f"{found['machine']['cpu']}, {found['machine']['num_cpus']} cores" in printed
 

@@ -1,0 +1,36 @@
+"""How much memory a piece of work needs at once, counted allocation by allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch.profiler import ProfilerActivity, profile
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """The most bytes of tensors that `call` holds at once beyond what is held before it, at least 0.
+
+    What it returns counts, what it frees of older tensors counts against it. Torch's allocator on the CPU alone; what
+    the process keeps of freed memory does not count, so that the figure is the same in every process.
+    """
+    held, peak = 0, 0
+    for num_bytes in _changes(call):
+        held += num_bytes
+        peak = max(peak, held)
+    return peak
+
+
+def largest_allocation(call: Callable[[], object]) -> int:
+    """The bytes of the largest tensor that `call` allocates."""
+    return max(_changes(call), default=0)
+
+
+def _changes(call: Callable[[], object]) -> Iterator[int]:
+    """Bytes allocated (positive) and freed (negative) during the call, in order of time."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        result = call()  # held until the profile ends
+    del result
+    # Torch's own averages attribute memory to operators and lose what one holds only while it runs.
+    events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    yield from (num_bytes for _, num_bytes in changes)
