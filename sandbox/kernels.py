@@ -25,7 +25,7 @@ from sandbox.numerics import EXACT, Numerics, Site
 
 # Measured at fault: 1 to 3 rows (AVX2), 1 row (AVX512). Twice the margin costs little.
 MIN_ROWS = 8
-# Queries of one sequence in a product: its library was never at fault from 4 rows on, and a decoded token pays for each.
+# Queries of one sequence in a product: never at fault from 4 rows on, and a decoded token pays for every row.
 MIN_QUERIES = 4
 # Key lengths are rounded up to a multiple of this: a vector unit's softmax sums 16 lanes at most.
 MIN_KEYS = 16
@@ -42,10 +42,12 @@ def round_up(n: int, multiple: int) -> int:
 
 def linear(x: Float[Tensor, "*rows D"], weight_OD: Float[Tensor, "O D"]) -> Float[Tensor, "*rows O"]:
     """x W^T, with at least MIN_ROWS rows and columns in the product (one column is a matrix-vector product)."""
-    x_ND, weight_OD = _aligned(x.reshape(-1, x.shape[-1]), -1), _aligned(weight_OD, -1)
-    N, num_out = x_ND.shape[0], weight_OD.shape[0]
-    if N >= MIN_ROWS and num_out >= MIN_ROWS:
-        return F.linear(x_ND, weight_OD).view(*x.shape[:-1], num_out)
+    num_out, width = weight_OD.shape
+    if num_out >= MIN_ROWS and width % ALIGNMENT == 0 and x.numel() >= MIN_ROWS * width:
+        # The usual case, without the views of the other: a decoding step calls this often, for little work.
+        return F.linear(x.contiguous(), weight_OD)
+    x_ND, weight_OD = _aligned(x.reshape(-1, width), -1), _aligned(weight_OD, -1)
+    N = x_ND.shape[0]
     if num_out < MIN_ROWS:
         weight_OD = F.pad(weight_OD, (0, 0, 0, MIN_ROWS - num_out))
     if N < MIN_ROWS:
@@ -313,8 +315,10 @@ _fused_mm: Callable[..., Tensor] | None = getattr(F, "grouped_mm", None) or geta
 def _grouped_mm(x_RD: Tensor, weight_EDO: Tensor, ends_E: Tensor) -> Tensor:
     if _fused_mm is None or x_RD.dtype == torch.float64:  # the operator takes float32 and narrower
         return _loop_mm(x_RD, weight_EDO, ends_E)
-    out_RO = _fused_mm(_aligned(x_RD, -1), _aligned(_aligned(weight_EDO, -1), -2), offs=ends_E)
-    return out_RO[:, : weight_EDO.shape[2]]
+    _, width, num_out = weight_EDO.shape
+    if width % ALIGNMENT == 0 and num_out % ALIGNMENT == 0:
+        return _fused_mm(x_RD, weight_EDO, offs=ends_E)
+    return _fused_mm(_aligned(x_RD, -1), _aligned(_aligned(weight_EDO, -1), -2), offs=ends_E)[:, :num_out]
 
 
 def grouped_experts(
@@ -344,6 +348,9 @@ def grouped_experts(
 def _expert_product(
     x_RD: Tensor, weight_EDO: Tensor, plan: _Plan, num_tokens: int, site: Site, numerics: Numerics
 ) -> Tensor:
+    if numerics is EXACT:
+        return _grouped_mm(x_RD, weight_EDO, plan.ends_E)
+
     def multiply(x: Tensor, weight: Tensor) -> Tensor:
         return _grouped_mm(x, weight, plan.ends_E)
 

@@ -89,9 +89,9 @@ class Attention(nn.Module):
         H, h, d = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         B, S, _ = x_BSD.shape
         qkv = _linear(x_BSD, self.qkv, "qkv", shared.numerics)
-        qk, v = qkv.split([(H + h) * d, h * d], dim=-1)
+        qk, v = qkv.split_with_sizes([(H + h) * d, h * d], dim=-1)
         qk_BSHd = kernels.rotate(self._normalised(qk).view(B, S, H + h, d), shared.cos_BSHd, shared.sin_BSHd)
-        q, k = qk_BSHd.split([H, h], dim=2)
+        q, k = qk_BSHd.split_with_sizes([H, h], dim=2)
         k, v = shared.numerics.kv(k, v.view(B, S, h, d))
         P = shared.bias_BSP.shape[-1]
         if shared.cache is None:
