@@ -1,4 +1,4 @@
-"""`firstorder bench`: how fast the sandbox is, beside transformers and with routing replay."""
+"""`firstorder bench`: how fast the sandbox is, beside transformers and TRL and with routing replay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def bench(
 
     The work is that of a Qwen3-MoE of 1.8 million parameters and 16 prompts x 8 responses of 32 tokens: generation,
     scoring, forward and backward of the MiniRL loss, and whole global steps. Both sides have the same weights and take
-    turns in one process; a ratio is the time of its line over that of the line it is compared with.
+    turns in one process; a ratio is the time of its line over that of the line it is compared with. Where TRL is
+    installed (the extra `bench`), global steps of its GRPOTrainer are timed too. Peak memory is that of one run.
 
     \b
     Examples:

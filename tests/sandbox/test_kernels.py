@@ -164,6 +164,45 @@ def test_grouped_experts_pass_gradcheck():
     assert torch.autograd.gradcheck(lambda x, w, g, d: kernels.grouped_experts(x, experts, w, g, d), inputs)
 
 
+@pytest.mark.parametrize("heads", [(), (3,)])
+def test_rms_norm_is_the_definition(heads):
+    """x w / sqrt(mean(x^2) + eps), and its gradients in x and w are those of finite differences in float64."""
+    x, weight = draw(5, *(heads or (3,)), 8).double(), draw(*heads, 8, seed=1).double()
+    expected = x * weight / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-3), expected, rtol=1e-14, atol=1e-14)
+    inputs = (x.requires_grad_(), weight.requires_grad_())
+    assert torch.autograd.gradcheck(lambda x, w: kernels.rms_norm(x, w, 1e-3), inputs)
+
+
+@pytest.mark.parametrize("D", [6, 32, 41, 128])
+def test_rms_norm_rows_do_not_depend_on_the_batch(D):
+    """A row has the same bits alone as inside 300 rows, with gradients and without."""
+    x, weight = draw(300, D), draw(D, seed=1)
+    whole = kernels.rms_norm(x, weight, 1e-6)
+    for n in SIZES:
+        assert torch.equal(kernels.rms_norm(x[:n], weight, 1e-6), whole[:n])
+    with torch.no_grad():
+        assert torch.equal(kernels.rms_norm(x, weight, 1e-6), whole)
+
+
+@pytest.mark.parametrize(("N", "E", "K"), [(1, 4, 2), (9, 4, 1), (40, 6, 3), (200, 16, 2)])
+def test_the_plan_puts_every_pair_into_its_experts_group(N, E, K):
+    """Row row_KN[k, n] holds token n, in the group of its k-th expert; a group has no row or at least MIN_ROWS."""
+    experts_NK = expert_inputs(N, 2, 2, E, K)[1]
+    plan = kernels._plan(experts_NK, E)
+    start_E, size_E = (
+        plan.ends_E - plan.ends_E.diff(prepend=torch.tensor([0])),
+        plan.ends_E.diff(prepend=torch.tensor([0])),
+    )
+    for k in range(K):
+        row_N, expert_N = plan.row_KN[k], experts_NK[:, k]
+        assert torch.equal(plan.token_R[row_N], torch.arange(N))
+        assert ((row_N >= start_E[expert_N]) & (row_N < plan.ends_E[expert_N])).all()
+    assert plan.row_KN.unique().numel() == N * K and len(plan.token_R) == plan.ends_E[-1]
+    count_E = experts_NK.flatten().bincount(minlength=E)
+    assert torch.equal(size_E, torch.where(count_E > 0, count_E.clamp(min=kernels.MIN_ROWS), 0).to(size_E))
+
+
 def test_rotate_passes_gradcheck_and_keeps_norms():
     """A rotation keeps the norm of every pair, and its gradient is the rotation back."""
     angle = draw(1, 3, 4).double()
