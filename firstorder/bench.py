@@ -36,13 +36,14 @@ def bench(
     from rich.console import Console
 
     from lab.files import atomic_write
-    from sandbox.benchmark import benchmark, remarks, table
+    from sandbox.benchmark import benchmark, memory_table, remarks, table
     from sandbox.reference_work import Work
 
     work = Work(num_prompts, num_responses, max_tokens=max_tokens)
     result = benchmark(work, threads, rounds, report=lambda line: typer.echo(line, err=True))
     console = Console(highlight=False)
     console.print(table(result))
+    console.print(memory_table(result))
     for line in remarks(result):
         console.print(line)
     if out is not None:

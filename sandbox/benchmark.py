@@ -235,7 +235,6 @@ def table(result: BenchmarkResult) -> Table:
     for column in ("min ms", "median ms", "ratio\nby min", "ratio\nby median"):
         found.add_column(column, justify="right")
     found.add_column("ratio\nover")
-    found.add_column("peak\nMB", justify="right")
     previous = ""
     for row in result.rows:
         if previous and row.piece != previous:
@@ -243,9 +242,18 @@ def table(result: BenchmarkResult) -> Table:
         ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in (row.ratio_by_min, row.ratio_by_median)]
         times = [f"{1000 * value:.1f}" for value in (row.min, row.median)]
         name = "" if row.piece == previous else row.piece
-        peak = "" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}"
-        found.add_row(name, row.side, *times, *ratios, row.over or "", peak)
+        found.add_row(name, row.side, *times, *ratios, row.over or "")
         previous = row.piece
+    return found
+
+
+def memory_table(result: BenchmarkResult) -> Table:
+    """The most that one run of each piece holds at once in tensors of its own, in megabytes."""
+    found = Table("piece", "side", title="peak memory", box=box.SIMPLE_HEAD, padding=0)
+    found.add_column("MB", justify="right")
+    for row in result.rows:
+        if row.peak_bytes is not None:
+            found.add_row(row.piece, row.side, f"{row.peak_bytes / 1e6:.1f}")
     return found
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Callable, Iterator
 
 from torch.profiler import ProfilerActivity, profile
@@ -10,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 def peak_bytes(call: Callable[[], object]) -> int:
     """The most bytes of tensors that `call` holds at once beyond what is held before it, at least 0.
 
-    What it returns counts, what it frees of older tensors counts against it. Torch's allocator on the CPU alone; what
+    What it returns counts; that it frees older tensors does not. Torch's allocator on the CPU alone; what
     the process keeps of freed memory does not count, so that the figure is the same in every process.
     """
     held, peak = 0, 0
@@ -27,10 +30,26 @@ def largest_allocation(call: Callable[[], object]) -> int:
 
 def _changes(call: Callable[[], object]) -> Iterator[int]:
     """Bytes allocated (positive) and freed (negative) during the call, in order of time."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with _no_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         result = call()  # held until the profile ends
     del result
     # Torch's own averages attribute memory to operators and lose what one holds only while it runs.
     events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    memory = (event for event in events if event.name() == "[memory]")
+    changes = sorted((event.start_ns(), event.nbytes()) for event in memory)  # type: ignore[attr-defined]
     yield from (num_bytes for _, num_bytes in changes)
+
+
+@contextlib.contextmanager
+def _no_stderr() -> Iterator[None]:
+    """Drops what is written to stderr below Python: the profiler reports every start and stop there."""
+    sys.stderr.flush()
+    before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
