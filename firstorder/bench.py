@@ -41,7 +41,7 @@ def bench(
 
     work = Work(num_prompts, num_responses, max_tokens=max_tokens)
     result = benchmark(work, threads, rounds, report=lambda line: typer.echo(line, err=True))
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(table(result))
     console.print(memory_table(result))
     for line in remarks(result):

@@ -58,7 +58,7 @@ def test_the_whole_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert all(word in printed for row in ROWS for word in row if word is not None)
     peak = by_side["forward + backward", "firstorder"]["peak_bytes"]
     assert f"forward + backward firstorder {peak / 1e6:.1f}" in printed
-    assert "TRL is not installed" in printed
+    assert "pip install 'firstorder[bench]'" in printed
     assert ("contended" in printed) == found["is_contended"]
     assert f"{found['machine']['cpu']}, {found['machine']['num_cpus']} cores" in printed
 
