@@ -24,7 +24,7 @@ def is_installed() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("trl", "datasets", "tokenizers"))
 
 
-class Turns:
+class StepByStep:
     """Runs a loop that calls `pause` where a step begins, one step a call of `advance`, in a thread of its own.
 
     Of the two threads one waits at any time: what `advance` takes is what the loop's step takes.
@@ -70,12 +70,12 @@ class TRL:
     """Global steps of TRL's GRPOTrainer: N mini-batches of one generation, AdamW at the learning rate of the others."""
 
     def __init__(self, work: Work, peer: Transformers, num_minibatches: int) -> None:
-        self._turns = Turns(lambda: self._trainer.train())
-        self._trainer = _trainer(work, peer, num_minibatches, self._turns.pause)
+        self._steps = StepByStep(lambda: self._trainer.train())
+        self._trainer = _trainer(work, peer, num_minibatches, self._steps.pause)
 
     def step(self) -> None:
         """One global step: generation, old log-probs where N > 1, N updates."""
-        self._turns.advance()
+        self._steps.advance()
 
 
 def settings(work: Work, num_minibatches: int, folder: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandbox.reference_trl import Turns, as_text, settings, word_tokenizer
+from sandbox.reference_trl import StepByStep, as_text, settings, word_tokenizer
 from sandbox.reference_work import MODEL, STOP, EvenTokens, Work
 
 
@@ -35,17 +35,17 @@ def test_loops_take_turns() -> None:
 
     def loop() -> None:
         for step in range(3):
-            turns.pause()
+            steps.pause()
             done.append(step)
 
-    turns = Turns(loop)
+    steps = StepByStep(loop)
     assert done == []
-    turns.advance()
+    steps.advance()
     assert done == [0]
-    turns.advance()
+    steps.advance()
     assert done == [0, 1]
     with pytest.raises(RuntimeError, match="one that has ended"):
-        turns.advance()
+        steps.advance()
     assert done == [0, 1, 2]
 
 
@@ -53,11 +53,11 @@ def test_an_error_of_the_loop_reaches_the_caller() -> None:
     """What the other side raises in a step is raised by the call that asked for that step."""
 
     def loop() -> None:
-        turns.pause()
-        turns.pause()
+        steps.pause()
+        steps.pause()
         raise ValueError("batch too large")
 
-    turns = Turns(loop)
-    turns.advance()
+    steps = StepByStep(loop)
+    steps.advance()
     with pytest.raises(ValueError, match="batch too large"):
-        turns.advance()
+        steps.advance()
