@@ -1,7 +1,7 @@
 """The decoder: a Qwen3-MoE-shaped transformer whose routers ask a `Routing` which experts to use.
 
 One class covers Qwen3-MoE, OLMoE and Mixtral shapes and their dense twin; sandbox/checkpoint.py opens and writes them
-as Hugging Face folders. All arithmetic is that of sandbox/kernels.py, in training, prefill and decoding alike.
+as Hugging Face folders. All arithmetic is that of sandbox/kernels/, in training, prefill and decoding alike.
 
 Letters beyond theory/contracts.py: N = B S rows of a flattened batch, O output width, F MLP hidden width, H query
 heads, h key heads, d head width, P key slots (padded).

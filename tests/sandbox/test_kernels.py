@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from sandbox import kernels
+from sandbox.kernels import experts as expert_kernels
+from sandbox.kernels import products
 from sandbox.numerics import EXACT, Numerics, compose
 from theory.streams import stream
 
@@ -63,7 +65,8 @@ def test_probe_finds_no_broken_link_here():
 )
 def test_probe_names_a_broken_link(monkeypatch, fault, link):
     """Without one of the precautions, the probe names the link, unless this machine's library does not need it."""
-    monkeypatch.setattr(kernels, fault, {"MIN_ROWS": 1, "KEY_BLOCK": 4096}[fault])
+    for module in (products, expert_kernels):
+        monkeypatch.setattr(module, fault, {"MIN_ROWS": 1, "KEY_BLOCK": 4096}[fault], raising=False)
     x, weight = draw(512, 64), draw(136, 64)
     keys = draw(1, 304, 16)
     needed = (
@@ -189,7 +192,7 @@ def test_rms_norm_rows_do_not_depend_on_the_batch(D):
 def test_the_plan_puts_every_pair_into_its_experts_group(N, E, K):
     """Row row_KN[k, n] holds token n, in the group of its k-th expert; a group has no row or at least MIN_ROWS."""
     experts_NK = expert_inputs(N, 2, 2, E, K)[1]
-    plan = kernels._plan(experts_NK, E)
+    plan = expert_kernels._plan(experts_NK, E)
     start_E, size_E = (
         plan.ends_E - plan.ends_E.diff(prepend=torch.tensor([0])),
         plan.ends_E.diff(prepend=torch.tensor([0])),
@@ -238,7 +241,7 @@ def test_a_machine_without_the_grouped_operator_gets_the_same_values(monkeypatch
     """The loop that stands in for the grouped product is invariant too, and equal to rounding."""
     inputs = expert_inputs(100, 64, 32, 8, 2)
     fused = kernels.grouped_experts(*inputs)
-    monkeypatch.setattr(kernels, "_fused_mm", None)
+    monkeypatch.setattr(expert_kernels, "_fused_mm", None)
     loop = kernels.grouped_experts(*inputs)
     torch.testing.assert_close(loop, fused, rtol=1e-5, atol=1e-5)
     x, experts, weights, gate_up, down = inputs

@@ -1,0 +1,22 @@
+"""Batch-invariant arithmetic: a row's result has the same bits alone or in any batch, in prefill, decode and training.
+
+Matrix libraries choose another order of summation for one to three rows, for long inner axes and for the ragged end of
+an elementwise pass; so no product here has fewer than MIN_ROWS rows, no sum over keys is longer than KEY_BLOCK at once,
+and every sum over experts runs in ascending expert order. Forward passes are invariant, gradients only deterministic.
+All of it was measured with one thread (more may split rows off); `probe` checks it on the machine at hand.
+
+Letters beyond theory/contracts.py: N rows, O output width, M token-expert pairs, R pairs sorted by expert (padded), F
+expert hidden width, H query heads, h key heads, P keys with padding, d head width.
+"""
+
+from __future__ import annotations
+
+from sandbox.kernels.elementwise import rms_norm, rotate, rotation, sigmoid, swiglu
+from sandbox.kernels.experts import grouped_experts
+from sandbox.kernels.probe import probe
+from sandbox.kernels.products import MIN_KEYS, MIN_ROWS, attention, linear, product, round_up
+
+__all__ = [
+    "MIN_KEYS", "MIN_ROWS", "attention", "grouped_experts", "linear", "probe", "product", "rms_norm", "rotate",
+    "rotation", "round_up", "sigmoid", "swiglu",
+]  # fmt: skip

@@ -1,0 +1,126 @@
+"""What works on a row at a time: norms, activations and rotations, each with a gradient in few passes over memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+
+def sigmoid(x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
+    """1 / (1 + exp(-x)), as a softmax over {x, 0}: that works row by row, sigmoid's last lanes depend on the batch."""
+    return torch.stack([x, torch.zeros_like(x)], dim=-1).softmax(dim=-1)[..., 0]
+
+
+def apply(function: type[Function], *arguments: Any) -> Tensor:
+    """The function without autograd's bookkeeping where no gradient is taken: it costs more than a small operator."""
+    if torch.is_grad_enabled():
+        return function.apply(*arguments)  # type: ignore[return-value]
+    return function.forward(_NO_CONTEXT, *arguments)  # type: ignore[return-value]
+
+
+class _NoContext:
+    """Takes what a forward saves for its backward, and keeps none of it."""
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        pass
+
+
+_NO_CONTEXT = _NoContext()
+
+
+class _RMSNorm(Function):
+    """x w / rms(x), with 1 / rms kept and both gradients from one product of rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rstd = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, rstd)
+        return torch.mul(x, rstd).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight, rstd = ctx.saved_tensors
+        normed = torch.mul(x, rstd)
+        product = torch.mul(grads[0], normed)
+        grad_weight = product.flatten(0, -1 - weight.dim()).sum(0)
+        # d rms: along the row itself, by the mean of grad * weight * normed.
+        along = product.mul_(weight).sum(dim=-1, keepdim=True).div_(x.shape[-1])
+        grad_x = torch.mul(grads[0], weight).sub_(normed.mul_(along)).mul_(rstd)
+        return grad_x, grad_weight, None
+
+
+def rms_norm(x: Float[Tensor, "*rows D"], weight: Float[Tensor, "*heads D"], eps: float) -> Float[Tensor, "*rows D"]:
+    """x w / sqrt(mean(x^2) + eps) over the last axis; `weight` may differ by head, its axes are the last ones of x."""
+    return apply(_RMSNorm, x, weight, eps)
+
+
+class _SwiGLU(Function):
+    """silu(g) u with its gradient written into one buffer of both halves."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        silu = F.silu(gate)
+        ctx.save_for_backward(gate_up, silu)
+        return silu * up
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        gate_up, silu = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        grad = torch.empty_like(gate_up)
+        grad_gate, grad_up = grad.chunk(2, dim=-1)
+        torch.mul(grads[0], silu, out=grad_up)
+        torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=grad_gate)
+        return grad
+
+
+def swiglu(gate_up: Float[Tensor, "*rows F2"]) -> Float[Tensor, "*rows F"]:
+    """silu(g) u of rows that hold g and u side by side.
+
+    As a strided half, g is worked on row by row, so that silu's ragged end falls on the same columns in every batch.
+    """
+    return apply(_SwiGLU, gate_up)
+
+
+class _Rotate(Function):
+    """The rotation by +angle; its gradient is the rotation by -angle."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _swapped(x).mul_(sin).add_(x * cos)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        cos, sin = ctx.saved_tensors
+        return (grads[0] * cos).sub_(_swapped(grads[0]).mul_(sin)), None, None
+
+
+def _swapped(x: Tensor) -> Tensor:
+    """The second half before the first."""
+    return x.roll(x.shape[-1] // 2, -1)
+
+
+def rotation(
+    cos_BSd: Float[Tensor, "B S half"], sin_BSd: Float[Tensor, "B S half"], num_heads: int
+) -> tuple[Float[Tensor, "B S H d"], Float[Tensor, "B S H d"]]:
+    """The tables of `rotate`, made once a pass: for every head and both halves, and the sine with its sign.
+
+    Written out, since an operator that broadcasts over heads, or works on half a head, runs in steps of that width.
+    """
+    tables = torch.cat([cos_BSd, cos_BSd], -1), torch.cat([-sin_BSd, sin_BSd], -1)
+    cos, sin = (t[:, :, None].expand(-1, -1, num_heads, -1).contiguous() for t in tables)
+    return cos, sin
+
+
+def rotate(
+    x_BSHd: Float[Tensor, "B S H d"], cos_BSHd: Float[Tensor, "#B S H d"], sin_BSHd: Float[Tensor, "#B S H d"]
+) -> Float[Tensor, "B S H d"]:
+    """Rotary position embedding in the half convention: dimension i pairs with i + d/2; tables from `rotation`."""
+    return apply(_Rotate, x_BSHd, cos_BSHd, sin_BSHd)

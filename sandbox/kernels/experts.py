@@ -1,0 +1,142 @@
+"""The experts of a layer: tokens sorted by expert, one grouped product, and their weighted sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from sandbox.kernels.elementwise import apply, swiglu
+from sandbox.kernels.products import ALIGNMENT, MIN_ROWS, aligned, product
+from sandbox.numerics import EXACT, Numerics, Site
+
+
+class _Plan(NamedTuple):
+    """Sorted by expert: row r holds token token_R[r], slot (n, k) is row row_KN[k, n], group e ends at ends_E[e]."""
+
+    token_R: Tensor
+    row_KN: Tensor
+    ends_E: Tensor
+
+
+def _plan(experts_NK: Tensor, num_experts: int) -> _Plan:
+    """Sorts token-expert pairs by expert; a small group that is not empty is filled up to MIN_ROWS with token 0."""
+    # In numpy: a dozen operators on a few hundred integers, which cost torch ten times as much to start as to run.
+    N, K = experts_NK.shape
+    expert_M = experts_NK.numpy().astype(np.int16).T.reshape(K * N)
+    order_M = expert_M.argsort(kind="stable")
+    count_E = np.bincount(expert_M, minlength=num_experts)
+    size_E = np.maximum(count_E, MIN_ROWS) * (count_E > 0)
+    end_E = size_E.cumsum()
+    row_M = np.arange(K * N) + (end_E - size_E - count_E.cumsum() + count_E).repeat(count_E)
+    token_R = np.zeros(end_E[-1], dtype=np.int64)
+    token_R[row_M] = order_M % N
+    row_KN = np.empty(K * N, dtype=np.int64)
+    row_KN[order_M] = row_M
+    return _Plan(*(torch.from_numpy(a) for a in (token_R, row_KN.reshape(K, N), end_E.astype(np.int32))))
+
+
+def _gather_sum(x_RD: Tensor, row_KN: Tensor) -> Tensor:
+    """sum_k x[row_k], in slot order."""
+    out_ND = x_RD.index_select(0, row_KN[0])
+    for row_N in row_KN[1:]:
+        out_ND += x_RD.index_select(0, row_N)
+    return out_ND
+
+
+class _Dispatch(Function):
+    """Tokens to sorted rows. Its gradient gathers a token's K rows: no scattered additions in either direction."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, token_R: Tensor, row_KN: Tensor) -> Tensor:
+        ctx.save_for_backward(row_KN)
+        return x_ND.index_select(0, token_R)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (row_KN,) = ctx.saved_tensors
+        return _gather_sum(grads[0], row_KN), None, None
+
+
+class _Combine(Function):
+    """Sorted rows back to tokens: sum_k w_k y_k, in slot order. Padding rows are in no slot: they get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, y_RD: Tensor, weights_NK: Tensor, token_R: Tensor, row_KN: Tensor) -> Tensor:
+        ctx.save_for_backward(y_RD, weights_NK, token_R, row_KN)
+        out_ND = y_RD.index_select(0, row_KN[0]).mul_(weights_NK[:, :1])
+        for k in range(1, row_KN.shape[0]):
+            # Product and sum are rounded apart: a fused multiply-add is used for some lanes only.
+            out_ND += y_RD.index_select(0, row_KN[k]).mul_(weights_NK[:, k : k + 1])
+        return out_ND
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        y_RD, weights_NK, token_R, row_KN = ctx.saved_tensors
+        weight_R = weights_NK.new_zeros(y_RD.shape[0]).index_copy_(0, row_KN.flatten(), weights_NK.t().flatten())
+        grad_rows_RD = grads[0].index_select(0, token_R)
+        dot_R = (grad_rows_RD * y_RD).sum(dim=-1)
+        return grad_rows_RD.mul_(weight_R[:, None]), dot_R[row_KN].t(), None, None
+
+
+def _loop_mm(x_RD: Tensor, weight_EDO: Tensor, ends_E: Tensor) -> Tensor:
+    """The definition of `grouped_mm`, and its stand-in where the operator or the dtype is missing."""
+    ends = ends_E.tolist()
+    return torch.cat(
+        [x_RD[start:end] @ weight_EDO[e] for e, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
+    )
+
+
+_fused_mm: Callable[..., Tensor] | None = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
+
+
+def _grouped_mm(x_RD: Tensor, weight_EDO: Tensor, ends_E: Tensor) -> Tensor:
+    if _fused_mm is None or x_RD.dtype == torch.float64:  # the operator takes float32 and narrower
+        return _loop_mm(x_RD, weight_EDO, ends_E)
+    _, width, num_out = weight_EDO.shape
+    if width % ALIGNMENT == 0 and num_out % ALIGNMENT == 0:
+        return _fused_mm(x_RD, weight_EDO, offs=ends_E)
+    return _fused_mm(aligned(x_RD, -1), aligned(aligned(weight_EDO, -1), -2), offs=ends_E)[:, :num_out]
+
+
+def grouped_experts(
+    x_ND: Float[Tensor, "N D"],
+    experts_NK: Int[Tensor, "N K"],
+    weights_NK: Float[Tensor, "N K"],
+    gate_up_EDF: Float[Tensor, "E D F2"],
+    down_EFD: Float[Tensor, "E F D"],
+    numerics: Numerics = EXACT,
+) -> Float[Tensor, "N D"]:
+    """sum_k w_k down_k(silu(g_k) u_k), (g_k, u_k) = x gate_up_k: the SwiGLU experts of each row, weighed and summed.
+
+    The sum runs in ascending expert order, whatever the order of the slots. The gradient reaches x, the weights and
+    both parameters; an expert that no row chose gets a zero gradient.
+    """
+    if not bool((experts_NK[:, 1:] > experts_NK[:, :-1]).all()):
+        experts_NK, slot_NK = experts_NK.sort(dim=1, stable=True)
+        weights_NK = weights_NK.gather(1, slot_NK)
+    plan = _plan(experts_NK, gate_up_EDF.shape[0])
+    x_RD = apply(_Dispatch, numerics.activation(x_ND, "gate_up"), plan.token_R, plan.row_KN)
+    gate_up_RF = _expert_product(x_RD, gate_up_EDF, plan, len(x_ND), "gate_up", numerics)
+    hidden_RF = numerics.activation(swiglu(gate_up_RF), "down")
+    y_RD = _expert_product(hidden_RF, down_EFD, plan, len(x_ND), "down", numerics)
+    return apply(_Combine, y_RD, weights_NK, plan.token_R, plan.row_KN)
+
+
+def _expert_product(
+    x_RD: Tensor, weight_EDO: Tensor, plan: _Plan, num_tokens: int, site: Site, numerics: Numerics
+) -> Tensor:
+    if numerics is EXACT:
+        return _grouped_mm(x_RD, weight_EDO, plan.ends_E)
+
+    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+        return _grouped_mm(x, weight, plan.ends_E)
+
+    weight_EDO = numerics.weight(weight_EDO, site)
+    return numerics.output(product(multiply, x_RD, weight_EDO, num_tokens, site, numerics), site)

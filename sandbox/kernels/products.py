@@ -1,0 +1,106 @@
+"""Matrix products whose rows do not depend on the batch, and attention made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from sandbox.numerics import EXACT, Numerics, Site
+
+# Measured at fault: 1 to 3 rows (AVX2), 1 row (AVX512). Twice the margin costs little.
+MIN_ROWS = 8
+# Queries of one sequence in a product: never at fault from 4 rows on, and a decoded token pays for every row.
+MIN_QUERIES = 4
+# Key lengths are rounded up to a multiple of this: a vector unit's softmax sums 16 lanes at most.
+MIN_KEYS = 16
+# Measured at fault: sums over 193 to 383 keys, which one library splits in halves.
+KEY_BLOCK = 128
+# Measured at fault: rows and matrices inside a batch that start at no multiple of 16 bytes.
+ALIGNMENT = 8
+
+
+def round_up(n: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least n."""
+    return -(-n // multiple) * multiple
+
+
+def linear(x: Float[Tensor, "*rows D"], weight_OD: Float[Tensor, "O D"]) -> Float[Tensor, "*rows O"]:
+    """x W^T, with at least MIN_ROWS rows and columns in the product (one column is a matrix-vector product)."""
+    num_out, width = weight_OD.shape
+    if num_out >= MIN_ROWS and width % ALIGNMENT == 0 and x.numel() >= MIN_ROWS * width:
+        # The usual case, without the views of the other: a decoding step calls this often, for little work.
+        return F.linear(x.contiguous(), weight_OD)
+    x_ND, weight_OD = aligned(x.reshape(-1, width), -1), aligned(weight_OD, -1)
+    N = x_ND.shape[0]
+    if num_out < MIN_ROWS:
+        weight_OD = F.pad(weight_OD, (0, 0, 0, MIN_ROWS - num_out))
+    if N < MIN_ROWS:
+        x_ND = F.pad(x_ND, (0, 0, 0, MIN_ROWS - N))
+    return F.linear(x_ND, weight_OD)[:N, :num_out].reshape(*x.shape[:-1], num_out)
+
+
+def product(
+    multiply: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    weight: Tensor,
+    num_rows: int,
+    site: Site,
+    numerics: Numerics,
+) -> Tensor:
+    """multiply(x, weight), summed over the inner axis (the last of x, axis 1 of the weight) as the numerics want it.
+
+    `num_rows` is the number of tokens in the batch, by which a kernel may choose its order of summation.
+    """
+    if numerics is EXACT:
+        return multiply(x, weight)
+
+    def part(start: int, stop: int) -> Tensor:
+        if stop - start == x.shape[-1]:
+            return multiply(x, weight)
+        return multiply(x[..., start:stop].contiguous(), weight.narrow(1, start, stop - start).contiguous())
+
+    return numerics.product(part, x.shape[-1], num_rows, site)
+
+
+def attention(
+    q_BSHd: Float[Tensor, "B S H d"],
+    k_BhPd: Float[Tensor, "B h P d"],
+    v_BhPd: Float[Tensor, "B h P d"],
+    bias_BSP: Float[Tensor, "#B S P"],
+) -> Float[Tensor, "B S H d"]:
+    """softmax(q k^T / sqrt(d) + bias) v, where the H / h query heads of a group share one key head.
+
+    P is a multiple of MIN_KEYS; `bias_BSP` is 0 where query s sees key slot p and -inf elsewhere (padding included). A
+    group's heads are rows of one product, so that one decoded token is G rows, padded to MIN_QUERIES.
+    """
+    B, S, H, d = q_BSHd.shape
+    h, P = k_BhPd.shape[1], k_BhPd.shape[2]
+    G = H // h
+    assert P % MIN_KEYS == 0, f"{P} key slots are no multiple of {MIN_KEYS}"
+    q = q_BSHd.view(B, S, h, G, d).permute(0, 2, 3, 1, 4).reshape(B * h, G * S, d) * d**-0.5
+    q, k, v = (aligned(t, -1) for t in (q, k_BhPd.flatten(0, 1), v_BhPd.flatten(0, 1)))
+    scores = _bmm(q, k.transpose(1, 2)).view(B, h, G, S, P).add_(bias_BSP[:, None, None])
+    probs = scores.softmax(dim=-1).view(B * h, G * S, P)
+    out = _bmm(probs[:, :, :KEY_BLOCK], v[:, :KEY_BLOCK])
+    for start in range(KEY_BLOCK, P, KEY_BLOCK):
+        out = out + _bmm(probs[:, :, start : start + KEY_BLOCK], v[:, start : start + KEY_BLOCK])
+    return out[:, :, :d].view(B, h, G, S, d).permute(0, 3, 1, 2, 4).reshape(B, S, H, d)
+
+
+def aligned(x: Tensor, axis: int) -> Tensor:
+    """x with this axis, -1 or -2, padded with zeros to a multiple of ALIGNMENT; x itself where it is one already."""
+    missing = -x.shape[axis] % ALIGNMENT
+    if missing == 0:
+        return x
+    return F.pad(x, (0, missing) if axis == -1 else (0, 0, 0, missing))
+
+
+def _bmm(x_MRD: Tensor, y_MDO: Tensor) -> Tensor:
+    rows = x_MRD.shape[1]
+    if rows < MIN_QUERIES:
+        return torch.bmm(F.pad(x_MRD, (0, 0, 0, MIN_QUERIES - rows)), y_MDO)[:, :rows]
+    return torch.bmm(x_MRD, y_MDO)
