@@ -28,9 +28,9 @@ CAPTURE = (
         "sglang #20964",
         (
             Edit(
-                f"{ENGINE}._prefill",
-                "(torch.arange(width) < lengths_P[:, None])",
-                "(torch.arange(width) < lengths_P[:, None] - 1)",
+                "sandbox.engines.prompt_pass:_store_routes",
+                "(torch.arange(width) < counts_p[:, None])",
+                "(torch.arange(width) < counts_p[:, None] - 1)",
             ),
         ),
         "exact_engine_is_the_trainer",

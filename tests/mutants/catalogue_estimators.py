@@ -220,7 +220,7 @@ ESTIMATORS = (
         "verl #3126",
         (
             Edit(
-                "sandbox.engines.engine:SandboxEngine.generate",
+                "sandbox.engines.engine:_draws",
                 'generator=stream(sampling.seed, "sampling")',
                 "generator=None",
             ),

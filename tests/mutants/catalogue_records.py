@@ -149,10 +149,11 @@ RECORDS = (
         "Megatron-LM fork #79, correcting #49",
         (
             Edit(
-                "theory.routing.gates:weigh",
-                "weights_NK = _scores(logits_NE, gate).gather(1, experts_NK)",
-                "s = _scores(logits_NE, gate); top = s.topk(experts_NK.shape[1], -1).indices; "
-                "weights_NK = torch.zeros_like(s).scatter(1, top, s.gather(1, top)).gather(1, experts_NK)",
+                "theory.routing.gates:_weights",
+                "weights_NK = scores_NE.gather(1, experts_NK)",
+                "s, top = scores_NE, scores_NE.topk(experts_NK.shape[1], -1).indices; "
+                "zeroed = s if gate.order == 'after' else torch.zeros_like(s).scatter(1, top, s.gather(1, top)); "
+                "weights_NK = zeroed.gather(1, experts_NK)",
             ),
         ),
         "gradients_reach_a_replayed_set",
@@ -162,7 +163,7 @@ RECORDS = (
         "B5.17",
         "The weights of replayed experts are taken off the graph: the router never learns.",
         "no thread: what R3 Eq. 8 is there to avoid",
-        (Edit("theory.routing.gates:weigh", "(weights_NK * gate.scaling)", "(weights_NK.detach() * gate.scaling)"),),
+        (Edit("theory.routing.gates:weigh", "_choosing(logits_NE, gate)", "_choosing(logits_NE, gate).detach()"),),
         "gradients_reach_a_replayed_set",
         ("replay_changes_no_bit",),
     ),
@@ -227,8 +228,9 @@ RECORDS = (
         (
             Edit(
                 "theory.routing.gates:route",
-                "weigh(logits_NE, experts_NK, gate)",
-                "weigh(logits_NE if selection_bias_E is None else logits_NE + selection_bias_E, experts_NK, gate)",
+                "_weights(scores_NE, experts_NK, gate)",
+                "_weights(_choosing(logits_NE if selection_bias_E is None else logits_NE + selection_bias_E, gate), "
+                "experts_NK, gate)",
             ),
         ),
         "bias_chooses_and_does_not_weigh",
