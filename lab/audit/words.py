@@ -86,7 +86,8 @@ def _by_objective(found: pd.DataFrame, name: str) -> dict[str, float]:
 
 def _split(found: pd.DataFrame) -> str:
     gaps = np.minimum(numbers(found, "kl_mu_old"), numbers(found, "kl_old_pi"))
-    both = where(found, gaps > 1e-12)
+    # Under replay old and pi differ by their routes also where no weight has moved: that is no staleness.
+    both = where(found, (gaps > 1e-12) & (numbers(found, "asked_staleness") > 0))
     if both.empty:
         return ""
     share = float((numbers(both, "bias_discrepancy") > numbers(both, "bias_staleness")).mean())
