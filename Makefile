@@ -14,7 +14,7 @@ export OMP_NUM_THREADS := 1
 # Dozens of short-lived processes import vLLM, Ray and Megatron-core: compiled once, they start much faster.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-scaled test test-core test-scaled mutants check format bench lab clean
+.PHONY: help demo demo-scaled test test-core test-scaled thorough mutants check format bench lab clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -43,6 +43,9 @@ test-core: check  ## what holds without vLLM and Megatron-core: the checks, then
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
 	$(BIN)/pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python
 	printf '%s\n' tests/scaled/test_*.py | xargs -P 2 -n 1 $(BIN)/python -m pytest
+
+thorough: $(VENV)/.installed-dev  ## the laws of theory/ on 10,000 examples each (a night)
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 tests/theory
 
 # mutmut works on copies, in mutants/, and goes on where it was stopped.
 mutants: $(VENV)/.installed-dev  ## are the tests any good? bugs of the past (minutes), then generated ones (a night)

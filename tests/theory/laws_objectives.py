@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hypothesis import settings
 from torch import Tensor
 
 from tests.theory.objective_batches import (
@@ -32,8 +31,6 @@ from tests.theory.objective_batches import (
 )  # fmt: skip
 from theory.objectives import Objective, correction, preset
 from theory.objectives import trust_regions as tr
-
-_PROFILE = settings.get_profile(settings.get_current_profile_name())
 
 # ---- advantages ------------------------------------------------------------------------------------------------------
 
@@ -302,9 +299,6 @@ EVERY: list[tuple[str, str | None]] = [
     *((preset_name, name) for preset_name in ("gspo", "cppo") for name in ("seq_mis", "minpro")),
 ]
 """Each preset with its own correction, each correction under one preset, and the sequence-wide ones together."""
-
-few = settings(max_examples=max(4, _PROFILE.max_examples // 6))
-"""For laws over all objectives, which have the most rows: fewer batches each than the other laws draw."""
 
 
 def gradient_by_hand(

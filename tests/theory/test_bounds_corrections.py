@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.effort import heavy
 from tests.theory.bound_problems import Case, assert_holds, cases, draw_problem
 from theory.bounds import BOUNDS, Bound, corrections, weights
 from theory.bounds.steps import edge_norms
@@ -68,6 +69,7 @@ def one_step(pi: list[float], mu: list[float], rewards: list[float], old: list[f
 # ---- lhs <= rhs ------------------------------------------------------------------------------------------------------
 
 
+@heavy
 @given(cases("levels", "signed", "constant"), caps, widths, widths)
 def test_every_bound_holds(case: Case, cap: float, low: float, high: float) -> None:
     """lhs <= rhs for every cap, band and clip, with all corners; a chi-square allows at least the tail there is."""

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.effort import heavy
 from tests.theory.bound_problems import Case, assert_holds, cases, draw_problem, two_steps
 from theory.bounds import BOUNDS, Bound, conditional, gradient, steps
 from theory.exact.estimator import Problem, estimate, true_gradient
@@ -41,6 +42,7 @@ def replaced(logp_p: list[Tensor], logp_step: list[Tensor], t: int) -> list[Tens
 # ---- lhs <= rhs ------------------------------------------------------------------------------------------------------
 
 
+@heavy
 @given(cases(*REWARDS, forbidding=True))
 def test_every_bound_holds(case: Case) -> None:
     """lhs <= rhs on random trees, policies and rewards with all corners; both sides non-negative and never NaN."""
@@ -51,6 +53,7 @@ def test_every_bound_holds(case: Case) -> None:
         assert bound.name == function.__name__
 
 
+@heavy
 @given(cases(*REWARDS, forbidding=True))
 def test_the_bounds_are_a_chain(case: Case) -> None:
     """Each step of the proof is its own inequality: what is given up adds up from bound to bound."""
@@ -79,6 +82,7 @@ def test_the_bounds_are_a_chain(case: Case) -> None:
         assert rhs[smaller] <= rhs[larger] * (1 + 1e-9) + 1e-12, (smaller, larger, rhs)
 
 
+@heavy
 @given(cases(*REWARDS))
 def test_equal_policies_have_no_gap(case: Case) -> None:
     """With mu = old = pi every side of every bound is 0, up to the rounding of a centred reward."""
@@ -91,6 +95,7 @@ def test_equal_policies_have_no_gap(case: Case) -> None:
         assert float(bound.rhs.abs().max()) == 0
 
 
+@heavy
 @given(cases("constant"))
 def test_a_constant_reward_has_no_gap(case: Case) -> None:
     """A constant reward is a baseline: the gap is 0, and so is every right side but those of R_max."""
@@ -297,6 +302,7 @@ def test_the_conditional_variance_is_the_gaps_natural_norm(distance: str) -> Non
     assert float(rhs.square() / eigenvalue) == pytest.approx(float(natural), rel=1e-7)  # pinv of an F of condition 1e3
 
 
+@heavy
 @given(cases("normal"))
 def test_the_fisher_eigenvalue_is_that_of_the_scores(case: Case) -> None:
     """lambda from Lanczos equals the dense one of sum over edges of d_mu(s) pi(a|s) g g^T."""

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.effort import few
 from tests.strategies import MODERATE, batches
 from tests.theory.laws_objectives import (
     ADVANTAGE_ROWS,
@@ -25,7 +26,6 @@ from tests.theory.laws_objectives import (
     PRESET_ROWS,
     RATIO_ROWS,
     REGION_ROWS,
-    few,
     gradient_by_hand,
     tuned,
 )

@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 
+from tests.effort import few
 from tests.strategies import MODERATE, Cut, batches, cuts
-from tests.theory.laws_objectives import EVERY, PRESET_ROWS, few, tuned
+from tests.theory.laws_objectives import EVERY, PRESET_ROWS, tuned
 from tests.theory.objective_batches import Batch, Response, make_batch, tokens_of
 from theory import metrics
 from theory.objectives import combine_metrics, correction, preset
