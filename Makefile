@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo demo-scaled test test-core test-scaled thorough mutants check format bench lab clean
 
 help:  ## list the commands
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 demo: $(VENV)/.installed-demo  ## train the five demo runs, two at a time, and write one report
 	@mkdir -p runs

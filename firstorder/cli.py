@@ -19,6 +19,7 @@ from firstorder.launch import launch
 from firstorder.plan import plan
 from firstorder.promote import promote
 from firstorder.report import report
+from firstorder.reproduce import reproduce
 from firstorder.train import train
 
 app = typer.Typer(
@@ -58,6 +59,7 @@ app.command(
     short_help="Keep the problems of a file that a model solves sometimes.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(filter)
+app.command(short_help="Try the papers' findings again, with computed verdicts.")(reproduce)
 app.command(short_help="Write a sandbox model as a Hugging Face folder.")(export)
 app.command(short_help="Time the pieces of a global step, side by side with transformers.")(bench)
 

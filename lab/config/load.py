@@ -12,7 +12,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,8 +36,7 @@ def load(path: str | Path, overrides: Sequence[str], schemas: Mapping[str, type[
     Overrides are command-line words: `--algorithm.replay.mode R3` or `--algorithm.replay.mode=R3`; values are YAML.
     """
     raw = read(path)
-    for key, text in parse_overrides(overrides):
-        _set(raw, key, _value(key, text))
+    apply(raw, parse_overrides(overrides))
     backend = raw.get("backend")
     if backend is None:
         raise ConfigError(f"{path}: backend: missing; expected one of: {', '.join(schemas)}")
@@ -84,6 +83,12 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
             text = rest.pop(0)
         pairs.append((key, text))
     return pairs
+
+
+def apply(raw: dict[str, Any], changes: Iterable[tuple[str, str]]) -> None:
+    """Puts each (dotted key, YAML text) into the mapping, in order; ConfigError names the key that does not fit."""
+    for key, text in changes:
+        _set(raw, key, _value(key, text))
 
 
 def to_yaml(config: BaseModel) -> str:

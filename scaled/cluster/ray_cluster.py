@@ -7,11 +7,8 @@ Separate placement gives ranks and engines their own GPUs. Colocated placement l
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +18,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from lab.ray_session import ray_session
 from scaled.config import ScaledRun
 
 Role = Literal["rank", "engine"]
@@ -93,7 +91,9 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
     """
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    with _connection(config):
+    memory = int(config.cluster.object_store_gib * 2**30)
+    num_cpus = None if _sees_gpus() else num_places(config)
+    with ray_session(config.cluster.address, num_cpus=num_cpus, object_store_bytes=memory):
         has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         bundles, places = places_of(config, has_gpus)
         _check_resources(config, bundles)
@@ -110,46 +110,6 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
             for actor in list(made.actors):
                 made.kill(actor)
             remove_placement_group(group)
-
-
-@contextlib.contextmanager
-def _connection(config: ScaledRun) -> Iterator[None]:
-    if ray.is_initialized():
-        yield
-        return
-    # Ray reads these when it connects: no usage reports leave the machine, and an actor that asks for no GPU keeps the
-    # devices that it was given (colocated engines).
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if config.cluster.address is not None:
-        try:
-            ray.init(address=config.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError as error:
-            raise ValueError(
-                f"cluster.address: no Ray cluster at {config.cluster.address}: {error} (where `ray start` asked for a "
-                "token, RAY_AUTH_MODE=token sends it)"
-            ) from None
-        try:
-            yield
-        finally:
-            ray.shutdown()
-        return
-    # Short: Ray makes sockets inside, and a socket's path may have 107 bytes.
-    temporary = tempfile.mkdtemp(prefix="fo-ray-")
-    try:
-        ray.init(
-            address="local",  # None would join a cluster that somebody else has on this machine
-            num_cpus=None if _sees_gpus() else num_places(config),
-            object_store_memory=int(config.cluster.object_store_gib * 2**30),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=temporary,
-        )
-        yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _sees_gpus() -> bool:

@@ -1,0 +1,70 @@
+"""`firstorder reproduce`: the claims of the papers, tried again in the sandbox, with computed verdicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def reproduce(
+    claims: Annotated[
+        list[str] | None, typer.Argument(metavar="[CLAIM]...", help="Numbers or names of claims, or all.")
+    ] = None,
+    regime: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A regime, of configs/claims/; all of them if not given.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=2, metavar="N", help="Seeds of a cell: 0 to N - 1.")] = 5,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Runs at a time here; one a CPU if not given.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster to run on; a private one here if not given.")
+    ] = None,
+    results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where rows and pages are kept.")] = Path(
+        "results/claims"
+    ),
+    runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the runs' own folders go.")] = Path("runs/claims"),
+    smoke: Annotated[
+        bool,
+        typer.Option("--smoke", help="Every arm at two steps, in folders of their own: does it all run?"),
+    ] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Show the claims and what is done of them, and stop.")] = False,
+    page: Annotated[
+        bool, typer.Option("--page", help="Write the pages from the rows that are there, and stop.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Try the papers' findings again: run what is missing, then compute every verdict and write the ledger's page.
+
+    A claim's prediction, measure and criterion stand in sandbox/claims/, written before its runs. Rows are added to
+    cells.jsonl as runs end; a killed queue goes on where it was, and no run is made twice.
+
+    \b
+    Examples:
+      firstorder reproduce --list
+      firstorder reproduce 3 r3_halves_the_gap --regime paper
+      firstorder reproduce all
+      firstorder reproduce --page
+      firstorder reproduce --smoke
+    """
+    from sandbox.claims import CLAIMS, REGIMES, chosen_claims, chosen_regimes
+    from sandbox.ledger import command
+
+    wanted = command.Wanted(
+        claims=chosen_claims(claims or (["all"] if smoke or listed or page else [])),
+        regimes=chosen_regimes(regime or []),
+        seeds=tuple(range(2 if smoke else seeds)),
+        smoke=smoke,
+    )
+    place = command.Place(results / "smoke" if smoke else results, runs / "smoke" if smoke else runs)
+    if listed:
+        typer.echo(command.listing(wanted, place), nl=False)
+        return
+    if not page:
+        failures = command.run(wanted, place, address=address, jobs=jobs, say=lambda line: typer.echo(line, err=True))
+    everything = wanted if smoke else command.Wanted(CLAIMS, REGIMES, wanted.seeds, smoke=False)
+    typer.echo(command.write_pages(everything, place), nl=False)
+    if not page and failures:
+        raise ValueError(f"{failures} of the runs could not be made (why is above); the others have their rows")

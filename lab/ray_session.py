@@ -1,0 +1,59 @@
+"""A connection to Ray, for as long as it is needed: a cluster that runs already, or one of this machine alone."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import ray
+
+
+@contextlib.contextmanager
+def ray_session(address: str | None, *, num_cpus: int | None, object_store_bytes: int) -> Iterator[None]:
+    """Ray at `address`, or (None) a private one with `num_cpus` places, which ends with the block; an open one is kept.
+
+    Raises ValueError where there is no cluster at the address.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    # Ray reads these when it connects: no usage reports leave the machine, and an actor that asks for no GPU keeps the
+    # devices that it was given (colocated engines).
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if address is not None:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            raise ValueError(
+                f"cluster.address: no Ray cluster at {address}: {error} (where `ray start` asked for a token, "
+                "RAY_AUTH_MODE=token sends it)"
+            ) from None
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    # Short: Ray makes sockets inside, and a socket's path may have 107 bytes.
+    temporary = tempfile.mkdtemp(prefix="fo-ray-")
+    try:
+        ray.init(
+            address="local",  # None would join a cluster that somebody else has on this machine
+            num_cpus=num_cpus,
+            object_store_memory=object_store_bytes,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=temporary,
+        )
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+__all__ = ["ray_session"]

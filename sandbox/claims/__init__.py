@@ -1,0 +1,49 @@
+"""The claims of the ledger, a file each, and the regimes in which they are tried.
+
+A new claim is a new file with a CLAIM; nothing else is to be edited. It says what it predicts before its runs are made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from sandbox.ledger.cells import Regime
+from sandbox.ledger.claim import Claim
+from theory.names import unknown_name
+
+FOLDER = Path(__file__).resolve().parents[2] / "configs" / "claims"
+
+CLAIMS: tuple[Claim, ...] = tuple(
+    importlib.import_module(f"{__name__}.{module.name}").CLAIM
+    for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name)
+    if module.name != "arms"
+)
+"""Every claim, by number: one for each module of this folder."""
+
+REGIMES: tuple[Regime, ...] = tuple(Regime.open(FOLDER / f"{name}.yaml") for name in ("paper", "stress", "hot"))
+"""The settings in which all claims are tried; what each is stands at the top of its file."""
+
+
+def chosen_claims(words: Sequence[str]) -> tuple[Claim, ...]:
+    """The claims of these numbers and names, each once and by number; ValueError for an unknown one, or for none."""
+    if not words:
+        raise ValueError("missing CLAIM: numbers or names of claims, or all; --list shows them")
+    by_word = {word: claim for claim in CLAIMS for word in (str(claim.number), claim.name)}
+    for word in words:
+        if word != "all" and word not in by_word:
+            raise unknown_name("claim", word, by_word)
+    return tuple(c for c in CLAIMS if "all" in words or {str(c.number), c.name} & set(words))
+
+
+def chosen_regimes(words: Sequence[str]) -> tuple[Regime, ...]:
+    """The regimes of these names, all where none is named; ValueError for an unknown one."""
+    for word in words:
+        if word not in {regime.name for regime in REGIMES}:
+            raise unknown_name("regime", word, [regime.name for regime in REGIMES])
+    return tuple(regime for regime in REGIMES if not words or regime.name in words)
+
+
+__all__ = ["CLAIMS", "REGIMES", "chosen_claims", "chosen_regimes"]

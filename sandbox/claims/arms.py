@@ -1,0 +1,35 @@
+"""The arms that claims share. Two claims that name the same arm share its runs."""
+
+from __future__ import annotations
+
+from sandbox.ledger.claim import Arm
+
+NO_CLIP = (("algorithm.objective.eps_low", "1.0"), ("algorithm.objective.eps_high", "1e9"))
+"""A trust region that never binds: ratios from 0 to a thousand million."""
+
+TIS = ("algorithm.objective.correction", "{name: token_tis, cap: 2.0}")
+"""Truncated importance sampling with the cap of R3 (arXiv 2510.11370) sec. 5.1."""
+
+
+def arm(
+    preset: str, replay: str = "none", n: int = 1, *, name: str = "", changes: tuple[tuple[str, str], ...] = ()
+) -> Arm:
+    """A preset under a replay mode with N mini-batches; `name` says what `changes` make of it."""
+    words = [preset, *([name] if name else []), *([replay] if replay != "none" else []), f"N{n}"]
+    own = (("algorithm.objective.preset", preset), ("algorithm.replay.mode", replay))
+    return Arm("-".join(words), own + changes, n)
+
+
+def without_clipping(preset: str, replay: str = "none", n: int = 1) -> Arm:
+    """The same with a trust region that never binds."""
+    return arm(preset, replay, n, name="noclip", changes=NO_CLIP)
+
+
+def with_tis(preset: str, replay: str = "none", n: int = 1) -> Arm:
+    """The same with truncated importance sampling of the engine gap."""
+    return arm(preset, replay, n, name="tis", changes=(TIS,))
+
+
+def dense(preset: str, n: int = 1) -> Arm:
+    """The dense twin: each MoE layer becomes an MLP as wide as the experts that a token uses."""
+    return arm(preset, n=n, name="dense", changes=(("model.num_experts", "0"),))

@@ -1,0 +1,64 @@
+"""Off-policy, leaving out clipping or routing replay makes training collapse early."""
+
+from __future__ import annotations
+
+from sandbox.claims.arms import arm, without_clipping
+from sandbox.ledger.claim import Claim, Prediction
+from sandbox.ledger.measures import SURVIVAL
+
+CLAIM = Claim(
+    number=5,
+    name="off_policy_needs_clipping_and_replay",
+    sentence="Off-policy, leaving out clipping or routing replay makes training collapse early.",
+    source="MiniRL (arXiv 2512.01374) sec. 4.4, Fig. 2 to 4",
+    predictions=(
+        Prediction(
+            "N = 2: without clipping it collapses earlier by a tenth of the run",
+            without_clipping("minirl", "R2", 2),
+            arm("minirl", "R2", 2),
+            SURVIVAL,
+            "less",
+            0.1,
+        ),
+        Prediction(
+            "N = 2: without replay it collapses earlier by a tenth of the run",
+            arm("minirl", "none", 2),
+            arm("minirl", "R2", 2),
+            SURVIVAL,
+            "less",
+            0.1,
+        ),
+        Prediction(
+            "N = 4: without clipping it collapses earlier by a tenth of the run",
+            without_clipping("minirl", "R3", 4),
+            arm("minirl", "R3", 4),
+            SURVIVAL,
+            "less",
+            0.1,
+        ),
+        Prediction(
+            "N = 4: without replay it collapses earlier by a tenth of the run",
+            arm("minirl", "none", 4),
+            arm("minirl", "R3", 4),
+            SURVIVAL,
+            "less",
+            0.1,
+        ),
+        Prediction(
+            "N = 8: without clipping it collapses earlier by a tenth of the run",
+            without_clipping("minirl", "R3", 8),
+            arm("minirl", "R3", 8),
+            SURVIVAL,
+            "less",
+            0.1,
+        ),
+        Prediction(
+            "N = 8: without replay it collapses earlier by a tenth of the run",
+            arm("minirl", "none", 8),
+            arm("minirl", "R3", 8),
+            SURVIVAL,
+            "less",
+            0.1,
+        ),
+    ),
+)

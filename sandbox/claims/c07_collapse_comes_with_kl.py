@@ -1,0 +1,34 @@
+"""A collapse comes with a sharp rise of the training-inference KL."""
+
+from __future__ import annotations
+
+from sandbox.claims.arms import arm, without_clipping
+from sandbox.ledger.claim import Claim, Prediction
+from sandbox.ledger.measures import KL_RISE
+
+CLAIM = Claim(
+    number=7,
+    name="collapse_comes_with_kl",
+    sentence="A collapse comes with a sharp rise of the training-inference KL.",
+    source="MiniRL (arXiv 2512.01374) sec. 4.2 to 4.4; R3 (arXiv 2510.11370) sec. 5.2, Fig. 5",
+    predictions=(
+        Prediction(
+            "without clipping at N = 8, the largest KL of a window is more than 3 times the early one",
+            without_clipping("minirl", "none", 8),
+            1.0,
+            KL_RISE,
+            "more",
+            3.0,
+            "ratio",
+        ),
+        Prediction(
+            "it rises more than with clipping, by half at least",
+            without_clipping("minirl", "none", 8),
+            arm("minirl", "none", 8),
+            KL_RISE,
+            "more",
+            1.5,
+            "ratio",
+        ),
+    ),
+)

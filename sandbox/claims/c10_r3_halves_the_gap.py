@@ -1,0 +1,77 @@
+"""R3 halves the engine gap's KL and cuts F(2) tenfold, for several shapes of Mixture of Experts."""
+
+from __future__ import annotations
+
+from sandbox.claims.arms import arm
+from sandbox.ledger.claim import Arm, Claim, Prediction
+from sandbox.ledger.measures import EXTREME, KL
+
+SHAPES = {
+    "wide": (),
+    "sigmoid": (("model.gate", "deepseek_v3"),),
+    "few": (("model.gate", "mixtral"), ("model.num_experts", "4"), ("model.expert_size", "64")),
+    "shared": (("model.gate", "deepseek_v2"), ("model.shared_expert_size", "32")),
+}
+"""As in R3 Table 4: many experts with softmax (Qwen3), sigmoid (Moonlight), few (Mixtral), shared (DeepSeek-V2)."""
+
+SHORT = (("num_steps", "40"), ("evaluation.every", "40"), ("traces.every", "40"), ("checkpoint.every", "40"))
+
+
+def of_shape(name: str, replay: str = "none") -> Arm:
+    """The shape's first 40 updates under the replay mode."""
+    return arm("minirl", replay, name=name, changes=SHAPES[name] + SHORT)
+
+
+CLAIM = Claim(
+    number=10,
+    name="r3_halves_the_gap",
+    sentence="R3 halves the engine gap's KL and cuts F(2) tenfold, for several shapes of Mixture of Experts.",
+    source="R3 (arXiv 2510.11370) App. B, Table 4",
+    predictions=(
+        Prediction(
+            "16 experts, softmax: KL at most two thirds",
+            of_shape("wide", "R3"),
+            of_shape("wide"),
+            KL,
+            "less",
+            1.5,
+            "ratio",
+        ),
+        Prediction(
+            "16 experts, softmax: F(2) at most a third",
+            of_shape("wide", "R3"),
+            of_shape("wide"),
+            EXTREME,
+            "less",
+            3.0,
+            "ratio",
+        ),
+        Prediction(
+            "16 experts, sigmoid: KL at most two thirds",
+            of_shape("sigmoid", "R3"),
+            of_shape("sigmoid"),
+            KL,
+            "less",
+            1.5,
+            "ratio",
+        ),
+        Prediction(
+            "4 experts, softmax over the chosen: KL at most two thirds",
+            of_shape("few", "R3"),
+            of_shape("few"),
+            KL,
+            "less",
+            1.5,
+            "ratio",
+        ),
+        Prediction(
+            "with a shared expert: KL at most two thirds",
+            of_shape("shared", "R3"),
+            of_shape("shared"),
+            KL,
+            "less",
+            1.5,
+            "ratio",
+        ),
+    ),
+)

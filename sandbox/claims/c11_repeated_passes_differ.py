@@ -1,0 +1,32 @@
+"""Two forward passes of one training engine over the same tokens differ."""
+
+from __future__ import annotations
+
+from sandbox.claims.arms import arm
+from sandbox.ledger.claim import Claim, Prediction
+from sandbox.ledger.measures import between
+
+# At N = 2 the micro-batches of the old pass hold other rows than those of the gradient pass: at equal weights, sums
+# differ in their order alone.
+REPEATED = arm("minirl", n=2, name="repeated", changes=(
+    ("training.reduction_order", "{units: 8}"), ("training.micro_batch_size", "48"),
+    ("algorithm.optimizer.learning_rate", "0.0"), ("num_steps", "40"),
+))  # fmt: skip
+FIRST_STALENESS = between("staleness/k3_kl", 0.0, 1.0, "k3 KL(old || pi) at a learning rate of 0", "nats/token")
+
+CLAIM = Claim(
+    number=11,
+    name="repeated_passes_differ",
+    sentence="Two forward passes of one training engine over the same tokens differ.",
+    source="R3 (arXiv 2510.11370) sec. 3.3",
+    predictions=(
+        Prediction(
+            "KL(old || pi) of the first mini-step alone is above 0 where sums depend on the micro-batch",
+            REPEATED,
+            0.0,
+            FIRST_STALENESS,
+            "more",
+            0.0,
+        ),
+    ),
+)

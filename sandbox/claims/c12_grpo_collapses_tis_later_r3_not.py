@@ -1,0 +1,64 @@
+"""GRPO collapses, with truncated importance sampling later or not, with R3 not; TIS adds nothing to R3."""
+
+from __future__ import annotations
+
+from sandbox.claims.arms import arm, with_tis
+from sandbox.ledger.claim import Claim, Prediction
+from sandbox.ledger.measures import FINAL_ACCURACY, SURVIVAL
+
+CLAIM = Claim(
+    number=12,
+    name="grpo_collapses_tis_later_r3_not",
+    sentence="GRPO collapses, with truncated importance sampling later or not, with R3 not; TIS adds nothing to R3.",
+    source="R3 (arXiv 2510.11370) sec. 5.2, Table 1",
+    predictions=(
+        Prediction(
+            "N = 1: GRPO collapses earlier than GRPO + R3 by a tenth of the run",
+            arm("grpo", "none", 1),
+            arm("grpo", "R3", 1),
+            SURVIVAL,
+            "less",
+            0.1,
+        ),
+        Prediction(
+            "N = 1: GRPO + TIS lasts no shorter than GRPO",
+            arm("grpo", "none", 1),
+            with_tis("grpo", "none", 1),
+            SURVIVAL,
+            "at_most",
+            0.05,
+        ),
+        Prediction(
+            "N = 1: GRPO + R3 + TIS ends no higher than GRPO + R3",
+            with_tis("grpo", "R3", 1),
+            arm("grpo", "R3", 1),
+            FINAL_ACCURACY,
+            "at_most",
+            0.02,
+        ),
+        Prediction(
+            "N = 8: GRPO collapses earlier than GRPO + R3 by a tenth of the run",
+            arm("grpo", "none", 8),
+            arm("grpo", "R3", 8),
+            SURVIVAL,
+            "less",
+            0.1,
+        ),
+        Prediction(
+            "N = 8: GRPO + TIS lasts no shorter than GRPO",
+            arm("grpo", "none", 8),
+            with_tis("grpo", "none", 8),
+            SURVIVAL,
+            "at_most",
+            0.05,
+        ),
+        Prediction(
+            "N = 8: GRPO + R3 + TIS ends no higher than GRPO + R3",
+            with_tis("grpo", "R3", 8),
+            arm("grpo", "R3", 8),
+            FINAL_ACCURACY,
+            "at_most",
+            0.02,
+        ),
+    ),
+)

@@ -1,0 +1,34 @@
+"""A frozen router does not prevent the collapse."""
+
+from __future__ import annotations
+
+from sandbox.claims.arms import arm
+from sandbox.ledger.claim import Claim, Prediction
+from sandbox.ledger.measures import SURVIVAL
+
+FROZEN = (("algorithm.freeze_router", "true"),)
+
+CLAIM = Claim(
+    number=14,
+    name="a_frozen_router_does_not_help",
+    sentence="A frozen router does not prevent the collapse.",
+    source="R3 (arXiv 2510.11370) App. C",
+    predictions=(
+        Prediction(
+            "GRPO with a frozen router lasts no longer than GRPO",
+            arm("grpo", name="frozen", changes=FROZEN),
+            arm("grpo"),
+            SURVIVAL,
+            "at_most",
+            0.05,
+        ),
+        Prediction(
+            "it collapses earlier than GRPO + R3 by a tenth of the run",
+            arm("grpo", name="frozen", changes=FROZEN),
+            arm("grpo", "R3"),
+            SURVIVAL,
+            "less",
+            0.1,
+        ),
+    ),
+)

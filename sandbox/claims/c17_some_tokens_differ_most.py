@@ -1,0 +1,26 @@
+"""Routing differences concentrate on some types of tokens."""
+
+from __future__ import annotations
+
+from sandbox.claims.arms import arm
+from sandbox.ledger.claim import Claim, Prediction
+from sandbox.ledger.measures import probe
+
+SHARE = probe("token_share_of_routing", "share of the variance of d between token types", "1")
+
+CLAIM = Claim(
+    number=17,
+    name="some_tokens_differ_most",
+    sentence="Routing differences concentrate on some types of tokens.",
+    source="R3 (arXiv 2510.11370) App. H, Table 11",
+    predictions=(
+        Prediction(
+            "a token's type explains more than a twentieth of the variance of d",
+            arm("minirl"),
+            0.0,
+            SHARE,
+            "more",
+            0.05,
+        ),
+    ),
+)

@@ -1,0 +1,34 @@
+"""Pr2 clips fewer tokens than R2, and R2 fewer than GRPO."""
+
+from __future__ import annotations
+
+from sandbox.claims.arms import arm
+from sandbox.ledger.claim import Claim, Prediction
+from sandbox.ledger.measures import CLIP_FRACTION
+
+CLAIM = Claim(
+    number=21,
+    name="pr2_clips_less",
+    sentence="Pr2 clips fewer tokens than R2, and R2 fewer than GRPO.",
+    source="Pr2 (arXiv 2606.00395) sec. 5.3, Fig. 3",
+    predictions=(
+        Prediction(
+            "N = 8: the clip fraction is lower under Pr2 than under R2, by a fiftieth",
+            arm("grpo", "Pr2", 8),
+            arm("grpo", "R2", 8),
+            CLIP_FRACTION,
+            "less",
+            1.02,
+            "ratio",
+        ),
+        Prediction(
+            "N = 8: the clip fraction is lower under R2 than in GRPO, by a tenth",
+            arm("grpo", "R2", 8),
+            arm("grpo", "none", 8),
+            CLIP_FRACTION,
+            "less",
+            1.1,
+            "ratio",
+        ),
+    ),
+)

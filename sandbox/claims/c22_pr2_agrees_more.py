@@ -1,0 +1,48 @@
+"""Cached and live routes agree more under Pr2 than under R2, and least without replay."""
+
+from __future__ import annotations
+
+from sandbox.claims.arms import arm
+from sandbox.ledger.claim import Claim, Prediction
+from sandbox.ledger.measures import AGREEMENT, ZERO_DEVIATION
+
+CLAIM = Claim(
+    number=22,
+    name="pr2_agrees_more",
+    sentence="Cached and live routes agree more under Pr2 than under R2, and least without replay.",
+    source="Pr2 (arXiv 2606.00395) sec. 5.4, Fig. 4",
+    predictions=(
+        Prediction(
+            "N = 8: top-k agreement is higher under Pr2 than under R2",
+            arm("grpo", "Pr2", 8),
+            arm("grpo", "R2", 8),
+            AGREEMENT,
+            "more",
+            0.002,
+        ),
+        Prediction(
+            "N = 8: top-k agreement is higher under R2 than in GRPO",
+            arm("grpo", "R2", 8),
+            arm("grpo", "none", 8),
+            AGREEMENT,
+            "more",
+            0.002,
+        ),
+        Prediction(
+            "N = 8: rows without a deviation are more under Pr2 than under R2 (91.5% and 88.8% in the paper)",
+            arm("grpo", "Pr2", 8),
+            arm("grpo", "R2", 8),
+            ZERO_DEVIATION,
+            "more",
+            0.005,
+        ),
+        Prediction(
+            "N = 8: rows without a deviation are more under R2 than in GRPO (88.8% and 76.9%)",
+            arm("grpo", "R2", 8),
+            arm("grpo", "none", 8),
+            ZERO_DEVIATION,
+            "more",
+            0.005,
+        ),
+    ),
+)

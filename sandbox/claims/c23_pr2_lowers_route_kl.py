@@ -1,0 +1,25 @@
+"""The router's KL from its cached distribution is lower under Pr2 than under R2."""
+
+from __future__ import annotations
+
+from sandbox.claims.arms import arm
+from sandbox.ledger.claim import Claim, Prediction
+from sandbox.ledger.measures import ROUTE_KL
+
+CLAIM = Claim(
+    number=23,
+    name="pr2_lowers_route_kl",
+    sentence="The router's KL from its cached distribution is lower under Pr2 than under R2.",
+    source="Pr2 (arXiv 2606.00395) sec. 5.4",
+    predictions=(
+        Prediction(
+            "N = 8: it is lower by a twentieth at least",
+            arm("grpo", "Pr2", 8),
+            arm("grpo", "R2", 8),
+            ROUTE_KL,
+            "less",
+            1.05,
+            "ratio",
+        ),
+    ),
+)

@@ -1,0 +1,25 @@
+"""Under Pr2 cached and live routes agree over all mini-steps."""
+
+from __future__ import annotations
+
+from sandbox.claims.arms import arm
+from sandbox.ledger.claim import Claim, Prediction
+from sandbox.ledger.measures import AGREEMENT
+
+CLAIM = Claim(
+    number=24,
+    name="agreement_stays_high",
+    sentence="Under Pr2 top-k agreement stays high over mini-steps and layers.",
+    source="Pr2 (arXiv 2606.00395) App. F, Fig. 6",
+    predictions=(
+        Prediction(
+            "N = 8: the mean top-k agreement of all mini-steps and layers is above 0.9",
+            arm("grpo", "Pr2", 8),
+            0.9,
+            AGREEMENT,
+            "more",
+            0.0,
+        ),
+    ),
+    shown=("routing/topk_agreement", "routing/zero_deviation"),
+)

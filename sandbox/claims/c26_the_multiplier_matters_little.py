@@ -1,0 +1,39 @@
+"""Pr2 does alike over two decades of the predictor's learning rate multiplier."""
+
+from __future__ import annotations
+
+from sandbox.claims.arms import arm
+from sandbox.ledger.claim import Arm, Claim, Prediction
+from sandbox.ledger.measures import FINAL_ACCURACY
+
+
+def multiplied(multiplier: str) -> Arm:
+    """Pr2 at N = 8 with this multiplier; the regimes' own is 30."""
+    changes = (("algorithm.replay.predictor.learning_rate_multiplier", multiplier),)
+    return arm("grpo", "Pr2", 8, name=f"multiplier{multiplier}", changes=changes)
+
+
+CLAIM = Claim(
+    number=26,
+    name="the_multiplier_matters_little",
+    sentence="Pr2 does alike over two decades of the predictor's learning rate multiplier.",
+    source="Pr2 (arXiv 2606.00395) App. F, Fig. 5",
+    predictions=(
+        Prediction(
+            "N = 8: a tenth of it ends within 0.05",
+            multiplied("3"),
+            arm("grpo", "Pr2", 8),
+            FINAL_ACCURACY,
+            "same",
+            0.05,
+        ),
+        Prediction(
+            "N = 8: ten times it ends within 0.05",
+            multiplied("300"),
+            arm("grpo", "Pr2", 8),
+            FINAL_ACCURACY,
+            "same",
+            0.05,
+        ),
+    ),
+)

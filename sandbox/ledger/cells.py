@@ -1,0 +1,176 @@
+"""Cells: the runs that decide claims. A cell is an arm of a regime with a seed, and has one row when it has run.
+
+A cell's key is the hash of its config as stated (the regime's file, the arm's changes, the seed), before defaults, so
+that a new field of the schema makes no row void; a regime's file states what matters.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.config.load import NOT_HASHED, apply, read
+from lab.config.strict import ConfigError, validate
+from lab.files import append_line, whole_lines
+from lab.manifest import manifest
+from lab.records import RunFolder
+from sandbox.config import SandboxRun
+from sandbox.ledger.claim import Arm, Row
+
+Changes = Sequence[tuple[str, str]]
+"""Dotted keys and YAML values, in the order in which they are applied."""
+
+NUM_WINDOWS = 20
+"""A row keeps the means of metrics over this many equal windows of a run's planned global steps."""
+
+KEPT = (
+    "reward/mean", "eval/accuracy", "response_length/mean", "rollout_corr/k3_kl", "rollout_corr/extreme_frac_tau2",
+    "rollout_corr/chi2_token", "rollout_corr/eff_sample_size", "rollout_corr/log_ppl_diff", "staleness/k3_kl",
+    "staleness/extreme_frac_tau2", "actor/entropy", "actor/grad_norm", "actor/pg_clipfrac", "actor/ratio_mean",
+    "actor/k3_kl_mu_pi", "routing/router_disagreement", "routing/token_disagreement", "routing/topk_agreement",
+    "routing/zero_deviation", "routing/route_kl", "routing/staleness_tv", "timing_s/step",
+)  # fmt: skip
+"""Those metrics: what measures and figures use."""
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A setting in which all claims are tried: an on-policy config, in words and as JSON text."""
+
+    name: str
+    words: str
+    stated: str
+
+    @staticmethod
+    def open(path: Path) -> Regime:
+        """The regime in a file like those in configs/claims/; its words are the comment at the file's top."""
+        lines = path.read_text(encoding="utf-8").splitlines()
+        comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+        return Regime(path.stem, " ".join(line.lstrip("# ") for line in comment), json.dumps(read(path)))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run to make: its place in the ledger, its complete config and its key, 12 hex digits."""
+
+    regime: str
+    arm: str
+    seed: int
+    config: SandboxRun
+    key: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.regime}/{self.arm}/{self.seed}"
+
+
+def key(regime: Regime, arm: Arm, seed: int, changes: Changes = ()) -> str:
+    """The key of an arm's cell; `changes` come after the arm's own."""
+    return _hash(_stated(regime, arm, seed, tuple(changes)))
+
+
+def cell(regime: Regime, arm: Arm, seed: int, changes: Changes = ()) -> Cell:
+    """The cell of an arm; `changes` come after the arm's. ConfigError where the config does not hold together."""
+    stated = _stated(regime, arm, seed, tuple(changes))
+    named = json.loads(stated) | {"name": f"{regime.name}-{arm.name}-{seed}"}
+    config = validate(SandboxRun, named, f"regime {regime.name}, arm {arm.name}")
+    return Cell(regime.name, arm.name, seed, config, _hash(stated))
+
+
+def _hash(stated: str) -> str:
+    return hashlib.sha256(stated.encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _stated(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str], ...]) -> str:
+    raw = json.loads(regime.stated)
+    apply(raw, arm.changes)
+    _spread(raw, arm.num_minibatches, f"regime {regime.name}, arm {arm.name}")
+    apply(raw, changes)
+    kept = {name: value for name, value in raw.items() if name not in NOT_HASHED}
+    return json.dumps(kept | {"seed": seed}, sort_keys=True)
+
+
+def _spread(raw: dict[str, Any], n: int, where: str) -> None:
+    """N mini-batches a global step, N times the prompts, 1/N of the steps, and of the steps between records."""
+    batch = raw["algorithm"]["batch"]
+    if raw["num_steps"] % n or batch.get("num_minibatches", 1) != 1:
+        raise ConfigError(f"{where}: num_steps: expected a multiple of N = {n} and a config with N = 1")
+    raw["num_steps"] //= n
+    batch["num_prompts"] *= n
+    batch["num_minibatches"] = n
+    for block in ("evaluation", "checkpoint", "traces"):
+        raw[block]["every"] = max(1, raw[block]["every"] // n)
+
+
+def row(cell: Cell, folder: RunFolder, probes: Mapping[str, Callable[[RunFolder], float]]) -> dict[str, Any]:
+    """The row of a finished run: identity, verdict, means of the KEPT metrics over NUM_WINDOWS windows, probes.
+
+    A window without a value is null, as are those after a run that stopped early.
+    """
+    metrics, found = folder.metrics(), manifest(cell.seed)
+    verdict = json.loads((folder.path / "verdict.json").read_text(encoding="utf-8"))
+    planned = cell.config.num_steps
+    names = [name for name in KEPT if any(_is_number(name, record.get(name)) for record in metrics)]
+    return {
+        "cell": cell.key, "regime": cell.regime, "arm": cell.arm, "seed": cell.seed, "num_steps": planned,
+        "last_step": int(metrics[-1]["step"]) if metrics else 0,
+        "verdict": verdict["verdict"], "first_step": verdict["first_step"],
+        "rules": [reason["rule"] for reason in verdict["reasons"]],
+        "series": {name: windows(metrics, name, planned) for name in names},
+        "probes": {name: _plain(probe(folder)) for name, probe in probes.items()},
+        "commit": found.get("commit"), "has_local_changes": found.get("has_local_changes"),
+        "machine": found["cpu"], "torch": found["versions"].get("torch"),
+    }  # fmt: skip
+
+
+def windows(metrics: Sequence[Mapping[str, Any]], name: str, num_steps: int) -> list[float | None]:
+    """The mean of the metric over each of NUM_WINDOWS equal windows of steps 1 to `num_steps`, to 4 digits.
+
+    Step s is in window floor((s - 1) NUM_WINDOWS / num_steps); step 0, the evaluation before training, is in the first.
+    """
+    kept: list[list[float]] = [[] for _ in range(NUM_WINDOWS)]
+    for record in metrics:
+        if _is_number(name, record.get(name)):
+            kept[max(0, record["step"] - 1) * NUM_WINDOWS // num_steps].append(record[name])
+    return [float(f"{math.fsum(values) / len(values):.4g}") if values else None for values in kept]
+
+
+def _is_number(name: str, value: object) -> bool:
+    return name != "step" and isinstance(value, int | float) and math.isfinite(value)
+
+
+def _plain(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The rows on disk, a JSON line a cell; a process that is killed while it adds one loses no other."""
+
+    path: Path
+
+    def rows(self) -> dict[str, Row]:
+        """Key to row, the first where two have one key; ValueError with the line of a damaged one."""
+        rows: dict[str, Row] = {}
+        for number, line in enumerate(whole_lines(self.path), start=1):
+            try:
+                found = json.loads(line)
+                rows.setdefault(found["cell"], found)
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{self.path}:{number}: expected the row of a cell, got {line[:60]!r}") from error
+        return rows
+
+    def add(self, row: Row) -> None:
+        """Adds the row, and waits until the disk has it."""
+        append_line(self.path, json.dumps(row, allow_nan=False).encode())
+
+
+__all__ = ["KEPT", "NUM_WINDOWS", "Cell", "Cells", "Changes", "Regime", "cell", "key", "row", "windows"]

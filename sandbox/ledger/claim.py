@@ -1,0 +1,95 @@
+"""What a claim is: a sentence of a paper, what was predicted before the run, and the runs that decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sandbox.ledger.statistics import Expected
+
+Row = Mapping[str, Any]
+"""One finished cell, as results/claims/cells.jsonl holds it (see `cells.py`)."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to train: what it changes in its regime's config, as dotted keys and YAML values, and N.
+
+    A regime's config is on-policy: `num_steps` updates on mini-batches of `num_prompts` prompts. With N mini-batches a
+    global step holds N times the prompts and there are 1/N as many, so that arms of all N take the same number of
+    updates on mini-batches of one size, as MiniRL (arXiv 2512.01374) sec. 4.4 has it.
+    """
+
+    name: str
+    changes: tuple[tuple[str, str], ...] = ()
+    num_minibatches: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_minibatches < 1:
+            raise ValueError(f"num_minibatches: expected at least 1, got {self.num_minibatches}")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number of a finished cell: `of(row)` in `unit`, what it is in `words`; nan where the row has no such data."""
+
+    name: str
+    words: str
+    unit: str
+    of: Callable[[Row], float]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One comparison, written before the run: effect = mean over seeds of f(treatment) - f(control).
+
+    f is the measure on the scale `difference`; its logarithm on `ratio` (the effect is then shown as a factor, and the
+    margin is a factor >= 1); on `spread`, |measure - the arm's median over seeds| (Brown and Forsythe). `control` may
+    be a number: the effect is then f(treatment) - f(number). The prediction holds where the effect lies as `expected`
+    says, beyond (or within) `margin`, the smallest effect that counts.
+    """
+
+    words: str
+    treatment: Arm
+    control: Arm | float
+    measure: Measure
+    expected: Expected
+    margin: float
+    scale: Literal["difference", "ratio", "spread"] = "difference"
+
+    def __post_init__(self) -> None:
+        if self.scale == "ratio" and self.margin < 1.0:
+            raise ValueError(f"margin: expected a factor of at least 1 on the scale ratio, got {self.margin}")
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """The arms whose cells it needs."""
+        return (self.treatment, self.control) if isinstance(self.control, Arm) else (self.treatment,)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A finding and its predictions. It is reproduced where every one of them is."""
+
+    number: int
+    name: str
+    sentence: str
+    source: str
+    predictions: tuple[Prediction, ...]
+    shown: tuple[str, ...] = ("reward/mean", "rollout_corr/k3_kl", "actor/entropy")
+    """The metrics that its figure draws over the updates, a line an arm."""
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    """Regime to what is to be said of its outcome: what was tried, the likely reason. Never the outcome itself."""
+
+    def __post_init__(self) -> None:
+        if not self.predictions:
+            raise ValueError(f"claim {self.number}: expected at least one prediction, got none")
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """Its arms, each once, in the order of its predictions."""
+        return tuple(dict.fromkeys(arm for prediction in self.predictions for arm in prediction.arms))
+
+
+__all__ = ["Arm", "Claim", "Measure", "Prediction", "Row"]

@@ -1,0 +1,115 @@
+"""What `firstorder reproduce` does: which cells are wanted, running the missing ones, and the pages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.files import atomic_write, disk_errors
+from lab.ladder import markdown_table
+from sandbox.ledger import page
+from sandbox.ledger.cells import Cell, Cells, Regime, cell, key
+from sandbox.ledger.claim import Claim
+from sandbox.ledger.probes import PROBES
+from sandbox.ledger.verdicts import Outcome, outcomes, together
+
+SMOKE = (
+    ("num_steps", "2"), ("algorithm.batch.num_responses", "4"), ("evaluation.max_prompts", "8"),
+    ("evaluation.every", "1"), ("traces.every", "1"), ("checkpoint.every", "2"),
+)  # fmt: skip
+"""What a smoke cell changes after its arm: two global steps, small groups, few held-out problems."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Claims, regimes and seeds of a ledger; smoke ones are short runs that only show that all of it runs."""
+
+    claims: tuple[Claim, ...]
+    regimes: tuple[Regime, ...]
+    seeds: tuple[int, ...]
+    smoke: bool
+
+    def cells(self) -> list[Cell]:
+        """The cells in the order in which they are run: claim by claim, regime by regime, arm by arm, seed by seed."""
+        changes = SMOKE if self.smoke else ()
+        places = [(claim, regime) for claim in self.claims for regime in self.regimes]
+        found = [cell(r, arm, seed, changes) for c, r in places for arm in c.arms for seed in self.seeds]
+        return list({one.key: one for one in found}.values())
+
+    def outcomes(self, store: Cells) -> list[Outcome]:
+        """Every outcome that the store's rows allow."""
+        return outcomes(self.claims, self.regimes, self.seeds, store.rows(), changes=SMOKE if self.smoke else ())
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the rows and pages are kept, and where the runs' own folders go."""
+
+    results: Path
+    runs: Path
+
+    @property
+    def store(self) -> Cells:
+        """The rows."""
+        return Cells(self.results / "cells.jsonl")
+
+
+def run(wanted: Wanted, place: Place, *, address: str | None, jobs: int | None, say: Callable[[str], None]) -> int:
+    """Runs the cells that have no row, with a line as each ends; how many could not be run."""
+    from sandbox.ledger.queue import missing, work  # Ray is asked for only where there is something to run
+
+    with disk_errors(place.results, "make folder"):
+        place.results.mkdir(parents=True, exist_ok=True)
+    cells = wanted.cells()
+    left = missing(cells, place.store)
+    say(f"{len(cells)} runs, {len(cells) - len(left)} of them done before, {len(left)} to go")
+    started, failures = time.monotonic(), 0
+    root = str(place.runs.resolve())
+    for done, (one, found) in enumerate(
+        work(left, place.store, root=root, probes=PROBES, address=address, jobs=jobs), 1
+    ):
+        spent = time.monotonic() - started
+        rest = f"{_time(spent / done * (len(left) - done))} left"
+        if isinstance(found, Exception):
+            failures += 1
+            say(f"[{done}/{len(left)}] {one.label}: failed: {str(found).splitlines()[0]}")
+        else:
+            say(f"[{done}/{len(left)}] {one.label}: {found['verdict']}, {found['seconds']:.0f} s; {rest}")
+    return failures
+
+
+def _time(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def listing(wanted: Wanted, place: Place) -> str:
+    """The claims as a table: number, name, sentence, runs done of those it needs, and the verdict in each regime."""
+    done = place.store.rows()
+    found = wanted.outcomes(place.store)
+    rows = []
+    for claim in wanted.claims:
+        places = [(r, arm, seed) for r in wanted.regimes for arm in claim.arms for seed in wanted.seeds]
+        keys = {key(*one, SMOKE if wanted.smoke else ()) for one in places}
+        words = [word or "–" for word in _words(claim, wanted.regimes, found)]
+        rows.append((str(claim.number), claim.name, f"{len(keys & done.keys())}/{len(keys)}", *words))
+    return markdown_table(("claim", "name", "runs", *(r.name for r in wanted.regimes)), rows)
+
+
+def _words(claim: Claim, regimes: Sequence[Regime], found: Sequence[Outcome]) -> list[str | None]:
+    """The claim's verdict in each regime."""
+    return [together([o.word for o in found if o.claim == claim and o.regime == regime.name]) for regime in regimes]
+
+
+def write_pages(wanted: Wanted, place: Place) -> str:
+    """Writes ledger.md and ledger.html from the rows alone; the table of verdicts."""
+    with disk_errors(place.results, "make folder"):
+        place.results.mkdir(parents=True, exist_ok=True)
+    found = wanted.outcomes(place.store)
+    atomic_write(place.results / "ledger.md", page.markdown(wanted.claims, wanted.regimes, found, place.store.rows()))
+    return listing(wanted, place)
+
+
+__all__ = ["Place", "Wanted", "listing", "run", "write_pages"]

@@ -1,0 +1,123 @@
+"""The ledger's page: the table of verdicts, then every claim with its predictions, numbers and criterion."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from lab.ladder import markdown_table
+from sandbox.ledger.cells import Regime
+from sandbox.ledger.claim import Arm, Claim, Prediction, Row
+from sandbox.ledger.verdicts import Outcome, together
+
+INTRO = """# The claims ledger
+
+Findings of the source papers, tried again in the sandbox. Written by `firstorder reproduce` from the rows in
+cells.jsonl; no verdict is typed by hand. Each prediction names runs, measure and the smallest effect that counts,
+and stood in `sandbox/claims/` before the runs were made.
+
+- **reproduced**: the effect lies beyond the margin, as predicted. **not reproduced**: it does not reach it.
+  **opposite**: it lies beyond the margin on the other side. **inconclusive**: the seeds do not decide. **–**: not all
+  runs have been made.
+- Effects are means of differences within a seed, with 95% Student intervals; p is of the two-sided test at the margin
+  after Holm's correction over all predictions of the ledger ({num_tests} have their runs). The level is 5% for all.
+- A claim is reproduced in a regime where all its predictions are.
+"""
+
+
+def markdown(
+    claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Outcome], rows: Mapping[str, Row]
+) -> str:
+    """The whole page."""
+    num_tests = sum(outcome.p is not None for outcome in found)
+    parts = [INTRO.format(num_tests=num_tests), _regimes(regimes), _table(claims, regimes, found), _where(rows)]
+    parts += [_claim(claim, regimes, [o for o in found if o.claim == claim]) for claim in claims]
+    return "\n".join(parts)
+
+
+def _regimes(regimes: Sequence[Regime]) -> str:
+    return "## Regimes\n\n" + "".join(f"- {regime.words}\n" for regime in regimes)
+
+
+def _table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Outcome]) -> str:
+    rows, counts = [], {regime.name: Counter[str]() for regime in regimes}
+    for claim in claims:
+        cells = []
+        for regime in regimes:
+            words = [o.word for o in found if o.claim == claim and o.regime == regime.name]
+            word = together(words) or "–"
+            counts[regime.name][word] += 1
+            held = words.count("reproduced")
+            cells.append(word if len(words) == 1 or word == "–" else f"{word} ({held} of {len(words)})")
+        rows.append((str(claim.number), claim.sentence, claim.source, *cells))
+    sums = ("", "", "", *(", ".join(f"{n} {word}" for word, n in counts[r.name].most_common()) for r in regimes))
+    titles = ("", "claim", "source", *(regime.name for regime in regimes))
+    note = "In brackets, how many of a claim's predictions are reproduced."
+    return f"## Verdicts\n\n{note}\n\n{markdown_table(titles, [*rows, sums])}"
+
+
+def _where(rows: Mapping[str, Row]) -> str:
+    machines = Counter(f"{row['machine']}, torch {row['torch']}" for row in rows.values())
+    seconds = math.fsum(row.get("seconds") or 0.0 for row in rows.values())
+    names = "; ".join(f"{count} on {name}" for name, count in machines.most_common())
+    return (
+        f"{len(rows)} runs, {seconds / 3600:.1f} hours of one thread: {names}.\n" if rows else "No run has been made.\n"
+    )
+
+
+def _claim(claim: Claim, regimes: Sequence[Regime], found: Sequence[Outcome]) -> str:
+    lines = [f"## {claim.number}. {claim.sentence}", "", f"{claim.source}. `sandbox/claims/`, `{claim.name}`.", ""]
+    rows = []
+    for prediction in claim.predictions:
+        for outcome in (o for o in found if o.prediction == prediction):
+            control = prediction.control.name if isinstance(prediction.control, Arm) else f"{prediction.control:g}"
+            rows.append((
+                prediction.words, outcome.regime, prediction.treatment.name, control, _mean(outcome, 0),
+                _mean(outcome, 1), effect_text(outcome), criterion_text(prediction),
+                outcome.word or f"– ({len(outcome.values)} seeds)",
+            ))  # fmt: skip
+    titles = ("prediction", "regime", "arm", "against", "arm's mean", "other's", "effect", "holds if", "verdict")
+    lines.append(markdown_table(titles, rows))
+    measures = dict.fromkeys((p.measure.name, p.measure.words, p.measure.unit) for p in claim.predictions)
+    lines += [f"- `{name}`: {words} [{unit}]" for name, words, unit in measures]
+    lines += [f"- In `{regime}`: {words}" for regime, words in claim.remarks.items()]
+    return "\n".join([*lines, ""])
+
+
+def _mean(outcome: Outcome, side: int) -> str:
+    values = [pair[side] for pair in outcome.values]
+    return f"{math.fsum(values) / len(values):.3g}" if values else "–"
+
+
+def effect_text(outcome: Outcome) -> str:
+    """The effect with its interval and p, factors where the scale is a ratio."""
+    found = outcome.effect
+    if found is None or outcome.p is None:
+        return "–"
+    numbers = [found.mean, found.low, found.high]
+    if outcome.prediction.scale == "ratio":
+        numbers = [_factor(x) for x in numbers]
+    mean, low, high = (f"{x:.3g}" for x in numbers)
+    times = "× " if outcome.prediction.scale == "ratio" else ""
+    return f"{times}{mean} ({low} to {high}), n = {found.n}, p = {outcome.p:.2g}"
+
+
+def _factor(logarithm: float) -> float:
+    return math.exp(min(logarithm, 700.0))
+
+
+def criterion_text(prediction: Prediction) -> str:
+    """When the prediction holds, as an inequality on the effect e."""
+    m = prediction.margin
+    if prediction.scale == "ratio":
+        return {
+            "more": f"e > × {m:g}", "less": f"e < × {1 / m:.3g}", "at_most": f"e < × {m:g}",
+            "same": f"× {1 / m:.3g} < e < × {m:g}",
+        }[prediction.expected]  # fmt: skip
+    return {"more": f"e > {m:g}", "less": f"e < {-m:g}", "at_most": f"e < {m:g}", "same": f"|e| < {m:g}"}[
+        prediction.expected
+    ]
+
+
+__all__ = ["criterion_text", "effect_text", "markdown"]

@@ -1,0 +1,93 @@
+"""The queue: cells that have no row yet, as Ray tasks of one thread each, on one machine or on many.
+
+A row is added when its run has ended. A queue that is killed goes on where it was: finished cells are not run again,
+and a run in flight goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from lab.config.load import config_hash
+from lab.ray_session import ray_session
+from lab.records import RunFolder
+from sandbox.ledger.cells import Cell, Cells, row
+from sandbox.run import NonFiniteError, run
+
+OBJECT_STORE_BYTES = 128 * 2**20
+"""Rows are a few kB; this is near the least that Ray takes."""
+
+Probes = Mapping[str, Callable[[RunFolder], float]]
+
+
+def run_cell(cell: Cell, root: str, probes: Probes) -> dict[str, Any]:
+    """Runs the cell, or goes on with it, below the folder `root`; its row, with the seconds that this took.
+
+    A run that turned non-finite has a row like any other: its verdict says so.
+    """
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
+    config = cell.config.model_copy(update={"output": root})
+    folder = RunFolder.find_resumable(Path(root), config.name, config_hash(config))
+    started = time.monotonic()
+    try:
+        folder = run(config, folder=folder, progress="none")
+    except NonFiniteError:
+        folder = _newest(config.name, config_hash(config), root)
+    return row(cell, folder, probes) | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def _newest(name: str, hash_: str, root: str) -> RunFolder:
+    return RunFolder.open(max((Path(root) / name).glob(f"*Z-{hash_}")))
+
+
+def missing(cells: Sequence[Cell], store: Cells) -> list[Cell]:
+    """The cells without a row, each key once, in the order given."""
+    done = store.rows()
+    return list({cell.key: cell for cell in cells if cell.key not in done}.values())
+
+
+def work(
+    cells: Sequence[Cell],
+    store: Cells,
+    *,
+    root: str,
+    probes: Probes,
+    address: str | None = None,
+    jobs: int | None = None,
+) -> Iterator[tuple[Cell, dict[str, Any] | Exception]]:
+    """Runs the cells that the store lacks and adds their rows; yields each with its row, or what kept it from one.
+
+    `jobs` one-thread tasks at a time on this machine (None: one a CPU), or as many as the cluster at `address` has
+    CPUs.
+    """
+    wanted = missing(cells, store)
+    if not wanted:
+        return
+    task = ray.remote(num_cpus=1, max_retries=0)(run_cell)
+    with ray_session(address, num_cpus=jobs or os.cpu_count(), object_store_bytes=OBJECT_STORE_BYTES):
+        running = {task.remote(cell, root, probes): cell for cell in wanted}
+        while running:
+            (ready,), _ = ray.wait(list(running), num_returns=1)
+            cell = running.pop(ready)
+            try:
+                found = ray.get(ready)
+            except ray.exceptions.RayTaskError as error:
+                yield cell, error.cause
+                continue
+            except ray.exceptions.RayError as error:  # the worker died: out of memory, a lost machine
+                yield cell, error
+                continue
+            store.add(found)
+            yield cell, found
+
+
+__all__ = ["missing", "run_cell", "work"]

@@ -1,0 +1,110 @@
+"""From rows to words: each prediction's effect and verdict in each regime, with Holm's correction over all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from sandbox.ledger.cells import Changes, Regime, key
+from sandbox.ledger.claim import Arm, Claim, Prediction, Row
+from sandbox.ledger.statistics import Effect, Word, decisive_p, effect, holm, verdict
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the runs say of one prediction in one regime; effect and verdict are None while seeds
+    are missing, or have a 0 where a ratio is asked for.
+
+    `values`: (treatment, control) of the measure, a pair a seed. `effect` is on the prediction's scale: a difference,
+    or the logarithm of a factor.
+    """
+
+    claim: Claim
+    prediction: Prediction
+    regime: str
+    values: tuple[tuple[float, float], ...]
+    effect: Effect | None
+    p: float | None
+    """After Holm's correction over all outcomes of the ledger."""
+    word: Word | None
+
+
+def outcomes(
+    claims: Sequence[Claim],
+    regimes: Sequence[Regime],
+    seeds: Sequence[int],
+    rows: Mapping[str, Row],
+    *,
+    changes: Changes = (),
+) -> list[Outcome]:
+    """An outcome for every claim, regime and prediction, in that order; `changes` as for `cells.cell`."""
+    places = [(claim, regime, prediction) for claim in claims for regime in regimes for prediction in claim.predictions]
+    values = [_values(prediction, regime, seeds, rows, changes) for _, regime, prediction in places]
+    differences = [_differences(place[2], pairs) for place, pairs in zip(places, values, strict=True)]
+    effects = [effect(numbers) if len(numbers) == len(seeds) > 1 else None for numbers in differences]
+    decided = [i for i, found in enumerate(effects) if found is not None]
+    raw = [decisive_p(effects[i], places[i][2].expected, _margin(places[i][2])) for i in decided]  # pyright: ignore
+    adjusted = dict(zip(decided, holm(raw), strict=True))
+    found = []
+    for i, (claim, regime, prediction) in enumerate(places):
+        p, of = adjusted.get(i), effects[i]
+        word = None if p is None or of is None else verdict(of, prediction.expected, _margin(prediction), p)
+        found.append(Outcome(claim, prediction, regime.name, tuple(values[i]), of, p, word))
+    return found
+
+
+def together(words: Sequence[Word | None]) -> Word | None:
+    """The verdict on a claim from those on its predictions: None if any is missing, reproduced if all are.
+
+    opposite where one is and none is reproduced; inconclusive where one is and none speaks against; else not
+    reproduced.
+    """
+    if not words or any(word is None for word in words):
+        return None
+    if all(word == "reproduced" for word in words):
+        return "reproduced"
+    if "opposite" in words and "reproduced" not in words:
+        return "opposite"
+    if "inconclusive" in words and "not reproduced" not in words and "opposite" not in words:
+        return "inconclusive"
+    return "not reproduced"
+
+
+def _values(
+    prediction: Prediction, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row], changes: Changes
+) -> list[tuple[float, float]]:
+    """(treatment, control) of the seeds whose cells have rows with both numbers."""
+    pairs = []
+    for seed in seeds:
+        treatment = _value(prediction, prediction.treatment, regime, seed, rows, changes)
+        control = prediction.control
+        other = _value(prediction, control, regime, seed, rows, changes) if isinstance(control, Arm) else float(control)
+        if math.isfinite(treatment) and math.isfinite(other):
+            pairs.append((treatment, other))
+    return pairs
+
+
+def _value(
+    prediction: Prediction, arm: Arm, regime: Regime, seed: int, rows: Mapping[str, Row], changes: Changes
+) -> float:
+    row = rows.get(key(regime, arm, seed, changes))
+    return math.nan if row is None else prediction.measure.of(row)
+
+
+def _differences(prediction: Prediction, pairs: Sequence[tuple[float, float]]) -> list[float]:
+    """One number a seed, on the prediction's scale; seeds with a 0 have no ratio and are left out."""
+    if prediction.scale == "spread" and pairs:
+        middles = [median(side) for side in zip(*pairs, strict=True)]
+        return [abs(treatment - middles[0]) - abs(control - middles[1]) for treatment, control in pairs]
+    if prediction.scale != "ratio":
+        return [treatment - control for treatment, control in pairs]
+    return [math.log(treatment / control) for treatment, control in pairs if treatment > 0 and control > 0]
+
+
+def _margin(prediction: Prediction) -> float:
+    return math.log(prediction.margin) if prediction.scale == "ratio" else prediction.margin
+
+
+__all__ = ["Outcome", "outcomes", "together"]
