@@ -99,15 +99,20 @@ def _stated(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str],
 
 
 def _spread(raw: dict[str, Any], n: int, where: str) -> None:
-    """N mini-batches a global step, N times the prompts, 1/N of the steps, and of the steps between records."""
-    batch = raw["algorithm"]["batch"]
+    """N mini-batches a global step with N times the prompts; all that is counted in steps is divided by N.
+
+    So the rules of the verdict, too, look at as many responses whatever N is.
+    """
+    batch, rules = raw["algorithm"]["batch"], raw.get("verdict", {})
     if raw["num_steps"] % n or batch.get("num_minibatches", 1) != 1:
         raise ConfigError(f"{where}: num_steps: expected a multiple of N = {n} and a config with N = 1")
-    raw["num_steps"] //= n
     batch["num_prompts"] *= n
     batch["num_minibatches"] = n
+    raw["num_steps"] //= n
     for block in ("evaluation", "checkpoint", "traces"):
         raw[block]["every"] = max(1, raw[block]["every"] // n)
+    for name in {"min_steps", "window", "patience", "early_steps"} & rules.keys():
+        rules[name] = max(1, rules[name] // n)
 
 
 def row(cell: Cell, folder: RunFolder, probes: Mapping[str, Callable[[RunFolder], float]]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def _table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[O
         cells = []
         for regime in regimes:
             words = [o.word for o in found if o.claim == claim and o.regime == regime.name]
-            word = together(words) or "–"
+            word: str = together(words) or "–"
             counts[regime.name][word] += 1
             held = words.count("reproduced")
             cells.append(word if len(words) == 1 or word == "–" else f"{word} ({held} of {len(words)})")

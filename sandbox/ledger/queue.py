@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError, RayTaskError
 
 from lab.config.load import config_hash
 from lab.ray_session import ray_session
@@ -80,10 +81,10 @@ def work(
             cell = running.pop(ready)
             try:
                 found = ray.get(ready)
-            except ray.exceptions.RayTaskError as error:
+            except RayTaskError as error:
                 yield cell, error.cause
                 continue
-            except ray.exceptions.RayError as error:  # the worker died: out of memory, a lost machine
+            except RayError as error:  # the worker died: out of memory, a lost machine
                 yield cell, error
                 continue
             store.add(found)

@@ -1,0 +1,127 @@
+"""The queue on a real Ray: rows come in, failures are told, and a queue that is killed goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.files import exclusive
+from sandbox.ledger.cells import Cell, Cells, Regime, cell
+from sandbox.ledger.claim import Arm, Row
+from sandbox.ledger.probes import PROBES
+from sandbox.ledger.queue import missing, run_cell, work
+
+CONFIG = """# tiny: a few steps from nothing.
+backend: sandbox
+num_steps: 4
+task: {kind: arithmetic, min_digits: 1, max_digits: 1, num_held_out: 1}
+model: {num_layers: 1, hidden_size: 16, num_heads: 1, num_kv_heads: 1, num_experts: 4, expert_size: 16}
+cold_start: null
+algorithm:
+  objective: {preset: minirl}
+  batch: {num_prompts: 2, num_responses: 2, num_minibatches: 1}
+  sampling: {max_tokens: 8}
+evaluation: {every: 4, num_samples: 1, max_prompts: 1}
+checkpoint: {every: 1, keep: 1}
+traces: {every: 4}
+logging: {loggers: []}
+"""
+MAIN = """
+import sys
+from pathlib import Path
+from tests.sandbox.ledger.test_queue import cells_of, go
+list(go(cells_of(Path(sys.argv[1]), 60), Path(sys.argv[1])))
+"""
+
+
+def cells_of(folder: Path, num_steps: int) -> list[Cell]:
+    """Three cells of one arm, a seed each."""
+    path = folder / "tiny.yaml"
+    path.write_text(CONFIG)
+    arm = Arm("plain", (("num_steps", str(num_steps)), ("evaluation.every", str(num_steps))))
+    return [cell(Regime.open(path), arm, seed) for seed in (0, 1, 2)]
+
+
+def go(cells: list[Cell], folder: Path) -> Iterator[tuple[Cell, dict[str, Any] | Exception]]:
+    """Works on the cells below the folder, one at a time."""
+    return work(cells, Cells(folder / "cells.jsonl"), root=str(folder / "runs"), probes=PROBES, jobs=1)
+
+
+def test_rows_come_in_and_what_fails_is_told(tmp_path: Path) -> None:
+    """Every cell ends as a row that equals the one made without Ray, or as the error that kept it from one."""
+    good = cells_of(tmp_path, 4)[:1]
+    impossible = "{target_accuracy: 1.0, max_updates: 1, check_every: 1}"
+    broken = cell(Regime.open(tmp_path / "tiny.yaml"), Arm("broken", (("cold_start", impossible),)), 0)
+    ended = {one.label: found for one, found in go([*good, broken], tmp_path)}
+    rows = Cells(tmp_path / "cells.jsonl").rows()
+    assert list(rows) == [good[0].key]
+    assert isinstance(ended[broken.label], ValueError)
+    assert "cold_start" in str(ended[broken.label])
+    alone = run_cell(good[0], str(tmp_path / "alone"), PROBES)
+    assert _without_times(rows[good[0].key]) == _without_times(alone)
+    assert missing([*good, broken], Cells(tmp_path / "cells.jsonl")) == [broken]
+    assert list(go(good, tmp_path)) == []  # nothing to do: nothing is run
+
+
+def test_a_killed_queue_goes_on(tmp_path: Path) -> None:
+    """After kill -9 of everything, the rows that were there stay, and the rest is what an unbroken queue gives."""
+    store = Cells(tmp_path / "cells.jsonl")
+    process = subprocess.Popen([sys.executable, "-c", MAIN, str(tmp_path)], start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not _second_is_under_way(tmp_path, store):
+            assert process.poll() is None, "the queue ended before it could be killed"
+            assert time.monotonic() < deadline, "no row came in two minutes"
+            time.sleep(0.02)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    before = store.path.read_bytes()
+    cells = cells_of(tmp_path, 60)
+    left = missing(cells, store)
+    assert 0 < len(left) < 3
+    _wait_until_free(tmp_path / "runs")
+    ended = [one.key for one, _ in go(cells, tmp_path)]
+    assert ended == [one.key for one in left]
+    assert store.path.read_bytes().startswith(before)
+    alone = run_cell(left[0], str(tmp_path / "alone"), PROBES)
+    assert _without_times(store.rows()[left[0].key]) == _without_times(alone)
+
+
+def _without_times(row: Row) -> dict[str, Any]:
+    """The row less what a clock put into it."""
+    series = {name: values for name, values in row["series"].items() if not name.startswith("timing")}
+    return {name: value for name, value in row.items() if name != "seconds"} | {"series": series}
+
+
+def _second_is_under_way(folder: Path, store: Cells) -> bool:
+    """Whether one row is there, and the next run has a checkpoint behind it."""
+    return len(store.rows()) == 1 and len(list((folder / "runs").glob("*/*/checkpoints/*"))) > 1
+
+
+def _wait_until_free(root: Path) -> None:
+    """Ray's workers see their driver's end within a second or two; until then they hold their run."""
+    deadline = time.monotonic() + 60
+    for lock in root.glob("*/*/.lock"):
+        while True:
+            try:
+                with exclusive(lock, "held"):
+                    break
+            except ValueError:
+                assert time.monotonic() < deadline, "a worker outlived its driver"
+                time.sleep(0.1)
+
+
+@pytest.fixture(autouse=True)
+def _no_pytest_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers import this module by its name."""
+    path = os.pathsep.join(dict.fromkeys([str(Path(__file__).resolve().parents[3]), *sys.path]))
+    monkeypatch.setenv("PYTHONPATH", path)
