@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from lab.report.runs import Run
 from lab.report.style import DASHES, PALETTE, number, spread
@@ -45,6 +45,16 @@ class Figure:
     data: list[dict[str, Any]]
     layout: dict[str, Any]
     note: str = ""
+
+
+@runtime_checkable
+class Named(Protocol):
+    """What has a line in a figure: its place in the palette and its name."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def label(self) -> str: ...
 
 
 FigureFunction = Callable[[Sequence[Run]], Figure | None]
@@ -178,8 +188,8 @@ def smoothing_window(num_values: int) -> int:
     return 1 if num_values < 20 else max(3, num_values // 15)
 
 
-def end_labels(ends: Sequence[tuple[Run, int, float]], scale: Scale) -> list[dict[str, Any]]:
-    """The runs' names at the ends of their lines, moved up or down where they would overlap."""
+def end_labels(ends: Sequence[tuple[Named, float, float]], scale: Scale) -> list[dict[str, Any]]:
+    """The names at the ends of lines (name, x and y of its end), moved up or down where they would overlap."""
     wanted = [scale.pixels(value) for _, _, value in ends]
     placed = spread(wanted, LABEL_GAP, 4.0, PLOT_HEIGHT - 4.0)
     labels = []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lab.files import atomic_write, disk_errors
 from lab.ladder import markdown_table
-from sandbox.ledger import page
+from sandbox.ledger import html, page
 from sandbox.ledger.cells import Cell, Cells, Regime, cell, key
 from sandbox.ledger.claim import Claim
 from sandbox.ledger.probes import PROBES
@@ -108,7 +108,9 @@ def write_pages(wanted: Wanted, place: Place) -> str:
     with disk_errors(place.results, "make folder"):
         place.results.mkdir(parents=True, exist_ok=True)
     found = wanted.outcomes(place.store)
-    atomic_write(place.results / "ledger.md", page.markdown(wanted.claims, wanted.regimes, found, place.store.rows()))
+    rows = place.store.rows()
+    atomic_write(place.results / "ledger.md", page.markdown(wanted.claims, wanted.regimes, found, rows))
+    atomic_write(place.results / "ledger.html", html.render(wanted.claims, wanted.regimes, wanted.seeds, found, rows))
     return listing(wanted, place)
 
 

@@ -31,7 +31,7 @@ def markdown(
 ) -> str:
     """The whole page."""
     num_tests = sum(outcome.p is not None for outcome in found)
-    parts = [INTRO.format(num_tests=num_tests), _regimes(regimes), _table(claims, regimes, found), _where(rows)]
+    parts = [INTRO.format(num_tests=num_tests), _regimes(regimes), _table(claims, regimes, found), spent(rows) + "\n"]
     parts += [_claim(claim, regimes, [o for o in found if o.claim == claim]) for claim in claims]
     return "\n".join(parts)
 
@@ -57,13 +57,12 @@ def _table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[O
     return f"## Verdicts\n\n{note}\n\n{markdown_table(titles, [*rows, sums])}"
 
 
-def _where(rows: Mapping[str, Row]) -> str:
+def spent(rows: Mapping[str, Row]) -> str:
+    """How many runs were made, in how many hours of one thread, and on what, in a sentence."""
     machines = Counter(f"{row['machine']}, torch {row['torch']}" for row in rows.values())
     seconds = math.fsum(row.get("seconds") or 0.0 for row in rows.values())
     names = "; ".join(f"{count} on {name}" for name, count in machines.most_common())
-    return (
-        f"{len(rows)} runs, {seconds / 3600:.1f} hours of one thread: {names}.\n" if rows else "No run has been made.\n"
-    )
+    return f"{len(rows)} runs, {seconds / 3600:.1f} hours of one thread: {names}." if rows else "No run has been made."
 
 
 def _claim(claim: Claim, regimes: Sequence[Regime], found: Sequence[Outcome]) -> str:
@@ -73,8 +72,8 @@ def _claim(claim: Claim, regimes: Sequence[Regime], found: Sequence[Outcome]) ->
         for outcome in (o for o in found if o.prediction == prediction):
             control = prediction.control.name if isinstance(prediction.control, Arm) else f"{prediction.control:g}"
             rows.append((
-                prediction.words, outcome.regime, prediction.treatment.name, control, _mean(outcome, 0),
-                _mean(outcome, 1), effect_text(outcome), criterion_text(prediction),
+                prediction.words, outcome.regime, prediction.treatment.name, control, means_text(outcome, 0),
+                means_text(outcome, 1), effect_text(outcome), criterion_text(prediction),
                 outcome.word or f"– ({len(outcome.values)} seeds)",
             ))  # fmt: skip
     titles = ("prediction", "regime", "arm", "against", "arm's mean", "other's", "effect", "holds if", "verdict")
@@ -85,7 +84,8 @@ def _claim(claim: Claim, regimes: Sequence[Regime], found: Sequence[Outcome]) ->
     return "\n".join([*lines, ""])
 
 
-def _mean(outcome: Outcome, side: int) -> str:
+def means_text(outcome: Outcome, side: int) -> str:
+    """The mean over seeds of the measure, on the treatment's side (0) or the control's (1)."""
     values = [pair[side] for pair in outcome.values]
     return f"{math.fsum(values) / len(values):.3g}" if values else "–"
 
@@ -120,4 +120,4 @@ def criterion_text(prediction: Prediction) -> str:
     ]
 
 
-__all__ = ["criterion_text", "effect_text", "markdown"]
+__all__ = ["criterion_text", "effect_text", "markdown", "means_text", "spent"]

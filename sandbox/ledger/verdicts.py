@@ -51,6 +51,8 @@ def outcomes(
     for i, (claim, regime, prediction) in enumerate(places):
         p, of = adjusted.get(i), effects[i]
         word = None if p is None or of is None else verdict(of, prediction.expected, _margin(prediction), p)
+        if word == "opposite" and not isinstance(prediction.control, Arm):
+            word = "not reproduced"  # beyond a threshold there is a side, but no opposite
         found.append(Outcome(claim, prediction, regime.name, tuple(values[i]), of, p, word))
     return found
 

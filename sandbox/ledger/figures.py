@@ -1,0 +1,112 @@
+"""The figures of the ledger's page: a claim's metrics over its updates, a line an arm, and the maps of stability."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from lab.report.figures import Caption, Figure, Scale, caption, end_labels
+from lab.report.style import DASHES, PALETTE, number
+from sandbox.claims.arms import arm, without_clipping
+from sandbox.ledger.cells import NUM_WINDOWS, Regime, key
+from sandbox.ledger.claim import Arm, Claim, Row
+from sandbox.ledger.measures import SURVIVAL
+
+LOGARITHMIC = ("rollout_corr/k3_kl", "rollout_corr/extreme_frac_tau2", "staleness/k3_kl", "routing/route_kl")
+MODES = ("none", "R2", "R3", "Pr2", "Pr3")
+DEGREES = (1, 2, 4, 8)
+FAMILIES = {"MiniRL": (arm, "minirl"), "MiniRL without clipping": (without_clipping, "minirl"), "GRPO": (arm, "grpo")}
+"""Objectives whose stability is drawn over replay mode and off-policiness."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One arm in a claim's figures: its place in the palette and its name."""
+
+    index: int
+    label: str
+
+
+def over_updates(claim: Claim, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row]) -> list[Figure]:
+    """A figure for each metric that the claim shows: mean over seeds, with a band from the least to the largest."""
+    found = [(Line(i, one.name), _rows(regime, one, seeds, rows)) for i, one in enumerate(claim.arms)]
+    figures = []
+    for name in claim.shown:
+        lines = [(line, points) for line, own in found if (points := _points(name, own))]
+        if lines:
+            figures.append(_figure(f"claim-{claim.number}-{name.replace('/', '-')}", name, lines))
+    return figures
+
+
+Point = tuple[float, float, float, float]
+"""Share of the updates, mean, least and largest over seeds."""
+
+
+def _points(name: str, rows: Sequence[Row]) -> list[Point]:
+    columns = zip(*(row["series"].get(name, [None] * NUM_WINDOWS) for row in rows), strict=True)
+    found = []
+    for window, column in enumerate(columns):
+        values = [value for value in column if value is not None]
+        if values:
+            found.append(((window + 0.5) / NUM_WINDOWS, fmean(values), min(values), max(values)))
+    return found
+
+
+def _figure(id_: str, name: str, lines: Sequence[tuple[Line, Sequence[Point]]]) -> Figure:
+    scale = Scale.of(
+        [value for _, points in lines for point in points for value in point[1:]],
+        "log" if name in LOGARITHMIC else "linear",
+    )
+    data: list[dict[str, Any]] = []
+    for line, points in lines:
+        x = [point[0] for point in points]
+        low, high = ([scale.place(point[side]) for point in points] for side in (2, 3))
+        band = {"type": "scatter", "mode": "lines", "x": x + x[::-1], "y": high + low[::-1], "fill": "toself"}
+        data.append(band | {"hoverinfo": "skip", "meta": {"run": line.index, "role": "band"}})
+    for line, points in lines:
+        data.append(
+            {"type": "scatter", "mode": "lines", "x": [p[0] for p in points], "y": [scale.place(p[1]) for p in points]}
+            | {"name": line.label, "line": {"dash": DASHES[line.index // len(PALETTE) % len(DASHES)]}}
+            | {"customdata": [number(p[1]) for p in points], "hovertemplate": "%{customdata}"}
+            | {"meta": {"run": line.index, "role": "line"}, "cliponaxis": False}
+        )
+    layout = {
+        "xaxis": {"title": {"text": "share of the updates"}, "range": [0.0, 1.0]},
+        "yaxis": scale.axis(),
+        "hovermode": "x unified",
+        "annotations": end_labels([(line, points[-1][0], points[-1][1]) for line, points in lines], scale),
+    }
+    return Figure(id_, name, caption(name), data, layout, "Means over seeds; bands from the least to the largest.")
+
+
+def stability_map(family: str, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row]) -> Figure | None:
+    """Survival over replay mode and off-policiness N, means over the seeds that are there; None with under 2 cells."""
+    build, preset = FAMILIES[family]
+    values = [[_survival(_rows(regime, build(preset, mode, n), seeds, rows)) for n in DEGREES] for mode in MODES]
+    if sum(value is not None for line in values for value in line) < 2:
+        return None
+    texts = [["" if value is None else f"{value:.2f}" for value in line] for line in values]
+    cells = {
+        "type": "heatmap", "x": [f"N = {n}" for n in DEGREES], "y": list(MODES), "z": values, "zmin": 0.0, "zmax": 1.0,
+        "text": texts, "texttemplate": "%{text}", "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
+        "reversescale": True, "showscale": False, "meta": {"run": 0, "role": "map"}, "xgap": 2, "ygap": 2,
+    }  # fmt: skip
+    layout = {"xaxis": {"type": "category"}, "yaxis": {"type": "category", "autorange": "reversed"}}
+    formula = f"mean over seeds of the {SURVIVAL.words}"
+    own = Caption(formula, "1", "here")
+    return Figure(
+        f"map-{family.replace(' ', '-')}", family, own, [cells], layout, "Empty: no claim asks for it, or not run."
+    )
+
+
+def _survival(rows: Sequence[Row]) -> float | None:
+    return fmean(SURVIVAL.of(row) for row in rows) if rows else None
+
+
+def _rows(regime: Regime, one: Arm, seeds: Sequence[int], rows: Mapping[str, Row]) -> list[Row]:
+    return [rows[name] for seed in seeds if (name := key(regime, one, seed)) in rows]
+
+
+__all__ = ["FAMILIES", "over_updates", "stability_map"]

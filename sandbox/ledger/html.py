@@ -1,0 +1,121 @@
+"""The ledger's page as one self-contained HTML file, in the report's style: verdicts, maps, then every claim."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from lab.report.figures import HEIGHT, MARGIN, Figure
+from lab.report.page import TEMPLATES
+from lab.report.style import PALETTE
+from sandbox.ledger.cells import Regime
+from sandbox.ledger.claim import Arm, Claim, Row
+from sandbox.ledger.figures import FAMILIES, over_updates, stability_map
+from sandbox.ledger.page import criterion_text, effect_text, means_text, spent
+from sandbox.ledger.verdicts import Outcome, together
+
+PIECES = (Path(__file__).parent / "template", TEMPLATES)
+
+
+def render(
+    claims: Sequence[Claim],
+    regimes: Sequence[Regime],
+    seeds: Sequence[int],
+    found: Sequence[Outcome],
+    rows: Mapping[str, Row],
+) -> str:
+    """The page as text."""
+    drawn: list[tuple[Figure, str]] = []
+    for place, regime in enumerate(regimes):
+        maps = [stability_map(family, regime, seeds, rows) for family in FAMILIES]
+        own = [figure for claim in claims for figure in over_updates(claim, regime, seeds, rows)]
+        drawn += [(figure, str(place)) for figure in [*maps, *own] if figure is not None]
+    seen = {figure.id: figure for figure, _ in drawn}
+    sections = [
+        {
+            "number": claim.number, "sentence": claim.sentence, "source": claim.source,
+            "rows": _predictions(regimes, [o for o in found if o.claim == claim]),
+            "remarks": [f"In {regime}: {words}" for regime, words in claim.remarks.items()],
+            "arms": [arm.name for arm in claim.arms],
+            "figures": [figure for id_, figure in seen.items() if id_.startswith(f"claim-{claim.number}-")],
+        }
+        for claim in claims
+    ]  # fmt: skip
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PIECES), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("ledger.html.jinja").render(
+        title="What the papers found, tried again", sentences=_sentences(claims, regimes, found, rows),
+        regimes=regimes, table=_table(claims, regimes, found), claims=sections, palette=PALETTE, height=HEIGHT,
+        maps=[figure for id_, figure in seen.items() if id_.startswith("map-")], first=_fullest(regimes, found),
+        payload=_payload(drawn), plotly=Markup(get_plotlyjs()),
+    )  # fmt: skip
+
+
+def _fullest(regimes: Sequence[Regime], found: Sequence[Outcome]) -> int:
+    """The place of the regime with the most decided predictions, which the page shows first."""
+    counts = Counter(o.regime for o in found if o.word is not None)
+    return max(range(len(regimes)), key=lambda i: (counts[regimes[i].name], -i))
+
+
+def _sentences(
+    claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Outcome], rows: Mapping[str, Row]
+) -> list[str]:
+    counts = Counter(o.word for o in found if o.word is not None)
+    parts = ", ".join(f"{number} {word}" for word, number in counts.most_common())
+    return [
+        f"{len(claims)} claims in {len(regimes)} regimes: {len(found)} predictions, of which "
+        f"{sum(counts.values())} have all their runs" + (f": {parts}." if parts else "."),
+        f"{spent(rows)} No verdict is typed by hand; predictions were written before their runs.",
+    ]
+
+
+def _table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Outcome]) -> list[dict[str, Any]]:
+    table = []
+    for claim in claims:
+        words = []
+        for regime in regimes:
+            own = [o.word for o in found if o.claim == claim and o.regime == regime.name]
+            word = together(own)
+            held = f" {own.count('reproduced')}/{len(own)}" if word and len(own) > 1 else ""
+            words.append({"word": word or "none", "text": f"{word or '–'}{held}"})
+        table.append({"number": claim.number, "sentence": claim.sentence, "source": claim.source, "words": words})
+    return table
+
+
+def _predictions(regimes: Sequence[Regime], found: Sequence[Outcome]) -> list[dict[str, Any]]:
+    places = {regime.name: str(i) for i, regime in enumerate(regimes)}
+    rows = []
+    for one in found:
+        prediction = one.prediction
+        control = prediction.control
+        missing = f"– ({len(one.values)} seeds)"
+        rows.append({
+            "slice": places[one.regime], "words": prediction.words, "measure": prediction.measure.name,
+            "measure_words": f"{prediction.measure.words} [{prediction.measure.unit}]",
+            "treatment": prediction.treatment.name,
+            "control": control.name if isinstance(control, Arm) else f"{control:g}",
+            "means": f"{means_text(one, 0)}, {means_text(one, 1)}", "effect": effect_text(one),
+            "criterion": criterion_text(prediction), "word": one.word or "none", "text": one.word or missing,
+        })  # fmt: skip
+    return rows
+
+
+def _payload(drawn: Sequence[tuple[Figure, str]]) -> Markup:
+    """What the page's script draws from; no `<` can end its element early."""
+    payload = {
+        "height": HEIGHT, "margin": MARGIN, "num_runs": 0, "palette": [asdict(ink) for ink in PALETTE],
+        "figures": [{"id": f.id, "data": f.data, "layout": f.layout, "slice": place} for f, place in drawn],
+    }  # fmt: skip
+    return Markup(json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
+
+
+__all__ = ["render"]

@@ -1,0 +1,98 @@
+"""Laws of the ledger's pages: they say what the rows say, and a real browser draws all of it."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from sandbox.claims import CLAIMS, REGIMES
+from sandbox.ledger import html, page
+from sandbox.ledger.cells import KEPT, NUM_WINDOWS, key
+from sandbox.ledger.claim import Row
+from sandbox.ledger.verdicts import Outcome, outcomes, together
+from tests.lab.test_report import Page, browse, payload
+
+CHOSEN = tuple(claim for claim in CLAIMS if claim.number in (3, 5, 9, 17, 20))
+SEEDS = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Row]:
+    """Rows of all cells in `paper`, of some in `stress`, of none in `hot`: random numbers, R3's ten times lower."""
+    draws, found = random.Random(5), {}
+    for regime in REGIMES[:2]:
+        for arm in dict.fromkeys(arm for claim in CHOSEN for arm in claim.arms):
+            for seed in SEEDS:
+                if regime.name == "stress" and draws.random() < 0.3:
+                    continue
+                level = 1e-3 if "R3" in arm.name else 1e-2
+                series = {name: [level * (1 + draws.random()) for _ in range(NUM_WINDOWS)] for name in KEPT}
+                first = draws.choice([None, 100])
+                found[key(regime, arm, seed)] = {
+                    "series": series, "first_step": first, "num_steps": 400, "seconds": 36.0, "machine": "a machine",
+                    "torch": "2", "probes": {"token_share_of_routing": 0.2 + 0.01 * draws.random()},
+                }  # fmt: skip
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(rows: dict[str, Row]) -> list[Outcome]:
+    return outcomes(CHOSEN, REGIMES, SEEDS, rows)
+
+
+@pytest.fixture(scope="module")
+def text(rows: dict[str, Row], found: list[Outcome]) -> str:
+    return html.render(CHOSEN, REGIMES, SEEDS, found, rows)
+
+
+def test_the_markdown_counts_what_it_shows(found: list[Outcome], rows: dict[str, Row]) -> None:
+    """Every claim has one line with a word a regime, the last line counts them, and each outcome has its line."""
+    lines = page.markdown(CHOSEN, REGIMES, found, rows).splitlines()
+    start = lines.index(next(line for line in lines if line.startswith("|  | claim")))
+    table = [line.split(" | ") for line in lines[start + 2 : start + 3 + len(CHOSEN)]]
+    for place, regime in enumerate(REGIMES):
+        words = [together([o.word for o in found if o.claim == c and o.regime == regime.name]) or "–" for c in CHOSEN]
+        shown = [line[3 + place].strip(" |") for line in table]
+        assert [text.partition(" (")[0] for text in shown[:-1]] == words
+        counted = {name: int(n) for n, name in (part.split(" ", 1) for part in shown[-1].split(", "))}
+        assert counted == {word: words.count(word) for word in words}
+    for one in found:
+        assert sum(line.startswith(f"| {one.prediction.words} | {one.regime} |") for line in lines) >= 1
+    assert f"{len(rows)} runs, {len(rows) * 36 / 3600:.1f} hours" in "\n".join(lines)
+
+
+def test_effects_are_shown_on_their_scale(found: list[Outcome]) -> None:
+    """A factor is shown as exp of the effect, a difference as it is, with interval, n and p; no runs, no numbers."""
+    for one in found:
+        shown = page.effect_text(one)
+        if one.effect is None:
+            assert shown == "–"
+            continue
+        is_ratio = one.prediction.scale == "ratio"
+        mean = math.exp(one.effect.mean) if is_ratio else one.effect.mean
+        assert shown.startswith(f"{'× ' if is_ratio else ''}{mean:.3g} (")
+        assert f"n = {len(SEEDS)}, p = {one.p:.2g}" in shown
+
+
+def test_a_browser_draws_the_ledger_without_a_word(text: str, tmp_path: Path) -> None:
+    """Chromium shows the regime with the most decided predictions, draws each of its figures, and logs nothing."""
+    (tmp_path / "ledger.html").write_text(text)
+    dom, console = browse(tmp_path / "ledger.html", tmp_path)
+    drawn = [figure["id"] for figure in payload(text)["figures"] if figure["slice"] == "0"]
+    seen = Page(dom)
+    assert console == []
+    assert seen.root.get("data-drawn") == str(len(drawn))
+    assert {id_ for id_ in seen.drawings if seen.drawings[id_]} == set(drawn)
+    assert {"map-MiniRL", "claim-3-actor-entropy"} <= set(drawn)
+
+
+def test_the_page_is_whole_and_loads_nothing(text: str) -> None:
+    """Tags balance, ids are unique, no address is loaded, and links inside lead somewhere."""
+    seen = Page(text)
+    assert seen.open == [] and len(seen.ids) == len(set(seen.ids))
+    inner = [address for address in seen.addresses if address.startswith("#")]
+    assert len(inner) == len(CHOSEN) and {address[1:] for address in inner} <= set(seen.ids)
+    assert all(address.startswith(("data:", "#")) for address in seen.addresses)
