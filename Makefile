@@ -36,8 +36,9 @@ demo-scaled: $(VENV)/.installed-scaled  ## R3 and Pr3 on real Megatron-core, vLL
 
 test: test-core test-scaled  ## everything that must hold, real vLLM and Megatron-core included
 
-test-core: check  ## what holds without vLLM and Megatron-core: the checks, then the tests
+test-core: check  ## what holds without vLLM and Megatron-core: checks, tests, every claim at two steps
 	$(BIN)/python -m pytest -n 2 --ignore tests/scaled
+	$(BIN)/firstorder reproduce --smoke --regime stress --results runs/claims-smoke --runs runs/claims-smoke
 
 # A process a file: an engine owns its process (vLLM and Megatron-core keep global state), and ends with it.
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray

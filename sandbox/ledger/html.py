@@ -19,7 +19,15 @@ from lab.report.style import PALETTE
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import Arm, Claim, Row
 from sandbox.ledger.figures import FAMILIES, over_updates, stability_map
-from sandbox.ledger.page import criterion_text, effect_text, means_text, spent
+from sandbox.ledger.page import (
+    WARNING,
+    WARNING_TITLES,
+    criterion_text,
+    effect_text,
+    means_text,
+    spent,
+    warning_rows,
+)
 from sandbox.ledger.verdicts import Outcome, together
 
 PIECES = (Path(__file__).parent / "template", TEMPLATES)
@@ -56,6 +64,7 @@ def render(
         title="What the papers found, tried again", sentences=_sentences(claims, regimes, found, rows),
         regimes=regimes, table=_table(claims, regimes, found), claims=sections, palette=PALETTE, height=HEIGHT,
         maps=[figure for id_, figure in seen.items() if id_.startswith("map-")], first=_fullest(regimes, found),
+        warning=WARNING, warning_titles=WARNING_TITLES, warning_rows=warning_rows(rows),
         payload=_payload(drawn), plotly=Markup(get_plotlyjs()),
     )  # fmt: skip
 

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from lab.ladder import markdown_table
-from sandbox.ledger.cells import Regime
+from sandbox.ledger.cells import NUM_WINDOWS, Regime
 from sandbox.ledger.claim import Arm, Claim, Prediction, Row
+from sandbox.ledger.early_warning import LEAD, warnings
 from sandbox.ledger.verdicts import Outcome, together
 
 INTRO = """# The claims ledger
@@ -32,6 +33,7 @@ def markdown(
     """The whole page."""
     num_tests = sum(outcome.p is not None for outcome in found)
     parts = [INTRO.format(num_tests=num_tests), _regimes(regimes), _table(claims, regimes, found), spent(rows) + "\n"]
+    parts.append(_early_warning(rows))
     parts += [_claim(claim, regimes, [o for o in found if o.claim == claim]) for claim in claims]
     return "\n".join(parts)
 
@@ -63,6 +65,31 @@ def spent(rows: Mapping[str, Row]) -> str:
     seconds = math.fsum(row.get("seconds") or 0.0 for row in rows.values())
     names = "; ".join(f"{count} on {name}" for name, count in machines.most_common())
     return f"{len(rows)} runs, {seconds / 3600:.1f} hours of one thread: {names}." if rows else "No run has been made."
+
+
+WARNING = (
+    "Over all runs of the ledger: how often does a metric stand further from its beginning in a window within the "
+    f"{LEAD * 100 // NUM_WINDOWS}% of the updates before a collapse than in a quiet one? The area under the ROC curve "
+    "(0.5 knows nothing), with a 95% bootstrap interval over runs, and the share of such windows seen at 5% false alarms."
+)
+
+
+def warning_rows(rows: Mapping[str, Row]) -> list[tuple[str, str, str, str]]:
+    """Each metric's area with its interval, its hits at 5% false alarms, and the numbers of windows of both kinds."""
+    return [
+        (f"`{one.metric}`", f"{one.auc:.2f} ({one.low:.2f} to {one.high:.2f})", f"{one.hits:.0%}",
+         f"{one.num_before} / {one.num_quiet}")
+        for one in warnings(list(rows.values()))
+    ]  # fmt: skip
+
+
+WARNING_TITLES = ("metric", "area", "seen at 5% false alarms", "windows before a collapse / quiet")
+
+
+def _early_warning(rows: Mapping[str, Row]) -> str:
+    found = warning_rows(rows)
+    table = markdown_table(WARNING_TITLES, found) if found else "No run has collapsed.\n"
+    return f"## Early warning\n\n{WARNING}\n\n{table}"
 
 
 def _claim(claim: Claim, regimes: Sequence[Regime], found: Sequence[Outcome]) -> str:
@@ -120,4 +147,4 @@ def criterion_text(prediction: Prediction) -> str:
     ]
 
 
-__all__ = ["criterion_text", "effect_text", "markdown", "means_text", "spent"]
+__all__ = ["criterion_text", "effect_text", "markdown", "means_text", "spent", "warning_rows"]

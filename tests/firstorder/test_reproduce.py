@@ -1,0 +1,64 @@
+"""Laws of `firstorder reproduce`: it lists, refuses and resumes in plain words, and a smoke run decides nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from firstorder.cli import main
+from sandbox.claims import CLAIMS, REGIMES
+from sandbox.ledger.command import Wanted
+from tests.firstorder.test_cli import fails
+
+
+def test_the_list_names_every_claim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--list has a line a claim, with its runs done and needed and a verdict a regime, and runs and writes nothing."""
+    assert main(["reproduce", "--list", "--results", str(tmp_path / "results")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(CLAIMS) + 2
+    for claim, line in zip(CLAIMS, lines[2:], strict=True):
+        needed = len(REGIMES) * len(claim.arms) * 5
+        assert line == f"| {claim.number} | {claim.name} | 0/{needed} |" + " – |" * len(REGIMES)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "missing CLAIM: numbers or names of claims, or all; --list shows them"),
+        (["moe_gap"], "unknown claim 'moe_gap': did you mean 'moe_gap_exceeds_dense'?"),
+        (["9", "--regime", "papers"], "unknown regime 'papers': did you mean 'paper'?"),
+        (["9", "--seeds", "1"], "--seeds"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown claim or regime, and no claim at all, are one line and exit code 2."""
+    assert message in fails(capsys, "reproduce", *words)
+
+
+def test_a_smoke_run_of_a_claim_runs_and_is_not_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--smoke makes the claim's runs at two steps and writes both pages; a second call finds them all done."""
+    words = ["reproduce", "11", "--smoke", "--regime", "paper", "--jobs", "1"]
+    words += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    wanted = Wanted(tuple(c for c in CLAIMS if c.number == 11), REGIMES[:1], (0, 1), smoke=True)
+    number = len(wanted.cells())
+    assert err.splitlines()[0] == f"{number} runs, 0 of them done before, {number} to go"
+    assert len(err.splitlines()) == number + 1
+    assert f"| 11 | repeated_passes_differ | {number}/{number} |" in out
+    folder = tmp_path / "results" / "smoke"
+    assert {path.name for path in folder.iterdir()} == {"cells.jsonl", "ledger.md", "ledger.html"}
+    rows = (folder / "cells.jsonl").read_bytes()
+    assert main(words) == 0
+    assert capsys.readouterr().err == f"{number} runs, {number} of them done before, 0 to go\n"
+    assert (folder / "cells.jsonl").read_bytes() == rows
+
+
+def test_pages_are_written_from_the_rows_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--page runs nothing: without rows every verdict is open."""
+    assert main(["reproduce", "--page", "--results", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count(" – |") == len(REGIMES) * len(CLAIMS)
+    text = (tmp_path / "ledger.md").read_text()
+    assert "No run has been made." in text and "No run has collapsed." in text
