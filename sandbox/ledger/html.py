@@ -28,6 +28,7 @@ from sandbox.ledger.page import (
     spent,
     warning_rows,
 )
+from sandbox.ledger.statistics import Word
 from sandbox.ledger.verdicts import Outcome, together
 
 PIECES = (Path(__file__).parent / "template", TEMPLATES)
@@ -92,7 +93,7 @@ def _table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[O
     for claim in claims:
         words = []
         for regime in regimes:
-            own = [o.word for o in found if o.claim == claim and o.regime == regime.name]
+            own: list[Word | None] = [o.word for o in found if o.claim == claim and o.regime == regime.name]
             word = together(own)
             held = f" {own.count('reproduced')}/{len(own)}" if word and len(own) > 1 else ""
             words.append({"word": word or "none", "text": f"{word or '–'}{held}"})

@@ -10,6 +10,7 @@ from lab.ladder import markdown_table
 from sandbox.ledger.cells import NUM_WINDOWS, Regime
 from sandbox.ledger.claim import Arm, Claim, Prediction, Row
 from sandbox.ledger.early_warning import LEAD, warnings
+from sandbox.ledger.statistics import Word
 from sandbox.ledger.verdicts import Outcome, together
 
 INTRO = """# The claims ledger
@@ -47,7 +48,7 @@ def _table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[O
     for claim in claims:
         cells = []
         for regime in regimes:
-            words = [o.word for o in found if o.claim == claim and o.regime == regime.name]
+            words: list[Word | None] = [o.word for o in found if o.claim == claim and o.regime == regime.name]
             word: str = together(words) or "–"
             counts[regime.name][word] += 1
             held = words.count("reproduced")
@@ -70,7 +71,7 @@ def spent(rows: Mapping[str, Row]) -> str:
 WARNING = (
     "Over all runs of the ledger: how often does a metric stand further from its beginning in a window within the "
     f"{LEAD * 100 // NUM_WINDOWS}% of the updates before a collapse than in a quiet one? The area under the ROC curve "
-    "(0.5 knows nothing), with a 95% bootstrap interval over runs, and the share of such windows seen at 5% false alarms."
+    "(0.5 knows nothing), with a 95% bootstrap interval over runs; the share of such windows seen at 5% false alarms."
 )
 
 

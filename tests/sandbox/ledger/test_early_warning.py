@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ KL, REWARD = "rollout_corr/k3_kl", "reward/mean"
 numbers = st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=12)
 
 
-def _row(first: int | None, **series: list[float | None]) -> dict[str, Any]:
+def _row(first: int | None, **series: Sequence[float | None]) -> dict[str, Any]:
     return {"first_step": first, "num_steps": 10 * NUM_WINDOWS, "series": series}
 
 
