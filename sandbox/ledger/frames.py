@@ -26,9 +26,9 @@ def outcomes_frame(found: Sequence[Outcome]) -> pd.DataFrame:
             "claim": one.claim.number, "sentence": one.claim.sentence, "regime": one.regime,
             "prediction": one.prediction.words, "arm": one.prediction.treatment.name,
             "against": control.name if isinstance(control, Arm) else f"{control:g}",
-            "measure": one.prediction.measure.name, "scale": one.prediction.scale, "n": len(one.values), "effect": effect, "low": low, "high": high,
-            "expected": one.prediction.expected, "margin": one.prediction.margin,
-            "p": math.nan if one.p is None else one.p, "verdict": one.word or "",
+            "measure": one.prediction.measure.name, "scale": one.prediction.scale, "n": len(one.values),
+            "effect": effect, "low": low, "high": high, "expected": one.prediction.expected,
+            "margin": one.prediction.margin, "p": math.nan if one.p is None else one.p, "verdict": one.word or "",
         })  # fmt: skip
     return pd.DataFrame(rows)
 
