@@ -115,6 +115,8 @@ class Rollouts:
     def select(self, indices: Sequence[int]) -> Rollouts:
         """These responses, in this order, with their rows of the routing record and features."""
         indices = list(indices)
+        if indices == list(range(len(self))):
+            return self
         return Rollouts(
             responses=tuple(self.responses[i] for i in indices),
             experts=None if self.experts is None else self.experts.select(indices),
@@ -140,6 +142,8 @@ class Rollouts:
     @staticmethod
     def concat(parts: Sequence[Rollouts]) -> Rollouts:
         """The parts one after the other; records are kept only if every part has one."""
+        if len(parts) == 1:
+            return parts[0]
         experts = [p.experts for p in parts if p.experts is not None]
         features = [p.features for p in parts if p.features is not None]
         return Rollouts(

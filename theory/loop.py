@@ -6,7 +6,8 @@ One global step is MiniRL sec. 4.2's (arXiv 2512.01374); which pass routes how i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from jaxtyping import Float
@@ -122,8 +123,9 @@ def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task,
     used up; then groups of equal rewards, whose advantages are zero, fill the batch.
     """
     P, G = algorithm.num_prompts, algorithm.num_responses
-    mixed: list[tuple[Rollouts, Tensor]] = []
-    uniform: list[tuple[Rollouts, Tensor]] = []
+    batches: list[Rollouts] = []
+    mixed: list[tuple[int, int, Tensor]] = []
+    uniform: list[tuple[int, int, Tensor]] = []
     rounds = algorithm.dynamic_sampling_rounds
     drawn = 0
     for drawn in range(1, rounds + 1):
@@ -138,15 +140,20 @@ def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task,
         batch = roll_out(rollout, task, task.prompts(draw, P), sampling, algorithm.max_turns)
         rewards_PG = torch.tensor([task.reward(r.prompt, r) for r in batch.responses], dtype=torch.float32).view(P, G)
         for p, is_mixed in enumerate(keep_mixed_groups(rewards_PG).tolist()):
-            group = (batch.select(range(p * G, (p + 1) * G)), rewards_PG[p])
-            (mixed if is_mixed or rounds == 1 else uniform).append(group)
+            (mixed if is_mixed or rounds == 1 else uniform).append((len(batches), p, rewards_PG[p]))
+        batches.append(batch)
         if len(mixed) >= P:
             break
     groups = (mixed + uniform)[:P]
-    kept = sum(int(keep_mixed_groups(rewards_G[None])[0]) for _, rewards_G in groups)
+    kept = sum(int(keep_mixed_groups(rewards_G[None])[0]) for *_, rewards_G in groups)
     metrics = {"sampling/rounds": float(drawn), "sampling/kept_group_fraction": kept / P}
-    rewards_PG = torch.stack([rewards_G for _, rewards_G in groups])
-    return Collected(Rollouts.concat([g for g, _ in groups]), rewards_PG, metrics)
+    rewards_PG = torch.stack([rewards_G for *_, rewards_G in groups])
+    # A batch at a time: all groups of one call are that call's rollouts, without a copy.
+    parts = [
+        batches[n].select([p * G + g for _, p, _ in own for g in range(G)])
+        for n, own in groupby(groups, key=lambda group: group[0])
+    ]
+    return Collected(Rollouts.concat(parts), rewards_PG, metrics)
 
 
 def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: Collected, seed: int) -> OldPass:
@@ -156,8 +163,10 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
         raise ValueError(f"replay mode {algorithm.mode} needs experts recorded by the rollout engine, got none")
     predictor = learner.predictor_weights()
     rows = feature_rows(step, algorithm, rollouts, seed)
+    has_features = passes.rollout == "predicted" and rollouts.features is not None
     if passes.old == "replay_rollout":
-        routing = PassRouting("replay", record=rollouts.experts, feature_rows=rows)
+        # Under Pr3 h_old and p_old are the rollout engine's (App. C.2): this pass's own would not be used.
+        routing = PassRouting("replay", record=rollouts.experts, feature_rows=None if has_features else rows)
     elif passes.old == "predicted":
         routing = PassRouting("predicted", gates=algorithm.old_gates, predictor=predictor, feature_rows=rows)
     else:
@@ -166,7 +175,7 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
 
     cached = rollouts.experts if passes.gradient == "replay_rollout" else scores.experts
     cached_logits, teacher = scores.features, None
-    if passes.rollout == "predicted" and rollouts.features is not None:
+    if has_features and rollouts.features is not None:
         # The engine's gate is folded: its logits are p_old + h W_p, with the W_p that it was handed.
         handed = predictor if collected.predictor is None else collected.predictor
         cached_logits, teacher = rollouts.features, rollouts.features.minus_bias(handed)
@@ -206,7 +215,8 @@ def take(
 
     Features go with it only where the predictor learns from them: not on the first (Pr2 Alg. 3).
     """
-    selected = rollouts.select(chosen)
+    # The predictor's features go with the mini-batch as its teacher, minus the bias: not with the rollouts as well.
+    selected = replace(rollouts, features=None).select(chosen)
     T = max(len(r.tokens) for r in selected.responses)
     teacher = old.teacher if learns(index) else None
     return MiniBatch(

@@ -1,10 +1,11 @@
 """What one generate call gathers: the routing of every forward pass, and the tokens of responses while they grow.
 
-Extra letter: W rows of a response's buffer.
+Extra letters: W rows of a response's buffer, n rows of one forward pass, F feature rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -40,6 +41,47 @@ class Recorder:
         return experts_NK, weights_NK
 
 
+class FeatureLog:
+    """Router inputs and logits of every forward pass, kept as the passes computed them and copied once, at the end.
+
+    A decoding step so pays for where its rows stand, and not for what is in them.
+    """
+
+    def __init__(self, num_responses: int, width: int):
+        self._shape = (num_responses, width)
+        self._hidden: list[list[Tensor]] = []
+        self._logits: list[list[Tensor]] = []
+        self._stands: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._num_rows = 0
+
+    def add(self, recorder: Recorder, num_copies: int, rows: Tensor, positions: Tensor, places: Tensor | None) -> None:
+        """Keeps a pass: its row places[n] (None: n) is input token positions[n] of num_copies responses from rows[n]."""
+        where = torch.arange(self._num_rows, self._num_rows + len(rows)) if places is None else self._num_rows + places
+        self._stands += [(rows + copy, positions, where) for copy in range(num_copies)]
+        self._hidden.append(recorder.hidden)
+        self._logits.append(recorder.logits)
+        self._num_rows += len(recorder.logits[0])
+
+    def take(self, rows_B: Sequence[Int[Tensor, " _"]]) -> tuple[Float[Tensor, "F L D"], Float[Tensor, "F L E"]]:
+        """Router inputs and logits of these input tokens of each response, which some pass computed."""
+        rows, positions, where = (torch.cat(parts) for parts in zip(*self._stands, strict=True))
+        place_BW = torch.full(self._shape, -1)
+        place_BW[rows, positions] = where
+        response_F = torch.arange(len(rows_B)).repeat_interleave(torch.tensor([len(rows) for rows in rows_B]))
+        place_F = place_BW[response_F, torch.cat(list(rows_B))]
+        assert bool((place_F >= 0).all()), "features were asked for on a row that no pass of this call computed"
+        return _gathered(self._hidden, place_F), _gathered(self._logits, place_F)
+
+
+def _gathered(passes: Sequence[Sequence[Tensor]], place_F: Tensor) -> Tensor:
+    """(F, L, .): these rows of all passes one after the other, a layer at a time, so that one layer is held twice."""
+    first = passes[0]
+    out_LFD = first[0].new_empty(len(first), len(place_F), first[0].shape[1])
+    for layer, out_FD in enumerate(out_LFD):
+        torch.index_select(torch.cat([by_layer[layer] for by_layer in passes]), 0, place_F, out=out_FD)
+    return out_LFD.transpose(0, 1)
+
+
 @dataclass
 class Buffers:
     """What is gathered for B responses while they grow; rows are input tokens, t are response positions."""
@@ -48,14 +90,28 @@ class Buffers:
     logp_BT: Tensor
     lengths_B: Tensor
     experts_BWLK: Tensor | None
-    hidden_BWLD: Tensor | None = None
-    logits_BWLE: Tensor | None = None
+    features: FeatureLog | None = None
     has_stopped_B: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
 
-    def store(self, recorder: Recorder, rows: Tensor, positions: Tensor) -> None:
-        """Writes the recorder's forward pass: its n-th row is input token positions[n] of response rows[n]."""
-        if self.experts_BWLK is not None:
-            self.experts_BWLK[rows, positions] = torch.stack(recorder.experts, 1).to(self.experts_BWLK.dtype)
-        if self.hidden_BWLD is not None and self.logits_BWLE is not None:
-            self.hidden_BWLD[rows, positions] = torch.stack(recorder.hidden, 1)
-            self.logits_BWLE[rows, positions] = torch.stack(recorder.logits, 1)
+    def store(
+        self,
+        recorder: Recorder,
+        rows: Tensor,
+        positions: Tensor,
+        num_copies: int = 1,
+        places: Tensor | None = None,
+    ) -> None:
+        """Writes a forward pass: its row places[n] (None: n) is input token positions[n] of `num_copies` responses.
+
+        These are rows[n] and the ones after it.
+        """
+        if self.experts_BWLK is None:
+            return
+        experts_nLK = torch.stack(recorder.experts, 1)
+        if places is not None:
+            experts_nLK = experts_nLK[places]
+        experts_nLK = experts_nLK.to(self.experts_BWLK.dtype)
+        for copy in range(num_copies):
+            self.experts_BWLK[rows + copy, positions] = experts_nLK
+        if self.features is not None:
+            self.features.add(recorder, num_copies, rows, positions, places)

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sandbox.checkpoint import load_hf, to_hf
-from sandbox.engines.buffers import Buffers, Recorder
+from sandbox.engines.buffers import Buffers, FeatureLog, Recorder
 from sandbox.engines.defect import Defect
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.engines.prompt_pass import padded, run_prompts
@@ -236,8 +236,7 @@ class SandboxEngine:
             logp_BT=torch.zeros(B, T, dtype=dtype),
             lengths_B=torch.zeros(B, dtype=torch.int64),
             experts_BWLK=experts,
-            hidden_BWLD=torch.zeros(B, W, L, config.hidden_size, dtype=dtype) if keep_features and L else None,
-            logits_BWLE=torch.zeros(B, W, L, config.num_experts, dtype=dtype) if keep_features and L else None,
+            features=FeatureLog(B, W) if keep_features and L else None,
             has_stopped_B=torch.zeros(B, dtype=torch.bool),
         )
 
@@ -245,7 +244,7 @@ class SandboxEngine:
     def _decode(
         model: MoE, tokens_A: Tensor, active_A: Tensor, cache: KVCache, numerics: Numerics, buffers: Buffers
     ) -> Float[Tensor, "A V"]:
-        recorder = Recorder(buffers.hidden_BWLD is not None)
+        recorder = Recorder(buffers.features is not None)
         positions_A = cache.lengths_B.clone()
         hidden_ASD = model.forward_hidden(tokens_A[:, None], recorder, numerics=numerics, cache=cache)
         buffers.store(recorder, active_A, positions_A)
@@ -288,7 +287,7 @@ class SandboxEngine:
         return Rollouts(tuple(responses), record, self._features(responses, sampling, buffers))
 
     def _features(self, responses: Sequence[Response], sampling: Sampling, buffers: Buffers) -> RouterFeatures | None:
-        if buffers.hidden_BWLD is None or buffers.logits_BWLE is None:
+        if buffers.features is None:
             return None
         rows_B = [sampling_rows(len(r.prompt.tokens), r.is_response) for r in responses]
         if sampling.draws:
@@ -297,13 +296,9 @@ class SandboxEngine:
             rows = tuple(draw_sampling_rows([own], sampling.num_features, generator)[0] for own, generator in each)
         else:
             rows = draw_sampling_rows(rows_B, sampling.num_features, stream(sampling.seed, "features"))
-        return RouterFeatures(
-            rows=torch.cat(rows),
-            offsets=offsets_of([len(r) for r in rows]),
-            hidden=torch.cat([buffers.hidden_BWLD[b, r] for b, r in enumerate(rows)]),
-            logits=torch.cat([buffers.logits_BWLE[b, r] for b, r in enumerate(rows)]),
-            layer_numbers=self.model.config.moe_layers,
-        )
+        hidden_FLD, logits_FLE = buffers.features.take(rows)
+        offsets = offsets_of([len(r) for r in rows])
+        return RouterFeatures(torch.cat(rows), offsets, hidden_FLD, logits_FLE, self.model.config.moe_layers)
 
     def load_model(self, model: MoE, version: int) -> None:
         """`load_weights` from a model in this process."""

@@ -42,7 +42,7 @@ def run_prompts(
         cache.lengths_B = torch.tensor(starts)
         lengths_p = torch.tensor([len(prompts[p].tokens) for p in chosen])
         tokens_pS = padded([prompts[p].tokens[start:] for p, start in zip(chosen, starts, strict=True)])
-        recorder = Recorder(buffers.hidden_BWLD is not None)
+        recorder = Recorder(buffers.features is not None)
         hidden_pSD = model.forward_hidden(tokens_pS, recorder, numerics=numerics, cache=cache)
         counts_p = lengths_p - torch.tensor(starts)
         cache.truncate(lengths_p)
@@ -93,10 +93,7 @@ def _store_routes(
         return
     width = int(counts_p.max())
     p_n, s_n = (torch.arange(width) < counts_p[:, None]).nonzero(as_tuple=True)
-    for values in (recorder.experts, recorder.hidden, recorder.logits):
-        values[:] = [v[p_n * width + s_n] for v in values]
-    for copy in range(num_copies):
-        buffers.store(recorder, prompts_p[p_n] * num_copies + copy, starts_p[p_n] + s_n)
+    buffers.store(recorder, prompts_p[p_n] * num_copies, starts_p[p_n] + s_n, num_copies, p_n * width + s_n)
 
 
 def padded(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "B S"]:

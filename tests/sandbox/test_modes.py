@@ -11,7 +11,7 @@ import torch
 from tests.contracts import worlds
 from theory import metrics as registry
 from theory.algorithm import Algorithm, OptimizerSettings
-from theory.loop import StepResult, collect, global_step, hand_over, old_pass
+from theory.loop import StepResult, collect, global_step, hand_over, old_pass, take
 from theory.objectives import preset
 from theory.routing.passes import MODES, PassRouting
 from theory.routing.predictor import PredictorSettings
@@ -135,16 +135,30 @@ def test_pr3_samples_by_the_predicted_route():
 def test_pr3_learns_from_unbiased_logits():
     """The teacher's p_old is the engine's logits less h W_p; the cached route is judged by the biased ones (Pr2 Eq. 4).
 
-    In the first layer hidden states do not depend on routes, so there both are known from the old pass's live logits.
+    In the first layer hidden states do not depend on routes, so there both are known from a replayed pass's live logits
+    on the same rows, for which the old pass itself is not asked.
     """
     algorithm, trainer, collected = predicting("Pr3")
     old = old_pass(0, algorithm, trainer, collected, seed=1)
-    live_FE = old.scores.features.logits[:, 0]
-    bias_FE = old.scores.features.hidden[:, 0] @ trainer.predictor_weights()[0]
+    assert old.scores.features is None
+    live = trainer.score(collected.rollouts, old.gradient).features
+    live_FE = live.logits[:, 0]
+    bias_FE = live.hidden[:, 0] @ trainer.predictor_weights()[0]
     # Logits of size 1 after two float32 roundings in other orders.
     torch.testing.assert_close(old.teacher.logits[:, 0], live_FE, atol=1e-5, rtol=0)
     torch.testing.assert_close(old.cached_logits.logits[:, 0], live_FE + bias_FE, atol=1e-5, rtol=0)
     assert bias_FE.abs().mean() > 0.1
+
+
+def test_features_go_to_the_minibatches_that_learn_from_them_alone():
+    """Under Pr3 the first mini-batch has no features, the second those of its responses, and no rollouts any besides."""
+    algorithm, trainer, collected = predicting("Pr3")
+    old, advantages = old_pass(0, algorithm, trainer, collected, seed=1), torch.zeros(len(collected.rollouts))
+    chosen = [3, 0, 2]
+    first, second = (take(collected.rollouts, old, advantages, chosen, index, 2) for index in range(2))
+    assert first.features is None and first.rollouts.features is second.rollouts.features is None
+    assert torch.equal(second.features.hidden, old.teacher.select(chosen).hidden)
+    assert [len(second.features.rows_of(i)) for i in range(3)] == [len(old.teacher.rows_of(b)) for b in chosen]
 
 
 def test_one_step_off_unbiases_by_the_predictor_that_mu_held():

@@ -58,14 +58,17 @@ class RouterFeatures:
         indices = list(indices)
         if any(not 0 <= b < len(self) for b in indices):
             raise ValueError(f"expected responses in [0, {len(self)}), got {indices}")
+        if indices == list(range(len(self))):
+            return self
         bounds = self.offsets.tolist()
         spans = [torch.arange(bounds[b], bounds[b + 1]) for b in indices]
+        # index_select: on rows of a kilobyte several times as fast as an index.
         where = (torch.cat(spans) if spans else torch.zeros(0, dtype=torch.int64)).to(self.rows.device)
         return RouterFeatures(
             rows=self.rows[where],
             offsets=offsets_of([len(s) for s in spans]).to(self.offsets.device),
-            hidden=None if self.hidden is None else self.hidden[where],
-            logits=self.logits[where],
+            hidden=None if self.hidden is None else self.hidden.index_select(0, where),
+            logits=self.logits.index_select(0, where),
             layer_numbers=self.layer_numbers,
         )
 
@@ -109,10 +112,16 @@ class RouterFeatures:
         if absent:
             raise ValueError(f"expected a predictor for layers {list(self.layer_numbers)}, got none for {absent}")
         wide = torch.promote_types(self.logits.dtype, torch.float32)
-        hidden_FLD, device = self.hidden.to(wide), self.hidden.device
-        bias = [hidden_FLD[:, i] @ predictor[n].to(device, wide) for i, n in enumerate(self.layer_numbers)]
-        logits = self.logits.to(wide) + sign * torch.stack(bias, dim=1)
+        W_LDE = torch.stack([predictor[n].to(self.hidden.device, wide) for n in self.layer_numbers])
+        logits = self.logits.to(wide) + sign * layer_products(self.hidden.to(wide), W_LDE)
         return RouterFeatures(self.rows, self.offsets, self.hidden, logits, self.layer_numbers)
+
+
+def layer_products(
+    hidden_FLD: Float[Tensor, "F L D"], W_LDE: Float[Tensor, "L D E"]
+) -> Float[Tensor, "F L E"]:
+    """h W_p of every feature row and layer: each layer's rows by its own matrix."""
+    return torch.bmm(hidden_FLD.transpose(0, 1), W_LDE).transpose(0, 1)
 
 
 def draw_rows(

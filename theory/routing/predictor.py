@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from theory.routing.features import RouterFeatures
+from theory.routing.features import RouterFeatures, layer_products
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ def delta_loss(
 LOSSES: dict[str, Callable[..., Tensor]] = {"kl": kl_loss, "delta": delta_loss}
 
 
-def _kl_pair(pi_FE: Tensor, old_FE: Tensor, bias_FE: Tensor) -> tuple[Tensor, Tensor]:
-    return pi_FE, old_FE + bias_FE
+def _kl_pair(pi_FLE: Tensor, old_FLE: Tensor, bias_FLE: Tensor) -> tuple[Tensor, Tensor]:
+    return pi_FLE, old_FLE + bias_FLE
 
 
-def _delta_pair(pi_FE: Tensor, old_FE: Tensor, bias_FE: Tensor) -> tuple[Tensor, Tensor]:
-    return pi_FE - old_FE, bias_FE
+def _delta_pair(pi_FLE: Tensor, old_FLE: Tensor, bias_FLE: Tensor) -> tuple[Tensor, Tensor]:
+    return pi_FLE - old_FLE, bias_FLE
 
 
 def _summed_kl(
@@ -93,14 +93,11 @@ def _summed_kl(
         raise ValueError("expected at least 1 feature row, got 0")
     if set(predictor) != set(features.layer_numbers):
         raise ValueError(f"expected a predictor for layers {list(features.layer_numbers)}, got {sorted(predictor)}")
-    losses = []
-    for i, number in enumerate(features.layer_numbers):
-        W_p = predictor[number]
-        pi, old, hidden = (x[:, i].detach().to(W_p) for x in (logits_pi_FLE, features.logits, features.hidden))
-        target, guess = pair(pi, old, hidden @ W_p)
-        log_target, log_guess = target.log_softmax(dim=-1), guess.log_softmax(dim=-1)
-        losses.append((log_target.exp() * (log_target - log_guess)).sum(dim=-1).mean())
-    return torch.stack(losses).sum()
+    W_LDE = torch.stack([predictor[number] for number in features.layer_numbers])
+    pi, old, hidden = (x.detach().to(W_LDE) for x in (logits_pi_FLE, features.logits, features.hidden))
+    target, guess = pair(pi, old, layer_products(hidden, W_LDE))
+    log_target, log_guess = target.log_softmax(dim=-1), guess.log_softmax(dim=-1)
+    return (log_target.exp() * (log_target - log_guess)).sum(dim=-1).mean(dim=0).sum()
 
 
 def fold(
@@ -155,7 +152,7 @@ class PredictorTrainer:
         }
         if not self.parameters:
             raise ValueError("expected at least one MoE layer to predict, got none")
-        self.optimizer = torch.optim.AdamW(list(self.parameters.values()), lr=0.0, betas=betas, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(list(self.parameters.values()), lr=0.0, betas=betas, weight_decay=0.0, fused=True)
 
     def step(
         self,
@@ -181,8 +178,9 @@ class PredictorTrainer:
             group["lr"] = lr * self.settings.learning_rate_multiplier
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        squares = torch.stack([w.double().square().sum() for w in self.weights().values()])
-        return {"predictor/loss": loss.item(), "predictor/weight_norm": squares.sum().sqrt().item()}
+        with torch.no_grad():
+            weight_norm = torch.stack(parameters).double().square().sum().sqrt()
+        return {"predictor/loss": loss.item(), "predictor/weight_norm": weight_norm.item()}
 
     def weights(self) -> dict[int, Float[Tensor, "D E"]]:
         """W_p by layer number, copied: later steps do not change them."""

@@ -72,6 +72,8 @@ class RoutingPass:
         self._forget()
         self._check_rows()
         self._rows_R = flat_rows(self._num_rows_B, width)
+        rows_B = routing.feature_rows
+        self._where_F = None if rows_B is None else torch.cat([b * width + rows for b, rows in enumerate(rows_B)])
 
     def _forget(self) -> None:
         self._experts: dict[int, Tensor] = {}
@@ -213,11 +215,13 @@ class RoutingPass:
         rows_R = self._rows_R.to(experts_NK.device)
         # The padding's experts are kept too: recomputation must repeat them as well.
         self._experts[number] = experts_NK.to(narrow)
-        self._natural[number] = natural_NK.to(narrow)[rows_R]
-        if self.routing.feature_rows is not None:
-            parts = [b * self._width + rows for b, rows in enumerate(self.routing.feature_rows)]
-            where_F = torch.cat(parts).to(logits_NE.device)
-            self._features[number] = (hidden_ND.detach()[where_F], logits_NE.detach()[where_F])
+        self._natural[number] = natural_NK.to(narrow).index_select(0, rows_R)
+        if self._where_F is not None:
+            where_F = self._where_F.to(logits_NE.device)
+            self._features[number] = (
+                hidden_ND.detach().index_select(0, where_F),
+                logits_NE.detach().index_select(0, where_F),
+            )
 
     def _record(self, by_layer: Mapping[int, Tensor]) -> RoutingRecord | None:
         if self._state in ("new", "failed"):
@@ -235,7 +239,7 @@ class RoutingPass:
     @property
     def used(self) -> RoutingRecord | None:
         """The experts that the forward used, without padding; None for a model with no MoE layer."""
-        return self._record({n: e[self._rows_R.to(e.device)] for n, e in self._experts.items()})
+        return self._record({n: e.index_select(0, self._rows_R.to(e.device)) for n, e in self._experts.items()})
 
     @property
     def natural(self) -> RoutingRecord | None:
