@@ -55,7 +55,7 @@ class FeatureLog:
         self._num_rows = 0
 
     def add(self, recorder: Recorder, num_copies: int, rows: Tensor, positions: Tensor, places: Tensor | None) -> None:
-        """Keeps a pass: its row places[n] (None: n) is input token positions[n] of num_copies responses from rows[n]."""
+        """Keeps a pass; the arguments are those of `Buffers.store`."""
         where = torch.arange(self._num_rows, self._num_rows + len(rows)) if places is None else self._num_rows + places
         self._stands += [(rows + copy, positions, where) for copy in range(num_copies)]
         self._hidden.append(recorder.hidden)

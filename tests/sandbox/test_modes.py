@@ -151,7 +151,7 @@ def test_pr3_learns_from_unbiased_logits():
 
 
 def test_features_go_to_the_minibatches_that_learn_from_them_alone():
-    """Under Pr3 the first mini-batch has no features, the second those of its responses, and no rollouts any besides."""
+    """Under Pr3 the first mini-batch has no features, the second those of its responses, and their rollouts none."""
     algorithm, trainer, collected = predicting("Pr3")
     old, advantages = old_pass(0, algorithm, trainer, collected, seed=1), torch.zeros(len(collected.rollouts))
     chosen = [3, 0, 2]

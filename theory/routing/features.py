@@ -117,9 +117,7 @@ class RouterFeatures:
         return RouterFeatures(self.rows, self.offsets, self.hidden, logits, self.layer_numbers)
 
 
-def layer_products(
-    hidden_FLD: Float[Tensor, "F L D"], W_LDE: Float[Tensor, "L D E"]
-) -> Float[Tensor, "F L E"]:
+def layer_products(hidden_FLD: Float[Tensor, "F L D"], W_LDE: Float[Tensor, "L D E"]) -> Float[Tensor, "F L E"]:
     """h W_p of every feature row and layer: each layer's rows by its own matrix."""
     return torch.bmm(hidden_FLD.transpose(0, 1), W_LDE).transpose(0, 1)
 

@@ -152,7 +152,9 @@ class PredictorTrainer:
         }
         if not self.parameters:
             raise ValueError("expected at least one MoE layer to predict, got none")
-        self.optimizer = torch.optim.AdamW(list(self.parameters.values()), lr=0.0, betas=betas, weight_decay=0.0, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            list(self.parameters.values()), lr=0.0, betas=betas, weight_decay=0.0, fused=True
+        )
 
     def step(
         self,
