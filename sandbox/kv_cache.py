@@ -21,10 +21,14 @@ class KVCache:
 
     def __init__(self, config: ModelConfig, batch_size: int, capacity: int, dtype: torch.dtype = torch.float32):
         C = round_up(capacity, MIN_KEYS)
-        shape = (config.num_layers, batch_size, config.num_kv_heads, C, config.head_dim)
+        shape = (config.num_layers, 2, batch_size, config.num_kv_heads, C, config.head_dim)
         # Zeros, not empty: a masked slot has weight 0, and 0 times what was left in memory may be NaN.
-        self.k_LBhCd, self.v_LBhCd = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
-        self.lengths_B = torch.zeros(batch_size, dtype=torch.int64)
+        self._hold(torch.zeros(shape, dtype=dtype), torch.zeros(batch_size, dtype=torch.int64))
+
+    def _hold(self, both_L2BhCd: Tensor, lengths_B: Tensor) -> KVCache:
+        self._both_L2BhCd, self.lengths_B = both_L2BhCd, lengths_B
+        self.k_LBhCd, self.v_LBhCd = both_L2BhCd.unbind(1)
+        return self
 
     @property
     def capacity(self) -> int:
@@ -43,18 +47,17 @@ class KVCache:
             raise ValueError(f"expected at most {self.capacity} tokens (capacity), got {int(positions_B.max()) + S}")
 
     def slots(self, positions_BS: Int[Tensor, "B S"]) -> Int[Tensor, " M"]:
-        """Where `write` puts token s of row b, head by head: rows of a layer's buffer, the same for every layer."""
-        _, B, h, C, _ = self.k_LBhCd.shape
-        first_B1h = (torch.arange(B * h) * C).view(B, 1, h)
-        return (first_B1h + positions_BS[:, :, None]).flatten()
+        """Where `write` puts token s of row b, head by head, its keys and then its values; the same for every layer."""
+        _, _, B, h, C, _ = self._both_L2BhCd.shape
+        first_2B1h = (torch.arange(2 * B * h) * C).view(2, B, 1, h)
+        return (first_2B1h + positions_BS[:, :, None]).flatten()
 
     def write(
         self, layer: int, slots_M: Int[Tensor, " M"], k_BSHd: Float[Tensor, "B S H d"], v_BSHd: Float[Tensor, "B S H d"]
     ) -> None:
         """Puts keys and values into their slots; `lengths_B` is the caller's to advance."""
-        for buffer_LBhCd, values_BSHd in ((self.k_LBhCd, k_BSHd), (self.v_LBhCd, v_BSHd)):
-            d = values_BSHd.shape[-1]
-            buffer_LBhCd[layer].view(-1, d).index_copy_(0, slots_M, values_BSHd.reshape(-1, d))
+        d = k_BSHd.shape[-1]
+        self._both_L2BhCd[layer].view(-1, d).index_copy_(0, slots_M, torch.cat((k_BSHd, v_BSHd)).view(-1, d))
 
     def truncate(self, lengths_B: Int[Tensor, " B"]) -> None:
         """Forgets what lies beyond these lengths: the padding of ragged prompts, after their prefill."""
@@ -68,31 +71,22 @@ class KVCache:
 
     def select(self, indices_B: Int[Tensor, " B"]) -> KVCache:
         """A cache of these rows in this order (a row may come twice); finished rows are dropped in this way."""
-        kept = object.__new__(KVCache)
-        kept.k_LBhCd, kept.v_LBhCd = (_selected(t, indices_B, self._used) for t in (self.k_LBhCd, self.v_LBhCd))
-        kept.lengths_B = self.lengths_B[indices_B]
-        return kept
+        L, _, _, h, C, d = self._both_L2BhCd.shape
+        both = self._both_L2BhCd.new_zeros(L, 2, len(indices_B), h, C, d)
+        # Only the slots in use are copied; the others are zero.
+        used = self._both_L2BhCd[:, :, :, :, : self._used]
+        both[:, :, :, :, : self._used] = used.index_select(2, indices_B)
+        return object.__new__(KVCache)._hold(both, self.lengths_B[indices_B])
 
     @staticmethod
     def concat(parts: Sequence[KVCache]) -> KVCache:
         """The rows of all parts, which have one capacity, one part after the other."""
         if len(parts) == 1:
             return parts[0]
-        whole = object.__new__(KVCache)
-        whole.k_LBhCd = torch.cat([part.k_LBhCd for part in parts], dim=1)
-        whole.v_LBhCd = torch.cat([part.v_LBhCd for part in parts], dim=1)
-        whole.lengths_B = torch.cat([part.lengths_B for part in parts])
-        return whole
+        both = torch.cat([part._both_L2BhCd for part in parts], dim=2)
+        return object.__new__(KVCache)._hold(both, torch.cat([part.lengths_B for part in parts]))
 
     @property
     def _used(self) -> int:
         """The slots up to the longest row's end."""
         return int(self.lengths_B.max()) if self.lengths_B.numel() else 0
-
-
-def _selected(buffer_LBhCd: Tensor, indices_B: Tensor, num_used: int) -> Tensor:
-    """These rows, of which only the slots in use are copied; the others are zero."""
-    L, _, h, C, d = buffer_LBhCd.shape
-    selected = buffer_LBhCd.new_zeros(L, len(indices_B), h, C, d)
-    selected[:, :, :, :num_used] = buffer_LBhCd[:, :, :, :num_used][:, indices_B]
-    return selected

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sandbox.checkpoint import load_hf, to_hf
@@ -28,7 +28,7 @@ from sandbox.numerics import EXACT, Numerics, compose
 from theory.contracts import NamedTensors, Prompt, Response, Rollouts, Sampling
 from theory.exact.tree import PrefixTree
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
-from theory.routing.record import RoutingRecord, index_dtype, offsets_of
+from theory.routing.record import RoutingRecord, flat_rows, index_dtype, offsets_of
 from theory.streams import stream
 
 # Rows of finished responses are dropped from the batch once they are this share of it.
@@ -105,26 +105,24 @@ class SandboxEngine:
         buffers = self._buffers(prompts, G, T, sampling.num_features > 0)
         cache, logits_AV = run_prompts(self.model, prompts, G, T, numerics, buffers, self.prefixes)
         prefixes = None if switch is not None else self.prefixes
-        active_A = torch.arange(B)
+        active_A, running_A = torch.arange(B), torch.ones(B, dtype=torch.bool)
         for t in range(T):
             tokens_A = self._sample(self.drawn(logits_AV, sampling.temperature), draws_BT[active_A, t])
             logits_AV = self.scored(logits_AV, sampling.temperature)
             buffers.tokens_BT[active_A, t] = tokens_A
             buffers.logp_BT[active_A, t] = torch.log_softmax(logits_AV, -1).gather(-1, tokens_A[:, None])[:, 0]
-            running_A = ~buffers.has_stopped_B[active_A] & (t < limits_B[active_A])
-            buffers.lengths_B[active_A[running_A]] = t + 1
-            if self.stop_token is not None:
-                buffers.has_stopped_B[active_A] |= running_A & (tokens_A == self.stop_token)
-            running_A = ~buffers.has_stopped_B[active_A] & (t + 1 < limits_B[active_A])
-            if not running_A.any():
+            running_A = self._advance(running_A, tokens_A, t, limits_B, active_A, buffers)
+            num_running = int(running_A.sum())
+            if num_running == 0:
                 break
             # Rows of long prompts that have finished would run out of positions before the others are done.
             is_full = int(cache.lengths_B.max()) == self.model.config.max_positions
-            if is_full or running_A.float().mean() <= 1 - DROP_AT:
+            if is_full or num_running <= (1 - DROP_AT) * len(active_A):
                 if prefixes is not None:
                     prefixes.keep(cache, ~running_A, active_A, prompts, buffers)
                 kept = running_A.nonzero()[:, 0]
                 cache, active_A, tokens_A = cache.select(kept), active_A[kept], tokens_A[kept]
+                running_A = running_A[kept]
             if t + 1 == switch:
                 cache = self._switched(cache, [prompts[b // G] for b in active_A.tolist()], active_A, buffers, numerics)
             model = self.model if switch is None or t + 1 < switch else self._newest()
@@ -207,6 +205,19 @@ class SandboxEngine:
             logits_AV = defect.scored(logits_AV, temperature)
         return logits_AV
 
+    def _advance(
+        self, running_A: Tensor, tokens_A: Tensor, t: int, limits_B: Tensor, active_A: Tensor, buffers: Buffers
+    ) -> Bool[Tensor, " A"]:
+        """Which responses go on after their token t; lengths and ends of those that do not are written down."""
+        goes_on_A = running_A & (t + 1 < limits_B[active_A])
+        if self.stop_token is not None:
+            goes_on_A &= tokens_A != self.stop_token
+        ended = (running_A & ~goes_on_A).nonzero()[:, 0]
+        if len(ended) > 0:
+            buffers.lengths_B[active_A[ended]] = t + 1
+            buffers.has_stopped_B[active_A[ended]] = tokens_A[ended] == self.stop_token
+        return goes_on_A
+
     def _newest(self) -> MoE:
         assert self.history is not None, "only stale weights are switched"
         return self.history.newest
@@ -267,14 +278,16 @@ class SandboxEngine:
     def _finish(self, prompts: Sequence[Prompt], sampling: Sampling, buffers: Buffers) -> Rollouts:
         G = sampling.num_responses
         responses = []
-        for b, length in enumerate(buffers.lengths_B.tolist()):
+        for b, (length, is_stop) in enumerate(
+            zip(buffers.lengths_B.tolist(), buffers.has_stopped_B.tolist(), strict=True)
+        ):
             responses.append(
                 Response(
                     prompt=prompts[b // G],
                     tokens=buffers.tokens_BT[b, :length].clone(),
                     logp_mu=buffers.logp_BT[b, :length].clone(),
                     is_response=torch.ones(length, dtype=torch.bool),
-                    finish="stop" if buffers.has_stopped_B[b] else "length",
+                    finish="stop" if is_stop else "length",
                     version=self.version,
                 )
             )
@@ -282,7 +295,8 @@ class SandboxEngine:
             return Rollouts(tuple(responses))
         config = self.model.config
         num_rows = [r.num_tokens - 1 for r in responses]
-        experts = torch.cat([buffers.experts_BWLK[b, :n] for b, n in enumerate(num_rows)])
+        width = buffers.experts_BWLK.shape[1]
+        experts = buffers.experts_BWLK.flatten(0, 1).index_select(0, flat_rows(num_rows, width))
         record = RoutingRecord(experts, offsets_of(num_rows), config.moe_layers, config.num_experts)
         return Rollouts(tuple(responses), record, self._features(responses, sampling, buffers))
 

@@ -118,7 +118,8 @@ def grouped_experts(
     The sum runs in ascending expert order, whatever the order of the slots. The gradient reaches x, the weights and
     both parameters; an expert that no row chose gets a zero gradient.
     """
-    if not bool((experts_NK[:, 1:] > experts_NK[:, :-1]).all()):
+    ids = experts_NK.numpy()
+    if not (ids[:, 1:] > ids[:, :-1]).all():
         experts_NK, slot_NK = experts_NK.sort(dim=1, stable=True)
         weights_NK = weights_NK.gather(1, slot_NK)
     plan = _plan(experts_NK, gate_up_EDF.shape[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -83,12 +84,16 @@ def attention(
     assert P % MIN_KEYS == 0, f"{P} key slots are no multiple of {MIN_KEYS}"
     q = q_BSHd.view(B, S, h, G, d).permute(0, 2, 3, 1, 4).reshape(B * h, G * S, d) * d**-0.5
     q, k, v = (aligned(t, -1) for t in (q, k_BhPd.flatten(0, 1), v_BhPd.flatten(0, 1)))
-    scores = _bmm(q, k.transpose(1, 2)).view(B, h, G, S, P).add_(bias_BSP[:, None, None])
-    probs = scores.softmax(dim=-1).view(B * h, G * S, P)
-    out = _bmm(probs[:, :, :KEY_BLOCK], v[:, :KEY_BLOCK])
-    for start in range(KEY_BLOCK, P, KEY_BLOCK):
-        out = out + _bmm(probs[:, :, start : start + KEY_BLOCK], v[:, start : start + KEY_BLOCK])
-    return out[:, :, :d].view(B, h, G, S, d).permute(0, 3, 1, 2, 4).reshape(B, S, H, d)
+    scores = torch.bmm(_repeated(q), k.transpose(1, 2))[:, : G * S].view(B, h, G, S, P)
+    # In place, but for a few rows of many: their copy is made here, or else by the softmax.
+    add = scores.add_ if scores.is_contiguous() else scores.add
+    probs = _repeated(add(bias_BSP[:, None, None]).softmax(dim=-1).view(B * h, G * S, P))
+    if P <= KEY_BLOCK:
+        out = torch.bmm(probs, v)
+    else:
+        blocks = zip(probs.split(KEY_BLOCK, 2), v.split(KEY_BLOCK, 1), strict=True)
+        out = functools.reduce(torch.add, (torch.bmm(probs_block, v_block) for probs_block, v_block in blocks))
+    return out[:, : G * S, :d].view(B, h, G, S, d).permute(0, 3, 1, 2, 4).reshape(B, S, H, d)
 
 
 def aligned(x: Tensor, axis: int) -> Tensor:
@@ -99,8 +104,7 @@ def aligned(x: Tensor, axis: int) -> Tensor:
     return F.pad(x, (0, missing) if axis == -1 else (0, 0, 0, missing))
 
 
-def _bmm(x_MRD: Tensor, y_MDO: Tensor) -> Tensor:
+def _repeated(x_MRD: Tensor) -> Tensor:
+    """The rows of every matrix, repeated until they are MIN_QUERIES at least: one operator, where zeros would be two."""
     rows = x_MRD.shape[1]
-    if rows < MIN_QUERIES:
-        return torch.bmm(F.pad(x_MRD, (0, 0, 0, MIN_QUERIES - rows)), y_MDO)[:, :rows]
-    return torch.bmm(x_MRD, y_MDO)
+    return x_MRD if rows >= MIN_QUERIES else torch.cat([x_MRD] * -(-MIN_QUERIES // rows), dim=1)
