@@ -202,8 +202,9 @@ class MoE(nn.Module):
         position_P = torch.arange(kernels.round_up(config.max_positions, 64), dtype=torch.float32)
         even_d = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
         angle_Pd = position_P[:, None] * (1.0 / config.rope_theta ** (even_d / config.head_dim))
-        self.register_buffer("cos_Pd", angle_Pd.cos(), persistent=False)
-        self.register_buffer("sin_Pd", angle_Pd.sin(), persistent=False)
+        cos_Pd, sin_Pd = kernels.rotation_tables(angle_Pd)
+        self.register_buffer("cos_Pd", cos_Pd, persistent=False)
+        self.register_buffer("sin_Pd", sin_Pd, persistent=False)
         if generator is not None:
             self._draw(generator)
 
@@ -273,21 +274,19 @@ class MoE(nn.Module):
             raise ValueError(f"expected token ids in [0, {self.config.vocab_size}), got {low if low < 0 else high}")
         if positions_B is None:
             positions_B = torch.zeros(1, dtype=torch.int64) if cache is None else cache.lengths_B
-        if int(positions_B.min()) < 0 or int(positions_B.max()) + S > self.config.max_positions:
-            raise ValueError(
-                f"expected positions in [0, {self.config.max_positions}), "
-                f"got {int(positions_B.min())} to {int(positions_B.max()) + S - 1}"
-            )
+        first, end = int(positions_B.min()), int(positions_B.max()) + S
+        if first < 0 or end > self.config.max_positions:
+            raise ValueError(f"expected positions in [0, {self.config.max_positions}), got {first} to {end - 1}")
         positions_BS = positions_B[:, None] + torch.arange(S)
         if cache is None:
             query_BS, num_keys, slots_M = torch.arange(S)[None], S, None
         else:
             cache.check(positions_B, B, S)
-            query_BS, num_keys, slots_M = positions_BS, int(positions_BS.max()) + 1, cache.slots(positions_BS)
+            query_BS, num_keys, slots_M = positions_BS, end, cache.slots(positions_BS)
         slot_P = torch.arange(kernels.round_up(num_keys, kernels.MIN_KEYS))
         bias_BSP = torch.where(slot_P > query_BS[:, :, None], float("-inf"), 0.0).to(self.cos_Pd.dtype)
         num_heads = self.config.num_heads + self.config.num_kv_heads
-        cos_BSHd, sin_BSHd = kernels.rotation(self.cos_Pd[positions_BS], self.sin_Pd[positions_BS], num_heads)
+        cos_BSHd, sin_BSHd = (kernels.rotation(table, positions_BS, num_heads) for table in (self.cos_Pd, self.sin_Pd))
         return _Pass(numerics, routing, cos_BSHd, sin_BSHd, bias_BSP, positions_BS, cache, slots_M)
 
 

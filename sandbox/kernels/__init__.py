@@ -11,12 +11,12 @@ expert hidden width, H query heads, h key heads, P keys with padding, d head wid
 
 from __future__ import annotations
 
-from sandbox.kernels.elementwise import rms_norm, rotate, rotation, sigmoid, swiglu
+from sandbox.kernels.elementwise import rms_norm, rotate, rotation, rotation_tables, sigmoid, swiglu
 from sandbox.kernels.experts import grouped_experts
 from sandbox.kernels.probe import probe
 from sandbox.kernels.products import MIN_KEYS, MIN_ROWS, attention, linear, product, round_up
 
 __all__ = [
     "MIN_KEYS", "MIN_ROWS", "attention", "grouped_experts", "linear", "probe", "product", "rms_norm", "rotate",
-    "rotation", "round_up", "sigmoid", "swiglu",
+    "rotation", "rotation_tables", "round_up", "sigmoid", "swiglu",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
@@ -107,16 +107,21 @@ def _swapped(x: Tensor) -> Tensor:
     return x.roll(x.shape[-1] // 2, -1)
 
 
+def rotation_tables(angle_Pd: Float[Tensor, "P half"]) -> tuple[Float[Tensor, "P d"], Float[Tensor, "P d"]]:
+    """Cosine and sine of every position for both halves of a head, the sine with its sign."""
+    cos_Pd, sin_Pd = angle_Pd.cos(), angle_Pd.sin()
+    return torch.cat([cos_Pd, cos_Pd], -1), torch.cat([-sin_Pd, sin_Pd], -1)
+
+
 def rotation(
-    cos_BSd: Float[Tensor, "B S half"], sin_BSd: Float[Tensor, "B S half"], num_heads: int
-) -> tuple[Float[Tensor, "B S H d"], Float[Tensor, "B S H d"]]:
-    """The tables of `rotate`, made once a pass: for every head and both halves, and the sine with its sign.
+    table_Pd: Float[Tensor, "P d"], positions_BS: Int[Tensor, "B S"], num_heads: int
+) -> Float[Tensor, "B S H d"]:
+    """A table of `rotate` at these positions, made once a pass for every head.
 
     Written out, since an operator that broadcasts over heads, or works on half a head, runs in steps of that width.
     """
-    tables = torch.cat([cos_BSd, cos_BSd], -1), torch.cat([-sin_BSd, sin_BSd], -1)
-    cos, sin = (t[:, :, None].expand(-1, -1, num_heads, -1).contiguous() for t in tables)
-    return cos, sin
+    rows = table_Pd.index_select(0, positions_BS.flatten())
+    return rows[:, None].expand(-1, num_heads, -1).reshape(*positions_BS.shape, num_heads, -1)
 
 
 def rotate(

@@ -105,6 +105,6 @@ def aligned(x: Tensor, axis: int) -> Tensor:
 
 
 def _repeated(x_MRD: Tensor) -> Tensor:
-    """The rows of every matrix, repeated until they are MIN_QUERIES at least: one operator, where zeros would be two."""
+    """The rows of every matrix, repeated until they are MIN_QUERIES at least: cheaper than rows of zeros."""
     rows = x_MRD.shape[1]
     return x_MRD if rows >= MIN_QUERIES else torch.cat([x_MRD] * -(-MIN_QUERIES // rows), dim=1)

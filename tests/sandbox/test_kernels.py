@@ -208,9 +208,10 @@ def test_the_plan_puts_every_pair_into_its_experts_group(N, E, K):
 
 def test_rotate_passes_gradcheck_and_keeps_norms():
     """A rotation keeps the norm of every pair, and its gradient is the rotation back."""
-    angle = draw(1, 3, 4).double()
+    angle, positions = draw(5, 4).double(), torch.tensor([[4, 0, 2], [1, 1, 3]])
     x = draw(2, 3, 2, 8).double().requires_grad_()
-    tables = kernels.rotation(angle.cos(), angle.sin(), num_heads=2)
+    tables = [kernels.rotation(table, positions, num_heads=2) for table in kernels.rotation_tables(angle)]
+    assert torch.equal(tables[0][1, 2, :, 4:], angle[3].cos().expand(2, 4))
     assert torch.autograd.gradcheck(lambda t: kernels.rotate(t, *tables), [x])
     y = kernels.rotate(x, *tables)
     torch.testing.assert_close(
