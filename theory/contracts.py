@@ -115,8 +115,6 @@ class Rollouts:
     def select(self, indices: Sequence[int]) -> Rollouts:
         """These responses, in this order, with their rows of the routing record and features."""
         indices = list(indices)
-        if indices == list(range(len(self))):
-            return self
         return Rollouts(
             responses=tuple(self.responses[i] for i in indices),
             experts=None if self.experts is None else self.experts.select(indices),

@@ -28,7 +28,7 @@ from sandbox.numerics import EXACT, Numerics, compose
 from theory.contracts import NamedTensors, Prompt, Response, Rollouts, Sampling
 from theory.exact.tree import PrefixTree
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
-from theory.routing.record import RoutingRecord, flat_rows, index_dtype, offsets_of
+from theory.routing.record import RoutingRecord, index_dtype, offsets_of
 from theory.streams import stream
 
 # Rows of finished responses are dropped from the batch once they are this share of it.
@@ -295,8 +295,7 @@ class SandboxEngine:
             return Rollouts(tuple(responses))
         config = self.model.config
         num_rows = [r.num_tokens - 1 for r in responses]
-        width = buffers.experts_BWLK.shape[1]
-        experts = buffers.experts_BWLK.flatten(0, 1).index_select(0, flat_rows(num_rows, width))
+        experts = torch.cat([buffers.experts_BWLK[b, :n] for b, n in enumerate(num_rows)])
         record = RoutingRecord(experts, offsets_of(num_rows), config.moe_layers, config.num_experts)
         return Rollouts(tuple(responses), record, self._features(responses, sampling, buffers))
 

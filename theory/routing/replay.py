@@ -142,11 +142,8 @@ class RoutingPass:
         Gradients reach the logits through the weights; with predicted gates also the router's input through h W_p.
         Raises LedgerError outside the context, for a layer that the record or predictor lacks, for a second use.
         """
-        experts_NK, biased_NE = self._chosen(layer_number, hidden_ND, logits_NE, num_slots, gate, selection_bias_E)
-        if biased_NE is None or self.routing.gates == "live":
-            weighed_NE = self.weighed_logits(layer_number, hidden_ND, logits_NE)
-        else:
-            weighed_NE = biased_NE
+        experts_NK = self.choose(layer_number, hidden_ND, logits_NE, num_slots, gate, selection_bias_E)
+        weighed_NE = self.weighed_logits(layer_number, hidden_ND, logits_NE)
         return experts_NK, gates.weigh(weighed_NE, experts_NK, gate).to(logits_NE.dtype)
 
     def choose(
@@ -159,31 +156,19 @@ class RoutingPass:
         selection_bias_E: Float[Tensor, " E"] | None = None,
     ) -> Int[Tensor, "N K"]:
         """The experts of `route`, entered in the ledger, for a model that weighs them itself; `logits_NE` are live."""
-        return self._chosen(layer_number, hidden_ND, logits_NE, num_slots, gate, selection_bias_E)[0]
-
-    def _chosen(
-        self,
-        layer_number: int,
-        hidden_ND: Tensor,
-        logits_NE: Tensor,
-        num_slots: int,
-        gate: Gate,
-        selection_bias_E: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The experts, and the biased logits where these chose them."""
         self._check_use(layer_number, logits_NE, num_slots)
         if self._recomputed is not None:
             self._recomputed.add(layer_number)
-            return self._experts[layer_number].to(torch.int64), None
+            return self._experts[layer_number].to(torch.int64)
         natural_NK = gates.select(logits_NE, num_slots, gate, selection_bias_E)
-        experts_NK, biased_NE = natural_NK, None
+        experts_NK = natural_NK
         if self.routing.source == "predicted":
-            biased_NE = predictive_logits(logits_NE, hidden_ND, self.routing.predictor[layer_number])
-            experts_NK = gates.select(biased_NE, num_slots, gate, selection_bias_E)
+            choosing_NE = predictive_logits(logits_NE, hidden_ND, self.routing.predictor[layer_number])
+            experts_NK = gates.select(choosing_NE, num_slots, gate, selection_bias_E)
         elif self.routing.record is not None:
             experts_NK = self._replayed(self.routing.record.layer(layer_number), natural_NK)
         self._enter_in_ledger(layer_number, experts_NK, natural_NK, hidden_ND, logits_NE)
-        return experts_NK, biased_NE
+        return experts_NK
 
     def weighed_logits(
         self, layer_number: int, hidden_ND: Float[Tensor, "N D"], logits_NE: Float[Tensor, "N E"]
