@@ -181,7 +181,7 @@ class PredictorTrainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
-            weight_norm = torch.stack(parameters).double().square().sum().sqrt()
+            weight_norm = torch.stack([*parameters]).double().square().sum().sqrt()
         return {"predictor/loss": loss.item(), "predictor/weight_norm": weight_norm.item()}
 
     def weights(self) -> dict[int, Float[Tensor, "D E"]]:
