@@ -90,7 +90,7 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
     rollouts, rewards_PG = collected.rollouts, collected.rewards_PG
     old = old_pass(step, algorithm, learner, collected, seed)
     rewards_B = rewards_PG.reshape(-1)
-    metrics = collected.metrics | rollout_metrics(rollouts, rewards_B, algorithm.max_tokens)
+    metrics = collected.metrics | rollout_metrics(rollouts, rewards_B, algorithm.max_turns)
     metrics |= old_pass_metrics(rollouts, old.scores, algorithm.passes)
     advantages_B = ADVANTAGES[algorithm.objective.advantage](rewards_PG).reshape(-1)
 

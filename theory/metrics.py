@@ -119,6 +119,8 @@ _METRICS = (
     Metric("response_length/max", "largest number of response tokens", "tokens", "verl"),
     Metric("response_length/clip_ratio", "responses cut at the length limit / all responses", "fraction", "verl",
            "down"),
+    Metric("turns/mean", "mean over responses of the stretches of sampled tokens, observations between them", "turns",
+           "here"),
     Metric("sampling/kept_group_fraction", "groups with unequal rewards / groups of the batch", "fraction",
            "DAPO sec. 3.2"),
     Metric("sampling/rounds", "rounds of generation until enough mixed groups were kept", "rounds", "DAPO sec. 3.2",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from theory.contracts import MiniBatch, Rollouts, TokenScores, UpdateStats
@@ -18,10 +18,10 @@ from theory.routing.record import RoutingRecord
 from theory.routing.replay import is_noop
 
 
-def rollout_metrics(rollouts: Rollouts, rewards_B: Float[Tensor, " B"], max_tokens: int) -> dict[str, float]:
-    """Reward and length statistics over the B responses; lengths count the tokens that mu sampled."""
+def rollout_metrics(rollouts: Rollouts, rewards_B: Float[Tensor, " B"], max_turns: int) -> dict[str, float]:
+    """Reward, length and turn statistics over the B responses; lengths count the tokens that mu sampled."""
     lengths = [int(r.is_response.sum()) for r in rollouts.responses]
-    return {
+    metrics = {
         "reward/mean": rewards_B.mean().item(),
         "reward/std": rewards_B.std(correction=0).item(),
         "response_length/mean": sum(lengths) / len(lengths),
@@ -30,6 +30,15 @@ def rollout_metrics(rollouts: Rollouts, rewards_B: Float[Tensor, " B"], max_toke
         "progress/num_tokens": float(sum(lengths)),
         "progress/num_responses": float(len(lengths)),
     }
+    if max_turns > 1:
+        turns = [_num_stretches(r.is_response) for r in rollouts.responses]
+        metrics["turns/mean"] = sum(turns) / len(turns)
+    return metrics
+
+
+def _num_stretches(is_response_T: Bool[Tensor, " T"]) -> int:
+    """Maximal runs of True."""
+    return int((is_response_T[1:] & ~is_response_T[:-1]).sum() + is_response_T[:1].sum())
 
 
 def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: Passes) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.report.figures import Caption, Figure
+from lab.report.figures import Caption, Figure, Scale
 from lab.report.runs import Run
 from lab.report.style import number
 from lab.traces import Trace
@@ -72,7 +72,7 @@ def extreme_curve(runs: Sequence[Run]) -> Figure | None:
     layout: dict[str, Any] = {
         "xaxis": {"type": "log", "title": {"text": "tau"}, "range": [0, math.log10(max(2.0, last))]}
         | {"tickvals": [1, 1.25, 1.5, 2, 3, 5, 10]},
-        "yaxis": {"type": "log", "exponentformat": "power", "dtick": 1, "title": {"text": "F(tau)"}},
+        "yaxis": _log_axis(data, "F(tau)"),
         "hovermode": "x unified",
     }
     formula = "F(tau): fraction of tokens with max(old/mu, mu/old) > tau; a line ends where no token is left"
@@ -112,7 +112,7 @@ class Level:
         last = max(x for bars in data for x, y in zip(bars["x"], bars["y"], strict=True) if y)
         layout: dict[str, Any] = {
             "xaxis": {"title": {"text": self.x}, "dtick": max(1, -(-last // 12)), "range": [-0.6, last + 0.6]},
-            "yaxis": {"type": "log", "exponentformat": "power", "dtick": 1, "title": {"text": f"share of {self.of}"}},
+            "yaxis": _log_axis(data, f"share of {self.of}"),
             "hovermode": "x unified",
             "bargap": 0.25,
         }
@@ -172,7 +172,7 @@ def deviation_tails(runs: Sequence[Run]) -> Figure | None:
         return None
     layout: dict[str, Any] = {
         "xaxis": {"type": "category", "title": {"text": "experts of K that differ"}},
-        "yaxis": {"type": "log", "exponentformat": "power", "dtick": 1, "title": {"text": "share of (token, layer)"}},
+        "yaxis": _log_axis(data, "share of (token, layer)"),
         "hovermode": "x unified",
         "bargap": 0.25,
     }
@@ -204,7 +204,7 @@ def ratio_parts(runs: Sequence[Run]) -> Figure | None:
         return None
     layout: dict[str, Any] = {
         "xaxis": {"type": "category"},
-        "yaxis": {"type": "log", "exponentformat": "power", "dtick": 1, "title": {"text": "k3, nats a token"}},
+        "yaxis": _log_axis(data, "k3, nats a token"),
         "hovermode": "x unified",
         "bargap": 0.25,
     }
@@ -212,6 +212,12 @@ def ratio_parts(runs: Sequence[Run]) -> Figure | None:
     caption = Caption(formula, "nats/token", "MiniRL Eq. 5, Pr2 Eq. 21")
     note = "The logarithms of the factors add up token by token; their k3 need not."
     return Figure("ratio-parts", "What the importance ratio is made of", caption, data, layout, note)
+
+
+def _log_axis(data: Sequence[dict[str, Any]], title: str) -> dict[str, Any]:
+    """A log axis over the positive values of these traces, with room under the smallest: a bar of it must be seen."""
+    values = [y for trace in data for y in trace["y"] if y]
+    return Scale.of([*values, min(values, default=1.0) / 2], "log").axis() | {"title": {"text": title}}
 
 
 def _traces(runs: Sequence[Run]) -> list[tuple[Run, Trace]]:

@@ -30,6 +30,7 @@ OPTIMISATION: tuple[FigureFunction, ...] = (
     ratio_parts,
     Lines("staleness-kl", "Policy staleness", "staleness/k3_kl", axis="log", style="noisy"),
     Lines("response-length", "Response length", "response_length/mean", style="noisy"),
+    Lines("turns", "Turns of a response", "turns/mean", style="noisy"),
 )
 ROUTING: tuple[FigureFunction, ...] = (
     Lines("router-disagreement", "Routers that disagree", "routing/router_disagreement"),

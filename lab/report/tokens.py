@@ -7,7 +7,7 @@ Paper: R3 (arXiv 2510.11370) App. H for d, Table 11 and Fig. 11 for the pictures
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -27,6 +27,9 @@ COLUMNS, MOST_ROWS = 24, 6
 """Size of the piece of a response that is shown token by token."""
 LONGEST, IN_CELL = 5, 2
 """Letters of a token's text under a bar and in a cell; hovering tells the rest."""
+NO_TEXT = "□"
+"""A token that says nothing, in a cell: the stop token, others that are special."""
+PROMPT, OBSERVED, SAMPLED = "prompt", "answered by the task", "sampled"
 
 
 def token_difference(runs: Sequence[Run]) -> Figure | None:
@@ -36,7 +39,7 @@ def token_difference(runs: Sequence[Run]) -> Figure | None:
         trace = run.newest_trace
         differences = None if trace is None else differences_of(trace)
         if trace is not None and differences is not None:
-            found.append((run, trace, mean_by_token(*differences)))
+            found.append((run, trace, mean_by_token(differences.token_R, differences.d_R)))
     if not found:
         return None
     largest: dict[int, float] = {}
@@ -46,7 +49,7 @@ def token_difference(runs: Sequence[Run]) -> Figure | None:
         for token, mean in means.items():
             largest[token] = max(mean, largest.get(token, 0.0))
     ranked = sorted(largest, key=lambda token: (-largest[token], token))[:MOST_TOKENS]
-    names = _distinct([_short(_name(token, texts), LONGEST) for token in ranked])
+    names = _distinct([_escaped(_short(_name(token, texts), LONGEST)) for token in ranked])
     data = []
     for run, _, means in found:
         y = [means.get(token) for token in ranked]
@@ -55,7 +58,7 @@ def token_difference(runs: Sequence[Run]) -> Figure | None:
             | {"customdata": [number(mean) for mean in y], "hovertemplate": "%{customdata}"}
         )
     layout: dict[str, Any] = {
-        "xaxis": {"type": "category", "tickangle": 0 if max(map(len, names)) < 4 else -45},
+        "xaxis": {"type": "category", "tickangle": 0 if max(map(len, names)) < 5 else -45},
         "yaxis": {"title": {"text": "mean d"}, "rangemode": "tozero"},
         "hovermode": "x unified",
         "bargap": 0.25,
@@ -69,50 +72,69 @@ def token_difference(runs: Sequence[Run]) -> Figure | None:
 def token_map(runs: Sequence[Run]) -> Figure | None:
     """The beginning of one response, each token the stronger coloured the more its routes differ, as R3 Fig. 11.
 
-    Of the run whose engines differ the most; the response with the largest mean difference.
+    Of the run whose engines differ the most; the response with the largest mean difference. What was sampled is bold,
+    what the task answered between two turns is framed.
     """
-    best: tuple[float, Run, Trace, Tensor, int] | None = None
+    best: tuple[float, Run, Trace, Differences, int] | None = None
     for run in runs:
         trace = run.newest_trace
         if trace is None or (differences := differences_of(trace)) is None:
             continue
-        _, d_R, b_R = differences
-        sums, sizes = torch.bincount(b_R, d_R, len(trace)), torch.bincount(b_R, minlength=len(trace))
+        b_R = differences.response_R
+        sums, sizes = torch.bincount(b_R, differences.d_R, len(trace)), torch.bincount(b_R, minlength=len(trace))
         means_B = torch.where(sizes > 0, sums / sizes.clamp(min=1), -1.0)
         if best is None or float(means_B.max()) > best[0]:
-            best = (float(means_B.max()), run, trace, d_R[b_R == means_B.argmax()], int(means_B.argmax()))
+            best = (float(means_B.max()), run, trace, differences, int(means_B.argmax()))
     if best is None:
         return None
-    _, run, trace, d_T, b = best
-    start = int(trace.offsets[b])
-    tokens = trace.tokens[start : start + len(d_T)].tolist()[: COLUMNS * MOST_ROWS]
-    d = d_T[: len(tokens)].tolist()
+    _, run, trace, differences, b = best
+    shown = (differences.response_R == b).nonzero()[: COLUMNS * MOST_ROWS, 0]
+    tokens, d = differences.token_R[shown].tolist(), differences.d_R[shown].tolist()
+    every_source = _sources(trace, b)
+    sources = [every_source[position] for position in differences.position_R[shown].tolist()]
     top = max(*d, 1.0)
+    x, y = [i % COLUMNS for i in range(len(tokens))], [-(i // COLUMNS) for i in range(len(tokens))]
     cells = {
         "type": "scatter", "mode": "markers+text", "name": run.label, "meta": {"run": run.index, "role": "cells"},
-        "x": [i % COLUMNS for i in range(len(tokens))], "y": [-(i // COLUMNS) for i in range(len(tokens))],
-        "text": [_name(token, trace.texts)[:IN_CELL] for token in tokens],
-        "marker": {"symbol": "square", "opacity": [round(0.05 + 0.75 * x / top, 3) for x in d]},
+        "x": x, "y": y, "text": [_cell(t, s, trace.texts) for t, s in zip(tokens, sources, strict=True)],
+        "marker": {"symbol": "square", "opacity": [round(0.05 + 0.75 * choices / top, 3) for choices in d]},
         "customdata": [
-            f"{_name(token, trace.texts)}: {int(x)} of {trace.num_choices} choices differ"
-            for token, x in zip(tokens, d, strict=True)
+            f"{_escaped(_name(token, trace.texts))} ({source}): {int(choices)} of {trace.num_choices} choices differ"
+            for token, choices, source in zip(tokens, d, sources, strict=True)
         ],
         "hovertemplate": "%{customdata}",
+    }  # fmt: skip
+    observed = [i for i, source in enumerate(sources) if source == OBSERVED]
+    frames = {
+        "type": "scatter", "mode": "markers", "name": run.label, "meta": {"run": run.index, "role": "frames"},
+        "x": [x[i] for i in observed], "y": [y[i] for i in observed], "hoverinfo": "skip",
+        "marker": {"symbol": "square-open"},
     }  # fmt: skip
     rows = -(-len(tokens) // COLUMNS)
     blank = {"visible": False, "fixedrange": True}
     layout: dict[str, Any] = {
-        "xaxis": blank | {"range": [-1, COLUMNS]}, "yaxis": blank | {"range": [0.5 - max(rows, 4), 0.7]},
-        "hovermode": "closest",
+        "xaxis": blank | {"range": [-0.7, COLUMNS - 0.3]}, "yaxis": blank | {"range": [0.5 - max(rows, 4), 0.7]},
+        "hovermode": "closest", "margin": {"l": 0, "r": 0},
     }  # fmt: skip
     formula = f"d of each input token, from 0 (pale) to {int(top)} (full)"
-    note = f"{run.label}, step {trace.step}, response {b}, its prompt included: the one that differs most."
+    note = f"{run.label}, step {trace.step}, response {b}, the one that differs most. Bold: sampled; plain: its prompt"
+    note += "; framed: what the task answered." if observed else "."
     caption = Caption(formula, "choices", "R3 Fig. 11")
-    return Figure("token-map", "Routing differences along a response", caption, [cells], layout, note)
+    data = [cells, frames] if observed else [cells]
+    return Figure("token-map", "Routing differences along a response", caption, data, layout, note)
 
 
-def differences_of(trace: Trace) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"], Int[Tensor, " R"]] | None:
-    """(token, d, response) of every routing row that both engines recorded at every layer; None without any."""
+class Differences(NamedTuple):
+    """The R routing rows that both engines recorded at every layer, each with its response and its place in it."""
+
+    token_R: Int[Tensor, " R"]
+    d_R: Float[Tensor, " R"]
+    response_R: Int[Tensor, " R"]
+    position_R: Int[Tensor, " R"]
+
+
+def differences_of(trace: Trace) -> Differences | None:
+    """Every routing row that both engines recorded at every layer; None without any."""
     mu, old = trace.record_mu, trace.record_old
     if mu is None or old is None:
         return None
@@ -124,20 +146,46 @@ def differences_of(trace: Trace) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]
     is_input = torch.ones(len(trace.tokens), dtype=torch.bool)
     is_input[trace.offsets[1:] - 1] = False
     response_R = torch.repeat_interleave(torch.arange(len(trace)), trace.offsets.diff() - 1)
-    return trace.tokens[is_input][is_whole].long(), d_RL[is_whole].sum(1).double(), response_R[is_whole]
+    position_R = is_input.nonzero()[:, 0] - trace.offsets[response_R]
+    rows = (trace.tokens[is_input].long(), d_RL.sum(1).double(), response_R, position_R)
+    return Differences(*(of_row[is_whole] for of_row in rows))
 
 
-def mean_by_token(tokens_R: Tensor, d_R: Tensor, responses_R: Tensor) -> dict[int, float]:
+def mean_by_token(tokens_R: Int[Tensor, " R"], d_R: Float[Tensor, " R"]) -> dict[int, float]:
     """The mean d of each token with at least LEAST_SHARE of the rows."""
     sums, sizes = torch.bincount(tokens_R, d_R), torch.bincount(tokens_R)
     kept = (sizes >= LEAST_SHARE * len(tokens_R)) & (sizes > 0)
     return {int(token): float(sums[token] / sizes[token]) for token in kept.nonzero()[:, 0]}
 
 
+def _sources(trace: Trace, b: int) -> list[str]:
+    """Where each token of response b comes from: its prompt, the task, or the policy mu."""
+    # is_response begins with the first token after each prompt.
+    num_prompt, S = int(trace.num_prompt[b]), int(trace.offsets[b + 1] - trace.offsets[b])
+    first = int(trace.offsets[b] - trace.num_prompt[:b].sum())
+    is_sampled = trace.is_response[first : first + S - num_prompt].tolist()
+    return [PROMPT] * num_prompt + [SAMPLED if sampled else OBSERVED for sampled in is_sampled]
+
+
+def _cell(token: int, source: str, texts: dict[int, str]) -> str:
+    text = _escaped(_name(token, texts)[:IN_CELL]) if texts.get(token) or not texts else NO_TEXT
+    return f"<b>{text}</b>" if source == SAMPLED else text
+
+
 def _name(token: int, texts: dict[int, str]) -> str:
-    """The token's text with white space made visible; its number where the trace has no text for it."""
+    """The token's text with white space made visible; its number, in brackets of its own, where it has no text.
+
+    A trace without any texts has numbers alone.
+    """
     text = texts.get(token, "")
-    return text.replace("\n", "↵").replace("\t", "⇥").replace(" ", "␣") if text else f"{token}"
+    if not text:
+        return f"⟨{token}⟩" if texts else f"{token}"
+    return text.replace("\n", "↵").replace("\t", "⇥").replace(" ", "␣")
+
+
+def _escaped(text: str) -> str:
+    """The text as plotly shows it: a token may look like one of the tags that plotly reads."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _short(text: str, length: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -40,7 +42,7 @@ def test_differences_by_token_are_counted(runs: list[Run]) -> None:
     differences = differences_of(trace)
     assert differences is not None
     wanted = by_hand(trace)
-    means = mean_by_token(*differences)
+    means = mean_by_token(differences.token_R, differences.d_R)
     assert means == pytest.approx({token: sum(d) / len(d) for token, d in wanted.items()})
     figure = token_difference(runs)
     assert figure is not None
@@ -55,8 +57,8 @@ def test_rare_tokens_have_no_mean() -> None:
     """A token on fewer than 0.02% of the rows is left out; one on exactly that share is in."""
     tokens = torch.tensor([0] * 9996 + [1] + [2] * 3)
     d = torch.ones(10_000, dtype=torch.float64)
-    assert set(mean_by_token(tokens, d, tokens)) == {0, 2}
-    assert set(mean_by_token(tokens[1:5001], d[1:5001], tokens[1:5001])) == {0}
+    assert set(mean_by_token(tokens, d)) == {0, 2}
+    assert set(mean_by_token(tokens[1:5001], d[1:5001])) == {0}
 
 
 def test_missing_rows_are_no_agreement(runs: list[Run]) -> None:
@@ -67,8 +69,10 @@ def test_missing_rows_are_no_agreement(runs: list[Run]) -> None:
     experts[5, 1] = -1
     holed = Trace(**(vars(trace) | {"experts_mu": experts}))
     found = differences_of(holed)
-    assert found is not None and len(found[0]) == len(experts) - 1
-    assert mean_by_token(*found) == pytest.approx({t: sum(d) / len(d) for t, d in by_hand(holed).items()})
+    assert found is not None and len(found.d_R) == len(experts) - 1
+    assert mean_by_token(found.token_R, found.d_R) == pytest.approx(
+        {t: sum(d) / len(d) for t, d in by_hand(holed).items()}
+    )
     bare = Trace(**(vars(trace) | {"experts_mu": None}))
     assert differences_of(bare) is None
 
@@ -82,16 +86,56 @@ def test_the_map_is_of_the_response_that_differs_most(runs: list[Run]) -> None:
     assert trace is not None
     differences = differences_of(trace)
     assert differences is not None
-    _, d_R, b_R = differences
+    d_R, b_R = differences.d_R, differences.response_R
     means = [float(d_R[b_R == b].mean()) for b in range(len(trace))]
     b = means.index(max(means))
     assert f"response {b}," in figure.note
     d = d_R[b_R == b].tolist()[: len(cells["x"])]
     assert cells["y"] == [-(i // COLUMNS) for i in range(len(d))]
     assert [round(0.05 + 0.75 * x / max(d), 3) for x in d] == cells["marker"]["opacity"]
-    names = [text.split(":")[0] for text in cells["customdata"]]
+    names = [text.split(" (")[0] for text in cells["customdata"]]
     first = trace.tokens[int(trace.offsets[b])].item()
-    assert names[0] in (trace.texts.get(first, "?").replace(" ", "␣").replace("\n", "↵"), str(first), "")
+    shown = html.escape(trace.texts.get(first, f"⟨{first}⟩").replace(" ", "␣").replace("\n", "↵"), quote=False)
+    assert names[0] == shown
+
+
+def in_turns(trace: Trace, b: int, gap: tuple[int, ...]) -> Trace:
+    """The trace with observations at the places `gap` of response b, which alone differs and lacks mu's row 20."""
+    num_prompt, S = int(trace.num_prompt[b]), int(trace.offsets[b + 1] - trace.offsets[b])
+    is_response = trace.is_response.clone()
+    is_response[[b * (S - num_prompt) + t - num_prompt for t in gap]] = False
+    assert trace.experts_mu is not None and trace.experts_old is not None
+    mu, old = trace.experts_mu.clone(), trace.experts_mu.clone()
+    old[b * (S - 1) : (b + 1) * (S - 1)] = trace.experts_old[b * (S - 1) : (b + 1) * (S - 1)]
+    mu[b * (S - 1) + 20] = -1
+    return Trace(**(vars(trace) | {"is_response": is_response, "experts_mu": mu, "experts_old": old}))
+
+
+def test_observations_are_framed_and_no_token_is_moved(runs: list[Run], tmp_path: Path) -> None:
+    """The map says of each token where it comes from, also behind a lost row; observations alone are framed."""
+    trace = runs[1].newest_trace
+    assert trace is not None
+    b, gap = 3, (16, 17, 30)
+    turns = in_turns(trace, b, gap)
+    (folder,) = write_demo(tmp_path, DEMO[1:2], num_steps=1)
+    folder.save_trace(2, turns)
+    figure = token_map(load_runs([folder]))
+    assert figure is not None and f"response {b}," in figure.note and "framed" in figure.note
+    cells, frames = figure.data
+    start, num_prompt = int(turns.offsets[b]), int(turns.num_prompt[b])
+    S = int(turns.offsets[b + 1]) - start
+    positions = [s for s in range(S - 1) if s != 20]
+    sources = ["prompt" if s < num_prompt else "answered by the task" if s in gap else "sampled" for s in positions]
+    assert [re.findall(r"\(([a-z ]+)\): ", text)[0] for text in cells["customdata"]] == sources
+    assert [text.startswith("<b>") for text in cells["text"]] == [source == "sampled" for source in sources]
+    letters = [turns.texts.get(int(turns.tokens[start + s]), "") for s in positions]
+    for letter, text in zip(letters, cells["text"], strict=True):
+        assert html.unescape(text.removeprefix("<b>").removesuffix("</b>")) == (
+            letter[:2].replace(" ", "␣").replace("\n", "↵") or "□"
+        )
+    framed = list(zip(frames["x"], frames["y"], strict=True))
+    places = list(zip(cells["x"], cells["y"], strict=True))
+    assert framed == [places[i] for i, source in enumerate(sources) if source == "answered by the task"]
 
 
 def test_histograms_are_shares(runs: list[Run]) -> None:

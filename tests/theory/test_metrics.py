@@ -10,7 +10,7 @@ from theory.metrics import REGISTRY, check, describe
 
 GROUPS = {
     "reward", "eval", "rollout_corr", "staleness", "actor", "routing", "predictor", "response_length", "sampling",
-    "progress", "timing_s", "transfer", "rollout", "probe",
+    "progress", "timing_s", "transfer", "rollout", "probe", "turns",
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, groupby
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from theory.loop import feature_rows
 from theory.objectives import preset
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
 from theory.routing.record import RoutingRecord, offsets_of
+from theory.step_metrics import rollout_metrics
 from theory.streams import derive_seed, stream
 from theory.turns import roll_out, sampled_tokens
 
@@ -218,6 +219,16 @@ def test_turns_and_responses_draw_apart() -> None:
         for prompt, draw in zip(prompts, sampling.draws, strict=True):
             original = PROMPTS[int(prompt.answer)]
             assert draw.max_tokens + len(prompt.tokens) - len(original.tokens) == 200
+
+
+def test_turns_are_counted_where_a_recipe_has_them() -> None:
+    """turns/mean counts what mu said between observations (an empty one parts nothing); one turn has no such metric."""
+    rollouts = roll_out(Engine(), Echo(3, 0, 4, 1), PROMPTS, SAMPLING, max_turns=5)
+    turns = [sum(sampled for sampled, _ in groupby(r.is_response.tolist())) for r in rollouts.responses]
+    rewards_B = torch.zeros(len(turns))
+    assert len(set(turns)) > 2
+    assert rollout_metrics(rollouts, rewards_B, max_turns=5)["turns/mean"] == sum(turns) / len(turns)
+    assert "turns/mean" not in rollout_metrics(rollouts, rewards_B, max_turns=1)
 
 
 def test_the_version_is_the_oldest_that_sampled() -> None:

@@ -18,7 +18,13 @@
   }
   const mapColours = () => [[0, mixed(lineColour(0), 0.6)], [0.5, mixed(lineColour(0), 0)], [1, mixed(lineColour(1), 0.6)]];
 
-  function painted(trace) {
+  // Cells stand in columns one unit apart: as large as fits, so that they never cover one another.
+  function cellSize(figure, width) {
+    const [left, right] = figure.layout.xaxis.range;
+    return Math.min(17, Math.floor(width / (right - left)) - 1);
+  }
+
+  function painted(trace, figure, width) {
     const { run, role } = trace.meta;
     const out = { ...trace, visible: !hidden.has(run), showlegend: false };
     if (role === "map") return { ...out, colorscale: mapColours(), textfont: { size: 11, color: colour("--text") } };
@@ -27,8 +33,11 @@
     else if (role === "mark") out.marker = { color: colour("--text"), size: 7, symbol: "line-ew-open", line: { width: 2 } };
     else if (role === "cloud") out.marker = { color: lineColour(run), size: 3.5, opacity: 0.55 };
     else if (role === "cells") {
-      out.marker = { ...trace.marker, color: lineColour(run), size: 16 };
-      out.textfont = { size: 10.5, color: colour("--text") };
+      const size = cellSize(figure, width);
+      out.marker = { ...trace.marker, color: lineColour(run), size };
+      out.textfont = { size: size < 15 ? 9 : 10.5, color: colour("--text") };
+    } else if (role === "frames") {
+      out.marker = { ...trace.marker, color: colour("--text"), size: cellSize(figure, width), line: { width: 1.5 } };
     } else if (role === "bar") out.marker = { color: lineColour(run) };
     else {
       out.line = { ...trace.line, color: lineColour(run), width: role === "raw" ? 1 : 2 };
@@ -40,6 +49,7 @@
   function axis(own) {
     return {
       gridcolor: colour("--line"), linecolor: colour("--line"), zeroline: false, automargin: false, fixedrange: false,
+      exponentformat: "e",
       tickfont: { size: 11.5 }, ...own, title: { font: { size: 12 }, standoff: 6, ...(own?.title ?? {}) },
     };
   }
@@ -82,7 +92,7 @@
     for (const div of document.querySelectorAll(".plot")) {
       const figure = shown.get(div.id);
       div.closest("figure").hidden = figure === undefined;
-      if (figure) Plotly.react(div, figure.data.map(painted), layoutOf(figure, div.clientWidth), config);
+      if (figure) Plotly.react(div, figure.data.map((trace) => painted(trace, figure, div.clientWidth)), layoutOf(figure, div.clientWidth), config);
     }
     document.documentElement.dataset.drawn = String(shown.size);
   }
