@@ -18,8 +18,9 @@ def export(
     """Write a sandbox model as a Hugging Face folder (config.json, model.safetensors), for cluster runs to start from.
 
     Of a config it is the model that RL would start from, after the cold start (from its cache where that was done);
-    of a run folder, or of a folder of runs (its newest), the model of the newest checkpoint. transformers and vLLM
-    open the folder. A folder that already holds exactly this export is left as it is; any other content is refused.
+    of a run folder, or of a folder of runs (its newest), the model of the newest checkpoint. transformers, vLLM and
+    `firstorder filter` open the folder; its tokenizer goes along. A folder that already holds exactly this export is
+    left as it is; any other content is refused.
 
     \b
     Examples:
@@ -34,7 +35,7 @@ def export(
     else:
         model, step = exports.trained(folder, config)
         what = f"the model after step {step} of {folder.path}"
-    written = exports.write(model, config.model.path, to)
+    written = exports.write(model, exports.tokenizer_of(config), to)
     typer.echo(f"{to}" if written else f"{to} (already there: {what})")
 
 

@@ -15,6 +15,7 @@ import torch
 from lab.config.load import load
 from lab.files import atomic_folder
 from lab.records import RunFolder
+from lab.tasks.tokenizers import CharTokenizer
 from sandbox.checkpoint import load as load_model
 from sandbox.checkpoint import save
 from sandbox.config import SandboxRun
@@ -26,7 +27,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
-"""What goes along where the model was opened from a folder; a task of characters has its own tokenizer."""
+"""What goes along where the model was opened from a folder."""
 
 
 def initial(config: SandboxRun, report: bool = True) -> MoE:
@@ -64,8 +65,10 @@ def trained(folder: RunFolder, config: SandboxRun) -> tuple[MoE, int]:
     return model, checkpoint.step
 
 
-def write(model: MoE, tokenizer_folder: str | None, to: Path) -> bool:
+def write(model: MoE, tokenizer: CharTokenizer | Path, to: Path) -> bool:
     """Writes the Hugging Face folder, whole or not at all; False where exactly this export is there already.
+
+    `tokenizer` goes along: a task's own, or the files of the folder that the model was opened from.
 
     Raises ValueError where the model is one that only this project opens, and where `to` holds anything else.
     """
@@ -75,23 +78,34 @@ def write(model: MoE, tokenizer_folder: str | None, to: Path) -> bool:
             "gate or shared expert that none of them has"
         )
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        if to.is_dir() and _holds(to, lambda folder: _fill(model, tokenizer_folder, folder)):
+        if to.is_dir() and _holds(to, lambda folder: _fill(model, tokenizer, folder)):
             return False
         raise ValueError(f"--to: expected a folder that is empty, absent or holds exactly this export, got {to}")
     to.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(to) as folder:
-        _fill(model, tokenizer_folder, folder)
+        _fill(model, tokenizer, folder)
     return True
 
 
-def _fill(model: MoE, tokenizer_folder: str | None, folder: Path) -> None:
+def tokenizer_of(config: SandboxRun) -> CharTokenizer | Path:
+    """What the model of this config reads with: its task's characters, or the files of the folder it comes from."""
+    if config.model.path is not None:
+        return Path(config.model.path)
+    tokenizer = open_task(config).tokenizer
+    assert isinstance(tokenizer, CharTokenizer), "a task that brings its own tokenizer is one of characters"
+    return tokenizer
+
+
+def _fill(model: MoE, tokenizer: CharTokenizer | Path, folder: Path) -> None:
     save(model, folder)
     # safetensors makes a private file; weights are as readable as the config beside them.
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
-    for name in TOKENIZER_FILES if tokenizer_folder is not None else ():
-        source = Path(str(tokenizer_folder)) / name
-        if source.is_file():
-            shutil.copyfile(source, folder / name)
+    if isinstance(tokenizer, CharTokenizer):
+        tokenizer.save(folder)
+        return
+    for name in TOKENIZER_FILES:
+        if (tokenizer / name).is_file():
+            shutil.copyfile(tokenizer / name, folder / name)
 
 
 def _holds(to: Path, fill: Callable[[Path], None]) -> bool:

@@ -7,6 +7,7 @@ expects at the start of a sequence.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, runtime_checkable
@@ -101,6 +102,27 @@ class CharTokenizer:
         """Always ValueError: characters have no chat template."""
         raise ValueError("chat_template: expected a tokenizer with a chat template, got a character tokenizer")
 
+    def save(self, folder: Path) -> None:
+        """Writes the same tokenizer as Hugging Face's files, for a model that was trained here to read texts elsewhere.
+
+        Law: `load_tokenizer(folder)` has the same ids, end and padding, and refuses the same characters.
+        """
+        import tokenizers
+
+        special = ["<pad>", "<eos>"]
+        ids = {name: i for i, name in enumerate([*special, *self.alphabet])}
+        # Words of one character, and no token for unknown ones: an error here, they must not be lost in silence there.
+        written = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab=ids))  # pyright: ignore[reportCallIssue]
+        written.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+        written.decoder = tokenizers.decoders.Fuse()
+        written.add_special_tokens(special)
+        written.save(str(folder / "tokenizer.json"))
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast", "pad_token": special[self.pad_id],
+            "eos_token": special[self.eos_id], "clean_up_tokenization_spaces": False,
+        }  # fmt: skip
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
 
 class HuggingFaceTokenizer:
     """A transformers tokenizer behind the interface; where it names no padding token, the end token pads."""
@@ -118,8 +140,13 @@ class HuggingFaceTokenizer:
         self._start = tuple(around[:1]) if around and around[0] == tokenizer.bos_token_id else ()
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of the text alone, without special tokens."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        """The ids of the text alone, without special tokens; ValueError where the tokenizer has none for some of it."""
+        try:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        except Exception as error:  # the tokenizers library raises nothing more special
+            raise ValueError(
+                f"expected a text that the tokenizer of {self._where} knows, got {text!r}: {error}"
+            ) from error
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids, special tokens left out."""

@@ -21,6 +21,7 @@ from sandbox.checkpoint import load as load_model
 from sandbox.config import SandboxRun
 from sandbox.export import initial, trained
 from sandbox.model import MoE
+from sandbox.run import open_task
 from scaled.model_shape import load_shape
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +125,8 @@ def test_an_export_is_made_once(here: Path, capsys: pytest.CaptureFixture[str]) 
     for name in ("config.json", "model.safetensors"):
         assert Path("empty", name).read_bytes() == Path("out/initial", name).read_bytes()
         assert Path("empty", name).stat().st_mode & 0o444 == 0o444
-    assert {p.name for p in Path("empty").iterdir()} == {"config.json", "model.safetensors"}
+    files = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {p.name for p in Path("empty").iterdir()} == files
 
 
 def test_a_folder_with_anything_else_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,6 +161,15 @@ def test_a_checkpoint_of_another_model_is_refused(here: Path, capsys: pytest.Cap
     path = next(Path("runs/tiny").iterdir()) / "config.yaml"
     path.write_text(path.read_text().replace("expert_size: 24", "expert_size: 32"))
     assert "expected a checkpoint of the config's model with layers." in refused(capsys, "runs/tiny", "--to", "new")
+
+
+def test_a_tasks_own_characters_go_along(home: Path) -> None:
+    """The export of a model with a task of characters has them as its tokenizer: the ids that it was trained on."""
+    task = open_task(config_of(home / "tiny.yaml"))
+    tokenizer = load_tokenizer(home / "out" / "initial")
+    prompt = task.prompts(0, 1)[0].tokens
+    assert tokenizer.encode(task.tokenizer.decode(prompt)) == prompt
+    assert (tokenizer.eos_id, tokenizer.vocab_size) == (task.tokenizer.eos_id, task.tokenizer.vocab_size)
 
 
 def test_an_opened_models_tokenizer_goes_along(here: Path) -> None:

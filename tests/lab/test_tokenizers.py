@@ -25,6 +25,19 @@ def alphabets_and_texts(draw) -> tuple[str, str]:
     return alphabet, draw(st.text(alphabet=alphabet, max_size=50))
 
 
+def test_characters_are_the_same_in_hugging_faces_files(tmp_path):
+    """A saved character tokenizer has the same ids, end and padding in transformers, and refuses the same text."""
+    ours = CharTokenizer("0aZ<>#= \n\té́漢🙂")
+    ours.save(tmp_path)
+    theirs = load_tokenizer(tmp_path)
+    assert (theirs.vocab_size, theirs.eos_id, theirs.pad_id) == (ours.vocab_size, ours.eos_id, ours.pad_id)
+    for text in ("", "0", " a  Z\n\t=#", "<a>", "é́é́漢🙂🙂", ours.alphabet[::-1]):
+        assert theirs.encode(text) == theirs.prompt(text) == ours.encode(text)
+        assert theirs.decode((*ours.encode(text), ours.eos_id, ours.pad_id)) == text
+    with pytest.raises(ValueError, match="knows, got '0b'"):
+        theirs.encode("0b")
+
+
 @given(alphabets_and_texts())
 def test_characters_come_back(pair):
     """decode(encode(text)) == text over any alphabet, one id a character, none of them special, all in range."""
