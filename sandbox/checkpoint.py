@@ -1,8 +1,8 @@
-"""Hugging Face folders in and out: config.json and safetensors of Qwen3-MoE, OLMoE, Mixtral and dense Qwen3 shapes.
+"""Hugging Face folders in and out: config.json and safetensors of Qwen3-MoE, OLMoE, Mixtral, dots.llm1 and dense Qwen3.
 
 One table of views binds every Hugging Face name to the part of our parameters that holds it; reading, writing and the
 weight hand-over between engines all go through it. What the decoder cannot do is refused, never ignored; pickles are
-never opened. A model that none of these classes can express (a shared expert, a sigmoid gate) is written under our own
+never opened. A model that none of these classes can express (a gated shared expert, say) is written under our own
 architecture name: it opens here, not in transformers.
 """
 
@@ -166,7 +166,8 @@ def _expert_views(mlp: Any, config: ModelConfig, prefix: str) -> dict[str, Tenso
         for name, view in zip(names, (gate_DF, up_DF, mlp.down.data[e]), strict=True):
             views[f"{prefix}experts.{e}.{name}.weight"] = view.T
     if mlp.shared is not None:
-        views |= _mlp_views(mlp.shared, prefix + "shared_expert.")
+        name = "shared_experts." if family(config) == "dots1" else "shared_expert."
+        views |= _mlp_views(mlp.shared, prefix + name)
     if mlp.shared_gate is not None:
         views[prefix + "shared_expert_gate.weight"] = mlp.shared_gate.data
     return views

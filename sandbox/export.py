@@ -74,8 +74,8 @@ def write(model: MoE, tokenizer: CharTokenizer | Path, to: Path) -> bool:
     """
     if family(model.config) == "firstorder_moe":
         raise ValueError(
-            "model: expected one that transformers has a class for (Qwen3, Qwen3-MoE, OLMoE, Mixtral), got one with a "
-            "gate or shared expert that none of them has"
+            "model: expected one that transformers has a class for (Qwen3, Qwen3-MoE, OLMoE, Mixtral, dots.llm1), got "
+            "one with a gate or shared expert that none of them has"
         )
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         if to.is_dir() and _holds(to, lambda folder: _fill(model, tokenizer, folder)):

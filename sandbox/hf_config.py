@@ -9,13 +9,14 @@ from typing import Any, Literal
 from sandbox.model_config import ModelConfig
 from theory.routing.gates import GATES, Gate
 
-Family = Literal["qwen3_moe", "olmoe", "mixtral", "qwen3", "firstorder_moe"]
+Family = Literal["qwen3_moe", "olmoe", "mixtral", "qwen3", "dots1", "firstorder_moe"]
 
 HF_CLASSES: dict[Family, str] = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "dots1": "Dots1ForCausalLM",
     "firstorder_moe": "FirstOrderMoEForCausalLM",
 }
 
@@ -33,14 +34,17 @@ PLAIN = {
     "router_jitter_noise": 0.0,
 }
 # What transformers assumes where a file is silent.
-DEFAULT_EPS = {"qwen3_moe": 1e-6, "qwen3": 1e-6, "olmoe": 1e-5, "mixtral": 1e-5, "firstorder_moe": 1e-6}
+DEFAULT_EPS = {"qwen3_moe": 1e-6, "qwen3": 1e-6, "olmoe": 1e-5, "mixtral": 1e-5, "dots1": 1e-6, "firstorder_moe": 1e-6}
 DEFAULT_THETA = {"mixtral": 1e6}
 QK_NORM: dict[Family, Literal["head", "projection", "none"]] = {
     "qwen3_moe": "head",
     "qwen3": "head",
     "olmoe": "projection",
     "mixtral": "none",
+    "dots1": "head",
 }
+# Fields that only configs with latent attention have (DeepSeek-V2 and V3, Moonlight, Kimi).
+LATENT = ("kv_lora_rank", "q_lora_rank")
 OWN_FIELDS = ("shared_expert_size", "shared_expert_gate")
 
 
@@ -50,6 +54,8 @@ def family(config: ModelConfig) -> Family:
     plain_gate = (gate.score, gate.scaling, gate.num_groups) == ("softmax", 1.0, 1)
     if not config.moe_layers:
         return "qwen3" if config.qk_norm == "head" else "firstorder_moe"
+    if _is_dots1(config):
+        return "dots1"
     if not plain_gate or config.shared_expert_size > 0:
         return "firstorder_moe"
     if config.qk_norm == "head":
@@ -60,6 +66,17 @@ def family(config: ModelConfig) -> Family:
     if config.qk_norm == "none":
         return "mixtral" if gate.renormalise else "firstorder_moe"
     return "olmoe" if config.head_dim * config.num_heads == config.hidden_size else "firstorder_moe"
+
+
+def _is_dots1(config: ModelConfig) -> bool:
+    """dots.llm1 is DeepSeek-V3's experts under Qwen3's attention: sigmoid gate, shared experts, dense layers first."""
+    shared, gate = config.shared_expert_size, config.gate
+    return (
+        (gate.score, gate.group_score, config.qk_norm) == ("sigmoid", "top2_sum", "head")
+        and not config.shared_expert_gate and shared > 0 and shared % config.expert_size == 0
+        and config.dense_layers == tuple(range(len(config.dense_layers)))
+        and config.num_experts >= 2 * gate.num_groups
+    )  # fmt: skip
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:
@@ -90,6 +107,19 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     fields |= {"num_experts_per_tok": config.experts_per_token, "norm_topk_prob": _sums_to_one(config.gate)}
     if kind == "mixtral":
         return fields | {"num_local_experts": config.num_experts, "intermediate_size": config.expert_size}
+    if kind == "dots1":
+        return fields | {
+            "n_routed_experts": config.num_experts,
+            "n_shared_experts": config.shared_expert_size // config.expert_size,
+            "moe_intermediate_size": config.expert_size,
+            "intermediate_size": config.dense_size,
+            "first_k_dense_replace": len(config.dense_layers),
+            "n_group": config.gate.num_groups,
+            "topk_group": config.gate.num_top_groups,
+            "norm_topk_prob": config.gate.renormalise,
+            "routed_scaling_factor": config.gate.scaling,
+            "sliding_window": None,
+        }
     fields["num_experts"] = config.num_experts
     if kind == "olmoe":
         return fields | {"intermediate_size": config.expert_size}
@@ -150,6 +180,13 @@ def _parse(fields: dict[str, Any]) -> ModelConfig:
 
 def _kind(fields: dict[str, Any]) -> Family:
     names = fields.get("architectures") or []
+    for name in LATENT:
+        if fields.get(name) is not None:
+            opens, came = ", ".join(HF_CLASSES.values()), ", ".join(names) or "no named class"
+            raise ValueError(
+                f"{name}: expected none (this decoder has the grouped-query attention of {opens}), "
+                f"got {_json(fields[name])}, the latent attention of {came}"
+            )
     by_class: dict[str, Family] = {name: kind for kind, name in HF_CLASSES.items()}
     if len(names) != 1 or names[0] not in by_class:
         raise ValueError(f"architectures: expected one of {', '.join(by_class)}, got {names}")
@@ -164,7 +201,11 @@ def _check_plain(fields: dict[str, Any], kind: Family) -> float:
     # Qwen files carry a window that their use_sliding_window switches off; elsewhere a window is a window.
     if kind in ("mixtral", "olmoe") and fields.get("sliding_window") is not None:
         raise ValueError(f"sliding_window: this decoder has only null, got {fields['sliding_window']}")
-    odd = set(fields.get("layer_types") or []) - {"full_attention"}
+    layer_types = fields.get("layer_types") or []
+    if kind == "dots1" and not layer_types and fields.get("sliding_window", 4096) is not None:
+        first, last = int(fields.get("max_window_layers", 62)), int(fields["num_hidden_layers"])
+        layer_types = ["sliding_attention"] * (last > first)
+    odd = set(layer_types) - {"full_attention"}
     if odd:
         raise ValueError(f"layer_types: this decoder has only full_attention, got {', '.join(sorted(odd))}")
     rope = fields.get("rope_parameters") or {}
@@ -185,6 +226,8 @@ def _dense_layers(fields: dict[str, Any], kind: Family, num_layers: int) -> tupl
         return tuple(range(num_layers))
     if kind in ("olmoe", "mixtral"):
         return ()
+    if kind == "dots1":
+        return tuple(range(int(fields.get("first_k_dense_replace") or 0)))
     only = set(fields.get("mlp_only_layers") or ())
     step = int(fields.get("decoder_sparse_step", 1))
     has_experts = int(fields.get("num_experts", fields.get("num_local_experts", 0))) > 0
@@ -192,6 +235,8 @@ def _dense_layers(fields: dict[str, Any], kind: Family, num_layers: int) -> tupl
 
 
 def _experts(fields: dict[str, Any], kind: Family) -> dict[str, Any]:
+    if kind == "dots1":
+        return _dots1_experts(fields)
     count = fields["num_local_experts"] if "num_local_experts" in fields else fields["num_experts"]
     size = fields["moe_intermediate_size"] if kind in ("qwen3_moe", "firstorder_moe") else fields["intermediate_size"]
     sums_to_one = kind == "mixtral" or bool(fields.get("norm_topk_prob", False))
@@ -206,6 +251,25 @@ def _experts(fields: dict[str, Any], kind: Family) -> dict[str, Any]:
         "gate": gate,
         **own,
     }
+
+
+def _dots1_experts(fields: dict[str, Any]) -> dict[str, Any]:
+    num_groups, num_top_groups = (int(fields.get(name) or 1) for name in ("n_group", "topk_group"))
+    scaling, renormalise = float(fields.get("routed_scaling_factor", 1.0)), bool(fields.get("norm_topk_prob", False))
+    size = int(fields["moe_intermediate_size"])
+    return {
+        "num_experts": int(fields["n_routed_experts"]),
+        "experts_per_token": int(fields["num_experts_per_tok"]),
+        "expert_size": size,
+        "shared_expert_size": size * _num_shared(fields["n_shared_experts"]),
+        "gate": Gate("sigmoid", "before", renormalise, scaling, num_groups, num_top_groups, "top2_sum"),
+    }
+
+
+def _num_shared(value: Any) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"n_shared_experts: expected at least 1 in Dots1ForCausalLM, got {_json(value)}")
+    return value
 
 
 def _json(value: Any) -> str:

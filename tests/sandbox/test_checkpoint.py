@@ -29,6 +29,11 @@ SIZES = {
 }  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 3, "num_experts": 6}
 QWEN = SIZES | EXPERTS | {"intermediate_size": 48, "moe_intermediate_size": 24}
+# DeepSeek-V3's experts under grouped-query attention: sigmoid gate, groups, a bias of the choice, shared experts.
+DOTS1 = SIZES | {
+    "num_experts_per_tok": 3, "n_routed_experts": 8, "intermediate_size": 48, "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "head_dim": 8,
+}  # fmt: skip
 T = transformers
 SHAPES = {
     "qwen3_moe": lambda: T.Qwen3MoeForCausalLM(T.Qwen3MoeConfig(**QWEN, norm_topk_prob=True, head_dim=16)),
@@ -47,6 +52,10 @@ SHAPES = {
     ),
     "mixtral": lambda: T.MixtralForCausalLM(
         T.MixtralConfig(**SIZES, intermediate_size=24, num_local_experts=6, num_experts_per_tok=2)
+    ),
+    "dots1": lambda: T.Dots1ForCausalLM(T.Dots1Config(**DOTS1, n_group=4, topk_group=2, n_shared_experts=2)),
+    "dots1, no groups": lambda: T.Dots1ForCausalLM(
+        T.Dots1Config(**DOTS1 | {"norm_topk_prob": False, "first_k_dense_replace": 0}, n_shared_experts=1)
     ),
     "qwen3": lambda: T.Qwen3ForCausalLM(T.Qwen3Config(**SIZES, intermediate_size=48, head_dim=16)),
     "qwen3, tied": lambda: T.Qwen3ForCausalLM(
@@ -76,6 +85,9 @@ def folders(tmp_path_factory) -> dict[str, Path]:
                     # Router rows near 1 keep the top-k clear of ties.
                     std = 1.0 if "embed" in key else parameter.shape[-1] ** -0.5
                     parameter.normal_(0, std, generator=generator)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.uniform_(-0.3, 0.3, generator=generator)
         model.save_pretrained(root / str(number))
     return {name: root / str(number) for number, name in enumerate(SHAPES)}
 
@@ -92,18 +104,17 @@ def tokens(vocab_size: int = 40) -> torch.Tensor:
 def test_logits_and_experts_equal_transformers(folders, shape):
     """Float32 logits agree to 1e-5 (rounding of sums in another order), the routed experts exactly."""
     model, reference, routing = load(folders[shape]), theirs(folders[shape]), Recorder()
+    chosen: list[torch.Tensor] = []
+    for name, module in reference.named_modules():
+        if name.endswith(".mlp.gate"):
+            module.register_forward_hook(lambda *call: chosen.append(call[-1][2]))  # (logits, weights, experts)
     with torch.no_grad():
-        ours = model(tokens(), routing)
-        is_moe = bool(model.config.moe_layers)
-        output = reference(tokens(), output_router_logits=True) if is_moe else reference(tokens())
-    torch.testing.assert_close(ours, output.logits, rtol=1e-5, atol=1e-5)
+        ours, wanted = model(tokens(), routing), reference(tokens()).logits
+    torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
     assert ours.std() > 0.5  # the comparison would mean little between two zeros
-    if is_moe:
-        layers = [logits for logits in output.router_logits if isinstance(logits, torch.Tensor)]
-        assert len(routing.calls) == len(layers) == len(model.config.moe_layers)
-        for (_, _, _, experts, _), logits in zip(routing.calls, layers, strict=True):
-            k = model.config.experts_per_token
-            assert torch.equal(experts, logits.softmax(-1).topk(k, dim=-1).indices.sort(dim=-1).values)
+    assert len(routing.calls) == len(chosen) == len(model.config.moe_layers)
+    for (_, _, _, experts, _), indices in zip(routing.calls, chosen, strict=True):
+        assert torch.equal(experts, indices.sort(dim=-1).values)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -143,6 +154,13 @@ def test_families():
     assert {name: family(config) for name, config in CONFIGS.items()} == expected
     assert family(replace(CONFIGS["wide"], gate=GATES["softmax_after"])) == "qwen3_moe"
     assert family(replace(CONFIGS["mixtral"], gate=GATES["olmoe"])) == "firstorder_moe"
+    dots1 = replace(CONFIGS["sigmoid"], shared_expert_size=2 * CONFIGS["sigmoid"].expert_size, dense_layers=(0,))
+    assert family(dots1) == "dots1"
+    for other in (
+        {"shared_expert_size": 0}, {"shared_expert_size": dots1.expert_size + 1}, {"shared_expert_gate": True},
+        {"dense_layers": (1,)}, {"qk_norm": "none"}, {"gate": replace(dots1.gate, group_score="max")},
+    ):  # fmt: skip
+        assert family(replace(dots1, **other)) == "firstorder_moe", other
 
 
 def test_softmax_after_opens_in_transformers(tmp_path):
@@ -258,6 +276,9 @@ def test_a_tied_head_may_come_twice_but_not_differ(folders):
         ("qwen3", {"layer_types": ["sliding_attention"] * 3}, "layer_types.*sliding_attention"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv.*null.*8.0"),
         ("mixtral", {"sliding_window": 128}, "sliding_window.*null.*128"),
+        ("dots1", {"layer_types": None, "sliding_window": 8, "max_window_layers": 2}, "layer_types.*sliding_attention"),
+        ("dots1", {"n_group": 3}, "divisible into 3 groups, got 8"),
+        ("dots1", {"n_shared_experts": None}, "n_shared_experts: expected"),
         ("mixtral", {"num_key_value_heads": 3}, "num_heads.*3.*4"),
         ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise.*0.1"),
         ("mixtral", {"vocab_size": "many"}, "many"),
@@ -274,6 +295,19 @@ def test_what_the_decoder_cannot_do_is_refused(folders, tmp_path, shape, changes
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
+def test_latent_attention_is_refused_in_one_line(tmp_path):
+    """A DeepSeek-V3 folder of transformers' own: the line names the field, its value, the class, and what opens."""
+    sizes = SIZES | {"num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": None, "qk_rope_head_dim": 8}
+    experts = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+    heads = {"qk_nope_head_dim": 8, "v_head_dim": 8, "intermediate_size": 48, "moe_intermediate_size": 24}
+    T.DeepseekV3ForCausalLM(T.DeepseekV3Config(**sizes, **experts, **heads)).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"kv_lora_rank: expected none .*grouped-query.*Dots1.*got 8.*DeepseekV3"
+    ) as error:
+        load(tmp_path)
+    assert "\n" not in str(error.value) and str(tmp_path / "config.json") in str(error.value)
+
+
 def test_a_missing_field_is_named(folders, tmp_path):
     """A config.json without a size that the model needs says which."""
     fields = json.loads((folders["olmoe"] / "config.json").read_text())
@@ -283,7 +317,7 @@ def test_a_missing_field_is_named(folders, tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("shape", ["qwen3_moe", "olmoe", "mixtral", "qwen3"])
+@pytest.mark.parametrize("shape", ["qwen3_moe", "olmoe", "mixtral", "qwen3", "dots1"])
 def test_silent_fields_mean_what_transformers_assumes(folders, tmp_path, shape):
     """Where config.json is silent on epsilon, rotation and tying, both sides assume the same and the logits agree."""
     fields = json.loads((folders[shape] / "config.json").read_text())
