@@ -76,17 +76,26 @@ def append_line(path: Path, line: bytes) -> None:
 
     A torn line that a killed process left behind is removed first; RecordError leaves the others as they were.
     """
-    data = line + b"\n"
     with disk_errors(path), open(path, "a+b", buffering=0) as file:
         end = _end_of_last_line(file)
         file.truncate(end)
-        try:
-            if (written := file.write(data)) != len(data):
-                raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were taken")
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(end)
-            raise
+        _append(file, end, line + b"\n")
+
+
+def append_bytes(path: Path, data: bytes) -> None:
+    """Adds the bytes to the file, made where there is none, and waits for the disk; RecordError adds none."""
+    with disk_errors(path), open(path, "a+b", buffering=0) as file:
+        _append(file, file.seek(0, os.SEEK_END), data)
+
+
+def _append(file: io.FileIO, end: int, data: bytes) -> None:
+    try:
+        if (written := file.write(data)) != len(data):
+            raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were taken")
+        os.fsync(file.fileno())
+    except OSError:
+        file.truncate(end)
+        raise
 
 
 def whole_lines(path: Path) -> list[bytes]:

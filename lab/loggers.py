@@ -1,12 +1,21 @@
-"""Where a run's metrics go besides metrics.jsonl: the loggers that its config names, built over its folder."""
+"""Where a run's metrics go besides metrics.jsonl: the loggers that its config names, built over its folder.
+
+Those that write into the folder leave their files whole and raise RecordError where the disk refuses a row.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger
+
+from lab.files import RecordError, append_bytes, append_line, atomic_write, disk_errors
 
 
 def build_loggers(names: Sequence[str], run_name: str, folder: Path, first: int) -> list[Logger]:
@@ -25,14 +34,108 @@ def build_loggers(names: Sequence[str], run_name: str, folder: Path, first: int)
     return loggers
 
 
+class CsvLogger(Logger):
+    """csv/metrics.csv: one line a row and one column a metric, empty where a row has no such metric.
+
+    A run that goes on after `first` global steps goes on in the same file. Lightning's own logger would begin an empty
+    one, and loses rows where the disk fills up while it adds a column.
+    """
+
+    def __init__(self, folder: Path, first: int):
+        super().__init__()
+        self.path = folder / "csv" / "metrics.csv"
+        rows = _read_csv(self.path)
+        self.rows = {int(row["step"]): row for row in rows if int(row["step"]) <= first}
+        self.columns = sorted({name for row in self.rows.values() for name in row} | {"step"})
+        if len(self.rows) < len(rows):
+            self._write_all()
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        """None of its own: the run's folder is the version."""
+        return ""
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: config.yaml has them."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Adds the row, in place of a former one of this step; RecordError leaves the file as it was."""
+        assert step is not None
+        row = {"step": str(step)} | {name: repr(float(value)) for name, value in metrics.items()}
+        is_new, has_columns = step not in self.rows, row.keys() <= set(self.columns)
+        former = dict(self.rows), list(self.columns)
+        self.rows[step] = row
+        self.columns = sorted({*self.columns, *row})
+        try:
+            if is_new and has_columns and self.path.is_file():
+                append_line(self.path, _csv_line(row.get(name, "") for name in self.columns))
+            else:
+                self._write_all()
+        except RecordError:
+            self.rows, self.columns = former
+            raise
+
+    def _write_all(self) -> None:
+        with disk_errors(self.path):
+            self.path.parent.mkdir(exist_ok=True)
+        lines = [self.columns, *([row.get(name, "") for name in self.columns] for row in self.rows.values())]
+        atomic_write(self.path, b"".join(_csv_line(line) + b"\n" for line in lines))
+
+
+class TensorBoardLogger(Logger):
+    """tensorboard/events.out.tfevents.*: one event a row, one file for each time that the run begins or goes on.
+
+    Lightning's own logger writes from a thread, which says that the disk is full late and in no single line.
+    """
+
+    def __init__(self, folder: Path):
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        super().__init__()
+        self._Event, self._Summary, self._RecordWriter = Event, Summary, RecordWriter
+        # The viewer reads the files of a folder in the order of their names.
+        self.path = folder / "tensorboard" / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return "tensorboard"
+
+    @property
+    def version(self) -> str:
+        """None of its own: the run's folder is the version."""
+        return ""
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: config.yaml has them."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Adds the row; RecordError leaves the file as it was."""
+        if not self.path.exists():
+            with disk_errors(self.path):
+                self.path.parent.mkdir(exist_ok=True)
+            self._append(self._Event(wall_time=time.time(), file_version="brain.Event:2"))
+        values = [self._Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._append(self._Event(wall_time=time.time(), step=step, summary=self._Summary(value=values)))
+
+    def _append(self, event: Any) -> None:
+        data = io.BytesIO()
+        self._RecordWriter(data).write(event.SerializeToString())
+        append_bytes(self.path, data.getvalue())
+
+
 def _logger(name: str, run_name: str, folder: Path, first: int) -> Logger:
     if name == "csv":
-        # Lightning empties the folder of a CSV logger, so each attempt of a resumed run has its own.
-        return CSVLogger(
-            str(folder), name="", version="csv" if first == 0 else f"csv-from-{first}", flush_logs_every_n_steps=1
-        )
+        return CsvLogger(folder, first)
     if name == "tensorboard":
-        return TensorBoardLogger(str(folder), name="", version="tensorboard")
+        return TensorBoardLogger(folder)
     if name == "wandb":
         from lightning.pytorch.loggers import WandbLogger
 
@@ -42,3 +145,18 @@ def _logger(name: str, run_name: str, folder: Path, first: int) -> Logger:
     # The user's own server where one is named; else a database in the run folder (MLflow 3 writes no plain files).
     database = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
     return MLFlowLogger("firstorder", run_name=run_name, tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", database))
+
+
+def _read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of the file, each without its empty cells; none where there is no file."""
+    if not path.is_file():
+        return []
+    with disk_errors(path, "read"):
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    return [{name: value for name, value in row.items() if value} for row in rows]
+
+
+def _csv_line(cells: Iterable[str]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(cells)
+    return text.getvalue().encode()

@@ -14,7 +14,7 @@ import torch
 
 from lab.config.run import RunConfig
 from lab.progress import ProgressLines
-from lab.records import RunFolder
+from lab.records import RESERVED, RunFolder
 from lab.traces import Trace
 from theory import metrics as registry
 from theory.loop import StepResult
@@ -65,8 +65,12 @@ class Recorder:
 
     def begin(self, extra: Mapping[str, float] | None = None) -> None:
         """Row 0, unless a run that goes on has it already; `extra` joins it."""
-        if not self.folder.metrics():
+        rows = self.folder.metrics()
+        if not rows:
             self.append(0, self.evaluate(0) | dict(extra or {}))
+        elif len(rows) == 1:  # no step will be taken again that logs it, if a logger failed to take it
+            row = {name: value for name, value in rows[0].items() if name not in RESERVED and value is not None}
+            self._log(0, row)
 
     def record(
         self,
@@ -94,6 +98,9 @@ class Recorder:
         """One row of metrics, to metrics.jsonl first and then to every logger."""
         registry.check(row)
         self.folder.append_metrics(number, row)
+        self._log(number, row)
+
+    def _log(self, number: int, row: Scalars) -> None:
         for logger in self.loggers:
             logger.log_metrics(row, step=number)
 
