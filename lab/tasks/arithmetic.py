@@ -21,16 +21,13 @@ from pydantic import Field, model_validator
 
 from lab.config.strict import Strict
 from lab.tasks.arithmetic_styles import MARK, STYLES, longest
+from lab.tasks.held_out import distinct, is_held_out, most_held_out
 from lab.tasks.tokenizers import CharTokenizer
 from theory.contracts import Prompt, Response
-from theory.streams import derive_seed, stream
+from theory.streams import stream
 
 ALPHABET = f"0123456789+-=;{MARK}"
 SIGNS = {"add": "+", "subtract": "-"}
-
-# One problem in HELD_OUT_MODULUS is held out; a digit count must have HELD_OUT_MARGIN times as many as are asked for.
-HELD_OUT_MODULUS = 8
-HELD_OUT_MARGIN = 4
 
 
 class ArithmeticConfig(Strict):
@@ -51,7 +48,7 @@ class ArithmeticConfig(Strict):
         if self.operation == "subtract" and self.num_terms != 2:
             raise ValueError(f"num_terms: expected 2 where operation is subtract, got {self.num_terms}")
         for digits, wanted in zip(self.levels, self.held_out_per_level, strict=True):
-            limit = num_problems(digits, self.num_terms) // (HELD_OUT_MODULUS * HELD_OUT_MARGIN)
+            limit = most_held_out(num_problems(digits, self.num_terms))
             if wanted > limit:
                 raise ValueError(
                     f"num_held_out: expected at most {limit} problems of {digits} digits (there are "
@@ -84,8 +81,7 @@ def num_problems(digits: int, num_terms: int) -> int:
 class ArithmeticTask:
     """`theory.contracts.Task` with demonstrations; see the module for the format and `ArithmeticConfig` for the dials.
 
-    A problem is held out if SHA-256 of the seed and its sorted terms falls in one residue class of eight: training and
-    held-out problems are disjoint by construction, also up to the order of the terms, with nothing to remember.
+    What is held out (held_out.py) goes by the sorted terms: both sides are disjoint also up to the order of the terms.
     """
 
     def __init__(self, config: ArithmeticConfig) -> None:
@@ -142,26 +138,20 @@ class ArithmeticTask:
         return Prompt(id=text[:-1], tokens=self.tokenizer.encode(text), answer=str(answer), text=text)
 
     def _is_held_out(self, terms: list[int]) -> bool:
-        return derive_seed(self.config.seed, "partition", *sorted(terms)) % HELD_OUT_MODULUS == 0
+        return is_held_out(self.config.seed, *sorted(terms))
 
     def _draw_held_out(self) -> Iterator[Prompt]:
         """The digit counts in turn; the config's margin leaves each more held-out problems than it needs."""
-        generator = stream(self.config.seed, "held_out")
-        seen: set[str] = set()
-        for index in range(self.config.num_held_out):
-            digits = self.config.levels[index % len(self.config.levels)]
-            for _ in range(1000):
-                prompt = self._draw(generator, held_out=True, digits=digits)
-                key = "".join(sorted(prompt.id.replace("-", "+").split("+")))
-                if key not in seen:
-                    break
-            else:
-                raise ValueError(
-                    f"num_held_out: expected {self.config.num_held_out} distinct problems under seed "
-                    f"{self.config.seed}, got {index}; lower it, raise min_digits or change the seed"
-                )
-            seen.add(key)
-            yield prompt
+        config, generator = self.config, stream(self.config.seed, "held_out")
+
+        def draw(index: int) -> Prompt:
+            return self._draw(generator, held_out=True, digits=config.levels[index % len(config.levels)])
+
+        def key(prompt: Prompt) -> str:
+            return "".join(sorted(prompt.id.replace("-", "+").split("+")))
+
+        advice = "lower it, raise min_digits or change the seed"
+        return distinct(draw, config.num_held_out, config.seed, advice, key)
 
 
 def draw_terms(digits: int, num_terms: int, generator: torch.Generator) -> list[int]:

@@ -21,10 +21,11 @@ import torch
 from pydantic import Field, model_validator
 
 from lab.config.strict import Strict
-from lab.tasks.arithmetic import HELD_OUT_MARGIN, HELD_OUT_MODULUS, draw_terms
+from lab.tasks.arithmetic import draw_terms
+from lab.tasks.held_out import distinct, is_held_out, most_held_out
 from lab.tasks.tokenizers import CharTokenizer
 from theory.contracts import Prompt, Response
-from theory.streams import derive_seed, stream
+from theory.streams import stream
 
 MARK = "#"
 ALPHABET = f"0123456789+-*=;<>?{MARK}"
@@ -50,7 +51,7 @@ class CalculatorConfig(Strict):
                 f"max_operations: expected at least min_operations = {self.min_operations}, got {self.max_operations}"
             )
         share = -(-self.num_held_out // len(self.levels))
-        limit = self.num_problems(self.min_operations) // (HELD_OUT_MODULUS * HELD_OUT_MARGIN)
+        limit = most_held_out(self.num_problems(self.min_operations))
         if share > limit:
             raise ValueError(
                 f"num_held_out: expected at most {limit} problems of {self.min_operations} operations (there are "
@@ -142,7 +143,7 @@ class CalculatorTask:
         """A problem from one side of the partition, by rejection."""
         while True:
             text, answer = self._problem(generator, num_operations)
-            if (derive_seed(self.config.seed, "partition", text) % HELD_OUT_MODULUS == 0) == held_out:
+            if is_held_out(self.config.seed, text) == held_out:
                 return Prompt(id=text, tokens=self.tokenizer.encode(f"{text}="), answer=answer, text=f"{text}=")
 
     def _problem(self, generator: torch.Generator, num_operations: int) -> tuple[str, str]:
@@ -162,19 +163,13 @@ class CalculatorTask:
 
     def _draw_held_out(self) -> Iterator[Prompt]:
         """The operation counts in turn; the config's margin leaves each more held-out problems than it needs."""
-        generator = stream(self.config.seed, "held_out")
-        seen: set[str] = set()
-        for index in range(self.config.num_held_out):
-            count = self.config.levels[index % len(self.config.levels)]
-            found = (self._draw(generator, count, held_out=True) for _ in range(1000))
-            prompt = next((prompt for prompt in found if prompt.id not in seen), None)
-            if prompt is None:
-                raise ValueError(
-                    f"num_held_out: expected {self.config.num_held_out} distinct problems under seed "
-                    f"{self.config.seed}, got {index}; lower it, raise max_digits or change the seed"
-                )
-            seen.add(prompt.id)
-            yield prompt
+        config, generator = self.config, stream(self.config.seed, "held_out")
+
+        def draw(index: int) -> Prompt:
+            return self._draw(generator, config.levels[index % len(config.levels)], held_out=True)
+
+        advice = "lower it, raise max_digits or change the seed"
+        return distinct(draw, config.num_held_out, config.seed, advice, key=lambda prompt: prompt.id)
 
 
 def apply(left: str, sign: str, right: str) -> int:

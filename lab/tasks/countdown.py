@@ -22,16 +22,16 @@ from pydantic import Field, model_validator
 
 from lab.config.strict import Strict
 from lab.tasks.expressions import BadExpression, evaluate
+from lab.tasks.held_out import distinct, is_held_out
 from lab.tasks.tokenizers import CharTokenizer
 from theory.contracts import Prompt, Response
-from theory.streams import derive_seed, stream
+from theory.streams import stream
 
 MARK, FAILED = "#", "x"
 ALPHABET = f"0123456789+-*/()=,;:>{FAILED}{MARK}"
 TEACHERS = ("forward", "backward", "attempts")
 
-# One problem in HELD_OUT_MODULUS is held out. Draws that find no problem of the dials are an error after MAX_DRAWS.
-HELD_OUT_MODULUS = 8
+# Draws that find no problem of the dials are an error after so many.
 MAX_DRAWS = 2_000
 
 Operation = Literal["+", "-", "*", "/"]
@@ -88,8 +88,7 @@ class Step:
 class CountdownTask:
     """`theory.contracts.Task` with demonstrations; every problem is made from a solution, so that it has one.
 
-    A problem is held out if SHA-256 of the seed, its numbers and its target falls in one residue class of eight:
-    training and held-out problems are disjoint by construction.
+    What is held out (held_out.py) goes by the numbers and the target.
     """
 
     def __init__(self, config: CountdownConfig) -> None:
@@ -171,23 +170,16 @@ class CountdownTask:
         )
 
     def _is_held_out(self, numbers: Sequence[int], target: int) -> bool:
-        return derive_seed(self.config.seed, "partition", *numbers, target) % HELD_OUT_MODULUS == 0
+        return is_held_out(self.config.seed, *numbers, target)
 
     def _draw_held_out(self) -> Iterator[Prompt]:
-        generator = stream(self.config.seed, "held_out")
-        seen: set[str] = set()
-        for index in range(self.config.num_held_out):
-            for _ in range(1000):
-                prompt = self._draw(generator, held_out=True)
-                if prompt.id not in seen:
-                    break
-            else:
-                raise ValueError(
-                    f"num_held_out: expected {self.config.num_held_out} distinct problems under seed "
-                    f"{self.config.seed}, got {index}; lower it, widen the dials or change the seed"
-                )
-            seen.add(prompt.id)
-            yield prompt
+        config, generator = self.config, stream(self.config.seed, "held_out")
+        advice = "lower it, widen the dials or change the seed"
+
+        def draw(_: int) -> Prompt:
+            return self._draw(generator, held_out=True)
+
+        return distinct(draw, config.num_held_out, config.seed, advice, key=lambda prompt: prompt.id)
 
 
 def problem_of(prompt: Prompt) -> tuple[tuple[int, ...], int]:
