@@ -262,14 +262,14 @@ def _load_checkpoint(folder: Path) -> Checkpoint:
     state_path, tensors_path = folder / STATE, folder / "tensors.safetensors"
     try:
         parts = json.loads(state_path.read_bytes())
-        body = {"step": parts["step"], "state": parts["state"]}
+        body, tensors_sha256 = {"step": parts["step"], "state": parts["state"]}, parts["tensors_sha256"]
         if _sha256(_canonical(body)) != parts["state_sha256"]:
             raise ValueError("its checksum differs from the one written with it")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{state_path}: damaged checkpoint ({error})") from error
     with disk_errors(tensors_path, "read"):
         data = tensors_path.read_bytes()
-    if _sha256(data) != parts["tensors_sha256"]:
+    if _sha256(data) != tensors_sha256:
         raise ValueError(f"{tensors_path}: damaged checkpoint (its checksum differs from the one in state.json)")
     return Checkpoint(parts["step"], safetensors.torch.load(data), parts["state"])
 

@@ -65,12 +65,14 @@ def test_a_full_disk_under_a_logger_stops_the_run(logger, refused, whole, tmp_pa
     """Where the disk has no room for a logger's row, the run ends in one line with exit code 2, and what is there is
     whole; with room again the run goes on, and record and log have every row."""
     words = ["train", str(CONFIG), "--progress", "none", "--output", str(tmp_path), "--logging.loggers", f"[{logger}]"]
+    former: list[int] = []
     real, no_limit = RunFolder.append_metrics, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
     def append(self: RunFolder, step: int, metrics: dict[str, float]) -> None:
         real(self, step, metrics)
         if step == refused:  # the record has this row, so that the logger's file is the next one to be written
             sizes = [path.stat().st_size for path in (self.path / logger).glob("*")]
+            former.extend(sizes)
             resource.setrlimit(resource.RLIMIT_FSIZE, (max(sizes, default=0) + 10, resource.RLIM_INFINITY))
 
     with monkeypatch.context() as patch:
@@ -87,6 +89,7 @@ def test_a_full_disk_under_a_logger_stops_the_run(logger, refused, whole, tmp_pa
     read = in_csv if logger == "csv" else in_tensorboard
     assert not [path for path in folder.path.rglob("*") if TEMPORARY in path.name]
     if refused > 0:
+        assert [path.stat().st_size for path in (folder.path / logger).glob("*")] == former
         assert read(folder) == {number: row for number, row in read(whole).items() if number < refused}
     assert main([*words, "--resume"]) == 0
     assert folder.metrics() == whole.metrics() and read(folder) == read(whole)

@@ -1,0 +1,123 @@
+"""Files that were cut or changed on the disk: one line names each, or it reads as it was; no other step is lost."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from lab.records import RunFolder
+from lab.traces import Trace
+from tests.lab.synthetic_runs import DEMO, made_up_trace
+from theory.streams import stream
+
+NUM_STEPS = 4
+Damage = Callable[[bytes], bytes]
+
+
+@st.composite
+def damages(draw: st.DrawFn, header: int | None = None) -> Damage:
+    """One byte changed, anywhere or among the first `header`, or all from some byte on cut off."""
+    share, mask = draw(st.floats(0, 1, exclude_max=True)), draw(st.integers(0, 255))
+
+    def damage(data: bytes) -> bytes:
+        place = int(share * (len(data) if header is None else min(header, len(data))))
+        if mask == 0:
+            return data[:place]
+        return data[:place] + bytes([data[place] ^ mask]) + data[place + 1 :]
+
+    return damage
+
+
+@pytest.fixture(scope="module")
+def run() -> RunFolder:
+    """Four steps with a row, a checkpoint and a trace each."""
+    folder = RunFolder(Path(tempfile.mkdtemp()))
+    for step in range(1, NUM_STEPS + 1):
+        generator = stream(step, "corruption")
+        folder.append_metrics(step, {"reward/mean": step / 8, "actor/entropy": 0.5 + 1 / step})
+        tensors = {"weight": torch.randn(3, 5, generator=generator), "bias": torch.arange(4)}
+        folder.save_checkpoint(step, tensors, {"seen": step, "name": "run é"}, keep=2)
+        folder.save_trace(step, made_up_trace(DEMO[1], step, generator))
+    return folder
+
+
+class Damaged:
+    """The file with its damage inside the block, and as it was after it."""
+
+    def __init__(self, path: Path, damage: Damage):
+        self.path, self.good, self.damage = path, path.read_bytes(), damage
+
+    def __enter__(self) -> None:
+        self.path.write_bytes(self.damage(self.good))
+
+    def __exit__(self, *_: object) -> None:
+        self.path.write_bytes(self.good)
+
+
+def refused(read: Callable[[], object], path: Path) -> bool:
+    """Whether reading ends in one line that names the file; any other error is a failure."""
+    try:
+        read()
+    except ValueError as error:
+        message = str(error)
+    else:
+        return False
+    assert "\n" not in message and str(path) in message, message
+    return True
+
+
+@given(damages())
+def test_a_damaged_row_of_metrics_costs_no_other_row(run: RunFolder, damage: Damage) -> None:
+    """A cut file has every row before the cut; a changed byte is refused with the line's number, or changes at most two
+    rows (a line end is part of both); what a resumed run adds stands behind whole rows."""
+    path, wanted = run.path / "metrics.jsonl", run.metrics()
+    with Damaged(path, damage):
+        data, found = path.read_bytes(), []
+        if not refused(lambda: found.extend(run.metrics()), path):
+            if len(data) < len(b"".join(json.dumps(row).encode() + b"\n" for row in wanted)):
+                assert found == wanted[: data.count(b"\n")]
+            else:
+                others = [row for row in wanted if row not in found]
+                assert len(others) <= 1 or (len(others) <= 2 and len(found) < len(wanted))
+
+
+@pytest.mark.parametrize("part", ["state.json", "tensors.safetensors"])
+@given(damage=damages())
+@example(damage=lambda data: data.replace(b"tensors_sha256", b"tensors_sha257"))
+def test_a_damaged_checkpoint_is_never_gone_on_from(run: RunFolder, part: str, damage: Damage) -> None:
+    """The newest checkpoint is refused with the part's name or is what it was; the one before it is still there."""
+    wanted = run.latest_checkpoint()
+    assert wanted is not None and wanted.step == NUM_STEPS
+    newest = run.path / "checkpoints" / f"step-{NUM_STEPS:06d}"
+    found = []
+    with Damaged(newest / part, damage):
+        if not refused(lambda: found.append(run.latest_checkpoint()), newest / part):
+            (checkpoint,) = found
+            assert (checkpoint.step, checkpoint.state) == (wanted.step, wanted.state)
+            assert all(torch.equal(tensor, checkpoint.tensors[name]) for name, tensor in wanted.tensors.items())
+        aside = newest.rename(run.path / "aside")
+        before = run.latest_checkpoint()
+        aside.rename(newest)
+    assert before is not None and before.step == NUM_STEPS - 1
+
+
+@given(st.one_of(damages(), damages(header=1400)))
+def test_a_damaged_trace_is_refused_or_fits_its_schema(run: RunFolder, damage: Damage) -> None:
+    """A cut trace is refused by name; one with a changed byte is refused by name or is a trace of the same sizes, since
+    it has no checksum. The other steps' traces open."""
+    path = run.traces()[1]
+    wanted, found = Trace.load(path), []
+    with Damaged(path, damage):
+        size = path.stat().st_size
+        is_refused = refused(lambda: found.append(Trace.load(path)), path)
+        assert [Trace.load(other).step for other in run.traces() if other != path] == [1, 3, 4]
+    if not is_refused:
+        assert size == path.stat().st_size
+        assert len(found[0].tokens) == len(wanted.tokens) and len(found[0]) == len(wanted)
