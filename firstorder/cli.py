@@ -12,6 +12,7 @@ from firstorder import __version__
 from firstorder.audit import audit
 from firstorder.bench import bench
 from firstorder.defects import defects
+from firstorder.doctor import doctor
 from firstorder.export import export
 from firstorder.filter import filter
 from firstorder.ladder import ladder
@@ -55,6 +56,7 @@ app.command(
     short_help="Measure the sandbox's engine defects against the training engine.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(defects)
+app.command(short_help="Say what is wrong with a pair of engines, from a trace.")(doctor)
 app.command(
     short_help="Keep the problems of a file that a model solves sometimes.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},

@@ -16,6 +16,7 @@ The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, the
 | logp_mu         | (A,)      | float   | log-probability of the token under mu, temperature 1, untruncated            |
 | logp_old        | (A,)      | float   | the same under old                                                           |
 | logp_pi         | (A,)      | float   | optional: the same under pi, before its update                               |
+| entropy_old     | (A,)      | float   | optional: entropy of old's next-token distribution there, nats, untruncated  |
 | rewards         | (B,)      | float32 | reward of the response                                                       |
 | experts_mu      | (R, L, K) | int     | optional: experts of mu; row s of response b is input token s, S_b - 1 rows  |
 | experts_old     | (R, L, K) | int     | optional: experts that the training engine's live router logits would choose |
@@ -46,7 +47,7 @@ from theory.routing.record import RoutingRecord
 
 SCHEMA = "firstorder.trace"
 VERSION = "1"
-OPTIONAL = ("logp_pi", "experts_mu", "experts_old")
+OPTIONAL = ("logp_pi", "entropy_old", "experts_mu", "experts_old")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,7 @@ class Trace:
     layer_numbers: tuple[int, ...] = ()
     num_experts: int = 0
     logp_pi: Float[Tensor, " _A"] | None = None
+    entropy_old: Float[Tensor, " _A"] | None = None
     texts: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -84,11 +86,11 @@ class Trace:
             expected, got = f"from 1 to {int(S_B[b])} prompt tokens", int(num_prompt_B[b])
             raise ValueError(f"num_prompt: expected {expected} in response {b}, got {got}")
         A = int((S_B - num_prompt_B).sum())
-        for name in ("is_response", "logp_mu", "logp_old", "logp_pi"):
+        for name in ("is_response", "logp_mu", "logp_old", "logp_pi", "entropy_old"):
             value = getattr(self, name)
             if value is not None and len(value) != A:
                 raise ValueError(f"{name}: expected {A} values, one a response token, got {len(value)}")
-            if value is not None and value.is_floating_point() and bool((value > 1e-2).any()):
+            if value is not None and name.startswith("logp") and bool((value > 1e-2).any()):
                 raise ValueError(f"{name}: expected log-probabilities (at most 0), got {float(value.max()):.3g}")
         for name in ("experts_mu", "experts_old"):
             if getattr(self, name) is not None:
@@ -140,6 +142,7 @@ class Trace:
             layer_numbers=() if known is None else known.layer_numbers,
             num_experts=0 if known is None else known.num_experts,
             logp_pi=None if logp_pi_BT is None else _pack(logp_pi_BT, lengths),
+            entropy_old=_pack(scores.entropy_BT, lengths),
             texts={} if decode is None else {token: decode((token,)) for token in tokens.unique().tolist()},
         )
 
@@ -209,7 +212,7 @@ def _check_names(tensors: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.dim() != ranks.get(name, 1):
             raise ValueError(f"{name}: expected {ranks.get(name, 1)} axes, got shape {tuple(tensor.shape)}")
-        is_float = name.startswith("logp") or name == "rewards"
+        is_float = name.startswith("logp") or name in ("rewards", "entropy_old")
         kind = "float" if is_float else "bool" if name == "is_response" else "int"
         if kind not in str(tensor.dtype):
             raise ValueError(f"{name}: expected a type of {kind}, got {tensor.dtype}")

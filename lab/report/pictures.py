@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,7 +27,27 @@ TAUS = torch.logspace(0, 1, 61, dtype=torch.float64).tolist()
 """Thresholds of F(tau): from 1 to 10, evenly on a log axis."""
 
 
-def probability_scatter(runs: Sequence[Run]) -> Figure | None:
+@runtime_checkable
+class Traced(Protocol):
+    """What the pictures of one step need: a run's newest trace, or a trace by itself."""
+
+    @property
+    def index(self) -> int:
+        """Decides the colour."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """The name in a legend."""
+        ...
+
+    @property
+    def newest_trace(self) -> Trace | None:
+        """The trace, if there is one."""
+        ...
+
+
+def probability_scatter(runs: Sequence[Traced]) -> Figure | None:
     """Each sampled token at (its probability under mu, its probability under old), as R3 Fig. 2 draws it."""
     found = _traces(runs)
     clouds = []
@@ -54,7 +74,7 @@ def probability_scatter(runs: Sequence[Run]) -> Figure | None:
     return Figure("probability-scatter", "Probabilities of sampled tokens", caption, data, layout, _which(found))
 
 
-def extreme_curve(runs: Sequence[Run]) -> Figure | None:
+def extreme_curve(runs: Sequence[Traced]) -> Figure | None:
     """F(tau) over tau, as R3 Fig. 2d draws it: how the shares of ever more extreme tokens fall off."""
     found = _traces(runs)
     if not found:
@@ -92,7 +112,7 @@ class Level:
     formula: str
     panel: str
 
-    def __call__(self, runs: Sequence[Run]) -> Figure | None:
+    def __call__(self, runs: Sequence[Traced]) -> Figure | None:
         found, data = [], []
         for run, trace in _traces(runs):
             mu, old = trace.record_mu, trace.record_old
@@ -220,13 +240,13 @@ def _log_axis(data: Sequence[dict[str, Any]], title: str) -> dict[str, Any]:
     return Scale.of([*values, min(values, default=1.0) / 2], "log").axis() | {"title": {"text": title}}
 
 
-def _traces(runs: Sequence[Run]) -> list[tuple[Run, Trace]]:
+def _traces(runs: Sequence[Traced]) -> list[tuple[Traced, Trace]]:
     """The newest trace of each run that left one with a sampled token."""
     found = [(run, trace) for run in runs if (trace := run.newest_trace) is not None]
     return [(run, trace) for run, trace in found if bool(trace.is_response.any())]
 
 
-def _which(found: Sequence[tuple[Run, Trace]]) -> str:
+def _which(found: Sequence[tuple[Traced, Trace]]) -> str:
     steps = {trace.step for _, trace in found}
     if len(steps) == 1:
         return f"Newest trace: step {steps.pop()}."

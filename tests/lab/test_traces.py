@@ -84,6 +84,8 @@ def test_packing_keeps_every_token_and_no_padding(lengths: list[tuple[int, int]]
         assert torch.equal(trace.logp_mu[part], response.logp_mu)
         assert torch.equal(trace.is_response[part], response.is_response)
         assert torch.equal(trace.logp_old[part], scores.logp_BT[b, : len(response.tokens)])
+        assert trace.entropy_old is not None
+        assert torch.equal(trace.entropy_old[part], scores.entropy_BT[b, : len(response.tokens)])
         for record, original in ((trace.record_mu, rollouts.experts), (trace.record_old, scores.natural)):
             assert record is not None and original is not None
             assert torch.equal(record.rows(b), original.rows(b)) and record.layer_numbers == LAYERS
@@ -94,7 +96,7 @@ def test_a_saved_trace_comes_back_to_the_bit(tmp_path: Path) -> None:
     """Save and load are inverse, with and without the optional tensors, and through the run folder too."""
     run = RunFolder(tmp_path)
     full = example()
-    bare = replace(full, experts_mu=None, experts_old=None, layer_numbers=(), num_experts=0)
+    bare = replace(full, experts_mu=None, experts_old=None, layer_numbers=(), num_experts=0, entropy_old=None)
     for step, trace in ((1_000_000, full), (999_999, bare)):
         assert same(Trace.load(run.save_trace(step, trace)), trace)
     assert [path.stem for path in run.traces()] == ["step-999999", "step-1000000"]
@@ -110,7 +112,7 @@ def test_the_file_is_the_documented_one(tmp_path: Path) -> None:
     assert types == {
         "tokens": torch.int32, "offsets": torch.int64, "num_prompt": torch.int64, "is_response": torch.bool,
         "logp_mu": torch.float32, "logp_old": torch.float32, "rewards": torch.float32, "experts_mu": torch.int8,
-        "experts_old": torch.int8,
+        "experts_old": torch.int8, "entropy_old": torch.float32,
     }  # fmt: skip
 
 

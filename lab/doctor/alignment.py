@@ -1,0 +1,78 @@
+"""Clues of values that stand in the wrong place or nowhere: shifted, filled with zeros, or cut off at the end."""
+
+from __future__ import annotations
+
+import math
+
+from lab.doctor.view import MIN_TOKENS, View
+
+VISIBLE = 1e-4
+"""A log-probability below -VISIBLE is not 0 by rounding."""
+
+
+def shift(view: View) -> float | None:
+    """s in {-1, 1} for which mean |log mu_t - log old_{t+s}| is least, within responses."""
+    found = _shifted(view)
+    return None if found is None else float(found[0])
+
+
+def shift_gain(view: View) -> float | None:
+    """mean |log mu_t - log old_t| / mean |log mu_t - log old_{t+s}|, s the better of -1 and 1; above 1: misaligned."""
+    found = _shifted(view)
+    return None if found is None else found[1]
+
+
+def _shifted(view: View) -> tuple[int, float] | None:
+    is_inner = view.response_n[1:] == view.response_n[:-1]
+    if int(is_inner.sum()) < MIN_TOKENS:
+        return None
+    here = view.d_n[1:][is_inner].abs().mean()
+    gaps = {
+        1: (view.mu_n[:-1] - view.old_n[1:])[is_inner].abs().mean(),
+        -1: (view.mu_n[1:] - view.old_n[:-1])[is_inner].abs().mean(),
+    }
+    s = min(gaps, key=lambda at: gaps[at].item())
+    return s, (here / gaps[s].clamp(min=1e-9)).item()
+
+
+def _zeros(view: View, at_last: bool, below: float) -> float | None:
+    shares = []
+    for one, other in ((view.mu_n, view.old_n), (view.old_n, view.mu_n)):
+        is_asked_n = (other < below) & (view.is_last_n == at_last)
+        if bool(is_asked_n.any()):
+            shares.append((one[is_asked_n] == 0).double().mean().item())
+    return max(shares, default=None)
+
+
+def zero_share(view: View) -> float | None:
+    """Of tokens before the last with p < 1/2 on one side, the share with log-probability exactly 0 on the other."""
+    return _zeros(view, at_last=False, below=math.log(0.5))
+
+
+def zero_sure_share(view: View) -> float | None:
+    """Of tokens before the last that are visibly below 0 on one side, likely ones too, the share with 0 on the other.
+
+    A distribution cut to its likeliest token has log-probability 0 as well.
+    """
+    return _zeros(view, at_last=False, below=-VISIBLE)
+
+
+def zero_last_share(view: View) -> float | None:
+    """Of last tokens that are visibly below 0 on one side, the share with 0 on the other."""
+    return _zeros(view, at_last=True, below=-VISIBLE)
+
+
+def end_share(view: View) -> float | None:
+    """Responses shorter than the longest that end on an end token / those responses.
+
+    An end token is one that stands nowhere but at ends. None where all are as long, or observations are between.
+    """
+    if not bool(view.trace.is_response.all()):
+        return None
+    last = view.token_n[view.is_last_n]
+    lengths_B = view.position_n[view.is_last_n]
+    is_short_B = lengths_B < lengths_B.max()
+    if int(is_short_B.sum()) < MIN_TOKENS:
+        return None
+    inside = set(view.token_n[~view.is_last_n].tolist())
+    return sum(token not in inside for token in last[is_short_B].tolist()) / int(is_short_B.sum())

@@ -1,0 +1,237 @@
+"""The causes the doctor knows: for each the rule that weighs its evidence, the plain words, and the fix.
+
+A rule gives a weight in [0, 1] from the clues; `over(x, t)` is 1/2 at its threshold t. The causes are asked in order,
+and what one explains the later ones cannot: the strength of a cause is its weight times what those before have left.
+Thresholds are ratios without a unit where that is possible; docs/doctor.md says how often they are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lab.doctor import words
+from lab.doctor.words import Seen
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that goes wrong: `title` ends the sentence "It looks like ..."; `shows` names the clues to print."""
+
+    name: str
+    title: str
+    rule: Callable[[Seen], float]
+    words: Callable[[Seen], str]
+    fix: str
+    shows: tuple[str, ...]
+    explains: bool = True
+    """Whether what it explains is explained; a sampler's fault leaves the gap of the log-probabilities unexplained."""
+
+
+def over(x: float | None, threshold: float, power: float = 4.0) -> float:
+    """x^power / (x^power + threshold^power) for x > 0: 1/2 at the threshold; 0 for x <= 0 and for no data."""
+    if x is None or x <= 0:
+        return 0.0
+    return 1 / (1 + (threshold / x) ** power) if (x > threshold * 1e-6) else 0.0
+
+
+def under(x: float | None, threshold: float, power: float = 4.0) -> float:
+    """1 - over(x): 1 well below the threshold; 0 for no data."""
+    return 0.0 if x is None else 1 - over(x, threshold, power)
+
+
+def _not_finite(seen: Seen) -> float:
+    return float(seen.get("nonfinite_share", 0) > 0)
+
+
+def _zero_padded(seen: Seen) -> float:
+    return over(seen.get("zero_share"), 0.01)
+
+
+def _last_token(seen: Seen) -> float:
+    return over(seen.get("zero_last_share"), 0.4) * under(seen.get("zero_sure_share", 0.0), 0.1)
+
+
+def _shifted(seen: Seen) -> float:
+    return over(seen.get("shift_gain"), 2.0)
+
+
+def _unrelated(seen: Seen) -> float:
+    return under(max(seen.get("correlation", 1.0), 0.0), 0.5, 12)
+
+
+def _end_token(seen: Seen) -> float:
+    return under(seen.get("end_share"), 0.1)
+
+
+def _route_record(seen: Seen) -> float:
+    """Log-probabilities far closer than routes: the rows that were written down are not those that were run."""
+    share = over(seen.get("router_disagreement"), 0.02) * under(seen.get("k3_kl", 1.0), 1e-7)
+    moved = over(seen.get("row_shift_gain"), 1.5) * over(seen.get("router_disagreement"), 0.1)
+    return max(share, moved, over(seen.get("unrecorded_share"), 0.02))
+
+
+def _mask(seen: Seen) -> float:
+    return over(seen.get("one_sided"), 0.9, 20) * over(abs(seen.get("rho_z", 0.0)), 5)
+
+
+def _temperature(seen: Seen) -> float:
+    return over(seen.get("logit_fit"), 0.6, 6) * over(abs(seen.get("logit_slope", 1.0) - 1), 0.03)
+
+
+def _sharper(seen: Seen) -> float:
+    """Tokens that are likelier than what they are said to be drawn from."""
+    return over(-seen["surprise_z"] if "surprise_z" in seen else seen.get("collision_z"), 3.0, 8)
+
+
+def _sampler_mask(seen: Seen) -> float:
+    # Top-p and min-p leave nothing of the tail; a temperature thins it; top-k takes the third token, not the second.
+    tail = seen.get("tail_share")
+    return _sharper(seen) * (0.5 if tail is None else max(under(tail, 0.09), over(tail, 0.65, 8)))
+
+
+def _sampler_temperature(seen: Seen) -> float:
+    tail = seen.get("tail_share")
+    return _sharper(seen) * (0.5 if tail is None else over(tail, 0.09) * under(tail, 0.65, 8))
+
+
+def _nothing(seen: Seen) -> float:
+    return float(seen.get("exact_share") == 1) * (1 - _sharper(seen))
+
+
+def _switched(seen: Seen) -> float:
+    return over(seen.get("jump"), 0.6, 6) if seen.get("jump_at", 0) > 0 else 0.0
+
+
+def _routing(seen: Seen) -> float:
+    """Routers differ more often than the deviation of the logits makes them; the more so if they do not repeat it."""
+    return over(seen.get("flips_per_size", 0.0) * (1 + seen.get("noise_share", 0.0)), 0.65, 5)
+
+
+def _stale(seen: Seen) -> float:
+    """Logits move more, and more KL comes with each differing router, than where all weights are rounded alike.
+
+    And less where the policy is sure, as a policy gradient has it. A handful of differing routers says nothing.
+    """
+    is_repeated = under(seen.get("noise_share", 0.0), 0.3)
+    if "flips_per_size" not in seen:
+        return 0.35 * over(seen.get("size"), 0.05) * is_repeated
+    score = seen["kl_per_flip"] / seen["flips_per_size"] / max(seen.get("sure_ratio", 0.6), 1e-9)
+    return over(score, 0.4, 2) * over(seen.get("num_flips"), 10) * is_repeated
+
+
+def _precision(seen: Seen) -> float:
+    return 0.0 if seen.get("exact_share") == 1 else under(seen.get("size", 0.0), 0.6)
+
+
+CAUSES: tuple[Cause, ...] = (
+    Cause(
+        "not_finite", "log-probabilities that are NaN or infinite", _not_finite,
+        lambda seen: f"{words.share(seen['nonfinite_share'])} of the log-probabilities are NaN or infinite.",
+        "Find the first one: -inf for a sampled token means that one side masks what the other sampled.",
+        ("nonfinite_share",),
+    ),
+    Cause(
+        "zero_padded", "missing log-probabilities filled with zeros", _zero_padded, words.padded,
+        "Fill missing values with NaN, not 0 (probability 1), and mask those tokens; see that the engine returns one "
+        "log-probability a token, also after preemption and for forced tokens.",
+        ("zero_share", "zero_last_share"),
+    ),
+    Cause(
+        "last_token", "a missing log-probability of the last token", _last_token,
+        lambda seen: (f"On {words.share(seen['zero_last_share'])} of the last tokens one side is exactly 0, and nowhere "
+                      "else: the end token's value is missing and was padded."),
+        "Let the engine return the log-probability of the end token too (include the stop token in the output), or "
+        "mask the last token on both sides.",
+        ("zero_last_share", "zero_sure_share"),
+    ),
+    Cause(
+        "shifted", "log-probabilities shifted by one token", _shifted,
+        lambda seen: (f"log mu_t is {seen['shift_gain']:.3g} times closer to log old_(t{seen['shift']:+.0f}) than to "
+                      "log old_t: one side is off by one."),
+        "Logits at position t score token t + 1: check the slice [prompt - 1 : -1] on the side that was changed last.",
+        ("shift", "shift_gain", "correlation"),
+    ),
+    Cause(
+        "unrelated", "log-probabilities that have nothing to do with each other", _unrelated,
+        lambda seen: (f"The two sides correlate by {seen.get('correlation', 0):.2g}: they are not of the same tokens "
+                      "under nearly the same model."),
+        "Check that both sides score the same responses in the same order, with the same chat template and weights.",
+        ("correlation", "k3_kl"),
+    ),
+    Cause(
+        "mask", "log-probabilities of a truncated distribution on one side", _mask, words.masked,
+        "Ask the engine for raw log-probabilities (vLLM: logprobs_mode raw_logprobs), or sample untruncated; or keep "
+        "the sampling mask and apply it on both sides.",
+        ("rho_mean", "rho_z", "one_sided"),
+    ),
+    Cause(
+        "temperature", "log-probabilities at two temperatures", _temperature, words.scaled,
+        "Score both sides at temperature 1, or divide the trainer's logits by the temperature that tokens were sampled "
+        "at; never one side alone.",
+        ("logit_slope", "logit_fit", "rho_mean"),
+    ),
+    Cause(
+        "sampler_mask", "sampling with top-p, top-k or min-p that nobody scores", _sampler_mask, words.sharp,
+        "Look for sampling defaults of the model folder (generation_config.json) and switch them off, or keep the mask "
+        "and score with it.",
+        ("surprise_gap", "surprise_z", "collision_z", "tail_share"), explains=False,
+    ),
+    Cause(
+        "sampler_temperature", "sampling at a temperature that nobody scores", _sampler_temperature, words.sharp,
+        "Look for a temperature among the sampling defaults of the model folder (generation_config.json), and score at "
+        "the temperature that is sampled at.",
+        ("surprise_gap", "surprise_z", "collision_z", "tail_share"), explains=False,
+    ),
+    Cause(
+        "end_token", "responses without their end token", _end_token,
+        lambda seen: (f"Only {words.share(seen['end_share'])} of the responses that ended by themselves have an end token: "
+                      "it was cut off, and stopping is never trained."),
+        "Keep the stop token in the sampled tokens (vLLM: include_stop_str_in_output; SGLang: no_stop_trim).",
+        ("end_share",),
+    ),
+    Cause(
+        "route_record", "a routing record that is not what was run", _route_record, words.recorded,
+        "Check the capture: one row an input token (S - 1 of them), every layer its own buffer, cached prefixes looked "
+        "up and not left out; then replay is safe.",
+        ("router_disagreement", "row_shift_gain", "unrecorded_share", "exact_share"),
+    ),
+    Cause(
+        "nothing", "nothing wrong", _nothing,
+        lambda seen: "Every log-probability has the same bits on both sides.",
+        "None is needed.",
+        ("exact_share", "router_disagreement", "surprise_z"),
+    ),
+    Cause(
+        "switched", "weights that changed in mid-response", _switched, words.fell,
+        "Abort and resume with the new weights from the prompt on, or keep each segment's version and its own mu "
+        "log-probabilities; a correction (Token-TIS, IcePop) bounds what is left.",
+        ("jump", "jump_at", "k3_kl"),
+    ),
+    Cause(
+        "routing", "routers that choose other experts", _routing, words.routers,
+        "Replay the routes (R3: mu's experts in the trainer; R2 or Pr2 where the target must not move), or compute the "
+        "router in float32 on both sides.",
+        ("router_disagreement", "flips_per_size", "flip_share_of_kl", "noise_share"),
+    ),
+    Cause(
+        "stale", "weights of another version", _stale, words.behind,
+        "Push the weights, score one batch again at once, and see the gap vanish; where the lag is meant (asynchronous "
+        "training), correct it by importance weights and log the version lag.",
+        ("size", "sure_ratio", "kl_per_flip", "flips_per_size", "noise_share"),
+    ),
+    Cause(
+        "precision", "different arithmetic for the same weights", _precision, words.small,
+        "Raise the precision of the engine or lower the trainer's to match (same formats, same order of summation); "
+        "what is left is for a correction (Token-TIS, IcePop).",
+        ("k3_kl", "extreme_frac_tau2", "size", "router_disagreement", "flip_share_of_kl", "noise_share"),
+    ),
+)  # fmt: skip
+"""Every cause, in the order in which they are asked."""
+
+UNKNOWN = Cause(
+    "unknown", "something that is not known here", lambda seen: 1.0,
+    lambda seen: "No rule explains these numbers.",
+    "Rescore one batch with one engine twice, then change one thing at a time.",
+    ("k3_kl", "extreme_frac_tau2", "size", "correlation"),
+)  # fmt: skip

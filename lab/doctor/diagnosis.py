@@ -1,0 +1,61 @@
+"""From a trace to a diagnosis: the causes by strength, and the words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lab.doctor.causes import CAUSES, UNKNOWN, Cause
+from lab.doctor.evidence import CLUES, gather
+from lab.report.style import number
+from lab.traces import Trace
+
+NAMED = 0.25
+"""A second cause of at least this strength is named beside the first."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was seen, and every cause's strength in [0, 1], the strongest first."""
+
+    seen: Mapping[str, float]
+    strengths: Mapping[Cause, float]
+
+    @property
+    def named(self) -> list[Cause]:
+        """The strongest cause, and the next one if it is strong enough to be named."""
+        first, second, *_ = self.strengths
+        return [first, second] if self.strengths[second] >= NAMED else [first]
+
+    def lines(self) -> list[str]:
+        """The diagnosis in plain words: for each named cause what it is, its evidence, and what to do."""
+        out = []
+        for place, cause in enumerate(self.named):
+            lead = "It looks like" if place == 0 else "Or, less likely,"
+            out += [f"{lead} {cause.title} (strength {self.strengths[cause]:.2f}).", f"  {cause.words(self.seen)}"]
+            out += [f"    {name:<34} {value}" for name, value in self.evidence(cause)]
+            out.append(f"  Fix: {cause.fix}")
+        return out
+
+    def evidence(self, cause: Cause) -> list[tuple[str, str]]:
+        """The clues that speak for or against a cause: title and value."""
+        titles = {"nonfinite_share": "values that are not finite"} | {name: clue.title for name, clue in CLUES.items()}
+        return [(titles[name], number(self.seen[name])) for name in cause.shows if name in self.seen]
+
+
+def diagnose(trace: Trace) -> Diagnosis:
+    """The diagnosis of one trace; ValueError where no token was sampled."""
+    seen = gather(trace)
+    return Diagnosis(seen, weigh(seen))
+
+
+def weigh(seen: Mapping[str, float]) -> dict[Cause, float]:
+    """Each cause's strength, the largest first: its weight times what the causes before it have left unexplained."""
+    left, strengths = 1.0, {}
+    for cause in CAUSES:
+        weight = 0.0 if "nonfinite_share" in seen and cause.name != "not_finite" else cause.rule(seen)
+        strengths[cause] = left * weight
+        if cause.explains:
+            left *= 1 - weight
+    strengths[UNKNOWN] = 0.0 if seen.get("exact_share") == 1 else left
+    return dict(sorted(strengths.items(), key=lambda item: -item[1]))

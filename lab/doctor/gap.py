@@ -1,0 +1,150 @@
+"""Clues from the log-probabilities of both sides: how far apart they are, in which shape, and where.
+
+d = log old - log mu of a sampled token, rho = e^d, p its probability under old, token ~ mu.
+Papers: R3 (arXiv 2510.11370) Eq. 2 and 3; MiniRL (arXiv 2512.01374) Eq. 5.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lab.doctor.view import MIN_TOKENS, View
+from theory.divergences import extreme_fraction, k3_kl_mu_old
+
+NUM_PARTS = 4
+"""Parts of the prompts that must agree on a fall."""
+
+
+def exact_share(view: View) -> float:
+    """Tokens with log mu == log old to the bit / all tokens, in [0, 1]."""
+    return (view.d_n == 0).double().mean().item()
+
+
+def k3_kl(view: View) -> float:
+    """k3 of KL(mu || old): mean of rho - 1 - log rho, nats a token, at least 0 (R3 Eq. 2)."""
+    return k3_kl_mu_old(view.old_n, view.mu_n).mean().item()
+
+
+def extreme(view: View) -> float:
+    """F(2): tokens with max(rho, 1/rho) > 2 / all tokens (R3 Eq. 3)."""
+    return extreme_fraction(view.old_n, view.mu_n, torch.ones(len(view), dtype=torch.bool), tau=2.0).item()
+
+
+def size(view: View) -> float | None:
+    """Median of |d| / (1 - p) over tokens with p < 0.99: the usual deviation of a logit, in logit units."""
+    return view.size_n[view.is_open_n].median().item() if int(view.is_open_n.sum()) >= MIN_TOKENS else None
+
+
+def sure_ratio(view: View) -> float | None:
+    """The median of |d| / (1 - p) over nearly sure tokens, 0.99 < p < 0.9995, over that where p < 0.99.
+
+    Rounding moves all logits alike; a policy gradient moves least where the policy is sure.
+    """
+    sure = view.size_n[(view.doubt_n < 0.01) & (view.doubt_n > 5e-4)]
+    usual = size(view)
+    return sure.median().item() / usual if usual and len(sure) >= MIN_TOKENS else None
+
+
+def rho_mean(view: View) -> float:
+    """Mean of rho. 1 in expectation for any two policies over the same tokens; the kept mass where mu is cut off."""
+    return view.d_n.exp().mean().item()
+
+
+def rho_z(view: View) -> float:
+    """(mean rho - 1) / (std rho / sqrt n): the same in standard errors; 0 where both agree to the bit."""
+    rho_n = view.d_n.exp()
+    return ((rho_n.mean() - 1) / (rho_n.std() / len(view) ** 0.5).clamp(min=1e-300)).item() if len(view) > 1 else 0.0
+
+
+def one_sided(view: View) -> float | None:
+    """|sum d| / sum |d|, in [0, 1]: 1 where one side's log-probabilities are never below the other's."""
+    total = view.d_n.abs().sum()
+    return (view.d_n.sum().abs() / total).item() if total > 0 else None
+
+
+def logit_slope(view: View) -> float | None:
+    """a in logit(mu) = a logit(old), least squares through 0: old's temperature over mu's, if only that differs."""
+    line = _logit_line(view)
+    return None if line is None else line[0]
+
+
+def logit_fit(view: View) -> float | None:
+    """Share of sum (logit mu - logit old)^2 that the slope explains, in [0, 1]; exact for two-token vocabularies."""
+    line = _logit_line(view)
+    return None if line is None else line[1]
+
+
+def _logit_line(view: View) -> tuple[float, float] | None:
+    is_seen_n = (view.mu_n < -1e-3) & (view.old_n < -1e-3)
+    if int(is_seen_n.sum()) < MIN_TOKENS or not bool((view.d_n[is_seen_n] != 0).any()):
+        return None
+    mu, old = (x[is_seen_n] - torch.log(-torch.expm1(x[is_seen_n])) for x in (view.mu_n, view.old_n))
+    slope = (mu * old).sum() / (old * old).sum().clamp(min=1e-300)
+    left = (mu - slope * old).square().sum() / (mu - old).square().sum().clamp(min=1e-300)
+    return slope.item(), (1 - left).clamp(min=0).item()
+
+
+def correlation(view: View) -> float | None:
+    """Pearson correlation of log mu and log old, in [-1, 1]: near 1 for the same model and tokens."""
+    if len(view) < MIN_TOKENS or view.mu_n.std() == 0 or view.old_n.std() == 0:
+        return None
+    return torch.corrcoef(torch.stack([view.mu_n, view.old_n]))[0, 1].item()
+
+
+def noise_share(view: View) -> float | None:
+    """How much of d is not repeated when the same token follows the same context again, in [0, 1] up to sampling.
+
+    sum over such groups of m tokens of m s^2 / sum of d^2, s^2 the unbiased variance of d within the group: 1 for
+    independent noise of mean 0, 0 for engines that are functions of the context.
+    """
+    keys = torch.stack([view.context_n, view.token_n], 1)
+    _, group_n, sizes = keys.unique(dim=0, return_inverse=True, return_counts=True)
+    is_many_n = sizes[group_n] > 1
+    total = view.d_n[is_many_n].square().sum()
+    if int(is_many_n.sum()) < MIN_TOKENS or total == 0:
+        return None
+    mean = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, group_n, view.d_n) / sizes
+    squares = (view.d_n - mean[group_n]).square() * (sizes / (sizes - 1).clamp(min=1))[group_n]
+    return (squares[is_many_n].sum() / total).item()
+
+
+def jump(view: View) -> float | None:
+    """Largest fall of mean log |d|/(1 - p) from before a position to after it, in nats, the least of four parts.
+
+    The parts are prompts by their number modulo 4: what stands at a place, and so how much moves there, differs between
+    prompts; a change of weights does not. Over tokens with p < 0.997.
+    """
+    found = _fall(view)
+    return None if found is None else found[0]
+
+
+def jump_at(view: View) -> float | None:
+    """The position of that fall."""
+    found = _fall(view)
+    return None if found is None else float(found[1])
+
+
+def _fall(view: View) -> tuple[float, int] | None:
+    is_open_n = view.doubt_n > 0.003
+    # A deviation of 1e-6 of a logit is float32 rounding: what is below counts as that.
+    log_n = view.size_n[is_open_n].clamp(min=1e-6).log()
+    at_n, part_n = view.position_n[is_open_n], _prompt_numbers(view)[view.response_n][is_open_n] % NUM_PARTS
+    best = None
+    for t in range(1, int(view.position_n.max())):
+        falls = []
+        for part in range(NUM_PARTS):
+            before, after = log_n[(part_n == part) & (at_n < t)], log_n[(part_n == part) & (at_n >= t)]
+            if min(len(before), len(after)) >= max(MIN_TOKENS, (len(before) + len(after)) / 8):
+                falls.append((before.mean() - after.mean()).item())
+        if len(falls) == NUM_PARTS and (best is None or min(falls) > best[0]):
+            best = (min(falls), t)
+    return best
+
+
+def _prompt_numbers(view: View) -> Tensor:
+    """For each response the number of its prompt, in order of appearance."""
+    trace, seen = view.trace, {}
+    starts = zip(trace.offsets[:-1].tolist(), trace.num_prompt.tolist(), strict=True)
+    prompts = [tuple(trace.tokens[start : start + length].tolist()) for start, length in starts]
+    return torch.tensor([seen.setdefault(prompt, len(seen)) for prompt in prompts])

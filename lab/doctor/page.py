@@ -1,0 +1,120 @@
+"""The doctor's page: every trace's diagnosis in words, its evidence, and pictures, in the report's own style."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jinja2
+import torch
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from lab.doctor.diagnosis import Diagnosis
+from lab.doctor.evidence import CLUES
+from lab.doctor.view import View
+from lab.report.figures import HEIGHT, MARGIN, Caption, Figure
+from lab.report.page import TEMPLATES
+from lab.report.pictures import MAX_POINTS, ROUTING_LEVELS, extreme_curve, probability_scatter
+from lab.report.style import PALETTE, number
+from lab.traces import Trace
+
+PIECES = (TEMPLATES.parents[1] / "doctor" / "template", TEMPLATES)
+"""Where templates are looked for: the doctor's own, then the report's."""
+NUM_SHOWN = 3
+"""Causes of a trace in the table."""
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A trace, its name and number on the page, and what the doctor says of it."""
+
+    label: str
+    index: int
+    newest_trace: Trace
+    diagnosis: Diagnosis
+
+    @property
+    def shown(self) -> list[tuple[str, str]]:
+        """The strongest causes and their strengths."""
+        items = list(self.diagnosis.strengths.items())[:NUM_SHOWN]
+        return [(cause.title, f"{strength:.2f}") for cause, strength in items if strength >= 0.005]
+
+
+def render(patients: Sequence[Patient]) -> str:
+    """The page as text."""
+    draws = (probability_scatter, extreme_curve, along_response, logits, *ROUTING_LEVELS[:2])
+    figures = [figure for figure in (draw(patients) for draw in draws) if figure is not None]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PIECES), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    title = patients[0].label if len(patients) == 1 else f"{len(patients)} traces"
+    return environment.get_template("doctor.html.jinja").render(
+        title=title, patients=patients, figures=figures, palette=PALETTE, height=HEIGHT, clues=CLUES, number=number,
+        payload=_payload(figures, len(patients)), plotly=Markup(get_plotlyjs()),
+    )  # fmt: skip
+
+
+def _payload(figures: Sequence[Figure], num: int) -> Markup:
+    payload = {
+        "height": HEIGHT, "margin": MARGIN, "num_runs": num, "palette": [asdict(ink) for ink in PALETTE],
+        "figures": [{"id": f.id, "data": f.data, "layout": f.layout} for f in figures],
+    }  # fmt: skip
+    return Markup(json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
+
+
+def along_response(patients: Sequence[Patient]) -> Figure | None:
+    """The usual deviation of a logit by position in the response: a step in it is a change of weights."""
+    data = []
+    for patient in patients:
+        view = View.of(patient.newest_trace)
+        is_open_n = view.is_open_n & view.d_n.isfinite()
+        at_n, size_n = view.position_n[is_open_n], view.size_n[is_open_n]
+        points = [(t, size_n[at_n == t].median().item()) for t in at_n.unique().tolist() if int((at_n == t).sum()) >= 5]
+        data.append(
+            {"type": "scatter", "mode": "lines", "name": patient.label, "meta": {"run": patient.index, "role": "line"}}
+            | {"x": [t for t, _ in points], "y": [round(y, 8) or None for _, y in points]}
+            | {"customdata": [number(y) for _, y in points], "hovertemplate": "%{customdata}"}
+        )
+    if not any(y for line in data for y in line["y"]):
+        return None
+    layout: dict[str, Any] = {
+        "xaxis": {"title": {"text": "position in the response"}},
+        "yaxis": {"type": "log", "exponentformat": "power", "dtick": 1, "title": {"text": "logit units"}},
+        "hovermode": "x unified",
+    }
+    formula = "median over tokens with p < 0.99 of |log old - log mu| / (1 - p); where all agree there is no point"
+    return Figure("along-response", "Deviation along the response", Caption(formula, "1", "here"), data, layout)
+
+
+def logits(patients: Sequence[Patient]) -> Figure | None:
+    """Each token at logit(old) and logit(mu): a temperature turns the line, a cut-off lifts it."""
+    data = []
+    for patient in patients:
+        trace = patient.newest_trace
+        mu, old = (x[trace.is_response].double() for x in (trace.logp_mu, trace.logp_old))
+        is_seen = (mu < -1e-4) & (old < -1e-4) & mu.isfinite() & old.isfinite()
+        mu, old = mu[is_seen], old[is_seen]
+        chosen = torch.linspace(0, len(mu) - 1, min(len(mu), MAX_POINTS // len(patients))).long()
+        x, y = ((p - torch.log(-torch.expm1(p)))[chosen] for p in (old, mu))
+        data.append(
+            {"type": "scatter", "mode": "markers", "name": patient.label}
+            | {"meta": {"run": patient.index, "role": "cloud"}}
+            | {"x": [round(v, 3) for v in x.tolist()], "y": [round(v, 3) for v in y.tolist()]}
+            | {"hovertemplate": "old %{x:.2f}, mu %{y:.2f}"}
+        )
+    values = [v for cloud in data for v in (*cloud["x"], *cloud["y"])]
+    if not values:
+        return None
+    low, high = math.floor(min(values)), math.ceil(max(values))
+    layout: dict[str, Any] = {
+        "xaxis": {"title": {"text": "logit of the token's probability under old"}, "range": [low, high]},
+        "yaxis": {"title": {"text": "under mu"}, "range": [low, high]},
+        "shapes": [{"type": "line", "x0": low, "y0": low, "x1": high, "y1": high, "layer": "below"}],
+        "hovermode": "closest",
+    }
+    formula = "(logit old, logit mu) of sampled tokens, logit p = log p - log(1 - p); a temperature turns the line"
+    return Figure("logits", "Logits of sampled tokens", Caption(formula, "nats", "here"), data, layout)

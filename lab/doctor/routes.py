@@ -1,0 +1,77 @@
+"""Clues from the routes of both engines: how often they differ, against how far log-probabilities do, and where.
+
+A shared error of the hidden states moves logits and router logits alike; what moves routers alone shows in the ratio.
+Papers: R3 (arXiv 2510.11370) sec. 3.2 and App. H.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from lab.doctor.view import MIN_TOKENS, View
+from theory.divergences import k3_kl_mu_old
+from theory.routing.record import MISSING
+
+
+def num_flips(view: View) -> float | None:
+    """(row, layer) pairs whose sets of experts differ."""
+    return None if view.difference_RL is None else float((view.difference_RL > 0).sum())
+
+
+def _flip_rate(view: View) -> float | None:
+    """Their share, with one more counted, so that a rate from few of them is no small number by chance."""
+    if view.difference_RL is None:
+        return None
+    num_compared = int((view.difference_RL != MISSING).sum())
+    return ((view.difference_RL > 0).sum().item() + 1) / num_compared if num_compared else None
+
+
+def flips_per_size(view: View) -> float | None:
+    """(flips + 1) / rows and layers / median of |d| / (1 - p): differing routers for a unit of logit deviation."""
+    rate, sizes = _flip_rate(view), view.size_n[view.is_open_n]
+    if rate is None or len(sizes) < MIN_TOKENS or sizes.median() == 0:
+        return None
+    return rate / sizes.median().item()
+
+
+def kl_per_flip(view: View) -> float | None:
+    """k3 of KL(mu || old) a token, the largest 0.5 % left out, / ((flips + 1) / rows and layers), nats.
+
+    One token in a thousand may carry most of the KL, and would decide the ratio.
+    """
+    rate, k3_n = _flip_rate(view), k3_kl_mu_old(view.old_n, view.mu_n).sort().values
+    return None if rate is None else k3_n[: math.ceil(0.995 * len(k3_n))].mean().item() / rate
+
+
+def flip_share_of_kl(view: View) -> float | None:
+    """The share of the sum of k3 on tokens whose own row has other experts at some layer, in [0, 1]."""
+    k3_n = k3_kl_mu_old(view.old_n, view.mu_n)
+    if view.differs_n is None or k3_n.sum() <= 0:
+        return None
+    return (k3_n[view.differs_n].sum() / k3_n.sum()).item()
+
+
+def row_shift_gain(view: View) -> float | None:
+    """Equal (row, layer) of mu's row s and old's row s + 1 or s - 1, over those of equal rows; above 1: misplaced.
+
+    Within responses, the better of both directions; rows that either lacks count as unequal.
+    """
+    mu, old = view.trace.record_mu, view.trace.record_old
+    if mu is None or old is None or len(mu.experts) < 2:
+        return None
+    response_R = torch.repeat_interleave(torch.arange(len(mu)), mu.offsets.diff())
+    is_inner = response_R[1:] == response_R[:-1]
+    here = (mu.experts == old.experts).all(-1)[1:][is_inner].double().mean().item()
+    later = (mu.experts[:-1] == old.experts[1:]).all(-1)[is_inner].double().mean().item()
+    earlier = (mu.experts[1:] == old.experts[:-1]).all(-1)[is_inner].double().mean().item()
+    return max(later, earlier) / max(here, 1e-9)
+
+
+def unrecorded_share(view: View) -> float | None:
+    """(row, layer) pairs that old has and mu lacks / those that old has, in [0, 1]."""
+    mu, old = view.trace.record_mu, view.trace.record_old
+    if mu is None or old is None or not bool(old.is_recorded.any()):
+        return None
+    return (~mu.is_recorded & old.is_recorded).sum().item() / int(old.is_recorded.sum())
