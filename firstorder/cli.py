@@ -11,6 +11,7 @@ import typer
 from firstorder import __version__
 from firstorder.audit import audit
 from firstorder.bench import bench
+from firstorder.calibrate import calibrate
 from firstorder.defects import defects
 from firstorder.doctor import doctor
 from firstorder.export import export
@@ -57,6 +58,10 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(defects)
 app.command(short_help="Say what is wrong with a pair of engines, from a trace.")(doctor)
+app.command(
+    short_help="Set the sandbox's dials so that its engine is as far off as a trace's.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(calibrate)
 app.command(
     short_help="Keep the problems of a file that a model solves sometimes.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},

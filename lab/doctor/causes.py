@@ -28,14 +28,14 @@ class Cause:
     """Whether what it explains is explained; a sampler's fault leaves the gap of the log-probabilities unexplained."""
 
 
-def over(x: float | None, threshold: float, power: float = 4.0) -> float:
+def over(x: float | None, threshold: float | int, power: float | int = 4) -> float:
     """x^power / (x^power + threshold^power) for x > 0: 1/2 at the threshold; 0 for x <= 0 and for no data."""
     if x is None or x <= 0:
         return 0.0
     return 1 / (1 + (threshold / x) ** power) if (x > threshold * 1e-6) else 0.0
 
 
-def under(x: float | None, threshold: float, power: float = 4.0) -> float:
+def under(x: float | None, threshold: float | int, power: float | int = 4) -> float:
     """1 - over(x): 1 well below the threshold; 0 for no data."""
     return 0.0 if x is None else 1 - over(x, threshold, power)
 
@@ -139,8 +139,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "last_token", "a missing log-probability of the last token", _last_token,
-        lambda seen: (f"On {words.share(seen['zero_last_share'])} of the last tokens one side is exactly 0, and nowhere "
-                      "else: the end token's value is missing and was padded."),
+        words.unended,
         "Let the engine return the log-probability of the end token too (include the stop token in the output), or "
         "mask the last token on both sides.",
         ("zero_last_share", "zero_sure_share"),
@@ -185,8 +184,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "end_token", "responses without their end token", _end_token,
-        lambda seen: (f"Only {words.share(seen['end_share'])} of the responses that ended by themselves have an end token: "
-                      "it was cut off, and stopping is never trained."),
+        words.cut_off,
         "Keep the stop token in the sampled tokens (vLLM: include_stop_str_in_output; SGLang: no_stop_trim).",
         ("end_share",),
     ),

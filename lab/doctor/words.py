@@ -110,3 +110,19 @@ def padded(seen: Seen) -> str:
         f"On {share(seen['zero_share'])} of the tokens that one side finds unlikely the other's log-probability is "
         "exactly 0 (probability 1): missing values were filled in."
     )
+
+
+def unended(seen: Seen) -> str:
+    """A zero for the last token alone."""
+    return (
+        f"On {share(seen['zero_last_share'])} of the last tokens one side is exactly 0, and hardly elsewhere: the end "
+        "token's value is missing and was padded."
+    )
+
+
+def cut_off(seen: Seen) -> str:
+    """No end token."""
+    return (
+        f"Only {share(seen['end_share'])} of the responses that ended by themselves have an end token: it was cut off, "
+        "and stopping is never trained."
+    )

@@ -1,0 +1,57 @@
+"""`firstorder calibrate`: the sandbox's dials set so that its engine is as far off as a real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def calibrate(
+    context: typer.Context,
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A trace, as `firstorder doctor` reads it.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: sandbox`.")],
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Draws of the batch that the fit is measured on.")] = 4,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Also write the engine block there.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Fit the sandbox's engine to a trace: its KL, its F(tau) and its differing routers, jointly.
+
+    The model of CONFIG is taught its task (from the cache) or opened (`--model.path FOLDER --cold_start null`); any
+    field of the config can be set here. The dials are the format of the weights and the noise on router logits and on
+    next-token logits. Prints the engine block, each figure beside the trace's, and how good the fit is.
+
+    \b
+    Examples:
+      firstorder calibrate slime/train_12_0.pt configs/demo/base.yaml --out engine.yaml
+      firstorder calibrate step-000070.safetensors configs/demo/base.yaml --algorithm.batch.num_prompts 16
+    """
+    from firstorder.train import split
+    from firstorder.worlds import Schemas
+    from lab.config.load import load
+    from lab.config.strict import ConfigError
+    from lab.doctor.importers import load_trace
+    from lab.files import atomic_write
+    from lab.ladder import markdown_table
+    from sandbox.config import SandboxRun
+
+    trace, rest = split([trace, config, *context.args])
+    path, overrides = split(rest, "CONFIG, the file of a run")
+    run_config = load(path, overrides, Schemas())
+    if not isinstance(run_config, SandboxRun):
+        raise ConfigError(f"{path}: backend: expected a config of the sandbox, got {run_config.backend}")
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+    known = load_trace(Path(trace))
+    from sandbox.calibrate import Calibration, target_of
+    from sandbox.defect_table import Bench
+
+    target = target_of(known)
+    fit = Calibration(Bench(run_config, num_steps=0), target, int(known.is_response.sum())).fit(seeds)
+    rows = [(f.name, f"{f.target:.3g}", f"{f.fitted:.3g}", f"{f.residual:+.2f}") for f in fit.figures]
+    typer.echo(fit.yaml(), nl=False)
+    typer.echo(markdown_table(("figure", "trace", "fit", "log(fit / trace)"), rows), nl=False)
+    typer.echo(f"{fit.word}.")
+    if out is not None:
+        atomic_write(out, fit.yaml())
