@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -38,10 +38,12 @@ FORMATS: tuple[WeightPrecision | None, ...] = (
 GRID = (1e-4, 0.02, 0.2)
 """Standard deviations that a search starts from."""
 LARGEST = 3.0
-NUM_TRIALS = 30
-"""Trials of the simplex search a format."""
 SIMPLER = 1.05
 """A dial is left out where the fit without it is at most this much worse."""
+
+
+ALIKE = 0.01
+"""Figures that agree to a percent are equal for any purpose."""
 
 
 @dataclass(frozen=True)
@@ -156,11 +158,11 @@ class Calibration:
             found.append(self.figures(rollouts, self.bench.trainer.score(rollouts, PassRouting("natural"))))
         return tuple(replace(f[0], fitted=fmean(g.fitted for g in f)) for f in zip(*found, strict=True))
 
-    def fitted_stds(self, weights: WeightPrecision | None) -> tuple[float, float]:
+    def fitted_stds(self, weights: WeightPrecision | None, num_trials: int) -> tuple[float, float]:
         """Noise of router and next-token logits that fit best beside this format: a grid, then a simplex from there."""
         has_routers = bool(self.bench.trainer.model.config.moe_layers)
 
-        def trial(logs: Sequence[float]) -> float:
+        def trial(logs: Iterable[float]) -> float:
             stds = [min(math.exp(x), LARGEST) for x in logs]
             return loss(self.measured(defects_of(weights, stds[0] if has_routers else 0.0, stds[-1]), (0,)))
 
@@ -169,20 +171,22 @@ class Calibration:
         simplex = [list(start)] + [
             [x + (0.7 if i == j else 0.0) for j, x in enumerate(start)] for i in range(len(start))
         ]
-        options = {"maxfev": NUM_TRIALS, "initial_simplex": simplex, "xatol": 0.02, "fatol": 1e-3}
+        options = {"maxfev": num_trials, "initial_simplex": simplex, "xatol": 0.02, "fatol": 1e-3}
         best = [min(math.exp(x), LARGEST) for x in minimize(trial, start, method="Nelder-Mead", options=options).x]
         return (best[0] if has_routers else 0.0), best[-1]
 
-    def fit(self, num_draws: int = 4) -> Fit:
-        """The best engine over all formats, without dials that it does not need, and its figures on other draws."""
-        candidates: list[tuple[float, tuple[Defect, ...]]] = []
-        for weights in FORMATS:
-            router, logit = self.fitted_stds(weights)
+    def fit(self, num_draws: int = 4, num_trials: int = 30, formats: Sequence[WeightPrecision | None] = FORMATS) -> Fit:
+        """The best engine over all formats, without dials that it does not need, and its figures on other draws.
+
+        `num_trials` bounds the simplex search of a format.
+        """
+        candidates: list[tuple[float, tuple[Defect, ...]]] = [(loss(self.measured((), (0,))), ())]
+        for weights in formats if candidates[0][0] > ALIKE else ():
+            router, logit = self.fitted_stds(weights, num_trials)
             options = {defects_of(weights, r, z) for r in (0.0, router) for z in (0.0, logit)}
             candidates += [(loss(self.measured(defects, (0,))), defects) for defects in options]
         least = min(value for value, _ in candidates)
-        # 0.01: figures that agree to a percent are equal for any purpose.
-        close = [(len(defects), value, defects) for value, defects in candidates if value <= least * SIMPLER + 0.01]
+        close = [(len(defects), value, defects) for value, defects in candidates if value <= least * SIMPLER + ALIKE]
         defects = min(close, key=lambda item: item[:2])[2]
         return Fit(defects, self.measured(defects, range(1, num_draws + 1)))
 

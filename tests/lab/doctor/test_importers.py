@@ -1,0 +1,201 @@
+"""Laws of the importers: a trace in any documented format comes back, and what a dump lacks is one clear line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lab.doctor.importers import load_trace
+from lab.traces import Trace
+from tests.lab.doctor.patients import draw_rows, with_experts
+from theory.streams import stream
+
+E, L, K = 8, 3, 2
+
+
+def full_rows() -> list[dict[str, Any]]:
+    """A few responses of unlike lengths, with observations, rewards and both sides' routes (of experts 0 to 7)."""
+    generator, out = stream(0, "importers"), []
+    for b, row in enumerate(draw_rows(num_prompts=3, num_responses=2)):
+        T = len(row["logp_mu"])
+        shape = (len(row["tokens"]) - 1, L, E)
+        mu, old = (torch.rand(shape, generator=generator).topk(K).indices.sort(-1).values for _ in range(2))
+        mu[0, :, -1], old[0, :, -1] = E - 1, E - 1  # the largest id is seen, so that all formats find 8 experts
+        mu[0, :, 0], old[0, :, 0] = 0, 0
+        row = with_experts(row, mu, old)
+        logp_mu = [x - 0.25 for x in row["logp_mu"]]
+        out.append(row | {"logp_mu": logp_mu, "is_response": [t != 1 or T == 1 for t in range(T)], "reward": b / 4})
+    return out
+
+
+ROWS = full_rows()
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def write_verl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """As verl's batch holds them: prompts padded on the left, responses on the right, log-probs 0 on padding."""
+    P, T = max(row["num_prompt"] for row in rows) + 2, max(len(row["logp_mu"]) for row in rows) + 3
+    lines = []
+    for row in rows:
+        p, t = row["num_prompt"], len(row["logp_mu"])
+        left, right = P - p, T - t
+        routes = [[[0] * K] * L] * left + row["experts_mu"] + [[[0] * K] * L] * (right + 1)
+        lines.append(
+            {"input": "2+3=", "output": "5", "gts": "5", "score": row["reward"], "step": 12}
+            | {"prompts": [0] * left + row["tokens"][:p], "responses": row["tokens"][p:] + [0] * right}
+            | {"attention_mask": [0] * left + [1] * (p + t) + [0] * right}
+            | {"response_mask": [int(x) for x in row["is_response"]] + [0] * right}
+            | {"rollout_log_probs": row["logp_mu"] + [0.0] * right, "old_log_probs": row["logp_old"] + [0.0] * right}
+            | {"entropys": row["entropy_old"] + [0.0] * right, "routed_experts": routes}
+        )
+    return write_jsonl(path, lines)
+
+
+def slime_data(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """What a rank of slime trains on; routes as an array over all layers, of which the first is dense."""
+    dense = [np.array([[[0] * K, *layers] for layers in row["experts_mu"]], dtype=np.int32) for row in rows]
+    return {
+        "tokens": [torch.tensor(row["tokens"]) for row in rows],
+        "response_lengths": [len(row["logp_mu"]) for row in rows],
+        "loss_masks": [torch.tensor(row["is_response"]).int() for row in rows],
+        "rewards": [row["reward"] for row in rows],
+        "rollout_log_probs": [torch.tensor(row["logp_mu"]) for row in rows],
+        "log_probs": [torch.tensor(row["logp_old"]) for row in rows],
+        "rollout_routed_experts": dense,
+    }
+
+
+def write_slime(path: Path, rows: list[dict[str, Any]], **changes: Any) -> Path:
+    data = slime_data(rows) | changes
+    kept = {name: value for name, value in data.items() if value is not None}
+    torch.save({"rollout_id": 12, "rank": 0, "rollout_data": kept}, path)
+    return path
+
+
+def differing(a: Trace, b: Trace) -> set[str]:
+    """The fields in which two traces differ."""
+    pairs = {f.name: (getattr(a, f.name), getattr(b, f.name)) for f in fields(Trace)}
+    return {n for n, (x, y) in pairs.items() if not (torch.equal(x, y) if isinstance(x, Tensor) else x == y)}
+
+
+WRITERS: dict[str, tuple[Callable[..., Path], set[str]]] = {
+    "t.jsonl": (write_jsonl, set()),
+    "t.parquet": (write_parquet, set()),
+    "12.jsonl": (write_verl, {"experts_old", "step"}),
+    "train.pt": (write_slime, {"experts_old", "step", "entropy_old", "layer_numbers"}),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_gives_the_same_trace(name: str, tmp_path: Path) -> None:
+    """A trace as rows, as verl's batch or as slime's training dump comes back as it is, but for what these lack."""
+    ours = load_trace(write_jsonl(tmp_path / "ours.jsonl", ROWS))
+    ours.save(tmp_path / "ours.safetensors")
+    assert not differing(load_trace(tmp_path / "ours.safetensors"), ours)
+    write, lacks = WRITERS[name]
+    theirs = load_trace(write(tmp_path / name, ROWS))
+    assert differing(theirs, ours) == lacks
+    assert theirs.num_experts == E and len(theirs) == len(ROWS)
+
+
+def test_dense_layers_are_left_out_by_number(tmp_path: Path) -> None:
+    """A layer of nothing but expert 0 is no MoE layer; those that are left keep their own numbers."""
+    assert load_trace(write_slime(tmp_path / "train.pt", ROWS)).layer_numbers == (1, 2, 3)
+
+
+def test_a_missing_value_is_nan_and_never_0(tmp_path: Path) -> None:
+    """null in a row of log-probabilities is NaN in the trace."""
+    hole = [ROWS[0] | {"logp_mu": [None, *ROWS[0]["logp_mu"][1:]]}, *ROWS[1:]]
+    trace = load_trace(write_jsonl(tmp_path / "t.jsonl", hole))
+    assert math.isnan(trace.logp_mu[0]) and int(trace.logp_mu.isnan().sum()) == 1
+
+
+def without(*names: str) -> list[dict[str, Any]]:
+    """The rows without these fields."""
+    return [{name: value for name, value in row.items() if name not in names} for row in ROWS]
+
+
+class Elsewhere:
+    """A class that a file must not be able to call."""
+
+
+def samples(**changes: Any) -> dict[str, Any]:
+    rows = [
+        {"tokens": r["tokens"], "response_length": len(r["logp_mu"]), "rollout_log_probs": r["logp_mu"]} for r in ROWS
+    ]
+    return {"rollout_id": 3, "samples": [row | changes for row in rows]}
+
+
+LACKING: dict[str, tuple[Callable[[Path], Path], str, str]] = {
+    "no old": (lambda d: write_jsonl(d / "t.jsonl", without("logp_old")), "logp_old: missing in response 0", "tokens"),
+    "verl as it is": (
+        lambda d: write_jsonl(d / "1.jsonl", [{"input": "a", "output": "b", "gts": "c", "score": 1.0, "step": 1}]),
+        "verl's dump lacks prompts, responses, .*old_log_probs", "calculate_log_probs=True",
+    ),
+    "slime's rollouts": (
+        lambda d: torch.save(samples(), d / "r.pt") or d / "r.pt",
+        "log-probabilities of old are missing", "--save-debug-train-data",
+    ),
+    "slime without mu": (
+        lambda d: torch.save(samples(rollout_log_probs=None), d / "r.pt") or d / "r.pt",
+        "rollout_log_probs is missing", "mu",
+    ),
+    "slime without an old pass": (
+        lambda d: write_slime(d / "t.pt", ROWS, log_probs=None), "log_probs is missing", "--get-mismatch-metrics",
+    ),
+    "a part of the context": (
+        lambda d: write_slime(d / "t.pt", ROWS, log_probs=[torch.zeros(1) for _ in ROWS]),
+        "log_probs: expected .* got 1", "--context-parallel-size 1",
+    ),
+    "an end token too few": (
+        lambda d: write_jsonl(d / "t.jsonl", [row | {"logp_mu": row["logp_mu"][:-1]} for row in ROWS]),
+        "logp_mu: expected 10 values.*got 9", "the end token's",
+    ),
+    "an object": (
+        lambda d: torch.save({"samples": [Elsewhere()]}, d / "r.pt") or d / "r.pt", "not loaded", "tensors, arrays",
+    ),
+    "another dictionary": (
+        lambda d: torch.save({"model": 1}, d / "r.pt") or d / "r.pt",
+        "expected slime's samples or rollout_data", "model",
+    ),
+    "no torch file": (lambda d: (d / "r.pt").write_bytes(b"x") and d / "r.pt", "r.pt: expected", ""),
+    "no JSON": (
+        lambda d: (d / "t.jsonl").write_text("{}\n{oops") and d / "t.jsonl", "line 2: expected a JSON object", "",
+    ),
+    "nothing in it": (lambda d: (d / "t.jsonl").write_text("\n") and d / "t.jsonl", "at least 1 row", ""),
+    "another kind": (lambda d: d / "t.csv", r"expected a trace as .safetensors, .jsonl, .parquet or .pt, got .csv", ""),
+    "routes all 0": (
+        lambda d: write_jsonl(
+            d / "t.jsonl", [row | {"experts_mu": (0 * torch.tensor(row["experts_mu"])).tolist()} for row in ROWS]
+        ),
+        "experts_mu: expected expert ids, got none above 0", "not captured",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_what_a_dump_lacks_is_one_line_that_says_how_to_add_it(case: str, tmp_path: Path) -> None:
+    """Each lack is a ValueError on one line, with the file, the field, and what puts it there."""
+    write, message, how = LACKING[case]
+    with pytest.raises(ValueError, match=message) as caught:
+        load_trace(write(tmp_path))
+    assert how in str(caught.value) and str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
