@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,24 +27,8 @@ TAUS = torch.logspace(0, 1, 61, dtype=torch.float64).tolist()
 """Thresholds of F(tau): from 1 to 10, evenly on a log axis."""
 
 
-@runtime_checkable
-class Traced(Protocol):
-    """What the pictures of one step need: a run's newest trace, or a trace by itself."""
-
-    @property
-    def index(self) -> int:
-        """Decides the colour."""
-        ...
-
-    @property
-    def label(self) -> str:
-        """The name in a legend."""
-        ...
-
-    @property
-    def newest_trace(self) -> Trace | None:
-        """The trace, if there is one."""
-        ...
+Traced = Any
+"""What has an index (its colour), a label and a newest_trace: a run, or a trace by itself on the doctor's page."""
 
 
 def probability_scatter(runs: Sequence[Traced]) -> Figure | None:

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from firstorder.worlds import Schemas
 from lab.config.load import load
+from lab.doctor.causes import CAUSES
 from lab.doctor.diagnosis import Diagnosis, diagnose
+from lab.ladder import markdown_table
 from lab.traces import Trace
 from sandbox.defect_table import Bench
 from sandbox.engines import (
@@ -182,11 +184,124 @@ class Ward:
         return diagnose(self.trace(plant, draw))
 
 
-def confusion(ward: Ward, names: Sequence[str], num_draws: int) -> dict[str, Counter[str]]:
+def confusion(ward: Ward, names: Sequence[str], draws: Sequence[int]) -> dict[str, Counter[str]]:
     """For each plant how often each cause was named first."""
-    return {name: Counter(ward.named(PLANTS[name], draw).named[0].name for draw in range(num_draws)) for name in names}
+    return {name: Counter(ward.named(PLANTS[name], draw).named[0].name for draw in draws) for name in names}
 
 
 def num_right(found: Mapping[str, Counter[str]]) -> int:
     """How often the planted cause was named first."""
     return sum(counts[PLANTS[name].cause] for name, counts in found.items())
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+SMALL = (
+    "--algorithm.batch.num_prompts", "16", "--task.max_digits", "2", "--task.num_held_out", "32",
+    "--algorithm.sampling.max_tokens", "24", "--model.hidden_size", "32", "--model.num_heads", "2",
+    "--model.num_kv_heads", "2", "--model.expert_size", "32", "--seed", "3",
+)  # fmt: skip
+"""A model of width 32 on sums of two figures, other problems and another seed than those the thresholds are from."""
+DEEP = (
+    "--algorithm.batch.num_prompts", "16", "--seed", "5", "--model.num_layers", "3", "--model.num_experts", "16",
+    "--model.hidden_size", "48", "--model.num_heads", "3", "--model.num_kv_heads", "3",
+)  # fmt: skip
+"""Three layers of 16 experts, another seed."""
+FIRST_DRAW = 20
+NUM_DRAWS = 3
+
+INTRO = """# The doctor
+
+`firstorder doctor TRACE...` says what is wrong with a pair of engines from what one sampled (mu) and both scored (mu,
+old), in words, with the evidence and the fix; `--out FILE.html` adds the page with the pictures. It sees the trace
+alone, never the config that made it. `firstorder calibrate TRACE CONFIG` then sets the sandbox's dials so that its engine
+is as far off. This page is written by `python -m tests.pages.doctor > docs/doctor.md`.
+
+## How it decides
+
+Each clue (`lab/doctor/evidence.py`) is one number with a formula; each cause (`lab/doctor/causes.py`) one rule that weighs
+clues. Causes are asked in order, and what one explains the later ones cannot. A second cause of strength 0.25 or more
+is named beside the first: then the trace does not tell them apart for certain.
+
+What its rules rest on: a mask makes the mean ratio its kept mass where it is 1 for any two policies over the same
+tokens; a temperature is a slope of logits; noise does not repeat in the same context; routers that err by themselves
+differ more often than the logits' deviation explains; a policy gradient moves logits least where the policy is sure,
+rounding moves all alike; draws from one context repeat as often as their probabilities say, if what is scored is what
+is drawn from. The thresholds of the last two comparisons were set on two sandbox models (width 64 and 128, two layers
+of 8 experts); on a model of another kind they are a guess, and the words give the numbers behind it.
+
+## How often it is right
+
+Planted in engines by the sandbox's dials, in code as bugs that the field has had (`tests/mutants`), and in traces.
+Two models and draws that no threshold was set on; {draws} draws of some 2,500 to 4,000 tokens of each.
+"""  # noqa: E501
+
+FORMATS = """## What it reads
+
+| file | columns or fields | lacks |
+|---|---|---|
+| `.safetensors` | `lab/traces.py` has the schema; every run's `rollouts/` holds some | |
+| `.jsonl`, `.parquet` | a row a response: `tokens`, `num_prompt`, `logp_mu`, `logp_old`; optional `is_response`, `entropy_old`, `logp_pi`, `reward`, `experts_mu`, `experts_old`, `step` (`lab/doctor/importers/rows.py`) | |
+| verl, `trainer.rollout_data_dir`: `<step>.jsonl` | as dumped only texts and scores | all: tokens, mu, old, routes |
+| slime, `--save-debug-rollout-data`: `.pt` | tokens, mu (`rollout_log_probs`), mu's experts (`rollout_routed_experts`) | old, old's experts |
+| slime, `--save-debug-train-data`: `.pt`, a file a rank | the same, and old (`log_probs`; `--get-mismatch-metrics` makes the old pass run) | old's experts, entropies |
+
+Without both sides' experts the doctor cannot tell routing from precision, and says so; without `entropy_old` it looks
+for unscored sampling in the repeats of draws alone. verl's batch has what its dump lacks. In
+`RayPPOTrainer._log_rollout_data`, before `_dump_generations`:
+
+```python
+for name in ("prompts", "responses", "attention_mask", "response_mask", "rollout_log_probs", "old_log_probs"):
+    reward_extra_infos_to_dump[name] = batch.batch[name].tolist()
+```
+
+with `actor_rollout_ref.rollout.calculate_log_probs=True`, and `"routed_experts"` where R3 is on. Torch files are read
+without running code from them. The fields are those of verl's and slime's sources as of August 2026; these importers are
+tested on files written as those sources write them, not on files of a cluster.
+"""  # noqa: E501
+
+
+def page(wards: Mapping[str, Ward], num_draws: int) -> str:
+    """docs/doctor.md."""
+    parts = [INTRO.format(draws=num_draws)]
+    for title, ward in wards.items():
+        found = confusion(ward, list(PLANTS), range(FIRST_DRAW, FIRST_DRAW + num_draws))
+        total = sum(counts.total() for counts in found.values())
+        parts.append(f"### {title}\n\n{num_right(found)} of {total} right.\n\n{matrix(found)}\n{details(found)}")
+    return "\n".join([*parts, FORMATS])
+
+
+def matrix(found: Mapping[str, Counter[str]]) -> str:
+    """Planted causes down, named ones across: how many of each."""
+    planted: dict[str, Counter[str]] = {}
+    for name, counts in found.items():
+        planted.setdefault(PLANTS[name].cause, Counter()).update(counts)
+    order = [cause.name for cause in CAUSES if any(counts[cause.name] for counts in planted.values())]
+    heads = [f"{i + 1}" for i in range(len(order))]
+    rows = [
+        (f"{order.index(cause) + 1 if cause in order else '–'} {cause}", *(counts[name] or "" for name in order))
+        for cause, counts in sorted(planted.items(), key=lambda item: order.index(item[0]) if item[0] in order else 99)
+    ]
+    return markdown_table(("planted \\ named", *heads), rows)
+
+
+def details(found: Mapping[str, Counter[str]]) -> str:
+    """What was planted, and what was named, in one table."""
+    rows = [
+        (name, PLANTS[name].cause, ", ".join(f"{cause} {n}" for cause, n in counts.most_common()))
+        for name, counts in found.items()
+    ]
+    return markdown_table(("planted", "cause", "named"), rows)
+
+
+if __name__ == "__main__":
+    print(
+        page(
+            {
+                "Two layers of 8 experts, width 32": Ward("configs/demo/base.yaml", SMALL, 4),
+                "Three layers of 16 experts, width 48": Ward("configs/demo/base.yaml", DEEP, 6),
+            },
+            NUM_DRAWS,
+        ),
+        end="",
+    )

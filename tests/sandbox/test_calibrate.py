@@ -18,8 +18,8 @@ from sandbox.engines import LogitNoise, RouterNoise, WeightPrecision
 from sandbox.engines.defect import Defect
 from theory.routing.passes import PassRouting
 
-# A fresh model of 32 units: a batch of some 250 tokens in a tenth of a second, and routers near their margins.
-OVERRIDES = ("--algorithm.batch.num_prompts", "8", "--algorithm.sampling.max_tokens", "8")
+# A fresh model of 32 units: a batch of some 1000 tokens in a tenth of a second, and routers near their margins.
+OVERRIDES = ("--algorithm.batch.num_prompts", "32", "--algorithm.sampling.max_tokens", "8")
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def test_two_planted_noises_are_found_again(bench: Bench) -> None:
     """Noise on router and on next-token logits moves different figures: both dials come back, and the figures fit."""
     fit = fitted(bench, RouterNoise(std=0.05), LogitNoise(std=0.2))
     stds = {type(defect): defect.std for defect in fit.defects if isinstance(defect, RouterNoise | LogitNoise)}
-    # Two batches of 250 tokens, one fitted to the other: KL, with its heavy tail, scatters by a half and the noise by
-    # the root of that; the routers, some 900, by less.
+    # Two batches of 1000 tokens, one fitted to the other: KL, with its heavy tail, scatters by a half and the noise by
+    # the root of that; the routers, some 3000, by less.
     assert stds[LogitNoise] == pytest.approx(0.2, rel=0.4)
     assert stds[RouterNoise] == pytest.approx(0.05, rel=0.4)
     assert math.exp(fit.residual) < 1.5

@@ -1,0 +1,51 @@
+"""The doctor names what was planted nine times of ten, and docs/doctor.md says so and what it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.doctor.importers import rows, verl
+from tests.pages.doctor import FIRST_DRAW, FORMATS, PLANTS, SMALL, Ward, confusion, num_right
+
+PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+SOME = [
+    "exact engine", "weights bf16", "weights fp8", "activations fp8", "cache bf16", "router noise 0.03",
+    "router noise 0.1", "1 version behind", "4 versions behind", "4 behind, half new, cache recomputed",
+    "top-p 0.9, scored", "temperature 0.7, scored", "top-p 0.9", "temperature 0.7", "log old a token early, fp8",
+    "end token's log mu is 0, bf16", "half of log mu is 0, fp8", "end tokens cut off", "log mu of other responses",
+    "record_is_a_row_late", "last_stage_overwrites_the_first",
+]  # fmt: skip
+"""At least one plant of every cause; the page has them all, on more draws."""
+
+
+@pytest.fixture(scope="module")
+def ward(tmp_path_factory: pytest.TempPathFactory) -> Ward:
+    cache = str(tmp_path_factory.mktemp("cold_start"))
+    return Ward("configs/demo/base.yaml", [*SMALL, "--cold_start.cache", cache], num_steps=4)
+
+
+@pytest.mark.slow
+def test_nine_of_ten_planted_causes_are_named(ward: Ward) -> None:
+    """On a model that no threshold was set on, the planted cause is named first in at least 90% of the traces."""
+    assert {PLANTS[name].cause for name in SOME} == {plant.cause for plant in PLANTS.values()}
+    found = confusion(ward, SOME, [FIRST_DRAW])
+    wrong = {name: dict(counts) for name, counts in found.items() if not counts[PLANTS[name].cause]}
+    assert num_right(found) >= 0.9 * len(SOME), wrong
+
+
+def test_the_page_has_every_plant_and_is_right_as_often_as_the_test_asks() -> None:
+    """Each table of the page has all plants, and its count is at least 90%."""
+    counts = [line.split() for line in PAGE.splitlines() if line.endswith("right.")]
+    assert len(counts) == 2
+    for words in counts:
+        assert int(words[0]) >= 0.9 * int(words[2])
+    assert all(PAGE.count(f"| {name} |") == len(counts) for name in PLANTS)
+
+
+def test_the_page_names_every_field() -> None:
+    """What a row needs, and what verl's dump has to be given, stand on the page by name."""
+    assert FORMATS in PAGE
+    assert all(f"`{name}`" in PAGE for name in rows.NEEDED)
+    assert all(f'"{name}"' in PAGE for name in verl.NAMES)
