@@ -83,7 +83,7 @@ def trace(rows: Sequence[Row]) -> Trace:
     S_B = [len(_field(row, b, "tokens")) for b, row in enumerate(rows)]
     P_B = [int(_field(row, b, "num_prompt")) for b, row in enumerate(rows)]
     T_B = [S - P for S, P in zip(S_B, P_B, strict=True)]
-    optional = {name: floats(rows, T_B, name) for name in ("entropy_old", "logp_pi") if name in rows[0]}
+    entropy_old, logp_pi = (floats(rows, T_B, name) if name in rows[0] else None for name in ("entropy_old", "logp_pi"))
     mu, old = (record(rows, S_B, name) for name in ("experts_mu", "experts_old"))
     mu, old = _alike(mu, old)
     known = mu or old
@@ -101,7 +101,8 @@ def trace(rows: Sequence[Row]) -> Trace:
         experts_old=None if old is None else old.experts,
         layer_numbers=() if known is None else known.layer_numbers,
         num_experts=0 if known is None else known.num_experts,
-        **optional,
+        logp_pi=logp_pi,
+        entropy_old=entropy_old,
     )
 
 

@@ -23,7 +23,7 @@ from lab.files import disk_errors
 from lab.traces import Trace
 
 # What an unpickled array needs: it names these two functions and its type, and no other.
-_SAFE = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, *{type(np.dtype(t)) for t in "bhilqBHILQfd"}]
+_SAFE = [np.ndarray, np.dtype, np.empty(0).__reduce__()[0], *{type(np.dtype(t)) for t in "bhilqBHILQfd"}]
 
 
 def load(path: Path) -> Trace:
