@@ -101,9 +101,15 @@ def bars(series: Mapping[str, Mapping[str, Number]], *, title: str, x: str, y: s
 
 
 def heat(
-    values: Sequence[Sequence[Number]], *, rows: Sequence[Any], columns: Sequence[Any], title: str, x: str, y: str
+    values: Sequence[Sequence[Number | None]],
+    *,
+    rows: Sequence[Any],
+    columns: Sequence[Any],
+    title: str,
+    x: str,
+    y: str,
 ) -> go.Figure:
-    """A map of numbers around 0, written into their cells; the first row is on top.
+    """A map of numbers around 0, written into their cells; None is an empty cell. The first row is on top.
 
     Raises ValueError where rows and columns are not as many as the values'.
     """
@@ -112,7 +118,7 @@ def heat(
         raise ValueError(
             f"expected values of {len(rows)} rows and {len(columns)} columns, got {shape[0]} and {shape[1]}"
         )
-    largest = max(abs(value) for row in values for value in row) or 1.0
+    largest = max((abs(value) for row in values for value in row if value is not None), default=0.0) or 1.0
     figure = _figure(title, x, y)
     figure.add_heatmap(
         z=[list(row) for row in values],
@@ -121,7 +127,7 @@ def heat(
         zmin=-largest,
         zmax=largest,
         colorscale="RdBu_r",
-        text=[[number(float(value)) for value in row] for row in values],
+        text=[["" if value is None else number(float(value)) for value in row] for row in values],
         texttemplate="%{text}",
         hovertemplate="%{y}, %{x}: %{text}<extra></extra>",
         xgap=2,

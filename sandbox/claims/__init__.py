@@ -16,6 +16,9 @@ from theory.names import unknown_name
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "claims"
 
+RESULTS = FOLDER.parents[1] / "results" / "claims"
+"""The rows and pages that the project keeps."""
+
 CLAIMS: tuple[Claim, ...] = tuple(
     importlib.import_module(f"{__name__}.{module.name}").CLAIM
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name)
@@ -46,4 +49,4 @@ def chosen_regimes(words: Sequence[str]) -> tuple[Regime, ...]:
     return tuple(regime for regime in REGIMES if not words or regime.name in words)
 
 
-__all__ = ["CLAIMS", "REGIMES", "chosen_claims", "chosen_regimes"]
+__all__ = ["CLAIMS", "REGIMES", "RESULTS", "chosen_claims", "chosen_regimes"]

@@ -83,8 +83,7 @@ def _figure(id_: str, name: str, lines: Sequence[tuple[Line, Sequence[Point]]]) 
 
 def stability_map(family: str, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row]) -> Figure | None:
     """Survival over replay mode and off-policiness N, means over the seeds that are there; None with under 2 cells."""
-    build, preset = FAMILIES[family]
-    values = [[_survival(_rows(regime, build(preset, mode, n), seeds, rows)) for n in DEGREES] for mode in MODES]
+    values = [[survival(family, mode, n, regime, seeds, rows) for n in DEGREES] for mode in MODES]
     if sum(value is not None for line in values for value in line) < 2:
         return None
     texts = [["" if value is None else f"{value:.2f}" for value in line] for line in values]
@@ -101,12 +100,17 @@ def stability_map(family: str, regime: Regime, seeds: Sequence[int], rows: Mappi
     )
 
 
-def _survival(rows: Sequence[Row]) -> float | None:
-    return fmean(SURVIVAL.of(row) for row in rows) if rows else None
+def survival(
+    family: str, mode: str, n: int, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row]
+) -> float | None:
+    """Mean survival of a family's arm over the seeds that are there, in [0, 1]; None without any."""
+    build, preset = FAMILIES[family]
+    found = _rows(regime, build(preset, mode, n), seeds, rows)
+    return fmean(SURVIVAL.of(row) for row in found) if found else None
 
 
 def _rows(regime: Regime, one: Arm, seeds: Sequence[int], rows: Mapping[str, Row]) -> list[Row]:
     return [rows[name] for seed in seeds if (name := key(regime, one, seed)) in rows]
 
 
-__all__ = ["FAMILIES", "over_updates", "stability_map"]
+__all__ = ["DEGREES", "FAMILIES", "MODES", "over_updates", "stability_map", "survival"]
