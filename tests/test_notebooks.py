@@ -14,6 +14,9 @@ import pytest
 from nbclient import NotebookClient
 
 from lab.records import RunFolder
+from sandbox.claims import CLAIMS, REGIMES, RESULTS
+from sandbox.ledger.cells import Cells
+from sandbox.ledger.verdicts import outcomes, together
 from theory.exact.rates import RATES
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +27,7 @@ DISCREPANCY = ROOT / "notebooks" / "02_training_inference_discrepancy.ipynb"
 REPLAY = ROOT / "notebooks" / "03_routing_replay.ipynb"
 PREDICTION = ROOT / "notebooks" / "04_prediction.ipynb"
 TO_CLUSTER = ROOT / "notebooks" / "05_sandbox_to_cluster.ipynb"
+LEDGER = ROOT / "notebooks" / "06_claims_ledger.ipynb"
 PLOTLY = "application/vnd.plotly.v1+json"
 LABELS = ("exact", "fp8", "fp8-minirl", "fp8-minirl-r3", "fp8-minirl-pr3")
 
@@ -242,6 +246,25 @@ def test_from_sandbox_to_cluster(runs: Path) -> None:
     assert "Parameters: 30.5B" in cells["seen"]
     assert len(discrepancy["data"]) == 3
     assert "3 seeds, verdicts stable, stable, stable." in cells["seen"]
+
+
+def test_the_ledger(runs: Path) -> None:
+    """It makes no run, and its verdicts, effects and words are those of the rows that the project keeps."""
+    notebook = execute(LEDGER, turn=True)
+    assert list(runs.iterdir()) == []
+    rows = Cells(RESULTS / "cells.jsonl").rows()
+    found = outcomes(CLAIMS, REGIMES, range(5), rows)
+    said = texts(notebook)
+    assert said["setup"].startswith(f"{len(rows)} runs, ")
+    assert f"{sum(o.word is not None for o in found)} of {len(found)} predictions have all their runs" in said["setup"]
+    (table,) = (out["data"]["text/html"] for cell in notebook.cells if cell.id == "verdicts" for out in cell.outputs)
+    for line, regime in zip(said["seen"].splitlines(), REGIMES, strict=True):
+        words = [together([o.word for o in found if o.claim == c and o.regime == regime.name]) for c in CLAIMS]
+        assert f"{words.count(None)} of {len(CLAIMS)} open" in line
+        assert all(f"{words.count(word)} {word}" in line for word in set(words) - {None})
+        assert all(str(word) in table for word in set(words) - {None})
+    drawn = lines_of(notebook, "curves")
+    assert drawn and all(0.0 < x < 1.0 for points in drawn.values() for x in points)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -105,6 +105,8 @@ _METRICS = (
            "Pr2 sec. 5.4 and Fig. 4b", "down"),
     Metric("routing/route_kl", "mean over feature rows and layers of KL(live router || cached router)", "nats",
            "Pr2 sec. 5.4", "down"),
+    Metric("routing/route_tv", "mean over feature rows and layers of TV(live router, cached router)", "1",
+           "Pr2 Eq. 16 and Prop. B.1, a layer", "down"),
     Metric("routing/staleness_tv", "mean over tokens of TV(live route, cached route): 1 where any layer's set differs",
            "fraction", "Pr2 sec. 3.3", "down"),
     Metric("routing/native_rows", "rows without a record, routed naturally under replay", "rows", "here", "down"),

@@ -12,7 +12,7 @@ from torch import Tensor
 from theory.contracts import MiniBatch, Rollouts, TokenScores, UpdateStats
 from theory.divergences import discrepancy_metrics, k3_kl_mu_pi, masked_mean, staleness_metrics
 from theory.routing.features import RouterFeatures
-from theory.routing.measures import route_kl, routing_metrics, staleness_tv
+from theory.routing.measures import route_kl, route_tv, routing_metrics, staleness_tv
 from theory.routing.passes import Passes
 from theory.routing.record import RoutingRecord
 from theory.routing.replay import is_noop
@@ -100,5 +100,7 @@ def update_metrics(
         metrics["routing/staleness_tv"] = staleness_tv(cached, now).mean().item()
     features = [stats.features for _, stats in updates if stats.features is not None]
     if cached_logits is not None and len(features) == len(updates):
-        metrics["routing/route_kl"] = route_kl(RouterFeatures.concat(features).logits, cached_logits.logits).item()
+        live = RouterFeatures.concat(features).logits
+        metrics["routing/route_kl"] = route_kl(live, cached_logits.logits).item()
+        metrics["routing/route_tv"] = route_tv(live, cached_logits.logits).item()
     return metrics

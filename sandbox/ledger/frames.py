@@ -1,9 +1,10 @@
-"""The ledger as dataframes, for notebooks: outcomes, a row each, and metrics over a run's updates."""
+"""The ledger for notebooks: outcomes as a dataframe, and metrics over a run's updates."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import pandas as pd
 
@@ -33,19 +34,21 @@ def outcomes_frame(found: Sequence[Outcome]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def series_frame(
+def means(
     claim: Claim, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row], metric: str
-) -> pd.DataFrame:
-    """A row an arm, seed and window: the share of the updates at its middle, and the metric's mean over it."""
-    found = []
+) -> dict[str, dict[float, float]]:
+    """Arm to the metric's means over seeds: from a window's middle, as a share of the updates; no arm without a run."""
+    found: dict[str, dict[float, float]] = {}
     for arm in claim.arms:
-        for seed in seeds:
-            row = rows.get(key(regime, arm, seed))
-            for window, value in enumerate([] if row is None else row["series"].get(metric, [])):
-                if value is not None:
-                    share = (window + 0.5) / NUM_WINDOWS
-                    found.append({"arm": arm.name, "seed": seed, "share": share, metric: value})
-    return pd.DataFrame(found, columns=["arm", "seed", "share", metric])
+        series = [rows[name]["series"].get(metric, []) for seed in seeds if (name := key(regime, arm, seed)) in rows]
+        points = {}
+        for window in range(NUM_WINDOWS):
+            values = [one[window] for one in series if one and one[window] is not None]
+            if values:
+                points[(window + 0.5) / NUM_WINDOWS] = fmean(values)
+        if points:
+            found[arm.name] = points
+    return found
 
 
-__all__ = ["outcomes_frame", "series_frame"]
+__all__ = ["means", "outcomes_frame"]

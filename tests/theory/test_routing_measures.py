@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +14,7 @@ from theory.routing.measures import (
     deviation_histogram,
     difference_counts,
     route_kl,
+    route_tv,
     router_disagreement,
     router_level_histogram,
     routing_metrics,
@@ -181,3 +184,19 @@ def test_metric_names_are_registered() -> None:
     """Every scalar carries a name of the registry."""
     record = draw_record(0, [2], 2)
     assert set(routing_metrics(record, record)) <= set(REGISTRY)
+
+
+@given(st.integers(0, 10_000), st.floats(0.0, 5.0))
+def test_route_tv_is_a_mean_within_pinskers_bound(seed: int, scale: float) -> None:
+    """The mean over rows and layers of half the summed differences; symmetric, and at most sqrt(route_kl / 2)."""
+    generator = torch.Generator().manual_seed(seed)
+    p = torch.randn(4, 2, 3, generator=generator, dtype=torch.float64)
+    q = p + scale * torch.randn(4, 2, 3, generator=generator, dtype=torch.float64)
+    expected = sum(
+        float((p[f, layer].softmax(0) - q[f, layer].softmax(0)).abs().sum()) / 2 for f in range(4) for layer in range(2)
+    )
+    assert route_tv(p, q).item() == pytest.approx(expected / 8, abs=1e-12)
+    assert route_tv(p, q).item() == route_tv(q, p).item()
+    assert route_tv(p, q).item() <= math.sqrt(route_kl(p, q).item() / 2) + 1e-9  # equal where both are 0
+    with pytest.raises(ValueError, match="at least 1 feature row"):
+        route_tv(torch.zeros(0, 2, 3), torch.zeros(0, 2, 3))

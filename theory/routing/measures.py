@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from theory.divergences import tv_p_q
 from theory.routing.record import MISSING, RoutingRecord
 
 
@@ -120,6 +121,16 @@ def route_kl(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "
         raise ValueError("expected at least 1 feature row, got 0")
     log_p, log_q = (x.double().log_softmax(dim=-1) for x in (logits_p_FLE, logits_q_FLE))
     return (log_p.exp() * (log_p - log_q)).sum(dim=-1).mean()
+
+
+def route_tv(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "F L E"]) -> Float[Tensor, ""]:
+    """Mean over rows and layers of TV(softmax(p), softmax(q)), in [0, 1]: what Pr2 Prop. B.1 bounds by sqrt(KL / 2).
+
+    By Pinsker a row and layer, and Jensen over them, it is at most sqrt(route_kl / 2). It is symmetric.
+    """
+    if logits_p_FLE.shape[0] == 0:
+        raise ValueError("expected at least 1 feature row, got 0")
+    return tv_p_q(logits_p_FLE.double(), logits_q_FLE.double()).mean()
 
 
 def staleness_tv(cached: RoutingRecord, current: RoutingRecord) -> Float[Tensor, " rows"]:

@@ -1,0 +1,36 @@
+"""Along real training a router's shift stays within the bound of Pr2 Prop. B.1, a layer."""
+
+from __future__ import annotations
+
+import math
+
+from sandbox.claims.arms import arm
+from sandbox.ledger.claim import Claim, Measure, Prediction, Row
+
+
+def _tightness(row: Row) -> float:
+    pairs = zip(row["series"].get("routing/route_tv", []), row["series"].get("routing/route_kl", []), strict=True)
+    ratios = [tv / math.sqrt(kl / 2) for tv, kl in pairs if tv is not None and kl is not None and kl > 0]
+    return max(ratios) if ratios else math.nan
+
+
+TIGHTNESS = Measure(
+    "tv / bound", "largest window mean of TV(live, cached router) over sqrt(KL / 2), a row and layer", "1", _tightness
+)
+
+CLAIM = Claim(
+    number=28,
+    name="the_route_bound_holds",
+    sentence="The bound of Prop. B.1 on a router's shift holds along training, and is tight within a factor of two.",
+    source="Pr2 (arXiv 2606.00395) Prop. B.1",
+    predictions=(
+        Prediction(
+            "Pr2, N = 8: in every window TV is within the bound", arm("grpo", "Pr2", 8), 1.0, TIGHTNESS, "at_most", 0.0
+        ),
+        Prediction("Pr2, N = 8: it is above half the bound", arm("grpo", "Pr2", 8), 0.5, TIGHTNESS, "more", 0.0),
+        Prediction(
+            "R2, N = 8: in every window TV is within the bound", arm("grpo", "R2", 8), 1.0, TIGHTNESS, "at_most", 0.0
+        ),
+    ),
+    shown=("routing/route_tv", "routing/route_kl", "routing/staleness_tv"),
+)
