@@ -44,6 +44,12 @@ def _regimes(regimes: Sequence[Regime]) -> str:
 
 
 def _table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Outcome]) -> str:
+    note = "In brackets, how many of a claim's predictions are reproduced."
+    return f"## Verdicts\n\n{note}\n\n{verdict_table(claims, regimes, found)}"
+
+
+def verdict_table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Outcome]) -> str:
+    """One line a claim with its verdict in each regime, and the counts of every word at the end."""
     rows, counts = [], {regime.name: Counter[str]() for regime in regimes}
     for claim in claims:
         cells = []
@@ -56,8 +62,7 @@ def _table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[O
         rows.append((str(claim.number), claim.sentence, claim.source, *cells))
     sums = ("", "", "", *(", ".join(f"{n} {word}" for word, n in counts[r.name].most_common()) for r in regimes))
     titles = ("", "claim", "source", *(regime.name for regime in regimes))
-    note = "In brackets, how many of a claim's predictions are reproduced."
-    return f"## Verdicts\n\n{note}\n\n{markdown_table(titles, [*rows, sums])}"
+    return markdown_table(titles, [*rows, sums])
 
 
 def spent(rows: Mapping[str, Row]) -> str:
@@ -148,4 +153,4 @@ def criterion_text(prediction: Prediction) -> str:
     ]
 
 
-__all__ = ["criterion_text", "effect_text", "markdown", "means_text", "spent", "warning_rows"]
+__all__ = ["criterion_text", "effect_text", "markdown", "means_text", "spent", "verdict_table", "warning_rows"]
