@@ -46,5 +46,4 @@ CLAIM = Claim(
             "ratio",
         ),
     ),
-    shown=("timing_s/step", "reward/mean", "rollout_corr/k3_kl"),
 )

@@ -35,7 +35,7 @@ KEPT = (
     "rollout_corr/chi2_token", "rollout_corr/eff_sample_size", "rollout_corr/log_ppl_diff", "staleness/k3_kl",
     "staleness/extreme_frac_tau2", "actor/entropy", "actor/grad_norm", "actor/pg_clipfrac", "actor/ratio_mean",
     "actor/k3_kl_mu_pi", "routing/router_disagreement", "routing/token_disagreement", "routing/topk_agreement",
-    "routing/zero_deviation", "routing/route_kl", "routing/route_tv", "routing/staleness_tv", "timing_s/step",
+    "routing/zero_deviation", "routing/route_kl", "routing/route_tv", "routing/staleness_tv",
 )  # fmt: skip
 """Those metrics: what measures and figures use."""
 

@@ -52,6 +52,11 @@ def _entropy_spread(row: Row) -> float:
     return fmean(steps) if steps else math.nan
 
 
+def _step_time(row: Row) -> float:
+    seconds = row.get("cpu_seconds")
+    return math.nan if seconds is None or row["last_step"] == 0 else seconds / row["last_step"]
+
+
 SURVIVAL = Measure("survival", "fraction of the run before a rule of its verdict fired; 1: none did", "1", _survival)
 FINAL_REWARD = between("reward/mean", 0.75, 1.0, "mean training reward over the last quarter", "reward")
 FINAL_ACCURACY = between("eval/accuracy", 0.75, 1.0, "held-out accuracy (avg@k) over the last quarter", "accuracy")
@@ -63,7 +68,7 @@ EXTREME = between("rollout_corr/extreme_frac_tau2", 0.0, 1.0, "F(2) over the run
 EARLY_EXTREME = between("rollout_corr/extreme_frac_tau2", 0.0, 0.1, "F(2) over the first tenth", "fraction")
 KL_RISE = Measure("k3 rise", "largest window mean of k3 KL(mu || old) over that of the first tenth", "1", _kl_rise)
 ENTROPY_SPREAD = Measure("entropy steps", "mean change of entropy from window to window", "nats/token", _entropy_spread)
-STEP_SECONDS = between("timing_s/step", 0.25, 1.0, "seconds of a global step, evaluation left out", "s")
+STEP_SECONDS = Measure("CPU time", "processor time of a run over its steps, evaluation included", "s", _step_time)
 LARGEST_KL = Measure("largest k3", "largest window mean of k3 KL(mu || old)", "nats/token", _largest_kl)
 GRAD_NORM = between("actor/grad_norm", 0.0, 1.0, "gradient norm before clipping, over the run", "1")
 CLIP_FRACTION = between("actor/pg_clipfrac", 0.0, 1.0, "clip fraction over the run", "fraction")

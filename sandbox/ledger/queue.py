@@ -21,7 +21,7 @@ from lab.config.load import config_hash
 from lab.ray_session import ray_session
 from lab.records import RunFolder
 from sandbox.ledger.cells import Cell, Cells, row
-from sandbox.run import NonFiniteError, run
+from sandbox.run import NonFiniteError, initial_model, open_task, run
 
 OBJECT_STORE_BYTES = 128 * 2**20
 """Rows are a few kB; this is near the least that Ray takes."""
@@ -32,18 +32,23 @@ Probes = Mapping[str, Callable[[RunFolder], float]]
 def run_cell(cell: Cell, root: str, probes: Probes) -> dict[str, Any]:
     """Runs the cell, or goes on with it, below the folder `root`; its row, with the seconds that this took.
 
-    A run that turned non-finite has a row like any other: its verdict says so.
+    A run that turned non-finite has a row like any other: its verdict says so. `cpu_seconds` is the processor time of
+    the run after its cold start, which hardly knows who shares the machine; null where the run was resumed.
     """
     logging.getLogger("lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     config = cell.config.model_copy(update={"output": root})
     folder = RunFolder.find_resumable(Path(root), config.name, config_hash(config))
-    started = time.monotonic()
+    if config.cold_start is not None:  # the first run of a regime makes it for all
+        initial_model(config, open_task(config), "none")
+    is_whole, started, worked = folder is None, time.monotonic(), time.process_time()
     try:
         folder = run(config, folder=folder, progress="none")
     except NonFiniteError:
         folder = _newest(config.name, config_hash(config), root)
-    return row(cell, folder, probes) | {"seconds": round(time.monotonic() - started, 1)}
+    seconds, cpu_seconds = time.monotonic() - started, time.process_time() - worked
+    times = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 2) if is_whole else None}
+    return row(cell, folder, probes) | times
 
 
 def _newest(name: str, hash_: str, root: str) -> RunFolder:

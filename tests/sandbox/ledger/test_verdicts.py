@@ -11,7 +11,7 @@ import pytest
 from sandbox.claims import REGIMES
 from sandbox.ledger.cells import NUM_WINDOWS, key
 from sandbox.ledger.claim import Arm, Claim, Measure, Prediction
-from sandbox.ledger.measures import FINAL_REWARD, KL_RISE, SURVIVAL, between, probe
+from sandbox.ledger.measures import FINAL_REWARD, KL_RISE, STEP_SECONDS, SURVIVAL, between, probe
 from sandbox.ledger.statistics import Expected
 from sandbox.ledger.verdicts import Outcome, outcomes, together
 
@@ -122,6 +122,13 @@ def test_the_rise_of_the_kl_is_over_its_beginning() -> None:
     name = "rollout_corr/k3_kl"
     assert KL_RISE.of(_row(**{name: [1.0, 3.0, 20.0, 4.0]})) == 10.0
     assert math.isnan(KL_RISE.of(_row(**{name: [0.0, 0.0, 20.0]})))
+
+
+def test_the_time_of_a_step_is_the_processors() -> None:
+    """CPU seconds over the steps that were taken; none for a run that was resumed, or that has no such field."""
+    assert STEP_SECONDS.of(_row() | {"cpu_seconds": 50.0, "last_step": 25}) == 2.0
+    assert math.isnan(STEP_SECONDS.of(_row() | {"cpu_seconds": None, "last_step": 25}))
+    assert math.isnan(STEP_SECONDS.of(_row() | {"last_step": 25}))
 
 
 def test_a_probe_that_found_nothing_is_no_number() -> None:
