@@ -188,7 +188,7 @@ def smoothing_window(num_values: int) -> int:
     return 1 if num_values < 20 else max(3, num_values // 15)
 
 
-def end_labels(ends: Sequence[tuple[Named, float, float]], scale: Scale) -> list[dict[str, Any]]:
+def end_labels(ends: Sequence[tuple[Named, float | int, float]], scale: Scale) -> list[dict[str, Any]]:
     """The names at the ends of lines (name, x and y of its end), moved up or down where they would overlap."""
     wanted = [scale.pixels(value) for _, _, value in ends]
     placed = spread(wanted, LABEL_GAP, 4.0, PLOT_HEIGHT - 4.0)
