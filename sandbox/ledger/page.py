@@ -24,6 +24,7 @@ and stood in `sandbox/claims/` before the runs were made.
   runs have been made.
 - Effects are means of differences within a seed, with 95% Student intervals; p is of the two-sided test at the margin
   after Holm's correction over all predictions of the ledger ({num_tests} have their runs). The level is 5% for all.
+  Where all seeds agree to the bit, p is that of the sign test.
 - A claim is reproduced in a regime where all its predictions are.
 """
 
@@ -110,7 +111,7 @@ def _claim(claim: Claim, regimes: Sequence[Regime], found: Sequence[Outcome]) ->
                 outcome.word or f"– ({len(outcome.values)} seeds)",
             ))  # fmt: skip
     titles = ("prediction", "regime", "arm", "against", "arm's mean", "other's", "effect", "holds if", "verdict")
-    lines.append(markdown_table(titles, rows))
+    lines.append(markdown_table(titles, [[text.replace("|", "\\|") for text in row] for row in rows]))
     measures = dict.fromkeys((p.measure.name, p.measure.words, p.measure.unit) for p in claim.predictions)
     lines += [f"- `{name}`: {words} [{unit}]" for name, words, unit in measures]
     lines += [f"- In `{regime}`: {words}" for regime, words in claim.remarks.items()]

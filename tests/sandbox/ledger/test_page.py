@@ -60,7 +60,8 @@ def test_the_markdown_counts_what_it_shows(found: list[Outcome], rows: dict[str,
         counted = {name: int(n) for n, name in (part.split(" ", 1) for part in shown[-1].split(", "))}
         assert counted == {word: words.count(word) for word in words}
     for one in found:
-        assert sum(line.startswith(f"| {one.prediction.words} | {one.regime} |") for line in lines) >= 1
+        words = one.prediction.words.replace("|", "\\|")
+        assert sum(line.startswith(f"| {words} | {one.regime} |") for line in lines) >= 1
     assert f"{len(rows)} runs, {len(rows) * 36 / 3600:.1f} hours" in "\n".join(lines)
 
 

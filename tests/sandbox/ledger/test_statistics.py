@@ -44,11 +44,15 @@ def test_one_sided_p_values_are_those_of_the_t_test(values: list[int], bound: fl
         assert found.p_above(bound) + found.p_below(bound) == pytest.approx(1.0)
 
 
-def test_seeds_that_agree_to_the_bit_decide_at_once() -> None:
-    """Without any spread the interval is a point, and the p's are 0 and 1."""
+def test_seeds_that_agree_to_the_bit_are_counted() -> None:
+    """Without any spread the interval is a point, and a p is that of the sign test: 1/32 for five seeds, or 1."""
     found = effect([0.3] * 5)
     assert (found.low, found.high, found.error) == (0.3, 0.3, 0.0)
-    assert (found.p_above(0.2), found.p_below(0.2), found.p_above(0.3), found.p_below(0.3)) == (0.0, 1.0, 1.0, 1.0)
+    assert (found.p_above(0.2), found.p_below(0.2)) == (1 / 32, 1.0)
+    assert (found.p_below(0.4), found.p_above(0.4)) == (1 / 32, 1.0)
+    assert (found.p_above(0.3), found.p_below(0.3)) == (1.0, 1.0)
+    assert _word(effect([0.0] * 5), "less", 0.1) == "inconclusive"
+    assert _word(effect([0.0] * 7), "less", 0.1) == "not reproduced"
 
 
 @pytest.mark.parametrize("expected", WORDS)

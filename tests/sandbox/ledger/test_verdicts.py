@@ -40,11 +40,12 @@ def test_effects_are_paired_by_seed() -> None:
 def test_a_ratio_is_a_factor() -> None:
     """On the scale `ratio` the effect is the mean logarithm, and the margin a factor."""
     theirs = [1.0, 2.0, 4.0, 8.0, 16.0]
-    found = _outcome([x / 3 for x in theirs], theirs, "less", 2.0, "ratio")
+    ours = [x / 3 * c for x, c in zip(theirs, (0.98, 0.99, 1.0, 1 / 0.99, 1 / 0.98), strict=True)]
+    found = _outcome(ours, theirs, "less", 2.0, "ratio")
     assert found.effect is not None
     assert math.exp(found.effect.mean) == pytest.approx(1 / 3)
     assert found.word == "reproduced"
-    assert _outcome([x / 3 for x in theirs], theirs, "less", 4.0, "ratio").word == "not reproduced"
+    assert _outcome(ours, theirs, "less", 4.0, "ratio").word == "not reproduced"
 
 
 def test_a_zero_has_no_ratio() -> None:
