@@ -8,7 +8,7 @@ from sandbox.ledger.measures import FINAL_ACCURACY
 
 
 def multiplied(multiplier: str) -> Arm:
-    """Pr2 at N = 8 with this multiplier; the regimes' own is 30."""
+    """Pr2 at N = 8 with this multiplier; the regimes' own is 0.03."""
     changes = (("algorithm.replay.predictor.learning_rate_multiplier", multiplier),)
     return arm("grpo", "Pr2", 8, name=f"multiplier{multiplier}", changes=changes)
 
@@ -21,7 +21,7 @@ CLAIM = Claim(
     predictions=(
         Prediction(
             "N = 8: a tenth of it ends within 0.05",
-            multiplied("3"),
+            multiplied("0.003"),
             arm("grpo", "Pr2", 8),
             FINAL_ACCURACY,
             "same",
@@ -29,7 +29,7 @@ CLAIM = Claim(
         ),
         Prediction(
             "N = 8: ten times it ends within 0.05",
-            multiplied("300"),
+            multiplied("0.3"),
             arm("grpo", "Pr2", 8),
             FINAL_ACCURACY,
             "same",
