@@ -60,6 +60,15 @@ def test_spread_compares_deviations_from_the_median() -> None:
     assert found.effect.mean == pytest.approx(-1.2)
 
 
+def test_a_threshold_has_no_opposite() -> None:
+    """Against a number an effect on the other side is not reproduced; against an arm it is the opposite."""
+    ours = [0.0, 0.01, 0.02, 0.01, 0.0]
+    assert _outcome(ours, [1.0] * 5, "more", 0.1).word == "opposite"
+    claim = Claim(1, "c", "s", "here", (Prediction("w", OURS, 1.0, X, "more", 0.1),))
+    rows = {key(REGIME, OURS, seed): {"x": x} for seed, x in enumerate(ours)}
+    assert outcomes([claim], [REGIME], SEEDS, rows)[0].word == "not reproduced"
+
+
 def test_a_missing_seed_leaves_it_open() -> None:
     """With a run missing, or its number, there is no effect and no word; the pairs that are there are shown."""
     found = _outcome([1.0] * 4, [0.0] * 5, "more", 0.5)
