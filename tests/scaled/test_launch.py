@@ -36,7 +36,9 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     programs = tmp_path / "bin"
     programs.mkdir()
     log = tmp_path / "log.jsonl"
-    record = f"""python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$(basename "$0")" "$@" >> {log}"""
+    # One write a call: programs that start together append whole lines.
+    line = "import json, sys; sys.stdout.write(json.dumps(sys.argv[1:]) + chr(10))"
+    record = f"""python3 -c '{line}' "$(basename "$0")" "$@" >> {log}"""
     # srun carries its command out on this machine: what stands after its own options, which take values after `=`.
     words = 'while [[ "$1" == -* ]]; do if [ "$1" = -w ]; then node=$2; shift; fi; shift; done'
     write_program(programs, "srun", f'{record}\n{words}\nSLURM_NODE="$node" exec "$@"')
