@@ -15,7 +15,10 @@ def reproduce(
     regime: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A regime, of configs/claims/; all of them if not given.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=2, metavar="N", help="Seeds of a cell: 0 to N - 1.")] = 5,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=2, metavar="N", help="Seeds of a cell, 0 to N - 1; each claim's own number if not given."),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Runs at a time here; one a CPU if not given.")
     ] = None,
@@ -55,7 +58,7 @@ def reproduce(
     wanted = command.Wanted(
         claims=chosen_claims(claims or (["all"] if smoke or listed or page else [])),
         regimes=chosen_regimes(regime or []),
-        seeds=tuple(range(2 if smoke else seeds)),
+        seeds=2 if smoke else seeds,
         smoke=smoke,
     )
     place = command.Place(results / "smoke" if smoke else results, runs / "smoke" if smoke else runs)

@@ -7,8 +7,14 @@ from sandbox.ledger.claim import Arm
 NO_CLIP = (("algorithm.objective.eps_low", "1.0"), ("algorithm.objective.eps_high", "1e9"))
 """A trust region that never binds: ratios from 0 to a thousand million."""
 
+CLIP_HIGHER = (("algorithm.objective.eps_high", "0.27"),)
+"""The upper clip of GRPO in R3 (arXiv 2510.11370) sec. 5.1; Pr2 (arXiv 2606.00395) App. E has 0.28."""
+
 TIS = ("algorithm.objective.correction", "{name: token_tis, cap: 2.0}")
 """Truncated importance sampling with the cap of R3 (arXiv 2510.11370) sec. 5.1."""
+
+SHORT = (("num_steps", "40"), ("evaluation.every", "40"), ("traces.every", "40"), ("checkpoint.every", "40"))
+DENSE = (("model.num_experts", "0"),)
 
 
 def arm(
@@ -17,7 +23,14 @@ def arm(
     """A preset under a replay mode with N mini-batches; `name` says what `changes` make of it."""
     words = [preset, *([name] if name else []), *([replay] if replay != "none" else []), f"N{n}"]
     own = (("algorithm.objective.preset", preset), ("algorithm.replay.mode", replay))
-    return Arm("-".join(words), own + changes, n)
+    return Arm("-".join(words), own + (CLIP_HIGHER if preset == "grpo" else ()) + changes, n)
+
+
+def short(
+    preset: str, replay: str = "none", n: int = 1, *, name: str = "", changes: tuple[tuple[str, str], ...] = ()
+) -> Arm:
+    """Its first 40 updates: enough for what is claimed of the engine gap."""
+    return arm(preset, replay, n, name=f"{name}-short" if name else "short", changes=changes + SHORT)
 
 
 def without_clipping(preset: str, replay: str = "none", n: int = 1) -> Arm:
@@ -32,4 +45,4 @@ def with_tis(preset: str, replay: str = "none", n: int = 1) -> Arm:
 
 def dense(preset: str, n: int = 1) -> Arm:
     """The dense twin: each MoE layer becomes an MLP as wide as the experts that a token uses."""
-    return arm(preset, n=n, name="dense", changes=(("model.num_experts", "0"),))
+    return arm(preset, n=n, name="dense", changes=DENSE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.arms import arm
+from sandbox.claims.arms import short
 from sandbox.ledger.claim import Arm, Claim, Prediction
 from sandbox.ledger.measures import EXTREME, KL
 
@@ -14,12 +14,10 @@ SHAPES = {
 }
 """As in R3 Table 4: many experts with softmax (Qwen3), sigmoid (Moonlight), few (Mixtral), shared (DeepSeek-V2)."""
 
-SHORT = (("num_steps", "40"), ("evaluation.every", "40"), ("traces.every", "40"), ("checkpoint.every", "40"))
-
 
 def of_shape(name: str, replay: str = "none") -> Arm:
     """The shape's first 40 updates under the replay mode."""
-    return arm("minirl", replay, name=name, changes=SHAPES[name] + SHORT)
+    return short("minirl", replay, name=name, changes=SHAPES[name])
 
 
 CLAIM = Claim(
@@ -27,6 +25,7 @@ CLAIM = Claim(
     name="r3_halves_the_gap",
     sentence="R3 halves the engine gap's KL and cuts F(2) tenfold, for several shapes of Mixture of Experts.",
     source="R3 (arXiv 2510.11370) App. B, Table 4",
+    num_seeds=12,
     predictions=(
         Prediction(
             "16 experts, softmax: KL at most two thirds",
@@ -44,7 +43,7 @@ CLAIM = Claim(
             EXTREME,
             "less",
             3.0,
-            "ratio",
+            "ratio_of_means",
         ),
         Prediction(
             "16 experts, sigmoid: KL at most two thirds",

@@ -19,6 +19,7 @@ CLAIM = Claim(
     name="repeated_passes_differ",
     sentence="Two forward passes of one training engine over the same tokens differ.",
     source="R3 (arXiv 2510.11370) sec. 3.3",
+    num_seeds=12,
     predictions=(
         Prediction(
             "KL(old || pi) of the first mini-step alone is above 0 where sums depend on the micro-batch",

@@ -44,10 +44,11 @@ class Measure:
 class Prediction:
     """One comparison, written before the run: effect = mean over seeds of f(treatment) - f(control).
 
-    f is the measure on the scale `difference`; its logarithm on `ratio` (the effect is then shown as a factor, and the
-    margin is a factor >= 1); on `spread`, |measure - the arm's median over seeds| (Brown and Forsythe). `control` may
-    be a number: the effect is then f(treatment) - f(number). The prediction holds where the effect lies as `expected`
-    says, beyond (or within) `margin`, the smallest effect that counts.
+    f is the measure on the scale `difference`; its logarithm on `ratio`; on `spread`, |measure - the arm's median over
+    seeds| (Brown and Forsythe). On `ratio_of_means` the effect is log(mean treatment / mean control), by Fieller's
+    method, for what may be 0 in a seed. Effects on the two ratios are shown as factors, and their margin is a factor
+    >= 1. `control` may be a number: the effect is then f(treatment) - f(number). The prediction holds where the effect
+    lies as `expected` says, beyond (or within) `margin`, the smallest effect that counts.
     """
 
     words: str
@@ -56,11 +57,16 @@ class Prediction:
     measure: Measure
     expected: Expected
     margin: float
-    scale: Literal["difference", "ratio", "spread"] = "difference"
+    scale: Literal["difference", "ratio", "ratio_of_means", "spread"] = "difference"
 
     def __post_init__(self) -> None:
-        if self.scale == "ratio" and self.margin < 1.0:
-            raise ValueError(f"margin: expected a factor of at least 1 on the scale ratio, got {self.margin}")
+        if self.is_factor and self.margin < 1.0:
+            raise ValueError(f"margin: expected a factor of at least 1 on the scale {self.scale}, got {self.margin}")
+
+    @property
+    def is_factor(self) -> bool:
+        """Whether its effect is the logarithm of a factor."""
+        return self.scale in ("ratio", "ratio_of_means")
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -77,6 +83,8 @@ class Claim:
     sentence: str
     source: str
     predictions: tuple[Prediction, ...]
+    num_seeds: int = 5
+    """Seeds of each of its cells, 0 to num_seeds - 1: more where runs are short, fewer never."""
     shown: tuple[str, ...] = ("reward/mean", "rollout_corr/k3_kl", "actor/entropy")
     """The metrics that its figure draws over the updates, a line an arm."""
     remarks: Mapping[str, str] = field(default_factory=dict)
@@ -85,6 +93,10 @@ class Claim:
     def __post_init__(self) -> None:
         if not self.predictions:
             raise ValueError(f"claim {self.number}: expected at least one prediction, got none")
+
+    def seeds(self, asked: int | None = None) -> range:
+        """The seeds of its cells: its own number of them, or as many as `asked` for."""
+        return range(self.num_seeds if asked is None else asked)
 
     @property
     def arms(self) -> tuple[Arm, ...]:

@@ -28,19 +28,20 @@ class Wanted:
 
     claims: tuple[Claim, ...]
     regimes: tuple[Regime, ...]
-    seeds: tuple[int, ...]
+    seeds: int | None
+    """How many of each cell; None: each claim's own number."""
     smoke: bool
 
     def cells(self) -> list[Cell]:
         """The cells in the order in which they are run: claim by claim, regime by regime, arm by arm, seed by seed."""
         changes = SMOKE if self.smoke else ()
         places = [(claim, regime) for claim in self.claims for regime in self.regimes]
-        found = [cell(r, arm, seed, changes) for c, r in places for arm in c.arms for seed in self.seeds]
+        found = [cell(r, arm, seed, changes) for c, r in places for arm in c.arms for seed in c.seeds(self.seeds)]
         return list({one.key: one for one in found}.values())
 
     def outcomes(self, store: Cells) -> list[Outcome]:
         """Every outcome that the store's rows allow."""
-        return outcomes(self.claims, self.regimes, self.seeds, store.rows(), changes=SMOKE if self.smoke else ())
+        return outcomes(self.claims, self.regimes, store.rows(), self.seeds, changes=SMOKE if self.smoke else ())
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def listing(wanted: Wanted, place: Place) -> str:
     found = wanted.outcomes(place.store)
     rows = []
     for claim in wanted.claims:
-        places = [(r, arm, seed) for r in wanted.regimes for arm in claim.arms for seed in wanted.seeds]
+        places = [(r, arm, seed) for r in wanted.regimes for arm in claim.arms for seed in claim.seeds(wanted.seeds)]
         keys = {key(*one, SMOKE if wanted.smoke else ()) for one in places}
         words = [word or "–" for word in _words(claim, wanted.regimes, found)]
         rows.append((str(claim.number), claim.name, f"{len(keys & done.keys())}/{len(keys)}", *words))
@@ -110,7 +111,7 @@ def write_pages(wanted: Wanted, place: Place) -> str:
     found = wanted.outcomes(place.store)
     rows = place.store.rows()
     atomic_write(place.results / "ledger.md", page.markdown(wanted.claims, wanted.regimes, found, rows))
-    atomic_write(place.results / "ledger.html", html.render(wanted.claims, wanted.regimes, wanted.seeds, found, rows))
+    atomic_write(place.results / "ledger.html", html.render(wanted.claims, wanted.regimes, found, rows, wanted.seeds))
     return listing(wanted, place)
 
 

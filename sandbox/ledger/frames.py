@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+import numpy as np
 import pandas as pd
 
 from sandbox.ledger.cells import NUM_WINDOWS, Regime, key
@@ -16,13 +17,14 @@ from sandbox.ledger.verdicts import Outcome
 def outcomes_frame(found: Sequence[Outcome]) -> pd.DataFrame:
     """A row an outcome: claim, regime, prediction, arms, n, effect with its 95% interval, p after Holm, verdict.
 
-    Effects on the scale `ratio` are factors. What is open has missing numbers and an empty verdict.
+    Effects on the scales `ratio` and `ratio_of_means` are factors. What is open has missing numbers and an empty
+    verdict.
     """
     rows = []
     for one in found:
-        control, is_ratio = one.prediction.control, one.prediction.scale == "ratio"
+        control, is_ratio = one.prediction.control, one.prediction.is_factor
         numbers = (math.nan,) * 3 if one.effect is None else (one.effect.mean, one.effect.low, one.effect.high)
-        effect, low, high = (math.exp(x) if is_ratio else x for x in numbers)
+        effect, low, high = (np.exp(x) if is_ratio else x for x in numbers)
         rows.append({
             "claim": one.claim.number, "sentence": one.claim.sentence, "regime": one.regime,
             "prediction": one.prediction.words, "arm": one.prediction.treatment.name,
@@ -34,13 +36,12 @@ def outcomes_frame(found: Sequence[Outcome]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def means(
-    claim: Claim, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row], metric: str
-) -> dict[str, dict[float, float]]:
+def means(claim: Claim, regime: Regime, rows: Mapping[str, Row], metric: str) -> dict[str, dict[float, float]]:
     """Arm to the metric's means over seeds: from a window's middle, as a share of the updates; no arm without a run."""
     found: dict[str, dict[float, float]] = {}
     for arm in claim.arms:
-        series = [rows[name]["series"].get(metric, []) for seed in seeds if (name := key(regime, arm, seed)) in rows]
+        keys = [key(regime, arm, seed) for seed in claim.seeds()]
+        series = [rows[name]["series"].get(metric, []) for name in keys if name in rows]
         points = {}
         for window in range(NUM_WINDOWS):
             values = [one[window] for one in series if one and one[window] is not None]

@@ -37,15 +37,16 @@ PIECES = (Path(__file__).parent / "template", TEMPLATES)
 def render(
     claims: Sequence[Claim],
     regimes: Sequence[Regime],
-    seeds: Sequence[int],
     found: Sequence[Outcome],
     rows: Mapping[str, Row],
+    seeds: int | None = None,
 ) -> str:
     """The page as text."""
     drawn: list[tuple[Figure, str]] = []
+    most = range(max(len(claim.seeds(seeds)) for claim in claims))
     for place, regime in enumerate(regimes):
-        maps = [stability_map(family, regime, seeds, rows) for family in FAMILIES]
-        own = [figure for claim in claims for figure in over_updates(claim, regime, seeds, rows)]
+        maps = [stability_map(family, regime, most, rows) for family in FAMILIES]
+        own = [figure for claim in claims for figure in over_updates(claim, regime, rows, seeds)]
         drawn += [(figure, str(place)) for figure in [*maps, *own] if figure is not None]
     seen = {figure.id: figure for figure, _ in drawn}
     sections = [

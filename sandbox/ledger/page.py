@@ -130,21 +130,21 @@ def effect_text(outcome: Outcome) -> str:
     if found is None or outcome.p is None:
         return "–"
     numbers = [found.mean, found.low, found.high]
-    if outcome.prediction.scale == "ratio":
+    if outcome.prediction.is_factor:
         numbers = [_factor(x) for x in numbers]
     mean, low, high = (f"{x:.3g}" for x in numbers)
-    times = "× " if outcome.prediction.scale == "ratio" else ""
+    times = "× " if outcome.prediction.is_factor else ""
     return f"{times}{mean} ({low} to {high}), n = {found.n}, p = {outcome.p:.2g}"
 
 
 def _factor(logarithm: float) -> float:
-    return math.exp(min(logarithm, 700.0))
+    return math.exp(logarithm) if logarithm < 700.0 else math.inf
 
 
 def criterion_text(prediction: Prediction) -> str:
     """When the prediction holds, as an inequality on the effect e."""
     m = prediction.margin
-    if prediction.scale == "ratio":
+    if prediction.is_factor:
         return {
             "more": f"e > × {m:g}", "less": f"e < × {1 / m:.3g}", "at_most": f"e < × {m:g}",
             "same": f"× {1 / m:.3g} < e < × {m:g}",

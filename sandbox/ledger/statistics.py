@@ -65,6 +65,49 @@ def effect(differences: Sequence[float]) -> Effect:
     return Effect(n, mean, error, mean - half, mean + half)
 
 
+@dataclass(frozen=True)
+class RatioOfMeans(Effect):
+    """log(mean of a / mean of b) over n pairs (a, b), by Fieller's method.
+
+    That the ratio is above rho is tested as mean(a - rho b) > 0, which holds where single b are 0; the interval is of
+    the rho > 0 that the two-sided test at 5% keeps, so it may reach to 0 or without end: -inf or inf on this scale.
+    """
+
+    pairs: tuple[tuple[float, float], ...]
+
+    def p_above(self, bound: float) -> float:
+        return self._contrast(bound).p_above(0.0)
+
+    def p_below(self, bound: float) -> float:
+        return self._contrast(bound).p_below(0.0)
+
+    def _contrast(self, bound: float) -> Effect:
+        return effect([a - math.exp(bound) * b for a, b in self.pairs])
+
+
+def ratio_of_means(pairs: Sequence[tuple[float, float]]) -> RatioOfMeans:
+    """log(mean a / mean b) with Fieller's interval; ValueError where a mean is not above 0, or for fewer than 2."""
+    values = np.asarray(pairs, dtype=np.float64)
+    n = len(values)
+    if n < 2:
+        raise ValueError(f"pairs: expected at least 2 seeds, got {n}")
+    a, b = values.mean(axis=0)
+    if not (a > 0 and b > 0):
+        raise ValueError(f"pairs: expected means above 0, got {a:g} and {b:g}")
+    (aa, ab), (_, bb) = np.cov(values.T) / n
+    t2 = stats.t.ppf(0.975, n - 1) ** 2
+    # (a - rho b)^2 <= t^2 (aa - 2 rho ab + rho^2 bb), a quadratic in rho that rho = a / b satisfies
+    square, linear, constant = b * b - t2 * bb, a * b - t2 * ab, a * a - t2 * aa
+    root = math.sqrt(max(0.0, linear * linear - square * constant))
+    if square > 0:
+        low, high = (linear - root) / square, (linear + root) / square
+    else:  # b may be 0: no upper end; a lower one where a is not 0
+        low, high = (constant / (linear + root) if constant > 0 and linear + root > 0 else 0.0), math.inf
+    error = math.sqrt(max(0.0, aa / a**2 - 2 * ab / (a * b) + bb / b**2))
+    ends = (math.log(low) if low > 0 else -math.inf, math.log(high))
+    return RatioOfMeans(n, math.log(a / b), error, *ends, tuple((float(x), float(y)) for x, y in values))
+
+
 def decisive_p(found: Effect, expected: Expected, margin: float) -> float:
     """The p that Holm's correction ranks: of the two-sided test at the bound that parts yes from no, in [0, 1].
 
@@ -120,4 +163,4 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-__all__ = ["ALPHA", "Effect", "Expected", "Word", "decisive_p", "effect", "holm", "verdict"]
+__all__ = ["ALPHA", "Effect", "Expected", "Word", "decisive_p", "effect", "holm", "ratio_of_means", "verdict"]

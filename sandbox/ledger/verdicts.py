@@ -9,13 +9,13 @@ from statistics import median
 
 from sandbox.ledger.cells import Changes, Regime, key
 from sandbox.ledger.claim import Arm, Claim, Prediction, Row
-from sandbox.ledger.statistics import Effect, Word, decisive_p, effect, holm, verdict
+from sandbox.ledger.statistics import Effect, Word, decisive_p, effect, holm, ratio_of_means, verdict
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the runs say of one prediction in one regime; effect and verdict are None while seeds
-    are missing, or have a 0 where a ratio is asked for.
+    """What the runs say of one prediction in one regime; effect and verdict are None while seeds are missing, or
+    where a ratio is asked for and a seed (on `ratio_of_means`: every seed) has a 0.
 
     `values`: (treatment, control) of the measure, a pair a seed. `effect` is on the prediction's scale: a difference,
     or the logarithm of a factor.
@@ -34,16 +34,21 @@ class Outcome:
 def outcomes(
     claims: Sequence[Claim],
     regimes: Sequence[Regime],
-    seeds: Sequence[int],
     rows: Mapping[str, Row],
+    seeds: int | None = None,
     *,
     changes: Changes = (),
 ) -> list[Outcome]:
-    """An outcome for every claim, regime and prediction, in that order; `changes` as for `cells.cell`."""
+    """An outcome for every claim, regime and prediction, in that order, on `seeds` seeds (None: each claim's own).
+
+    `changes` as for `cells.cell`.
+    """
     places = [(claim, regime, prediction) for claim in claims for regime in regimes for prediction in claim.predictions]
-    values = [_values(prediction, regime, seeds, rows, changes) for _, regime, prediction in places]
-    differences = [_differences(place[2], pairs) for place, pairs in zip(places, values, strict=True)]
-    effects = [effect(numbers) if len(numbers) == len(seeds) > 1 else None for numbers in differences]
+    values = [_values(prediction, regime, claim.seeds(seeds), rows, changes) for claim, regime, prediction in places]
+    effects = [
+        _effect(prediction, pairs) if len(pairs) == len(claim.seeds(seeds)) > 1 else None
+        for (claim, _, prediction), pairs in zip(places, values, strict=True)
+    ]
     decided = [i for i, found in enumerate(effects) if found is not None]
     raw = [decisive_p(effects[i], places[i][2].expected, _margin(places[i][2])) for i in decided]  # pyright: ignore
     adjusted = dict(zip(decided, holm(raw), strict=True))
@@ -95,18 +100,24 @@ def _value(
     return math.nan if row is None else prediction.measure.of(row)
 
 
-def _differences(prediction: Prediction, pairs: Sequence[tuple[float, float]]) -> list[float]:
-    """One number a seed, on the prediction's scale; seeds with a 0 have no ratio and are left out."""
-    if prediction.scale == "spread" and pairs:
-        middles = [median(side) for side in zip(*pairs, strict=True)]
-        return [abs(treatment - middles[0]) - abs(control - middles[1]) for treatment, control in pairs]
-    if prediction.scale != "ratio":
-        return [treatment - control for treatment, control in pairs]
-    return [math.log(treatment / control) for treatment, control in pairs if treatment > 0 and control > 0]
+def _effect(prediction: Prediction, pairs: Sequence[tuple[float, float]]) -> Effect | None:
+    """The effect on the prediction's scale; None where a 0 leaves no ratio."""
+    match prediction.scale:
+        case "difference":
+            return effect([treatment - control for treatment, control in pairs])
+        case "spread":
+            middles = [median(side) for side in zip(*pairs, strict=True)]
+            return effect([abs(treatment - middles[0]) - abs(control - middles[1]) for treatment, control in pairs])
+        case "ratio":
+            has_zero = min(min(pair) for pair in pairs) <= 0
+            return None if has_zero else effect([math.log(treatment / control) for treatment, control in pairs])
+        case "ratio_of_means":
+            has_no_mean = min(sum(side) for side in zip(*pairs, strict=True)) <= 0
+            return None if has_no_mean else ratio_of_means(pairs)
 
 
 def _margin(prediction: Prediction) -> float:
-    return math.log(prediction.margin) if prediction.scale == "ratio" else prediction.margin
+    return math.log(prediction.margin) if prediction.is_factor else prediction.margin
 
 
 __all__ = ["Outcome", "outcomes", "together"]

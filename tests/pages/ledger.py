@@ -12,19 +12,18 @@ from sandbox.ledger.verdicts import outcomes
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCK = re.compile(r"(?<=<!-- ledger -->\n).*?(?=<!-- /ledger -->)", re.DOTALL)
-SEEDS = range(5)
 
 
 def block() -> str:
     """What stands between the README's two marks."""
     rows = Cells(RESULTS / "cells.jsonl").rows()
-    return f"{spent(rows)}\n\n{verdict_table(CLAIMS, REGIMES, outcomes(CLAIMS, REGIMES, SEEDS, rows))}"
+    return f"{spent(rows)}\n\n{verdict_table(CLAIMS, REGIMES, outcomes(CLAIMS, REGIMES, rows))}"
 
 
 def page() -> str:
     """results/claims/ledger.md."""
     rows = Cells(RESULTS / "cells.jsonl").rows()
-    return markdown(CLAIMS, REGIMES, outcomes(CLAIMS, REGIMES, SEEDS, rows), rows)
+    return markdown(CLAIMS, REGIMES, outcomes(CLAIMS, REGIMES, rows), rows)
 
 
 if __name__ == "__main__":
