@@ -22,9 +22,9 @@ and stood in `sandbox/claims/` before the runs were made.
 - **reproduced**: the effect lies beyond the margin, as predicted. **not reproduced**: it does not reach it.
   **opposite**: it lies beyond the margin on the other side. **inconclusive**: the seeds do not decide. **–**: not all
   runs have been made.
-- Effects are means of differences within a seed, with 95% Student intervals; p is of the two-sided test at the margin
-  after Holm's correction over all predictions of the ledger ({num_tests} have their runs). The level is 5% for all.
-  Where all seeds agree to the bit, p is that of the sign test.
+- Effects are means of differences within a seed, with 95% Student intervals (Fieller's for a ratio of means); p is of
+  the two-sided test at the margin after Holm's correction over all predictions of the ledger ({num_tests} have their
+  runs). The level is 5% for all. Where all seeds agree to the bit, p is that of the sign test.
 - A claim is reproduced in a regime where all its predictions are.
 """
 

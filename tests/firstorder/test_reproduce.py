@@ -18,7 +18,7 @@ def test_the_list_names_every_claim(tmp_path: Path, capsys: pytest.CaptureFixtur
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(CLAIMS) + 2
     for claim, line in zip(CLAIMS, lines[2:], strict=True):
-        needed = len(REGIMES) * len(claim.arms) * 5
+        needed = len(REGIMES) * len(claim.arms) * claim.num_seeds
         assert line == f"| {claim.number} | {claim.name} | 0/{needed} |" + " – |" * len(REGIMES)
     assert list(tmp_path.iterdir()) == []
 
@@ -43,7 +43,7 @@ def test_a_smoke_run_of_a_claim_runs_and_is_not_run_twice(tmp_path: Path, capsys
     words += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
     assert main(words) == 0
     out, err = capsys.readouterr()
-    wanted = Wanted(tuple(c for c in CLAIMS if c.number == 11), REGIMES[:1], (0, 1), smoke=True)
+    wanted = Wanted(tuple(c for c in CLAIMS if c.number == 11), REGIMES[:1], 2, smoke=True)
     number = len(wanted.cells())
     assert err.splitlines()[0] == f"{number} runs, 0 of them done before, {number} to go"
     assert len(err.splitlines()) == number + 1

@@ -16,7 +16,7 @@ from sandbox.ledger.verdicts import Outcome, outcomes, together
 from tests.lab.test_report import Page, browse, payload
 
 CHOSEN = tuple(claim for claim in CLAIMS if claim.number in (3, 5, 9, 17, 20))
-SEEDS = (0, 1, 2)
+SEEDS = range(3)
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +40,12 @@ def rows() -> dict[str, Row]:
 
 @pytest.fixture(scope="module")
 def found(rows: dict[str, Row]) -> list[Outcome]:
-    return outcomes(CHOSEN, REGIMES, SEEDS, rows)
+    return outcomes(CHOSEN, REGIMES, rows, len(SEEDS))
 
 
 @pytest.fixture(scope="module")
 def text(rows: dict[str, Row], found: list[Outcome]) -> str:
-    return html.render(CHOSEN, REGIMES, SEEDS, found, rows)
+    return html.render(CHOSEN, REGIMES, found, rows, len(SEEDS))
 
 
 def test_the_markdown_counts_what_it_shows(found: list[Outcome], rows: dict[str, Row]) -> None:
@@ -72,7 +72,7 @@ def test_effects_are_shown_on_their_scale(found: list[Outcome]) -> None:
         if one.effect is None:
             assert shown == "–"
             continue
-        is_ratio = one.prediction.scale == "ratio"
+        is_ratio = one.prediction.scale in ("ratio", "ratio_of_means")
         mean = math.exp(one.effect.mean) if is_ratio else one.effect.mean
         assert shown.startswith(f"{'× ' if is_ratio else ''}{mean:.3g} (")
         assert f"n = {len(SEEDS)}, p = {one.p:.2g}" in shown

@@ -15,7 +15,7 @@ from sandbox.ledger.measures import FINAL_REWARD, KL_RISE, STEP_SECONDS, SURVIVA
 from sandbox.ledger.statistics import Expected
 from sandbox.ledger.verdicts import Outcome, outcomes, together
 
-REGIME, SEEDS = REGIMES[0], (0, 1, 2, 3, 4)
+REGIME, SEEDS = REGIMES[0], range(5)
 OURS, THEIRS = Arm("ours", (("seed", "1"), ("num_steps", "40"))), Arm("theirs", (("num_steps", "80"),))
 X = Measure("x", "a number", "1", lambda row: row["x"])
 
@@ -25,7 +25,7 @@ def _outcome(
 ) -> Outcome:
     claim = Claim(1, "c", "s", "here", (Prediction("w", OURS, THEIRS, X, expected, margin, scale),))
     rows = {key(REGIME, arm, s): {"x": x} for arm, xs in ((OURS, ours), (THEIRS, theirs)) for s, x in enumerate(xs)}
-    return outcomes([claim], [REGIME], SEEDS, rows)[0]
+    return outcomes([claim], [REGIME], rows)[0]
 
 
 def test_effects_are_paired_by_seed() -> None:
@@ -53,6 +53,26 @@ def test_a_zero_has_no_ratio() -> None:
     assert _outcome([1.0] * 5, [0.0, 1.0, 1.0, 1.0, 1.0], "more", 2.0, "ratio").word is None
 
 
+def test_a_ratio_of_means_takes_zeros() -> None:
+    """On `ratio_of_means` single seeds may be 0; the effect is the logarithm of the means' ratio, margins are factors."""
+    theirs, ours = [0.0, 1.0, 1.0, 1.5, 1.5], [4.9, 5.0, 5.0, 5.1, 5.0]
+    found = _outcome(ours, theirs, "more", 2.0, "ratio_of_means")
+    assert found.effect is not None
+    assert math.exp(found.effect.mean) == pytest.approx(5.0)
+    assert found.word == "reproduced"
+    assert _outcome(theirs, ours, "less", 2.0, "ratio_of_means").word == "reproduced"
+    assert _outcome(ours, [0.0] * 5, "more", 2.0, "ratio_of_means").word is None
+
+
+def test_a_claim_says_how_many_seeds_it_needs() -> None:
+    """A claim of seven seeds is open with five; whoever asks for five has an answer."""
+    prediction = Prediction("w", OURS, THEIRS, X, "more", 0.5)
+    claim = Claim(1, "c", "s", "here", (prediction,), num_seeds=7)
+    rows = {key(REGIME, arm, s): {"x": float(arm == OURS)} for arm in (OURS, THEIRS) for s in SEEDS}
+    assert outcomes([claim], [REGIME], rows)[0].word is None
+    assert outcomes([claim], [REGIME], rows, 5)[0].effect is not None
+
+
 def test_spread_compares_deviations_from_the_median() -> None:
     """On the scale `spread` an arm's level does not matter, only how far its seeds lie from their median."""
     found = _outcome([5.0, 5.0, 5.0, 5.0, 5.0], [1.0, 2.0, 3.0, 4.0, 5.0], "less", 0.0, "spread")
@@ -66,7 +86,7 @@ def test_a_threshold_has_no_opposite() -> None:
     assert _outcome(ours, [1.0] * 5, "more", 0.1).word == "opposite"
     claim = Claim(1, "c", "s", "here", (Prediction("w", OURS, 1.0, X, "more", 0.1),))
     rows = {key(REGIME, OURS, seed): {"x": x} for seed, x in enumerate(ours)}
-    assert outcomes([claim], [REGIME], SEEDS, rows)[0].word == "not reproduced"
+    assert outcomes([claim], [REGIME], rows)[0].word == "not reproduced"
 
 
 def test_a_missing_seed_leaves_it_open() -> None:
@@ -83,10 +103,10 @@ def test_holm_runs_over_the_whole_ledger() -> None:
         key(r, a, s): {"x": xs[s]} for r in REGIMES[:2] for a, xs in ((OURS, ours), (THEIRS, theirs)) for s in SEEDS
     }
     claims = [Claim(i, f"c{i}", "s", "here", (Prediction("w", OURS, THEIRS, X, "more", 0.5),)) for i in range(3)]
-    alone = outcomes(claims[:1], REGIMES[:1], SEEDS, rows)[0].p
-    for found in outcomes(claims, REGIMES[:2], SEEDS, rows):
+    alone = outcomes(claims[:1], REGIMES[:1], rows)[0].p
+    for found in outcomes(claims, REGIMES[:2], rows):
         assert found.p == pytest.approx(6 * (alone or 0.0))
-    undecided = outcomes(claims, REGIMES, SEEDS, rows)  # the third regime has no rows
+    undecided = outcomes(claims, REGIMES, rows)  # the third regime has no rows
     assert [o.p for o in undecided if o.regime == REGIMES[2].name] == [None] * 3
     assert undecided[0].p == pytest.approx(6 * (alone or 0.0))
 
