@@ -54,7 +54,7 @@ def test_a_zero_has_no_ratio() -> None:
 
 
 def test_a_ratio_of_means_takes_zeros() -> None:
-    """On `ratio_of_means` single seeds may be 0; the effect is the logarithm of the means' ratio, margins are factors."""
+    """On `ratio_of_means` single seeds may be 0; the effect is log of the means' ratio."""
     theirs, ours = [0.0, 1.0, 1.0, 1.5, 1.5], [4.9, 5.0, 5.0, 5.1, 5.0]
     found = _outcome(ours, theirs, "more", 2.0, "ratio_of_means")
     assert found.effect is not None
