@@ -175,7 +175,8 @@ def test_every_shipped_audit_loads(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "page"), [("token_weight", "token-weight"), ("token_weight_moe", "token-weight-moe")]
+    ("config", "page"),
+    [("token_weight", "token-weight"), ("token_weight_moe", "token-weight-moe"), ("claims", "audit-claims")],
 )
 def test_the_study_is_of_the_shipped_config(config: str, page: str) -> None:
     """Each study in docs/ was made by the configuration that is shipped: it prints its hash."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from lab.audit import audit, load_config, medians
+from sandbox.audit_cases import MoePolicies, SandboxAudit, moe_cases
 from sandbox.claims import CLAIMS, REGIMES, chosen_claims, chosen_regimes
+from sandbox.claims.arms import arm
 from sandbox.ledger.cells import KEPT, cell
 from sandbox.ledger.claim import Claim
 from theory.metrics import REGISTRY
+
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 def test_numbers_and_names_are_distinct() -> None:
@@ -20,16 +27,16 @@ def test_numbers_and_names_are_distinct() -> None:
 def test_every_arm_is_a_run_in_every_regime(claim: Claim) -> None:
     """Each arm gives a valid config of 400 updates at most, in each regime, and arms of one name are one arm."""
     for regime in REGIMES:
-        for arm in claim.arms:
-            config = cell(regime, arm, 0).config
+        for one in claim.arms:
+            config = cell(regime, one, 0).config
             assert config.num_steps * config.algorithm.batch.num_minibatches <= 400
-    assert len({arm.name for arm in claim.arms}) == len(claim.arms)
+    assert len({one.name for one in claim.arms}) == len(claim.arms)
 
 
 def test_arms_of_one_name_are_one_arm() -> None:
     """Over the whole ledger, a name stands for one set of changes."""
-    arms = {arm for claim in CLAIMS for arm in claim.arms}
-    assert len({arm.name for arm in arms}) == len(arms)
+    arms = {one for claim in CLAIMS for one in claim.arms}
+    assert len({one.name for one in arms}) == len(arms)
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
@@ -37,6 +44,20 @@ def test_what_a_claim_shows_is_kept(claim: Claim) -> None:
     """The metrics of its figure are in every row, and in the registry; its source names a paper or this project."""
     assert set(claim.shown) <= set(KEPT) <= set(REGISTRY)
     assert "arXiv" in claim.source or claim.source.startswith("here")
+
+
+def test_the_audit_behind_claim_29() -> None:
+    """Under each regime's own engine, length normalisation has three times the direction bias of the other weights."""
+    config = load_config(CONFIGS / "audit" / "claims.yaml", (), lambda: SandboxAudit)
+    (policies,) = config.policies
+    assert isinstance(policies, MoePolicies)
+    assert policies.engines == {regime.name: cell(regime, arm("minirl"), 0).config.engine for regime in REGIMES}
+    short = config.model_copy(update={"policies": (policies.model_copy(update={"lengths": (3,)}),)})
+    found = medians(audit(short, {"moe": moe_cases}))
+    bias = {(row["engine"], row["objective"]): row["direction_bias"] for row in found.to_dict("records")}
+    for regime in REGIMES:
+        others = [bias[regime.name, name] for name in ("minirl", "minirl_no_is", "prefix")]
+        assert bias[regime.name, "minirl_lengthnorm"] > 3 * max(others)
 
 
 def test_claims_are_chosen_by_number_and_name() -> None:
