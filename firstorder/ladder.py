@@ -16,6 +16,10 @@ def ladder(
         list[str] | None, typer.Option(metavar="NAME", help="An engine of the ladder; all of them if not given.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the table, as Markdown, there.")] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Also keep a trace of every draw there, for doctor and calibrate."),
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
     """Measure how far vLLM engines of every precision depart from the training engine of CONFIG, without training.
@@ -33,7 +37,7 @@ def ladder(
 
     _, _, run_config = read_config([config, *context.args])
     climbed = []
-    for step in climb(run_config, seeds, rung or tuple(RUNGS)):
+    for step in climb(run_config, seeds, rung or tuple(RUNGS), traces):
         climbed.append(step)
         if isinstance(step, Missing):
             typer.echo(f"{step.name:<36} {step.reason}", err=True)

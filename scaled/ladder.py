@@ -13,10 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from lab.files import disk_errors
 from lab.ladder import TITLES, Estimate, estimate, markdown_table
 from lab.tasks import TextTask
+from lab.traces import Trace
 from scaled.config import PrecisionBlock, ScaledRun
-from theory.contracts import Sampling
+from theory.contracts import Rollouts, Sampling, TokenScores
 from theory.routing.passes import PASSES, PassRouting
 from theory.step_metrics import old_pass_metrics
 from theory.streams import derive_seed
@@ -62,10 +66,13 @@ class Rung:
         return asdict(self)
 
 
-def climb(config: ScaledRun, num_seeds: int, rungs: Sequence[str] = tuple(RUNGS)) -> Iterator[Rung | Missing]:
+def climb(
+    config: ScaledRun, num_seeds: int, rungs: Sequence[str] = tuple(RUNGS), traces: Path | None = None
+) -> Iterator[Rung | Missing]:
     """The rungs in order, each over `num_seeds` draws of the config's batch from the weights of `model.path`.
 
-    The trainer is the config's `training`; its old pass routes naturally. Raises ValueError for an unknown rung, and
+    The trainer is the config's `training`; its old pass routes naturally. With a folder `traces`, a trace of every
+    draw is kept there, `<rung>-<draw>.safetensors`. Raises ValueError for an unknown rung, and
     what `scaled.run` raises for a config that does not fit.
     """
     from scaled import run
@@ -80,6 +87,9 @@ def climb(config: ScaledRun, num_seeds: int, rungs: Sequence[str] = tuple(RUNGS)
     run.check(config)
     logs = Path(config.output) / "ladder" / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     logs.mkdir(parents=True)
+    if traces is not None:
+        with disk_errors(traces, "make folder"):
+            traces.mkdir(parents=True, exist_ok=True)
     task = run.open_task(config)
     with cluster(config, logs) as places:
         training = training_group(config, places, Meter())
@@ -90,21 +100,30 @@ def climb(config: ScaledRun, num_seeds: int, rungs: Sequence[str] = tuple(RUNGS)
                 yield Missing(name, str(error))
                 continue
             rollout = config.rollout.model_copy(update={"precision": RUNGS[name]})
-            rows, num_tokens = _draws(config.model_copy(update={"rollout": rollout}), task, places, training, num_seeds)
+            rows, num_tokens = [], 0
+            chosen = config.model_copy(update={"rollout": rollout})
+            for draw, (rollouts, scores) in enumerate(_draws(chosen, task, places, training, num_seeds)):
+                rows.append(old_pass_metrics(rollouts, scores, PASSES["none"]))
+                num_tokens += sum(int(r.is_response.sum()) for r in rollouts.responses)
+                if traces is not None:
+                    rewards_B = torch.tensor(
+                        [task.reward(r.prompt, r) for r in rollouts.responses], dtype=torch.float32
+                    )
+                    trace = Trace.of(rollouts, scores, rewards_B, draw, decode=task.tokenizer.decode)
+                    trace.save(traces / f"{name.replace(', ', '-').replace(' ', '-')}-{draw}.safetensors")
             metrics = {m: estimate([row[m] for row in rows]) for m in TITLES}
             yield Rung(name, kernels, num_seeds, num_tokens, metrics)
 
 
 def _draws(
     config: ScaledRun, task: TextTask, places: Cluster, training: TrainingGroup, num_seeds: int
-) -> tuple[list[dict[str, float]], int]:
-    """The metrics of every draw from the config's engine, and the tokens of all."""
+) -> Iterator[tuple[Rollouts, TokenScores]]:
+    """Every draw from the config's engine, with the trainer's scores."""
     from scaled.cluster.groups import rollout_group
     from scaled.cluster.transfer import Meter
 
     algorithm = config.algorithm.build()
     engine = rollout_group(config, task.tokenizer.eos_id, places, Meter())
-    rows, num_tokens = [], 0
     try:
         engine.load_weights(training.named_tensors(), version=0)
         for draw in range(num_seeds):
@@ -115,12 +134,9 @@ def _draws(
                 seed=derive_seed(config.seed, "ladder", draw),
             )
             rollouts = engine.generate(task.prompts(draw, algorithm.num_prompts), sampling)
-            scores = training.score(rollouts, PassRouting("natural"))
-            rows.append(old_pass_metrics(rollouts, scores, PASSES["none"]))
-            num_tokens += sum(int(r.is_response.sum()) for r in rollouts.responses)
+            yield rollouts, training.score(rollouts, PassRouting("natural"))
     finally:
         engine.close()
-    return rows, num_tokens
 
 
 def markdown(rungs: Sequence[Rung | Missing]) -> str:

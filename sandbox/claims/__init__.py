@@ -26,8 +26,8 @@ CLAIMS: tuple[Claim, ...] = tuple(
 )
 """Every claim, by number: one for each module of this folder."""
 
-REGIMES: tuple[Regime, ...] = tuple(Regime.open(FOLDER / f"{name}.yaml") for name in ("paper", "stress", "hot"))
-"""The settings in which all claims are tried; what each is stands at the top of its file."""
+REGIMES: tuple[Regime, ...] = tuple(Regime.open(FOLDER / f"{name}.yaml") for name in ("paper", "stress", "hot", "vllm"))
+"""The settings in which claims are tried; what each is stands at the top of its file."""
 
 
 def chosen_claims(words: Sequence[str]) -> tuple[Claim, ...]:

@@ -65,6 +65,7 @@ class Cell:
     seed: int
     config: SandboxRun
     key: str
+    made_by: str = "training"
 
     @property
     def label(self) -> str:
@@ -81,7 +82,7 @@ def cell(regime: Regime, arm: Arm, seed: int, changes: Changes = ()) -> Cell:
     stated = _stated(regime, arm, seed, tuple(changes))
     named = json.loads(stated) | {"name": f"{regime.name}-{arm.name}-{seed}"}
     config = validate(SandboxRun, named, f"regime {regime.name}, arm {arm.name}")
-    return Cell(regime.name, arm.name, seed, config, _hash(stated))
+    return Cell(regime.name, arm.name, seed, config, _hash(stated), arm.made_by)
 
 
 def _hash(stated: str) -> str:

@@ -24,6 +24,8 @@ class Arm:
     name: str
     changes: tuple[tuple[str, str], ...] = ()
     num_minibatches: int = 1
+    made_by: Literal["training", "engine_fit"] = "training"
+    """What makes its rows: a training run, or an engine fitted to a real one (see `engine_fit.py`)."""
 
     def __post_init__(self) -> None:
         if self.num_minibatches < 1:
@@ -85,6 +87,8 @@ class Claim:
     predictions: tuple[Prediction, ...]
     num_seeds: int = 5
     """Seeds of each of its cells, 0 to num_seeds - 1: more where runs are short, fewer never."""
+    regimes: tuple[str, ...] = ("paper", "stress", "hot")
+    """The regimes that it is tried in."""
     shown: tuple[str, ...] = ("reward/mean", "rollout_corr/k3_kl", "actor/entropy")
     """The metrics that its figure draws over the updates, a line an arm."""
     remarks: Mapping[str, str] = field(default_factory=dict)

@@ -35,7 +35,7 @@ class Wanted:
     def cells(self) -> list[Cell]:
         """The cells in the order in which they are run: claim by claim, regime by regime, arm by arm, seed by seed."""
         changes = SMOKE if self.smoke else ()
-        places = [(claim, regime) for claim in self.claims for regime in self.regimes]
+        places = [(c, r) for c in self.claims for r in self.regimes if r.name in c.regimes]
         found = [cell(r, arm, seed, changes) for c, r in places for arm in c.arms for seed in c.seeds(self.seeds)]
         return list({one.key: one for one in found}.values())
 
@@ -92,16 +92,17 @@ def listing(wanted: Wanted, place: Place) -> str:
     found = wanted.outcomes(place.store)
     rows = []
     for claim in wanted.claims:
-        places = [(r, arm, seed) for r in wanted.regimes for arm in claim.arms for seed in claim.seeds(wanted.seeds)]
+        tried = [regime for regime in wanted.regimes if regime.name in claim.regimes]
+        places = [(r, arm, seed) for r in tried for arm in claim.arms for seed in claim.seeds(wanted.seeds)]
         keys = {key(*one, SMOKE if wanted.smoke else ()) for one in places}
-        words = [word or "–" for word in _words(claim, wanted.regimes, found)]
+        words = [word or ("–" if r in tried else "") for r, word in _words(claim, wanted.regimes, found)]
         rows.append((str(claim.number), claim.name, f"{len(keys & done.keys())}/{len(keys)}", *words))
     return markdown_table(("claim", "name", "runs", *(r.name for r in wanted.regimes)), rows)
 
 
-def _words(claim: Claim, regimes: Sequence[Regime], found: Sequence[Outcome]) -> list[str | None]:
-    """The claim's verdict in each regime."""
-    return [together([o.word for o in found if o.claim == claim and o.regime == regime.name]) for regime in regimes]
+def _words(claim: Claim, regimes: Sequence[Regime], found: Sequence[Outcome]) -> list[tuple[Regime, str | None]]:
+    """Each regime, and the claim's verdict there."""
+    return [(r, together([o.word for o in found if o.claim == claim and o.regime == r.name])) for r in regimes]
 
 
 def write_pages(wanted: Wanted, place: Place) -> str:

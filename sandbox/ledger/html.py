@@ -45,8 +45,10 @@ def render(
     drawn: list[tuple[Figure, str]] = []
     most = range(max(len(claim.seeds(seeds)) for claim in claims))
     for place, regime in enumerate(regimes):
-        maps = [stability_map(family, regime, most, rows) for family in FAMILIES]
-        own = [figure for claim in claims for figure in over_updates(claim, regime, rows, seeds)]
+        tried = [claim for claim in claims if regime.name in claim.regimes]
+        trains = any(arm.made_by == "training" for claim in tried for arm in claim.arms)
+        maps = [stability_map(family, regime, most, rows) for family in FAMILIES if trains]
+        own = [figure for claim in tried for figure in over_updates(claim, regime, rows, seeds)]
         drawn += [(figure, str(place)) for figure in [*maps, *own] if figure is not None]
     seen = {figure.id: figure for figure, _ in drawn}
     sections = [
@@ -97,7 +99,7 @@ def _table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[O
             own: list[Word | None] = [o.word for o in found if o.claim == claim and o.regime == regime.name]
             word = together(own)
             held = f" {own.count('reproduced')}/{len(own)}" if word and len(own) > 1 else ""
-            words.append({"word": word or "none", "text": f"{word or '–'}{held}"})
+            words.append({"word": word or "none", "text": f"{word or ('–' if own else '')}{held}"})
         table.append({"number": claim.number, "sentence": claim.sentence, "source": claim.source, "words": words})
     return table
 

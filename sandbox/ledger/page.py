@@ -56,12 +56,12 @@ def verdict_table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Seq
         cells = []
         for regime in regimes:
             words: list[Word | None] = [o.word for o in found if o.claim == claim and o.regime == regime.name]
-            word: str = together(words) or "–"
-            counts[regime.name][word] += 1
+            word: str = together(words) or ("–" if words else "")
+            counts[regime.name][word] += bool(words)
             held = words.count("reproduced")
-            cells.append(word if len(words) == 1 or word == "–" else f"{word} ({held} of {len(words)})")
+            cells.append(word if len(words) <= 1 or word == "–" else f"{word} ({held} of {len(words)})")
         rows.append((str(claim.number), claim.sentence, claim.source, *cells))
-    sums = ("", "", "", *(", ".join(f"{n} {word}" for word, n in counts[r.name].most_common()) for r in regimes))
+    sums = ("", "", "", *(", ".join(f"{n} {word}" for word, n in counts[r.name].most_common() if n) for r in regimes))
     titles = ("", "claim", "source", *(regime.name for regime in regimes))
     return markdown_table(titles, [*rows, sums])
 

@@ -21,6 +21,7 @@ from lab.config.load import config_hash
 from lab.ray_session import ray_session
 from lab.records import RunFolder
 from sandbox.ledger.cells import Cell, Cells, row
+from sandbox.ledger.engine_fit import fitted_row
 from sandbox.run import NonFiniteError, initial_model, open_task, run
 
 OBJECT_STORE_BYTES = 128 * 2**20
@@ -37,6 +38,8 @@ def run_cell(cell: Cell, root: str, probes: Probes) -> dict[str, Any]:
     """
     logging.getLogger("lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
+    if cell.made_by == "engine_fit":
+        return fitted_row(cell, root)
     config = cell.config.model_copy(update={"output": root})
     folder = RunFolder.find_resumable(Path(root), config.name, config_hash(config))
     if config.cold_start is not None:  # the first run of a regime makes it for all

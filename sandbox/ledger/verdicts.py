@@ -39,11 +39,12 @@ def outcomes(
     *,
     changes: Changes = (),
 ) -> list[Outcome]:
-    """An outcome for every claim, regime and prediction, in that order, on `seeds` seeds (None: each claim's own).
+    """An outcome for every claim, regime that it is tried in, and prediction, in that order.
 
-    `changes` as for `cells.cell`.
+    On `seeds` seeds (None: each claim's own); `changes` as for `cells.cell`.
     """
-    places = [(claim, regime, prediction) for claim in claims for regime in regimes for prediction in claim.predictions]
+    tried = [(claim, regime) for claim in claims for regime in regimes if regime.name in claim.regimes]
+    places = [(claim, regime, prediction) for claim, regime in tried for prediction in claim.predictions]
     values = [_values(prediction, regime, claim.seeds(seeds), rows, changes) for claim, regime, prediction in places]
     effects = [
         _effect(prediction, pairs) if len(pairs) == len(claim.seeds(seeds)) > 1 else None

@@ -49,16 +49,20 @@ def text(rows: dict[str, Row], found: list[Outcome]) -> str:
 
 
 def test_the_markdown_counts_what_it_shows(found: list[Outcome], rows: dict[str, Row]) -> None:
-    """Every claim has one line with a word a regime, the last line counts them, and each outcome has its line."""
+    """A claim has one line with a word a regime that it is tried in, the last one counts them; outcomes have a line."""
     lines = page.markdown(CHOSEN, REGIMES, found, rows).splitlines()
     start = lines.index(next(line for line in lines if line.startswith("|  | claim")))
     table = [line.split(" | ") for line in lines[start + 2 : start + 3 + len(CHOSEN)]]
     for place, regime in enumerate(REGIMES):
-        words = [together([o.word for o in found if o.claim == c and o.regime == regime.name]) or "–" for c in CHOSEN]
+        tried = [c for c in CHOSEN if regime.name in c.regimes]
+        own = {
+            c.name: together([o.word for o in found if o.claim == c and o.regime == regime.name]) or "–" for c in tried
+        }
+        words = [own.get(claim.name, "") for claim in CHOSEN]
         shown = [line[3 + place].strip(" |") for line in table]
         assert [text.partition(" (")[0] for text in shown[:-1]] == words
-        counted = {name: int(n) for n, name in (part.split(" ", 1) for part in shown[-1].split(", "))}
-        assert counted == {word: words.count(word) for word in words}
+        counted = {name: int(n) for n, name in (part.split(" ", 1) for part in shown[-1].split(", ") if part)}
+        assert counted == {word: words.count(word) for word in own.values()}
     for one in found:
         words = one.prediction.words.replace("|", "\\|")
         assert sum(line.startswith(f"| {words} | {one.regime} |") for line in lines) >= 1

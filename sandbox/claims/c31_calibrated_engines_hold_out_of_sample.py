@@ -1,0 +1,30 @@
+"""Sandbox engines calibrated on a real vLLM trace have the same discrepancy on another model."""
+
+from __future__ import annotations
+
+from sandbox.ledger.claim import Arm, Claim, Prediction
+from sandbox.ledger.measures import probe
+
+FITTED = Arm("fitted-fp8-weights", made_by="engine_fit")
+WORDS = "of the engine fitted to one model's traces over that of vLLM, on another model"
+
+CLAIM = Claim(
+    number=31,
+    name="calibrated_engines_hold_out_of_sample",
+    sentence="Sandbox engines calibrated on a real vLLM trace have the same discrepancy on a model they have not seen.",
+    source="here; the ladder of R3 (arXiv 2510.11370) sec. 3",
+    predictions=tuple(
+        Prediction(
+            f"{figure} is vLLM's within a factor of {margin:g}",
+            FITTED,
+            1.0,
+            probe(figure, f"{figure} {WORDS}", "1"),
+            "same",
+            margin,
+            "ratio",
+        )
+        for figure, margin in (("k3 KL", 2.0), ("F(1.25)", 1.5), ("routers that differ", 1.5))
+    ),
+    regimes=("vllm",),
+    shown=(),
+)
