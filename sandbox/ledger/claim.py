@@ -91,6 +91,8 @@ class Claim:
     """The regimes that it is tried in."""
     shown: tuple[str, ...] = ("reward/mean", "rollout_corr/k3_kl", "actor/entropy")
     """The metrics that its figure draws over the updates, a line an arm."""
+    also: tuple[Arm, ...] = ()
+    """Arms that are run for its pictures alone: no prediction is of them."""
     remarks: Mapping[str, str] = field(default_factory=dict)
     """Regime to what is to be said of its outcome: what was tried, the likely reason. Never the outcome itself."""
 
@@ -104,8 +106,9 @@ class Claim:
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """Its arms, each once, in the order of its predictions."""
-        return tuple(dict.fromkeys(arm for prediction in self.predictions for arm in prediction.arms))
+        """Its arms, each once, in the order of its predictions, then those of its pictures."""
+        predicted = (arm for prediction in self.predictions for arm in prediction.arms)
+        return tuple(dict.fromkeys((*predicted, *self.also)))
 
 
 __all__ = ["Arm", "Claim", "Measure", "Prediction", "Row"]

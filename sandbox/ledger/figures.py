@@ -17,8 +17,13 @@ from sandbox.ledger.measures import SURVIVAL
 LOGARITHMIC = ("rollout_corr/k3_kl", "rollout_corr/extreme_frac_tau2", "staleness/k3_kl", "routing/route_kl")
 MODES = ("none", "R2", "R3", "Pr2", "Pr3")
 DEGREES = (1, 2, 4, 8)
-FAMILIES = {"MiniRL": (arm, "minirl"), "MiniRL without clipping": (without_clipping, "minirl"), "GRPO": (arm, "grpo")}
-"""Objectives whose stability is drawn over replay mode and off-policiness."""
+FAMILIES = {
+    "MiniRL": (arm, "minirl"),
+    "MiniRL without clipping": (without_clipping, "minirl"),
+    "MiniRL without the weight": (arm, "minirl_no_is"),
+    "GRPO": (arm, "grpo"),
+}
+"""Objectives whose stability is drawn over engine gap, replay mode and off-policiness."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +86,28 @@ def _figure(id_: str, name: str, lines: Sequence[tuple[Line, Sequence[Point]]]) 
     return Figure(id_, name, caption(name), data, layout, "Means over seeds; bands from the least to the largest.")
 
 
-def stability_map(family: str, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row]) -> Figure | None:
-    """Survival over replay mode and off-policiness N, means over the seeds that are there; None with under 2 cells."""
-    values = [[survival(family, mode, n, regime, seeds, rows) for n in DEGREES] for mode in MODES]
+def phase_diagram(
+    family: str, regimes: Sequence[Regime], seeds: Sequence[int], rows: Mapping[str, Row]
+) -> Figure | None:
+    """Survival over engine gap (the regimes) and off-policiness N, for each replay mode; None with under 2 cells.
+
+    Means over the seeds that are there.
+    """
+    places = [(mode, regime) for mode in MODES for regime in regimes]
+    values = [[survival(family, mode, n, regime, seeds, rows) for n in DEGREES] for mode, regime in places]
     if sum(value is not None for line in values for value in line) < 2:
         return None
     texts = [["" if value is None else f"{value:.2f}" for value in line] for line in values]
+    names = [[mode for mode, _ in places], [regime.name for _, regime in places]]
     cells = {
-        "type": "heatmap", "x": [f"N = {n}" for n in DEGREES], "y": list(MODES), "z": values, "zmin": 0.0, "zmax": 1.0,
+        "type": "heatmap", "x": [f"N = {n}" for n in DEGREES], "y": names, "z": values, "zmin": 0.0, "zmax": 1.0,
         "text": texts, "texttemplate": "%{text}", "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
-        "reversescale": True, "showscale": False, "meta": {"run": 0, "role": "map"}, "xgap": 2, "ygap": 2,
+        "reversescale": True, "showscale": False, "meta": {"run": 0, "role": "map"}, "xgap": 2, "ygap": 1,
     }  # fmt: skip
-    layout = {"xaxis": {"type": "category"}, "yaxis": {"type": "category", "autorange": "reversed"}}
+    layout = {
+        "xaxis": {"type": "category"},
+        "yaxis": {"type": "multicategory", "autorange": "reversed", "automargin": True},
+    }
     formula = f"mean over seeds of the {SURVIVAL.words}"
     own = Caption(formula, "1", "here")
     return Figure(
@@ -113,4 +128,4 @@ def _rows(regime: Regime, one: Arm, seeds: Sequence[int], rows: Mapping[str, Row
     return [rows[name] for seed in seeds if (name := key(regime, one, seed)) in rows]
 
 
-__all__ = ["DEGREES", "FAMILIES", "MODES", "over_updates", "stability_map", "survival"]
+__all__ = ["DEGREES", "FAMILIES", "MODES", "over_updates", "phase_diagram", "survival"]

@@ -18,7 +18,7 @@ from lab.report.page import TEMPLATES
 from lab.report.style import PALETTE
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import Arm, Claim, Row
-from sandbox.ledger.figures import FAMILIES, over_updates, stability_map
+from sandbox.ledger.figures import FAMILIES, over_updates, phase_diagram
 from sandbox.ledger.page import (
     WARNING,
     WARNING_TITLES,
@@ -42,15 +42,17 @@ def render(
     seeds: int | None = None,
 ) -> str:
     """The page as text."""
-    drawn: list[tuple[Figure, str]] = []
+    drawn: list[tuple[Figure, str | None]] = []
     most = range(max(len(claim.seeds(seeds)) for claim in claims))
+    trained = {
+        name for claim in claims if any(arm.made_by == "training" for arm in claim.arms) for name in claim.regimes
+    }
+    maps = [phase_diagram(family, [r for r in regimes if r.name in trained], most, rows) for family in FAMILIES]
     for place, regime in enumerate(regimes):
         tried = [claim for claim in claims if regime.name in claim.regimes]
-        trains = any(arm.made_by == "training" for claim in tried for arm in claim.arms)
-        maps = [stability_map(family, regime, most, rows) for family in FAMILIES if trains]
-        own = [figure for claim in tried for figure in over_updates(claim, regime, rows, seeds)]
-        drawn += [(figure, str(place)) for figure in [*maps, *own] if figure is not None]
+        drawn += [(figure, str(place)) for claim in tried for figure in over_updates(claim, regime, rows, seeds)]
     seen = {figure.id: figure for figure, _ in drawn}
+    drawn += [(figure, None) for figure in maps if figure is not None]
     sections = [
         {
             "number": claim.number, "sentence": claim.sentence, "source": claim.source,
@@ -67,7 +69,7 @@ def render(
     return environment.get_template("ledger.html.jinja").render(
         title="What the papers found, tried again", sentences=_sentences(claims, regimes, found, rows),
         regimes=regimes, table=_table(claims, regimes, found), claims=sections, palette=PALETTE, height=HEIGHT,
-        maps=[figure for id_, figure in seen.items() if id_.startswith("map-")], first=_fullest(regimes, found),
+        maps=[figure for figure in maps if figure is not None], first=_fullest(regimes, found),
         warning=WARNING, warning_titles=WARNING_TITLES, warning_rows=warning_rows(rows),
         payload=_payload(drawn), plotly=Markup(get_plotlyjs()),
     )  # fmt: skip
@@ -122,11 +124,14 @@ def _predictions(regimes: Sequence[Regime], found: Sequence[Outcome]) -> list[di
     return rows
 
 
-def _payload(drawn: Sequence[tuple[Figure, str]]) -> Markup:
+def _payload(drawn: Sequence[tuple[Figure, str | None]]) -> Markup:
     """What the page's script draws from; no `<` can end its element early."""
     payload = {
         "height": HEIGHT, "margin": MARGIN, "num_runs": 0, "palette": [asdict(ink) for ink in PALETTE],
-        "figures": [{"id": f.id, "data": f.data, "layout": f.layout, "slice": place} for f, place in drawn],
+        "figures": [
+            {"id": f.id, "data": f.data, "layout": f.layout} | ({} if place is None else {"slice": place})
+            for f, place in drawn
+        ],
     }  # fmt: skip
     return Markup(json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
 

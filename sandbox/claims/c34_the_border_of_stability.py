@@ -1,0 +1,62 @@
+"""Where training fails, over engine gap and off-policiness, and how replay, clipping and the weight move that border.
+
+The regimes are the steps of the engine gap. No paper has this map; its runs are also those of the phase diagrams.
+"""
+
+from __future__ import annotations
+
+from sandbox.claims.arms import arm, without_clipping
+from sandbox.ledger.claim import Claim, Prediction
+from sandbox.ledger.measures import SURVIVAL
+
+CLAIM = Claim(
+    number=34,
+    name="the_border_of_stability",
+    sentence="Off-policiness brings training closer to failure, and clipping, the weight and replay each move it away.",
+    source="here; the recipe of MiniRL (arXiv 2512.01374) sec. 4.4",
+    predictions=(
+        Prediction(
+            "without clipping, N = 8 lasts shorter than N = 1 by a tenth of the run",
+            without_clipping("minirl", "none", 8),
+            without_clipping("minirl", "none", 1),
+            SURVIVAL,
+            "less",
+            0.1,
+        ),
+        Prediction(
+            "N = 8, no replay: without clipping it lasts shorter by a tenth of the run",
+            without_clipping("minirl", "none", 8),
+            arm("minirl", "none", 8),
+            SURVIVAL,
+            "less",
+            0.1,
+        ),
+        Prediction(
+            "N = 8, no replay: without the weight it lasts no longer",
+            arm("minirl_no_is", "none", 8),
+            arm("minirl", "none", 8),
+            SURVIVAL,
+            "at_most",
+            0.05,
+        ),
+        *(
+            Prediction(
+                f"N = 8, without clipping: {mode} lasts longer than no replay by a tenth of the run",
+                without_clipping("minirl", mode, 8),
+                without_clipping("minirl", "none", 8),
+                SURVIVAL,
+                "more",
+                0.1,
+            )
+            for mode in ("R2", "R3", "Pr2", "Pr3")
+        ),
+    ),
+    shown=(),
+    also=tuple(
+        build(preset, mode, n)
+        # With one mini-batch R2 and Pr2 replay what pi routes anyway, and Pr3 is R3.
+        for n, modes in ((1, ("none", "R3")), *((n, ("none", "R2", "R3", "Pr2", "Pr3")) for n in (2, 4, 8)))
+        for mode in modes
+        for build, preset in ((arm, "minirl"), (without_clipping, "minirl"), (arm, "minirl_no_is"))
+    ),
+)
