@@ -15,6 +15,7 @@ def bench(
     num_prompts: Annotated[int, typer.Option(min=4, help="Prompts of the work, a multiple of 4.")] = 16,
     num_responses: Annotated[int, typer.Option(min=1, help="Responses a prompt.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens a response, at most 52.")] = 32,
+    compile: Annotated[bool, typer.Option("--compile", help="Our side with compiled kernels (compile: true).")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also write every time measured there.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
@@ -28,6 +29,7 @@ def bench(
     \b
     Examples:
       firstorder bench
+      firstorder bench --compile
       firstorder bench --threads 2 --rounds 9 --out bench.json
     """
     if out is not None and not out.parent.is_dir():
@@ -37,10 +39,11 @@ def bench(
 
     from lab.files import atomic_write
     from sandbox.benchmark import benchmark, memory_table, remarks, table
+    from sandbox.kernels import choose
     from sandbox.reference_work import Work
 
     work = Work(num_prompts, num_responses, max_tokens=max_tokens)
-    result = benchmark(work, threads, rounds, report=lambda line: typer.echo(line, err=True))
+    result = benchmark(work, threads, rounds, lambda line: typer.echo(line, err=True), choose(compile))
     console = Console(highlight=False, markup=False)
     console.print(table(result))
     console.print(memory_table(result))

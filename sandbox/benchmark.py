@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lab.manifest import manifest
 from sandbox import reference_trl
+from sandbox.kernels import EAGER, Kernels
 from sandbox.memory import peak_bytes
 from sandbox.reference_work import NUM_TURNS, OFF_POLICY, SEED, Sandbox, Transformers, Turns, Work, reference_model
 from theory.contracts import TokenBatch
@@ -77,6 +78,7 @@ class BenchmarkResult:
 
     rows: tuple[Row, ...]
     work: Work
+    kernels: str
     threads: int
     rounds: int
     other_cpus: float | None
@@ -95,9 +97,13 @@ class BenchmarkResult:
 
 
 def benchmark(
-    work: Work, threads: int, rounds: int, report: Callable[[str], None] = lambda line: None
+    work: Work,
+    threads: int,
+    rounds: int,
+    report: Callable[[str], None] = lambda line: None,
+    kernels: Kernels = EAGER,
 ) -> BenchmarkResult:
-    """Times every piece `rounds` times on `threads` threads; `report` hears what is being done.
+    """Times every piece `rounds` times on `threads` threads, ours with these kernels; `report` hears what is done.
 
     Raises ValueError for fewer than 1 round or thread, and RuntimeError where the two sides compute different things.
     """
@@ -107,13 +113,14 @@ def benchmark(
     with _threads(threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)  # transformers samples from the global generator
         report("warming up, and comparing what both sides compute")
-        pieces, logp_difference, grad_norm_difference = _prepare(work)
+        pieces, logp_difference, grad_norm_difference = _prepare(work, kernels)
         report("counting memory")
         peaks = [None if piece.in_own_thread else peak_bytes(piece.call) for piece in pieces]
         seconds, other_cpus = _time(pieces, rounds, report)
         return BenchmarkResult(
             rows=_rows(pieces, seconds, peaks),
             work=work,
+            kernels=kernels.name,
             threads=threads,
             rounds=rounds,
             other_cpus=other_cpus,
@@ -123,9 +130,9 @@ def benchmark(
         )
 
 
-def _prepare(work: Work) -> tuple[list[Piece], float, float]:
+def _prepare(work: Work, kernels: Kernels) -> tuple[list[Piece], float, float]:
     """The pieces, each run once, and the differences between the sides in log-probs and gradient norm."""
-    model = reference_model()
+    model = reference_model(kernels)
     ours, theirs = Sandbox(work, model), Transformers(work, model)
     rollouts = ours.ragged()
     batch, minibatch = rollouts.padded(), ours.minibatch(rollouts)
@@ -141,8 +148,8 @@ def _prepare(work: Work) -> tuple[list[Piece], float, float]:
     pieces = [
         Piece("generate", OURS, ours.generate),
         Piece("generate", THEIRS, lambda: theirs.generate(ours.prompts), over=OURS),
-        Piece(f"generate, {NUM_TURNS} turns", OURS, Turns(work, has_cache=True).roll_out),
-        Piece(f"generate, {NUM_TURNS} turns", "no prefix cache", Turns(work, has_cache=False).roll_out, over=OURS),
+        Piece(f"generate, {NUM_TURNS} turns", OURS, Turns(work, True, kernels).roll_out),
+        Piece(f"generate, {NUM_TURNS} turns", "no prefix cache", Turns(work, False, kernels).roll_out, over=OURS),
         Piece("score", OURS, lambda: ours.score(rollouts)),
         Piece("score", THEIRS, lambda: theirs.score(batch), over=OURS),
         Piece("forward + backward", OURS, lambda: ours.gradient(minibatch)),
@@ -228,7 +235,7 @@ def table(result: BenchmarkResult) -> Table:
     work = result.work
     title = (
         f"{work.num_prompts} prompts x {work.num_responses} responses of {work.max_tokens} tokens, "
-        f"rounds: {result.rounds}, threads: {result.threads}"
+        f"rounds: {result.rounds}, threads: {result.threads}, {result.kernels} kernels"
     )
     # Narrow enough for a terminal of 80 columns.
     found = Table("piece", "side", title=title, box=box.SIMPLE_HEAD, padding=0)
@@ -267,6 +274,8 @@ def remarks(result: BenchmarkResult) -> list[str]:
         f"torch {versions['torch']}, transformers {versions['transformers']}.",
     ]
     lines.append("Peak memory counts the tensors that a piece allocates and holds at once, without weights and inputs.")
+    if result.kernels == "compiled":
+        lines.append("What compiled kernels keep outside tensors (working space that grows and stays) is not in it.")
     if not reference_trl.is_installed():
         lines.append("TRL is not installed, so no row is its GRPOTrainer's: pip install 'firstorder[bench]'.")
     if result.other_cpus is None:

@@ -136,7 +136,10 @@ class Calibration:
     def engine(self, defects: Sequence[Defect]) -> SandboxEngine:
         """An engine with these defects and the trainer's weights."""
         trainer, task = self.bench.trainer, self.bench.task
-        engine = SandboxEngine(trainer.model.config, defects, task.tokenizer.eos_id, numerics=self.bench.numerics)
+        model = trainer.model
+        engine = SandboxEngine(
+            model.config, defects, task.tokenizer.eos_id, numerics=self.bench.numerics, kernels=model.kernels
+        )
         engine.load_weights(self.bench.versions[-1], 0)
         return engine
 

@@ -11,6 +11,7 @@ from lab.config.strict import Strict
 from lab.tasks.problems import ProblemsConfig
 from sandbox.engines import EngineConfig
 from sandbox.engines.reduction_order import ReductionOrder
+from sandbox.kernels import Kernels, choose
 from sandbox.numerics import Numerics
 from sandbox.training_numerics import training_numerics
 
@@ -77,6 +78,14 @@ class SandboxRun(RunConfig):
     model: ModelBlock = Field(default_factory=ModelBlock, description="the model")
     cold_start: ColdStartBlock | None = Field(default_factory=ColdStartBlock, description="null starts RL as it is")
     training: TrainingBlock = Field(default_factory=TrainingBlock, description="the training engine")
+    compile: bool | None = Field(
+        default=None,
+        description="true: kernels in C++, built at first use ($CXX, g++ or clang++); not the bits of null",
+    )
+
+    def kernels(self) -> Kernels:
+        """The kernels of both engines. ConfigError, naming `compile`, where they cannot be built."""
+        return choose(bool(self.compile))
 
     @model_validator(mode="after")
     def _features_fit(self) -> SandboxRun:

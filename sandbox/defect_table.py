@@ -132,7 +132,9 @@ class Bench:
         self.config, self.algorithm = config, config.algorithm.build()
         self.task: TextTask = open_task(config)
         self.numerics = of_precision(config.training.precision)
-        self.trainer = self._trainer(initial_model(config, self.task, "none"), config.training)
+        self.trainer = self._trainer(
+            initial_model(config, self.task, "none").compute_with(config.kernels()), config.training
+        )
         self.versions: list[list[tuple[str, Tensor]]] = [list(self.trainer.named_tensors())]
         rollout = self.engine(None)
         for step in range(num_steps):
@@ -167,7 +169,10 @@ class Bench:
     def engine(self, defect: Defect | None) -> SandboxEngine:
         """The engine with that defect, handed every version that it can remember, the newest last."""
         defects = () if defect is None else (defect,)
-        engine = SandboxEngine(self.trainer.model.config, defects, self.task.tokenizer.eos_id, numerics=self.numerics)
+        model = self.trainer.model
+        engine = SandboxEngine(
+            model.config, defects, self.task.tokenizer.eos_id, numerics=self.numerics, kernels=model.kernels
+        )
         newest = len(self.versions) - 1
         num_older = 0 if engine.stale is None else engine.stale.versions
         for version in range(max(0, newest - num_older), newest + 1):

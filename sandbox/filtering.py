@@ -42,7 +42,8 @@ def filter_data(
     else:
         model = initial_model(config, open_task(config), progress)
     numerics = of_precision(config.training.precision)
-    engine = SandboxEngine(model.config, config.engine.defects, tokenizer.eos_id, numerics=numerics)
+    kernels = config.kernels()
+    engine = SandboxEngine(model.config, config.engine.defects, tokenizer.eos_id, numerics=numerics, kernels=kernels)
     engine.load_model(model, version=0)
     block = config.algorithm.sampling
     sampling = Sampling(block.max_tokens, num_samples, block.temperature, config.seed)
@@ -50,8 +51,10 @@ def filter_data(
 
 
 def _sampler(config: SandboxRun, model: MoE) -> str:
-    """A hash of everything that makes mu: sizes, weights, precision and defects."""
+    """A hash of everything that makes mu: sizes, weights, precision, kernels and defects."""
     settings = [repr(model.config), config.training.precision, config.engine.model_dump(mode="json")]
+    if config.compile:
+        settings.append("compiled")
     digest = hashlib.sha256(json.dumps(settings).encode())
     for name, tensor in to_hf(model):
         digest.update(name.encode())

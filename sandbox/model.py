@@ -1,7 +1,8 @@
 """The decoder: a Qwen3-MoE-shaped transformer whose routers ask a `Routing` which experts to use.
 
 One class covers Qwen3-MoE, OLMoE and Mixtral shapes and their dense twin; sandbox/checkpoint.py opens and writes them
-as Hugging Face folders. All arithmetic is that of sandbox/kernels/, in training, prefill and decoding alike.
+as Hugging Face folders. All arithmetic is that of the model's kernels (sandbox/kernels/), in training, prefill and
+decoding alike.
 
 Letters beyond theory/contracts.py: N = B S rows of a flattened batch, O output width, F MLP hidden width, H query
 heads, h key heads, d head width, P key slots (padded).
@@ -11,6 +12,7 @@ Shapes follow Qwen3 (arXiv 2505.09388), OLMoE (arXiv 2409.02060) and Mixtral (ar
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -20,7 +22,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sandbox import kernels
+from sandbox.kernels import EAGER, MIN_KEYS, Kernels, product, rotation, rotation_tables, round_up
+from sandbox.kernels.interface import Passes
 from sandbox.kv_cache import KVCache
 from sandbox.model_config import ModelConfig
 from sandbox.numerics import EXACT, Numerics, Site
@@ -45,16 +48,37 @@ class Routing(Protocol):
         ...
 
 
+@runtime_checkable
+class _Arithmetic(Protocol):
+    """What a product needs to know of a pass."""
+
+    @property
+    def kernels(self) -> Kernels: ...
+
+    @property
+    def numerics(self) -> Numerics: ...
+
+
+@dataclass(frozen=True)
+class _Products:
+    """The arithmetic of products outside the layers."""
+
+    kernels: Kernels
+    numerics: Numerics
+
+
 @dataclass(frozen=True)
 class _Pass:
-    """What every layer of one forward pass shares: numerics, rotations, key mask, cache, routing."""
+    """What every layer of one forward pass shares: kernels, numerics, rotations, key mask, cache, routing."""
 
+    kernels: Kernels
+    gate: Gate
     numerics: Numerics
     routing: Routing
     cos_BSHd: Tensor
     sin_BSHd: Tensor
-    bias_BSP: Tensor
-    positions_BS: Tensor
+    key_mask: Tensor
+    num_slots: int
     cache: KVCache | None
     slots_M: Tensor | None
 
@@ -63,12 +87,13 @@ def _weight(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(shape))
 
 
-def _linear(x: Tensor, weight_OD: Tensor, site: Site, numerics: Numerics) -> Tensor:
+def _linear(x: Tensor, weight_OD: Tensor, site: Site, shared: _Arithmetic) -> Tensor:
+    linear, numerics = shared.kernels.linear, shared.numerics
     if numerics is EXACT:
-        return kernels.linear(x, weight_OD)
+        return linear(x, weight_OD)
     num_rows = x.shape[:-1].numel()
     x, weight_OD = numerics.activation(x, site), numerics.weight(weight_OD, site)
-    return numerics.output(kernels.product(kernels.linear, x, weight_OD, num_rows, site, numerics), site)
+    return numerics.output(product(linear, x, weight_OD, num_rows, site, numerics), site)
 
 
 class Attention(nn.Module):
@@ -88,12 +113,14 @@ class Attention(nn.Module):
     def forward(self, x_BSD: Tensor, shared: _Pass) -> Tensor:
         H, h, d = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         B, S, _ = x_BSD.shape
-        qkv = _linear(x_BSD, self.qkv, "qkv", shared.numerics)
+        qkv = _linear(x_BSD, self.qkv, "qkv", shared)
         qk, v = qkv.split_with_sizes([(H + h) * d, h * d], dim=-1)
-        qk_BSHd = kernels.rotate(self._normalised(qk).view(B, S, H + h, d), shared.cos_BSHd, shared.sin_BSHd)
+        qk_BSHd = shared.kernels.rotate(
+            self._normalised(qk, shared.kernels).view(B, S, H + h, d), shared.cos_BSHd, shared.sin_BSHd
+        )
         q, k = qk_BSHd.split_with_sizes([H, h], dim=2)
         k, v = shared.numerics.kv(k, v.view(B, S, h, d))
-        P = shared.bias_BSP.shape[-1]
+        P = shared.num_slots
         if shared.cache is None:
             k_BhPd, v_BhPd = (F.pad(t.transpose(1, 2), (0, 0, 0, P - S)) for t in (k, v))
         else:
@@ -101,18 +128,18 @@ class Attention(nn.Module):
             shared.cache.write(self.layer_number, shared.slots_M, k, v)
             k_BhPd = shared.cache.k_LBhCd[self.layer_number, :, :, :P]
             v_BhPd = shared.cache.v_LBhCd[self.layer_number, :, :, :P]
-        out_BSHd = kernels.attention(q, k_BhPd, v_BhPd, shared.bias_BSP)
-        return _linear(out_BSHd.reshape(B, S, H * d), self.o, "o", shared.numerics)
+        out_BSHd = shared.kernels.attention(q, k_BhPd, v_BhPd, shared.key_mask)
+        return _linear(out_BSHd.reshape(B, S, H * d), self.o, "o", shared)
 
-    def _normalised(self, qk: Tensor) -> Tensor:
+    def _normalised(self, qk: Tensor, own: Kernels) -> Tensor:
         H, h, d, eps = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim, self.config.norm_eps
         if self.config.qk_norm == "none":
             return qk
         if self.config.qk_norm == "head":
             weight_Hd = torch.cat([self.q_norm.expand(H, d), self.k_norm.expand(h, d)])
-            return kernels.rms_norm(qk.unflatten(-1, (H + h, d)), weight_Hd, eps)
+            return own.rms_norm(qk.unflatten(-1, (H + h, d)), weight_Hd, eps)
         q, k = qk.split([H * d, h * d], dim=-1)
-        return torch.cat([kernels.rms_norm(q, self.q_norm, eps), kernels.rms_norm(k, self.k_norm, eps)], dim=-1)
+        return torch.cat([own.rms_norm(q, self.q_norm, eps), own.rms_norm(k, self.k_norm, eps)], dim=-1)
 
 
 class DenseMLP(nn.Module):
@@ -124,8 +151,8 @@ class DenseMLP(nn.Module):
         self.down = _weight(hidden_size, size)
 
     def forward(self, x_ND: Tensor, shared: _Pass) -> Tensor:
-        gate_up_NF = _linear(x_ND, self.gate_up, "gate_up", shared.numerics)
-        return _linear(kernels.swiglu(gate_up_NF), self.down, "down", shared.numerics)
+        gate_up_NF = _linear(x_ND, self.gate_up, "gate_up", shared)
+        return _linear(shared.kernels.swiglu(gate_up_NF), self.down, "down", shared)
 
 
 class ExpertMLP(nn.Module):
@@ -146,18 +173,19 @@ class ExpertMLP(nn.Module):
         self.shared_gate = _weight(1, D) if config.shared_expert_gate else None
 
     def forward(self, x_ND: Tensor, shared: _Pass) -> Tensor:
-        logits_NE = _linear(x_ND, self.router, "router", shared.numerics)
+        logits_NE = _linear(x_ND, self.router, "router", shared)
         logits_NE = shared.numerics.router_logits(self.layer_number, logits_NE)
         config = self.config
         experts_NK, weights_NK = shared.routing.route(
-            self.layer_number, x_ND, logits_NE, config.experts_per_token, config.gate, self.selection_bias
+            self.layer_number, x_ND, logits_NE, config.experts_per_token, shared.gate, self.selection_bias
         )
-        out_ND = kernels.grouped_experts(x_ND, experts_NK, weights_NK, self.gate_up, self.down, shared.numerics)
+        grouped_experts = shared.kernels.grouped_experts
+        out_ND = grouped_experts(x_ND, experts_NK, weights_NK, self.gate_up, self.down, shared.numerics)
         if self.shared is None:
             return out_ND
         extra_ND = self.shared(x_ND, shared)
         if self.shared_gate is not None:
-            extra_ND = kernels.sigmoid(_linear(x_ND, self.shared_gate, "shared_gate", shared.numerics)) * extra_ND
+            extra_ND = shared.kernels.sigmoid(_linear(x_ND, self.shared_gate, "shared_gate", shared)) * extra_ND
         return out_ND + extra_ND
 
 
@@ -175,8 +203,8 @@ class Layer(nn.Module):
 
     def forward(self, x_BSD: Tensor, shared: _Pass) -> Tensor:
         # Into the buffer of what is added: neither product's gradient needs its output.
-        x_BSD = self.attention(kernels.rms_norm(x_BSD, self.attention_norm, self.eps), shared).add_(x_BSD)
-        hidden_ND = kernels.rms_norm(x_BSD, self.mlp_norm, self.eps).flatten(0, 1)
+        x_BSD = self.attention(shared.kernels.rms_norm(x_BSD, self.attention_norm, self.eps), shared).add_(x_BSD)
+        hidden_ND = shared.kernels.rms_norm(x_BSD, self.mlp_norm, self.eps).flatten(0, 1)
         return self.mlp(hidden_ND, shared).add_(x_BSD.flatten(0, 1)).view_as(x_BSD)
 
 
@@ -191,18 +219,19 @@ class MoE(nn.Module):
     cos_Pd: Tensor
     sin_Pd: Tensor
 
-    def __init__(self, config: ModelConfig, generator: torch.Generator | None = None):
+    def __init__(self, config: ModelConfig, generator: torch.Generator | None = None, kernels: Kernels = EAGER):
         super().__init__()
         self.config = config
+        self.compute_with(kernels)
         self.embedding = _weight(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_layers))
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
         self.head = None if config.tied_head else _weight(config.vocab_size, config.hidden_size)
         # Positions in whole vector widths: the last lanes of a cosine would depend on the length of the table.
-        position_P = torch.arange(kernels.round_up(config.max_positions, 64), dtype=torch.float32)
+        position_P = torch.arange(round_up(config.max_positions, 64), dtype=torch.float32)
         even_d = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
         angle_Pd = position_P[:, None] * (1.0 / config.rope_theta ** (even_d / config.head_dim))
-        cos_Pd, sin_Pd = kernels.rotation_tables(angle_Pd)
+        cos_Pd, sin_Pd = rotation_tables(angle_Pd)
         self.register_buffer("cos_Pd", cos_Pd, persistent=False)
         self.register_buffer("sin_Pd", sin_Pd, persistent=False)
         if generator is not None:
@@ -218,6 +247,23 @@ class MoE(nn.Module):
             if name == "embedding" and self.head is not None:
                 fan_in = 1
             parameter.normal_(0.0, self.config.init_std / fan_in**0.5, generator=generator)
+
+    def compute_with(self, kernels: Kernels) -> MoE:
+        """This model, with these kernels from now on."""
+        self.kernels, self.gate = kernels, kernels.gate(self.config.gate)
+        self._held: Passes | None = None
+        return self
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, the weights do not change: what whole passes make of them is made once."""
+        before = self._held
+        if before is None and self.kernels.passes is not None:
+            self._held = self.kernels.passes(self)
+        try:
+            yield
+        finally:
+            self._held = before
 
     def router_parameters(self) -> Iterator[nn.Parameter]:
         """The router matrix of each MoE layer, in layer order."""
@@ -252,22 +298,37 @@ class MoE(nn.Module):
         padding included: `KVCache.truncate` takes ragged prompts back. No gradients with a cache.
         Raises ValueError for tokens outside the vocabulary and positions outside the model or the cache.
         """
-        shared = self._prepare(tokens_BS, routing or NaturalRouting(), numerics, cache, positions_B)
+        positions_BS = self._positions(tokens_BS, cache, positions_B)
         x_BSD = F.embedding(tokens_BS, self.embedding)
-        for layer in self.layers:
-            x_BSD = layer(x_BSD, shared)
+        # Without a cache keys stand in slots 0 to S - 1, whatever their positions.
+        whole = self._whole(numerics) if cache is not None or positions_B is None else None
+        if whole is not None:
+            hidden_BSD = whole.forward(x_BSD, positions_BS, routing or NaturalRouting(), cache)
+        else:
+            shared = self._prepare(positions_BS, routing or NaturalRouting(), numerics, cache)
+            for layer in self.layers:
+                x_BSD = layer(x_BSD, shared)
+            hidden_BSD = self.kernels.rms_norm(x_BSD, self.norm, self.config.norm_eps)
         if cache is not None:
-            cache.lengths_B = shared.positions_BS[:, -1] + 1
-        return kernels.rms_norm(x_BSD, self.norm, self.config.norm_eps)
+            cache.lengths_B = positions_BS[:, -1] + 1
+        return hidden_BSD
 
     def logits(self, hidden_ND: Float[Tensor, "N D"], *, numerics: Numerics = EXACT) -> Float[Tensor, "N V"]:
         """The next-token logits of these rows."""
+        whole = self._whole(numerics) if self._held is not None else None
+        if whole is not None:
+            return numerics.logits(whole.logits(hidden_ND))
         head_VD = self.embedding if self.head is None else self.head
-        return numerics.logits(_linear(hidden_ND, head_VD, "head", numerics))
+        return numerics.logits(_linear(hidden_ND, head_VD, "head", _Products(self.kernels, numerics)))
 
-    def _prepare(
-        self, tokens_BS: Tensor, routing: Routing, numerics: Numerics, cache: KVCache | None, positions_B: Tensor | None
-    ) -> _Pass:
+    def _whole(self, numerics: Numerics) -> Passes | None:
+        """The kernels' whole passes, where they have some and this is a pass for them: exact, and without gradients."""
+        if self.kernels.passes is None or torch.is_grad_enabled() or not numerics.is_exact_inside:
+            return None
+        return self._held or self.kernels.passes(self)
+
+    def _positions(self, tokens_BS: Tensor, cache: KVCache | None, positions_B: Tensor | None) -> Tensor:
+        """Each token's position, (1, S) where all rows begin at 0; checks tokens, positions and cache."""
         B, S = tokens_BS.shape
         low, high = (int(v) for v in tokens_BS.aminmax())
         if low < 0 or high >= self.config.vocab_size:
@@ -277,17 +338,22 @@ class MoE(nn.Module):
         first, end = int(positions_B.min()), int(positions_B.max()) + S
         if first < 0 or end > self.config.max_positions:
             raise ValueError(f"expected positions in [0, {self.config.max_positions}), got {first} to {end - 1}")
-        positions_BS = positions_B[:, None] + torch.arange(S)
+        if cache is not None:
+            cache.check(positions_B, B, S)
+        return positions_B[:, None] + torch.arange(S)
+
+    def _prepare(self, positions_BS: Tensor, routing: Routing, numerics: Numerics, cache: KVCache | None) -> _Pass:
+        S = positions_BS.shape[1]
         if cache is None:
             query_BS, num_keys, slots_M = torch.arange(S)[None], S, None
         else:
-            cache.check(positions_B, B, S)
-            query_BS, num_keys, slots_M = positions_BS, end, cache.slots(positions_BS)
-        slot_P = torch.arange(kernels.round_up(num_keys, kernels.MIN_KEYS))
-        bias_BSP = torch.where(slot_P > query_BS[:, :, None], float("-inf"), 0.0).to(self.cos_Pd.dtype)
+            query_BS, num_keys, slots_M = positions_BS, int(positions_BS.max()) + 1, cache.slots(positions_BS)
+        num_slots = round_up(num_keys, MIN_KEYS)
+        key_mask = self.kernels.key_mask(query_BS + 1, num_slots, self.cos_Pd.dtype)
         num_heads = self.config.num_heads + self.config.num_kv_heads
-        cos_BSHd, sin_BSHd = (kernels.rotation(table, positions_BS, num_heads) for table in (self.cos_Pd, self.sin_Pd))
-        return _Pass(numerics, routing, cos_BSHd, sin_BSHd, bias_BSP, positions_BS, cache, slots_M)
+        cos_BSHd, sin_BSHd = (rotation(table, positions_BS, num_heads) for table in (self.cos_Pd, self.sin_Pd))
+        own = self.kernels, self.gate
+        return _Pass(*own, numerics, routing, cos_BSHd, sin_BSHd, key_mask, num_slots, cache, slots_M)
 
 
 def load(folder: str | Path) -> MoE:

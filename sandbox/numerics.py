@@ -56,10 +56,20 @@ class Numerics:
         """The next-token logits, as the engine's sampler sees them."""
         return logits_NV
 
+    @property
+    def is_exact_inside(self) -> bool:
+        """Whether a pass up to the logits is the exact one: no hook but `logits` is another than here."""
+        hooks = ("activation", "weight", "product", "output", "kv", "router_logits")
+        return all(getattr(type(self), hook) is getattr(Numerics, hook) for hook in hooks)
+
 
 class _Chain(Numerics):
     def __init__(self, parts: Sequence[Numerics]):
         self.parts = tuple(parts)
+
+    @property
+    def is_exact_inside(self) -> bool:
+        return all(part.is_exact_inside for part in self.parts)
 
     def activation(self, x: Tensor, site: Site) -> Tensor:
         for part in self.parts:

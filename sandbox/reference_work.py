@@ -19,6 +19,7 @@ from torch import Tensor
 from sandbox.checkpoint import save
 from sandbox.engines.engine import SandboxEngine
 from sandbox.engines.prefix_cache import PrefixCache
+from sandbox.kernels import EAGER, Kernels
 from sandbox.model import MoE
 from sandbox.model_config import ModelConfig
 from sandbox.training_engine import SandboxTrainingEngine
@@ -119,7 +120,7 @@ class Sandbox:
         self.model = model
         self.task = EvenTokens(work)
         self.prompts = self.task.prompts(0, work.num_prompts)
-        self.engine = SandboxEngine(MODEL, ())
+        self.engine = SandboxEngine(MODEL, (), kernels=model.kernels)
         self.engine.load_model(model, version=0)
         self.trainer = SandboxTrainingEngine(model, OPTIMIZER)
         # The gradient is timed, the optimiser is not: its row is the global step.
@@ -131,7 +132,7 @@ class Sandbox:
 
     def ragged(self) -> Rollouts:
         """Responses that end at a stop token, so that their lengths differ: what scoring and training get."""
-        engine = SandboxEngine(MODEL, (), stop_token=STOP)
+        engine = SandboxEngine(MODEL, (), stop_token=STOP, kernels=self.model.kernels)
         engine.load_model(self.model, version=0)
         return engine.generate(self.prompts, self.work.sampling)
 
@@ -152,10 +153,13 @@ class Sandbox:
     def step(self, mode: Mode, num_minibatches: int) -> Callable[[], StepResult]:
         """A whole global step, to be called again and again, on engines of its own."""
         algorithm = self.work.algorithm(mode, num_minibatches)
-        model = MoE(MODEL)
+        model = MoE(MODEL, kernels=self.model.kernels)
         model.load_state_dict(self.model.state_dict())
         predictor = algorithm.predictor if algorithm.passes.trains_predictor else None
-        trainer, engine = SandboxTrainingEngine(model, OPTIMIZER, predictor), SandboxEngine(MODEL, ())
+        trainer, engine = (
+            SandboxTrainingEngine(model, OPTIMIZER, predictor),
+            SandboxEngine(MODEL, (), kernels=model.kernels),
+        )
         hand_over(algorithm, engine, trainer, version=0)
         return lambda: global_step(0, algorithm, engine, trainer, self.task, SEED)
 
@@ -178,10 +182,12 @@ class ToolTalk(EvenTokens):
 class Turns:
     """Rollouts in turns by our engine, with its prefix cache or without it."""
 
-    def __init__(self, work: Work, has_cache: bool) -> None:
+    def __init__(self, work: Work, has_cache: bool, kernels: Kernels = EAGER) -> None:
         self.work, self.task = work, ToolTalk(work)
         self.prompts = self.task.prompts(0, work.num_prompts)
-        self.engine = SandboxEngine(TURNS_MODEL, (), STOP, prefixes=PrefixCache() if has_cache else None)
+        self.engine = SandboxEngine(
+            TURNS_MODEL, (), STOP, prefixes=PrefixCache() if has_cache else None, kernels=kernels
+        )
         self.engine.load_model(MoE(TURNS_MODEL, stream(SEED, "bench-turns-model")), version=0)
 
     def roll_out(self) -> Rollouts:
@@ -250,9 +256,9 @@ class Transformers:
         return torch.log_softmax(logits_BTV, -1).gather(-1, batch.tokens_BS[:, -T:, None])[..., 0]
 
 
-def reference_model() -> MoE:
+def reference_model(kernels: Kernels = EAGER) -> MoE:
     """The model of the reference work, 1.8 million parameters."""
-    return MoE(MODEL, stream(SEED, "bench-model"))
+    return MoE(MODEL, stream(SEED, "bench-model"), kernels)
 
 
 def _nothing() -> None:

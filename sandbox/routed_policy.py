@@ -88,7 +88,7 @@ def exact_rollouts(model: MoE, tree: PrefixTree, prompt: Prompt) -> Rollouts:
 def rollout_engine(model: MoE, engine: EngineConfig, tree: PrefixTree) -> SandboxEngine:
     """The configured engine for the model's sizes and type and the tree's end token; it holds no weights yet."""
     stop_token = tree.num_tokens - 1 if tree.has_end else None
-    return SandboxEngine(model.config, engine.defects, stop_token, dtype=model.norm.dtype)
+    return SandboxEngine(model.config, engine.defects, stop_token, dtype=model.norm.dtype, kernels=model.kernels)
 
 
 __all__ = [

@@ -25,7 +25,6 @@ from lab.tasks.problems import ProblemsConfig
 from lab.tasks.readers import files as files_of
 from lab.tasks.tokenizers import load_tokenizer
 from lab.verdict import judge
-from sandbox import kernels
 from sandbox.callbacks import Evaluation, Recording
 from sandbox.checkpoint import load as load_model
 from sandbox.cold_start import cold_start
@@ -33,6 +32,7 @@ from sandbox.config import ModelBlock, SandboxRun
 from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
 from sandbox.engines.prefix_cache import PrefixCache
+from sandbox.kernels import probe
 from sandbox.learner import Learner, step_loader
 from sandbox.model import MoE
 from sandbox.model_config import ModelConfig
@@ -50,7 +50,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
     step, after writing the record and the verdict where a metric or gradient is not finite.
     """
     torch.set_num_threads(1)
-    for broken in kernels.probe():
+    for broken in probe(config.kernels()):
         warnings.warn(f"this machine's kernels are not batch-invariant: {broken}", stacklevel=1)
     task = open_task(config)
     is_fresh = folder is None
@@ -86,7 +86,7 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
     """The learner as it stands after the folder's last checkpoint, and the global step that comes next."""
     algorithm = config.algorithm.build()
     training = SandboxTrainingEngine(
-        initial_model(config, task, progress),
+        initial_model(config, task, progress).compute_with(config.kernels()),
         algorithm.optimizer,
         predictor=algorithm.predictor if algorithm.passes.trains_predictor else None,
         freeze_router=algorithm.freeze_router,
@@ -115,6 +115,7 @@ def _engine(config: SandboxRun, model: ModelConfig, task: TextTask, defects: Seq
         task.tokenizer.eos_id,
         numerics=of_precision(config.training.precision),
         prefixes=PrefixCache() if has_cache else None,
+        kernels=config.kernels(),
     )
 
 
@@ -126,7 +127,10 @@ def open_task(config: SandboxRun) -> TextTask:
 
 
 def initial_model(config: SandboxRun, task: TextTask, progress: ProgressKind) -> MoE:
-    """The weights that RL starts from: the opened folder or fresh ones, after the cold start where there is one."""
+    """The weights that RL starts from: the opened folder or fresh ones, after the cold start where there is one.
+
+    Made with torch's operators whatever `compile` says, so that runs with and without it start from the same weights.
+    """
     block = config.model
     if block.path is not None:
         model = load_model(Path(block.path))

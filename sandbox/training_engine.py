@@ -101,7 +101,7 @@ class SandboxTrainingEngine:
         T = max(len(r.tokens) for r in rollouts.responses)
         logp_BT, entropy_BT = self.model.norm.new_zeros(B, T), self.model.norm.new_zeros(B, T)
         seen = Collected([], [], [])
-        with torch.no_grad():
+        with torch.no_grad(), self.model.held():
             for chosen in self._micro_batches(B):
                 with self._routing_pass(rollouts, routing, chosen) as routing_pass:
                     forward = self._forward(rollouts.select(chosen).padded(), routing_pass, self.model)
@@ -117,7 +117,7 @@ class SandboxTrainingEngine:
             raise ValueError("score_reference: expected an engine that keeps a reference, got keep_reference=False")
         T = max(len(r.tokens) for r in rollouts.responses)
         logp_BT = self.model.norm.new_zeros(len(rollouts), T)
-        with torch.no_grad():
+        with torch.no_grad(), self.reference.held():
             for chosen in self._micro_batches(len(rollouts)):
                 logp = self._forward(rollouts.select(chosen).padded(), NaturalRouting(), self.reference).logp_BT
                 logp_BT[chosen[0] : chosen[-1] + 1, : logp.shape[1]] = logp

@@ -40,6 +40,13 @@ class Recorder:
             self.logits.append(logits_NE)
         return experts_NK, weights_NK
 
+    def take(self, experts_LNK: Tensor, hidden_LND: Tensor | None, logits_LNE: Tensor | None) -> None:
+        """What a whole pass did on its own, naturally; router inputs and logits where `keep_features` asks for them."""
+        self.experts.extend(experts_LNK)
+        if hidden_LND is not None and logits_LNE is not None:
+            self.hidden.extend(hidden_LND)
+            self.logits.extend(logits_LNE)
+
 
 class FeatureLog:
     """Router inputs and logits of every forward pass, kept as the passes computed them and copied once, at the end.

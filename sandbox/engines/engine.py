@@ -8,7 +8,8 @@ Y responses of a tree (theory/exact/tree.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -21,6 +22,7 @@ from sandbox.engines.defect import Defect
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.engines.prompt_pass import padded, run_prompts
 from sandbox.engines.stale_weights import StaleWeights, WeightHistory
+from sandbox.kernels import EAGER, Kernels
 from sandbox.kv_cache import KVCache
 from sandbox.model import MoE
 from sandbox.model_config import ModelConfig
@@ -50,8 +52,9 @@ class SandboxEngine:
         dtype: torch.dtype = torch.float32,
         numerics: Numerics = EXACT,
         prefixes: PrefixCache | None = None,
+        kernels: Kernels = EAGER,
     ):
-        self.model = MoE(config).to(dtype)
+        self.model = MoE(config, kernels=kernels).to(dtype)
         self.defects = tuple(defects)
         self.stop_token = stop_token
         self.base = numerics
@@ -73,6 +76,11 @@ class SandboxEngine:
         if self.prefixes is not None:
             self.prefixes.clear()
         self.version = version
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        with self.model.held(), nullcontext() if self.history is None else self.history.newest.held():
+            yield
 
     def state_tensors(self) -> dict[str, Tensor]:
         """What a resumed run needs besides the newest weights, which it hands over: the older sets, if any."""
@@ -97,6 +105,10 @@ class SandboxEngine:
         are the newest weights', and nothing goes to the prefix cache.
         """
         self.check_loaded("generate")
+        with self._held():
+            return self._generate(prompts, sampling)
+
+    def _generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
         G, T = sampling.num_responses, sampling.max_tokens
         B = len(prompts) * G
         draws_BT, limits_B = _draws(sampling, B)

@@ -11,12 +11,23 @@ expert hidden width, H query heads, h key heads, P keys with padding, d head wid
 
 from __future__ import annotations
 
+from sandbox.kernels.eager import EAGER
 from sandbox.kernels.elementwise import rms_norm, rotate, rotation, rotation_tables, sigmoid, swiglu
 from sandbox.kernels.experts import grouped_experts
+from sandbox.kernels.interface import Kernels
 from sandbox.kernels.probe import probe
-from sandbox.kernels.products import MIN_KEYS, MIN_ROWS, attention, linear, product, round_up
+from sandbox.kernels.products import MIN_KEYS, MIN_ROWS, attention, key_mask, linear, product, round_up
 
 __all__ = [
-    "MIN_KEYS", "MIN_ROWS", "attention", "grouped_experts", "linear", "probe", "product", "rms_norm", "rotate",
-    "rotation", "rotation_tables", "round_up", "sigmoid", "swiglu",
+    "EAGER", "Kernels", "MIN_KEYS", "MIN_ROWS", "attention", "choose", "grouped_experts", "key_mask", "linear", "probe",
+    "product", "rms_norm", "rotate", "rotation", "rotation_tables", "round_up", "sigmoid", "swiglu",
 ]  # fmt: skip
+
+
+def choose(compiled: bool) -> Kernels:
+    """The kernels of a run: torch's operators, or C++ built at first use (ConfigError where it cannot be built)."""
+    if not compiled:
+        return EAGER
+    from sandbox.kernels.compiled import compiled_kernels
+
+    return compiled_kernels()

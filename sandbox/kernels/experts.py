@@ -118,26 +118,55 @@ def grouped_experts(
     The sum runs in ascending expert order, whatever the order of the slots. The gradient reaches x, the weights and
     both parameters; an expert that no row chose gets a zero gradient.
     """
+    return grouped_experts_by(_grouped_mm, swiglu, x_ND, experts_NK, weights_NK, gate_up_EDF, down_EFD, numerics)
+
+
+def ascending(experts_NK: Tensor, weights_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """Slots in ascending expert order."""
     ids = experts_NK.numpy()
-    if not (ids[:, 1:] > ids[:, :-1]).all():
-        experts_NK, slot_NK = experts_NK.sort(dim=1, stable=True)
-        weights_NK = weights_NK.gather(1, slot_NK)
+    if (ids[:, 1:] > ids[:, :-1]).all():
+        return experts_NK, weights_NK
+    experts_NK, slot_NK = experts_NK.sort(dim=1, stable=True)
+    return experts_NK, weights_NK.gather(1, slot_NK)
+
+
+GroupedProduct = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def grouped_experts_by(
+    grouped: GroupedProduct,
+    activate: Callable[[Tensor], Tensor],
+    x_ND: Tensor,
+    experts_NK: Tensor,
+    weights_NK: Tensor,
+    gate_up_EDF: Tensor,
+    down_EFD: Tensor,
+    numerics: Numerics,
+) -> Float[Tensor, "N D"]:
+    """`grouped_experts` made of this grouped product and this SwiGLU."""
+    experts_NK, weights_NK = ascending(experts_NK, weights_NK)
     plan = _plan(experts_NK, gate_up_EDF.shape[0])
     x_RD = apply(_Dispatch, numerics.activation(x_ND, "gate_up"), plan.token_R, plan.row_KN)
-    gate_up_RF = _expert_product(x_RD, gate_up_EDF, plan, len(x_ND), "gate_up", numerics)
-    hidden_RF = numerics.activation(swiglu(gate_up_RF), "down")
-    y_RD = _expert_product(hidden_RF, down_EFD, plan, len(x_ND), "down", numerics)
+    gate_up_RF = _expert_product(grouped, x_RD, gate_up_EDF, plan, len(x_ND), "gate_up", numerics)
+    hidden_RF = numerics.activation(activate(gate_up_RF), "down")
+    y_RD = _expert_product(grouped, hidden_RF, down_EFD, plan, len(x_ND), "down", numerics)
     return apply(_Combine, y_RD, weights_NK, plan.token_R, plan.row_KN)
 
 
 def _expert_product(
-    x_RD: Tensor, weight_EDO: Tensor, plan: _Plan, num_tokens: int, site: Site, numerics: Numerics
+    grouped: GroupedProduct,
+    x_RD: Tensor,
+    weight_EDO: Tensor,
+    plan: _Plan,
+    num_tokens: int,
+    site: Site,
+    numerics: Numerics,
 ) -> Tensor:
     if numerics is EXACT:
-        return _grouped_mm(x_RD, weight_EDO, plan.ends_E)
+        return grouped(x_RD, weight_EDO, plan.ends_E)
 
     def multiply(x: Tensor, weight: Tensor) -> Tensor:
-        return _grouped_mm(x, weight, plan.ends_E)
+        return grouped(x, weight, plan.ends_E)
 
     weight_EDO = numerics.weight(weight_EDO, site)
     return numerics.output(product(multiply, x_RD, weight_EDO, num_tokens, site, numerics), site)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -65,6 +65,12 @@ def product(
         return multiply(x[..., start:stop].contiguous(), weight.narrow(1, start, stop - start).contiguous())
 
     return numerics.product(part, x.shape[-1], num_rows, site)
+
+
+def key_mask(num_seen_BS: Int[Tensor, "#B S"], num_slots: int, dtype: torch.dtype) -> Float[Tensor, "#B S P"]:
+    """What `attention` adds to scores: 0 for the first so many of the key slots, -inf for the others."""
+    slot_P = torch.arange(num_slots)
+    return torch.where(slot_P >= num_seen_BS[:, :, None], float("-inf"), 0.0).to(dtype)
 
 
 def attention(

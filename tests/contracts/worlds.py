@@ -80,7 +80,7 @@ def training_engine(
     weights: MoE, predictor: PredictorSettings | None = None, learning_rate: float = 1e-2, **options
 ) -> SandboxTrainingEngine:
     """A training engine over a copy of the model."""
-    copy = MoE(weights.config, stream(0, "overwritten"))
+    copy = MoE(weights.config, stream(0, "overwritten"), weights.kernels)
     copy.load_state_dict(weights.state_dict())
     settings = OptimizerSettings(learning_rate=learning_rate, weight_decay=0.0)
     return SandboxTrainingEngine(copy, settings, predictor, **options)

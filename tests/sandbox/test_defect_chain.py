@@ -106,7 +106,8 @@ class World:
     now: MoE
 
     def engine(self, *defects: Defect, numerics: Numerics = EXACT) -> Watched:
-        engine = Watched(self.now.config, defects, stop_token=worlds.STOP, numerics=numerics)
+        options = {"numerics": numerics, "kernels": self.now.kernels}
+        engine = Watched(self.now.config, defects, stop_token=worlds.STOP, **options)
         engine.load_model(self.before, version=3)
         engine.load_model(self.now, version=4)
         return engine

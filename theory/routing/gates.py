@@ -8,12 +8,27 @@ Letters beyond theory/contracts.py: N rows of a flattened batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+
+@runtime_checkable
+class GateKernels(Protocol):
+    """Another implementation of `select` and `weigh`, for a model whose other arithmetic is not torch's."""
+
+    def select(
+        self, logits_NE: Float[Tensor, "N E"], num_slots: int, gate: Gate, selection_bias_E: Float[Tensor, " E"] | None
+    ) -> Int[Tensor, "N K"]:
+        """What `select` gives, for sizes that fit."""
+        ...
+
+    def weigh(self, logits_NE: Float[Tensor, "N E"], experts_NK: Int[Tensor, "N K"], gate: Gate) -> Tensor:
+        """What `weigh` gives."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,7 @@ class Gate:
     renormalise: the chosen scores are divided by their sum. scaling: then multiplied by this.
     num_groups, num_top_groups, group_score: only experts of the best groups may be chosen; a group's score is the
     largest of its experts' (`max`) or the sum of its two largest (`top2_sum`).
+    kernels: what computes it; None is this module. No part of the convention.
     """
 
     score: Literal["softmax", "sigmoid"]
@@ -34,6 +50,7 @@ class Gate:
     num_groups: int = 1
     num_top_groups: int = 1
     group_score: Literal["max", "top2_sum"] = "max"
+    kernels: GateKernels | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.score == "sigmoid" and self.order == "after":
@@ -66,6 +83,9 @@ def select(
     `selection_bias_E` is added to the scores for the choice alone, never to the weights (DeepSeek-V3's load balancing).
     Raises ValueError where the number of experts does not fit the slots or the groups.
     """
+    if gate.kernels is not None:
+        _check_sizes(logits_NE.shape[1], num_slots, gate)
+        return gate.kernels.select(logits_NE, num_slots, gate, selection_bias_E)
     with torch.no_grad():
         return _best(_choosing(logits_NE, gate), num_slots, gate, selection_bias_E)
 
@@ -79,6 +99,8 @@ def weigh(logits_NE: Float[Tensor, "N E"], experts_NK: Int[Tensor, "N K"], gate:
     renormalise divides by the sum over the set (softmax before, renormalised, is softmax after); then times scaling.
     Scores of 16-bit logits are computed in float32.
     """
+    if gate.kernels is not None:
+        return gate.kernels.weigh(logits_NE, experts_NK, gate)
     return _weights(_choosing(logits_NE, gate), experts_NK, gate).to(logits_NE.dtype)
 
 
@@ -86,6 +108,9 @@ def route(
     logits_NE: Float[Tensor, "N E"], num_slots: int, gate: Gate, selection_bias_E: Float[Tensor, " E"] | None = None
 ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
     """Natural routing: the experts that the logits choose, and their weights; `select` and `weigh` of one softmax."""
+    if gate.kernels is not None:
+        experts_NK = select(logits_NE, num_slots, gate, selection_bias_E)
+        return experts_NK, weigh(logits_NE, experts_NK, gate)
     scores_NE = _choosing(logits_NE, gate)
     with torch.no_grad():
         experts_NK = _best(scores_NE, num_slots, gate, selection_bias_E)

@@ -1,0 +1,33 @@
+"""The kernels of sandbox/kernels in C++ of our own, built at first use: `compiled_kernels()`.
+
+They keep the promises of sandbox/kernels among themselves: a row has the same bits alone and in any batch, in prefill,
+decode and training. They do not have the eager kernels' bits (docs/decisions/0002-batch-invariant-kernels.md).
+"""
+
+from __future__ import annotations
+
+from sandbox.kernels.compiled import ops
+from sandbox.kernels.compiled.build import library
+from sandbox.kernels.compiled.forward import passes
+from sandbox.kernels.compiled.gates import compiled_gate
+from sandbox.kernels.interface import Kernels
+
+COMPILED = Kernels(
+    name="compiled",
+    linear=ops.linear,
+    rms_norm=ops.rms_norm,
+    rotate=ops.rotate,
+    swiglu=ops.swiglu,
+    sigmoid=ops.sigmoid,
+    key_mask=ops.key_mask,
+    attention=ops.attention,
+    grouped_experts=ops.grouped_experts,
+    gate=compiled_gate,
+    passes=passes,
+)
+
+
+def compiled_kernels() -> Kernels:
+    """The compiled set, built now if it was not before. ConfigError, naming `compile`, where it cannot be built."""
+    library()
+    return COMPILED

@@ -1,0 +1,73 @@
+// Attention of the query heads of one token over the keys that it sees.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "rows.hpp"
+
+// Memory that one call after the other uses; it grows and is never given back, so a step allocates nothing.
+struct Scratch {
+    std::vector<float> floats;
+    float* take(size_t count) {
+        if (floats.size() < count) floats.resize(count);
+        return floats.data();
+    }
+};
+
+// scores[p] = q . k_p for p < count rounded up to LANES; sums over lanes of a head's width, then `sums`.
+static inline void scores_of(const float* q, const float* keys, long count, long width, float* scores) {
+    for (long p = 0; p < count; p += LANES) {
+        Lanes partial[LANES];
+        for (long j = 0; j < LANES; j++) partial[j] = splat(0.0f);
+        for (long i = 0; i < width; i += LANES) {
+            Lanes part = load(q + i);
+            for (long j = 0; j < LANES; j++) partial[j] = fma(part, load(keys + (p + j) * width + i), partial[j]);
+        }
+        store(scores + p, sums(partial));
+    }
+}
+
+// out[g] += in ascending p: probs[g][p] v_p, for VECTORS vectors of a head's width and HEADS heads that share the values.
+template <long HEADS, long VECTORS>
+static inline void weigh(const float* probs, long stride, const float* values, long count, long width, float* out) {
+    Lanes total[HEADS][VECTORS];
+    for (long g = 0; g < HEADS; g++)
+        for (long c = 0; c < VECTORS; c++) total[g][c] = splat(0.0f);
+    for (long p = 0; p < count; p++)
+        for (long g = 0; g < HEADS; g++) {
+            Lanes weight = splat(probs[g * stride + p]);
+            for (long c = 0; c < VECTORS; c++) total[g][c] = fma(weight, load(values + p * width + c * LANES), total[g][c]);
+        }
+    for (long g = 0; g < HEADS; g++)
+        for (long c = 0; c < VECTORS; c++) store(out + g * width + c * LANES, total[g][c]);
+}
+
+// softmax(scale q k^T) v of `heads` query heads, one after the other in q and out, over `count` keys. Keys and
+// values have `width` floats each, a multiple of LANES, and memory up to a multiple of LANES of them. probs: (heads,
+// stride), stride at least that multiple.
+static void attend(const float* q, long heads, const float* keys, const float* values, long count, long width,
+                   float scale, float* probs, long stride, float* out) {
+    static thread_local Scratch scratch;
+    float* scaled = scratch.take(width);
+    long padded = (count + LANES - 1) / LANES * LANES;
+    for (long g = 0; g < heads; g++) {
+        float* row = probs + g * stride;
+        for (long i = 0; i < width; i++) scaled[i] = q[g * width + i] * scale;
+        scores_of(scaled, keys, count, width, row);
+        for (long p = count; p < padded; p++) row[p] = -INFINITY;
+        float inverse = 1.0f / exponentials(row, padded);
+        for (long p = 0; p < padded; p++) row[p] *= inverse;
+    }
+    long c = 0;
+    for (; c + 4 * LANES <= width; c += 4 * LANES) {
+        long g = 0;
+        for (; g + 2 <= heads; g += 2) weigh<2, 4>(probs + g * stride, stride, values + c, count, width, out + g * width + c);
+        for (; g < heads; g++) weigh<1, 4>(probs + g * stride, stride, values + c, count, width, out + g * width + c);
+    }
+    for (; c < width; c += LANES) {
+        long g = 0;
+        for (; g + 4 <= heads; g += 4) weigh<4, 1>(probs + g * stride, stride, values + c, count, width, out + g * width + c);
+        for (; g < heads; g++) weigh<1, 1>(probs + g * stride, stride, values + c, count, width, out + g * width + c);
+    }
+}

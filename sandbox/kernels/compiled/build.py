@@ -1,0 +1,109 @@
+"""Compiles kernels.cpp with the machine's C++ compiler, once for each source, compiler and processor, and loads it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.config.strict import ConfigError
+from lab.files import atomic_write
+
+CACHE = Path("runs/.cache/kernels")
+# Products and sums are contracted where the source says `fma`, and nowhere else: see lanes.hpp.
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared")
+COMPILERS = ("g++", "clang++", "c++")
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+_TYPES: dict[str, Any] = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float}
+
+
+def _signatures() -> dict[str, list[Any]]:
+    """What each function takes, read from its declaration."""
+    declared = re.findall(r"^void (fo_\w+)\(([^)]*)\)", SOURCE.read_text(), re.MULTILINE)
+    return {
+        name: [ctypes.c_void_p if "*" in one else _TYPES[one.split()[0]] for one in arguments.split(",")]
+        for name, arguments in declared
+    }
+
+
+class Library:
+    """The compiled functions; tensors are handed over as pointers, so they must be contiguous."""
+
+    def __init__(self, path: Path) -> None:
+        self._functions = {}
+        loaded = ctypes.CDLL(str(path.resolve()))
+        for name, types in _signatures().items():
+            function = getattr(loaded, name)
+            function.argtypes, function.restype = types, None
+            self._functions[name] = function
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        """Calls a function by its name; None is the null pointer."""
+        function = self._functions[name]
+        assert len(arguments) == len(function.argtypes), f"{name} takes {len(function.argtypes)}, got {len(arguments)}"
+        function(*(pointer(a) if isinstance(a, Tensor) else a for a in arguments))
+
+
+def pointer(x: Tensor) -> int:
+    """Where its numbers stand; they must stand side by side, and be of a type that the kernels know."""
+    assert x.is_contiguous() and x.dtype in (torch.float32, torch.int32, torch.int64), f"{x.dtype} {x.stride()}"
+    return x.data_ptr()
+
+
+@functools.cache
+def library() -> Library:
+    """The library of this process, built where no earlier process has. ConfigError where it cannot be."""
+    return Library(build(CACHE))
+
+
+def build(cache: Path) -> Path:
+    """The path of the compiled library inside `cache`; compiles (some seconds) where it is not there yet.
+
+    It is named by a hash of the sources, the flags, and what the compiler says of itself and of the processor. Raises
+    ConfigError where there is no compiler, and where it fails.
+    """
+    compiler = _compiler()
+    # All predefined macros: the compiler's version, and the instructions that -march=native stands for.
+    about = _run([compiler, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull])
+    sources = sorted(Path(__file__).parent.glob("*.[ch]pp"))
+    key = hashlib.sha256(repr(FLAGS).encode() + about.encode() + b"".join(path.read_bytes() for path in sources))
+    target = cache / f"{key.hexdigest()[:16]}.so"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            built = Path(folder) / "kernels.so"
+            _run([compiler, *FLAGS, str(SOURCE), "-o", str(built)])
+            atomic_write(target, built.read_bytes())
+    return target
+
+
+def _compiler() -> str:
+    named = os.environ.get("CXX")
+    found = [path for path in map(shutil.which, [named] if named else COMPILERS) if path]
+    if not found:
+        got = f"CXX={named}, which is not there" if named else f"none of {', '.join(COMPILERS)} on PATH"
+        raise ConfigError(f"compile: expected a C++ compiler for compile: true ($CXX, or one on PATH), got {got}")
+    return found[0]
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        output, complaint, failed = done.stdout, done.stderr, done.returncode != 0
+    except OSError as error:
+        output, complaint, failed = "", str(error), True
+    if failed:
+        first = next((line for line in complaint.splitlines() if "error" in line), complaint.strip()[:200])
+        raise ConfigError(f"compile: expected {command[0]} to build the kernels (a C++17 compiler), got: {first}")
+    return output

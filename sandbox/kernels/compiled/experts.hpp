@@ -1,0 +1,71 @@
+// The SwiGLU experts of a layer: rows sorted by expert, two products, and the weighted sum of each row's slots.
+#pragma once
+
+#include <vector>
+
+#include "attention.hpp"
+#include "product.hpp"
+
+// down(silu(g) u), (g, u) = x gate_up, of the rows at x; gate_up and hidden hold CHUNK rows, or all of them if `keeps`.
+static void mlp(const float* const* x, long rows, const float* gate_up_packed, const float* down_packed, long D, long F,
+                float* gate_up, float* hidden, bool keeps, float* out) {
+    for (long start = 0; start < rows; start += CHUNK) {
+        long count = rows - start < CHUNK ? rows - start : CHUNK;
+        float* gu = keeps ? gate_up + start * 2 * F : gate_up;
+        float* h = keeps ? hidden + start * F : hidden;
+        float* to[CHUNK];
+        for (long r = 0; r < count; r++) to[r] = gu + r * 2 * F;
+        product(x + start, count, gate_up_packed, D, 2 * F, to);
+        for (long r = 0; r < count; r++) swiglu(gu + r * 2 * F, gu + r * 2 * F + F, F, h + r * F);
+        product(h, count, down_packed, F, D, out + start * D);
+    }
+}
+
+// Slots sorted by expert, in their order within one: row r is slot slot[r], expert e's rows end at ends[e].
+static void sort_slots(const int64_t* experts, long M, long E, int32_t* ends, int64_t* slot) {
+    std::vector<int32_t> next(E + 1, 0);
+    for (long m = 0; m < M; m++) next[experts[m] + 1]++;
+    for (long e = 0; e < E; e++) next[e + 1] += next[e];
+    for (long e = 0; e < E; e++) ends[e] = next[e + 1];
+    for (long m = 0; m < M; m++) slot[next[experts[m]]++] = m;
+}
+
+// What a gradient needs of the rows, in sorted order; null where none is taken.
+struct ExpertRows {
+    int32_t* ends;
+    int64_t* slot;
+    float* gate_up;
+    float* hidden;
+    float* y;
+};
+
+// out[n] = sum_k weights[n, k] expert_k(x[n]), in slot order (which is ascending expert order).
+static void experts(const float* x, long N, long D, long F, long E, long K, const int64_t* ids, const float* weights,
+                    const float* gate_up_packed, const float* down_packed, const ExpertRows& rows, bool keeps, float* out) {
+    long M = N * K;
+    sort_slots(ids, M, E, rows.ends, rows.slot);
+    static thread_local std::vector<const float*> from;
+    static thread_local std::vector<const float*> of_slot;
+    from.resize(M);
+    of_slot.resize(M);
+    for (long r = 0; r < M; r++) {
+        from[r] = x + rows.slot[r] / K * D;
+        of_slot[rows.slot[r]] = rows.y + r * D;
+    }
+    long start = 0;
+    for (long e = 0; e < E; e++) {
+        long stop = rows.ends[e];
+        mlp(from.data() + start, stop - start, gate_up_packed + e * packed_size(D, 2 * F),
+            down_packed + e * packed_size(F, D), D, F, keeps ? rows.gate_up + start * 2 * F : rows.gate_up,
+            keeps ? rows.hidden + start * F : rows.hidden, keeps, rows.y + start * D);
+        start = stop;
+    }
+    for (long n = 0; n < N; n++) {
+        float* to = out + n * D;
+        for (long k = 0; k < K; k++) {
+            float weight = weights[n * K + k];
+            const float* y = of_slot[n * K + k];
+            for (long i = 0; i < D; i++) to[i] = k == 0 ? y[i] * weight : to[i] + y[i] * weight;
+        }
+    }
+}

@@ -1,0 +1,156 @@
+"""Whole forward passes without gradients in a few C++ calls, for sampling, prefill and scoring.
+
+They are made of the row functions that the operators of ops.py call, so both give the same bits; the tests hold them
+to it. Where nobody asks for routes in between, all layers are one call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sandbox.kernels.compiled.build import library
+from sandbox.kernels.compiled.gates import SizesStruct, gate_struct
+from sandbox.kernels.compiled.ops import LANES, pack, plain, product_of, rms_norm
+from sandbox.kernels.experts import ascending
+from theory.routing.replay import NaturalRouting
+
+if TYPE_CHECKING:
+    from sandbox.kv_cache import KVCache
+    from sandbox.model import MoE
+
+_POINTERS = (
+    "attention_norm", "qkv", "q_norm", "k_norm", "o", "mlp_norm", "plain_gate_up", "plain_down", "shared_gate",
+    "router", "bias", "gate_up", "down",
+)  # fmt: skip
+
+
+class _LayerStruct(ctypes.Structure):
+    """LayerWeights of pass.hpp."""
+
+    _fields_ = (*((name, ctypes.c_void_p) for name in _POINTERS), ("plain_size", ctypes.c_int64))
+
+
+class _BatchStruct(ctypes.Structure):
+    """Batch of pass.hpp."""
+
+    _fields_ = (*((name, ctypes.c_int64) for name in ("B", "S", "capacity", "stride")), ("positions", ctypes.c_void_p))
+
+
+def passes(model: MoE) -> CompiledPasses | None:
+    """The passes of a model at its present weights; None where a head's width is no multiple of LANES."""
+    return None if model.config.head_dim % LANES else CompiledPasses(model)
+
+
+class CompiledPasses:
+    """`sandbox.kernels.interface.Passes`, over packed copies of the large weights."""
+
+    def __init__(self, model: MoE) -> None:
+        self._model = model
+        self._tensors = [_layer_tensors(layer) for layer in model.layers]
+        self._layers = (_LayerStruct * len(self._tensors))()
+        for struct, (tensors, plain_size) in zip(self._layers, self._tensors, strict=True):
+            for name, tensor in tensors.items():
+                setattr(struct, name, tensor.data_ptr())
+            struct.plain_size = plain_size
+        self._tables = plain(model.cos_Pd), plain(model.sin_Pd)
+        self._sizes = _sizes(model, *self._tables)
+        self._head_VD = model.embedding if model.head is None else model.head
+        self._head = pack(self._head_VD, transposed=True)
+
+    def forward(
+        self, x_BSD: Float[Tensor, "B S D"], positions_BS: Int[Tensor, "#B S"], routing: Any, cache: KVCache | None
+    ) -> Float[Tensor, "B S D"]:
+        """All layers and the last norm. `x_BSD`, the embedded tokens, is used up; positions are the cache's slots.
+
+        A routing with a method `take` gets the natural experts of all layers at once, and with `keep_features` the
+        routers' inputs and logits; NaturalRouting gets nothing; any other is asked layer by layer.
+        """
+        B, S, D = x_BSD.shape
+        config = self._model.config
+        x_ND, positions_BS = plain(x_BSD).view(-1, D), positions_BS.expand(B, S).contiguous()
+        if cache is None:
+            P = -(-S // LANES) * LANES
+            shape = 1, B, config.num_kv_heads, P, config.head_dim
+            k, v, by_layer = x_BSD.new_empty(shape), x_BSD.new_empty(shape), 0
+        else:
+            k, v, by_layer = cache.k_LBhCd, cache.v_LBhCd, cache.k_LBhCd.stride(0)
+        batch = _BatchStruct(B, S, k.shape[3], k.stride(1), positions_BS.data_ptr())
+        if isinstance(routing, NaturalRouting) or hasattr(routing, "take"):
+            self._natural(x_ND, batch, k, v, by_layer, routing)
+        else:
+            self._routed(x_ND, batch, k, v, by_layer, routing)
+        return rms_norm(x_ND, self._model.norm, config.norm_eps).view(B, S, D)
+
+    def logits(self, hidden_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
+        """The next-token logits of these rows."""
+        return product_of(plain(hidden_ND), self._head, None, self._head_VD.shape[0])
+
+    def _natural(self, x_ND: Tensor, batch: _BatchStruct, k: Tensor, v: Tensor, by_layer: int, routing: Any) -> None:
+        (N, D), config = x_ND.shape, self._model.config
+        L, E, K = len(config.moe_layers), config.num_experts, config.experts_per_token
+        keeps = L > 0 and getattr(routing, "keep_features", False)
+        # One layer more than there are routers: dense layers leave their norm in the place of the next router's input.
+        rooms = L + 1 if keeps else 1
+        hidden, logits = x_ND.new_empty(rooms, N, D), x_ND.new_empty(rooms, N, E)
+        ids, weights = torch.empty(L, N, K, dtype=torch.int64), x_ND.new_empty(N, K)
+        at = ctypes.addressof(self._sizes), ctypes.addressof(self._layers), len(self._layers), ctypes.addressof(batch)
+        keys = k.data_ptr(), v.data_ptr(), by_layer
+        library()("fo_forward", *at, *keys, x_ND, keeps, hidden, logits, ids, weights)
+        if hasattr(routing, "take"):
+            routing.take(ids, hidden[:L] if keeps else None, logits[:L] if keeps else None)
+
+    def _routed(self, x_ND: Tensor, batch: _BatchStruct, k: Tensor, v: Tensor, by_layer: int, routing: Any) -> None:
+        (N, D), model, call = x_ND.shape, self._model, library()
+        sizes, size = ctypes.addressof(self._sizes), ctypes.sizeof(_LayerStruct)
+        for number, (tensors, _) in enumerate(self._tensors):
+            layer = ctypes.addressof(self._layers) + number * size
+            hidden, logits = x_ND.new_empty(N, D), x_ND.new_empty(N, model.config.num_experts)
+            at = k.data_ptr() + 4 * number * by_layer, v.data_ptr() + 4 * number * by_layer
+            call("fo_attention_half", sizes, layer, ctypes.addressof(batch), *at, x_ND, hidden, logits)
+            ids = weights = None
+            if "router" in tensors:
+                K, bias = model.config.experts_per_token, tensors.get("bias")
+                ids, weights = ascending(*routing.route(number, hidden, logits, K, model.gate, bias))
+                ids, weights = ids.contiguous(), plain(weights)
+            call("fo_mlp_half", sizes, layer, N, hidden, ids, weights, x_ND)
+
+
+def _sizes(model: MoE, cos_Pd: Tensor, sin_Pd: Tensor) -> SizesStruct:
+    config = model.config
+    return SizesStruct(
+        D=config.hidden_size, H=config.num_heads, h=config.num_kv_heads, d=config.head_dim, E=config.num_experts,
+        K=config.experts_per_token, F=config.expert_size, qk_norm=("none", "head", "projection").index(config.qk_norm),
+        eps=config.norm_eps, scale=config.head_dim**-0.5, gate=gate_struct(config.gate),
+        cos=cos_Pd.data_ptr(), sin=sin_Pd.data_ptr(),
+    )  # fmt: skip
+
+
+def _layer_tensors(layer: Any) -> tuple[dict[str, Tensor], int]:
+    """A layer's weights under the names of `LayerWeights`, and the hidden width of its plain or shared MLP."""
+    attention, mlp = layer.attention, layer.mlp
+    out = {
+        "attention_norm": plain(layer.attention_norm.detach()),
+        "mlp_norm": plain(layer.mlp_norm.detach()),
+        "qkv": pack(attention.qkv, transposed=True),
+        "o": pack(attention.o, transposed=True),
+    }
+    if attention.config.qk_norm != "none":
+        out |= {"q_norm": plain(attention.q_norm.detach()), "k_norm": plain(attention.k_norm.detach())}
+    has_experts = hasattr(mlp, "router")
+    dense = mlp.shared if has_experts else mlp
+    if has_experts:
+        out |= {"router": pack(mlp.router, transposed=True)}
+        out |= {name: pack(getattr(mlp, name), transposed=False) for name in ("gate_up", "down")}
+        if mlp.selection_bias is not None:
+            out["bias"] = plain(mlp.selection_bias)
+        if mlp.shared_gate is not None:
+            out["shared_gate"] = pack(mlp.shared_gate, transposed=True)
+    if dense is None:
+        return out, 0
+    out |= {f"plain_{name}": pack(getattr(dense, name), transposed=True) for name in ("gate_up", "down")}
+    return out, dense.down.shape[1]

@@ -1,0 +1,290 @@
+"""The operators of sandbox/kernels in C++, forward and backward.
+
+Forwards are batch-invariant by construction, and are the row functions of forward.py's whole passes. float32 alone.
+Letters as in sandbox/kernels/__init__.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from sandbox.kernels.compiled.build import library
+from sandbox.kernels.elementwise import apply
+from sandbox.kernels.experts import ascending, grouped_experts_by
+from sandbox.numerics import EXACT, Numerics
+
+# As in the C++ sources.
+LANES, PANEL, CHUNK = 8, 16, 96
+
+
+def plain(x: Tensor) -> Tensor:
+    """x as the kernels take it: contiguous float32. Raises ValueError for another type."""
+    if x.dtype != torch.float32:
+        raise ValueError(f"compile: expected float32 tensors with compile: true, got {x.dtype}")
+    return x.contiguous()
+
+
+def pack(weight: Tensor, *, transposed: bool) -> Float[Tensor, "E packed"]:
+    """Weights (in, out), or (out, in) where `transposed`, one or E of them, in panels of PANEL columns."""
+    weight = plain(weight.detach())
+    weight = weight[None] if weight.dim() == 2 else weight
+    count, rows, columns = weight.shape
+    strides = (1, columns) if transposed else (columns, 1)
+    inner, num_out = (columns, rows) if transposed else (rows, columns)
+    packed = weight.new_empty(count, -(-num_out // PANEL) * PANEL * inner)
+    library()("fo_pack", weight, count, inner, num_out, *strides, packed)
+    return packed
+
+
+def product_of(x: Tensor, packed: Tensor, ends: Tensor | None, num_out: int) -> Tensor:
+    """Rows by packed weights, group e of them up to ends[e]; without `ends` all rows by the one weight."""
+    width = x.shape[-1]
+    if ends is None:
+        ends = torch.tensor([x.numel() // width], dtype=torch.int32)
+    out = x.new_empty(*x.shape[:-1], num_out)
+    library()("fo_product", x, ends, len(ends), packed, width, num_out, out)
+    return out
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_OD: Tensor) -> Tensor:
+        x = plain(x)
+        ctx.save_for_backward(x, weight_OD)
+        return product_of(x, pack(weight_OD, transposed=True), None, weight_OD.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight_OD = ctx.saved_tensors
+        grad_NO = grads[0].reshape(-1, weight_OD.shape[0])
+        grad_x = (grad_NO @ weight_OD).view(x.shape) if ctx.needs_input_grad[0] else None
+        return grad_x, grad_NO.t() @ x.view(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
+
+
+def linear(x: Float[Tensor, "*rows D"], weight_OD: Float[Tensor, "O D"]) -> Float[Tensor, "*rows O"]:
+    """x W^T; every number is a chain of fused multiply-adds over D."""
+    return apply(_Linear, x, weight_OD)
+
+
+class _GroupedProduct(Function):
+    @staticmethod
+    def forward(ctx: Any, x_RD: Tensor, weight_EDO: Tensor, ends_E: Tensor) -> Tensor:
+        ctx.save_for_backward(x_RD, weight_EDO, ends_E)
+        return product_of(plain(x_RD), pack(weight_EDO, transposed=False), ends_E, weight_EDO.shape[2])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x_RD, weight_EDO, ends_E = ctx.saved_tensors
+        grad_x, grad_weight = torch.empty_like(x_RD), torch.empty_like(weight_EDO)
+        start = 0
+        for e, stop in enumerate(ends_E.tolist()):
+            torch.mm(grads[0][start:stop], weight_EDO[e].t(), out=grad_x[start:stop])
+            torch.mm(x_RD[start:stop].t(), grads[0][start:stop], out=grad_weight[e])
+            start = stop
+        return grad_x, grad_weight, None
+
+
+def grouped_product(
+    x_RD: Float[Tensor, "R D"], weight_EDO: Float[Tensor, "E D O"], ends_E: Int[Tensor, " E"]
+) -> Float[Tensor, "R O"]:
+    """x_r W_e for the rows of each expert, group e ending at ends_E[e]."""
+    return apply(_GroupedProduct, x_RD, weight_EDO, ends_E)
+
+
+class _RMSNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x, weight = plain(x), plain(weight)
+        width = x.shape[-1]
+        out, scale = torch.empty_like(x), x.new_empty(x.shape[:-1])
+        library()("fo_rms_norm", x, weight, scale.numel(), weight.numel() // width, width, eps, out, scale)
+        ctx.save_for_backward(x, weight, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight, scale = ctx.saved_tensors
+        width, grad = x.shape[-1], grads[0].contiguous()
+        grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight)
+        sizes = scale.numel(), weight.numel() // width, width
+        library()("fo_rms_norm_backward", grad, x, weight, scale, *sizes, grad_x, grad_weight)
+        return grad_x, grad_weight, None
+
+
+def rms_norm(x: Float[Tensor, "*rows D"], weight: Float[Tensor, "*heads D"], eps: float) -> Float[Tensor, "*rows D"]:
+    """x w / sqrt(mean(x^2) + eps) over the last axis; `weight` may differ by head, its axes are the last ones of x."""
+    return apply(_RMSNorm, x, weight, eps)
+
+
+class _Rotate(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        cos, sin = plain(cos), plain(sin)
+        ctx.save_for_backward(cos, sin)
+        return _rotated(plain(x), cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        cos, sin = ctx.saved_tensors
+        return _rotated(grads[0].contiguous(), cos, -sin), None, None
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    width, out = x.shape[-1], torch.empty_like(x)
+    library()("fo_rotate", x, cos, sin, x.numel() // width, cos.numel() // width, width, out)
+    return out
+
+
+def rotate(
+    x_BSHd: Float[Tensor, "B S H d"], cos_BSHd: Float[Tensor, "#B S H d"], sin_BSHd: Float[Tensor, "#B S H d"]
+) -> Float[Tensor, "B S H d"]:
+    """Rotary position embedding in the half convention; its gradient is the rotation by the opposite angle."""
+    return apply(_Rotate, x_BSHd, cos_BSHd, sin_BSHd)
+
+
+class _SwiGLU(Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        gate_up = plain(gate_up)
+        ctx.save_for_backward(gate_up)
+        out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+        library()("fo_swiglu", gate_up, out.numel() // out.shape[-1], out.shape[-1], out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (gate_up,) = ctx.saved_tensors
+        grad, width = torch.empty_like(gate_up), gate_up.shape[-1] // 2
+        library()("fo_swiglu_backward", grads[0].contiguous(), gate_up, gate_up.numel() // (2 * width), width, grad)
+        return grad
+
+
+def swiglu(gate_up: Float[Tensor, "*rows F2"]) -> Float[Tensor, "*rows F"]:
+    """silu(g) u of rows that hold g and u side by side."""
+    return apply(_SwiGLU, gate_up)
+
+
+class _Sigmoid(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = plain(x)
+        out = torch.empty_like(x)
+        library()("fo_sigmoid", x, x.numel(), out)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (out,) = ctx.saved_tensors
+        return grads[0] * out * (1 - out)
+
+
+def sigmoid(x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
+    """1 / (1 + exp(-x))."""
+    return apply(_Sigmoid, x)
+
+
+def key_mask(num_seen_BS: Int[Tensor, "#B S"], num_slots: int, dtype: torch.dtype) -> Int[Tensor, "#B S"]:
+    """The first so many key slots are those that a query sees: the kernel never looks at the others."""
+    return num_seen_BS
+
+
+class _Attention(Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, num_seen_BS: Tensor, scale: float) -> Tensor:
+        B, S, H, d = q.shape
+        h, P = k.shape[1], k.shape[2]
+        seen_BS, q = num_seen_BS.expand(B, S).contiguous(), plain(q)
+        if k.stride()[2:] != (d, 1) or k.stride() != v.stride():
+            k, v = plain(k), plain(v)
+        keeps = any(getattr(ctx, "needs_input_grad", ()))
+        probs, out = q.new_empty((B, S, H, P) if keeps else (H // h, P)), torch.empty_like(q)
+        sizes = B, S, H, h, P, d, k.stride(0), k.stride(1)
+        library()("fo_attention", q, k.data_ptr(), v.data_ptr(), seen_BS, *sizes, scale, keeps, probs, out)
+        if keeps:
+            ctx.save_for_backward(q, plain(k), plain(v), seen_BS, probs)
+            ctx.scale = scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        q, k, v, seen_BS, probs = ctx.saved_tensors
+        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        sizes = *q.shape[:3], *k.shape[1:]
+        results = probs, grad_q, grad_k, grad_v
+        grad = grads[0].contiguous()
+        library()("fo_attention_backward", grad, q, k, v, seen_BS, *sizes, ctx.scale, *results)
+        return grad_q, grad_k, grad_v, None, None
+
+
+def attention(
+    q_BSHd: Float[Tensor, "B S H d"],
+    k_BhPd: Float[Tensor, "B h P d"],
+    v_BhPd: Float[Tensor, "B h P d"],
+    num_seen_BS: Int[Tensor, "#B S"],
+) -> Float[Tensor, "B S H d"]:
+    """softmax(q k^T / sqrt(d)) v over the first `num_seen` keys of each query; P is a multiple of LANES.
+
+    The H / h query heads of a group share one key head. What stands in the other key slots is never part of a sum.
+    """
+    d = q_BSHd.shape[-1]
+    assert k_BhPd.shape[2] % LANES == 0, f"{k_BhPd.shape[2]} key slots are no multiple of {LANES}"
+    q, k, v = (t if d % LANES == 0 else F.pad(t, (0, -d % LANES)) for t in (q_BSHd, k_BhPd, v_BhPd))
+    return apply(_Attention, q, k, v, num_seen_BS, d**-0.5)[..., :d]
+
+
+class _Experts(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        (N, D), K, (E, F_, _) = x.shape, ids.shape[1], down.shape
+        x, ids, weights = plain(x), ids.contiguous(), plain(weights)
+        keeps = any(getattr(ctx, "needs_input_grad", ()))
+        # Rows in sorted order; without a gradient the inner ones are those of one chunk at a time.
+        rows = N * K if keeps else CHUNK
+        kept = [
+            torch.empty(E, dtype=torch.int32), torch.empty(N * K, dtype=torch.int64),
+            x.new_empty(rows, 2 * F_), x.new_empty(rows, F_), x.new_empty(N * K, D),
+        ]  # fmt: skip
+        out = torch.empty_like(x)
+        packed = pack(gate_up, transposed=False), pack(down, transposed=False)
+        library()("fo_experts", x, N, D, F_, E, K, ids, weights, *packed, *kept, keeps, out)
+        if keeps:
+            ctx.save_for_backward(x, weights, gate_up, down, *kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weights, gate_up, down, *kept = ctx.saved_tensors
+        (N, D), K, (E, F_, _) = x.shape, weights.shape[1], down.shape
+        packed = pack(gate_up, transposed=True), pack(down, transposed=True)
+        results = torch.empty_like(x), torch.empty_like(weights), torch.zeros_like(gate_up), torch.zeros_like(down)
+        grad = grads[0].contiguous()
+        library()("fo_experts_backward", grad, x, N, D, F_, E, K, weights, *packed, *kept, *results)
+        grad_x, grad_weights, grad_gate_up, grad_down = results
+        return grad_x, None, grad_weights, grad_gate_up, grad_down
+
+
+def grouped_experts(
+    x_ND: Float[Tensor, "N D"],
+    experts_NK: Int[Tensor, "N K"],
+    weights_NK: Float[Tensor, "N K"],
+    gate_up_EDF: Float[Tensor, "E D F2"],
+    down_EFD: Float[Tensor, "E F D"],
+    numerics: Numerics = EXACT,
+) -> Float[Tensor, "N D"]:
+    """sum_k w_k down_k(silu(g_k) u_k), (g_k, u_k) = x gate_up_k, summed in ascending expert order.
+
+    Where `numerics` departs from the exact arithmetic, its steps are taken one by one, in these products.
+    """
+    if numerics is not EXACT:
+        return grouped_experts_by(
+            grouped_product, swiglu, x_ND, experts_NK, weights_NK, gate_up_EDF, down_EFD, numerics
+        )
+    experts_NK, weights_NK = ascending(experts_NK, weights_NK)
+    return apply(_Experts, x_ND, experts_NK, weights_NK, gate_up_EDF, down_EFD)

@@ -1,0 +1,94 @@
+// Gates: how router logits become a set of experts and their weights (theory/routing/gates.py says what is computed).
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "attention.hpp"
+
+struct Gate {
+    int32_t is_sigmoid, is_after, renormalise, num_groups, num_top_groups, is_top2_sum;
+    float scaling;
+};
+
+typedef std::pair<float, long> Candidate;
+
+// The tie rule of torch.topk on a CPU: the same algorithm of the standard library on the same pairs.
+static void keep_largest(std::vector<Candidate>& all, long count) {
+    auto larger = [](const Candidate& a, const Candidate& b) {
+        return (std::isnan(a.first) && !std::isnan(b.first)) || a.first > b.first;
+    };
+    if (count * 64 <= (long)all.size())
+        std::partial_sort(all.begin(), all.begin() + count, all.end(), larger);
+    else
+        std::nth_element(all.begin(), all.begin() + count - 1, all.end(), larger);
+}
+
+// Softmax over `width` numbers, or each one's sigmoid; `padded` holds `width` rounded up to LANES, and may be `logits`.
+static void score(const float* logits, long width, bool is_sigmoid, float* padded) {
+    long whole = (width + LANES - 1) / LANES * LANES;
+    for (long e = 0; e < whole; e++) padded[e] = e < width ? logits[e] : -INFINITY;
+    if (is_sigmoid) {
+        for (long e = 0; e < whole; e += LANES) store(padded + e, sigmoid(load(padded + e)));
+        return;
+    }
+    float total = exponentials(padded, whole);
+    for (long e = 0; e < whole; e++) padded[e] /= total;
+}
+
+// Minus infinity for the experts outside the best groups.
+static void keep_top_groups(float* choosing, long E, const Gate& gate, std::vector<Candidate>& work) {
+    long size = E / gate.num_groups;
+    work.clear();
+    for (long g = 0; g < gate.num_groups; g++) {
+        float first = -INFINITY, second = -INFINITY;
+        for (long e = g * size; e < (g + 1) * size; e++) {
+            if (choosing[e] > first) {
+                second = first;
+                first = choosing[e];
+            } else if (choosing[e] > second) {
+                second = choosing[e];
+            }
+        }
+        work.emplace_back(gate.is_top2_sum ? first + second : first, g);
+    }
+    keep_largest(work, gate.num_top_groups);
+    std::vector<char> is_in(gate.num_groups, 0);
+    for (long k = 0; k < gate.num_top_groups; k++) is_in[work[k].second] = 1;
+    for (long e = 0; e < E; e++)
+        if (!is_in[e / size]) choosing[e] = -INFINITY;
+}
+
+// The K experts of one row, ascending; `scores` are those of `score`, `choosing` has room for E.
+static void select(const float* logits, const float* scores, const float* bias, long E, long K, const Gate& gate,
+                   float* choosing, std::vector<Candidate>& work, int64_t* experts) {
+    const float* base = gate.is_after ? logits : scores;
+    for (long e = 0; e < E; e++) choosing[e] = bias ? base[e] + bias[e] : base[e];
+    if (gate.num_top_groups < gate.num_groups) keep_top_groups(choosing, E, gate, work);
+    work.clear();
+    for (long e = 0; e < E; e++) work.emplace_back(choosing[e], e);
+    keep_largest(work, K);
+    for (long k = 0; k < K; k++) experts[k] = work[k].second;
+    std::sort(experts, experts + K);
+}
+
+// The weights of these experts; the sum over slots is in their order.
+static void weigh_experts(const float* logits, const float* scores, const int64_t* experts, long K, const Gate& gate,
+                          std::vector<float>& work, float* weights) {
+    if (gate.is_after) {
+        work.resize((K + LANES - 1) / LANES * LANES);
+        for (long k = 0; k < K; k++) work[k] = logits[experts[k]];
+        score(work.data(), K, false, work.data());
+        for (long k = 0; k < K; k++) weights[k] = work[k];
+    } else {
+        for (long k = 0; k < K; k++) weights[k] = scores[experts[k]];
+        float total = weights[0];
+        for (long k = 1; k < K; k++) total += weights[k];
+        if (gate.is_sigmoid) total += 1e-20f;
+        if (gate.renormalise)
+            for (long k = 0; k < K; k++) weights[k] /= total;
+    }
+    if (gate.scaling != 1.0f)
+        for (long k = 0; k < K; k++) weights[k] *= gate.scaling;
+}

@@ -1,0 +1,19 @@
+"""The kernels that are made of torch's operators."""
+
+from __future__ import annotations
+
+from sandbox.kernels import elementwise, experts, products
+from sandbox.kernels.interface import Kernels
+
+EAGER = Kernels(
+    name="eager",
+    linear=products.linear,
+    rms_norm=elementwise.rms_norm,
+    rotate=elementwise.rotate,
+    swiglu=elementwise.swiglu,
+    sigmoid=elementwise.sigmoid,
+    key_mask=products.key_mask,
+    attention=products.attention,
+    grouped_experts=experts.grouped_experts,
+    gate=lambda gate: gate,
+)

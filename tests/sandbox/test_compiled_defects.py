@@ -1,0 +1,39 @@
+"""The defects keep their promises with compiled kernels: those of test_defect_chain.py, measured again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sandbox.training_numerics import of_precision
+from tests.contracts import worlds
+from tests.sandbox import test_defect_chain as chain
+from tests.sandbox.compiled_world import COMPILED
+
+NAMES = (
+    "weights fp8 a channel", "activations fp8 a token", "activations int8 a tensor", "cache fp8", "reduction bf16",
+    "router noise", "logit noise", "stale", "stale, then new", "stale, then new with its own cache", "top-k, scored",
+)  # fmt: skip
+"""A defect for every hook of a pass, and all that load, switch or copy models."""
+
+
+@pytest.fixture(scope="module")
+def world() -> chain.World:
+    """The chain's world of two versions, computed with compiled kernels."""
+    now, before = worlds.model().compute_with(COMPILED), worlds.model().compute_with(COMPILED)
+    with torch.no_grad():
+        for parameter, other in zip(before.parameters(), worlds.model(seed=1).parameters(), strict=True):
+            parameter.add_(0.05 * other)
+    return chain.World(before, now)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_defect_breaks_the_links_that_it_declares(name, world):
+    """The defects' promises hold with compiled kernels as with eager ones: each breaks what it declares, no more."""
+    assert set(chain.broken_links(world, chain.BROKEN[name])) == chain.BROKEN[name].breaks
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_exact_engine_breaks_nothing(precision, world):
+    """All four links hold in both precisions of training."""
+    assert set(chain.broken_links(world, numerics=of_precision(precision))) == set()

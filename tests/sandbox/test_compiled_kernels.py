@@ -1,0 +1,244 @@
+"""Compiled operators: a row's bits never depend on its batch, values are the eager ones to rounding; and the build."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lab.config.strict import ConfigError
+from sandbox import kernels
+from sandbox.kernels import EAGER
+from sandbox.kernels.compiled import build
+from sandbox.kernels.compiled.gates import compiled_gate
+from tests.sandbox.compiled_world import COMPILED
+from theory.routing import gates
+from theory.routing.gates import GATES
+from theory.streams import stream
+
+SEEDS = st.integers(0, 2**16)
+WIDTHS = st.integers(1, 40)
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=stream(seed, "compiled", *shape))
+
+
+def same_rows(function, rows: Tensor, start: int, stop: int) -> bool:
+    """Whether rows start to stop have the same bits alone, at another address, as in the whole."""
+    shifted = torch.empty(rows[start:stop].numel() + 3)[3:].view_as(rows[start:stop]).copy_(rows[start:stop])
+    return torch.equal(function(shifted), function(rows)[start:stop])
+
+
+@st.composite
+def parts(draw) -> tuple[int, int, int]:
+    """A number of rows, and a part of them."""
+    num = draw(st.integers(1, 40))
+    start = draw(st.integers(0, num - 1))
+    return num, start, draw(st.integers(start + 1, num))
+
+
+@given(SEEDS, parts(), WIDTHS, WIDTHS)
+def test_rows_of_a_product_do_not_depend_on_the_batch(seed, part, width, num_out):
+    """x W^T of some rows alone is, bit for bit, those rows of the whole product, whatever its sizes."""
+    num, *cut = part
+    weight = drawn(seed, num_out, width)
+    assert same_rows(lambda x: COMPILED.linear(x, weight), drawn(seed, num, width), *cut)
+
+
+@given(SEEDS, parts(), WIDTHS)
+def test_rows_of_norms_and_activations_do_not_depend_on_the_batch(seed, part, width):
+    """RMS norm, SwiGLU, sigmoid and rotation give a row the same bits alone as in any batch, for every width."""
+    num, *cut = part
+    weight = drawn(seed, width)
+    x = 3 * drawn(seed, num, 2 * width)
+    assert same_rows(lambda x: COMPILED.rms_norm(x, weight, 1e-6), x[:, :width].contiguous(), *cut)
+    assert same_rows(COMPILED.swiglu, x, *cut)
+    assert same_rows(COMPILED.sigmoid, x, *cut)
+    cos, sin = drawn(seed + 1, 1, 3, 2 * width), drawn(seed + 2, 1, 3, 2 * width)
+    whole = COMPILED.rotate(x[None, :, None].expand(1, num, 3, -1), *(t.expand(1, num, 3, -1) for t in (cos, sin)))
+    few = slice(*cut)
+    n = cut[1] - cut[0]
+    alone = COMPILED.rotate(x[None, few, None].expand(1, n, 3, -1), *(t.expand(1, n, 3, -1) for t in (cos, sin)))
+    assert torch.equal(alone, whole[:, few])
+
+
+@given(SEEDS, parts(), st.sampled_from([(4, 2), (2, 2), (3, 1), (5, 1)]), st.sampled_from([2, 6, 8, 16, 24, 32, 40]))
+def test_attention_of_a_query_depends_on_its_keys_alone(seed, part, heads, width):
+    """A query has the same bits with fewer key slots, in any batch, whatever stands in slots that it does not see."""
+    num, start, stop = part
+    H, h = heads
+    slots = kernels.round_up(num, kernels.MIN_KEYS)
+    q, k, v = drawn(seed, 3, num, H, width), drawn(seed + 1, 3, h, slots, width), drawn(seed + 2, 3, h, slots, width)
+    seen = torch.arange(1, num + 1)[None]
+    whole = COMPILED.attention(q, k, v, seen)
+    few = kernels.round_up(stop, kernels.MIN_KEYS)
+    other_k, other_v = (t[1:2, :, :few].clone().index_fill_(2, torch.arange(stop, few), float("nan")) for t in (k, v))
+    alone = COMPILED.attention(q[1:2, start:stop], other_k, other_v, seen[:, start:stop])
+    assert torch.equal(alone, whole[1:2, start:stop])
+
+
+@given(SEEDS, parts(), st.integers(1, 9), st.integers(1, 4), WIDTHS, st.integers(1, 20))
+def test_rows_of_experts_do_not_depend_on_the_batch(seed, part, num_experts, num_slots, width, hidden):
+    """A row's sum over experts has the same bits whatever the sizes of its experts' groups."""
+    num, start, stop = part
+    num_slots = min(num_slots, num_experts)
+    x, gate_up, down = (
+        drawn(seed, num, width),
+        drawn(seed, num_experts, width, 2 * hidden),
+        drawn(seed, num_experts, hidden, width),
+    )
+    experts = drawn(seed, num, num_experts).topk(num_slots).indices.sort(dim=-1).values
+    weights = drawn(seed + 1, num, num_slots)
+    whole = COMPILED.grouped_experts(x, experts, weights, gate_up, down)
+    few = slice(start, stop)
+    assert torch.equal(COMPILED.grouped_experts(x[few], experts[few], weights[few], gate_up, down), whole[few])
+
+
+@given(SEEDS, st.sampled_from(sorted(GATES)), st.integers(1, 40), st.sampled_from([16, 24, 40]), st.booleans())
+def test_gates_are_torchs(seed, name, num, num_experts, is_tied):
+    """The chosen experts are torch's, equal logits included; weights to 2e-6 relative; a row alone is as in the whole.
+
+    Tied logits are integers: equal scores are then equal in both, others far apart, whatever their rounding. A bias
+    that is added to sigmoids makes ties that hang on it, so those are left to the row law.
+    """
+    gate = replace(GATES[name], num_groups=8 if GATES[name].num_groups > 1 else 1)
+    logits = drawn(seed, num, num_experts)
+    logits = (2 * logits).round() if is_tied else logits
+    bias = (2 * drawn(seed, num_experts)).round() if gate.score == "sigmoid" else None
+    ours = compiled_gate(gate)
+    ids, weights = gates.route(logits, 3, ours, bias)
+    assert torch.equal(ids, gates.select(logits, 3, ours, bias))
+    if not (is_tied and gate.score == "sigmoid"):
+        expected_ids = gates.select(logits, 3, gate, bias)
+        assert torch.equal(ids, expected_ids)
+    # A sum of some 40 exponentials of either rounding.
+    torch.testing.assert_close(weights, gates.weigh(logits, ids, gate), rtol=2e-6, atol=0)
+    alone = gates.route(logits[-1:], 3, ours, bias)
+    assert torch.equal(alone[0], ids[-1:])
+    assert torch.equal(alone[1], weights[-1:])
+
+
+def gradients(function, *inputs: Tensor) -> list[Tensor]:
+    """The value, then the gradient of a weighted sum of it by every input."""
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    out = function(*leaves)
+    (out * drawn(9, *out.shape)).sum().backward()
+    return [out.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def cases() -> dict[str, tuple]:
+    """Each operator with inputs whose sizes are no multiple of any block, as (call on a set of kernels, inputs)."""
+    experts = drawn(0, 37, 5).topk(2).indices.sort(dim=-1).values
+    seen = torch.arange(1, 22)[None]
+    angle = drawn(1, 21, 5)
+    tables = [kernels.rotation(t, torch.arange(21)[None], 3) for t in kernels.rotation_tables(angle)]
+    return {
+        "linear": (lambda own, x, w: own.linear(x, w), drawn(0, 3, 11, 13), drawn(0, 19, 13)),
+        "rms_norm": (lambda own, x, w: own.rms_norm(x, w, 1e-3), drawn(0, 7, 5, 13), drawn(0, 5, 13)),
+        "swiglu": (lambda own, x: own.swiglu(x), drawn(0, 7, 26)),
+        "sigmoid": (lambda own, x: own.sigmoid(x), drawn(0, 7, 3)),
+        "rotate": (lambda own, x: own.rotate(x, *tables), drawn(0, 2, 21, 3, 10)),
+        "attention": (
+            lambda own, q, k, v: own.attention(q, k, v, own.key_mask(seen, 32, q.dtype)),
+            drawn(0, 2, 21, 6, 20), drawn(1, 2, 2, 32, 20), drawn(2, 2, 2, 32, 20),
+        ),
+        "experts": (
+            lambda own, x, w, g, d: own.grouped_experts(x, experts, w, g, d),
+            drawn(0, 37, 11), drawn(1, 37, 2), drawn(2, 5, 11, 26), drawn(3, 5, 13, 11),
+        ),
+        "gate": (lambda own, x: gates.weigh(x, experts, own.gate(GATES["deepseek_v3"])), drawn(0, 37, 5)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", cases())
+def test_values_and_gradients_are_the_eager_ones(name):
+    """Value and gradient by every input are those of torch's operators, to 1e-5 of their norm: float32 sums."""
+    function, *inputs = cases()[name]
+    ours = gradients(lambda *x: function(COMPILED, *x), *inputs)
+    eager = gradients(lambda *x: function(EAGER, *x), *inputs)
+    for a, b in zip(ours, eager, strict=True):
+        assert (a - b).norm() <= 1e-5 * b.norm()
+
+
+def test_exponentials_are_exact_to_a_unit_in_the_last_place():
+    """1 / (1 + exp(-x)) to 3e-7 relative over all float32 exponents; 0 and 1 at the ends, NaN of NaN."""
+    x = torch.linspace(-86, 86, 100_001)
+    expected = 1 / (1 + (-x.double()).exp())
+    assert ((COMPILED.sigmoid(x) - expected).abs() / expected).max() < 3e-7
+    ends = COMPILED.sigmoid(torch.tensor([-1e4, -float("inf"), float("inf"), 1e4, float("nan"), 0.0]))
+    assert ends[:4].tolist() == [0, 0, 1, 1]
+    assert ends[4].isnan()
+    assert ends[5] == 0.5
+
+
+def test_the_probe_finds_nothing_broken():
+    """The start-up check of a run holds for the compiled set."""
+    assert kernels.probe(COMPILED) == []
+
+
+def test_other_types_are_refused():
+    """The kernels are float32's: a float64 tensor is an error that names the field, never read as something else."""
+    with pytest.raises(ValueError, match=r"^compile: expected float32 tensors with compile: true, got torch\.float64$"):
+        COMPILED.linear(torch.zeros(3, 8).double(), torch.zeros(8, 8).double())
+
+
+def test_a_build_is_found_again(tmp_path, monkeypatch):
+    """A second build compiles nothing, and other flags are another library."""
+    first = build.build(tmp_path)
+    written = first.stat().st_mtime_ns
+    commands = []
+    run = build._run
+    monkeypatch.setattr(build, "_run", lambda command: commands.append(command) or run(command))
+    assert build.build(tmp_path) == first
+    assert first.stat().st_mtime_ns == written
+    assert len(commands) == 1
+    assert "-E" in commands[0]
+    monkeypatch.setattr(build, "FLAGS", tuple(flag for flag in build.FLAGS if flag != "-march=native"))
+    other = build.build(tmp_path)
+    assert other != first
+    assert sorted(tmp_path.iterdir()) == sorted([first, other])
+
+
+@pytest.mark.parametrize(
+    ("variables", "got"),
+    [
+        ({"PATH": ""}, "none of g++, clang++, c++ on PATH"),
+        ({"CXX": "no-such-compiler"}, "CXX=no-such-compiler, which is not there"),
+    ],
+)
+def test_no_compiler_is_one_line(variables, got, monkeypatch, tmp_path):
+    """Where no compiler is found the error is one line with the field, what was expected and what came."""
+    monkeypatch.delenv("CXX", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    expected = f"compile: expected a C++ compiler for compile: true ($CXX, or one on PATH), got {got}"
+    with pytest.raises(ConfigError) as caught:
+        build.build(tmp_path)
+    assert str(caught.value) == expected
+
+
+def test_a_compiler_that_fails_is_one_line(monkeypatch, tmp_path):
+    """A compiler that cannot build the sources is named, with its first complaint."""
+    fake = tmp_path / "cxx"
+    fake.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such thing' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("CXX", str(fake))
+    with pytest.raises(ConfigError) as caught:
+        build.build(tmp_path)
+    assert str(caught.value).startswith(f"compile: expected {fake} to build the kernels")
+    assert str(caught.value).endswith("got: x.cpp:1: error: no such thing")
+
+
+def test_nothing_is_built_unless_asked_for():
+    """A run without `compile` never looks for a compiler: importing the sandbox loads no compiled code."""
+    loaded = "[m for m in sys.modules if m.startswith('sandbox.kernels.compiled')]"
+    code = f"import sys, sandbox.training_engine, sandbox.engines.engine; assert not {loaded}"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PATH": ""})
