@@ -11,6 +11,7 @@ import torch
 
 from firstorder.cli import main
 from sandbox import benchmark
+from sandbox.kernels import choose
 from sandbox.reference_work import MODEL, Sandbox, Transformers, Turns, Work, reference_model
 
 ROWS = [
@@ -33,11 +34,13 @@ TINY = ["bench", "--num-prompts", "4", "--num-responses", "2", "--max-tokens", "
 
 
 @pytest.mark.slow
-def test_the_whole_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kernels", ["eager", "compiled"])
+def test_the_whole_benchmark(kernels: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All pieces are timed on all sides after both computed the same; the table, its remarks and the file say so."""
     path, threads = tmp_path / "bench.json", torch.get_num_threads()
-    assert main([*TINY, "--out", str(path)]) == 0
+    assert main([*TINY, "--out", str(path), *(["--compile"] if kernels == "compiled" else [])]) == 0
     found = json.loads(path.read_text())
+    assert found["kernels"] == kernels
     assert [(row["piece"], row["side"], row["over"]) for row in found["rows"]] == ROWS
     by_side = {(row["piece"], row["side"]): row for row in found["rows"]}
     for row in found["rows"]:
@@ -56,6 +59,7 @@ def test_the_whole_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
     printed = " ".join(capsys.readouterr().out.split())
     assert all(word in printed for row in ROWS for word in row if word is not None)
+    assert f"{kernels} kernels" in printed
     peak = by_side["forward + backward", "firstorder"]["peak_bytes"]
     assert f"forward + backward firstorder {peak / 1e6:.1f}" in printed
     assert "pip install 'firstorder[bench]'" in printed
@@ -63,15 +67,17 @@ def test_the_whole_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"{found['machine']['cpu']}, {found['machine']['num_cpus']} cores" in printed
 
 
-def test_the_sides_agree_on_work_that_is_ragged() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_sides_agree_on_work_that_is_ragged(compiled: bool) -> None:
     """Equal log-probs on responses of different lengths, from engine and trainer; other weights give others."""
     work = Work(num_prompts=8, num_responses=2)
-    model = reference_model()
+    model = reference_model(choose(compiled))
     ours, theirs = Sandbox(work, model), Transformers(work, model)
     rollouts = ours.ragged()
     batch, exists_BT = rollouts.padded(), rollouts.padded().is_response_BT
     assert len({len(r.tokens) for r in rollouts.responses}) > 1
     assert all(len(r.tokens) == work.max_tokens for r in ours.generate().responses)
+    assert {ours.engine.model.kernels.name, ours.trainer.model.kernels.name} == {"compiled" if compiled else "eager"}
     assert theirs.generate(ours.prompts).shape == (16, work.prompt_tokens + work.max_tokens)
 
     theirs_BT = theirs.score(batch)
