@@ -33,6 +33,15 @@ def test_a_defect_breaks_the_links_that_it_declares(name, world):
     assert set(chain.broken_links(world, chain.BROKEN[name])) == chain.BROKEN[name].breaks
 
 
+def test_defects_compose(world):
+    """An engine with several defects breaks the union of what each breaks, hooks inside a pass and after it alike."""
+    defects = [chain.BROKEN[name] for name in ("logit noise", "cache fp8", "top-k")]
+    assert set(chain.broken_links(world, *defects)) == frozenset().union(*(defect.breaks for defect in defects))
+    # The noise is the same draw in both; what differs is the cache, a hook inside the pass.
+    both, noise = world.engine(*defects[:2]), world.engine(defects[0])
+    assert not chain.equal(*(engine.generate(worlds.prompts(), chain.SAMPLING) for engine in (both, noise)))
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_exact_engine_breaks_nothing(precision, world):
     """All four links hold in both precisions of training."""

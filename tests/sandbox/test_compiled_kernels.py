@@ -102,8 +102,9 @@ def test_rows_of_experts_do_not_depend_on_the_batch(seed, part, num_experts, num
     assert torch.equal(COMPILED.grouped_experts(x[few], experts[few], weights[few], gate_up, down), whole[few])
 
 
-@given(SEEDS, st.sampled_from(sorted(GATES)), st.integers(1, 40), st.sampled_from([16, 24, 40]), st.booleans())
-def test_gates_are_torchs(seed, name, num, num_experts, is_tied):
+@pytest.mark.parametrize("name", sorted(GATES))
+@given(seed=SEEDS, num=st.integers(1, 40), num_experts=st.sampled_from([16, 24, 40]), is_tied=st.booleans())
+def test_gates_are_torchs(name, seed, num, num_experts, is_tied):
     """The chosen experts are torch's, equal logits included; weights to 2e-6 relative; a row alone is as in the whole.
 
     Tied logits are integers: equal scores are then equal in both, others far apart, whatever their rounding. A bias
@@ -137,6 +138,9 @@ def gradients(function, *inputs: Tensor) -> list[Tensor]:
 def cases() -> dict[str, tuple]:
     """Each operator with inputs whose sizes are no multiple of any block, as (call on a set of kernels, inputs)."""
     experts = drawn(0, 37, 5).topk(2).indices.sort(dim=-1).values
+    many = (
+        drawn(0, 400, 3).topk(2).indices.sort(dim=-1).values
+    )  # some 270 rows an expert: more than are worked on at once
     seen = torch.arange(1, 22)[None]
     angle = drawn(1, 21, 5)
     tables = [kernels.rotation(t, torch.arange(21)[None], 3) for t in kernels.rotation_tables(angle)]
@@ -153,6 +157,10 @@ def cases() -> dict[str, tuple]:
         "experts": (
             lambda own, x, w, g, d: own.grouped_experts(x, experts, w, g, d),
             drawn(0, 37, 11), drawn(1, 37, 2), drawn(2, 5, 11, 26), drawn(3, 5, 13, 11),
+        ),
+        "many experts": (
+            lambda own, x, w, g, d: own.grouped_experts(x, many, w, g, d),
+            drawn(0, 400, 9), drawn(1, 400, 2), drawn(2, 3, 9, 10), drawn(3, 3, 5, 9),
         ),
         "gate": (lambda own, x: gates.weigh(x, experts, own.gate(GATES["deepseek_v3"])), drawn(0, 37, 5)),
     }  # fmt: skip
@@ -201,7 +209,7 @@ def test_a_build_is_found_again(tmp_path, monkeypatch):
     assert first.stat().st_mtime_ns == written
     assert len(commands) == 1
     assert "-E" in commands[0]
-    monkeypatch.setattr(build, "FLAGS", tuple(flag for flag in build.FLAGS if flag != "-march=native"))
+    monkeypatch.setattr(build, "FLAGS", tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS))
     other = build.build(tmp_path)
     assert other != first
     assert sorted(tmp_path.iterdir()) == sorted([first, other])
