@@ -13,199 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sandbox.kernels import EAGER, MIN_KEYS, Kernels, product, rotation, rotation_tables, round_up
+from sandbox.kernels import EAGER, MIN_KEYS, Kernels, rotation, rotation_tables, round_up
 from sandbox.kernels.interface import Passes
 from sandbox.kv_cache import KVCache
+from sandbox.layers import ExpertMLP, Layer, Pass, Products, Routing, linear, matrix
 from sandbox.model_config import ModelConfig
-from sandbox.numerics import EXACT, Numerics, Site
-from theory.routing.gates import Gate
+from sandbox.numerics import EXACT, Numerics
 from theory.routing.replay import NaturalRouting
-
-
-@runtime_checkable
-class Routing(Protocol):
-    """Decides the experts of a forward pass: NaturalRouting, or a RoutingPass that replays and records."""
-
-    def route(
-        self,
-        layer_number: int,
-        hidden_ND: Float[Tensor, "N D"],
-        logits_NE: Float[Tensor, "N E"],
-        num_slots: int,
-        gate: Gate,
-        selection_bias_E: Float[Tensor, " E"] | None = None,
-    ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
-        """Expert ids, ascending in each row, and their weights; rows are the batch flattened, padding included."""
-        ...
-
-
-@runtime_checkable
-class _Arithmetic(Protocol):
-    """What a product needs to know of a pass."""
-
-    @property
-    def kernels(self) -> Kernels: ...
-
-    @property
-    def numerics(self) -> Numerics: ...
-
-
-@dataclass(frozen=True)
-class _Products:
-    """The arithmetic of products outside the layers."""
-
-    kernels: Kernels
-    numerics: Numerics
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """What every layer of one forward pass shares: kernels, numerics, rotations, key mask, cache, routing."""
-
-    kernels: Kernels
-    gate: Gate
-    numerics: Numerics
-    routing: Routing
-    cos_BSHd: Tensor
-    sin_BSHd: Tensor
-    key_mask: Tensor
-    num_slots: int
-    cache: KVCache | None
-    slots_M: Tensor | None
-
-
-def _weight(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.zeros(shape))
-
-
-def _linear(x: Tensor, weight_OD: Tensor, site: Site, shared: _Arithmetic) -> Tensor:
-    linear, numerics = shared.kernels.linear, shared.numerics
-    if numerics is EXACT:
-        return linear(x, weight_OD)
-    num_rows = x.shape[:-1].numel()
-    x, weight_OD = numerics.activation(x, site), numerics.weight(weight_OD, site)
-    return numerics.output(product(linear, x, weight_OD, num_rows, site, numerics), site)
-
-
-class Attention(nn.Module):
-    """Causal attention with grouped queries, rotary positions and normalised queries and keys."""
-
-    def __init__(self, config: ModelConfig, layer_number: int):
-        super().__init__()
-        self.config, self.layer_number = config, layer_number
-        H, h, d = config.num_heads, config.num_kv_heads, config.head_dim
-        self.qkv = _weight((H + 2 * h) * d, config.hidden_size)
-        self.o = _weight(config.hidden_size, H * d)
-        if config.qk_norm != "none":
-            per_head = config.qk_norm == "head"
-            self.q_norm = nn.Parameter(torch.ones(d if per_head else H * d))
-            self.k_norm = nn.Parameter(torch.ones(d if per_head else h * d))
-
-    def forward(self, x_BSD: Tensor, shared: _Pass) -> Tensor:
-        H, h, d = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        B, S, _ = x_BSD.shape
-        qkv = _linear(x_BSD, self.qkv, "qkv", shared)
-        qk, v = qkv.split_with_sizes([(H + h) * d, h * d], dim=-1)
-        qk_BSHd = shared.kernels.rotate(
-            self._normalised(qk, shared.kernels).view(B, S, H + h, d), shared.cos_BSHd, shared.sin_BSHd
-        )
-        q, k = qk_BSHd.split_with_sizes([H, h], dim=2)
-        k, v = shared.numerics.kv(k, v.view(B, S, h, d))
-        P = shared.num_slots
-        if shared.cache is None:
-            k_BhPd, v_BhPd = (F.pad(t.transpose(1, 2), (0, 0, 0, P - S)) for t in (k, v))
-        else:
-            assert shared.slots_M is not None
-            shared.cache.write(self.layer_number, shared.slots_M, k, v)
-            k_BhPd = shared.cache.k_LBhCd[self.layer_number, :, :, :P]
-            v_BhPd = shared.cache.v_LBhCd[self.layer_number, :, :, :P]
-        out_BSHd = shared.kernels.attention(q, k_BhPd, v_BhPd, shared.key_mask)
-        return _linear(out_BSHd.reshape(B, S, H * d), self.o, "o", shared)
-
-    def _normalised(self, qk: Tensor, own: Kernels) -> Tensor:
-        H, h, d, eps = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim, self.config.norm_eps
-        if self.config.qk_norm == "none":
-            return qk
-        if self.config.qk_norm == "head":
-            weight_Hd = torch.cat([self.q_norm.expand(H, d), self.k_norm.expand(h, d)])
-            return own.rms_norm(qk.unflatten(-1, (H + h, d)), weight_Hd, eps)
-        q, k = qk.split([H * d, h * d], dim=-1)
-        return torch.cat([own.rms_norm(q, self.q_norm, eps), own.rms_norm(k, self.k_norm, eps)], dim=-1)
-
-
-class DenseMLP(nn.Module):
-    """down(silu(gate x) * up x), the MLP of a dense layer and of a shared expert."""
-
-    def __init__(self, hidden_size: int, size: int):
-        super().__init__()
-        self.gate_up = _weight(2 * size, hidden_size)
-        self.down = _weight(hidden_size, size)
-
-    def forward(self, x_ND: Tensor, shared: _Pass) -> Tensor:
-        gate_up_NF = _linear(x_ND, self.gate_up, "gate_up", shared)
-        return _linear(shared.kernels.swiglu(gate_up_NF), self.down, "down", shared)
-
-
-class ExpertMLP(nn.Module):
-    """A router, its experts, and a shared expert where the config has one."""
-
-    selection_bias: Tensor | None
-
-    def __init__(self, config: ModelConfig, layer_number: int):
-        super().__init__()
-        self.config, self.layer_number = config, layer_number
-        D, E, width = config.hidden_size, config.num_experts, config.expert_size
-        self.router = _weight(E, D)
-        self.gate_up = _weight(E, D, 2 * width)
-        self.down = _weight(E, width, D)
-        # Sigmoid gates come with a bias that moves the choice alone and that no gradient reaches (DeepSeek-V3).
-        self.register_buffer("selection_bias", torch.zeros(E) if config.gate.score == "sigmoid" else None)
-        self.shared = DenseMLP(D, config.shared_expert_size) if config.shared_expert_size > 0 else None
-        self.shared_gate = _weight(1, D) if config.shared_expert_gate else None
-
-    def forward(self, x_ND: Tensor, shared: _Pass) -> Tensor:
-        logits_NE = _linear(x_ND, self.router, "router", shared)
-        logits_NE = shared.numerics.router_logits(self.layer_number, logits_NE)
-        config = self.config
-        experts_NK, weights_NK = shared.routing.route(
-            self.layer_number, x_ND, logits_NE, config.experts_per_token, shared.gate, self.selection_bias
-        )
-        grouped_experts = shared.kernels.grouped_experts
-        out_ND = grouped_experts(x_ND, experts_NK, weights_NK, self.gate_up, self.down, shared.numerics)
-        if self.shared is None:
-            return out_ND
-        extra_ND = self.shared(x_ND, shared)
-        if self.shared_gate is not None:
-            extra_ND = shared.kernels.sigmoid(_linear(x_ND, self.shared_gate, "shared_gate", shared)) * extra_ND
-        return out_ND + extra_ND
-
-
-class Layer(nn.Module):
-    """x + attention(norm x), then x + mlp(norm x)."""
-
-    def __init__(self, config: ModelConfig, layer_number: int):
-        super().__init__()
-        self.eps = config.norm_eps
-        self.attention_norm = nn.Parameter(torch.ones(config.hidden_size))
-        self.attention = Attention(config, layer_number)
-        self.mlp_norm = nn.Parameter(torch.ones(config.hidden_size))
-        is_dense = layer_number in config.dense_layers
-        self.mlp = DenseMLP(config.hidden_size, config.dense_size) if is_dense else ExpertMLP(config, layer_number)
-
-    def forward(self, x_BSD: Tensor, shared: _Pass) -> Tensor:
-        # Into the buffer of what is added: neither product's gradient needs its output.
-        x_BSD = self.attention(shared.kernels.rms_norm(x_BSD, self.attention_norm, self.eps), shared).add_(x_BSD)
-        hidden_ND = shared.kernels.rms_norm(x_BSD, self.mlp_norm, self.eps).flatten(0, 1)
-        return self.mlp(hidden_ND, shared).add_(x_BSD.flatten(0, 1)).view_as(x_BSD)
 
 
 class MoE(nn.Module):
@@ -223,10 +44,10 @@ class MoE(nn.Module):
         super().__init__()
         self.config = config
         self.compute_with(kernels)
-        self.embedding = _weight(config.vocab_size, config.hidden_size)
+        self.embedding = matrix(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_layers))
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
-        self.head = None if config.tied_head else _weight(config.vocab_size, config.hidden_size)
+        self.head = None if config.tied_head else matrix(config.vocab_size, config.hidden_size)
         # Positions in whole vector widths: the last lanes of a cosine would depend on the length of the table.
         position_P = torch.arange(round_up(config.max_positions, 64), dtype=torch.float32)
         even_d = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
@@ -319,7 +140,7 @@ class MoE(nn.Module):
         if whole is not None:
             return numerics.logits(whole.logits(hidden_ND))
         head_VD = self.embedding if self.head is None else self.head
-        return numerics.logits(_linear(hidden_ND, head_VD, "head", _Products(self.kernels, numerics)))
+        return numerics.logits(linear(hidden_ND, head_VD, "head", Products(self.kernels, numerics)))
 
     def _whole(self, numerics: Numerics) -> Passes | None:
         """The kernels' whole passes, where they have some and this is a pass for them: exact, and without gradients."""
@@ -342,7 +163,7 @@ class MoE(nn.Module):
             cache.check(positions_B, B, S)
         return positions_B[:, None] + torch.arange(S)
 
-    def _prepare(self, positions_BS: Tensor, routing: Routing, numerics: Numerics, cache: KVCache | None) -> _Pass:
+    def _prepare(self, positions_BS: Tensor, routing: Routing, numerics: Numerics, cache: KVCache | None) -> Pass:
         S = positions_BS.shape[1]
         if cache is None:
             query_BS, num_keys, slots_M = torch.arange(S)[None], S, None
@@ -353,7 +174,7 @@ class MoE(nn.Module):
         num_heads = self.config.num_heads + self.config.num_kv_heads
         cos_BSHd, sin_BSHd = (rotation(table, positions_BS, num_heads) for table in (self.cos_Pd, self.sin_Pd))
         own = self.kernels, self.gate
-        return _Pass(*own, numerics, routing, cos_BSHd, sin_BSHd, key_mask, num_slots, cache, slots_M)
+        return Pass(*own, numerics, routing, cos_BSHd, sin_BSHd, key_mask, num_slots, cache, slots_M)
 
 
 def load(folder: str | Path) -> MoE:

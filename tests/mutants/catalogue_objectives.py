@@ -192,7 +192,7 @@ OBJECTIVES = (
         "verl #6240, TRL #6789, prime-rl #2600",
         (
             Edit(
-                "sandbox.engines.engine:SandboxEngine.generate",
+                "sandbox.engines.engine:SandboxEngine._generate",
                 "torch.log_softmax(logits_AV, -1)",
                 "torch.log_softmax(logits_AV / sampling.temperature, -1)",
             ),

@@ -193,7 +193,13 @@ REPLAY = (
         "B5.26",
         "The model's router computes its own top-k and never asks the pass.",
         "verl dynamic-CP guard, AReaL #1496",
-        (Edit("sandbox.model:ExpertMLP.forward", "shared.routing.route(", "NaturalRouting().route("),),
+        (
+            Edit(
+                "sandbox.layers:ExpertMLP.forward",
+                "shared.routing.route(",
+                "__import__('theory.routing.replay', fromlist=['']).NaturalRouting().route(",
+            ),
+        ),
         "r3_uses_mus_experts",
     ),
 )
