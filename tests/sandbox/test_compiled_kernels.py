@@ -233,6 +233,16 @@ def test_no_compiler_is_one_line(variables, got, monkeypatch, tmp_path):
     assert str(caught.value) == expected
 
 
+def test_the_variable_may_hold_a_command_with_words(monkeypatch, tmp_path):
+    """CXX = "<wrapper> <compiler>" builds with that command."""
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text('#!/bin/sh\ntouch "$0.was_called"\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{wrapper} c++")
+    assert build.build(tmp_path / "cache").exists()
+    assert (tmp_path / "wrapper.was_called").exists()
+
+
 def test_a_compiler_that_fails_is_one_line(monkeypatch, tmp_path):
     """A compiler that cannot build the sources is named, with its first complaint."""
     fake = tmp_path / "cxx"

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -75,7 +76,7 @@ def build(cache: Path) -> Path:
     """
     compiler = _compiler()
     # All predefined macros: the compiler's version, and the instructions that -march=native stands for.
-    about = _run([compiler, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull])
+    about = _run([*compiler, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull])
     sources = sorted(Path(__file__).parent.glob("*.[ch]pp"))
     key = hashlib.sha256(repr(FLAGS).encode() + about.encode() + b"".join(path.read_bytes() for path in sources))
     target = cache / f"{key.hexdigest()[:16]}.so"
@@ -83,14 +84,16 @@ def build(cache: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder) / "kernels.so"
-            _run([compiler, *FLAGS, str(SOURCE), "-o", str(built)])
+            _run([*compiler, *FLAGS, str(SOURCE), "-o", str(built)])
             atomic_write(target, built.read_bytes())
     return target
 
 
-def _compiler() -> str:
+def _compiler() -> list[str]:
+    """The words of a command: $CXX may be `ccache g++`."""
     named = os.environ.get("CXX")
-    found = [path for path in map(shutil.which, [named] if named else COMPILERS) if path]
+    commands = [shlex.split(named)] if named else [[name] for name in COMPILERS]
+    found = [command for command in commands if shutil.which(command[0])]
     if not found:
         got = f"CXX={named}, which is not there" if named else f"none of {', '.join(COMPILERS)} on PATH"
         raise ConfigError(f"compile: expected a C++ compiler for compile: true ($CXX, or one on PATH), got {got}")
