@@ -33,6 +33,10 @@ def reproduce(
         bool,
         typer.Option("--smoke", help="Every arm at two steps, in folders of their own: does it all run?"),
     ] = False,
+    compile: Annotated[
+        bool,
+        typer.Option("--compile", help="Runs with compiled kernels (compile: true); rows say so, and count as others."),
+    ] = False,
     listed: Annotated[bool, typer.Option("--list", help="Show the claims and what is done of them, and stop.")] = False,
     page: Annotated[
         bool, typer.Option("--page", help="Write the pages from the rows that are there, and stop.")
@@ -48,7 +52,7 @@ def reproduce(
     Examples:
       firstorder reproduce --list
       firstorder reproduce 3 r3_halves_the_gap --regime paper
-      firstorder reproduce all
+      firstorder reproduce all --compile
       firstorder reproduce --page
       firstorder reproduce --smoke
     """
@@ -66,8 +70,12 @@ def reproduce(
         typer.echo(command.listing(wanted, place), nl=False)
         return
     if not page:
-        failures = command.run(wanted, place, address=address, jobs=jobs, say=lambda line: typer.echo(line, err=True))
+        failures = command.run(wanted, place, address=address, jobs=jobs, compiled=compile, say=_say)
     everything = wanted if smoke else command.Wanted(CLAIMS, REGIMES, wanted.seeds, smoke=False)
     typer.echo(command.write_pages(everything, place), nl=False)
     if not page and failures:
         raise ValueError(f"{failures} of the runs could not be made (why is above); the others have their rows")
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

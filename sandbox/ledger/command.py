@@ -57,7 +57,15 @@ class Place:
         return Cells(self.results / "cells.jsonl")
 
 
-def run(wanted: Wanted, place: Place, *, address: str | None, jobs: int | None, say: Callable[[str], None]) -> int:
+def run(
+    wanted: Wanted,
+    place: Place,
+    *,
+    address: str | None,
+    jobs: int | None,
+    compiled: bool,
+    say: Callable[[str], None],
+) -> int:
     """Runs the cells that have no row, with a line as each ends; how many could not be run."""
     from sandbox.ledger.queue import missing, work  # Ray is asked for only where there is something to run
 
@@ -68,9 +76,8 @@ def run(wanted: Wanted, place: Place, *, address: str | None, jobs: int | None, 
     say(f"{len(cells)} runs, {len(cells) - len(left)} of them done before, {len(left)} to go")
     started, failures = time.monotonic(), 0
     root = str(place.runs.resolve())
-    for done, (one, found) in enumerate(
-        work(left, place.store, root=root, probes=PROBES, address=address, jobs=jobs), 1
-    ):
+    results = work(left, place.store, root=root, probes=PROBES, address=address, jobs=jobs, compiled=compiled)
+    for done, (one, found) in enumerate(results, 1):
         spent = time.monotonic() - started
         rest = f"{_time(spent / done * (len(left) - done))} left"
         if isinstance(found, Exception):

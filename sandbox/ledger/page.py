@@ -71,6 +71,8 @@ def spent(rows: Mapping[str, Row]) -> str:
     machines = Counter(f"{row['machine']}, torch {row['torch']}" for row in rows.values())
     seconds = math.fsum(row.get("seconds") or 0.0 for row in rows.values())
     names = "; ".join(f"{count} on {name}" for name, count in machines.most_common())
+    compiled = sum(bool(row.get("compiled")) for row in rows.values())
+    names += f"; {compiled} with compiled kernels" if compiled else ""
     return f"{len(rows)} runs, {seconds / 3600:.1f} hours of one thread: {names}." if rows else "No run has been made."
 
 

@@ -30,9 +30,10 @@ OBJECT_STORE_BYTES = 128 * 2**20
 Probes = Mapping[str, Callable[[RunFolder], float]]
 
 
-def run_cell(cell: Cell, root: str, probes: Probes) -> dict[str, Any]:
+def run_cell(cell: Cell, root: str, probes: Probes, compiled: bool = False) -> dict[str, Any]:
     """Runs the cell, or goes on with it, below the folder `root`; its row, with the seconds that this took.
 
+    `compiled`: with the compiled kernels, whose arithmetic is another machine's as it were: no part of the cell's key.
     A run that turned non-finite has a row like any other: its verdict says so. `cpu_seconds` is the processor time of
     the run after its cold start, which hardly knows who shares the machine; null where the run was resumed.
     """
@@ -40,7 +41,7 @@ def run_cell(cell: Cell, root: str, probes: Probes) -> dict[str, Any]:
     warnings.filterwarnings("ignore")
     if cell.made_by == "engine_fit":
         return fitted_row(cell, root)
-    config = cell.config.model_copy(update={"output": root})
+    config = cell.config.model_copy(update={"output": root} | ({"compile": True} if compiled else {}))
     folder = RunFolder.find_resumable(Path(root), config.name, config_hash(config))
     if config.cold_start is not None:  # the first run of a regime makes it for all
         initial_model(config, open_task(config), "none")
@@ -51,7 +52,7 @@ def run_cell(cell: Cell, root: str, probes: Probes) -> dict[str, Any]:
         folder = _newest(config.name, config_hash(config), root)
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - worked
     times = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 2) if is_whole else None}
-    return row(cell, folder, probes) | times
+    return row(cell, folder, probes) | times | {"compiled": compiled}
 
 
 def _newest(name: str, hash_: str, root: str) -> RunFolder:
@@ -72,6 +73,7 @@ def work(
     probes: Probes,
     address: str | None = None,
     jobs: int | None = None,
+    compiled: bool = False,
 ) -> Iterator[tuple[Cell, dict[str, Any] | Exception]]:
     """Runs the cells that the store lacks and adds their rows; yields each with its row, or what kept it from one.
 
@@ -83,7 +85,7 @@ def work(
         return
     task = ray.remote(num_cpus=1, max_retries=0)(run_cell)
     with ray_session(address, num_cpus=jobs or os.cpu_count(), object_store_bytes=OBJECT_STORE_BYTES):
-        running = {task.remote(cell, root, probes): cell for cell in wanted}
+        running = {task.remote(cell, root, probes, compiled): cell for cell in wanted}
         while running:
             (ready,), _ = ray.wait(list(running), num_returns=1)
             cell = running.pop(ready)

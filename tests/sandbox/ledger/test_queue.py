@@ -71,6 +71,20 @@ def test_rows_come_in_and_what_fails_is_told(tmp_path: Path) -> None:
     assert list(go(good, tmp_path)) == []  # nothing to do: nothing is run
 
 
+def test_compiled_kernels_make_the_same_cell(tmp_path: Path) -> None:
+    """With compiled kernels a cell keeps its key and its row says so; its run is the same to rounding."""
+    (one, *_) = cells_of(tmp_path, 4)
+    eager = run_cell(one, str(tmp_path / "eager"), PROBES)
+    ((_, row),) = work([one], Cells(tmp_path / "cells.jsonl"), root=str(tmp_path), probes=PROBES, jobs=1, compiled=True)
+    assert isinstance(row, dict)
+    assert (eager["compiled"], row["compiled"], row["cell"]) == (False, True, eager["cell"])
+    (written,) = tmp_path.glob("tiny-plain-0/*/config.yaml")
+    assert "compile: true" in written.read_text()
+    # Four updates of a fresh model whose draws are the same: float32 leaves 1e-6, rows keep 4 digits.
+    found, expected = ([x for x in r["series"]["actor/entropy"] if x is not None] for r in (row, eager))
+    assert len(found) == 4 and found == pytest.approx(expected, rel=1e-3)
+
+
 def test_a_killed_queue_goes_on(tmp_path: Path) -> None:
     """After kill -9 of everything, the rows that were there stay, and the rest is what an unbroken queue gives."""
     store = Cells(tmp_path / "cells.jsonl")
