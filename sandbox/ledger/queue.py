@@ -30,7 +30,7 @@ OBJECT_STORE_BYTES = 128 * 2**20
 Probes = Mapping[str, Callable[[RunFolder], float]]
 
 
-def run_cell(cell: Cell, root: str, probes: Probes, compiled: bool = False) -> dict[str, Any]:
+def run_cell(cell: Cell, root: str, probes: Probes, compiled: bool) -> dict[str, Any]:
     """Runs the cell, or goes on with it, below the folder `root`; its row, with the seconds that this took.
 
     `compiled`: with the compiled kernels, whose arithmetic is another machine's as it were: no part of the cell's key.

@@ -65,7 +65,7 @@ def test_rows_come_in_and_what_fails_is_told(tmp_path: Path) -> None:
     assert list(rows) == [good[0].key]
     assert isinstance(ended[broken.label], ValueError)
     assert "cold_start" in str(ended[broken.label])
-    alone = run_cell(good[0], str(tmp_path / "alone"), PROBES)
+    alone = run_cell(good[0], str(tmp_path / "alone"), PROBES, compiled=False)
     assert _without_times(rows[good[0].key]) == _without_times(alone)
     assert missing([*good, broken], Cells(tmp_path / "cells.jsonl")) == [broken]
     assert list(go(good, tmp_path)) == []  # nothing to do: nothing is run
@@ -74,7 +74,7 @@ def test_rows_come_in_and_what_fails_is_told(tmp_path: Path) -> None:
 def test_compiled_kernels_make_the_same_cell(tmp_path: Path) -> None:
     """With compiled kernels a cell keeps its key and its row says so; its run is the same to rounding."""
     (one, *_) = cells_of(tmp_path, 4)
-    eager = run_cell(one, str(tmp_path / "eager"), PROBES)
+    eager = run_cell(one, str(tmp_path / "eager"), PROBES, compiled=False)
     ((_, row),) = work([one], Cells(tmp_path / "cells.jsonl"), root=str(tmp_path), probes=PROBES, jobs=1, compiled=True)
     assert isinstance(row, dict)
     assert (eager["compiled"], row["compiled"], row["cell"]) == (False, True, eager["cell"])
@@ -106,7 +106,7 @@ def test_a_killed_queue_goes_on(tmp_path: Path) -> None:
     ended = [one.key for one, _ in go(cells, tmp_path)]
     assert ended == [one.key for one in left]
     assert store.path.read_bytes().startswith(before)
-    alone = run_cell(left[0], str(tmp_path / "alone"), PROBES)
+    alone = run_cell(left[0], str(tmp_path / "alone"), PROBES, compiled=False)
     assert _without_times(store.rows()[left[0].key]) == _without_times(alone)
 
 
