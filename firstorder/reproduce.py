@@ -31,7 +31,9 @@ def reproduce(
     runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the runs' own folders go.")] = Path("runs/claims"),
     smoke: Annotated[
         bool,
-        typer.Option("--smoke", help="Every arm at two steps, in folders of their own: does it all run?"),
+        typer.Option(
+            "--smoke", help="Every arm at two steps, in `stress` if no regime is named, in folders of their own."
+        ),
     ] = False,
     compile: Annotated[
         bool,
@@ -61,7 +63,7 @@ def reproduce(
 
     wanted = command.Wanted(
         claims=chosen_claims(claims or (["all"] if smoke or listed or page else [])),
-        regimes=chosen_regimes(regime or []),
+        regimes=chosen_regimes(regime or (["stress"] if smoke else [])),
         seeds=2 if smoke else seeds,
         smoke=smoke,
     )

@@ -65,7 +65,6 @@ EARLY_KL = between("rollout_corr/k3_kl", 0.0, 0.1, "k3 KL(mu || old) over the fi
 FINAL_KL = between("rollout_corr/k3_kl", 0.75, 1.0, "k3 KL(mu || old) over the last quarter", "nats/token")
 KL = between("rollout_corr/k3_kl", 0.0, 1.0, "k3 KL(mu || old) over the run", "nats/token")
 EXTREME = between("rollout_corr/extreme_frac_tau2", 0.0, 1.0, "F(2) over the run", "fraction")
-EARLY_EXTREME = between("rollout_corr/extreme_frac_tau2", 0.0, 0.1, "F(2) over the first tenth", "fraction")
 KL_RISE = Measure("k3 rise", "largest window mean of k3 KL(mu || old) over that of the first tenth", "1", _kl_rise)
 ENTROPY_SPREAD = Measure("entropy steps", "mean change of entropy from window to window", "nats/token", _entropy_spread)
 STEP_SECONDS = Measure("CPU time", "processor time of a run over its steps, evaluation included", "s", _step_time)

@@ -57,6 +57,12 @@ def test_a_smoke_run_of_a_claim_runs_and_is_not_run_twice(tmp_path: Path, capsys
     assert (folder / "cells.jsonl").read_bytes() == rows
 
 
+def test_smoke_is_of_one_regime(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --regime, --smoke is of `stress` alone: minutes, and no claim that needs the cluster world's packages."""
+    assert main(["reproduce", "--list", "--smoke", "--results", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "| claim | name | runs | stress |"
+
+
 def test_pages_are_written_from_the_rows_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--page runs nothing: without rows every verdict is open."""
     assert main(["reproduce", "--page", "--results", str(tmp_path)]) == 0

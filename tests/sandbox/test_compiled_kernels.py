@@ -260,3 +260,14 @@ def test_nothing_is_built_unless_asked_for():
     loaded = "[m for m in sys.modules if m.startswith('sandbox.kernels.compiled')]"
     code = f"import sys, sandbox.training_engine, sandbox.engines.engine; assert not {loaded}"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PATH": ""})
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_an_expert_that_there_is_not_is_an_error(wrong: int):
+    """Ids outside 0 to E - 1 are a ValueError that says so, in the experts and in the gate: they index raw memory."""
+    ids, weights = torch.tensor([[0, wrong]]), torch.full((1, 2), 0.5)
+    gate_up, down = torch.zeros(4, 8, 16), torch.zeros(4, 8, 8)
+    with pytest.raises(ValueError, match="experts: expected ids from 0 to 3"):
+        COMPILED.grouped_experts(torch.zeros(1, 8), ids, weights, gate_up, down)
+    with pytest.raises(ValueError, match="experts: expected ids from 0 to 3"):
+        gates.weigh(torch.zeros(1, 4), ids, compiled_gate(GATES["qwen3"]))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sandbox.kernels.compiled.build import library
 from sandbox.kernels.compiled.gates import SizesStruct, gate_struct
-from sandbox.kernels.compiled.ops import LANES, pack, plain, product_of, rms_norm
+from sandbox.kernels.compiled.ops import LANES, check_ids, pack, plain, product_of, rms_norm
 from sandbox.kernels.experts import ascending
 from theory.routing.replay import NaturalRouting
 
@@ -116,6 +116,7 @@ class CompiledPasses:
             if "router" in tensors:
                 K, bias = model.config.experts_per_token, tensors.get("bias")
                 ids, weights = ascending(*routing.route(number, hidden, logits, K, model.gate, bias))
+                check_ids(ids, model.config.num_experts)
                 ids, weights = ids.contiguous(), plain(weights)
             call("fo_mlp_half", sizes, layer, N, hidden, ids, weights, x_ND)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sandbox.kernels.compiled.build import library
-from sandbox.kernels.compiled.ops import plain
+from sandbox.kernels.compiled.ops import check_ids, plain
 from sandbox.kernels.elementwise import apply
 from theory.routing import gates
 from theory.routing.gates import Gate
@@ -56,6 +56,7 @@ def _routed(logits: Tensor, ids: Tensor, weights: Tensor | None, gate: Gate, bia
 class _Weigh(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, gate: Gate) -> Tensor:
+        check_ids(ids, logits.shape[1])
         ids = ids.contiguous()
         ctx.save_for_backward(logits, ids)
         ctx.gate = gate

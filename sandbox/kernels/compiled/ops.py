@@ -239,6 +239,12 @@ def attention(
     return apply(_Attention, q, k, v, num_seen_BS, d**-0.5)[..., :d]
 
 
+def check_ids(ids_NK: Tensor, num_experts: int) -> None:
+    """ValueError for an expert that there is not: the kernels would write beyond their memory."""
+    if ids_NK.numel() and not (0 <= int(ids_NK.min()) and int(ids_NK.max()) < num_experts):
+        raise ValueError(f"experts: expected ids from 0 to {num_experts - 1}, got {ids_NK.min()} to {ids_NK.max()}")
+
+
 class _Experts(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -286,5 +292,6 @@ def grouped_experts(
         return grouped_experts_by(
             grouped_product, swiglu, x_ND, experts_NK, weights_NK, gate_up_EDF, down_EFD, numerics
         )
+    check_ids(experts_NK, len(down_EFD))
     experts_NK, weights_NK = ascending(experts_NK, weights_NK)
     return apply(_Experts, x_ND, experts_NK, weights_NK, gate_up_EDF, down_EFD)
