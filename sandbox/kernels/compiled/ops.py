@@ -241,7 +241,7 @@ def attention(
 
 def check_ids(ids_NK: Tensor, num_experts: int) -> None:
     """ValueError for an expert that there is not: the kernels would write beyond their memory."""
-    if ids_NK.numel() and not (0 <= int(ids_NK.min()) and int(ids_NK.max()) < num_experts):
+    if ids_NK.numel() and not (int(ids_NK.min()) >= 0 and int(ids_NK.max()) < num_experts):
         raise ValueError(f"experts: expected ids from 0 to {num_experts - 1}, got {ids_NK.min()} to {ids_NK.max()}")
 
 
