@@ -12,6 +12,7 @@ from sandbox.claims import CLAIMS, REGIMES, chosen_claims, chosen_regimes
 from sandbox.claims.arms import arm
 from sandbox.ledger.cells import KEPT, cell
 from sandbox.ledger.claim import Claim
+from sandbox.ledger.figures import DEGREES, FAMILIES, MODES
 from theory.metrics import REGISTRY
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -45,6 +46,14 @@ def test_what_a_claim_shows_is_kept(claim: Claim) -> None:
     """The metrics of its figure are in every row, and in the registry; its source names a paper or this project."""
     assert set(claim.shown) <= set(KEPT) <= set(REGISTRY)
     assert "arXiv" in claim.source or claim.source.startswith("here")
+
+
+def test_the_phase_diagrams_of_minirl_have_their_runs() -> None:
+    """Every replay mode at N = 2, 4 and 8, and none and R3 at N = 1, with all three kinds of MiniRL, is an arm."""
+    arms = {one for claim in CLAIMS for one in claim.arms}
+    for build, preset in (FAMILIES[name] for name in FAMILIES if name.startswith("MiniRL")):
+        assert {build(preset, mode, n) for mode in MODES for n in DEGREES[1:]} <= arms
+        assert {build(preset, mode, 1) for mode in ("none", "R3")} <= arms
 
 
 def test_the_audit_behind_claim_29() -> None:

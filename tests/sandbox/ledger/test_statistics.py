@@ -73,6 +73,12 @@ def test_fieller_ends_where_its_test_does(pairs: list[tuple[int, int]]) -> None:
         assert (other.low, other.mean, other.high) == pytest.approx(ends, rel=1e-6, abs=1e-6)
 
 
+def test_fieller_has_no_ends_where_either_mean_may_be_zero() -> None:
+    """Neither side is told from 0 by three pairs: no ratio above 0 is ruled out."""
+    found = ratio_of_means([(0.0, 1.0), (4.0, 0.0), (0.0, 0.0)])
+    assert (found.low, found.high) == (-math.inf, math.inf)
+
+
 def test_fieller_covers_with_zeros() -> None:
     """Over 2,000 draws of 12 pairs of counts (Poisson of 2 and 6, many 0), the interval holds the true third in 95%.
 
