@@ -96,39 +96,50 @@ def test_killed_runs_resume_to_the_same_bits(tmp_path):
     )
 
 
-def forked(config: SandboxRun) -> int:
-    """The id of a new process that goes on with the config's newest unfinished run, or starts one."""
+def forked(config: SandboxRun, doomed_event: int, count: Path) -> int:
+    """The exit code of a process that goes on with the config's newest unfinished run, or starts one, and kills itself
+    (-9) at its doomed_event-th use of a file of the runs: opened, renamed, removed or made. `count` says how many it
+    met."""
     child = os.fork()
     if child == 0:
+        met = 0
+
+        def doom(event: str, args: tuple) -> None:
+            nonlocal met
+            if event in {"open", "os.rename", "os.remove", "os.mkdir"} and config.output in str(args[0]):
+                met += 1
+                if met == doomed_event:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(doom)
         folder = RunFolder.find_resumable(Path(config.output), config.name, config_hash(config))
         with contextlib.suppress(BaseException):
             run(config, folder=folder, progress="none")
+            count.write_text(str(met))
             os._exit(0)
         os._exit(1)
-    return child
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 def test_a_run_killed_at_random_moments_resumes_to_the_same_bits(tmp_path):
-    """Five processes in a row are killed (-9) after times drawn at random, from start-up to the last step; the sixth
-    ends with the metrics and weights of a run that was never stopped, and no temporary file is left."""
+    """Six processes in a row are killed (-9) at uses of a file drawn at random, from start-up to the last step; the
+    seventh ends with the metrics and weights of a run that was never stopped, and no temporary file is left.
+
+    The moments are counted in uses of files, since those are where a kill could leave half of something, and since a
+    count means the same on a slow machine."""
     (tmp_path / "whole").mkdir()
-    started = time.monotonic()
     whole = run(config(tmp_path / "whole", "--num_steps", "8"), progress="none")
-    seconds = time.monotonic() - started
+    count = tmp_path / "count"
+    (tmp_path / "counted").mkdir()
+    assert forked(config(tmp_path / "counted", "--num_steps", "8"), -1, count) == 0
     cut = config(tmp_path, "--num_steps", "8")
-    draws = torch.rand(5, generator=stream(0, "moments of a kill")).tolist()
-    num_killed = 0
-    for share in [*draws, None]:
-        child = forked(cut)
-        if share is not None:
-            time.sleep(share * seconds / 3)
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
-            assert os.waitstatus_to_exitcode(status) == 0
-            break
-        num_killed += 1
-    assert num_killed >= 3
+    num_uses = int(count.read_text())
+    shares = torch.rand(6, generator=stream(0, "moments of a kill")).tolist()
+    for share in shares:
+        moment = 1 + int(share * num_uses / 4)
+        assert forked(cut, moment, count) == -signal.SIGKILL
+    assert forked(cut, -1, count) == 0
     resumed = RunFolder.open(sorted((tmp_path / "runs" / "resume").glob("*Z-*/verdict.json"))[-1].parent)
     assert resumed.metrics() == whole.metrics()
     a, b = whole.latest_checkpoint(), resumed.latest_checkpoint()
