@@ -45,8 +45,9 @@ test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster wo
 	$(BIN)/pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python
 	printf '%s\n' tests/scaled/test_*.py | xargs -P 2 -n 1 $(BIN)/python -m pytest
 
+# Shapes are checked by `make test`. Without those checks here a law looks at three times as many examples an hour.
 thorough: $(VENV)/.installed-dev  ## the laws of theory/ on 10,000 examples each (a night)
-	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 tests/theory
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -o addopts="--strict-markers --strict-config -q" tests/theory
 
 # mutmut works on copies, in mutants/, and goes on where it was stopped.
 mutants: $(VENV)/.installed-dev  ## are the tests any good? bugs of the past (minutes), then generated ones (a night)
