@@ -68,9 +68,10 @@ format: $(VENV)/.installed-dev  ## put the code into its one format
 bench: $(VENV)/.installed-demo  ## time our kernels, engine and step beside transformers'
 	$(BIN)/firstorder bench
 
+# In a container one is often root, which Jupyter refuses unasked.
 lab: $(VENV)/.installed-dev  ## notebooks
 	$(INSTALL) --editable '.[notebooks]'
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 clean:  ## remove the environment and everything generated but the runs
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
