@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from theory.routing.features import RouterFeatures
@@ -115,6 +115,8 @@ class Rollouts:
     def select(self, indices: Sequence[int]) -> Rollouts:
         """These responses, in this order, with their rows of the routing record and features."""
         indices = list(indices)
+        if indices == list(range(len(self))):
+            return self
         return Rollouts(
             responses=tuple(self.responses[i] for i in indices),
             experts=None if self.experts is None else self.experts.select(indices),
@@ -123,19 +125,18 @@ class Rollouts:
 
     def padded(self) -> TokenBatch:
         """The responses as right-padded tensors; padding tokens are 0, padding log-probs 0 under a False mask."""
-        B = len(self.responses)
         num_prompt = [len(r.prompt.tokens) for r in self.responses]
-        num_tokens = [r.num_tokens for r in self.responses]
-        T = max(len(r.tokens) for r in self.responses)
-        tokens_BS = torch.zeros(B, max(num_tokens), dtype=torch.int64)
-        is_response_BT = torch.zeros(B, T, dtype=torch.bool)
-        logp_mu_BT = torch.zeros(B, T, dtype=self.responses[0].logp_mu.dtype)
-        for b, response in enumerate(self.responses):
-            tokens_BS[b, : num_prompt[b]] = torch.tensor(response.prompt.tokens, dtype=torch.int64)
-            tokens_BS[b, num_prompt[b] : num_tokens[b]] = response.tokens
-            is_response_BT[b, : len(response.tokens)] = response.is_response
-            logp_mu_BT[b, : len(response.tokens)] = response.logp_mu
-        return TokenBatch(tokens_BS, torch.tensor(num_prompt), torch.tensor(num_tokens), is_response_BT, logp_mu_BT)
+        lengths = [len(r.tokens) for r in self.responses]
+        prompts = torch.tensor([token for r in self.responses for token in r.prompt.tokens], dtype=torch.int64)
+        tokens = zip(prompts.split(num_prompt), (r.tokens for r in self.responses), strict=True)
+        num_prompt_B, length_B = torch.tensor(num_prompt), torch.tensor(lengths)
+        return TokenBatch(
+            _padded([part for pair in tokens for part in pair], num_prompt_B + length_B),
+            num_prompt_B,
+            num_prompt_B + length_B,
+            _padded([r.is_response for r in self.responses], length_B),
+            _padded([r.logp_mu for r in self.responses], length_B),
+        )
 
     @staticmethod
     def concat(parts: Sequence[Rollouts]) -> Rollouts:
@@ -149,6 +150,13 @@ class Rollouts:
             experts=RoutingRecord.concat(experts) if len(experts) == len(parts) else None,
             features=RouterFeatures.concat(features) if len(features) == len(parts) else None,
         )
+
+
+def _padded(parts: Sequence[Tensor], length_B: Int[Tensor, " B"]) -> Shaped[Tensor, "B width"]:
+    """Rows of these lengths, whose values stand in `parts` one after the other, then zeros."""
+    out = parts[0].new_zeros(len(length_B), int(length_B.max()))
+    out[torch.arange(out.shape[1]) < length_B[:, None]] = torch.cat(list(parts))
+    return out
 
 
 @dataclass(frozen=True)

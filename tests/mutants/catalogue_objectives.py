@@ -147,8 +147,8 @@ OBJECTIVES = (
         (
             Edit(
                 "theory.contracts:Rollouts.padded",
-                "is_response_BT[b, : len(response.tokens)] = response.is_response",
-                "is_response_BT[b, : len(response.tokens)] = True",
+                "[r.is_response for r in self.responses]",
+                "[torch.ones_like(r.is_response) for r in self.responses]",
             ),
         ),
         "padding_keeps_the_holes",
@@ -207,8 +207,8 @@ OBJECTIVES = (
         (
             Edit(
                 "theory.contracts:Rollouts.padded",
-                "is_response_BT[b, : len(response.tokens)] = response.is_response",
-                "is_response_BT[b, : len(response.tokens) - 1] = response.is_response[:-1]",
+                "[r.is_response for r in self.responses]",
+                "[r.is_response & (torch.arange(len(r.tokens)) < len(r.tokens) - 1) for r in self.responses]",
             ),
         ),
         "padding_keeps_the_holes",

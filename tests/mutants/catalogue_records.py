@@ -200,8 +200,8 @@ RECORDS = (
         (
             Edit(
                 f"{RECORD}:RoutingRecord.select",
-                "self.rows(b) for b in indices",
-                "self.rows(i) for i, _ in enumerate(indices)",
+                "self.experts[ends[b] : ends[b + 1]] for b in indices",
+                "self.experts[ends[i] : ends[i + 1]] for i, _ in enumerate(indices)",
             ),
         ),
         "records_split_and_join",

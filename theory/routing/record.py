@@ -114,9 +114,12 @@ class RoutingRecord:
 
     def rows(self, b: int) -> Int[Tensor, "rows L K"]:
         """The rows of response b."""
+        self._check_response(b)
+        return self.experts[int(self.offsets[b]) : int(self.offsets[b + 1])]
+
+    def _check_response(self, b: int) -> None:
         if not 0 <= b < len(self):
             raise ValueError(f"expected a response in [0, {len(self)}), got {b}")
-        return self.experts[int(self.offsets[b]) : int(self.offsets[b + 1])]
 
     @property
     def num_rows_B(self) -> list[int]:
@@ -181,7 +184,10 @@ class RoutingRecord:
 
     def select(self, indices: Sequence[int]) -> RoutingRecord:
         """The record of these responses, in this order."""
-        parts = [self.rows(b) for b in indices]
+        for b in indices:
+            self._check_response(b)
+        ends = self.offsets.tolist()  # once, not two reads of a tensor a response
+        parts = [self.experts[ends[b] : ends[b + 1]] for b in indices]
         experts = torch.cat(parts) if parts else self.experts[:0]
         offsets = offsets_of([len(p) for p in parts]).to(self.offsets.device)
         return RoutingRecord(experts, offsets, self.layer_numbers, self.num_experts)
