@@ -124,7 +124,7 @@ class MoE(nn.Module):
         # Without a cache keys stand in slots 0 to S - 1, whatever their positions.
         whole = self._whole(numerics) if cache is not None or positions_B is None else None
         if whole is not None:
-            hidden_BSD = whole.forward(x_BSD, positions_BS, routing or NaturalRouting(), cache)
+            hidden_BSD = whole.forward(x_BSD, positions_BS, routing or NaturalRouting(), cache, numerics)
         else:
             shared = self._prepare(positions_BS, routing or NaturalRouting(), numerics, cache)
             for layer in self.layers:
@@ -138,13 +138,13 @@ class MoE(nn.Module):
         """The next-token logits of these rows."""
         whole = self._whole(numerics) if self._held is not None else None
         if whole is not None:
-            return numerics.logits(whole.logits(hidden_ND))
+            return numerics.logits(whole.logits(hidden_ND, numerics))
         head_VD = self.embedding if self.head is None else self.head
         return numerics.logits(linear(hidden_ND, head_VD, "head", Products(self.kernels, numerics)))
 
     def _whole(self, numerics: Numerics) -> Passes | None:
-        """The kernels' whole passes, where they have some and this is a pass for them: exact, and without gradients."""
-        if self.kernels.passes is None or torch.is_grad_enabled() or not numerics.is_exact_inside:
+        """The kernels' whole passes, where they have some and this is a pass for them: known as data, no gradients."""
+        if self.kernels.passes is None or torch.is_grad_enabled() or numerics.rounding() is None:
             return None
         return self._held or self.kernels.passes(self)
 

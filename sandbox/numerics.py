@@ -1,16 +1,18 @@
 """Where an engine's arithmetic may depart from the exact one inside a forward pass; by default it does not.
 
-A defect overrides one hook of `Numerics`; `compose` chains several. `EXACT` costs a call a site and keeps all bits.
+A defect overrides hooks of `Numerics`; `compose` chains several. `EXACT` costs a call a site and keeps all bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, final
 
 from jaxtyping import Float
 from torch import Tensor
+
+from sandbox.rounding import Rounding
 
 Site = Literal["qkv", "o", "router", "gate_up", "down", "shared_gate", "head"]
 """The matrix products of a decoder: `gate_up` and `down` are those of experts, shared experts and dense layers alike.
@@ -56,20 +58,31 @@ class Numerics:
         """The next-token logits, as the engine's sampler sees them."""
         return logits_NV
 
-    @property
-    def is_exact_inside(self) -> bool:
-        """Whether a pass up to the logits is the exact one: no hook but `logits` is another than here."""
-        hooks = ("activation", "weight", "product", "output", "kv", "router_logits")
-        return all(getattr(type(self), hook) is getattr(Numerics, hook) for hook in hooks)
+    def rounding(self) -> Rounding | None:
+        """What the hooks before `logits` do to a pass, as data with which it can be computed without them.
+
+        None where a hook does more than this says: such a pass must ask its hooks. So a class that overrides one and
+        states nothing is never computed without it; `router_logits` alone is asked also in between.
+        """
+        hooks = ("activation", "weight", "product", "output", "kv")
+        if any(getattr(type(self), hook) is not getattr(Numerics, hook) for hook in hooks):
+            return None
+        return Rounding(asks_router=type(self).router_logits is not Numerics.router_logits)
 
 
+@final
 class _Chain(Numerics):
     def __init__(self, parts: Sequence[Numerics]):
         self.parts = tuple(parts)
 
-    @property
-    def is_exact_inside(self) -> bool:
-        return all(part.is_exact_inside for part in self.parts)
+    def rounding(self) -> Rounding | None:
+        total = Rounding()
+        for part in self.parts:
+            own = part.rounding()
+            if own is None:
+                return None
+            total = total.then(own)
+        return total
 
     def activation(self, x: Tensor, site: Site) -> Tensor:
         for part in self.parts:

@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-Format = Literal["bf16", "fp16", "fp8_e4m3", "int8"]
 ScaledFormat = Literal["fp8_e4m3", "int8"]
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max

@@ -4,32 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from jaxtyping import Float
 from pydantic import Field, model_validator
-from torch import Generator, Tensor
+from torch import Generator
 
 from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_TRAINER, Defect, Link
-from sandbox.engines.formats import amax_of_rows, amax_of_tensor, round_bf16, round_fp8_saturating, round_scaled
+from sandbox.engines.rounded import Rounded
 from sandbox.numerics import Numerics
-
-Scale = Literal["unit", "token", "tensor"]
-
-
-class _Cached(Numerics):
-    def __init__(self, fmt: Literal["bf16", "fp8_e4m3", "int8"], scale: Scale):
-        self.fmt: Literal["bf16", "fp8_e4m3", "int8"] = fmt
-        self.scale: Scale = scale
-
-    def kv(self, k_BSHd: Float[Tensor, "B S H d"], v_BSHd: Float[Tensor, "B S H d"]) -> tuple[Tensor, Tensor]:
-        return self._stored(k_BSHd), self._stored(v_BSHd)
-
-    def _stored(self, x_BSHd: Tensor) -> Tensor:
-        if self.fmt == "bf16":
-            return round_bf16(x_BSHd)
-        if self.scale == "unit":
-            return round_fp8_saturating(x_BSHd)
-        amax = amax_of_rows(x_BSHd) if self.scale == "token" else amax_of_tensor(x_BSHd)
-        return round_scaled(x_BSHd, self.fmt, amax)
+from sandbox.rounding import Rounding, Step
 
 
 class KVPrecision(Defect):
@@ -44,7 +25,7 @@ class KVPrecision(Defect):
 
     kind: Literal["kv_precision"] = "kv_precision"
     format: Literal["bf16", "fp8_e4m3", "int8"] = Field(default="fp8_e4m3", description="format of the cache")
-    scale: Scale = Field(
+    scale: Literal["unit", "token", "tensor"] = Field(
         default="unit", description="FP8: 1, or as INT8 one scale a token and head, or one a forward pass and layer"
     )
 
@@ -60,4 +41,5 @@ class KVPrecision(Defect):
         return BREAKS_ALL_NUMERICS if is_shared else BREAKS_TRAINER
 
     def numerics(self, generator: Generator) -> Numerics:
-        return _Cached(self.format, self.scale)
+        step = Step("bf16") if self.format == "bf16" else Step(self.format, self.scale)
+        return Rounded(Rounding(kv=(step,)))

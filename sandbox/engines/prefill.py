@@ -26,6 +26,11 @@ def prefilled(engine: SandboxEngine, rollouts: Rollouts, *, temperature: float =
     ones. Raises ValueError where the engine holds no weights.
     """
     engine.check_loaded("prefilled")
+    with engine.model.held():
+        return _prefilled(engine, rollouts, temperature, seed)
+
+
+def _prefilled(engine: SandboxEngine, rollouts: Rollouts, temperature: float, seed: int) -> Rollouts:
     batch, model, numerics = rollouts.padded(), engine.model, engine.numerics(seed)
     num_rows = [response.num_tokens - 1 for response in rollouts.responses]
     cache = KVCache(model.config, len(rollouts), max(num_rows), model.norm.dtype)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from sandbox.engines.defect import BREAKS_TRAINER, Defect, Link
 from sandbox.engines.formats import (
-    Format,
     amax_of_blocks,
     amax_of_rows,
     amax_of_tensor,
@@ -17,6 +16,7 @@ from sandbox.engines.formats import (
     round_fp16,
     round_scaled,
 )
+from sandbox.rounding import Format
 
 # FP8 and INT8 engines quantise the large matrices and leave these in the checkpoint's precision.
 UNQUANTISED = (

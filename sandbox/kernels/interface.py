@@ -8,19 +8,23 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from sandbox.numerics import Numerics
 from theory.routing.gates import Gate
 
 
 @runtime_checkable
 class Passes(Protocol):
-    """Whole forward passes without gradients, in the bits of the operators one by one, while weights do not change."""
+    """Whole forward passes without gradients, in the bits of the operators one by one, while weights do not change.
 
-    def forward(self, x_BSD: Tensor, positions_BS: Tensor, routing: Any, cache: Any) -> Tensor:
+    `numerics` are such as state their `rounding()`; hooks that it does not cover are not met.
+    """
+
+    def forward(self, x_BSD: Tensor, positions_BS: Tensor, routing: Any, cache: Any, numerics: Numerics) -> Tensor:
         """All layers and the last norm on embedded tokens, (B, S, D), which are used up: `MoE.forward_hidden`."""
         ...
 
-    def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Next-token logits of these rows, (N, V)."""
+    def logits(self, hidden_ND: Tensor, numerics: Numerics) -> Tensor:
+        """Next-token logits of these rows, (N, V), before the hook `logits`."""
         ...
 
 

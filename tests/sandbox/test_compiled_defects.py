@@ -10,12 +10,6 @@ from tests.contracts import worlds
 from tests.sandbox import test_defect_chain as chain
 from tests.sandbox.compiled_world import COMPILED
 
-NAMES = (
-    "weights fp8 a channel", "activations fp8 a token", "activations int8 a tensor", "cache fp8", "reduction bf16",
-    "router noise", "logit noise", "stale", "stale, then new", "stale, then new with its own cache", "top-k, scored",
-)  # fmt: skip
-"""A defect for every hook of a pass, and all that load, switch or copy models."""
-
 
 @pytest.fixture(scope="module")
 def world() -> chain.World:
@@ -27,7 +21,7 @@ def world() -> chain.World:
     return chain.World(before, now)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", chain.BROKEN)
 def test_a_defect_breaks_the_links_that_it_declares(name, world):
     """The defects' promises hold with compiled kernels as with eager ones: each breaks what it declares, no more."""
     assert set(chain.broken_links(world, chain.BROKEN[name])) == chain.BROKEN[name].breaks

@@ -5,10 +5,12 @@
 
 #include "attention.hpp"
 #include "product.hpp"
+#include "rounding.hpp"
 
-// down(silu(g) u), (g, u) = x gate_up, of the rows at x; gate_up and hidden hold CHUNK rows, or all of them if `keeps`.
+// down(silu(g) u), (g, u) = x gate_up, of the rows at x, which are rounded already where they are; gate_up and hidden hold
+// CHUNK rows, or all of them if `keeps`.
 static void mlp(const float* const* x, long rows, const float* gate_up_packed, const float* down_packed, long D, long F,
-                float* gate_up, float* hidden, bool keeps, float* out) {
+                float* gate_up, float* hidden, bool keeps, float* out, const Rounding& rounding = {}) {
     for (long start = 0; start < rows; start += CHUNK) {
         long count = rows - start < CHUNK ? rows - start : CHUNK;
         float* gu = keeps ? gate_up + start * 2 * F : gate_up;
@@ -16,8 +18,11 @@ static void mlp(const float* const* x, long rows, const float* gate_up_packed, c
         float* to[CHUNK];
         for (long r = 0; r < count; r++) to[r] = gu + r * 2 * F;
         product(x + start, count, gate_up_packed, D, 2 * F, to);
+        round_rows(rounding.outputs, gu, count, 2 * F);
         for (long r = 0; r < count; r++) swiglu(gu + r * 2 * F, gu + r * 2 * F + F, F, h + r * F);
+        round_rows(rounding.inputs, h, count, F);
         product(h, count, down_packed, F, D, out + start * D);
+        round_rows(rounding.outputs, out + start * D, count, D);
     }
 }
 
@@ -41,7 +46,8 @@ struct ExpertRows {
 
 // out[n] = sum_k weights[n, k] expert_k(x[n]), in slot order (which is ascending expert order).
 static void experts(const float* x, long N, long D, long F, long E, long K, const int64_t* ids, const float* weights,
-                    const float* gate_up_packed, const float* down_packed, const ExpertRows& rows, bool keeps, float* out) {
+                    const float* gate_up_packed, const float* down_packed, const ExpertRows& rows, bool keeps, float* out,
+                    const Rounding& rounding = {}) {
     long M = N * K;
     sort_slots(ids, M, E, rows.ends, rows.slot);
     static thread_local std::vector<const float*> from;
@@ -57,7 +63,7 @@ static void experts(const float* x, long N, long D, long F, long E, long K, cons
         long stop = rows.ends[e];
         mlp(from.data() + start, stop - start, gate_up_packed + e * packed_size(D, 2 * F),
             down_packed + e * packed_size(F, D), D, F, keeps ? rows.gate_up + start * 2 * F : rows.gate_up,
-            keeps ? rows.hidden + start * F : rows.hidden, keeps, rows.y + start * D);
+            keeps ? rows.hidden + start * F : rows.hidden, keeps, rows.y + start * D, rounding);
         start = stop;
     }
     for (long n = 0; n < N; n++) {

@@ -1,7 +1,7 @@
 """Whole forward passes without gradients in a few C++ calls, for sampling, prefill and scoring.
 
 They are made of the row functions that the operators of ops.py call, so both give the same bits; the tests hold them
-to it. Where nobody asks for routes in between, all layers are one call.
+to it, and what they round to the hooks of `Numerics`. Where nobody asks for routes in between, all layers are one call.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from torch import Tensor
 from sandbox.kernels.compiled.build import library
 from sandbox.kernels.compiled.gates import SizesStruct, gate_struct
 from sandbox.kernels.compiled.ops import LANES, check_ids, pack, plain, product_of, rms_norm
+from sandbox.kernels.compiled.rounding import address_of, rounded
 from sandbox.kernels.experts import ascending
 from theory.routing.replay import NaturalRouting
 
 if TYPE_CHECKING:
     from sandbox.kv_cache import KVCache
     from sandbox.model import MoE
+    from sandbox.numerics import Numerics
+    from sandbox.rounding import Rounding
 
 _POINTERS = (
     "attention_norm", "qkv", "q_norm", "k_norm", "o", "mlp_norm", "plain_gate_up", "plain_down", "shared_gate",
@@ -63,13 +66,21 @@ class CompiledPasses:
         self._head = pack(self._head_VD, transposed=True)
 
     def forward(
-        self, x_BSD: Float[Tensor, "B S D"], positions_BS: Int[Tensor, "#B S"], routing: Any, cache: KVCache | None
+        self,
+        x_BSD: Float[Tensor, "B S D"],
+        positions_BS: Int[Tensor, "#B S"],
+        routing: Any,
+        cache: KVCache | None,
+        numerics: Numerics,
     ) -> Float[Tensor, "B S D"]:
         """All layers and the last norm. `x_BSD`, the embedded tokens, is used up; positions are the cache's slots.
 
         A routing with a method `take` gets the natural experts of all layers at once, and with `keep_features` the
-        routers' inputs and logits; NaturalRouting gets nothing; any other is asked layer by layer.
+        routers' inputs and logits; NaturalRouting gets nothing; any other is asked layer by layer, as are numerics
+        with a hook for router logits.
         """
+        rounding = numerics.rounding()
+        assert rounding is not None, "these numerics are known through their hooks alone"
         B, S, D = x_BSD.shape
         config = self._model.config
         x_ND, positions_BS = plain(x_BSD).view(-1, D), positions_BS.expand(B, S).contiguous()
@@ -80,17 +91,22 @@ class CompiledPasses:
         else:
             k, v, by_layer = cache.k_LBhCd, cache.v_LBhCd, cache.k_LBhCd.stride(0)
         batch = _BatchStruct(B, S, k.shape[3], k.stride(1), positions_BS.data_ptr())
-        if isinstance(routing, NaturalRouting) or hasattr(routing, "take"):
-            self._natural(x_ND, batch, k, v, by_layer, routing)
+        is_natural = isinstance(routing, NaturalRouting) or hasattr(routing, "take")
+        if is_natural and not rounding.asks_router:
+            self._natural(x_ND, batch, rounding, k, v, by_layer, routing)
         else:
-            self._routed(x_ND, batch, k, v, by_layer, routing)
+            self._routed(x_ND, batch, rounding, k, v, by_layer, routing, numerics)
         return rms_norm(x_ND, self._model.norm, config.norm_eps).view(B, S, D)
 
-    def logits(self, hidden_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
-        """The next-token logits of these rows."""
-        return product_of(plain(hidden_ND), self._head, None, self._head_VD.shape[0])
+    def logits(self, hidden_ND: Float[Tensor, "N D"], numerics: Numerics) -> Float[Tensor, "N V"]:
+        """The next-token logits of these rows, before the hook `logits`."""
+        rounding = numerics.rounding()
+        assert rounding is not None, "these numerics are known through their hooks alone"
+        return product_of(rounded(plain(hidden_ND), rounding.other_inputs), self._head, None, self._head_VD.shape[0])
 
-    def _natural(self, x_ND: Tensor, batch: _BatchStruct, k: Tensor, v: Tensor, by_layer: int, routing: Any) -> None:
+    def _natural(
+        self, x_ND: Tensor, batch: _BatchStruct, rounding: Rounding, k: Tensor, v: Tensor, by_layer: int, routing: Any
+    ) -> None:
         (N, D), config = x_ND.shape, self._model.config
         L, E, K = len(config.moe_layers), config.num_experts, config.experts_per_token
         keeps = L > 0 and getattr(routing, "keep_features", False)
@@ -100,25 +116,36 @@ class CompiledPasses:
         ids, weights = torch.empty(L, N, K, dtype=torch.int64), x_ND.new_empty(N, K)
         at = ctypes.addressof(self._sizes), ctypes.addressof(self._layers), len(self._layers), ctypes.addressof(batch)
         keys = k.data_ptr(), v.data_ptr(), by_layer
-        library()("fo_forward", *at, *keys, x_ND, keeps, hidden, logits, ids, weights)
+        library()("fo_forward", *at, address_of(rounding), *keys, x_ND, keeps, hidden, logits, ids, weights)
         if hasattr(routing, "take"):
             routing.take(ids, hidden[:L] if keeps else None, logits[:L] if keeps else None)
 
-    def _routed(self, x_ND: Tensor, batch: _BatchStruct, k: Tensor, v: Tensor, by_layer: int, routing: Any) -> None:
-        (N, D), model, call = x_ND.shape, self._model, library()
+    def _routed(
+        self,
+        x_ND: Tensor,
+        batch: _BatchStruct,
+        rounding: Rounding,
+        k: Tensor,
+        v: Tensor,
+        by_layer: int,
+        routing: Any,
+        numerics: Numerics,
+    ) -> None:
+        (N, D), model, call, rounds = x_ND.shape, self._model, library(), address_of(rounding)
         sizes, size = ctypes.addressof(self._sizes), ctypes.sizeof(_LayerStruct)
         for number, (tensors, _) in enumerate(self._tensors):
             layer = ctypes.addressof(self._layers) + number * size
             hidden, logits = x_ND.new_empty(N, D), x_ND.new_empty(N, model.config.num_experts)
             at = k.data_ptr() + 4 * number * by_layer, v.data_ptr() + 4 * number * by_layer
-            call("fo_attention_half", sizes, layer, ctypes.addressof(batch), *at, x_ND, hidden, logits)
+            call("fo_attention_half", sizes, layer, ctypes.addressof(batch), rounds, *at, x_ND, hidden, logits)
             ids = weights = None
             if "router" in tensors:
                 K, bias = model.config.experts_per_token, tensors.get("bias")
+                logits = numerics.router_logits(number, logits)
                 ids, weights = ascending(*routing.route(number, hidden, logits, K, model.gate, bias))
                 check_ids(ids, model.config.num_experts)
                 ids, weights = ids.contiguous(), plain(weights)
-            call("fo_mlp_half", sizes, layer, N, hidden, ids, weights, x_ND)
+            call("fo_mlp_half", sizes, layer, rounds, N, hidden, ids, weights, x_ND)
 
 
 def _sizes(model: MoE, cos_Pd: Tensor, sin_Pd: Tensor) -> SizesStruct:

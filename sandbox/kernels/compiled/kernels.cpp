@@ -71,26 +71,29 @@ void fo_route(const Sizes* sizes, const float* bias, int64_t N, const float* log
     route(*sizes, only, N, logits, selects, ids, weights);
 }
 
-void fo_attention_half(const Sizes* sizes, const LayerWeights* layer, const Batch* batch, float* keys, float* values,
-                       float* x, float* hidden, float* logits) {
-    attention_half(*sizes, *layer, *batch, keys, values, x, hidden, logits);
+void fo_round(const Steps* steps, int64_t rows, int64_t width, float* x) { round_rows(*steps, x, rows, width); }
+
+void fo_attention_half(const Sizes* sizes, const LayerWeights* layer, const Batch* batch, const Rounding* rounding,
+                       float* keys, float* values, float* x, float* hidden, float* logits) {
+    attention_half(*sizes, *layer, *batch, *rounding, keys, values, x, hidden, logits);
 }
 
-void fo_mlp_half(const Sizes* sizes, const LayerWeights* layer, int64_t N, const float* hidden, const int64_t* ids,
-                 const float* weights, float* x) {
-    mlp_half(*sizes, *layer, N, hidden, ids, weights, x);
+void fo_mlp_half(const Sizes* sizes, const LayerWeights* layer, const Rounding* rounding, int64_t N, const float* hidden,
+                 const int64_t* ids, const float* weights, float* x) {
+    mlp_half(*sizes, *layer, *rounding, N, hidden, ids, weights, x);
 }
 
 // All layers, naturally routed. Keys and values are (L, ...) with a stride by layer; ids (MoE layers, N, K); hidden and
 // logits (MoE layers, N, .), or one layer's room each if `keeps` is 0.
-void fo_forward(const Sizes* sizes, const LayerWeights* layers, int64_t L, const Batch* batch, float* keys, float* values,
-                int64_t stride, float* x, int32_t keeps, float* hidden, float* logits, int64_t* ids, float* weights) {
+void fo_forward(const Sizes* sizes, const LayerWeights* layers, int64_t L, const Batch* batch, const Rounding* rounding,
+                float* keys, float* values, int64_t stride, float* x, int32_t keeps, float* hidden, float* logits,
+                int64_t* ids, float* weights) {
     long N = batch->B * batch->S;
     for (long l = 0; l < L; l++) {
         const LayerWeights& layer = layers[l];
-        attention_half(*sizes, layer, *batch, keys + l * stride, values + l * stride, x, hidden, logits);
+        attention_half(*sizes, layer, *batch, *rounding, keys + l * stride, values + l * stride, x, hidden, logits);
         if (layer.router) route(*sizes, layer, N, logits, true, ids, weights);
-        mlp_half(*sizes, layer, N, hidden, ids, weights, x);
+        mlp_half(*sizes, layer, *rounding, N, hidden, ids, weights, x);
         if (!layer.router) continue;
         ids += N * sizes->K;
         if (keeps) {

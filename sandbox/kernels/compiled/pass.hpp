@@ -38,8 +38,8 @@ static void normalise(const Sizes& m, const LayerWeights& w, float* qk) {
 
 // x + attention(norm x) in place, then its norm to `hidden` and, where there are experts, the router's logits.
 // Keys are written before they are read: rows come in the order of their positions, CHUNK at a time.
-static void attention_half(const Sizes& m, const LayerWeights& w, const Batch& batch, float* keys, float* values, float* x,
-                           float* hidden, float* logits) {
+static void attention_half(const Sizes& m, const LayerWeights& w, const Batch& batch, const Rounding& rounding, float* keys,
+                           float* values, float* x, float* hidden, float* logits) {
     static thread_local Scratch scratch;
     long N = batch.B * batch.S, D = m.D, H = m.H, h = m.h, d = m.d, G = H / h, wide = (H + 2 * h) * d;
     float* normed = scratch.take(CHUNK * (D + wide + 2 * H * d) + wide + G * batch.capacity);
@@ -48,7 +48,9 @@ static void attention_half(const Sizes& m, const LayerWeights& w, const Batch& b
     for (long start = 0; start < N; start += CHUNK) {
         long count = N - start < CHUNK ? N - start : CHUNK;
         for (long r = 0; r < count; r++) rms_norm(x + (start + r) * D, w.attention_norm, D, m.eps, normed + r * D);
+        round_rows(rounding.inputs, normed, count, D);
         product(normed, count, w.qkv, D, wide, qkv);
+        round_rows(rounding.outputs, qkv, count, wide);
         for (long r = 0; r < count; r++) {
             long b = (start + r) / batch.S, position = batch.positions[start + r];
             float* row = qkv + r * wide;
@@ -59,6 +61,8 @@ static void attention_half(const Sizes& m, const LayerWeights& w, const Batch& b
                 long place = b * batch.stride + (j * batch.capacity + position) * d;
                 rotate(row + (H + j) * d, cos, sin, d, keys + place);
                 std::memcpy(values + place, row + (H + h + j) * d, d * sizeof(float));
+                round_rows(rounding.kv, keys + place, 1, d);
+                round_rows(rounding.kv, values + place, 1, d);
             }
         }
         for (long r = 0; r < count; r++) {
@@ -68,10 +72,14 @@ static void attention_half(const Sizes& m, const LayerWeights& w, const Batch& b
                 attend(q + at, G, keys + first, values + first, seen, d, m.scale, probs, batch.capacity, heads + at);
             }
         }
+        round_rows(rounding.inputs, heads, count, H * d);
         product(heads, count, w.o, H * d, D, normed);
+        round_rows(rounding.outputs, normed, count, D);
         for (long i = 0; i < count * D; i++) x[start * D + i] = normed[i] + x[start * D + i];
         for (long r = start; r < start + count; r++) rms_norm(x + r * D, w.mlp_norm, D, m.eps, hidden + r * D);
-        if (w.router) product(hidden + start * D, count, w.router, D, m.E, logits + start * m.E);
+        if (!w.router) continue;
+        const float* seen = rounded(rounding.other_inputs, hidden + start * D, count, D, normed);
+        product(seen, count, w.router, D, m.E, logits + start * m.E);
     }
 }
 
@@ -90,33 +98,34 @@ static void route(const Sizes& m, const LayerWeights& w, long N, const float* lo
 }
 
 // A plain MLP of all rows: that of a dense layer, or a shared expert.
-static void plain_mlp(const Sizes& m, const LayerWeights& w, long N, const float* hidden, float* out) {
+static void plain_mlp(const Sizes& m, const LayerWeights& w, const Rounding& rounding, long N, const float* seen, float* out) {
     static thread_local Scratch scratch;
     static thread_local std::vector<const float*> from;
     float* gate_up = scratch.take(CHUNK * 3 * w.plain_size);
     from.resize(N);
-    for (long n = 0; n < N; n++) from[n] = hidden + n * m.D;
+    for (long n = 0; n < N; n++) from[n] = seen + n * m.D;
     mlp(from.data(), N, w.plain_gate_up, w.plain_down, m.D, w.plain_size, gate_up, gate_up + CHUNK * 2 * w.plain_size,
-        false, out);
+        false, out, rounding);
 }
 
 // x + mlp(hidden) in place.
-static void mlp_half(const Sizes& m, const LayerWeights& w, long N, const float* hidden, const int64_t* ids,
-                     const float* weights, float* x) {
+static void mlp_half(const Sizes& m, const LayerWeights& w, const Rounding& rounding, long N, const float* hidden,
+                     const int64_t* ids, const float* weights, float* x) {
     static thread_local Scratch scratch;
     static thread_local std::vector<int32_t> ends;
     static thread_local std::vector<int64_t> slots;
     long D = m.D;
-    float* out = scratch.take(2 * N * D + N + N * m.K * D + CHUNK * 3 * m.F);
-    float *extra = out + N * D, *open = extra + N * D, *y = open + N, *gate_up = y + N * m.K * D;
+    float* out = scratch.take(3 * N * D + N + N * m.K * D + CHUNK * 3 * m.F);
+    float *extra = out + N * D, *room = extra + N * D, *open = room + N * D, *y = open + N, *gate_up = y + N * m.K * D;
+    const float* seen = rounded(rounding.inputs, hidden, N, D, room);
     if (w.router) {
         ends.resize(m.E);
         slots.resize(N * m.K);
         ExpertRows rows = {ends.data(), slots.data(), gate_up, gate_up + CHUNK * 2 * m.F, y};
-        experts(hidden, N, D, m.F, m.E, m.K, ids, weights, w.gate_up, w.down, rows, false, out);
+        experts(seen, N, D, m.F, m.E, m.K, ids, weights, w.gate_up, w.down, rows, false, out, rounding);
     }
-    if (w.plain_gate_up) plain_mlp(m, w, N, hidden, w.router ? extra : out);
-    if (w.shared_gate) product(hidden, N, w.shared_gate, D, 1, open);
+    if (w.plain_gate_up) plain_mlp(m, w, rounding, N, seen, w.router ? extra : out);
+    if (w.shared_gate) product(rounded(rounding.other_inputs, hidden, N, D, room), N, w.shared_gate, D, 1, open);
     for (long n = 0; n < N; n++) {
         float* to = out + n * D;
         if (w.router && w.plain_gate_up) {

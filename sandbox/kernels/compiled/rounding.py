@@ -1,0 +1,63 @@
+"""`sandbox.rounding.Rounding` as the kernels read it, and its steps on rows of their own."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+
+from jaxtyping import Float
+from torch import Tensor
+
+from sandbox.kernels.compiled.build import library
+from sandbox.rounding import Rounding, Step
+
+_FORMATS = {"bf16": 0, "fp8_e4m3": 1, "int8": 2}
+
+
+class _StepStruct(ctypes.Structure):
+    """Step of rounding.hpp."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("format", "has_scale", "block"))
+
+
+class _StepsStruct(ctypes.Structure):
+    """Steps of rounding.hpp."""
+
+    _fields_ = (("at", ctypes.POINTER(_StepStruct)), ("count", ctypes.c_int64))
+
+
+class _RoundingStruct(ctypes.Structure):
+    """Rounding of rounding.hpp."""
+
+    _fields_ = tuple((name, _StepsStruct) for name in ("inputs", "other_inputs", "outputs", "kv"))
+
+
+def _step(step: Step) -> _StepStruct:
+    assert step.format in _FORMATS, f"no kernel rounds to {step.format}"
+    assert step.scale != "tensor", "rows are rounded by themselves, not with a scale a tensor"
+    return _StepStruct(_FORMATS[step.format], step.scale != "unit", step.block_size)
+
+
+def _steps(steps: tuple[Step, ...]) -> _StepsStruct:
+    return _StepsStruct((_StepStruct * len(steps))(*(_step(step) for step in steps)), len(steps))
+
+
+@lru_cache
+def _struct(rounding: Rounding) -> _RoundingStruct:
+    every = rounding.inputs, rounding.other_inputs, rounding.outputs, rounding.kv
+    return _RoundingStruct(*(_steps(steps) for steps in every))
+
+
+def address_of(rounding: Rounding) -> int:
+    """Where a pass reads it; kept alive by the cache of `_struct`, for one call at least."""
+    return ctypes.addressof(_struct(rounding))
+
+
+def rounded(x: Float[Tensor, "*rows D"], steps: tuple[Step, ...]) -> Float[Tensor, "*rows D"]:
+    """x after these steps, row by row: `sandbox.engines.rounded.rounded` in the same bits; x itself without steps."""
+    if not steps:
+        return x
+    x = x.contiguous().clone()
+    struct = _steps(steps)
+    library()("fo_round", ctypes.addressof(struct), x.numel() // max(x.shape[-1], 1), x.shape[-1], x)
+    return x

@@ -1,0 +1,55 @@
+"""What an engine rounds inside a forward pass, as plain data that any set of kernels can follow.
+
+sandbox/engines/rounded.py does it with torch's operators, sandbox/kernels/compiled in a whole pass, in the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Format = Literal["bf16", "fp16", "fp8_e4m3", "int8"]
+Scale = Literal["unit", "tensor", "token", "block"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rounding of rows to `format` and back (sandbox/engines/formats.py).
+
+    `scale`: what shares one: nothing (`unit`: there is none), all rows, a row, or `block_size` of its numbers in turn.
+    """
+
+    format: Format
+    scale: Scale = "unit"
+    block_size: int = 0
+
+    def __post_init__(self) -> None:
+        assert (self.scale == "block") == (self.block_size > 0), f"{self.scale} of {self.block_size}"
+        is_scaled = self.scale != "unit"
+        assert self.format == "fp8_e4m3" or is_scaled == (self.format == "int8"), f"{self.format} a {self.scale}"
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The steps of one pass, taken one after the other at each place where it rounds.
+
+    inputs, other_inputs: of the large matrix products (`LARGE_PRODUCTS`), and of the others.
+    outputs: of the large products. kv: keys (rotated) and values, a row being one head's.
+    asks_router: the hook `router_logits` stands between the router's product and the choice of experts.
+    """
+
+    inputs: tuple[Step, ...] = ()
+    other_inputs: tuple[Step, ...] = ()
+    outputs: tuple[Step, ...] = ()
+    kv: tuple[Step, ...] = ()
+    asks_router: bool = False
+
+    def then(self, other: Rounding) -> Rounding:
+        """These steps, and the other's after them."""
+        return Rounding(
+            self.inputs + other.inputs,
+            self.other_inputs + other.other_inputs,
+            self.outputs + other.outputs,
+            self.kv + other.kv,
+            self.asks_router or other.asks_router,
+        )
