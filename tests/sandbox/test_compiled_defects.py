@@ -10,6 +10,10 @@ from tests.contracts import worlds
 from tests.sandbox import test_defect_chain as chain
 from tests.sandbox.compiled_world import COMPILED
 
+OTHERS = ("weights fp8 a channel", "reduction bf16", "router noise", "logit noise", "top-k, scored")
+NAMES = [name for name in chain.BROKEN if name.startswith(("activations", "cache", "stale")) or name in OTHERS]
+"""A defect for every hook of a pass, all that round inside one, and all that load, switch or copy models."""
+
 
 @pytest.fixture(scope="module")
 def world() -> chain.World:
@@ -21,7 +25,7 @@ def world() -> chain.World:
     return chain.World(before, now)
 
 
-@pytest.mark.parametrize("name", chain.BROKEN)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_defect_breaks_the_links_that_it_declares(name, world):
     """The defects' promises hold with compiled kernels as with eager ones: each breaks what it declares, no more."""
     assert set(chain.broken_links(world, chain.BROKEN[name])) == chain.BROKEN[name].breaks

@@ -145,7 +145,7 @@ def test_a_scaled_format_has_torchs_bits(fmt, floats):
 
 @given(st.integers(0, 2**16), st.integers(1, 40), st.integers(1, 45), st.sampled_from(["fp8_e4m3", "int8"]))
 def test_rows_of_any_width_and_block_have_torchs_bits(seed, width, block, fmt):
-    """Blocks start at a row's first number and the last one is what is left, for every width; steps follow each other."""
+    """Blocks start at a row's first number, the last one is what is left, at every width; steps follow each other."""
     x = torch.randn(3, width, generator=stream(seed, "rows", width)) * 10
     steps = (Step("bf16"), Step(fmt, "block", block), Step("fp8_e4m3"))
     for few in (steps[:1], steps[1:2], steps, steps[::-1]):
