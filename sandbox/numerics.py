@@ -6,7 +6,7 @@ A defect overrides hooks of `Numerics`; `compose` chains several. `EXACT` costs 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Literal, final
 
 from jaxtyping import Float
@@ -74,15 +74,11 @@ class Numerics:
 class _Chain(Numerics):
     def __init__(self, parts: Sequence[Numerics]):
         self.parts = tuple(parts)
+        # Once: every pass asks for it, and a decoding step is short.
+        self._rounding = _in_order([part.rounding() for part in self.parts])
 
     def rounding(self) -> Rounding | None:
-        total = Rounding()
-        for part in self.parts:
-            own = part.rounding()
-            if own is None:
-                return None
-            total = total.then(own)
-        return total
+        return self._rounding
 
     def activation(self, x: Tensor, site: Site) -> Tensor:
         for part in self.parts:
@@ -118,6 +114,11 @@ class _Chain(Numerics):
         for part in self.parts:
             logits_NV = part.logits(logits_NV)
         return logits_NV
+
+
+def _in_order(parts: Sequence[Rounding | None]) -> Rounding | None:
+    known = [part for part in parts if part is not None]
+    return reduce(Rounding.then, known, Rounding()) if len(known) == len(parts) else None
 
 
 def _within(numerics: Numerics, part: Part, num_rows: int, site: Site, start: int, stop: int) -> Tensor:

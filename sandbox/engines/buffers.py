@@ -41,7 +41,7 @@ class Recorder:
         return experts_NK, weights_NK
 
     def take(self, experts_LNK: Tensor, hidden_LND: Tensor | None, logits_LNE: Tensor | None) -> None:
-        """What a whole pass did on its own, naturally; router inputs and logits where `keep_features` asks for them."""
+        """What layers in a row did on their own, naturally; router inputs and logits where `keep_features` asks."""
         self.experts.extend(experts_LNK)
         if hidden_LND is not None and logits_LNE is not None:
             self.hidden.extend(hidden_LND)

@@ -89,4 +89,4 @@ def amax_of_blocks(x: Tensor, num_rows: int, num_columns: int) -> Tensor:
 def _scale(amax: Tensor, largest: float) -> Tensor:
     # Subnormal magnitudes have a quotient of 0: scale 1 then rounds them to 0.
     scale = amax / largest
-    return torch.where(scale > 0, scale, torch.ones_like(scale))
+    return torch.where(scale > 0, scale, 1.0)

@@ -75,9 +75,9 @@ class CompiledPasses:
     ) -> Float[Tensor, "B S D"]:
         """All layers and the last norm. `x_BSD`, the embedded tokens, is used up; positions are the cache's slots.
 
-        A routing with a method `take` gets the natural experts of all layers at once, and with `keep_features` the
-        routers' inputs and logits; NaturalRouting gets nothing; any other is asked layer by layer, as are numerics
-        with a hook for router logits.
+        A routing with a method `take` gets the natural experts, of all layers at once or of one, and with
+        `keep_features` the routers' inputs and logits; NaturalRouting gets nothing; any other is asked layer by layer,
+        as are numerics with a hook for router logits.
         """
         rounding = numerics.rounding()
         assert rounding is not None, "these numerics are known through their hooks alone"
@@ -91,8 +91,7 @@ class CompiledPasses:
         else:
             k, v, by_layer = cache.k_LBhCd, cache.v_LBhCd, cache.k_LBhCd.stride(0)
         batch = _BatchStruct(B, S, k.shape[3], k.stride(1), positions_BS.data_ptr())
-        is_natural = isinstance(routing, NaturalRouting) or hasattr(routing, "take")
-        if is_natural and not rounding.asks_router:
+        if _is_natural(routing) and not rounding.asks_router:
             self._natural(x_ND, batch, rounding, k, v, by_layer, routing)
         else:
             self._routed(x_ND, batch, rounding, k, v, by_layer, routing, numerics)
@@ -140,12 +139,30 @@ class CompiledPasses:
             call("fo_attention_half", sizes, layer, ctypes.addressof(batch), rounds, *at, x_ND, hidden, logits)
             ids = weights = None
             if "router" in tensors:
-                K, bias = model.config.experts_per_token, tensors.get("bias")
-                logits = numerics.router_logits(number, logits)
-                ids, weights = ascending(*routing.route(number, hidden, logits, K, model.gate, bias))
-                check_ids(ids, model.config.num_experts)
-                ids, weights = ids.contiguous(), plain(weights)
+                logits = plain(numerics.router_logits(number, logits))
+                ids, weights = self._chosen(number, hidden, logits, tensors.get("bias"), routing)
             call("fo_mlp_half", sizes, layer, rounds, N, hidden, ids, weights, x_ND)
+
+    def _chosen(
+        self, number: int, hidden: Tensor, logits: Tensor, bias: Tensor | None, routing: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The experts of one layer and their weights: natural ones where the routing leaves them to us."""
+        config = self._model.config
+        K = config.experts_per_token
+        if not _is_natural(routing):
+            ids, weights = ascending(*routing.route(number, hidden, logits, K, self._model.gate, bias))
+            check_ids(ids, config.num_experts)
+            return ids.contiguous(), plain(weights)
+        ids, weights = torch.empty(len(logits), K, dtype=torch.int64), logits.new_empty(len(logits), K)
+        library()("fo_route", ctypes.addressof(self._sizes), bias, len(logits), logits, True, ids, weights)
+        if hasattr(routing, "take"):
+            keeps = getattr(routing, "keep_features", False)
+            routing.take(ids[None], hidden[None] if keeps else None, logits[None] if keeps else None)
+        return ids, weights
+
+
+def _is_natural(routing: Any) -> bool:
+    return isinstance(routing, NaturalRouting) or hasattr(routing, "take")
 
 
 def _sizes(model: MoE, cos_Pd: Tensor, sin_Pd: Tensor) -> SizesStruct:
