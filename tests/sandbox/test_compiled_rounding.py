@@ -35,7 +35,7 @@ from tests.sandbox.compiled_world import COMPILED, MODELS, model
 from theory.contracts import Rollouts, Sampling
 from theory.streams import stream
 
-SAMPLING = Sampling(max_tokens=8, num_responses=3, seed=5, num_features=4)
+SAMPLING = Sampling(max_tokens=5, num_responses=2, seed=5, num_features=4)
 OPERATORS = replace(COMPILED, passes=None)
 """The compiled operators one by one, hooks in between, without whole passes."""
 
@@ -64,6 +64,7 @@ KNOWN: dict[str, tuple[Defect, ...]] = {
     "stress": STRESS,
     "hot": (WeightPrecision(), ActivationPrecision(), RouterNoise(std=0.1)),
     "two noises": (RouterNoise(std=0.1), LogitNoise(std=0.1), RouterNoise(std=0.2)),
+    "noise, then fp8": (RouterNoise(std=0.1), ActivationPrecision()),
     "fp8, then int8": (ActivationPrecision(), ActivationPrecision(format="int8")),
     "int8, then fp8": (ActivationPrecision(format="int8"), ActivationPrecision()),
     "stale and truncated": (*STRESS, StaleWeights(switch_at=0.5, cache="recomputed"), SamplingMismatch(top_k=4)),
@@ -158,7 +159,7 @@ def test_a_whole_pass_rounds_as_the_hooks_do(name):
 
     So do the router inputs and logits that are recorded. What the defects do is felt: the exact engine's bits differ.
     """
-    prompts = worlds.prompts(6)
+    prompts = worlds.prompts(4)
     whole, operators, exact = (engine("qwen3", kernels, *KNOWN[name]) for kernels in (WHOLE, OPERATORS, OPERATORS))
     exact.defects = ()
     rollouts = whole.generate(prompts, SAMPLING)
@@ -181,17 +182,30 @@ def test_every_site_of_every_convention_is_rounded(name):
         KVPrecision(format="int8", scale="token"),
         KVPrecision(),
     )
-    prompts, few = worlds.prompts(4), replace(SAMPLING, max_tokens=4, num_responses=1)
+    prompts, few = worlds.prompts(3), replace(SAMPLING, max_tokens=3, num_responses=1)
     has_passes = MODELS[name].head_dim % 8 == 0
-    for own in ((*defects, RouterNoise(std=0.2)), defects[:1], defects[1:2]):
+    for own in ((*defects, RouterNoise(std=0.2)), defects[:2]):
         rollouts = engine(name, WHOLE if has_passes else COMPILED, *own).generate(prompts, few)
         assert equal(rollouts, engine(name, OPERATORS, *own).generate(prompts, few))
+
+
+@pytest.mark.parametrize("positions", [None, torch.tensor([2, 0, 40])], ids=["plain", "shifted"])
+def test_a_pass_without_a_cache_rounds_keys_and_values_too(positions):
+    """A pass that caches nothing gives the operators' logits, its keys and values rounded as for a cache."""
+    tokens_BS = torch.randint(0, worlds.VOCABULARY, (3, 9), generator=stream(1, "tokens"))
+    results = []
+    for kernels, defects in ((COMPILED, STRESS), (OPERATORS, STRESS), (OPERATORS, STRESS[:2])):
+        made = engine("qwen3", kernels, *defects)
+        with torch.no_grad():
+            results.append(made.model(tokens_BS, numerics=made.numerics(0), positions_B=positions))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
 
 
 def test_the_order_of_defects_counts():
     """FP8 before INT8 is another engine than INT8 before FP8, in a whole pass as in the operators."""
     one, other = (
-        engine("qwen3", WHOLE, *KNOWN[name]).generate(worlds.prompts(6), SAMPLING)
+        engine("qwen3", WHOLE, *KNOWN[name]).generate(worlds.prompts(4), SAMPLING)
         for name in ("fp8, then int8", "int8, then fp8")
     )
     assert not equal(one, other)
@@ -247,7 +261,9 @@ def test_numerics_state_what_they_round():
     parts = [defect.numerics(generator) for defect in (ActivationPrecision(format="int8"), KVPrecision(), LogitNoise())]
     stated = Rounding(inputs=(Step("int8", "token"),), kv=(Step("fp8_e4m3"),))
     assert compose(parts).rounding() == stated
-    assert compose([*parts, RouterNoise().numerics(generator)]).rounding() == replace(stated, asks_router=True)
+    noise = RouterNoise().numerics(generator)
+    for noisy in ([*parts, noise], [noise, *parts], [*parts[:1], noise, *parts[1:]]):
+        assert compose(noisy).rounding() == replace(stated, asks_router=True)
     twice = compose([*parts[:1], *parts, ActivationPrecision(format="bf16").numerics(generator)]).rounding()
     bf16 = (Step("bf16"),)
     assert twice == Rounding((*stated.inputs * 2, *bf16), bf16, bf16, stated.kv)
