@@ -10,7 +10,7 @@ import typer
 
 
 def bench(
-    threads: Annotated[int, typer.Option(min=1, help="Threads that torch may use.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads that either side may use.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 5,
     num_prompts: Annotated[int, typer.Option(min=4, help="Prompts of the work, a multiple of 4.")] = 16,
     num_responses: Annotated[int, typer.Option(min=1, help="Responses a prompt.")] = 8,

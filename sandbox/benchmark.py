@@ -39,6 +39,8 @@ LOGP_TOLERANCE = 1e-4
 class Piece:
     """Something to time; `over` is the side of the same piece with which it is compared.
 
+    `set_threads` is how its side is told its number of threads.
+
     Memory is counted in the calling thread alone, so that of a piece `in_own_thread` is unknown.
     """
 
@@ -47,6 +49,7 @@ class Piece:
     call: Callable[[], object]
     over: str | None = None
     in_own_thread: bool = False
+    set_threads: Callable[[int], None] = torch.set_num_threads
 
 
 @dataclass(frozen=True)
@@ -110,13 +113,14 @@ def benchmark(
     for name, value in (("threads", threads), ("rounds", rounds)):
         if value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
-    with _threads(threads), torch.random.fork_rng(devices=[]):
+    with _threads(kernels), torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)  # transformers samples from the global generator
         report("warming up, and comparing what both sides compute")
-        pieces, logp_difference, grad_norm_difference = _prepare(work, kernels)
+        kernels.set_threads(threads)
+        pieces, logp_difference, grad_norm_difference = _prepare(work, kernels, threads)
         report("counting memory")
         peaks = [None if piece.in_own_thread else peak_bytes(piece.call) for piece in pieces]
-        seconds, other_cpus = _time(pieces, rounds, report)
+        seconds, other_cpus = _time(pieces, threads, rounds, report)
         return BenchmarkResult(
             rows=_rows(pieces, seconds, peaks),
             work=work,
@@ -130,7 +134,7 @@ def benchmark(
         )
 
 
-def _prepare(work: Work, kernels: Kernels) -> tuple[list[Piece], float, float]:
+def _prepare(work: Work, kernels: Kernels, threads: int) -> tuple[list[Piece], float, float]:
     """The pieces, each run once, and the differences between the sides in log-probs and gradient norm."""
     model = reference_model(kernels)
     ours, theirs = Sandbox(work, model), Transformers(work, model)
@@ -157,7 +161,9 @@ def _prepare(work: Work, kernels: Kernels) -> tuple[list[Piece], float, float]:
         *(piece for name, n in steps for piece in _step_pieces(name, n, ours, theirs)),
         *(Piece(steps[-1][0], f"with {mode}", ours.step(mode, OFF_POLICY), over=over) for mode, over in modes),
     ]
+    pieces = [replace(piece, set_threads=kernels.set_threads) if _is_ours(piece) else piece for piece in pieces]
     for piece in pieces:
+        piece.set_threads(threads)
         piece.call()
     norm, their_norm = ours.gradient(minibatch).metrics["actor/grad_norm"], theirs.gradient(batch, minibatch)
     return pieces, logp_difference, abs(their_norm / norm - 1)
@@ -170,12 +176,16 @@ def _step_pieces(name: str, num_minibatches: int, ours: Sandbox, theirs: Transfo
         yield Piece(name, TRAINER, trainer.step, over=OURS, in_own_thread=True)
 
 
+def _is_ours(piece: Piece) -> bool:
+    return piece.side not in (THEIRS, TRAINER)
+
+
 def _largest(difference_BT: Tensor, batch: TokenBatch) -> float:
     return difference_BT[batch.is_response_BT].abs().max().item()
 
 
 def _time(
-    pieces: Sequence[Piece], rounds: int, report: Callable[[str], None]
+    pieces: Sequence[Piece], threads: int, rounds: int, report: Callable[[str], None]
 ) -> tuple[list[list[float]], float | None]:
     """Seconds by piece and round, and the CPUs that other processes used meanwhile."""
     seconds: list[list[float]] = [[] for _ in pieces]
@@ -185,6 +195,7 @@ def _time(
         order = range(len(pieces))
         # Forth and back, so that no side always runs right after the same other one.
         for i in order if done % 2 == 0 else reversed(order):
+            pieces[i].set_threads(threads)
             start = time.perf_counter()
             pieces[i].call()
             seconds[i].append(time.perf_counter() - start)
@@ -208,12 +219,13 @@ def _rows(pieces: Sequence[Piece], seconds: Sequence[Sequence[float]], peaks: Se
 
 
 @contextlib.contextmanager
-def _threads(number: int) -> Iterator[None]:
+def _threads(kernels: Kernels) -> Iterator[None]:
+    """Inside, numbers of threads may be set; the kernels have one afterwards, torch what it had."""
     before = torch.get_num_threads()
-    torch.set_num_threads(number)
     try:
         yield
     finally:
+        kernels.set_threads(1)
         torch.set_num_threads(before)
 
 

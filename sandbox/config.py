@@ -82,10 +82,19 @@ class SandboxRun(RunConfig):
         default=None,
         description="true: kernels in C++, built at first use ($CXX, g++ or clang++); not the bits of null",
     )
+    threads: int | None = Field(
+        default=None, ge=1, description="threads of compiled kernels, of which no bit depends; null: one"
+    )
 
     def kernels(self) -> Kernels:
         """The kernels of both engines. ConfigError, naming `compile`, where they cannot be built."""
         return choose(bool(self.compile))
+
+    @model_validator(mode="after")
+    def _threads_fit(self) -> SandboxRun:
+        if (self.threads or 1) > 1 and not self.compile:
+            raise ValueError(f"threads: expected 1 without compile: true, got {self.threads}")
+        return self
 
     @model_validator(mode="after")
     def _features_fit(self) -> SandboxRun:

@@ -34,7 +34,7 @@ def filter_data(
     if not isinstance(config.task, ProblemsConfig):
         raise ConfigError(f"task.kind: expected jsonl or dataset, as which DATA is read, got {config.task.kind}")
     assert config.model.path is not None, "SandboxRun asks for the model folder of every problem file"
-    torch.set_num_threads(1)  # as in a run, so that a rate is that of the run's own rollout engine
+    config.kernels().set_threads(config.threads or 1)  # as in a run: a rate is that of the run's own rollout engine
     tokenizer = load_tokenizer(config.model.path)
     file = ProblemFile.open(config.task.model_copy(update={"path": data}), tokenizer)
     if config.cold_start is None:

@@ -103,9 +103,17 @@ class Attention(nn.Module):
             self.k_norm = nn.Parameter(torch.ones(d if per_head else h * d))
 
     def forward(self, x_BSD: Tensor, shared: Pass) -> Tensor:
-        H, h, d = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        B, S, _ = x_BSD.shape
         qkv = linear(x_BSD, self.qkv, "qkv", shared)
+        out_BSD = None
+        if shared.numerics is EXACT and shared.cache is None:
+            norms = (None, None) if self.config.qk_norm == "none" else (self.q_norm, self.k_norm)
+            out_BSD = shared.kernels.self_attention(self.config, qkv, shared.cos_BSHd, shared.sin_BSHd, *norms)
+        return linear(self._attended(qkv, shared) if out_BSD is None else out_BSD, self.o, "o", shared)
+
+    def _attended(self, qkv: Tensor, shared: Pass) -> Tensor:
+        """The heads' outputs side by side, operator by operator."""
+        H, h, d = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        B, S, _ = qkv.shape
         qk, v = qkv.split_with_sizes([(H + h) * d, h * d], dim=-1)
         qk_BSHd = shared.kernels.rotate(
             self._normalised(qk, shared.kernels).view(B, S, H + h, d), shared.cos_BSHd, shared.sin_BSHd
@@ -121,7 +129,7 @@ class Attention(nn.Module):
             k_BhPd = shared.cache.k_LBhCd[self.layer_number, :, :, :P]
             v_BhPd = shared.cache.v_LBhCd[self.layer_number, :, :, :P]
         out_BSHd = shared.kernels.attention(q, k_BhPd, v_BhPd, shared.key_mask)
-        return linear(out_BSHd.reshape(B, S, H * d), self.o, "o", shared)
+        return out_BSHd.reshape(B, S, H * d)
 
     def _normalised(self, qk: Tensor, own: Kernels) -> Tensor:
         H, h, d, eps = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim, self.config.norm_eps

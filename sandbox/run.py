@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import lightning as L
-import torch
 
 from lab.config.load import config_hash, to_yaml
 from lab.loggers import build_loggers
@@ -49,8 +48,9 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
     Raises ValueError where the config does not fit its files, which leaves no new folder, and NonFiniteError, with the
     step, after writing the record and the verdict where a metric or gradient is not finite.
     """
-    torch.set_num_threads(1)
-    for broken in probe(config.kernels()):
+    kernels = config.kernels()
+    kernels.set_threads(config.threads or 1)
+    for broken in probe(kernels):
         warnings.warn(f"this machine's kernels are not batch-invariant: {broken}", stacklevel=1)
     task = open_task(config)
     is_fresh = folder is None

@@ -135,7 +135,8 @@ class SandboxTrainingEngine:
         self.optimizer.zero_grad(set_to_none=True)
         for chosen in self._micro_batches(len(rollouts)):
             with self._routing_pass(rollouts, routing, chosen) as routing_pass:
-                forward = self._forward(rollouts.select(chosen).padded(), routing_pass, self.model)
+                batch = whole if len(chosen) == len(rollouts) else rollouts.select(chosen).padded()
+                forward = self._forward(batch, routing_pass, self.model)
                 width = forward.logp_BT.shape[1]
                 output = objective(
                     forward.logp_BT,

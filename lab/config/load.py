@@ -27,7 +27,7 @@ Config = TypeVar("Config", bound=BaseModel)
 
 # These keys say where a run's results go, or what speaks for its config; everything else may change its numbers, so
 # everything else is hashed.
-NOT_HASHED = ("name", "output", "logging", "evidence")
+NOT_HASHED = ("name", "output", "logging", "evidence", "threads")
 
 
 def load(path: str | Path, overrides: Sequence[str], schemas: Mapping[str, type[Config]]) -> Config:

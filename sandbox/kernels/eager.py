@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from sandbox.kernels import elementwise, experts, products
 from sandbox.kernels.interface import Kernels
 
@@ -16,4 +18,5 @@ EAGER = Kernels(
     attention=products.attention,
     grouped_experts=experts.grouped_experts,
     gate=lambda gate: gate,
+    set_threads=torch.set_num_threads,
 )

@@ -26,7 +26,7 @@ def apply(function: type[Function], *arguments: Any) -> Tensor:
 class _NoContext:
     """Takes what a forward saves for its backward, and keeps none of it."""
 
-    def save_for_backward(self, *tensors: Tensor) -> None:
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
         pass
 
 

@@ -34,6 +34,9 @@ class Kernels:
 
     key_mask: how `attention` is told how many of the key slots each query sees: (num_seen_BS, num_slots, dtype).
     gate: the gate convention, as it is computed here.
+    set_threads: how many threads the process may compute with, torch's included.
+    self_attention: what stands between the product of queries, keys and values and that of the heads, in one operator;
+    gives None where the set has none for a model's sizes.
     passes: makes `Passes` of a model, or None where it has none for its sizes.
     """
 
@@ -47,4 +50,6 @@ class Kernels:
     attention: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     grouped_experts: Callable[..., Tensor]
     gate: Callable[[Gate], Gate]
+    set_threads: Callable[[int], None]
+    self_attention: Callable[..., Tensor | None] = lambda *arguments: None
     passes: Callable[[Any], Passes | None] | None = None

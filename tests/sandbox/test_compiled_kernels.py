@@ -146,6 +146,7 @@ def cases() -> dict[str, tuple]:
     tables = [kernels.rotation(t, torch.arange(21)[None], 3) for t in kernels.rotation_tables(angle)]
     return {
         "linear": (lambda own, x, w: own.linear(x, w), drawn(0, 3, 11, 13), drawn(0, 19, 13)),
+        "linear of many rows": (lambda own, x, w: own.linear(x, w), drawn(0, 300, 40), drawn(0, 19, 40)),
         "rms_norm": (lambda own, x, w: own.rms_norm(x, w, 1e-3), drawn(0, 7, 5, 13), drawn(0, 5, 13)),
         "swiglu": (lambda own, x: own.swiglu(x), drawn(0, 7, 26)),
         "sigmoid": (lambda own, x: own.sigmoid(x), drawn(0, 7, 3)),

@@ -6,11 +6,21 @@ decode and training. They do not have the eager kernels' bits (docs/decisions/00
 
 from __future__ import annotations
 
+import torch
+
 from sandbox.kernels.compiled import ops
 from sandbox.kernels.compiled.build import library
 from sandbox.kernels.compiled.forward import passes
 from sandbox.kernels.compiled.gates import compiled_gate
+from sandbox.kernels.compiled.self_attention import self_attention
 from sandbox.kernels.interface import Kernels
+
+
+def set_threads(number: int) -> None:
+    """The kernels' own threads. Torch gets one: little is left to it, and its threads spin where ours would run."""
+    library().threads = number
+    torch.set_num_threads(1)
+
 
 COMPILED = Kernels(
     name="compiled",
@@ -23,6 +33,8 @@ COMPILED = Kernels(
     attention=ops.attention,
     grouped_experts=ops.grouped_experts,
     gate=compiled_gate,
+    set_threads=set_threads,
+    self_attention=self_attention,
     passes=passes,
 )
 

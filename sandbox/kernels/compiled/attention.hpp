@@ -28,15 +28,17 @@ static inline void scores_of(const float* q, const float* keys, long count, long
     }
 }
 
-// out[g] += in ascending p: probs[g][p] v_p, for VECTORS vectors of a head's width and HEADS heads that share the values.
+// out[g] = sum in ascending p of probs[g][p] v_p, for VECTORS vectors of a head's width and HEADS heads that share the
+// values; the probabilities of a head are `step` apart.
 template <long HEADS, long VECTORS>
-static inline void weigh(const float* probs, long stride, const float* values, long count, long width, float* out) {
+static inline void weigh(const float* probs, long stride, long step, const float* values, long count, long width,
+                         float* out) {
     Lanes total[HEADS][VECTORS];
     for (long g = 0; g < HEADS; g++)
         for (long c = 0; c < VECTORS; c++) total[g][c] = splat(0.0f);
     for (long p = 0; p < count; p++)
         for (long g = 0; g < HEADS; g++) {
-            Lanes weight = splat(probs[g * stride + p]);
+            Lanes weight = splat(probs[g * stride + p * step]);
             for (long c = 0; c < VECTORS; c++) total[g][c] = fma(weight, load(values + p * width + c * LANES), total[g][c]);
         }
     for (long g = 0; g < HEADS; g++)
@@ -62,12 +64,12 @@ static void attend(const float* q, long heads, const float* keys, const float* v
     long c = 0;
     for (; c + 4 * LANES <= width; c += 4 * LANES) {
         long g = 0;
-        for (; g + 2 <= heads; g += 2) weigh<2, 4>(probs + g * stride, stride, values + c, count, width, out + g * width + c);
-        for (; g < heads; g++) weigh<1, 4>(probs + g * stride, stride, values + c, count, width, out + g * width + c);
+        for (; g + 2 <= heads; g += 2) weigh<2, 4>(probs + g * stride, stride, 1, values + c, count, width, out + g * width + c);
+        for (; g < heads; g++) weigh<1, 4>(probs + g * stride, stride, 1, values + c, count, width, out + g * width + c);
     }
     for (; c < width; c += LANES) {
         long g = 0;
-        for (; g + 4 <= heads; g += 4) weigh<4, 1>(probs + g * stride, stride, values + c, count, width, out + g * width + c);
-        for (; g < heads; g++) weigh<1, 1>(probs + g * stride, stride, values + c, count, width, out + g * width + c);
+        for (; g + 4 <= heads; g += 4) weigh<4, 1>(probs + g * stride, stride, 1, values + c, count, width, out + g * width + c);
+        for (; g < heads; g++) weigh<1, 1>(probs + g * stride, stride, 1, values + c, count, width, out + g * width + c);
     }
 }

@@ -3,14 +3,11 @@
 
 #include "experts.hpp"
 
-// out[r][0..PANEL) += sum_n x[n][first + r] panel[n], a chain in the order of the rows.
+// out[r][0..PANEL) += sum_n x[n][first + r] panel[n], the sum a chain in the order of the rows.
 template <long ROWS>
 static inline void outer_tile(const float* const* x, long first, const float* panel, long rows, float* out, long stride) {
     Lanes left[ROWS], right[ROWS];
-    for (long r = 0; r < ROWS; r++) {
-        left[r] = load(out + r * stride);
-        right[r] = load(out + r * stride + LANES);
-    }
+    for (long r = 0; r < ROWS; r++) left[r] = right[r] = splat(0.0f);
     for (long n = 0; n < rows; n++) {
         Lanes a = load(panel + n * PANEL), b = load(panel + n * PANEL + LANES);
         const float* at = x[n] + first;
@@ -21,18 +18,20 @@ static inline void outer_tile(const float* const* x, long first, const float* pa
         }
     }
     for (long r = 0; r < ROWS; r++) {
-        store(out + r * stride, left[r]);
-        store(out + r * stride + LANES, right[r]);
+        store(out + r * stride, load(out + r * stride) + left[r]);
+        store(out + r * stride + LANES, load(out + r * stride + LANES) + right[r]);
     }
 }
 
-// out += x^T g over these rows: (inner, columns). A last panel that is not full is summed beside it.
-static void add_outer(const float* const* x, const float* const* g, long rows, long inner, long columns, float* out) {
+// out += x^T g over these rows: (inner, columns), those of its columns from `begin` (a multiple of PANEL) to `end`. A last
+// panel that is not full is summed beside it.
+static void add_outer(const float* const* x, const float* const* g, long rows, long inner, long columns, long begin, long end,
+                      float* out) {
     static thread_local Scratch scratch;
     float *panel = scratch.take((CHUNK + inner) * PANEL), *beside = panel + CHUNK * PANEL;
     for (long start = 0; start < rows; start += CHUNK) {
         long count = rows - start < CHUNK ? rows - start : CHUNK;
-        for (long first = 0; first < columns; first += PANEL) {
+        for (long first = begin; first < end; first += PANEL) {
             long width = columns - first < PANEL ? columns - first : PANEL, stride = width == PANEL ? columns : PANEL;
             float* to = width == PANEL ? out + first : beside;
             if (width < PANEL) {
@@ -47,6 +46,7 @@ static void add_outer(const float* const* x, const float* const* g, long rows, l
             }
             long i = 0;
             for (; i + BLOCK <= inner; i += BLOCK) outer_tile<BLOCK>(x + start, i, panel, count, to + i * stride, stride);
+            for (; i + 4 <= inner; i += 4) outer_tile<4>(x + start, i, panel, count, to + i * stride, stride);
             for (; i < inner; i++) outer_tile<1>(x + start, i, panel, count, to + i * stride, stride);
             if (width == PANEL) continue;
             for (i = 0; i < inner; i++)
@@ -65,82 +65,137 @@ static inline float dot(const float* a, const float* b, long width) {
 
 // y = x s w, s = 1 / rms(x): g_x = s (g w - x s mean(g w x s)), g_w += g x s.
 static void rms_norm_backward(const float* g, const float* x, const float* weight, float scale, long width, float* g_x,
-                              float* g_weight, float* along) {
-    for (long i = 0; i < width; i++) along[i] = g[i] * weight[i];
-    float mean = dot(along, x, width) * scale / (float)width;
-    for (long i = 0; i < width; i++) {
-        float normed = x[i] * scale;
-        g_weight[i] += g[i] * normed;
-        g_x[i] = (along[i] - normed * mean) * scale;
-    }
+                              float* g_weight) {
+    Lanes total = splat(0.0f);
+    auto along = [&](long i, long some) __attribute__((always_inline)) {
+        return load_some(g + i, some) * load_some(weight + i, some);
+    };
+    long i = 0;
+    for (; i + LANES <= width; i += LANES) total = fma(along(i, LANES), load(x + i), total);
+    if (i < width) total = fma(along(i, width - i), load_some(x + i, width - i), total);
+    Lanes mean = splat(sum(total) * scale / (float)width), factor = splat(scale);
+    auto step = [&](long i, long some) __attribute__((always_inline)) {
+        Lanes normed = load_some(x + i, some) * factor;
+        Lanes own = load_some(g_weight + i, some) + load_some(g + i, some) * normed, out = (along(i, some) - normed * mean) * factor;
+        std::memcpy(g_weight + i, &own, some * sizeof(float));
+        std::memcpy(g_x + i, &out, some * sizeof(float));
+    };
+    for (i = 0; i + LANES <= width; i += LANES) step(i, LANES);
+    if (i < width) step(i, width - i);
 }
 
-static inline void swiglu_backward(const float* g, const float* gate_up, long width, float* out) {
-    for (long i = 0; i < width; i += LANES) {
-        long some = width - i < LANES ? width - i : LANES;
+// One row of h = silu(gate) up: writes the gradients of gate and up for that of h, `weight` g, and `weight` h to `hidden`
+// where that is not null; gives g . h.
+static inline float swiglu_backward(const float* g, float weight, const float* gate_up, long width, float* out, float* hidden) {
+    Lanes total = splat(0.0f);
+    auto step = [&](long i, long some) __attribute__((always_inline)) {
         Lanes gate = load_some(gate_up + i, some), up = load_some(gate_up + width + i, some), grad = load_some(g + i, some);
-        Lanes s = sigmoid(gate);
+        Lanes s = sigmoid(gate), h = gate * s * up;
+        total = fma(grad, h, total);
+        grad *= splat(weight);
         Lanes to_up = grad * gate * s, to_gate = grad * up * s * (splat(1.0f) + gate * (splat(1.0f) - s));
         std::memcpy(out + i, &to_gate, some * sizeof(float));
         std::memcpy(out + width + i, &to_up, some * sizeof(float));
+        h *= splat(weight);
+        if (hidden) std::memcpy(hidden + i, &h, some * sizeof(float));
+    };
+    long i = 0;
+    for (; i + LANES <= width; i += LANES) step(i, LANES);
+    if (i < width) step(i, width - i);
+    return sum(total);
+}
+
+// out[r] = sum_n w[r, n] rows[n] for r < count, n from first[r] (which ascends) to num; w[r, n] stands at r stride + n step.
+static void weigh_rows(const float* w, long count, long stride, long step, const long* first, const float* rows, long num,
+                       long width, float* out) {
+    for (long r = 0; r < count; r += 2) {
+        const float *at = w + r * stride + first[r] * step, *from = rows + first[r] * width;
+        long c = 0, left = num - first[r];
+        for (; c + 4 * LANES <= width; c += 4 * LANES)
+            r + 2 <= count ? weigh<2, 4>(at, stride, step, from + c, left, width, out + r * width + c)
+                           : weigh<1, 4>(at, stride, step, from + c, left, width, out + r * width + c);
+        for (; c < width; c += LANES)
+            r + 2 <= count ? weigh<2, 1>(at, stride, step, from + c, left, width, out + r * width + c)
+                           : weigh<1, 1>(at, stride, step, from + c, left, width, out + r * width + c);
     }
 }
 
-// One query head: p its probabilities over `count` keys. Adds to the gradients of keys and values, writes that of q.
-static void attend_backward(const float* g, const float* q, const float* keys, const float* values, const float* p,
-                            long count, long width, float scale, float* g_p, float* g_q, float* g_keys,
-                            float* g_values) {
-    scores_of(g, values, count, width, g_p);
-    float mean = dot(p, g_p, count);
-    for (long j = 0; j < count; j++) g_p[j] = p[j] * (g_p[j] - mean) * scale;
-    for (long i = 0; i < width; i += LANES) {
-        Lanes total = splat(0.0f), own_q = load(q + i), own_g = load(g + i);
-        for (long j = 0; j < count; j++) {
-            long at = j * width + i;
-            total = fma(splat(g_p[j]), load(keys + at), total);
-            store(g_keys + at, fma(splat(g_p[j]), own_q, load(g_keys + at)));
-            store(g_values + at, fma(splat(p[j]), own_g, load(g_values + at)));
-        }
-        store(g_q + i, total);
-    }
-}
-
-// All gradients of `experts`, from what its forward kept; weights packed for the product by their transposes.
-static void experts_backward(const float* g, const float* x, long N, long D, long F, long E, long K, const float* weights,
-                             const float* gate_up_T, const float* down_T, const ExpertRows& rows, float* g_x,
-                             float* g_weights, float* g_gate_up, float* g_down) {
+// One query head of one sequence: row s of g, q, g_q, `apart` floats apart, and of p, (S, P), its probabilities over seen[s]
+// keys. Adds to the gradients of keys and values, which have P rows, and writes that of q.
+static void attend_backward(const float* g, const float* q, long apart, const float* keys, const float* values,
+                            const float* p, const int64_t* seen, long S, long P, long width, float scale, float* g_q,
+                            float* g_keys, float* g_values) {
     static thread_local Scratch scratch;
-    static thread_local std::vector<const float*> of_slot;
-    of_slot.resize(N * K);
-    float *g_y = scratch.take(CHUNK * (D + 3 * F) + N * K * D), *g_hidden = g_y + CHUNK * D, *g_gu = g_hidden + CHUNK * F;
-    float* g_rows = g_gu + CHUNK * 2 * F;
-    long start = 0;
-    for (long e = 0; e < E; e++) {
-        for (; start < rows.ends[e];) {
+    static thread_local std::vector<long> starts;
+    long padded = (P + LANES - 1) / LANES * LANES;
+    float* own_g = scratch.take((3 * S + P) * width + 2 * S * padded);
+    float *own_q = own_g + S * width, *turned = own_q + S * width, *sum_of = turned + S * width;
+    float *g_scores = sum_of + P * width, *probs = g_scores + S * padded;
+    starts.assign(S + P, 0);
+    long *zero = starts.data(), *first = zero + S, most = 0;
+    for (long s = 0; s < S; s++) {
+        std::memcpy(own_g + s * width, g + s * apart, width * sizeof(float));
+        std::memcpy(own_q + s * width, q + s * apart, width * sizeof(float));
+        float *row = g_scores + s * padded, *own = probs + s * padded;
+        scores_of(own_g + s * width, values, seen[s], width, row);
+        std::memcpy(own, p + s * P, seen[s] * sizeof(float));
+        float mean = dot(own, row, seen[s]);
+        for (long j = 0; j < seen[s]; j++) row[j] = own[j] * (row[j] - mean) * scale;
+        std::memset(row + seen[s], 0, (padded - seen[s]) * sizeof(float));
+        std::memset(own + seen[s], 0, (padded - seen[s]) * sizeof(float));
+        for (; most < seen[s]; most++) first[most] = s;
+    }
+    weigh_rows(g_scores, S, padded, 1, zero, keys, most, width, turned);
+    for (long s = 0; s < S; s++) std::memcpy(g_q + s * apart, turned + s * width, width * sizeof(float));
+    weigh_rows(g_scores, most, 1, padded, first, own_q, S, width, sum_of);
+    for (long i = 0; i < most * width; i++) g_keys[i] += sum_of[i];
+    weigh_rows(probs, most, 1, padded, first, own_g, S, width, sum_of);
+    for (long i = 0; i < most * width; i++) g_values[i] += sum_of[i];
+}
+
+// All gradients of `experts`, from what its forward kept; weights packed for the product by their transposes. An expert
+// is one part: its weights' gradients are sums over its rows.
+static void experts_backward(long threads, const float* g, const float* x, long N, long D, long F, long E, long K,
+                             const float* weights, const float* gate_up_T, const float* down_T, const ExpertRows& rows,
+                             float* g_x, float* g_weights, float* g_gate_up, float* g_down) {
+    static thread_local Scratch whole;
+    static thread_local std::vector<const float*> pointers;
+    pointers.resize(N * K);
+    float* g_rows = whole.take(N * K * D);
+    const float** of_slot = pointers.data();
+    in_parts(threads, E, 1, [=](long e, long) {
+        static thread_local Scratch scratch;
+        float *g_hidden = scratch.take(CHUNK * 4 * F), *hidden = g_hidden + CHUNK * F, *g_gu = hidden + CHUNK * F;
+        for (long start = e ? rows.ends[e - 1] : 0; start < rows.ends[e]; start += CHUNK) {
             long count = rows.ends[e] - start < CHUNK ? rows.ends[e] - start : CHUNK;
-            const float *from[CHUNK], *y_at[CHUNK], *hidden_at[CHUNK], *gu_at[CHUNK];
+            const float *from[CHUNK], *g_at[CHUNK], *hidden_at[CHUNK], *gu_at[CHUNK];
+            float* g_hidden_at[CHUNK];
             for (long r = 0; r < count; r++) {
                 long slot = rows.slot[start + r], n = slot / K;
-                g_weights[slot] = dot(g + n * D, rows.y + (start + r) * D, D);
-                for (long i = 0; i < D; i++) g_y[r * D + i] = g[n * D + i] * weights[slot];
                 from[r] = x + n * D;
-                y_at[r] = g_y + r * D;
-                hidden_at[r] = rows.hidden + (start + r) * F;
+                g_at[r] = g + n * D;
+                hidden_at[r] = hidden + r * F;
+                g_hidden_at[r] = g_hidden + r * F;
                 gu_at[r] = g_gu + r * 2 * F;
                 of_slot[slot] = g_rows + (start + r) * D;
             }
-            product(g_y, count, down_T + e * packed_size(D, F), D, F, g_hidden);
-            for (long r = 0; r < count; r++)
-                swiglu_backward(g_hidden + r * F, rows.gate_up + (start + r) * 2 * F, F, g_gu + r * 2 * F);
+            // A row's output is weight * (hidden down): what is needed of it comes from g down^T and hidden, made again.
+            product(g_at, count, down_T + e * packed_size(D, F), D, F, g_hidden_at);
+            for (long r = 0; r < count; r++) {
+                const float* gate_up = rows.gate_up + (start + r) * 2 * F;
+                long slot = rows.slot[start + r];
+                g_weights[slot] = swiglu_backward(g_hidden + r * F, weights[slot], gate_up, F, g_gu + r * 2 * F, hidden + r * F);
+            }
             product(g_gu, count, gate_up_T + e * packed_size(2 * F, D), 2 * F, D, g_rows + start * D);
-            add_outer(hidden_at, y_at, count, F, D, g_down + e * F * D);
-            add_outer(from, gu_at, count, D, 2 * F, g_gate_up + e * D * 2 * F);
-            start += count;
+            add_outer(hidden_at, g_at, count, F, D, 0, D, g_down + e * F * D);
+            add_outer(from, gu_at, count, D, 2 * F, 0, 2 * F, g_gate_up + e * D * 2 * F);
         }
-    }
-    for (long n = 0; n < N; n++)
-        for (long k = 0; k < K; k++) {
-            const float* row = of_slot[n * K + k];
-            for (long i = 0; i < D; i++) g_x[n * D + i] = k == 0 ? row[i] : g_x[n * D + i] + row[i];
-        }
+    });
+    in_parts(threads, N, 256, [=](long n, long last) {
+        for (; n < last; n++)
+            for (long k = 0; k < K; k++) {
+                const float* row = of_slot[n * K + k];
+                for (long i = 0; i < D; i++) g_x[n * D + i] = k == 0 ? row[i] : g_x[n * D + i] + row[i];
+            }
+    });
 }

@@ -22,7 +22,7 @@ from lab.files import atomic_write
 
 CACHE = Path("runs/.cache/kernels")
 # Products and sums are contracted where the source says `fma`, and nowhere else: see lanes.hpp.
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 COMPILERS = ("g++", "clang++", "c++")
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -30,8 +30,8 @@ _TYPES: dict[str, Any] = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, 
 
 
 def _signatures() -> dict[str, list[Any]]:
-    """What each function takes, read from its declaration."""
-    declared = re.findall(r"^void (fo_\w+)\(([^)]*)\)", SOURCE.read_text(), re.MULTILINE)
+    """What each function takes after the number of threads, read from its declaration."""
+    declared = re.findall(r"^void (fo_\w+)\(int64_t threads, ([^)]*)\)", SOURCE.read_text(), re.MULTILINE)
     return {
         name: [ctypes.c_void_p if "*" in one else _TYPES[one.split()[0]] for one in arguments.split(",")]
         for name, arguments in declared
@@ -39,21 +39,25 @@ def _signatures() -> dict[str, list[Any]]:
 
 
 class Library:
-    """The compiled functions; tensors are handed over as pointers, so they must be contiguous."""
+    """The compiled functions; tensors are handed over as pointers, so they must be contiguous.
+
+    `threads` is the number of threads that they may use, one at first. No bit depends on it.
+    """
 
     def __init__(self, path: Path) -> None:
+        self.threads = 1
         self._functions = {}
         loaded = ctypes.CDLL(str(path.resolve()))
         for name, types in _signatures().items():
             function = getattr(loaded, name)
-            function.argtypes, function.restype = types, None
+            function.argtypes, function.restype = [ctypes.c_int64, *types], None
             self._functions[name] = function
 
     def __call__(self, name: str, *arguments: Any) -> None:
         """Calls a function by its name; None is the null pointer."""
-        function = self._functions[name]
-        assert len(arguments) == len(function.argtypes), f"{name} takes {len(function.argtypes)}, got {len(arguments)}"
-        function(*(pointer(a) if isinstance(a, Tensor) else a for a in arguments))
+        function, num = self._functions[name], len(arguments)
+        assert num == len(function.argtypes) - 1, f"{name} takes {len(function.argtypes) - 1}, got {num}"
+        function(self.threads, *(pointer(a) if isinstance(a, Tensor) else a for a in arguments))
 
 
 def pointer(x: Tensor) -> int:

@@ -6,22 +6,22 @@
 #include "attention.hpp"
 #include "product.hpp"
 #include "rounding.hpp"
+#include "threads.hpp"
 
-// down(silu(g) u), (g, u) = x gate_up, of the rows at x, which are rounded already where they are; gate_up and hidden hold
-// CHUNK rows, or all of them if `keeps`.
+// down(silu(g) u), (g, u) = x gate_up, of the rows at x, which are rounded already where they are; hidden holds CHUNK rows,
+// so does gate_up, or all of them if `keeps`.
 static void mlp(const float* const* x, long rows, const float* gate_up_packed, const float* down_packed, long D, long F,
                 float* gate_up, float* hidden, bool keeps, float* out, const Rounding& rounding = {}) {
     for (long start = 0; start < rows; start += CHUNK) {
         long count = rows - start < CHUNK ? rows - start : CHUNK;
         float* gu = keeps ? gate_up + start * 2 * F : gate_up;
-        float* h = keeps ? hidden + start * F : hidden;
         float* to[CHUNK];
         for (long r = 0; r < count; r++) to[r] = gu + r * 2 * F;
         product(x + start, count, gate_up_packed, D, 2 * F, to);
         round_rows(rounding.outputs, gu, count, 2 * F);
-        for (long r = 0; r < count; r++) swiglu(gu + r * 2 * F, gu + r * 2 * F + F, F, h + r * F);
-        round_rows(rounding.inputs, h, count, F);
-        product(h, count, down_packed, F, D, out + start * D);
+        for (long r = 0; r < count; r++) swiglu(gu + r * 2 * F, gu + r * 2 * F + F, F, hidden + r * F);
+        round_rows(rounding.inputs, hidden, count, F);
+        product(hidden, count, down_packed, F, D, out + start * D);
         round_rows(rounding.outputs, out + start * D, count, D);
     }
 }
@@ -35,43 +35,44 @@ static void sort_slots(const int64_t* experts, long M, long E, int32_t* ends, in
     for (long m = 0; m < M; m++) slot[next[experts[m]]++] = m;
 }
 
-// What a gradient needs of the rows, in sorted order; null where none is taken.
+// The slots in sorted order, and of their rows what a gradient needs.
 struct ExpertRows {
     int32_t* ends;
     int64_t* slot;
-    float* gate_up;
-    float* hidden;
-    float* y;
+    float* gate_up;  // all rows, or CHUNK of them where none is taken
 };
 
-// out[n] = sum_k weights[n, k] expert_k(x[n]), in slot order (which is ascending expert order).
-static void experts(const float* x, long N, long D, long F, long E, long K, const int64_t* ids, const float* weights,
-                    const float* gate_up_packed, const float* down_packed, const ExpertRows& rows, bool keeps, float* out,
-                    const Rounding& rounding = {}) {
+// out[n] = sum_k weights[n, k] expert_k(x[n]), in slot order (which is ascending expert order). More than one thread only
+// if it `keeps` every expert's rows.
+static void experts(long threads, const float* x, long N, long D, long F, long E, long K, const int64_t* ids,
+                    const float* weights, const float* gate_up_packed, const float* down_packed, const ExpertRows& rows,
+                    bool keeps, float* out, const Rounding& rounding = {}) {
     long M = N * K;
     sort_slots(ids, M, E, rows.ends, rows.slot);
-    static thread_local std::vector<const float*> from;
-    static thread_local std::vector<const float*> of_slot;
-    from.resize(M);
-    of_slot.resize(M);
+    static thread_local Scratch scratch;
+    static thread_local std::vector<const float*> pointers;
+    pointers.resize(2 * M);
+    const float **from = pointers.data(), **of_slot = from + M;
+    float* y = scratch.take(M * D);
     for (long r = 0; r < M; r++) {
         from[r] = x + rows.slot[r] / K * D;
-        of_slot[rows.slot[r]] = rows.y + r * D;
+        of_slot[rows.slot[r]] = y + r * D;
     }
-    long start = 0;
-    for (long e = 0; e < E; e++) {
-        long stop = rows.ends[e];
-        mlp(from.data() + start, stop - start, gate_up_packed + e * packed_size(D, 2 * F),
+    in_parts(threads, E, 1, [=](long e, long) {
+        static thread_local Scratch room;
+        long start = e ? rows.ends[e - 1] : 0;
+        mlp(from + start, rows.ends[e] - start, gate_up_packed + e * packed_size(D, 2 * F),
             down_packed + e * packed_size(F, D), D, F, keeps ? rows.gate_up + start * 2 * F : rows.gate_up,
-            keeps ? rows.hidden + start * F : rows.hidden, keeps, rows.y + start * D, rounding);
-        start = stop;
-    }
-    for (long n = 0; n < N; n++) {
-        float* to = out + n * D;
-        for (long k = 0; k < K; k++) {
-            float weight = weights[n * K + k];
-            const float* y = of_slot[n * K + k];
-            for (long i = 0; i < D; i++) to[i] = k == 0 ? y[i] * weight : to[i] + y[i] * weight;
+            room.take(CHUNK * F), keeps, y + start * D, rounding);
+    });
+    in_parts(threads, N, 256, [=](long n, long last) {
+        for (; n < last; n++) {
+            float* to = out + n * D;
+            for (long k = 0; k < K; k++) {
+                float weight = weights[n * K + k];
+                const float* y = of_slot[n * K + k];
+                for (long i = 0; i < D; i++) to[i] = k == 0 ? y[i] * weight : to[i] + y[i] * weight;
+            }
         }
-    }
+    });
 }

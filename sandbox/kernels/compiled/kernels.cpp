@@ -1,142 +1,220 @@
 // The C interface that ops.py and forward.py call through ctypes. All arrays are contiguous float32 unless said; sizes
-// are checked by the caller. One thread.
+// are checked by the caller. At most `threads` threads compute, fewer where there is little to do; the bits are the same.
 #include "backward.hpp"
 #include "pass.hpp"
+#include "self_attention.hpp"
+
+// What a part of a loop that works number by number should hold: a thread takes some 20 microseconds to come.
+static long rows_of(long width) { return 65536 / width + 1; }
 
 extern "C" {
 
-void fo_pack(const float* w, int64_t count, int64_t inner, int64_t columns, int64_t stride_i, int64_t stride_o, float* out) {
-    for (long e = 0; e < count; e++)
-        pack(w + e * inner * columns, inner, columns, stride_i, stride_o, out + e * packed_size(inner, columns));
+void fo_pack(int64_t threads, const float* w, int64_t count, int64_t inner, int64_t columns, int64_t stride_i, int64_t stride_o, float* out) {
+    in_parts(threads, count, 1, [=](long first, long last) {
+        for (long e = first; e < last; e++)
+            pack(w + e * inner * columns, inner, columns, stride_i, stride_o, out + e * packed_size(inner, columns));
+    });
 }
 
 // Rows [ends[e-1], ends[e]) of x by the e-th weight; linear is the case of one.
-void fo_product(const float* x, const int32_t* ends, int64_t count, const float* packed, int64_t inner, int64_t columns,
+void fo_product(int64_t threads, const float* x, const int32_t* ends, int64_t count, const float* packed, int64_t inner, int64_t columns,
                 float* out) {
-    long start = 0;
-    for (long e = 0; e < count; e++) {
-        product(x + start * inner, ends[e] - start, packed + e * packed_size(inner, columns), inner, columns,
-                out + start * columns);
-        start = ends[e];
-    }
+    in_parts(threads, count ? ends[count - 1] : 0, CHUNK, [=](long first, long last) {
+        for (long e = 0; e < count && first < last; e++) {
+            long stop = ends[e] < last ? ends[e] : last;
+            if (stop <= first) continue;
+            product(x + first * inner, stop - first, packed + e * packed_size(inner, columns), inner, columns,
+                    out + first * columns);
+            first = stop;
+        }
+    });
 }
 
 // Row n takes weight n mod num_weights.
-void fo_rms_norm(const float* x, const float* weight, int64_t rows, int64_t num_weights, int64_t width, float eps,
+void fo_rms_norm(int64_t threads, const float* x, const float* weight, int64_t rows, int64_t num_weights, int64_t width, float eps,
                  float* out, float* scale) {
-    for (long n = 0; n < rows; n++)
-        scale[n] = rms_norm(x + n * width, weight + n % num_weights * width, width, eps, out + n * width);
+    in_parts(threads, rows, rows_of(width), [=](long first, long last) {
+        for (long n = first; n < last; n++)
+            scale[n] = rms_norm(x + n * width, weight + n % num_weights * width, width, eps, out + n * width);
+    });
 }
 
 // Row n takes table row n mod num_tables.
-void fo_rotate(const float* x, const float* cos, const float* sin, int64_t rows, int64_t num_tables, int64_t width,
+void fo_rotate(int64_t threads, const float* x, const float* cos, const float* sin, int64_t rows, int64_t num_tables, int64_t width,
                float* out) {
-    for (long n = 0; n < rows; n++)
-        rotate(x + n * width, cos + n % num_tables * width, sin + n % num_tables * width, width, out + n * width);
+    in_parts(threads, rows, rows_of(width), [=](long first, long last) {
+        for (long n = first; n < last; n++)
+            rotate(x + n * width, cos + n % num_tables * width, sin + n % num_tables * width, width, out + n * width);
+    });
 }
 
-void fo_swiglu(const float* gate_up, int64_t rows, int64_t width, float* out) {
-    for (long n = 0; n < rows; n++) swiglu(gate_up + 2 * n * width, gate_up + (2 * n + 1) * width, width, out + n * width);
+void fo_swiglu(int64_t threads, const float* gate_up, int64_t rows, int64_t width, float* out) {
+    in_parts(threads, rows, rows_of(2 * width), [=](long first, long last) {
+        for (long n = first; n < last; n++)
+            swiglu(gate_up + 2 * n * width, gate_up + (2 * n + 1) * width, width, out + n * width);
+    });
 }
 
-void fo_sigmoid(const float* x, int64_t count, float* out) {
-    for (long n = 0; n < count; n++) out[n] = sigmoid(x[n]);
+void fo_sigmoid(int64_t threads, const float* x, int64_t count, float* out) {
+    in_parts(threads, count, rows_of(8), [=](long first, long last) {
+        for (long n = first; n < last; n++) out[n] = sigmoid(x[n]);
+    });
 }
 
-// q, out (B, S, H, d); k, v (B, h, P, d) with strides by b and by h; seen (B, S) keys; probs (B, S, H, P), or (G, P) if
-// `keeps` is 0.
-void fo_attention(const float* q, const float* k, const float* v, const int64_t* seen, int64_t B, int64_t S, int64_t H,
-                  int64_t h, int64_t P, int64_t d, int64_t stride_b, int64_t stride_h, float scale, int32_t keeps,
-                  float* probs, float* out) {
+// q, out (B, S, H, d); k, v (B, h, P, d) with strides by b and by h; seen (B, S) keys; probs (B, H, S, P), or null.
+void fo_attention(int64_t threads, const float* q, const float* k, const float* v, const int64_t* seen, int64_t B, int64_t S, int64_t H,
+                  int64_t h, int64_t P, int64_t d, int64_t stride_b, int64_t stride_h, float scale, float* probs,
+                  float* out) {
     long G = H / h;
-    for (long row = 0; row < B * S; row++)
-        for (long j = 0; j < h; j++) {
-            long first = row / S * stride_b + j * stride_h, head = row * H + j * G;
-            float* own = keeps ? probs + head * P : probs;
-            attend(q + head * d, G, k + first, v + first, seen[row], d, scale, own, P, out + head * d);
-        }
+    in_parts(threads, B * S, 32, [=](long start, long stop) {
+        static thread_local Scratch scratch;
+        for (long row = start; row < stop; row++)
+            for (long j = 0; j < h; j++) {
+                long b = row / S, first = b * stride_b + j * stride_h, head = row * H + j * G;
+                float* own = probs ? probs + ((b * H + j * G) * S + row % S) * P : scratch.take(G * P);
+                attend(q + head * d, G, k + first, v + first, seen[row], d, scale, own, probs ? S * P : P, out + head * d);
+            }
+    });
 }
 
-void fo_experts(const float* x, int64_t N, int64_t D, int64_t F, int64_t E, int64_t K, const int64_t* ids,
+void fo_experts(int64_t threads, const float* x, int64_t N, int64_t D, int64_t F, int64_t E, int64_t K, const int64_t* ids,
                 const float* weights, const float* gate_up, const float* down, int32_t* ends, int64_t* slot,
-                float* gate_up_rows, float* hidden_rows, float* y_rows, int32_t keeps, float* out) {
-    ExpertRows rows = {ends, slot, gate_up_rows, hidden_rows, y_rows};
-    experts(x, N, D, F, E, K, ids, weights, gate_up, down, rows, keeps, out);
+                float* gate_up_rows, int32_t keeps, float* out) {
+    ExpertRows rows = {ends, slot, gate_up_rows};
+    experts(keeps ? threads : 1, x, N, D, F, E, K, ids, weights, gate_up, down, rows, keeps, out);
 }
 
-void fo_route(const Sizes* sizes, const float* bias, int64_t N, const float* logits, int32_t selects, int64_t* ids,
+void fo_route(int64_t threads, const Sizes* sizes, const float* bias, int64_t N, const float* logits, int32_t selects, int64_t* ids,
               float* weights) {
     LayerWeights only = {};
     only.bias = bias;
-    route(*sizes, only, N, logits, selects, ids, weights);
+    in_parts(threads, N, 256, [=](long n, long stop) {
+        long E = sizes->E, K = sizes->K;
+        route(*sizes, only, stop - n, logits + n * E, selects, ids + n * K, weights ? weights + n * K : nullptr);
+    });
 }
 
-void fo_round(const Steps* steps, int64_t rows, int64_t width, float* x) { round_rows(*steps, x, rows, width); }
-
-void fo_attention_half(const Sizes* sizes, const LayerWeights* layer, const Batch* batch, const Rounding* rounding,
-                       float* keys, float* values, float* x, float* hidden, float* logits) {
-    attention_half(*sizes, *layer, *batch, *rounding, keys, values, x, hidden, logits);
+void fo_round(int64_t threads, const Steps* steps, int64_t rows, int64_t width, float* x) {
+    in_parts(threads, rows, rows_of(width), [=](long n, long last) { round_rows(*steps, x + n * width, last - n, width); });
 }
 
-void fo_mlp_half(const Sizes* sizes, const LayerWeights* layer, const Rounding* rounding, int64_t N, const float* hidden,
-                 const int64_t* ids, const float* weights, float* x) {
-    mlp_half(*sizes, *layer, *rounding, N, hidden, ids, weights, x);
+void fo_attention_half(int64_t threads, const Sizes* sizes, const LayerWeights* layer, const Batch* batch,
+                       const Rounding* rounding, float* keys, float* values, float* x, float* hidden, float* logits) {
+    in_parts(threads, batch->B, sequences_of(threads, *batch), [=](long b, long stop) {
+        long n = b * batch->S, at = b * batch->stride;
+        attention_half(*sizes, *layer, of_batch(*batch, b, stop), *rounding, keys + at, values + at, x + n * sizes->D,
+                       hidden + n * sizes->D, logits + n * sizes->E);
+    });
+}
+
+void fo_mlp_half(int64_t threads, const Sizes* sizes, const LayerWeights* layer, const Rounding* rounding, int64_t N,
+                 const float* hidden, const int64_t* ids, const float* weights, float* x) {
+    in_parts(threads, N, rows_a_part(threads, N), [=](long n, long stop) {
+        long at = n * sizes->D, slot = n * sizes->K;
+        mlp_half(*sizes, *layer, *rounding, stop - n, hidden + at, ids + slot, weights + slot, x + at);
+    });
 }
 
 // All layers, naturally routed. Keys and values are (L, ...) with a stride by layer; ids (MoE layers, N, K); hidden and
-// logits (MoE layers, N, .), or one layer's room each if `keeps` is 0.
-void fo_forward(const Sizes* sizes, const LayerWeights* layers, int64_t L, const Batch* batch, const Rounding* rounding,
-                float* keys, float* values, int64_t stride, float* x, int32_t keeps, float* hidden, float* logits,
-                int64_t* ids, float* weights) {
-    long N = batch->B * batch->S;
-    for (long l = 0; l < L; l++) {
-        const LayerWeights& layer = layers[l];
-        attention_half(*sizes, layer, *batch, *rounding, keys + l * stride, values + l * stride, x, hidden, logits);
-        if (layer.router) route(*sizes, layer, N, logits, true, ids, weights);
-        mlp_half(*sizes, layer, *rounding, N, hidden, ids, weights, x);
-        if (!layer.router) continue;
-        ids += N * sizes->K;
-        if (keeps) {
-            hidden += N * sizes->D;
-            logits += N * sizes->E;
+// logits (MoE layers, N, .), or one layer's room each if `keeps` is 0. A thread takes its sequences through all layers.
+void fo_forward(int64_t threads, const Sizes* sizes, const LayerWeights* layers, int64_t L, const Batch* batch,
+                const Rounding* rounding, float* keys, float* values, int64_t stride, float* x, int32_t keeps, float* hidden,
+                float* logits, int64_t* ids, float* weights) {
+    long N = batch->B * batch->S, D = sizes->D, E = sizes->E, K = sizes->K;
+    in_parts(threads, batch->B, sequences_of(threads, *batch), [=](long b, long last) {
+        Batch own = of_batch(*batch, b, last);
+        long n = b * batch->S, room = 0, at = b * batch->stride, rows = own.B * own.S;
+        for (long l = 0; l < L; l++) {
+            const LayerWeights& layer = layers[l];
+            float *h = hidden + (keeps ? room * N + n : n) * D, *scores = logits + (keeps ? room * N + n : n) * E;
+            int64_t* chosen = ids + (room * N + n) * K;
+            attention_half(*sizes, layer, own, *rounding, keys + l * stride + at, values + l * stride + at, x + n * D, h, scores);
+            if (layer.router) route(*sizes, layer, rows, scores, true, chosen, weights + n * K);
+            mlp_half(*sizes, layer, *rounding, rows, h, chosen, weights + n * K, x + n * D);
+            if (layer.router) room++;
         }
-    }
+    });
 }
 
-void fo_rms_norm_backward(const float* g, const float* x, const float* weight, const float* scale, int64_t rows,
-                          int64_t num_weights, int64_t width, float* g_x, float* g_weight) {
-    std::vector<float> along(width);
+// out += x^T g, (inner, columns).
+void fo_outer(int64_t threads, const float* x, const float* g, int64_t rows, int64_t inner, int64_t columns, float* out) {
+    std::vector<const float*> at(2 * rows);
     for (long n = 0; n < rows; n++) {
-        long w = n % num_weights * width;
-        rms_norm_backward(g + n * width, x + n * width, weight + w, scale[n], width, g_x + n * width, g_weight + w,
-                          along.data());
+        at[n] = x + n * inner;
+        at[rows + n] = g + n * columns;
     }
+    long share = ((columns + PANEL - 1) / PANEL + threads - 1) / threads;
+    in_parts(threads, columns, share * PANEL, [=, &at](long first, long last) {
+        add_outer(at.data(), at.data() + rows, rows, inner, columns, first, last, out);
+    });
 }
 
-void fo_swiglu_backward(const float* g, const float* gate_up, int64_t rows, int64_t width, float* out) {
-    for (long n = 0; n < rows; n++)
-        swiglu_backward(g + n * width, gate_up + 2 * n * width, width, out + 2 * n * width);
+void fo_rms_norm_backward(int64_t threads, const float* g, const float* x, const float* weight, const float* scale, int64_t rows,
+                          int64_t num_weights, int64_t width, float* g_x, float* g_weight) {
+    // Sums over whole blocks of rows, added in the order of the blocks.
+    long block = (512 + num_weights - 1) / num_weights * num_weights, size = num_weights * width;
+    std::vector<float> sums_of((rows + block - 1) / block * size, 0.0f);
+    float* all = sums_of.data();
+    in_parts(threads, rows, block, [=](long first, long last) {
+        float* own = all + first / block * size;
+        for (long n = first; n < last; n++) {
+            long w = n % num_weights * width;
+            rms_norm_backward(g + n * width, x + n * width, weight + w, scale[n], width, g_x + n * width, own + w);
+        }
+    });
+    for (size_t i = 0; i < sums_of.size(); i++) g_weight[i % size] += all[i];
+}
+
+void fo_swiglu_backward(int64_t threads, const float* g, const float* gate_up, int64_t rows, int64_t width, float* out) {
+    in_parts(threads, rows, rows_of(2 * width), [=](long first, long last) {
+        for (long n = first; n < last; n++)
+            swiglu_backward(g + n * width, 1.0f, gate_up + 2 * n * width, width, out + 2 * n * width, nullptr);
+    });
 }
 
 // As fo_attention, with the probabilities that it kept and contiguous keys and values; their gradients are zero before.
-void fo_attention_backward(const float* g, const float* q, const float* k, const float* v, const int64_t* seen, int64_t B,
+void fo_attention_backward(int64_t threads, const float* g, const float* q, const float* k, const float* v, const int64_t* seen, int64_t B,
                            int64_t S, int64_t H, int64_t h, int64_t P, int64_t d, float scale, const float* probs,
                            float* g_q, float* g_k, float* g_v) {
-    std::vector<float> g_p((P + LANES - 1) / LANES * LANES);
     long G = H / h;
-    for (long row = 0; row < B * S; row++)
-        for (long j = 0; j < H; j++) {
-            long at = (row / S * h + j / G) * P * d, head = row * H + j;
-            attend_backward(g + head * d, q + head * d, k + at, v + at, probs + head * P, seen[row], d, scale, g_p.data(),
-                            g_q + head * d, g_k + at, g_v + at);
-        }
+    // A key head of a sequence is one part: its gradient is a sum over the queries that see it.
+    in_parts(threads, B * h, 1, [=](long first, long last) {
+        for (long own = first; own < last; own++)
+            for (long j = own % h * G; j < (own % h + 1) * G; j++) {
+                long b = own / h, at = own * P * d, head = b * S * H + j;
+                attend_backward(g + head * d, q + head * d, H * d, k + at, v + at, probs + (b * H + j) * S * P, seen + b * S,
+                                S, P, d, scale, g_q + head * d, g_k + at, g_v + at);
+            }
+    });
 }
 
-void fo_experts_backward(const float* g, const float* x, int64_t N, int64_t D, int64_t F, int64_t E, int64_t K,
+void fo_experts_backward(int64_t threads, const float* g, const float* x, int64_t N, int64_t D, int64_t F, int64_t E, int64_t K,
                          const float* weights, const float* gate_up_T, const float* down_T, int32_t* ends, int64_t* slot,
-                         float* gate_up_rows, float* hidden_rows, float* y_rows, float* g_x, float* g_weights,
-                         float* g_gate_up, float* g_down) {
-    ExpertRows rows = {ends, slot, gate_up_rows, hidden_rows, y_rows};
-    experts_backward(g, x, N, D, F, E, K, weights, gate_up_T, down_T, rows, g_x, g_weights, g_gate_up, g_down);
+                         float* gate_up_rows, float* g_x, float* g_weights, float* g_gate_up, float* g_down) {
+    ExpertRows rows = {ends, slot, gate_up_rows};
+    experts_backward(threads, g, x, N, D, F, E, K, weights, gate_up_T, down_T, rows, g_x, g_weights, g_gate_up, g_down);
+}
+
+// What a gradient needs is kept in q, k, v and probs: see SelfAttention. qk_norm as in Sizes.
+void fo_self_attention(int64_t threads, const float* qkv, const float* q_norm, const float* k_norm, const float* cos,
+                       const float* sin, int64_t B, int64_t S, int64_t H, int64_t h, int64_t d, int64_t P, int64_t qk_norm,
+                       int64_t num_tables, float eps, float scale, float* q, float* k, float* v, float* probs, float* out) {
+    SelfAttention all = {{0, H, h, d, 0, 0, 0, qk_norm, eps, scale}, {}, B, S, P, num_tables, cos, sin, qkv, q, k, v, probs};
+    all.w.q_norm = q_norm, all.w.k_norm = k_norm;
+    in_parts(threads, B, 1, [&](long b, long) { attend_sequence(all, b, out); });
+}
+
+// `g_norms` is zero before: q's, then k's.
+void fo_self_attention_backward(int64_t threads, const float* g, const float* qkv, const float* q_norm, const float* k_norm,
+                                const float* cos, const float* sin, int64_t B, int64_t S, int64_t H, int64_t h, int64_t d,
+                                int64_t P, int64_t qk_norm, int64_t num_tables, float eps, float scale, float* q, float* k,
+                                float* v, float* probs, float* g_qkv, float* g_norms) {
+    SelfAttention all = {{0, H, h, d, 0, 0, 0, qk_norm, eps, scale}, {}, B, S, P, num_tables, cos, sin, qkv, q, k, v, probs};
+    all.w.q_norm = q_norm, all.w.k_norm = k_norm;
+    long size = all.num_norms();
+    std::vector<float> by_sequence(B * size, 0.0f);
+    float* sums_of = by_sequence.data();
+    in_parts(threads, B, 1, [&](long b, long) { attend_sequence_backward(all, g, b, g_qkv, sums_of + b * size); });
+    for (long i = 0; i < B * size; i++) g_norms[i % size] += sums_of[i];
 }
 }

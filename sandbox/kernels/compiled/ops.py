@@ -62,9 +62,14 @@ class _Linear(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight_OD = ctx.saved_tensors
-        grad_NO = grads[0].reshape(-1, weight_OD.shape[0])
-        grad_x = (grad_NO @ weight_OD).view(x.shape) if ctx.needs_input_grad[0] else None
-        return grad_x, grad_NO.t() @ x.view(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
+        (num_out, width), grad = weight_OD.shape, grads[0].contiguous()
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_x = product_of(grad, pack(weight_OD, transposed=False), None, width)
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.zeros_like(weight_OD)
+            library()("fo_outer", grad, x, x.numel() // width, num_out, width, grad_weight)
+        return grad_x, grad_weight
 
 
 def linear(x: Float[Tensor, "*rows D"], weight_OD: Float[Tensor, "O D"]) -> Float[Tensor, "*rows O"]:
@@ -204,9 +209,9 @@ class _Attention(Function):
         if k.stride()[2:] != (d, 1) or k.stride() != v.stride():
             k, v = plain(k), plain(v)
         keeps = any(getattr(ctx, "needs_input_grad", ()))
-        probs, out = q.new_empty((B, S, H, P) if keeps else (H // h, P)), torch.empty_like(q)
+        probs, out = q.new_empty(B, H, S, P) if keeps else None, torch.empty_like(q)
         sizes = B, S, H, h, P, d, k.stride(0), k.stride(1)
-        library()("fo_attention", q, k.data_ptr(), v.data_ptr(), seen_BS, *sizes, scale, keeps, probs, out)
+        library()("fo_attention", q, k.data_ptr(), v.data_ptr(), seen_BS, *sizes, scale, probs, out)
         if keeps:
             ctx.save_for_backward(q, plain(k), plain(v), seen_BS, probs)
             ctx.scale = scale
@@ -251,12 +256,9 @@ class _Experts(Function):
         (N, D), K, (E, F_, _) = x.shape, ids.shape[1], down.shape
         x, ids, weights = plain(x), ids.contiguous(), plain(weights)
         keeps = any(getattr(ctx, "needs_input_grad", ()))
-        # Rows in sorted order; without a gradient the inner ones are those of one chunk at a time.
-        rows = N * K if keeps else CHUNK
-        kept = [
-            torch.empty(E, dtype=torch.int32), torch.empty(N * K, dtype=torch.int64),
-            x.new_empty(rows, 2 * F_), x.new_empty(rows, F_), x.new_empty(N * K, D),
-        ]  # fmt: skip
+        # Rows in sorted order; without a gradient those of one chunk at a time.
+        rows = x.new_empty(N * K if keeps else CHUNK, 2 * F_)
+        kept = torch.empty(E, dtype=torch.int32), torch.empty(N * K, dtype=torch.int64), rows
         out = torch.empty_like(x)
         packed = pack(gate_up, transposed=False), pack(down, transposed=False)
         library()("fo_experts", x, N, D, F_, E, K, ids, weights, *packed, *kept, keeps, out)

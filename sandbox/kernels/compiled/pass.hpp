@@ -4,6 +4,10 @@
 #include "experts.hpp"
 #include "routing.hpp"
 
+// Rows in one part of a pass: no fewer than are worth the weights that they pull through a thread's caches, and no more than
+// another thread should wait for.
+constexpr long FEWEST_ROWS = 16, MOST_ROWS = 384;
+
 struct Sizes {
     int64_t D, H, h, d, E, K, F, qk_norm;  // qk_norm: 0 none, 1 of each head, 2 of the whole projection
     float eps, scale;                      // scale: 1 / sqrt(d)
@@ -25,6 +29,22 @@ struct Batch {
     int64_t B, S, capacity, stride;
     const int64_t* positions;
 };
+
+// Its sequences [first, last).
+static Batch of_batch(const Batch& batch, long first, long last) {
+    return {last - first, batch.S, batch.capacity, batch.stride, batch.positions + first * batch.S};
+}
+
+// A thread's share of the rows, within these limits.
+static long rows_a_part(long threads, long rows) {
+    long share = (rows + threads - 1) / threads;
+    return std::min(std::max(share, FEWEST_ROWS), MOST_ROWS);
+}
+
+// The same in whole sequences, at least one.
+static long sequences_of(long threads, const Batch& batch) {
+    return (rows_a_part(threads, batch.B * batch.S) + batch.S - 1) / batch.S;
+}
 
 static void normalise(const Sizes& m, const LayerWeights& w, float* qk) {
     if (m.qk_norm == 1) {
@@ -115,14 +135,14 @@ static void mlp_half(const Sizes& m, const LayerWeights& w, const Rounding& roun
     static thread_local std::vector<int32_t> ends;
     static thread_local std::vector<int64_t> slots;
     long D = m.D;
-    float* out = scratch.take(3 * N * D + N + N * m.K * D + CHUNK * 3 * m.F);
-    float *extra = out + N * D, *room = extra + N * D, *open = room + N * D, *y = open + N, *gate_up = y + N * m.K * D;
+    float* out = scratch.take(3 * N * D + N + CHUNK * 2 * m.F);
+    float *extra = out + N * D, *room = extra + N * D, *open = room + N * D, *gate_up = open + N;
     const float* seen = rounded(rounding.inputs, hidden, N, D, room);
     if (w.router) {
         ends.resize(m.E);
         slots.resize(N * m.K);
-        ExpertRows rows = {ends.data(), slots.data(), gate_up, gate_up + CHUNK * 2 * m.F, y};
-        experts(seen, N, D, m.F, m.E, m.K, ids, weights, w.gate_up, w.down, rows, false, out, rounding);
+        ExpertRows rows = {ends.data(), slots.data(), gate_up};
+        experts(1, seen, N, D, m.F, m.E, m.K, ids, weights, w.gate_up, w.down, rows, false, out, rounding);
     }
     if (w.plain_gate_up) plain_mlp(m, w, rounding, N, seen, w.router ? extra : out);
     if (w.shared_gate) product(rounded(rounding.other_inputs, hidden, N, D, room), N, w.shared_gate, D, 1, open);

@@ -62,14 +62,18 @@ static void product(const float* const* x, long rows, const float* packed, long 
         for (long p = 0; p < panels(columns); p++) {
             long first = p * PANEL, width = columns - first < PANEL ? columns - first : PANEL;
             const float* panel = packed + first * inner;
-            long r = start;
-            for (; r + BLOCK <= stop; r += BLOCK) tile<BLOCK>(x + r, panel, inner, out + r, first, width);
-            switch (stop - r) {
-                case 5: tile<5>(x + r, panel, inner, out + r, first, width); break;
-                case 4: tile<4>(x + r, panel, inner, out + r, first, width); break;
-                case 3: tile<3>(x + r, panel, inner, out + r, first, width); break;
-                case 2: tile<2>(x + r, panel, inner, out + r, first, width); break;
-                case 1: tile<1>(x + r, panel, inner, out + r, first, width); break;
+            // The fewest tiles, of even height: one of less than four rows takes as long as one of four.
+            for (long r = start, height; r < stop; r += height) {
+                long tiles = (stop - r + BLOCK - 1) / BLOCK;
+                height = (stop - r + tiles - 1) / tiles;
+                switch (height) {
+                    case 6: tile<6>(x + r, panel, inner, out + r, first, width); break;
+                    case 5: tile<5>(x + r, panel, inner, out + r, first, width); break;
+                    case 4: tile<4>(x + r, panel, inner, out + r, first, width); break;
+                    case 3: tile<3>(x + r, panel, inner, out + r, first, width); break;
+                    case 2: tile<2>(x + r, panel, inner, out + r, first, width); break;
+                    case 1: tile<1>(x + r, panel, inner, out + r, first, width); break;
+                }
             }
         }
     }
