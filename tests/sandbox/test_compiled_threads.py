@@ -16,6 +16,7 @@ from lab.config.load import config_hash
 from lab.config.strict import ConfigError
 from sandbox import kernels
 from sandbox.engines.buffers import Recorder
+from sandbox.engines.engine import SandboxEngine
 from sandbox.engines.prefill import prefilled
 from sandbox.kernels import EAGER
 from sandbox.kernels.compiled.build import library
@@ -23,6 +24,7 @@ from sandbox.kv_cache import KVCache
 from sandbox.run import run
 from tests.contracts import worlds
 from tests.sandbox import test_compiled_passes as passes
+from tests.sandbox import test_defect_chain as chain
 from tests.sandbox.compiled_world import COMPILED, MODELS, engine, model, trainer
 from tests.sandbox.test_compiled_kernels import drawn, gradients
 from tests.sandbox.test_resume import config
@@ -134,6 +136,21 @@ def test_sampler_and_trainer_may_have_different_numbers_of_threads(name):
     minibatch = MiniBatch(rollouts, scores.logp_BT, torch.linspace(-1, 1, 48), index=0, num_minibatches=1)
     stats = learner.update(minibatch, preset("minirl"), PassRouting("natural"))
     assert torch.equal(passes.sampled(rollouts, stats.logp_pi_BT), logp_mu)
+
+
+def test_an_engine_that_rounds_has_the_same_bits_on_any_number_of_threads():
+    """Roundings of activations and caches, router noise between the halves of a layer: equal on 1, 2 and 3 threads."""
+    weights = model("qwen3")
+    defects = [chain.BROKEN[name] for name in ("activations fp8 a token", "cache fp8", "router noise")]
+    rolls = SandboxEngine(weights.config, defects, worlds.STOP, kernels=COMPILED)
+    rolls.load_model(weights, version=0)
+
+    def sampled() -> list[Tensor]:
+        rollouts = rolls.generate(worlds.prompts(4), SAMPLING)
+        batch = rollouts.padded()
+        return [batch.tokens_BS, batch.logp_mu_BT, rollouts.experts.experts]
+
+    assert all_equal(on_each(sampled))
 
 
 @pytest.mark.parametrize("recorder", [lambda: Recorder(True), lambda: Recorder(False), NaturalRouting])
