@@ -157,7 +157,7 @@ class Sandbox:
         model.load_state_dict(self.model.state_dict())
         predictor = algorithm.predictor if algorithm.passes.trains_predictor else None
         trainer, engine = (
-            SandboxTrainingEngine(model, OPTIMIZER, predictor),
+            SandboxTrainingEngine(model, OPTIMIZER, predictor, keep_old_pass=num_minibatches == 1),
             SandboxEngine(MODEL, (), kernels=model.kernels),
         )
         hand_over(algorithm, engine, trainer, version=0)

@@ -93,6 +93,7 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
         micro_batch_size=config.training.micro_batch_size,
         keep_reference=algorithm.objective.kl_coefficient > 0,
         numerics=config.training.numerics(),
+        keep_old_pass=algorithm.num_minibatches == 1,
     )
     rollout = _engine(config, training.model.config, task, config.engine.defects)
     first = 0

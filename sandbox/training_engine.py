@@ -8,6 +8,7 @@ Extra letters: n, the valid response tokens of a micro-batch, packed; Q trainabl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from sandbox.checkpoint import to_hf
 from sandbox.model import MoE, Routing
 from sandbox.numerics import EXACT, Numerics
 from theory.algorithm import OptimizerSettings
-from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenBatch, TokenScores, UpdateStats
+from theory.contracts import MiniBatch, NamedTensors, Response, Rollouts, TokenBatch, TokenScores, UpdateStats
 from theory.objectives import Objective, combine_metrics
 from theory.routing.features import RouterFeatures
 from theory.routing.passes import PassRouting
@@ -55,8 +56,23 @@ class Collected:
             self.features.append(routing.features)
 
 
+@dataclass
+class Kept:
+    """An old pass whose graph waits for the update on the same responses."""
+
+    responses: tuple[Response, ...]
+    forward: Forward
+    routing: RoutingPass
+
+
 class SandboxTrainingEngine:
-    """TrainingEngine over a sandbox MoE: AdamW, warm-up, clipping by global norm, optional predictor (Pr2, Pr3)."""
+    """TrainingEngine over a sandbox MoE: AdamW, warm-up, clipping by global norm, optional predictor (Pr2, Pr3).
+
+    keep_old_pass: the old pass keeps its graph, and an update on the very responses that it scored last trains on it
+    instead of passing again: for global steps of one mini-batch, where pi's pass has the bits of old's, routes included
+    (for R2 by MiniRL, arXiv 2512.01374, Table 1). Not where it has not: inexact numerics, several micro-batches, Pr2,
+    and Pr3, whose old pass has no features.
+    """
 
     def __init__(
         self,
@@ -67,8 +83,11 @@ class SandboxTrainingEngine:
         micro_batch_size: int = 128,
         keep_reference: bool = False,
         numerics: Numerics = EXACT,
+        keep_old_pass: bool = False,
     ):
         self.model = model
+        self.keep_old_pass = keep_old_pass
+        self._kept: Kept | None = None
         self.numerics = numerics
         self.reference = deepcopy(model).requires_grad_(False) if keep_reference else None
         self.settings = optimizer
@@ -101,14 +120,16 @@ class SandboxTrainingEngine:
         T = max(len(r.tokens) for r in rollouts.responses)
         logp_BT, entropy_BT = self.model.norm.new_zeros(B, T), self.model.norm.new_zeros(B, T)
         seen = Collected([], [], [])
-        with torch.no_grad(), self.model.held():
+        keeps = self._keeps(rollouts, routing)
+        with torch.set_grad_enabled(keeps), self.model.held():
             for chosen in self._micro_batches(B):
                 with self._routing_pass(rollouts, routing, chosen) as routing_pass:
                     forward = self._forward(rollouts.select(chosen).padded(), routing_pass, self.model)
                 width = forward.logp_BT.shape[1]
-                logp_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT
+                logp_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
                 entropy_BT[chosen[0] : chosen[-1] + 1, :width] = forward.entropy_BT
                 seen.add(routing_pass)
+                self._kept = Kept(rollouts.responses, forward, routing_pass) if keeps else None
         return TokenScores(logp_BT, entropy_BT, *_concat(seen))
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
@@ -134,9 +155,7 @@ class SandboxTrainingEngine:
         parts: list[tuple[int, dict[str, Tensor]]] = []
         self.optimizer.zero_grad(set_to_none=True)
         for chosen in self._micro_batches(len(rollouts)):
-            with self._routing_pass(rollouts, routing, chosen) as routing_pass:
-                batch = whole if len(chosen) == len(rollouts) else rollouts.select(chosen).padded()
-                forward = self._forward(batch, routing_pass, self.model)
+            with self._with_graph(rollouts, routing, chosen) as (forward, routing_pass):
                 width = forward.logp_BT.shape[1]
                 output = objective(
                     forward.logp_BT,
@@ -246,6 +265,23 @@ class SandboxTrainingEngine:
     def _micro_batches(self, B: int) -> Iterator[list[int]]:
         for start in range(0, B, self.micro_batch_size):
             yield list(range(start, min(B, start + self.micro_batch_size)))
+
+    def _keeps(self, rollouts: Rollouts, routing: PassRouting) -> bool:
+        """Whether this old pass is one that the next update may train on."""
+        is_pass_of_pi = self.numerics is EXACT and routing.source != "predicted" and routing.feature_rows is not None
+        return self.keep_old_pass and is_pass_of_pi and len(rollouts) <= self.micro_batch_size
+
+    @contextmanager
+    def _with_graph(
+        self, rollouts: Rollouts, routing: PassRouting, chosen: Sequence[int]
+    ) -> Iterator[tuple[Forward, RoutingPass]]:
+        """A micro-batch's pass with gradients: the old pass that was kept for it, or a new one, open until backward."""
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.responses is rollouts.responses:
+            yield kept.forward, kept.routing
+            return
+        with self._routing_pass(rollouts, routing, chosen) as routing_pass:
+            yield self._forward(rollouts.select(chosen).padded(), routing_pass, self.model), routing_pass
 
     def _routing_pass(self, rollouts: Rollouts, routing: PassRouting, chosen: Sequence[int]) -> RoutingPass:
         num_rows_B = [rollouts.responses[i].num_tokens - 1 for i in chosen]

@@ -201,8 +201,11 @@ def feature_rows(step: int, algorithm: Algorithm, rollouts: Rollouts, seed: int)
 
 
 def split_groups(step: int, algorithm: Algorithm, seed: int) -> list[list[int]]:
-    """N lists of response indices: whole groups, in an order drawn from the named stream of this step."""
+    """N lists of response indices: whole groups, in an order drawn from the named stream of this step (as they came, if
+    N is 1)."""
     P, G, N = algorithm.num_prompts, algorithm.num_responses, algorithm.num_minibatches
+    if N == 1:
+        return [list(range(P * G))]
     order = torch.randperm(P, generator=stream(seed, "minibatches", step)).tolist()
     size = P // N
     return [[p * G + g for p in order[n * size : (n + 1) * size] for g in range(G)] for n in range(N)]
