@@ -70,7 +70,11 @@ def test_a_step_passes_once_where_the_pass_is_pis(mode, monkeypatch):
     assert passes == ([False, True] * 2 if mode.startswith("Pr") else [True] * 2)
 
 
-@pytest.mark.parametrize("options", [{"micro_batch_size": 15}, {"numerics": of_precision("bf16")}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"micro_batch_size": 15}, {"numerics": of_precision("bf16")}],
+    ids=["several micro-batches", "bf16"],
+)
 def test_nothing_is_kept_that_the_update_would_not_repeat(options, monkeypatch):
     """Several micro-batches, or numerics of which two passes may differ: the old pass has no gradients."""
     passes = num_passes(monkeypatch)
