@@ -8,7 +8,7 @@ Extra letters: n, the valid response tokens of a micro-batch, packed; Q trainabl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -63,6 +63,15 @@ class Kept:
     responses: tuple[Response, ...]
     forward: Forward
     routing: RoutingPass
+
+    def serves(self, rollouts: Rollouts, routing: PassRouting) -> bool:
+        """Whether a new pass would be this one: the same responses, and natural again or a replay of its experts."""
+        if self.responses is not rollouts.responses:
+            return False
+        if routing.record is None:
+            return routing.source == self.routing.routing.source == "natural"
+        used = self.routing.used
+        return used is not None and bool((routing.record.experts == used.experts).all())
 
 
 class SandboxTrainingEngine:
@@ -121,7 +130,8 @@ class SandboxTrainingEngine:
         logp_BT, entropy_BT = self.model.norm.new_zeros(B, T), self.model.norm.new_zeros(B, T)
         seen = Collected([], [], [])
         keeps = self._keeps(rollouts, routing)
-        with torch.set_grad_enabled(keeps), self.model.held():
+        # Whole passes are without gradients: a pass that keeps its graph has no use for what they hold.
+        with torch.set_grad_enabled(keeps), nullcontext() if keeps else self.model.held():
             for chosen in self._micro_batches(B):
                 with self._routing_pass(rollouts, routing, chosen) as routing_pass:
                     forward = self._forward(rollouts.select(chosen).padded(), routing_pass, self.model)
@@ -155,7 +165,7 @@ class SandboxTrainingEngine:
         parts: list[tuple[int, dict[str, Tensor]]] = []
         self.optimizer.zero_grad(set_to_none=True)
         for chosen in self._micro_batches(len(rollouts)):
-            with self._with_graph(rollouts, routing, chosen) as (forward, routing_pass):
+            with self._with_graph(rollouts, whole, routing, chosen) as (forward, routing_pass):
                 width = forward.logp_BT.shape[1]
                 output = objective(
                     forward.logp_BT,
@@ -232,6 +242,7 @@ class SandboxTrainingEngine:
             raise ValueError(
                 f"checkpoint does not fit the config: it has {has} predictor, the replay mode needs {wants}"
             )
+        self._kept = None  # of the weights until now
         self.model.load_state_dict(given)
         for name, parameter in zip(self.names, self.parameters, strict=True):
             state = {}
@@ -273,15 +284,16 @@ class SandboxTrainingEngine:
 
     @contextmanager
     def _with_graph(
-        self, rollouts: Rollouts, routing: PassRouting, chosen: Sequence[int]
+        self, rollouts: Rollouts, whole: TokenBatch, routing: PassRouting, chosen: Sequence[int]
     ) -> Iterator[tuple[Forward, RoutingPass]]:
         """A micro-batch's pass with gradients: the old pass that was kept for it, or a new one, open until backward."""
         kept, self._kept = self._kept, None
-        if kept is not None and kept.responses is rollouts.responses:
+        if kept is not None and kept.serves(rollouts, routing):
             yield kept.forward, kept.routing
             return
+        batch = whole if len(chosen) == len(rollouts) else rollouts.select(chosen).padded()
         with self._routing_pass(rollouts, routing, chosen) as routing_pass:
-            yield self._forward(rollouts.select(chosen).padded(), routing_pass, self.model), routing_pass
+            yield self._forward(batch, routing_pass, self.model), routing_pass
 
     def _routing_pass(self, rollouts: Rollouts, routing: PassRouting, chosen: Sequence[int]) -> RoutingPass:
         num_rows_B = [rollouts.responses[i].num_tokens - 1 for i in chosen]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ from tests.sandbox.compiled_world import COMPILED, copy_of
 from theory.algorithm import Algorithm
 from theory.loop import StepResult, collect, global_step, hand_over, old_pass, split_groups, take
 from theory.objectives import preset
-from theory.routing.passes import MODES
+from theory.routing.passes import MODES, PassRouting
 from theory.routing.predictor import PredictorSettings
 from theory.streams import stream
 
@@ -102,6 +104,45 @@ def test_a_kept_pass_serves_its_own_responses_once(monkeypatch):
     passes.clear()
     trainer.update(other, recipe.objective, theirs.gradient)
     assert passes == [True]
+
+
+def test_a_replay_of_other_routes_passes_anew(monkeypatch):
+    """A kept pass serves a replay of the very experts that it used, no other routing, and none once weights are loaded."""
+    recipe, weights = algorithm("none"), worlds.model()
+    trainer = worlds.training_engine(weights, keep_old_pass=True)
+    collected = collect(0, recipe, worlds.rollout_engine("fp8-and-noise", weights), worlds.EvenTokens(), seed=11)
+    saved = trainer.state_tensors()
+    passes = num_passes(monkeypatch)
+
+    def passes_of_an_update(record=None, loads=False) -> int:
+        old = old_pass(0, recipe, trainer, collected, seed=11)
+        minibatch = take(collected.rollouts, old, torch.ones(16), list(range(16)), 0, 1)
+        routing = old.gradient
+        if record is not None:
+            routing = PassRouting("replay", record=record(old), feature_rows=old.gradient.feature_rows)
+        if loads:
+            trainer.load_state_tensors(saved)
+        passes.clear()
+        trainer.update(minibatch, recipe.objective, routing)
+        return len(passes)
+
+    assert passes_of_an_update() == 0
+    assert passes_of_an_update(lambda old: old.scores.experts) == 0
+    assert passes_of_an_update(lambda old: collected.rollouts.experts) == 1
+    assert passes_of_an_update(loads=True) == 1
+
+
+def test_a_pass_that_is_kept_packs_no_weights(monkeypatch):
+    """What whole passes make of the weights is made where there is one: not for an old pass with gradients."""
+    made = []
+    kernels = replace(COMPILED, passes=lambda model: made.append(model) or COMPILED.passes(model))
+    for keeps, expected in ((True, 0), (False, 1)):
+        recipe, weights = algorithm("none"), copy_of(worlds.model(), kernels)
+        trainer = worlds.training_engine(weights, keep_old_pass=keeps)
+        collected = collect(0, recipe, worlds.rollout_engine("exact", worlds.model()), worlds.EvenTokens(), seed=11)
+        made.clear()
+        old_pass(0, recipe, trainer, collected, seed=11)
+        assert len(made) == expected
 
 
 def test_one_mini_batch_is_all_responses_as_they_came():
