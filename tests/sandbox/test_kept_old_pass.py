@@ -107,7 +107,7 @@ def test_a_kept_pass_serves_its_own_responses_once(monkeypatch):
 
 
 def test_a_replay_of_other_routes_passes_anew(monkeypatch):
-    """A kept pass serves a replay of the very experts that it used, no other routing, and none once weights are loaded."""
+    """A kept pass serves a replay of the experts that it used, no other routing, and none once weights are loaded."""
     recipe, weights = algorithm("none"), worlds.model()
     trainer = worlds.training_engine(weights, keep_old_pass=True)
     collected = collect(0, recipe, worlds.rollout_engine("fp8-and-noise", weights), worlds.EvenTokens(), seed=11)
