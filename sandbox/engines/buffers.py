@@ -12,7 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sandbox.model_config import ModelConfig
+from theory.contracts import Prompt
 from theory.routing.gates import Gate, route
+from theory.routing.record import index_dtype
 
 
 class Recorder:
@@ -122,3 +125,21 @@ class Buffers:
             self.experts_BWLK[rows + copy, positions] = experts_nLK
         if self.features is not None:
             self.features.add(recorder, num_copies, rows, positions, places)
+
+
+def empty_buffers(
+    prompts: Sequence[Prompt], G: int, T: int, config: ModelConfig, dtype: torch.dtype, keep_features: bool
+) -> Buffers:
+    """Buffers of G responses of at most T tokens a prompt, of which nothing is known yet."""
+    B, W, L = len(prompts) * G, max(len(p.tokens) for p in prompts) + T, len(config.moe_layers)
+    experts = None
+    if L > 0:
+        experts = torch.full((B, W, L, config.experts_per_token), -1, dtype=index_dtype(config.num_experts))
+    return Buffers(
+        tokens_BT=torch.zeros(B, T, dtype=torch.int64),
+        logp_BT=torch.zeros(B, T, dtype=dtype),
+        lengths_B=torch.zeros(B, dtype=torch.int64),
+        experts_BWLK=experts,
+        features=FeatureLog(B, W) if keep_features and L else None,
+        has_stopped_B=torch.zeros(B, dtype=torch.bool),
+    )

@@ -17,20 +17,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sandbox.checkpoint import load_hf, to_hf
-from sandbox.engines.buffers import Buffers, FeatureLog, Recorder
+from sandbox.engines.buffers import Buffers, Recorder, empty_buffers
 from sandbox.engines.defect import Defect
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.engines.prompt_pass import padded, run_prompts
+from sandbox.engines.rollouts import rollouts_of
 from sandbox.engines.stale_weights import StaleWeights, WeightHistory
 from sandbox.kernels import EAGER, Kernels
 from sandbox.kv_cache import KVCache
 from sandbox.model import MoE
 from sandbox.model_config import ModelConfig
 from sandbox.numerics import EXACT, Numerics, compose
-from theory.contracts import NamedTensors, Prompt, Response, Rollouts, Sampling
+from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 from theory.exact.tree import PrefixTree
-from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
-from theory.routing.record import RoutingRecord, index_dtype, offsets_of
 from theory.streams import stream
 
 # Rows of finished responses are dropped from the batch once they are this share of it.
@@ -114,7 +113,7 @@ class SandboxEngine:
         draws_BT, limits_B = _draws(sampling, B)
         numerics = self.numerics(sampling.seed)
         switch = None if self.stale is None else self.stale.switch_position(T)
-        buffers = self._buffers(prompts, G, T, sampling.num_features > 0)
+        buffers = empty_buffers(prompts, G, T, self.model.config, self.model.norm.dtype, sampling.num_features > 0)
         cache, logits_AV = run_prompts(self.model, prompts, G, T, numerics, buffers, self.prefixes)
         prefixes = None if switch is not None else self.prefixes
         active_A, running_A = torch.arange(B), torch.ones(B, dtype=torch.bool)
@@ -141,7 +140,7 @@ class SandboxEngine:
             logits_AV = self._decode(model, tokens_A, active_A, cache, numerics, buffers)
         if prefixes is not None:
             prefixes.keep(cache, torch.ones_like(active_A, dtype=torch.bool), active_A, prompts, buffers)
-        return self._finish(prompts, sampling, buffers)
+        return rollouts_of(prompts, sampling, buffers, self.model.config, self.version)
 
     @torch.no_grad()
     def enumerate(self, prompt: Prompt, tree: PrefixTree, seed: int = 0) -> Rollouts:
@@ -157,7 +156,7 @@ class SandboxEngine:
         self._check_tree(tree)
         T, W = tree.max_length, tree.num_continuing
         numerics = self.numerics(seed)
-        buffers = self._buffers([prompt], 1, T, keep_features=False)
+        buffers = empty_buffers([prompt], 1, T, self.model.config, self.model.norm.dtype, keep_features=False)
         cache, logits_nV = run_prompts(self.model, [prompt], 1, T, numerics, buffers)
         logp = [torch.log_softmax(logits_nV, -1)]
         for num_parents in tree.sizes[:-1]:
@@ -168,7 +167,8 @@ class SandboxEngine:
             logits_nV = self._decode(self.model, tokens_n, torch.arange(num), cache, numerics, buffers)
             logp.append(torch.log_softmax(logits_nV, -1))
         own = self._by_response(tree, logp, buffers.experts_BWLK)
-        return self._finish([prompt], Sampling(max_tokens=T, num_responses=tree.num_responses, seed=seed), own)
+        sampling = Sampling(max_tokens=T, num_responses=tree.num_responses, seed=seed)
+        return rollouts_of([prompt], sampling, own, self.model.config, self.version)
 
     def _by_response(
         self, tree: PrefixTree, logp: Sequence[Float[Tensor, "_n V"]], experts_nWLK: Tensor | None
@@ -248,21 +248,6 @@ class SandboxEngine:
         fresh.truncate(cache.lengths_B)
         return fresh
 
-    def _buffers(self, prompts: Sequence[Prompt], G: int, T: int, keep_features: bool) -> Buffers:
-        config, dtype = self.model.config, self.model.norm.dtype
-        B, W, L = len(prompts) * G, max(len(p.tokens) for p in prompts) + T, len(config.moe_layers)
-        experts = None
-        if L > 0:
-            experts = torch.full((B, W, L, config.experts_per_token), -1, dtype=index_dtype(config.num_experts))
-        return Buffers(
-            tokens_BT=torch.zeros(B, T, dtype=torch.int64),
-            logp_BT=torch.zeros(B, T, dtype=dtype),
-            lengths_B=torch.zeros(B, dtype=torch.int64),
-            experts_BWLK=experts,
-            features=FeatureLog(B, W) if keep_features and L else None,
-            has_stopped_B=torch.zeros(B, dtype=torch.bool),
-        )
-
     @staticmethod
     def _decode(
         model: MoE, tokens_A: Tensor, active_A: Tensor, cache: KVCache, numerics: Numerics, buffers: Buffers
@@ -286,44 +271,6 @@ class SandboxEngine:
         cdf_AV = torch.softmax(drawn_AV, -1).cumsum(-1)
         target_A1 = draws_A[:, None] * cdf_AV[:, -1:]
         return torch.searchsorted(cdf_AV, target_A1, right=True)[:, 0].clamp(max=drawn_AV.shape[1] - 1)
-
-    def _finish(self, prompts: Sequence[Prompt], sampling: Sampling, buffers: Buffers) -> Rollouts:
-        G = sampling.num_responses
-        responses = []
-        for b, (length, is_stop) in enumerate(
-            zip(buffers.lengths_B.tolist(), buffers.has_stopped_B.tolist(), strict=True)
-        ):
-            responses.append(
-                Response(
-                    prompt=prompts[b // G],
-                    tokens=buffers.tokens_BT[b, :length].clone(),
-                    logp_mu=buffers.logp_BT[b, :length].clone(),
-                    is_response=torch.ones(length, dtype=torch.bool),
-                    finish="stop" if is_stop else "length",
-                    version=self.version,
-                )
-            )
-        if buffers.experts_BWLK is None:
-            return Rollouts(tuple(responses))
-        config = self.model.config
-        num_rows = [r.num_tokens - 1 for r in responses]
-        experts = torch.cat([buffers.experts_BWLK[b, :n] for b, n in enumerate(num_rows)])
-        record = RoutingRecord(experts, offsets_of(num_rows), config.moe_layers, config.num_experts)
-        return Rollouts(tuple(responses), record, self._features(responses, sampling, buffers))
-
-    def _features(self, responses: Sequence[Response], sampling: Sampling, buffers: Buffers) -> RouterFeatures | None:
-        if buffers.features is None:
-            return None
-        rows_B = [sampling_rows(len(r.prompt.tokens), r.is_response) for r in responses]
-        if sampling.draws:
-            generators = [stream(draw.seed, "features") for draw in sampling.draws]
-            each = zip(rows_B, generators, strict=True)
-            rows = tuple(draw_sampling_rows([own], sampling.num_features, generator)[0] for own, generator in each)
-        else:
-            rows = draw_sampling_rows(rows_B, sampling.num_features, stream(sampling.seed, "features"))
-        hidden_FLD, logits_FLE = buffers.features.take(rows)
-        offsets = offsets_of([len(r) for r in rows])
-        return RouterFeatures(torch.cat(rows), offsets, hidden_FLD, logits_FLE, self.model.config.moe_layers)
 
     def load_model(self, model: MoE, version: int) -> None:
         """`load_weights` from a model in this process."""

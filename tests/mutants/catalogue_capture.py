@@ -8,6 +8,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Absent, Edit, Mutant
 
 ENGINE = "sandbox.engines.engine:SandboxEngine"
+ROLLOUTS = "sandbox.engines.rollouts:rollouts_of"
 STORE = "scaled.vllm_engine.capture:RouteStore"
 ROUTES = "scaled.vllm_engine.routes"
 TRAINER = "sandbox.training_engine"
@@ -18,7 +19,13 @@ CAPTURE = (
         "B5.3",
         "The record's rows start at the second input token: each token replays its successor's route.",
         "slime #1045, verl align_r3",
-        (Edit(f"{ENGINE}._finish", "buffers.experts_BWLK[b, :n]", "buffers.experts_BWLK[b, 1 : n + 1]"),),
+        (
+            Edit(
+                "sandbox.engines.rollouts:rollouts_of",
+                "buffers.experts_BWLK[b, :n]",
+                "buffers.experts_BWLK[b, 1 : n + 1]",
+            ),
+        ),
         "exact_engine_is_the_trainer",
     ),
     Mutant(
