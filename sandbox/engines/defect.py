@@ -8,6 +8,8 @@ tokens are drawn from or what is written down about them. It declares which link
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from lab.config.strict import Strict
 from sandbox.numerics import EXACT, Numerics
+from theory.contracts import NamedTensors
 
 Link = Literal["batch", "prefill", "trainer", "sampler"]
 """The chain of equalities that the exact engine keeps:
@@ -35,9 +38,9 @@ class Defect(Strict, ABC):
     def breaks(self) -> frozenset[Link]:
         """The links that break at this setting of the dial; none at a dial's neutral setting."""
 
-    def weight(self, name: str, tensor: Tensor) -> Tensor:
-        """The weight as this engine keeps it; `name` is the Hugging Face name."""
-        return tensor
+    def weights(self, names: Sequence[str], stacked: Float[Tensor, n * shape]) -> Float[Tensor, n * shape]:
+        """The weights as this engine keeps them: n of one shape, with their Hugging Face names, each by itself."""
+        return stacked
 
     def numerics(self, generator: torch.Generator) -> Numerics:
         """What this defect does to one generate call, whose random draws come from `generator`."""
@@ -50,6 +53,26 @@ class Defect(Strict, ABC):
     def scored(self, logits_AV: Float[Tensor, "A V"], temperature: float) -> Float[Tensor, "A V"]:
         """The logits whose log-softmax is written down, given the raw ones and the temperature that was asked for."""
         return logits_AV
+
+
+def kept_weights(defects: Sequence[Defect], named_tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+    """The weights as an engine with these defects keeps them, each defect after the one before it.
+
+    A hundred experts' matrices are of two shapes: all of one shape go through the defects at once.
+    """
+    changing = [defect for defect in defects if type(defect).weights is not Defect.weights]
+    if not changing:
+        yield from named_tensors
+        return
+    groups: dict[tuple[torch.Size, torch.dtype], list[tuple[str, Tensor]]] = defaultdict(list)
+    for name, tensor in named_tensors:
+        groups[tensor.shape, tensor.dtype].append((name, tensor))
+    for group in groups.values():
+        names = [name for name, _ in group]
+        stacked = torch.stack([tensor for _, tensor in group])
+        for defect in changing:
+            stacked = defect.weights(names, stacked)
+        yield from zip(names, stacked.unbind(), strict=True)
 
 
 BREAKS_NONE: frozenset[Link] = frozenset()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sandbox.checkpoint import load_hf, to_hf
 from sandbox.engines.buffers import Buffers, Recorder, empty_buffers
-from sandbox.engines.defect import Defect
+from sandbox.engines.defect import Defect, kept_weights
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.engines.prompt_pass import padded, run_prompts
 from sandbox.engines.rollouts import rollouts_of
@@ -67,7 +67,7 @@ class SandboxEngine:
 
         Under stale weights it goes on sampling from an older set, with that one's version.
         """
-        stored = ((name, self._stored(name, tensor)) for name, tensor in named_tensors)
+        stored = kept_weights(self.defects, named_tensors)
         if self.history is None:
             load_hf(self.model, stored)
         else:
@@ -89,11 +89,6 @@ class SandboxEngine:
         """The inverse of `state_tensors`, before the newest weights are loaded; other tensors are passed over."""
         if self.history is not None:
             self.history.load_state_tensors(tensors)
-
-    def _stored(self, name: str, tensor: Tensor) -> Tensor:
-        for defect in self.defects:
-            tensor = defect.weight(name, tensor)
-        return tensor
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
+import torch
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
@@ -11,7 +14,6 @@ from sandbox.engines.defect import BREAKS_TRAINER, Defect, Link
 from sandbox.engines.formats import (
     amax_of_blocks,
     amax_of_rows,
-    amax_of_tensor,
     round_bf16,
     round_fp16,
     round_scaled,
@@ -47,15 +49,23 @@ class WeightPrecision(Defect):
     def breaks(self) -> frozenset[Link]:
         return BREAKS_TRAINER
 
-    def weight(self, name: str, tensor: Tensor) -> Tensor:
+    def weights(self, names: Sequence[str], stacked: Float[Tensor, n * shape]) -> Float[Tensor, n * shape]:
         if self.format == "bf16":
-            return round_bf16(tensor)
+            return round_bf16(stacked)
         if self.format == "fp16":
-            return round_fp16(tensor)
-        if any(part in name for part in UNQUANTISED):
-            return tensor
+            return round_fp16(stacked)
+        is_large = [not any(part in name for part in UNQUANTISED) for name in names]
+        if not any(is_large):
+            return stacked
+        if all(is_large):
+            return round_scaled(stacked, self.format, self._amax(stacked))
+        large, kept = torch.tensor(is_large).nonzero()[:, 0], stacked.clone()
+        kept[large] = round_scaled(stacked[large], self.format, self._amax(stacked[large]))
+        return kept
+
+    def _amax(self, stacked: Float[Tensor, n * shape]) -> Tensor:
         if self.scale == "block":
-            amax = amax_of_blocks(tensor, self.block_size, self.block_size)
-        else:
-            amax = amax_of_rows(tensor) if self.scale == "channel" else amax_of_tensor(tensor)
-        return round_scaled(tensor, self.format, amax)
+            return amax_of_blocks(stacked, self.block_size, self.block_size)
+        if self.scale == "channel":
+            return amax_of_rows(stacked)
+        return amax_of_rows(stacked.flatten(1)).reshape(-1, *[1] * (stacked.dim() - 1))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.engines import WeightPrecision
+from sandbox.engines import StaleWeights, WeightPrecision
+from sandbox.engines.defect import kept_weights
 from sandbox.engines.formats import (
     FP8_MAX,
     amax_of_blocks,
@@ -115,6 +118,39 @@ def test_quantised_weights_leave_router_head_norms_and_embedding(gate):
     for name, tensor in [*worlds.training_engine(worlds.model(gate=gate)).named_tensors(), bias]:
         is_large = "_proj" in name or name.endswith(("w1.weight", "w2.weight", "w3.weight"))
         for precision in (WeightPrecision(), WeightPrecision(format="int8"), WeightPrecision(scale="block")):
-            assert torch.equal(precision.weight(name, tensor), tensor) == (not is_large), name
+            assert torch.equal(precision.weights([name], tensor[None])[0], tensor) == (not is_large), name
         is_ones = bool((tensor == 1).all())
-        assert torch.equal(WeightPrecision(format="bf16").weight(name, tensor), tensor) == is_ones, name
+        assert torch.equal(WeightPrecision(format="bf16").weights([name], tensor[None])[0], tensor) == is_ones, name
+
+
+FORMATS = [WeightPrecision(format="bf16"), WeightPrecision(format="fp16")] + [
+    WeightPrecision(format=form, scale=scale, block_size=3)
+    for form, scale in itertools.product(("fp8_e4m3", "int8"), ("tensor", "channel", "block"))
+]
+
+
+@pytest.mark.parametrize("precision", FORMATS, ids=lambda p: f"{p.format}-{p.scale}")
+def test_weights_are_kept_each_by_itself(precision):
+    """A weight has the same bits alone and among all others of its shape, in a defect and after another one."""
+    named = list(worlds.training_engine(worlds.model(gate="mixtral")).named_tensors())
+    for defects in ([precision], [StaleWeights(), precision, WeightPrecision(format="bf16")]):
+        together = dict(kept_weights(defects, named))
+        assert together.keys() == dict(named).keys()
+        for name, tensor in named:
+            [(_, alone)] = kept_weights(defects, [(name, tensor)])
+            assert torch.equal(together[name], alone), name
+            if tensor.dim() == 2:
+                in_order = tensor[None]
+                for defect in defects:
+                    in_order = defect.weights([name], in_order)
+                assert torch.equal(alone, in_order[0]), name
+
+
+def test_a_shape_that_large_and_small_weights_share():
+    """Of two weights of one shape in one stack, the router's is left alone."""
+    stacked = torch.randn(2, 8, 8, generator=stream(0, "stacked"))
+    kept = WeightPrecision().weights(
+        ["model.layers.0.mlp.gate.weight", "model.layers.0.self_attn.o_proj.weight"], stacked
+    )
+    assert torch.equal(kept[0], stacked[0])
+    assert torch.equal(kept[1], round_scaled(stacked[1], "fp8_e4m3", amax_of_rows(stacked[1])))
