@@ -117,14 +117,8 @@ class SandboxRun(RunConfig):
 
     @model_validator(mode="after")
     def _turns_fit(self) -> SandboxRun:
-        max_turns = self.algorithm.sampling.max_turns
-        if (max_turns > 1) != (self.task.kind == "calculator"):
-            expected = "at least 2 for" if max_turns == 1 else "1 for (it has no turns)"
-            raise ValueError(
-                f"algorithm.sampling.max_turns: expected {expected} task {self.task.kind}, got {max_turns}"
-            )
         switches = [d for d in self.engine.defects if d.kind == "stale_weights" and d.versions > 0 and d.switch_at < 1]
-        if max_turns > 1 and switches:
+        if self.algorithm.sampling.max_turns > 1 and switches:
             raise ValueError(
                 f"engine.defects: expected stale_weights with switch_at = 1 where responses have turns (it counts the "
                 f"tokens of one turn), got {switches[0].switch_at}"

@@ -171,11 +171,6 @@ class ScaledRun(RunConfig):
                 f"of data-parallel ranks x training.micro_batch_size = {training.data_parallel} x "
                 f"{training.micro_batch_size}, got {size}"
             )
-        if self.algorithm.sampling.max_turns > 1 or self.task.kind == "calculator":
-            raise ValueError(
-                f"algorithm.sampling.max_turns: expected 1 and a task without turns (the cluster's engines take none), "
-                f"got {self.algorithm.sampling.max_turns} and task {self.task.kind}"
-            )
         if self.rollout.max_model_len <= self.algorithm.sampling.max_tokens:
             raise ValueError(
                 f"rollout.max_model_len: expected more than algorithm.sampling.max_tokens = "

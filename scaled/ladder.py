@@ -19,6 +19,7 @@ from lab.files import disk_errors
 from lab.ladder import TITLES, Estimate, estimate, markdown_table
 from lab.tasks import TextTask
 from lab.traces import Trace
+from scaled.checks import check_config, open_task
 from scaled.config import PrecisionBlock, ScaledRun
 from theory.contracts import Rollouts, Sampling, TokenScores
 from theory.routing.passes import PASSES, PassRouting
@@ -75,7 +76,6 @@ def climb(
     draw is kept there, `<rung>-<draw>.safetensors`. Raises ValueError for an unknown rung, and
     what `scaled.run` raises for a config that does not fit.
     """
-    from scaled import run
     from scaled.cluster.groups import training_group
     from scaled.cluster.ray_cluster import cluster
     from scaled.cluster.transfer import Meter
@@ -84,13 +84,13 @@ def climb(
     unknown = [name for name in rungs if name not in RUNGS]
     if unknown:
         raise ValueError(f"--rung: expected some of {', '.join(RUNGS)}, got {', '.join(unknown)}")
-    run.check(config)
+    check_config(config)
     logs = Path(config.output) / "ladder" / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     logs.mkdir(parents=True)
     if traces is not None:
         with disk_errors(traces, "make folder"):
             traces.mkdir(parents=True, exist_ok=True)
-    task = run.open_task(config)
+    task = open_task(config)
     with cluster(config, logs) as places:
         training = training_group(config, places, Meter())
         for name in rungs:

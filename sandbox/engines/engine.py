@@ -274,15 +274,11 @@ class SandboxEngine:
 
 def _draws(sampling: Sampling, B: int) -> tuple[Float[Tensor, "B T"], Int[Tensor, " B"]]:
     """The uniform numbers that each response draws its tokens with, and its longest length."""
-    T = sampling.max_tokens
+    T, limits = sampling.max_tokens, torch.tensor(sampling.limits(B))
     if not sampling.draws:
-        draws_BT = torch.rand(B, T, dtype=torch.float64, generator=stream(sampling.seed, "sampling"))
-        return draws_BT, torch.full((B,), T)
-    limits = [draw.max_tokens for draw in sampling.draws]
-    if len(limits) != B or not all(1 <= limit <= T for limit in limits):
-        raise ValueError(f"sampling.draws: expected {B} draws of 1 to {T} tokens, got {len(limits)} of {limits}")
+        return torch.rand(B, T, dtype=torch.float64, generator=stream(sampling.seed, "sampling")), limits
     draws_BT = torch.zeros(B, T, dtype=torch.float64)
     for b, draw in enumerate(sampling.draws):
         generator = stream(draw.seed, "sampling")
         draws_BT[b, : draw.max_tokens] = torch.rand(draw.max_tokens, dtype=torch.float64, generator=generator)
-    return draws_BT, torch.tensor(limits)
+    return draws_BT, limits

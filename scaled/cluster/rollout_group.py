@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -101,20 +102,42 @@ class RolloutGroup:
         self.restarts = 0
         self.version = -1
         self._weights: list[Any] = []
+        self._homes: dict[str, int] = {}
         self.actors = [cluster.spawn("engine", i, EngineActor) for i in range(num_engines)]
         self._call_all("start", build)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
-        """As theory's contract; the draw does not depend on how many engines share the prompts."""
+        """As theory's contract; the draw does not depend on how many engines share the prompts, nor on how.
+
+        A later turn goes to the engine that sampled the prompt's first one and may hold the conversation in its cache.
+        """
+        G = sampling.num_responses
+        sampling.limits(len(prompts) * G)  # raises where there are not as many draws
         with self.meter.seconds("timing_s/gen"):
-            calls = {
-                i: ("generate", (pack((tuple(prompts[start:stop]), sampling)), start * sampling.num_responses))
-                for i, (start, stop) in enumerate(shares(len(prompts), len(self.actors)))
-                if stop > start
-            }
+            parts = self._parts(prompts, is_first_turn=not sampling.draws)
+            calls = {}
+            for i, part in parts.items():
+                draws = tuple(sampling.draws[p * G + g] for p in part for g in range(G)) if sampling.draws else ()
+                share = tuple(prompts[p] for p in part), replace(sampling, draws=draws)
+                calls[i] = ("generate", (pack(share), part[0] * G))
             found: dict[int, Parcel] = self._call(calls)
             self.meter.add("transfer/rollout_bytes", float(sum(parcel.num_bytes for parcel in found.values())))
-            return Rollouts.concat([unpack(found[i]) for i in sorted(found)])
+            together = Rollouts.concat([unpack(found[i]) for i in parts])
+            place = {p: k for k, p in enumerate(p for part in parts.values() for p in part)}
+            return together.select([place[p] * G + g for p in range(len(prompts)) for g in range(G)])
+
+    def _parts(self, prompts: Sequence[Prompt], is_first_turn: bool) -> dict[int, list[int]]:
+        """Engine to the prompts that it gets: even, contiguous shares, or those whose first turn it had."""
+        even = {
+            p: i for i, (start, stop) in enumerate(shares(len(prompts), len(self.actors))) for p in range(start, stop)
+        }
+        if is_first_turn:
+            self._homes = {prompt.id: even[p] for p, prompt in enumerate(prompts)}
+        parts: dict[int, list[int]] = {}
+        for p, prompt in enumerate(prompts):
+            home = even[p] if is_first_turn else self._homes.get(prompt.id, even[p])
+            parts.setdefault(home, []).append(p)
+        return dict(sorted(parts.items()))
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """As theory's contract, to every engine, in buckets through the object store."""

@@ -165,11 +165,13 @@ class VllmEngine:
         """`num_responses` responses a prompt, adjacent; response b draws from its own seed, number first_response + b.
 
         Law: two calls over parts of the prompts, numbered on, equal one call over all (in fp32, where the batch
-        changes no bits). A prompt may hold earlier responses (multi-turn). A response that `abort` cut short keeps its
-        tokens and says so. Raises ValueError for a prompt that the engine cannot hold, RuntimeError without weights,
-        and TimeoutError, after aborting all, if no token comes for `timeout_s`.
+        changes no bits). With `sampling.draws` responses have their own seeds and no numbers. A prompt may hold earlier
+        responses (multi-turn). A response that `abort` cut short keeps its tokens and says so. Raises ValueError for a
+        prompt that the engine cannot hold or draws that are not the responses', RuntimeError without weights, and
+        TimeoutError, after aborting all, if no token comes for `timeout_s`.
         """
         self._check_ready(sampling)
+        sampling.limits(len(prompts) * sampling.num_responses)  # raises where draws are not these responses'
         longest = self._rollout.max_model_len - 1
         check_tokens([p.tokens for p in prompts], "prompts", longest, self.shape.vocab_size)
         requests = [Request(prompt) for prompt in prompts for _ in range(sampling.num_responses)]
@@ -177,7 +179,8 @@ class VllmEngine:
         self._call("start_recording", with_features, self._has_graph_features)
         by_name = {}
         for b, request in enumerate(requests):
-            params = sampling_params(sampling, self._rollout, self._stop_token, first_response + b)
+            number = b if sampling.draws else first_response + b
+            params = sampling_params(sampling, self._rollout, self._stop_token, number)
             by_name[self._add(request, params)] = request
         self._run(by_name)
         responses = tuple(request.response(self.version) for request in requests)
@@ -189,8 +192,6 @@ class VllmEngine:
     def _check_ready(self, sampling: Sampling) -> None:
         if self.version < 0:
             raise RuntimeError("generate: expected weights to have been loaded, got none since the start, wake or push")
-        if sampling.draws:
-            raise ValueError(f"sampling.draws: expected none (responses are numbered), got {len(sampling.draws)}")
         if 0 < sampling.temperature < LOWEST_TEMPERATURE and self._rollout.tensor_parallel > 1:
             raise ValueError(
                 f"sampling.temperature: expected 0 or at least {LOWEST_TEMPERATURE} with rollout.tensor_parallel above "

@@ -63,20 +63,27 @@ class Request:
 
 
 def sampling_params(sampling: Sampling, rollout: RolloutBlock, stop_token: int | None, index: int) -> Any:
-    """vLLM's parameters of response `index`, which draws from derive_seed(sampling.seed, "vllm", index)."""
+    """vLLM's parameters of response `index`, which draws from derive_seed(sampling.seed, "vllm", index).
+
+    Where `sampling.draws` has its own seed and longest length, from derive_seed(seed, "vllm").
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
+    if sampling.draws:
+        seed, names, max_tokens = sampling.draws[index].seed, [], sampling.draws[index].max_tokens
+    else:
+        seed, names, max_tokens = sampling.seed, [index], sampling.max_tokens
     options: dict[str, Any] = {
         "num_features": sampling.num_features,
-        "max_rows": sampling.max_tokens,
-        "seed": derive_seed(sampling.seed, "features", index),
+        "max_rows": max_tokens,
+        "seed": derive_seed(seed, "features", *names),
     }
     params = SamplingParams(
-        max_tokens=sampling.max_tokens,
+        max_tokens=max_tokens,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
-        seed=derive_seed(sampling.seed, "vllm", index),
+        seed=derive_seed(seed, "vllm", *names),
         stop_token_ids=[] if stop_token is None else [stop_token],
         ignore_eos=True,
         detokenize=False,

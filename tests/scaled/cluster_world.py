@@ -48,9 +48,9 @@ class ShareEngine(SandboxEngine):
         if self.hold is not None and self.hold.is_dir():
             (self.hold / str(os.getpid())).touch()
             time.sleep(600)
-        before = [prompts[0]] * (first_response // sampling.num_responses)
+        before = [] if sampling.draws else [prompts[0]] * (first_response // sampling.num_responses)
         whole = super().generate([*before, *prompts], sampling)
-        return whole.select(range(first_response, len(whole)))
+        return whole.select(range(len(before) * sampling.num_responses, len(whole)))
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
         scorer = SandboxTrainingEngine(self.model, worlds.OptimizerSettings())
@@ -173,9 +173,9 @@ class SandboxSession(Session):
         )  # fmt: skip
 
 
-def save_model(folder: Path) -> None:
-    """A tiny Qwen3-MoE over the characters of the arithmetic task, as a Hugging Face folder."""
-    config = replace(worlds.model_config(), vocab_size=len(ALPHABET) + 2)
+def save_model(folder: Path, alphabet: str = ALPHABET) -> None:
+    """A tiny Qwen3-MoE over the characters of a task (arithmetic, unless told), as a Hugging Face folder."""
+    config = replace(worlds.model_config(), vocab_size=len(alphabet) + 2)
     save(MoE(config, stream(0, "cluster-model")), folder)
 
 

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -23,11 +24,13 @@ from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
 from scaled.cluster.training_group import RankDied, TrainingGroup
 from scaled.config import ScaledRun
 from tests.contracts import worlds
+from tests.sandbox.turns_world import Talk
 from tests.scaled import cluster_world
-from theory.contracts import MiniBatch, Rollouts, Sampling
+from theory.contracts import Draw, MiniBatch, Rollouts, Sampling
 from theory.objectives import preset
 from theory.routing.passes import PassRouting
 from theory.routing.predictor import PredictorSettings
+from theory.turns import roll_out
 
 pytestmark = [
     pytest.mark.slow,
@@ -136,6 +139,30 @@ def test_the_draw_does_not_depend_on_the_number_of_engines(engines: RolloutGroup
     assert rows * 3 * 2 < engines.meter.take()["transfer/rollout_bytes"] < rows * 3 * 2 * 8
     scores = engines.score([[2, 3, 4], [5, 6, 7, 8]])
     assert [len(engine) for engine in scores] == [2, 2] and torch.equal(scores[0][1], scores[1][1])
+
+
+def test_turns_do_not_depend_on_the_number_of_engines(engines: RolloutGroup) -> None:
+    """Conversations over two engines are, to the bit, those of one engine, though later turns are unevenly spread."""
+    sampling = Sampling(max_tokens=60, num_responses=3, seed=5)
+    local = worlds.rollout_engine(DEFECT, worlds.model())
+    whole, spread = (roll_out(engine, Talk(), worlds.prompts(5), sampling, max_turns=3) for engine in (local, engines))
+    assert same(spread, whole)
+    turns = [int((r.tokens[r.is_response] == worlds.STOP).sum()) for r in whole.responses]
+    goes_on = {b // 3 for b, r in enumerate(whole.responses) if not r.is_response.all()}
+    assert max(turns) >= 2 and not goes_on >= set(range(5)), "expected some prompts to go on, and some not"
+
+
+def test_a_later_turn_goes_where_its_conversation_is(engines: RolloutGroup) -> None:
+    """Of five prompts the first engine gets three: their later turns, in whatever order, are its own."""
+    first = worlds.prompts(5)
+    engines.generate(first, Sampling(max_tokens=1))
+    later = [replace(first[p], tokens=(*first[p].tokens, 3)) for p in (4, 2, 0, 2)]
+    assert engines._parts(later, is_first_turn=False) == {0: [1, 2, 3], 1: [0]}
+    sampling = Sampling(max_tokens=9, draws=tuple(Draw(seed, 6 + seed) for seed in range(4)))
+    local = worlds.rollout_engine(DEFECT, worlds.model())
+    assert same(engines.generate(later, sampling), local.generate(later, sampling))
+    with pytest.raises(ValueError, match=r"sampling.draws: expected 4 draws of 1 to 2 tokens, got 1 of \[2\]"):
+        engines.generate(later, Sampling(max_tokens=2, draws=(Draw(0, 2),)))
 
 
 def test_an_engines_own_error_comes_through(engines: RolloutGroup) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import scaled.checks
 import scaled.run
 from lab.config.load import load
 from lab.records import RunFolder
@@ -222,6 +223,6 @@ def test_a_model_of_other_tokens_is_refused(model: Path, tmp_path: Path) -> None
 
 def test_a_missing_package_is_one_line(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without vLLM the run says what is missing and how to install it."""
-    monkeypatch.setitem(scaled.run.NEEDED, "vllm_is_not_here", ())
+    monkeypatch.setitem(scaled.checks.NEEDED, "vllm_is_not_here", ())
     with pytest.raises(ValueError, match=r"backend: scaled needs vllm_is_not_here, .* 'firstorder\[scaled\]'"):
         scaled.run.run(config(model, tmp_path), progress="none")

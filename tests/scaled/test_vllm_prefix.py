@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from sandbox.checkpoint import to_hf
 from scaled.vllm_engine.engine import VllmEngine
+from tests.sandbox.turns_world import Talk
 from tests.scaled import vllm_world as world
-from theory.contracts import Prompt, Rollouts, Sampling
+from theory.contracts import Draw, Prompt, Response, Rollouts, Sampling
+from theory.turns import roll_out
 
 pytestmark = [pytest.mark.filterwarnings(w) for w in world.WARNINGS]
 
 SAMPLING = Sampling(max_tokens=40, num_responses=4, seed=5)
+TALKS = Sampling(max_tokens=150, num_responses=6, seed=6, num_features=4)
 BLOCK = 32  # tokens of a cache block on a CPU
 
 
+class SilentOnce(Talk):
+    """Does not answer the first prompt."""
+
+    def observe(self, prompt: Prompt, response: Response) -> tuple[int, ...] | None:
+        return None if prompt.id == "0" else super().observe(prompt, response)
+
+
+@dataclass
+class Uncached:
+    """What an engine without a prefix cache samples: in one turn, in several, and in several with one prompt silent."""
+
+    once: Rollouts
+    talks: Rollouts
+    some_talks: Rollouts
+
+
 @pytest.fixture(scope="module")
-def uncached(tmp_path_factory: pytest.TempPathFactory) -> Rollouts:
-    """What an engine without a prefix cache samples."""
+def uncached_engines(tmp_path_factory: pytest.TempPathFactory) -> Uncached:
     engine = world.engine(world.model(), tmp_path_factory.mktemp("vllm-uncached"))
-    rollouts = engine.generate(world.prompts(), SAMPLING)
+    once = engine.generate(world.prompts(), SAMPLING)
+    talks = roll_out(engine, Talk(), world.prompts(), TALKS, max_turns=3)
+    some_talks = roll_out(engine, SilentOnce(), world.prompts(), TALKS, max_turns=3)
     engine.close()
-    return rollouts
+    return Uncached(once, talks, some_talks)
 
 
 @pytest.fixture(scope="module")
-def engine(uncached: Rollouts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+def uncached(uncached_engines: Uncached) -> Rollouts:
+    return uncached_engines.once
+
+
+@pytest.fixture(scope="module")
+def engine(uncached_engines: Uncached, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
     engine = world.engine(world.model(), tmp_path_factory.mktemp("vllm-cached"), prefix_caching=True)
     yield engine
     engine.close()
@@ -71,6 +97,36 @@ def test_a_second_turn_has_the_routes_of_the_first(engine):
     assert (world.abs_diff(world.model(), second) <= 1e-5).all()
     natural = world.trainer_scores(world.model(), second).natural
     assert torch.equal(natural.experts, second.experts.experts)
+
+
+def test_turns_are_the_trainers_and_the_cache_changes_nothing(engine, uncached_engines):
+    """Conversations with the cache are those without it, bit for bit; the trainer finds their log-probs and routes."""
+    talks = roll_out(engine, Talk(), world.prompts(), TALKS, max_turns=3)
+    assert world.same(talks, uncached_engines.talks)
+    assert talks.experts.num_native_rows == 0
+    num_turns = [int((r.tokens[r.is_response] == world.STOP).sum()) for r in talks.responses]
+    assert max(num_turns) >= 2 and any(not r.is_response.all() for r in talks.responses)
+    assert all(len(r.tokens) <= TALKS.max_tokens for r in talks.responses)
+    assert (world.abs_diff(world.model(), talks) <= 1e-5).all()
+    scores = world.trainer_scores(world.model(), talks, talks.features.feature_rows)
+    assert torch.equal(scores.natural.experts, talks.experts.experts)
+    # float32 sums in another order, on inputs and logits of order 1.
+    assert torch.allclose(scores.features.logits, talks.features.logits, atol=1e-4)
+
+
+def test_a_turn_does_not_depend_on_which_others_go_on(uncached_engines):
+    """Where the first prompt's conversations end after a turn, every other one is what it is where they go on."""
+    some, every, G = uncached_engines.some_talks, uncached_engines.talks, TALKS.num_responses
+    others = range(G, len(every))
+    assert world.same(some.select(others), every.select(others))
+    assert any(not r.is_response.all() for r in every.responses[:G]), "expected the first prompt's to go on"
+    assert any(not r.is_response.all() for r in every.responses[G:]), "expected others to go on"
+
+
+def test_draws_are_one_a_response(engine):
+    """Draws in another number than the responses, or longer than the call, are refused by name."""
+    with pytest.raises(ValueError, match=r"sampling.draws: expected 6 draws of 1 to 4 tokens, got 1 of \[9\]"):
+        engine.generate(world.prompts(), Sampling(max_tokens=4, draws=(Draw(0, 9),)))
 
 
 def test_new_weights_forget_cached_keys_and_routes(engine):
