@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from theory.divergences import tv_p_q
+from theory.divergences import kl_p_q, tv_p_q
 from theory.routing.record import MISSING, RoutingRecord
 
 
@@ -119,8 +119,8 @@ def route_kl(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "
     """
     if logits_p_FLE.shape[0] == 0:
         raise ValueError("expected at least 1 feature row, got 0")
-    log_p, log_q = (x.double().log_softmax(dim=-1) for x in (logits_p_FLE, logits_q_FLE))
-    return (log_p.exp() * (log_p - log_q)).sum(dim=-1).mean()
+    # Of equal distributions rounding makes some 1e-16 of either sign.
+    return kl_p_q(logits_p_FLE.double(), logits_q_FLE.double()).clamp(min=0).mean()
 
 
 def route_tv(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "F L E"]) -> Float[Tensor, ""]:
