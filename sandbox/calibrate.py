@@ -1,8 +1,9 @@
 """The sandbox's engine made as wrong as a real one: dials fitted to a trace's KL, its tail of ratios and its routes.
 
 The target is three kinds of figures of a trace: k3 KL(mu, old), F(tau) at several tau, and the share of routers that
-differ. The dials are the format of the weights and the noise on router logits and on next-token logits. Each trial
-samples one fixed batch of problems, with the same random numbers, and the trainer scores it. (Re-scoring the trainer's
+differ. The dials are the formats that engines compute in (of weights, activations and cache) and the noise on router
+logits and on next-token logits. Each trial samples one fixed batch of problems, with the same random numbers, and the
+trainer scores it. (Re-scoring the trainer's
 own tokens instead costs half, and sees half of the tail: tokens that mu alone likes are not among them.)
 Papers: R3 (arXiv 2510.11370) Eq. 2 and 3, sec. 3.2.
 """
@@ -21,7 +22,7 @@ from scipy.optimize import minimize
 from lab.doctor.evidence import gather
 from lab.traces import Trace
 from sandbox.defect_table import Bench
-from sandbox.engines import LogitNoise, RouterNoise, WeightPrecision
+from sandbox.engines import ActivationPrecision, KVPrecision, LogitNoise, RouterNoise, WeightPrecision
 from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
 from theory.contracts import Rollouts, TokenScores
@@ -30,11 +31,20 @@ from theory.routing.measures import router_disagreement
 from theory.routing.passes import PassRouting
 
 TAUS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
-FORMATS: tuple[WeightPrecision | None, ...] = (
-    None,
-    WeightPrecision(format="bf16"),
-    WeightPrecision(),
+Format = tuple[Defect, ...]
+
+_FP8, _INT8 = WeightPrecision(), WeightPrecision(format="int8")
+FORMATS: tuple[Format, ...] = (
+    (WeightPrecision(format="bf16"),),
+    (WeightPrecision(format="bf16"), ActivationPrecision(format="bf16")),
+    (_FP8,),
+    (_FP8, ActivationPrecision()),
+    (_FP8, ActivationPrecision(), KVPrecision()),
+    (_INT8, ActivationPrecision(format="int8")),
 )
+"""What engines compute in, each tried by itself."""
+NUM_SEARCHED = 2
+"""Formats that noise is tried beside: those that fit best by themselves, and none."""
 GRID = (1e-4, 0.02, 0.2)
 """Standard deviations that a search starts from."""
 LARGEST = 3.0
@@ -44,6 +54,7 @@ SIMPLER = 1.05
 
 ALIKE = 0.01
 """Figures that agree to a percent are equal for any purpose."""
+GOOD = math.log(1.25)
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ class Fit:
         """How well it fits, in a plain sentence."""
         factor = math.exp(self.residual)
         worst = max(self.figures, key=lambda figure: abs(figure.residual))
-        grade = "good" if factor < 1.25 else "fair" if factor < 2 else "poor"
+        grade = "good" if self.residual < GOOD else "fair" if factor < 2 else "poor"
         off = f"{worst.name} is off most, by a factor of {math.exp(abs(worst.residual)):.2f}"
         return f"{grade}: the figures are off by a factor of {factor:.2f} as a rule; {off}"
 
@@ -161,13 +172,13 @@ class Calibration:
             found.append(self.figures(rollouts, self.bench.trainer.score(rollouts, PassRouting("natural"))))
         return tuple(replace(f[0], fitted=fmean(g.fitted for g in f)) for f in zip(*found, strict=True))
 
-    def fitted_stds(self, weights: WeightPrecision | None, num_trials: int) -> tuple[float, float]:
+    def fitted_stds(self, formats: Format, num_trials: int) -> tuple[float, float]:
         """Noise of router and next-token logits that fit best beside this format: a grid, then a simplex from there."""
         has_routers = bool(self.bench.trainer.model.config.moe_layers)
 
         def trial(logs: Iterable[float]) -> float:
             stds = [min(math.exp(x), LARGEST) for x in logs]
-            return loss(self.measured(defects_of(weights, stds[0] if has_routers else 0.0, stds[-1]), (0,)))
+            return loss(self.measured(defects_of(formats, stds[0] if has_routers else 0.0, stds[-1]), (0,)))
 
         axes = [[math.log(std) for std in GRID]] * (2 if has_routers else 1)
         start = min(itertools.product(*axes), key=trial)
@@ -178,25 +189,34 @@ class Calibration:
         best = [min(math.exp(x), LARGEST) for x in minimize(trial, start, method="Nelder-Mead", options=options).x]
         return (best[0] if has_routers else 0.0), best[-1]
 
-    def fit(self, num_draws: int = 4, num_trials: int = 30, formats: Sequence[WeightPrecision | None] = FORMATS) -> Fit:
-        """The best engine over all formats, without dials that it does not need, and its figures on other draws.
+    def fit(self, num_draws: int = 4, num_trials: int = 30, formats: Sequence[Format] = FORMATS) -> Fit:
+        """The best engine, without dials that it does not need, and its figures on other draws.
 
-        `num_trials` bounds the simplex search of a format.
+        That is no defect, or a format by itself where one is good: engines round, while noise stands in for what has no
+        dial. Else noise beside the formats that are best; `num_trials` bounds the simplex search of each.
         """
-        candidates: list[tuple[float, tuple[Defect, ...]]] = [(loss(self.measured((), (0,))), ())]
-        for weights in formats if candidates[0][0] > ALIKE else ():
-            router, logit = self.fitted_stds(weights, num_trials)
-            options = {defects_of(weights, r, z) for r in (0.0, router) for z in (0.0, logit)}
-            candidates += [(loss(self.measured(defects, (0,))), defects) for defects in options]
+        tried, others = range(num_draws), range(num_draws, 2 * num_draws)
+
+        def loss_of(defects: tuple[Defect, ...]) -> tuple[float, tuple[Defect, ...]]:
+            return loss(self.measured(defects, tried)), defects
+
+        candidates = [loss_of(()), *(loss_of(defects) for defects in formats)]
+        value, defects = min(candidates, key=lambda item: item[0])
+        if value <= GOOD:
+            return Fit(defects, self.measured(defects, others))
+        for searched in [(), *(d for _, d in sorted(candidates[1:], key=lambda item: item[0])[:NUM_SEARCHED])]:
+            router, logit = self.fitted_stds(searched, num_trials)
+            noises = [(router, 0.0), (0.0, logit), (router, logit)]
+            candidates += [loss_of(defects_of(searched, *noise)) for noise in noises]
         least = min(value for value, _ in candidates)
         close = [(len(defects), value, defects) for value, defects in candidates if value <= least * SIMPLER + ALIKE]
         defects = min(close, key=lambda item: item[:2])[2]
-        return Fit(defects, self.measured(defects, range(1, num_draws + 1)))
+        return Fit(defects, self.measured(defects, others))
 
 
-def defects_of(weights: WeightPrecision | None, router_std: float, logit_std: float) -> tuple[Defect, ...]:
+def defects_of(formats: Format, router_std: float, logit_std: float) -> tuple[Defect, ...]:
     """The defects of these dials; a dial at 0 is left out. Three digits, as they are written down."""
-    out: list[Defect] = [] if weights is None else [weights]
+    out: list[Defect] = list(formats)
     out += [RouterNoise(std=float(f"{router_std:.3g}"))] if router_std > 0 else []
     out += [LogitNoise(std=float(f"{logit_std:.3g}"))] if logit_std > 0 else []
     return tuple(out)

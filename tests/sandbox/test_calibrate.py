@@ -11,10 +11,10 @@ import torch
 from firstorder.worlds import Schemas
 from lab.config.load import load
 from lab.traces import Trace
-from sandbox.calibrate import TAUS, Calibration, Figure, Fit, defects_of, loss, target_of
+from sandbox.calibrate import FORMATS, TAUS, Calibration, Figure, Fit, Format, defects_of, loss, target_of
 from sandbox.config import SandboxRun
 from sandbox.defect_table import Bench
-from sandbox.engines import LogitNoise, RouterNoise, WeightPrecision
+from sandbox.engines import ActivationPrecision, LogitNoise, RouterNoise, WeightPrecision
 from sandbox.engines.defect import Defect
 from theory.routing.passes import PassRouting
 
@@ -29,6 +29,10 @@ def bench() -> Bench:
     return Bench(config, num_steps=0)
 
 
+EVERY = dict.fromkeys(("k3 KL", "routers that differ", *(f"F({tau:g})" for tau in TAUS)), 0.0)
+"""Every figure."""
+
+
 def trace_of(bench: Bench, defects: tuple[Defect, ...], draw: int) -> Trace:
     """What an engine with these defects leaves behind, on problems that no trial sees."""
     calibration = Calibration(bench, {"k3 KL": 0.0}, 1)
@@ -39,7 +43,7 @@ def trace_of(bench: Bench, defects: tuple[Defect, ...], draw: int) -> Trace:
 
 def fitted(bench: Bench, *defects: Defect) -> Fit:
     trace = trace_of(bench, defects, draw=7)
-    return Calibration(bench, target_of(trace), len(trace.logp_mu)).fit(num_draws=2, num_trials=10, formats=(None,))
+    return Calibration(bench, target_of(trace), len(trace.logp_mu)).fit(num_draws=2, num_trials=10, formats=())
 
 
 def test_an_exact_pair_is_fitted_by_no_defect(bench: Bench) -> None:
@@ -60,9 +64,20 @@ def test_two_planted_noises_are_found_again(bench: Bench) -> None:
     assert math.exp(fit.residual) < 1.5
 
 
+@pytest.mark.parametrize(
+    "planted", FORMATS[3:], ids=lambda d: "-".join(f"{x.model_dump()['kind']}-{x.format}" for x in d)
+)
+def test_a_planted_format_is_found_again(bench: Bench, planted: Format) -> None:
+    """An engine that rounds, and does nothing else, is found among all formats by its figures over other batches."""
+    # Eight batches of 1000 tokens, as the KL of one scatters by a half; formats differ by factors of two.
+    target = {f.name: f.fitted for f in Calibration(bench, EVERY, 10_000).measured(planted, range(20, 28))}
+    fit = Calibration(bench, target, 10_000).fit(num_draws=4, num_trials=1)
+    assert fit.defects == planted
+
+
 def test_the_block_is_one_that_a_run_reads(bench: Bench, tmp_path: Path) -> None:
     """The printed YAML is the engine block of a config: loaded, it has the fitted defects."""
-    fit = Fit(defects_of(WeightPrecision(), 0.01234, 0.5), ())
+    fit = Fit(defects_of((WeightPrecision(), ActivationPrecision()), 0.01234, 0.5), ())
     lines = Path("configs/smoke.yaml").read_text().splitlines()
     (tmp_path / "c.yaml").write_text("\n".join(x for x in lines if not x.startswith("engine:")) + "\n" + fit.yaml())
     config = load(str(tmp_path / "c.yaml"), (), Schemas())
