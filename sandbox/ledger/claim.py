@@ -40,6 +40,8 @@ class Measure:
     words: str
     unit: str
     of: Callable[[Row], float]
+    same: tuple[str, ...] = ()
+    """Fields in which the two rows of a pair must agree, or the pair counts as missing: times are of one machine."""
 
 
 @dataclass(frozen=True)

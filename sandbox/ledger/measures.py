@@ -67,7 +67,13 @@ KL = between("rollout_corr/k3_kl", 0.0, 1.0, "k3 KL(mu || old) over the run", "n
 EXTREME = between("rollout_corr/extreme_frac_tau2", 0.0, 1.0, "F(2) over the run", "fraction")
 KL_RISE = Measure("k3 rise", "largest window mean of k3 KL(mu || old) over that of the first tenth", "1", _kl_rise)
 ENTROPY_SPREAD = Measure("entropy steps", "mean change of entropy from window to window", "nats/token", _entropy_spread)
-STEP_SECONDS = Measure("CPU time", "processor time of a run over its steps, evaluation included", "s", _step_time)
+STEP_SECONDS = Measure(
+    "CPU time",
+    "processor time of a run over its steps, evaluation included; on one kind of machine, with one kind of kernels",
+    "s",
+    _step_time,
+    same=("machine", "torch", "compiled"),
+)
 GRAD_NORM = between("actor/grad_norm", 0.0, 1.0, "gradient norm before clipping, over the run", "1")
 CLIP_FRACTION = between("actor/pg_clipfrac", 0.0, 1.0, "clip fraction over the run", "fraction")
 AGREEMENT = between("routing/topk_agreement", 0.0, 1.0, "top-k agreement of cached and live routes", "fraction")

@@ -83,22 +83,18 @@ def together(words: Sequence[Word | None]) -> Word | None:
 def _values(
     prediction: Prediction, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row], changes: Changes
 ) -> list[tuple[float, float]]:
-    """(treatment, control) of the seeds whose cells have rows with both numbers."""
+    """(treatment, control) of the seeds whose cells have rows with both numbers, of runs that may be compared."""
     pairs = []
     for seed in seeds:
-        treatment = _value(prediction, prediction.treatment, regime, seed, rows, changes)
-        control = prediction.control
-        other = _value(prediction, control, regime, seed, rows, changes) if isinstance(control, Arm) else float(control)
+        found = [rows.get(key(regime, arm, seed, changes)) for arm in prediction.arms]
+        pair = [row for row in found if row is not None]
+        if len(pair) < len(found) or any(pair[0].get(name) != pair[-1].get(name) for name in prediction.measure.same):
+            continue
+        values = [prediction.measure.of(row) for row in pair]
+        treatment, other = values[0], values[1] if isinstance(prediction.control, Arm) else float(prediction.control)
         if math.isfinite(treatment) and math.isfinite(other):
             pairs.append((treatment, other))
     return pairs
-
-
-def _value(
-    prediction: Prediction, arm: Arm, regime: Regime, seed: int, rows: Mapping[str, Row], changes: Changes
-) -> float:
-    row = rows.get(key(regime, arm, seed, changes))
-    return math.nan if row is None else prediction.measure.of(row)
 
 
 def _effect(prediction: Prediction, pairs: Sequence[tuple[float, float]]) -> Effect | None:

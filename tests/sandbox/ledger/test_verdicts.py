@@ -96,6 +96,17 @@ def test_a_missing_seed_leaves_it_open() -> None:
     assert _outcome([1.0, 1.0, 1.0, 1.0, math.nan], [0.0] * 5, "more", 0.5).word is None
 
 
+def test_times_of_other_kernels_are_not_compared() -> None:
+    """Where a measure asks for it, a seed whose two runs had not the same kernels counts as missing."""
+    timed = Measure("t", "seconds", "s", lambda row: row["x"], same=("compiled",))
+    claim = Claim(1, "c", "s", "here", (Prediction("w", OURS, THEIRS, timed, "at_most", 1.1, "ratio"),))
+    rows = {key(REGIME, arm, s): {"x": 2.0 + s % 2, "compiled": True} for arm in (OURS, THEIRS) for s in SEEDS}
+    assert len(outcomes([claim], [REGIME], rows)[0].values) == 5
+    rows[key(REGIME, THEIRS, 3)]["compiled"] = False
+    found = outcomes([claim], [REGIME], rows)[0]
+    assert len(found.values) == 4 and found.word is None
+
+
 def test_holm_runs_over_the_whole_ledger() -> None:
     """The p of one outcome grows with the number of outcomes that are decided with it, and no others."""
     ours, theirs = [1.0, 1.1, 0.9, 1.05, 1.2], [0.0, 0.1, 0.0, 0.05, 0.1]
