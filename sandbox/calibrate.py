@@ -3,8 +3,8 @@
 The target is three kinds of figures of a trace: k3 KL(mu, old), F(tau) at several tau, and the share of routers that
 differ. The dials are the formats that engines compute in (of weights, activations and cache) and the noise on router
 logits and on next-token logits. Each trial samples one fixed batch of problems, with the same random numbers, and the
-trainer scores it. (Re-scoring the trainer's
-own tokens instead costs half, and sees half of the tail: tokens that mu alone likes are not among them.)
+trainer scores it. (Re-scoring the trainer's own tokens instead costs half, and sees half of the tail: tokens that mu
+alone likes are not among them.)
 Papers: R3 (arXiv 2510.11370) Eq. 2 and 3, sec. 3.2.
 """
 

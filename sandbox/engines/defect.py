@@ -38,7 +38,7 @@ class Defect(Strict, ABC):
     def breaks(self) -> frozenset[Link]:
         """The links that break at this setting of the dial; none at a dial's neutral setting."""
 
-    def weights(self, names: Sequence[str], stacked: Float[Tensor, n * shape]) -> Float[Tensor, n * shape]:
+    def weights(self, names: Sequence[str], stacked: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         """The weights as this engine keeps them: n of one shape, with their Hugging Face names, each by itself."""
         return stacked
 

@@ -49,7 +49,7 @@ class WeightPrecision(Defect):
     def breaks(self) -> frozenset[Link]:
         return BREAKS_TRAINER
 
-    def weights(self, names: Sequence[str], stacked: Float[Tensor, n * shape]) -> Float[Tensor, n * shape]:
+    def weights(self, names: Sequence[str], stacked: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         if self.format == "bf16":
             return round_bf16(stacked)
         if self.format == "fp16":
@@ -63,7 +63,7 @@ class WeightPrecision(Defect):
         kept[large] = round_scaled(stacked[large], self.format, self._amax(stacked[large]))
         return kept
 
-    def _amax(self, stacked: Float[Tensor, n * shape]) -> Tensor:
+    def _amax(self, stacked: Float[Tensor, "n ..."]) -> Tensor:
         if self.scale == "block":
             return amax_of_blocks(stacked, self.block_size, self.block_size)
         if self.scale == "channel":
