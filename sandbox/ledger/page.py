@@ -97,7 +97,13 @@ WARNING_TITLES = ("metric", "area", "seen at 5% false alarms", "windows before a
 
 def _early_warning(rows: Mapping[str, Row]) -> str:
     found = warning_rows(rows)
-    table = markdown_table(WARNING_TITLES, found) if found else "No run has collapsed.\n"
+    num_collapsed = sum(row["first_step"] is not None for row in rows.values())
+    if found:
+        table = markdown_table(WARNING_TITLES, found)
+    elif num_collapsed == 0:
+        table = "No run has collapsed.\n"
+    else:
+        table = f"Collapsed runs: {num_collapsed}. None was late enough to have windows before it.\n"
     return f"## Early warning\n\n{WARNING}\n\n{table}"
 
 

@@ -69,6 +69,14 @@ def test_the_markdown_counts_what_it_shows(found: list[Outcome], rows: dict[str,
     assert f"{len(rows)} runs, {len(rows) * 36 / 3600:.1f} hours" in "\n".join(lines)
 
 
+def test_a_collapse_too_early_to_be_warned_of_is_counted(found: list[Outcome], rows: dict[str, Row]) -> None:
+    """Runs that collapsed before any window that could warn are counted, not left out; without them none has."""
+    stable = {name: {**row, "first_step": None} for name, row in rows.items()}
+    early = stable | {name: {**rows[name], "first_step": 1} for name in list(rows)[:2]}
+    assert "No run has collapsed." in page.markdown(CHOSEN, REGIMES, found, stable)
+    assert "Collapsed runs: 2. None was late enough" in page.markdown(CHOSEN, REGIMES, found, early)
+
+
 def test_effects_are_shown_on_their_scale(found: list[Outcome]) -> None:
     """A factor is shown as exp of the effect, a difference as it is, with interval, n and p; no runs, no numbers."""
     for one in found:
