@@ -15,7 +15,7 @@ from sandbox.ledger.verdicts import Outcome
 
 
 def outcomes_frame(found: Sequence[Outcome]) -> pd.DataFrame:
-    """A row an outcome: claim, regime, prediction, arms, n, effect with its 95% interval, p after Holm, verdict.
+    """A row an outcome: claim, regime, prediction, arms, n, effect with its 95% interval, p after Holm, verdict, lean.
 
     Effects on the scales `ratio` and `ratio_of_means` are factors. What is open has missing numbers and an empty
     verdict.
@@ -32,6 +32,7 @@ def outcomes_frame(found: Sequence[Outcome]) -> pd.DataFrame:
             "measure": one.prediction.measure.name, "scale": one.prediction.scale, "n": len(one.values),
             "effect": effect, "low": low, "high": high, "expected": one.prediction.expected,
             "margin": one.prediction.margin, "p": math.nan if one.p is None else one.p, "verdict": one.word or "",
+            "leans": one.leans or "",
         })  # fmt: skip
     return pd.DataFrame(rows)
 

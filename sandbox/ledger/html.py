@@ -26,9 +26,10 @@ from sandbox.ledger.page import (
     effect_text,
     means_text,
     spent,
+    tally,
     warning_rows,
+    word_text,
 )
-from sandbox.ledger.statistics import Word
 from sandbox.ledger.verdicts import Outcome, together
 
 PIECES = (Path(__file__).parent / "template", TEMPLATES)
@@ -98,10 +99,9 @@ def _table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[O
     for claim in claims:
         words = []
         for regime in regimes:
-            own: list[Word | None] = [o.word for o in found if o.claim == claim and o.regime == regime.name]
-            word = together(own)
-            held = f" {own.count('reproduced')}/{len(own)}" if word and len(own) > 1 else ""
-            words.append({"word": word or "none", "text": f"{word or ('–' if own else '')}{held}"})
+            own = [o for o in found if o.claim == claim and o.regime == regime.name]
+            word = together([o.word for o in own])
+            words.append({"word": word or "none", "text": word or ("–" if own else ""), "tally": tally(own)})
         table.append({"number": claim.number, "sentence": claim.sentence, "source": claim.source, "words": words})
     return table
 
@@ -112,14 +112,13 @@ def _predictions(regimes: Sequence[Regime], found: Sequence[Outcome]) -> list[di
     for one in found:
         prediction = one.prediction
         control = prediction.control
-        missing = f"– ({len(one.values)} seeds)"
         rows.append({
             "slice": places[one.regime], "words": prediction.words, "measure": prediction.measure.name,
             "measure_words": f"{prediction.measure.words} [{prediction.measure.unit}]",
             "treatment": prediction.treatment.name,
             "control": control.name if isinstance(control, Arm) else f"{control:g}",
             "means": f"{means_text(one, 0)}, {means_text(one, 1)}", "effect": effect_text(one),
-            "criterion": criterion_text(prediction), "word": one.word or "none", "text": one.word or missing,
+            "criterion": criterion_text(prediction), "word": one.word or "none", "text": word_text(one),
         })  # fmt: skip
     return rows
 

@@ -10,7 +10,6 @@ from lab.ladder import markdown_table
 from sandbox.ledger.cells import NUM_WINDOWS, Regime
 from sandbox.ledger.claim import Arm, Claim, Prediction, Row
 from sandbox.ledger.early_warning import LEAD, warnings
-from sandbox.ledger.statistics import Word
 from sandbox.ledger.verdicts import Outcome, together
 
 INTRO = """# The claims ledger
@@ -20,8 +19,9 @@ cells.jsonl; no verdict is typed by hand. Each prediction names runs, measure an
 and stood in `sandbox/claims/` before the runs were made.
 
 - **reproduced**: the effect lies beyond the margin, as predicted. **not reproduced**: it does not reach it.
-  **opposite**: it lies beyond the margin on the other side. **inconclusive**: the seeds do not decide. **–**: not all
-  runs have been made.
+  **opposite**: it lies beyond the margin on the other side. **inconclusive**: the seeds do not decide; it *leans* for
+  or against the prediction where its own test would have decided, without the correction. **–**: not all runs have
+  been made.
 - Effects are means of differences within a seed, with 95% Student intervals (Fieller's for a ratio of means); p is of
   the two-sided test at the margin after Holm's correction over all predictions of the ledger ({num_tests} have their
   runs). The level is 5% for all. Where all seeds agree to the bit, p is that of the sign test.
@@ -45,7 +45,7 @@ def _regimes(regimes: Sequence[Regime]) -> str:
 
 
 def _table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Outcome]) -> str:
-    note = "In brackets, how many of a claim's predictions are reproduced."
+    note = "In brackets, how many of a claim's predictions are reproduced, and where the inconclusive ones lean."
     return f"## Verdicts\n\n{note}\n\n{verdict_table(claims, regimes, found)}"
 
 
@@ -55,15 +55,35 @@ def verdict_table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Seq
     for claim in claims:
         cells = []
         for regime in regimes:
-            words: list[Word | None] = [o.word for o in found if o.claim == claim and o.regime == regime.name]
-            word: str = together(words) or ("–" if words else "")
-            counts[regime.name][word] += bool(words)
-            held = words.count("reproduced")
-            cells.append(word if len(words) <= 1 or word == "–" else f"{word} ({held} of {len(words)})")
+            own = [o for o in found if o.claim == claim and o.regime == regime.name]
+            word: str = together([o.word for o in own]) or ("–" if own else "")
+            counts[regime.name][word] += bool(own)
+            inner = tally(own)
+            cells.append(f"{word} ({inner})" if inner else word)
         rows.append((str(claim.number), claim.sentence, claim.source, *cells))
     sums = ("", "", "", *(", ".join(f"{n} {word}" for word, n in counts[r.name].most_common() if n) for r in regimes))
     titles = ("", "claim", "source", *(regime.name for regime in regimes))
     return markdown_table(titles, [*rows, sums])
+
+
+def tally(own: Sequence[Outcome]) -> str:
+    """How many of a claim's predictions are reproduced in one regime, and where the inconclusive ones lean, in words;
+    empty while runs are missing."""
+    if not own or any(o.word is None for o in own):
+        return ""
+    sides = Counter(o.leans for o in own if o.leans)
+    if len(own) == 1:
+        return next((f"leans {side}" for side in sides), "")
+    held = f"{sum(o.word == 'reproduced' for o in own)} of {len(own)}"
+    leaning = ", ".join(f"{sides[side]} {side}" for side in ("for", "against") if sides[side])
+    return f"{held}; leaning: {leaning}" if leaning else held
+
+
+def word_text(outcome: Outcome) -> str:
+    """The verdict on one prediction, with the side to which it leans; how many seeds it has where some are missing."""
+    if outcome.word is None:
+        return f"– ({len(outcome.values)} seeds)"
+    return f"{outcome.word}, leans {outcome.leans}" if outcome.leans else outcome.word
 
 
 def spent(rows: Mapping[str, Row]) -> str:
@@ -116,7 +136,7 @@ def _claim(claim: Claim, regimes: Sequence[Regime], found: Sequence[Outcome]) ->
             rows.append((
                 prediction.words, outcome.regime, prediction.treatment.name, control, means_text(outcome, 0),
                 means_text(outcome, 1), effect_text(outcome), criterion_text(prediction),
-                outcome.word or f"– ({len(outcome.values)} seeds)",
+                word_text(outcome),
             ))  # fmt: skip
     titles = ("prediction", "regime", "arm", "against", "arm's mean", "other's", "effect", "holds if", "verdict")
     lines.append(markdown_table(titles, [[text.replace("|", "\\|") for text in row] for row in rows]))
@@ -162,4 +182,7 @@ def criterion_text(prediction: Prediction) -> str:
     ]
 
 
-__all__ = ["criterion_text", "effect_text", "markdown", "means_text", "spent", "verdict_table", "warning_rows"]
+__all__ = [
+    "criterion_text", "effect_text", "markdown", "means_text", "spent", "tally", "verdict_table", "warning_rows",
+    "word_text",
+]  # fmt: skip

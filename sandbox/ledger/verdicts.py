@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 from sandbox.ledger.cells import Changes, Regime, key
 from sandbox.ledger.claim import Arm, Claim, Prediction, Row
@@ -29,6 +30,15 @@ class Outcome:
     p: float | None
     """After Holm's correction over all outcomes of the ledger."""
     word: Word | None
+    alone: Word | None
+    """The word that the prediction's own p gives, before any correction."""
+
+    @property
+    def leans(self) -> Literal["for", "against"] | None:
+        """To which side its own test points, where the correction leaves it inconclusive; None where to neither."""
+        if self.word != "inconclusive" or self.alone in (None, "inconclusive"):
+            return None
+        return "for" if self.alone == "reproduced" else "against"
 
 
 def outcomes(
@@ -52,14 +62,12 @@ def outcomes(
     ]
     decided = [i for i, found in enumerate(effects) if found is not None]
     raw = [decisive_p(effects[i], places[i][2].expected, _margin(places[i][2])) for i in decided]  # pyright: ignore
-    adjusted = dict(zip(decided, holm(raw), strict=True))
+    alone, adjusted = dict(zip(decided, raw, strict=True)), dict(zip(decided, holm(raw), strict=True))
     found = []
     for i, (claim, regime, prediction) in enumerate(places):
-        p, of = adjusted.get(i), effects[i]
-        word = None if p is None or of is None else verdict(of, prediction.expected, _margin(prediction), p)
-        if word == "opposite" and not isinstance(prediction.control, Arm):
-            word = "not reproduced"  # beyond a threshold there is a side, but no opposite
-        found.append(Outcome(claim, prediction, regime.name, tuple(values[i]), of, p, word))
+        p, own = adjusted.get(i), alone.get(i)
+        words = [_word(prediction, effects[i], level) for level in (p, own)]
+        found.append(Outcome(claim, prediction, regime.name, tuple(values[i]), effects[i], p, *words))
     return found
 
 
@@ -111,6 +119,14 @@ def _effect(prediction: Prediction, pairs: Sequence[tuple[float, float]]) -> Eff
         case "ratio_of_means":
             has_no_mean = min(sum(side) for side in zip(*pairs, strict=True)) <= 0
             return None if has_no_mean else ratio_of_means(pairs)
+
+
+def _word(prediction: Prediction, found: Effect | None, p: float | None) -> Word | None:
+    if found is None or p is None:
+        return None
+    word = verdict(found, prediction.expected, _margin(prediction), p)
+    # Beyond a threshold there is a side, but no opposite.
+    return "not reproduced" if word == "opposite" and not isinstance(prediction.control, Arm) else word
 
 
 def _margin(prediction: Prediction) -> float:

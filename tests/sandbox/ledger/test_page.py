@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,22 @@ def test_the_markdown_counts_what_it_shows(found: list[Outcome], rows: dict[str,
         words = one.prediction.words.replace("|", "\\|")
         assert sum(line.startswith(f"| {words} | {one.regime} |") for line in lines) >= 1
     assert f"{len(rows)} runs, {len(rows) * 36 / 3600:.1f} hours" in "\n".join(lines)
+
+
+def test_what_leans_is_counted_beside_the_word(found: list[Outcome]) -> None:
+    """Brackets hold how many predictions are reproduced and how many lean to each side; none while runs are missing."""
+    claim = next(claim for claim in CHOSEN if len(claim.predictions) == 6)
+    own = [o for o in found if o.claim == claim and o.regime == "paper"]
+    undecided = [("inconclusive", alone) for alone in ("reproduced", "opposite", "not reproduced", "inconclusive")]
+    pairs = [*undecided, ("reproduced", "reproduced"), ("not reproduced", "not reproduced")]
+    made = [replace(o, word=word, alone=alone) for o, (word, alone) in zip(own, pairs, strict=True)]
+    assert page.tally(made) == "1 of 6; leaning: 1 for, 2 against"
+    assert [page.word_text(o) for o in made[:4]] == [
+        "inconclusive, leans for", "inconclusive, leans against", "inconclusive, leans against", "inconclusive",
+    ]  # fmt: skip
+    assert page.tally(made[3:]) == "1 of 3" and page.tally(made[:1]) == "leans for" and page.tally(made[4:5]) == ""
+    assert page.tally([*made, replace(own[0], word=None)]) == "" and page.tally([]) == ""
+    assert page.verdict_table([claim], REGIMES[:1], made).count("(1 of 6; leaning: 1 for, 2 against)") == 1
 
 
 def test_a_collapse_too_early_to_be_warned_of_is_counted(found: list[Outcome], rows: dict[str, Row]) -> None:

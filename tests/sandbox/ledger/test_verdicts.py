@@ -122,6 +122,18 @@ def test_holm_runs_over_the_whole_ledger() -> None:
     assert undecided[0].p == pytest.approx(6 * (alone or 0.0))
 
 
+def test_an_undecided_outcome_leans_where_its_own_test_points() -> None:
+    """Holm's correction over 40 outcomes takes the word; its own p says for, against, or neither, and so it leans."""
+    xs = {"for": [1.0, 1.2, 0.9, 1.3, 1.1], "against": [0.1, 0.3, -0.2, 0.2, 0.0], None: [0.0, 1.0, 0.3, 0.9, 0.2]}
+    for side, ours in xs.items():
+        claims = [Claim(i, f"c{i}", "s", "here", (Prediction("w", OURS, 0.0, X, "more", 0.6),)) for i in range(40)]
+        found = outcomes(claims, [REGIME], {key(REGIME, OURS, s): {"x": x} for s, x in enumerate(ours)})[0]
+        assert (found.word, found.leans) == ("inconclusive", side)
+    decided = _outcome([1.0, 1.1, 0.9, 1.0, 1.05], [0.0] * 5, "more", 0.5)
+    assert (decided.word, decided.alone, decided.leans) == ("reproduced", "reproduced", None)
+    assert _outcome([1.0] * 4, [0.0] * 5, "more", 0.5).leans is None
+
+
 @pytest.mark.parametrize(
     ("words", "word"),
     [
