@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.arms import arm
+from sandbox.claims.arms import COLLAPSES, arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import FINAL_ENTROPY, SURVIVAL
 
@@ -30,4 +30,6 @@ CLAIM = Claim(
             "ratio",
         ),
     ),
+    seeds_in=COLLAPSES,
+    remarks={"hot": "Seeds 0 to 4 were seen before 14 were asked for."},
 )

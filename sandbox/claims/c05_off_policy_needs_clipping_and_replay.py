@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.arms import arm, without_clipping
+from sandbox.claims.arms import COLLAPSES, arm, without_clipping
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import SURVIVAL
 
@@ -61,4 +61,6 @@ CLAIM = Claim(
             0.1,
         ),
     ),
+    seeds_in=COLLAPSES,
+    remarks={"hot": "Seeds 0 to 4 were seen before 14 were asked for."},
 )

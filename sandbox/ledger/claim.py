@@ -89,6 +89,8 @@ class Claim:
     predictions: tuple[Prediction, ...]
     num_seeds: int = 5
     """Seeds of each of its cells, 0 to num_seeds - 1: more where runs are short, fewer never."""
+    seeds_in: Mapping[str, int] = field(default_factory=dict)
+    """Regimes with another number of seeds, larger than `num_seeds`: ties (no run collapsed) decide with 14 alone."""
     regimes: tuple[str, ...] = ("paper", "stress", "hot")
     """The regimes that it is tried in."""
     shown: tuple[str, ...] = ("reward/mean", "rollout_corr/k3_kl", "actor/entropy")
@@ -101,10 +103,20 @@ class Claim:
     def __post_init__(self) -> None:
         if not self.predictions:
             raise ValueError(f"claim {self.number}: expected at least one prediction, got none")
+        for regime, number in self.seeds_in.items():
+            if regime not in self.regimes or number <= self.num_seeds:
+                wanted = f"one of {', '.join(self.regimes)} with more than {self.num_seeds} seeds"
+                raise ValueError(f"claim {self.number}: seeds_in: expected {wanted}, got {regime}: {number}")
 
-    def seeds(self, asked: int | None = None) -> range:
-        """The seeds of its cells: its own number of them, or as many as `asked` for."""
-        return range(self.num_seeds if asked is None else asked)
+    def seeds(self, regime: str, asked: int | None = None) -> range:
+        """The seeds that decide it in a regime: its own number of them, or as many as `asked` for."""
+        return range(self.seeds_in.get(regime, self.num_seeds) if asked is None else asked)
+
+    def runs(self, regime: str, asked: int | None = None) -> list[tuple[Arm, int]]:
+        """Every arm with each of its seeds in a regime; those of the pictures alone have `num_seeds`."""
+        predicted = {arm for prediction in self.predictions for arm in prediction.arms}
+        many, few = self.seeds(regime, asked), range(self.num_seeds if asked is None else asked)
+        return [(arm, seed) for arm in self.arms for seed in (many if arm in predicted else few)]
 
     @property
     def arms(self) -> tuple[Arm, ...]:

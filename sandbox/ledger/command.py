@@ -36,7 +36,7 @@ class Wanted:
         """The cells in the order in which they are run: claim by claim, regime by regime, arm by arm, seed by seed."""
         changes = SMOKE if self.smoke else ()
         places = [(c, r) for c in self.claims for r in self.regimes if r.name in c.regimes]
-        found = [cell(r, arm, seed, changes) for c, r in places for arm in c.arms for seed in c.seeds(self.seeds)]
+        found = [cell(r, arm, seed, changes) for c, r in places for arm, seed in c.runs(r.name, self.seeds)]
         return list({one.key: one for one in found}.values())
 
     def outcomes(self, store: Cells) -> list[Outcome]:
@@ -100,7 +100,7 @@ def listing(wanted: Wanted, place: Place) -> str:
     rows = []
     for claim in wanted.claims:
         tried = [regime for regime in wanted.regimes if regime.name in claim.regimes]
-        places = [(r, arm, seed) for r in tried for arm in claim.arms for seed in claim.seeds(wanted.seeds)]
+        places = [(r, arm, seed) for r in tried for arm, seed in claim.runs(r.name, wanted.seeds)]
         keys = {key(*one, SMOKE if wanted.smoke else ()) for one in places}
         words = [word or ("–" if r in tried else "") for r, word in _words(claim, wanted.regimes, found)]
         rows.append((str(claim.number), claim.name, f"{len(keys & done.keys())}/{len(keys)}", *words))

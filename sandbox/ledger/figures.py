@@ -36,7 +36,10 @@ class Line:
 
 def over_updates(claim: Claim, regime: Regime, rows: Mapping[str, Row], seeds: int | None = None) -> list[Figure]:
     """A figure for each metric that the claim shows: mean over seeds, with a band from the least to the largest."""
-    found = [(Line(i, one.name), _rows(regime, one, claim.seeds(seeds), rows)) for i, one in enumerate(claim.arms)]
+    found = [
+        (Line(i, one.name), _rows(regime, one, claim.seeds(regime.name, seeds), rows))
+        for i, one in enumerate(claim.arms)
+    ]
     figures = []
     for name in claim.shown:
         lines = [(line, points) for line, own in found if (points := _points(name, own))]

@@ -41,7 +41,7 @@ def means(claim: Claim, regime: Regime, rows: Mapping[str, Row], metric: str) ->
     """Arm to the metric's means over seeds: from a window's middle, as a share of the updates; no arm without a run."""
     found: dict[str, dict[float, float]] = {}
     for arm in claim.arms:
-        keys = [key(regime, arm, seed) for seed in claim.seeds()]
+        keys = [key(regime, arm, seed) for seed in claim.seeds(regime.name)]
         series = [rows[name]["series"].get(metric, []) for name in keys if name in rows]
         points = {}
         for window in range(NUM_WINDOWS):

@@ -44,7 +44,7 @@ def render(
 ) -> str:
     """The page as text."""
     drawn: list[tuple[Figure, str | None]] = []
-    most = range(max(len(claim.seeds(seeds)) for claim in claims))
+    most = range(max(len(claim.seeds(name, seeds)) for claim in claims for name in claim.regimes))
     trained = {
         name for claim in claims if any(arm.made_by == "training" for arm in claim.arms) for name in claim.regimes
     }

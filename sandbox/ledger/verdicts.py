@@ -55,10 +55,13 @@ def outcomes(
     """
     tried = [(claim, regime) for claim in claims for regime in regimes if regime.name in claim.regimes]
     places = [(claim, regime, prediction) for claim, regime in tried for prediction in claim.predictions]
-    values = [_values(prediction, regime, claim.seeds(seeds), rows, changes) for claim, regime, prediction in places]
+    values = [
+        _values(prediction, regime, claim.seeds(regime.name, seeds), rows, changes)
+        for claim, regime, prediction in places
+    ]
     effects = [
-        _effect(prediction, pairs) if len(pairs) == len(claim.seeds(seeds)) > 1 else None
-        for (claim, _, prediction), pairs in zip(places, values, strict=True)
+        _effect(prediction, pairs) if len(pairs) == len(claim.seeds(regime.name, seeds)) > 1 else None
+        for (claim, regime, prediction), pairs in zip(places, values, strict=True)
     ]
     decided = [i for i, found in enumerate(effects) if found is not None]
     raw = [decisive_p(effects[i], places[i][2].expected, _margin(places[i][2])) for i in decided]  # pyright: ignore

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,6 +72,26 @@ def test_a_claim_says_how_many_seeds_it_needs() -> None:
     rows = {key(REGIME, arm, s): {"x": float(arm == OURS)} for arm in (OURS, THEIRS) for s in SEEDS}
     assert outcomes([claim], [REGIME], rows)[0].word is None
     assert outcomes([claim], [REGIME], rows, 5)[0].effect is not None
+
+
+def test_a_regime_may_need_more_seeds() -> None:
+    """With seven seeds in one regime a claim is open there with five and decided elsewhere; arms that only its pictures
+    need have five in both."""
+    alone = Arm("for pictures", (("seed", "2"),))
+    prediction = Prediction("w", OURS, THEIRS, X, "more", 0.5)
+    more, other = REGIMES[0].name, REGIMES[1].name
+    claim = Claim(1, "c", "s", "here", (prediction,), seeds_in={more: 7}, also=(alone,))
+    rows = {key(r, arm, s): {"x": float(arm == OURS)} for r in REGIMES[:2] for arm in (OURS, THEIRS) for s in SEEDS}
+    assert [o.word is None for o in outcomes([claim], REGIMES[:2], rows)] == [True, False]
+    for regime, number in ((more, 7), (other, 5)):
+        runs = claim.runs(regime)
+        assert [runs.count((arm, number - 1)) for arm in (OURS, THEIRS)] == [1, 1]
+        assert [seed for arm, seed in runs if arm == alone] == list(range(5))
+        assert len(runs) == 2 * number + 5
+        assert len(claim.runs(regime, 3)) == 9
+    for wrong in ({"warm": 7}, {more: 5}):
+        with pytest.raises(ValueError, match="claim 1: seeds_in: expected one of"):
+            replace(claim, seeds_in=wrong)
 
 
 def test_spread_compares_deviations_from_the_median() -> None:
