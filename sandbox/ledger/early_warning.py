@@ -3,6 +3,8 @@
 A run is cut into its windows. A window is *before a collapse* if the first rule of the run's verdict fires within the
 next LEAD windows, and *quiet* if the run goes on for at least LEAD windows more without one; others count as neither.
 The signal of a metric is the logarithm of its mean over the window by its mean over the run's first two windows.
+A window is compared with quiet ones of its own regime and place in the run alone: metrics drift in every run. Where
+there is none it is left out.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from sandbox.ledger.cells import NUM_WINDOWS
 from sandbox.ledger.claim import Row
@@ -34,17 +38,28 @@ NUM_DRAWS = 1000
 class Signal:
     """How well a metric warns: the area under its ROC curve with a 95% interval, and its hits at 5% false alarms.
 
-    auc: probability that a window before a collapse has a stronger signal than a quiet one, ties half, in [0, 1]; 0.5
-    knows nothing. The interval is a percentile bootstrap over runs, whose windows stay together.
+    auc: mean over windows before a collapse of the share of their quiet ones that have a weaker signal, ties half, in
+    [0, 1]; 0.5 knows nothing. The interval is a percentile bootstrap over runs, whose windows stay together. by_lead:
+    the same for the windows that stand 1, 2, ... LEAD before the collapse; nan where there is none. hits: the share of
+    windows before a collapse above the 95% quantile of their quiet ones.
     """
 
     metric: str
     num_before: int
-    num_quiet: int
+    num_collapsed: int
     auc: float
     low: float
     high: float
+    by_lead: tuple[float, ...]
     hits: float
+
+
+class Window(NamedTuple):
+    """One window of a run: its place, its signal, and how many windows ahead of the collapse it stands (0: quiet)."""
+
+    place: int
+    signal: float
+    ahead: int
 
 
 def warnings(rows: Sequence[Row], seed: int = 0) -> list[Signal]:
@@ -53,49 +68,73 @@ def warnings(rows: Sequence[Row], seed: int = 0) -> list[Signal]:
     return sorted(found, key=lambda one: -one.auc)
 
 
-def _warning(name: str, rows: Sequence[Row], seed: int) -> Signal | None:
-    runs = [run for run in (signals(row, name) for row in rows) if len(run[0]) or len(run[1])]
-    before, quiet = (np.concatenate([run[side] for run in runs] or [np.zeros(0)]) for side in (0, 1))
-    if not len(before) or not len(quiet):
-        return None
-    draws = np.random.default_rng(seed)
-    areas = []
-    for _ in range(NUM_DRAWS):
-        drawn = [runs[i] for i in draws.integers(len(runs), size=len(runs))]
-        sides = [np.concatenate([run[side] for run in drawn]) for side in (0, 1)]
-        if len(sides[0]) and len(sides[1]):
-            areas.append(area(*sides))
-    low, high = np.quantile(areas, [0.025, 0.975])
-    threshold = np.quantile(quiet, 1 - FALSE_ALARMS)
-    hits = float((before > threshold).mean())
-    return Signal(name, len(before), len(quiet), area(before, quiet), float(low), float(high), hits)
-
-
-def signals(row: Row, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The metric's signals in the run's windows before its collapse, and in its quiet ones."""
+def windows(row: Row, name: str) -> list[Window]:
+    """The run's windows before its collapse and its quiet ones, where the metric is above 0."""
     series = row["series"].get(name, [])
     base = [value for value in series[:2] if value is not None and value > 0]
     if not base:
-        return np.zeros(0), np.zeros(0)
+        return []
     first = row["first_step"]
     end = NUM_WINDOWS if first is None else max(0, first - 1) * NUM_WINDOWS // row["num_steps"]
-    before, quiet = [], []
-    for window, value in enumerate(series[2:end], start=2):
-        if value is None or value <= 0:
+    found = []
+    for place, value in enumerate(series[2:end], start=2):
+        ahead = end - place if end - place <= LEAD else 0
+        if value is None or value <= 0 or (first is None and ahead):
             continue
-        signal = SIGNALS[name] * math.log(value / (sum(base) / len(base)))
-        if first is not None and window >= end - LEAD:
-            before.append(signal)
-        elif window < end - LEAD:
-            quiet.append(signal)
-    return np.asarray(before), np.asarray(quiet)
+        found.append(Window(place, SIGNALS[name] * math.log(value / (sum(base) / len(base))), ahead))
+    return found
 
 
-def area(before: np.ndarray, quiet: np.ndarray) -> float:
-    """P(before > quiet) + P(before = quiet) / 2 over all pairs: Mann and Whitney's U by the number of pairs."""
-    ordered = np.sort(quiet)
-    below, up_to = np.searchsorted(ordered, before, "left"), np.searchsorted(ordered, before, "right")
-    return float((below + up_to).sum() / 2 / (len(before) * len(quiet)))
+def shares(
+    stronger: Float[np.ndarray, "before runs"], weights: Float[np.ndarray, "draws runs"]
+) -> Float[np.ndarray, "draws before"]:
+    """Of the quiet windows of a window before a collapse, the share with a weaker signal; nan where it has none.
+
+    stronger: 1 where the window's signal is above that of the run's quiet window at its place, 0.5 where equal, 0
+    below, nan without one. weights: how often each run counts. With one place this is Mann and Whitney's U by the
+    number of pairs.
+    """
+    with np.errstate(invalid="ignore"):
+        return (weights @ np.nan_to_num(stronger).T) / (weights @ (~np.isnan(stronger)).T)
 
 
-__all__ = ["LEAD", "SIGNALS", "Signal", "area", "signals", "warnings"]
+def _warning(name: str, rows: Sequence[Row], seed: int) -> Signal | None:
+    runs = [(row["regime"], windows(row, name)) for row in rows]
+    quiet: dict[tuple[str, int], dict[int, float]] = {}
+    for i, (regime, found) in enumerate(runs):
+        for one in found:
+            if not one.ahead:
+                quiet.setdefault((regime, one.place), {})[i] = one.signal
+    before = [
+        (i, one, quiet[regime, one.place])
+        for i, (regime, found) in enumerate(runs)
+        for one in found
+        if one.ahead and (regime, one.place) in quiet
+    ]
+    if not before:
+        return None
+    stronger = np.full((len(before), len(runs)), np.nan)
+    for line, (_, one, others) in zip(stronger, before, strict=True):
+        for i, other in others.items():
+            line[i] = 0.5 * ((one.signal > other) + (one.signal >= other))
+    owners, ahead = np.array([i for i, _, _ in before]), np.array([one.ahead for _, one, _ in before])
+    own = shares(stronger, np.ones((1, len(runs))))[0]
+    drawn = np.random.default_rng(seed).multinomial(len(runs), np.full(len(runs), 1 / len(runs)), size=NUM_DRAWS)
+    low, high = np.nanquantile(_areas(stronger, owners, drawn.astype(np.float64)), [0.025, 0.975])
+    limits = np.array([np.quantile(list(others.values()), 1 - FALSE_ALARMS) for _, _, others in before])
+    return Signal(
+        name, len(before), len(set(owners.tolist())), float(own.mean()), float(low), float(high),
+        tuple(float(own[ahead == k].mean()) if (ahead == k).any() else math.nan for k in range(1, LEAD + 1)),
+        float((np.array([one.signal for _, one, _ in before]) > limits).mean()),
+    )  # fmt: skip
+
+
+def _areas(stronger: np.ndarray, owners: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The area in each draw of runs; nan where it has no pair."""
+    each = shares(stronger, weights)
+    counts = weights[:, owners] * ~np.isnan(each)
+    with np.errstate(invalid="ignore"):
+        return (counts * np.nan_to_num(each)).sum(1) / counts.sum(1)
+
+
+__all__ = ["LEAD", "SIGNALS", "Signal", "Window", "shares", "warnings", "windows"]

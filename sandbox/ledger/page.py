@@ -97,22 +97,28 @@ def spent(rows: Mapping[str, Row]) -> str:
 
 
 WARNING = (
-    "Over all runs of the ledger: how often does a metric stand further from its beginning in a window within the "
-    f"{LEAD * 100 // NUM_WINDOWS}% of the updates before a collapse than in a quiet one? The area under the ROC curve "
-    "(0.5 knows nothing), with a 95% bootstrap interval over runs; the share of such windows seen at 5% false alarms."
+    f"How often does a metric stand further from its beginning in a window within the {LEAD * 100 // NUM_WINDOWS}% of "
+    "the updates before a collapse than in quiet windows of the same regime at the same place of a run? The area under "
+    "the ROC curve (0.5 knows nothing), with a 95% bootstrap interval over runs; the same for windows that are "
+    f"{', '.join(str(k) for k in range(1, LEAD + 1))} windows ahead of it, each {100 // NUM_WINDOWS}% of a run; the "
+    "share of windows seen at 5% false alarms. The reward is what the verdict itself reads."
 )
 
 
-def warning_rows(rows: Mapping[str, Row]) -> list[tuple[str, str, str, str]]:
-    """Each metric's area with its interval, its hits at 5% false alarms, and the numbers of windows of both kinds."""
+def warning_rows(rows: Mapping[str, Row]) -> list[tuple[str, str, str, str, str]]:
+    """Each metric's area with its interval, by lead, its hits at 5% false alarms, and the windows before a collapse."""
     return [
-        (f"`{one.metric}`", f"{one.auc:.2f} ({one.low:.2f} to {one.high:.2f})", f"{one.hits:.0%}",
-         f"{one.num_before} / {one.num_quiet}")
+        (f"`{one.metric}`", f"{one.auc:.2f} ({one.low:.2f} to {one.high:.2f})",
+         " / ".join("–" if math.isnan(x) else f"{x:.2f}" for x in one.by_lead), f"{one.hits:.0%}",
+         f"{one.num_before} in {one.num_collapsed} run{'s' * (one.num_collapsed > 1)}")
         for one in warnings(list(rows.values()))
     ]  # fmt: skip
 
 
-WARNING_TITLES = ("metric", "area", "seen at 5% false alarms", "windows before a collapse / quiet")
+WARNING_TITLES = (
+    "metric", "area", f"{' / '.join(str(k) for k in range(1, LEAD + 1))} ahead", "seen at 5% false alarms",
+    "windows before a collapse",
+)  # fmt: skip
 
 
 def _early_warning(rows: Mapping[str, Row]) -> str:

@@ -13,55 +13,81 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sandbox.ledger.cells import NUM_WINDOWS
-from sandbox.ledger.early_warning import LEAD, SIGNALS, area, signals, warnings
+from sandbox.ledger.early_warning import LEAD, SIGNALS, shares, warnings, windows
 
 KL, REWARD = "rollout_corr/k3_kl", "reward/mean"
 numbers = st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=12)
 
 
-def _row(first: int | None, **series: Sequence[float | None]) -> dict[str, Any]:
-    return {"first_step": first, "num_steps": 10 * NUM_WINDOWS, "series": series}
+def _row(first: int | None, regime: str = "hot", **series: Sequence[float | None]) -> dict[str, Any]:
+    return {"first_step": first, "num_steps": 10 * NUM_WINDOWS, "series": series, "regime": regime}
 
 
 @given(numbers, numbers)
 def test_the_area_is_mann_and_whitneys(before: list[float], quiet: list[float]) -> None:
-    """The area is U / (n m), ties counted half, and swapping the sides gives 1 minus it."""
+    """With one place the mean share is U / (n m), ties counted half; a weight of 2 is a run that stands there twice."""
     u = stats.mannwhitneyu(before, quiet, alternative="two-sided", method="asymptotic").statistic
-    a, b = np.asarray(before), np.asarray(quiet)
-    assert area(a, b) == pytest.approx(u / (len(a) * len(b)))
-    assert area(b, a) == pytest.approx(1 - area(a, b))
+    stronger = np.array([[0.5 * ((b > q) + (b >= q)) for q in quiet] for b in before])
+    once = np.ones((1, len(quiet)))
+    assert shares(stronger, once).mean() == pytest.approx(u / (len(before) * len(quiet)))
+    twice = np.concatenate([stronger, stronger[:, :1]], axis=1)
+    weights = once + np.eye(1, len(quiet))
+    assert shares(stronger, weights) == pytest.approx(shares(twice, np.ones((1, len(quiet) + 1))))
+    aside = np.concatenate([stronger, np.full((len(before), 1), np.nan)], axis=1)
+    assert (shares(aside, np.ones((1, len(quiet) + 1))) == shares(stronger, once)).all()
 
 
 def test_windows_are_before_a_collapse_or_quiet_or_neither() -> None:
     """The last LEAD windows before the first reason warn, those earlier are quiet, those after count for nothing."""
     rising: list[float | None] = [float(2**w) for w in range(NUM_WINDOWS)]
-    before, quiet = signals(_row(101, **{KL: rising}), KL)  # its first reason stands in window 10
+    found = windows(_row(101, **{KL: rising}), KL)  # its first reason stands in window 10
     base = math.log(1.5)
-    assert before.tolist() == pytest.approx([w * math.log(2) - base for w in range(10 - LEAD, 10)])
-    assert quiet.tolist() == pytest.approx([w * math.log(2) - base for w in range(2, 10 - LEAD)])
-    before, quiet = signals(_row(None, **{KL: rising}), KL)
-    assert len(before) == 0
-    assert len(quiet) == NUM_WINDOWS - 2 - LEAD  # what comes after the last windows is not known
+    assert [(one.place, one.ahead) for one in found] == [(w, max(0, 10 - w) * (w >= 10 - LEAD)) for w in range(2, 10)]
+    assert [one.signal for one in found] == pytest.approx([w * math.log(2) - base for w in range(2, 10)])
+    found = windows(_row(None, **{KL: rising}), KL)
+    # What comes after the last windows is not known.
+    assert [(one.place, one.ahead) for one in found] == [(w, 0) for w in range(2, NUM_WINDOWS - LEAD)]
 
 
 def test_what_falls_warns_where_falling_is_feared() -> None:
     """The direction of a metric is that of its fear: a falling reward is a positive signal."""
     falling: list[float | None] = [1.0 / (w + 1) for w in range(NUM_WINDOWS)]
-    before, _ = signals(_row(151, **{REWARD: falling}), REWARD)
-    assert (before > 0).all() and SIGNALS[REWARD] == -1
+    found = windows(_row(151, **{REWARD: falling}), REWARD)
+    assert all(one.signal > 0 for one in found) and SIGNALS[REWARD] == -1
 
 
 def test_a_run_without_a_beginning_has_no_signal() -> None:
     """Without a positive value in the first two windows there is nothing to compare with."""
     for series in ([None, None, 1.0], [0.0, 0.0, 1.0], []):
-        assert [len(side) for side in signals(_row(None, **{KL: series}), KL)] == [0, 0]
+        assert windows(_row(None, **{KL: series}), KL) == []
+
+
+def test_windows_are_compared_in_their_own_regime_and_place() -> None:
+    """A KL that rises in every run alike, and runs of another regime, say nothing of a collapse."""
+    rising: list[float | None] = [1.0 + w for w in range(NUM_WINDOWS)]
+    rows = [_row(61, **{KL: rising})] + [_row(None, **{KL: rising}) for _ in range(5)]
+    calm = [_row(None, "paper", **{KL: [1.0] * NUM_WINDOWS}) for _ in range(5)]
+    for given_rows in (rows, rows + calm):
+        (one,) = warnings(given_rows)
+        assert (one.auc, one.hits, one.num_before, one.num_collapsed) == (0.5, 0.0, LEAD, 1)
+    assert warnings(rows[:1] + calm) == []  # no quiet window of its regime
+
+
+def test_how_far_ahead_a_metric_warns() -> None:
+    """A KL that doubles in the last window alone warns one window ahead and not two."""
+    flat, late = [1.0] * NUM_WINDOWS, [1.0] * 5 + [2.0] + [1.0] * (NUM_WINDOWS - 6)
+    rows = [_row(61, **{KL: late}), *(_row(None, **{KL: flat}) for _ in range(5))]
+    (one,) = warnings(rows)
+    assert one.by_lead == (1.0, *[0.5] * (LEAD - 1))
+    assert one.hits == pytest.approx(1 / LEAD)
 
 
 def test_a_planted_signal_is_found_and_noise_is_not() -> None:
     """A KL that doubles before each collapse has an area near 1 whose interval is above 0.9; noise has 0.5 inside."""
     draws, rows = np.random.default_rng(3), []
     for i in range(40):
-        first = int(draws.integers(80, 190)) if i % 2 else None
+        # Not among the last windows: what is quiet there is not known, so there is nothing to compare with.
+        first = int(draws.integers(80, 170)) if i % 2 else None
         kl = draws.uniform(1.0, 1.3, NUM_WINDOWS)
         if first is not None:
             end = (first - 1) * NUM_WINDOWS // (10 * NUM_WINDOWS)
@@ -71,6 +97,7 @@ def test_a_planted_signal_is_found_and_noise_is_not() -> None:
     assert set(found) == {KL, "actor/grad_norm"}
     assert found[KL].auc > 0.99 and found[KL].low > 0.9 and found[KL].hits > 0.95
     assert found["actor/grad_norm"].low < 0.5 < found["actor/grad_norm"].high
+    assert found["actor/grad_norm"].hits < 0.25  # 5% and what 20 quiet runs leave of a quantile
     assert warnings(rows)[0].metric == KL
     assert found[KL].num_before == sum(row["first_step"] is not None for row in rows) * LEAD
 
