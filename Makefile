@@ -65,8 +65,10 @@ format: $(VENV)/.installed-dev  ## put the code into its one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-demo  ## time our kernels, engine and step beside transformers'
-	$(BIN)/firstorder bench
+bench: $(VENV)/.installed-demo  ## time our engine and steps beside transformers and TRL, with both sets of kernels
+	$(INSTALL) --editable '.[bench]'
+	for threads in 1 2; do for kernels in '' --compile; do \
+	  $(BIN)/firstorder bench --threads $$threads $$kernels || exit; done; done
 
 # In a container one is often root, which Jupyter refuses unasked.
 lab: $(VENV)/.installed-dev  ## notebooks
