@@ -60,13 +60,16 @@ class RouterFeatures:
             raise ValueError(f"expected responses in [0, {len(self)}), got {indices}")
         if indices == list(range(len(self))):
             return self
-        bounds = self.offsets.tolist()
-        spans = [torch.arange(bounds[b], bounds[b + 1]) for b in indices]
-        # index_select: on rows of a kilobyte several times as fast as an index.
-        where = (torch.cat(spans) if spans else torch.zeros(0, dtype=torch.int64)).to(self.rows.device)
+        which = torch.tensor(indices, dtype=torch.int64, device=self.offsets.device)
+        num_rows, starts = self.offsets.diff()[which], self.offsets[which]
+        offsets = torch.cat([self.offsets[:1], num_rows.cumsum(0)])
+        # Without a loop: a step selects hundreds of responses. index_select: on rows of a kilobyte several times as
+        # fast as an index.
+        shifts = (starts - offsets[:-1]).repeat_interleave(num_rows)
+        where = (shifts + torch.arange(len(shifts), device=shifts.device)).to(self.rows.device)
         return RouterFeatures(
             rows=self.rows[where],
-            offsets=offsets_of([len(s) for s in spans]).to(self.offsets.device),
+            offsets=offsets,
             hidden=None if self.hidden is None else self.hidden.index_select(0, where),
             logits=self.logits.index_select(0, where),
             layer_numbers=self.layer_numbers,
