@@ -65,12 +65,12 @@ def outcomes(
     ]
     decided = [i for i, found in enumerate(effects) if found is not None]
     raw = [decisive_p(effects[i], places[i][2].expected, _margin(places[i][2])) for i in decided]  # pyright: ignore
-    alone, adjusted = dict(zip(decided, raw, strict=True)), dict(zip(decided, holm(raw), strict=True))
+    own, adjusted = dict(zip(decided, raw, strict=True)), dict(zip(decided, holm(raw), strict=True))
     found = []
     for i, (claim, regime, prediction) in enumerate(places):
-        p, own = adjusted.get(i), alone.get(i)
-        words = [_word(prediction, effects[i], level) for level in (p, own)]
-        found.append(Outcome(claim, prediction, regime.name, tuple(values[i]), effects[i], p, *words))
+        p, of = adjusted.get(i), effects[i]
+        word, alone = _word(prediction, of, p), _word(prediction, of, own.get(i))
+        found.append(Outcome(claim, prediction, regime.name, tuple(values[i]), of, p, word, alone))
     return found
 
 
@@ -127,9 +127,10 @@ def _effect(prediction: Prediction, pairs: Sequence[tuple[float, float]]) -> Eff
 def _word(prediction: Prediction, found: Effect | None, p: float | None) -> Word | None:
     if found is None or p is None:
         return None
-    word = verdict(found, prediction.expected, _margin(prediction), p)
-    # Beyond a threshold there is a side, but no opposite.
-    return "not reproduced" if word == "opposite" and not isinstance(prediction.control, Arm) else word
+    word: Word = verdict(found, prediction.expected, _margin(prediction), p)
+    if word == "opposite" and not isinstance(prediction.control, Arm):
+        return "not reproduced"  # beyond a threshold there is a side, but no opposite
+    return word
 
 
 def _margin(prediction: Prediction) -> float:
