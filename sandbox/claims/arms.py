@@ -17,6 +17,10 @@ COLLAPSES = {"hot": 14}
 """Seeds where runs collapse, for claims of who does: 14 ties decide under Holm's correction over some 300 predictions
 (2 x 2^-14 x 300 = 0.04), 5 do not."""
 
+SEEDS_OF_SMALL_SPREAD = 14
+"""Seeds of claims whose measure varies little between seeds beside its margin: they had been seen on five, which leaned
+or stood just short of what Holm's correction asks; a claim on final accuracy would need some sixty."""
+
 SHORT = (("num_steps", "40"), ("evaluation.every", "40"), ("traces.every", "40"), ("checkpoint.every", "40"))
 DENSE = (("model.num_experts", "0"),)
 

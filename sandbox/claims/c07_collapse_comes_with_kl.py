@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.arms import arm, without_clipping
+from sandbox.claims.arms import SEEDS_OF_SMALL_SPREAD, arm, without_clipping
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import KL_RISE
 
@@ -31,4 +31,5 @@ CLAIM = Claim(
             "ratio",
         ),
     ),
+    num_seeds=SEEDS_OF_SMALL_SPREAD,
 )

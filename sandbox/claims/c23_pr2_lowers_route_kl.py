@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.arms import arm
+from sandbox.claims.arms import SEEDS_OF_SMALL_SPREAD, arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import ROUTE_KL
 
@@ -22,4 +22,5 @@ CLAIM = Claim(
             "ratio",
         ),
     ),
+    num_seeds=SEEDS_OF_SMALL_SPREAD,
 )
