@@ -23,6 +23,17 @@ def keep_mixed_groups(rewards_PG: Float[Tensor, "P G"]) -> Bool[Tensor, " P"]:
     return (rewards_PG != rewards_PG[:, :1]).any(dim=1)
 
 
+def noisy_labels(
+    rewards_PG: Float[Tensor, "P G"], label_noise: float, generator: torch.Generator
+) -> Float[Tensor, "P G"]:
+    """Rewards in [0, 1], each by itself exchanged for 1 - R with probability `label_noise`: a verifier that errs.
+
+    E[R'] = R + label_noise (1 - 2 R). One uniform draw a reward, from `generator`; at 0 the rewards themselves.
+    """
+    is_wrong_PG = torch.rand(rewards_PG.shape, generator=generator) < label_noise
+    return torch.where(is_wrong_PG, 1.0 - rewards_PG, rewards_PG)
+
+
 def group_mean(rewards_PG: Float[Tensor, "P G"]) -> Float[Tensor, "P G"]:
     """Reward less the mean of its group, in units of reward: A_i = R_i - mean_j R_j. Each row sums to 0.
 
@@ -75,4 +86,4 @@ FORMULAS: dict[str, str] = {
 }
 """Their formulas, to print."""
 
-__all__ = ["ADVANTAGES", "FORMULAS", "group_mean", "group_norm", "keep_mixed_groups", "leave_one_out"]
+__all__ = ["ADVANTAGES", "FORMULAS", "group_mean", "group_norm", "keep_mixed_groups", "leave_one_out", "noisy_labels"]

@@ -35,6 +35,7 @@ class Algorithm:
     `dynamic_sampling_rounds` is how many times prompts may be drawn to fill P groups with mixed rewards; 1 keeps every
     group (no dynamic sampling). `max_tokens` bounds all that follows a prompt, `max_turns` how often mu speaks in it
     (a task without turns: once). `old_gates` chooses Pr2's old-pass gates: Eq. 6's predicted ones, or the live ones.
+    `label_noise` is the share of rewards in [0, 1] that the advantages see as 1 - R; metrics and records keep R.
     """
 
     objective: Objective
@@ -50,6 +51,7 @@ class Algorithm:
     dynamic_sampling_rounds: int = 1
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     freeze_router: bool = False
+    label_noise: float = 0.0
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -60,6 +62,10 @@ class Algorithm:
             raise ValueError(
                 f"num_minibatches must divide num_prompts, got {self.num_minibatches} and {self.num_prompts}"
             )
+        if not 0 <= self.label_noise <= 1:
+            raise ValueError(f"label_noise: expected a share in [0, 1], got {self.label_noise}")
+        if self.label_noise and self.dynamic_sampling_rounds > 1:
+            raise ValueError("label_noise: expected 0 beside dynamic sampling, which looks at true rewards")
         if self.freeze_router and self.passes.trains_predictor:
             raise ValueError(f"freeze_router leaves {self.mode}'s predictor nothing to predict")
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from theory.advantages import ADVANTAGES, keep_mixed_groups
+from theory.advantages import ADVANTAGES, keep_mixed_groups, noisy_labels
 from theory.algorithm import Algorithm
 from theory.contracts import (
     MiniBatch,
@@ -92,7 +92,8 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
     rewards_B = rewards_PG.reshape(-1)
     metrics = collected.metrics | rollout_metrics(rollouts, rewards_B, algorithm.max_turns)
     metrics |= old_pass_metrics(rollouts, old.scores, algorithm.passes)
-    advantages_B = ADVANTAGES[algorithm.objective.advantage](rewards_PG).reshape(-1)
+    labels_PG = noisy_labels(rewards_PG, algorithm.label_noise, stream(seed, "label_noise", step))
+    advantages_B = ADVANTAGES[algorithm.objective.advantage](labels_PG).reshape(-1)
 
     updates: list[tuple[MiniBatch, UpdateStats]] = []
     split = split_groups(step, algorithm, seed)

@@ -166,6 +166,9 @@ class AlgorithmConfig(Strict):
     )
     optimizer: OptimizerBlock = Field(default_factory=OptimizerBlock, description="AdamW")
     freeze_router: bool = Field(default=False, description="keep the router's weights as they are (R3 App. C)")
+    label_noise: float | None = Field(
+        default=None, gt=0, le=1, description="share of rewards R that the advantages see as 1 - R; metrics keep R"
+    )
 
     def build(self) -> Algorithm:
         """The algorithm as the loop takes it; ValueError where the parts do not fit together."""
@@ -181,6 +184,7 @@ class AlgorithmConfig(Strict):
             dynamic_sampling_rounds=self.dynamic_sampling.max_rounds if self.dynamic_sampling.enabled else 1,
             optimizer=OptimizerSettings(**self.optimizer.model_dump()),
             freeze_router=self.freeze_router,
+            label_noise=self.label_noise or 0.0,
         )
 
     @model_validator(mode="after")

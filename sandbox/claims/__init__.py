@@ -26,7 +26,9 @@ CLAIMS: tuple[Claim, ...] = tuple(
 )
 """Every claim, by number: one for each module of this folder."""
 
-REGIMES: tuple[Regime, ...] = tuple(Regime.open(FOLDER / f"{name}.yaml") for name in ("paper", "stress", "hot", "vllm"))
+REGIMES: tuple[Regime, ...] = tuple(
+    Regime.open(FOLDER / f"{name}.yaml") for name in ("paper", "stress", "hot", "noisy", "vllm")
+)
 """The settings in which claims are tried; what each is stands at the top of its file."""
 
 

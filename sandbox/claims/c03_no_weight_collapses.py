@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.arms import COLLAPSES, arm
+from sandbox.claims.arms import AND_NOISY, COLLAPSES, SEEN_IN_NOISY, arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import FINAL_ENTROPY, SURVIVAL
 
@@ -30,6 +30,7 @@ CLAIM = Claim(
             "ratio",
         ),
     ),
-    seeds_in=COLLAPSES,
-    remarks={"hot": "Seeds 0 to 4 were seen before 14 were asked for."},
+    seeds_in=COLLAPSES | {"noisy": 14},
+    regimes=AND_NOISY,
+    remarks={"hot": "Seeds 0 to 4 were seen before 14 were asked for.", "noisy": SEEN_IN_NOISY},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.arms import arm
+from sandbox.claims.arms import AND_NOISY, SEEN_IN_NOISY, arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import FINAL_ACCURACY, KL, SURVIVAL
 
@@ -46,4 +46,6 @@ CLAIM = Claim(
             0.25,
         ),
     ),
+    regimes=AND_NOISY,
+    remarks={"noisy": SEEN_IN_NOISY},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.arms import SEEDS_OF_SMALL_SPREAD, arm, without_clipping
+from sandbox.claims.arms import AND_NOISY, SEEDS_OF_SMALL_SPREAD, arm, without_clipping
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import KL_RISE
 
@@ -32,4 +32,5 @@ CLAIM = Claim(
         ),
     ),
     num_seeds=SEEDS_OF_SMALL_SPREAD,
+    regimes=AND_NOISY,
 )

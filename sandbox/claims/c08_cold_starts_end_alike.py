@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.arms import SEEDS_OF_SMALL_SPREAD, arm
+from sandbox.claims.arms import arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import FINAL_ACCURACY
 
@@ -48,5 +48,4 @@ CLAIM = Claim(
             0.1,
         ),
     ),
-    num_seeds=SEEDS_OF_SMALL_SPREAD,
 )

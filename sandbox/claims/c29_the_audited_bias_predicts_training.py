@@ -7,7 +7,7 @@ less. So what the audit predicts is one thing: length normalisation does worse, 
 
 from __future__ import annotations
 
-from sandbox.claims.arms import arm
+from sandbox.claims.arms import AND_NOISY, SEEN_IN_NOISY, arm
 from sandbox.claims.c33_the_prefix_weight_in_training import PREFIX
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import FINAL_ACCURACY, SURVIVAL
@@ -57,5 +57,9 @@ CLAIM = Claim(
             0.05,
         ),
     ),
-    remarks={"stress": "Runs of minirl-N1, minirl_no_is-N1 and two of minirl_lengthnorm-N1 were made before."},
+    regimes=AND_NOISY,
+    remarks={
+        "stress": "Runs of minirl-N1, minirl_no_is-N1 and two of minirl_lengthnorm-N1 were made before.",
+        "noisy": SEEN_IN_NOISY,
+    },
 )

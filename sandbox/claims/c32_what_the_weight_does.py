@@ -7,7 +7,7 @@ since it is biased anew; if what it does is to damp tokens that pi disbelieves, 
 
 from __future__ import annotations
 
-from sandbox.claims.arms import arm
+from sandbox.claims.arms import AND_NOISY, SEEN_IN_NOISY, arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import FINAL_ACCURACY, FINAL_KL, SURVIVAL
 
@@ -46,5 +46,9 @@ CLAIM = Claim(
         ),
         Prediction("a weight of at most 1 lasts no shorter", arm("minirl"), DAMPING, SURVIVAL, "at_most", 0.05),
     ),
-    remarks={"stress": "minirl-N1 and minirl_no_is-N1 had run here before this claim was written."},
+    regimes=AND_NOISY,
+    remarks={
+        "stress": "minirl-N1 and minirl_no_is-N1 had run here before this claim was written.",
+        "noisy": SEEN_IN_NOISY,
+    },
 )

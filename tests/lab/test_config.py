@@ -307,6 +307,7 @@ CHANGES: list[tuple[dict[str, Any], str, Any]] = [
     ({"optimizer": {"warmup_steps": 5}}, "optimizer.warmup_steps", 5),
     ({"optimizer": {"max_grad_norm": 0.5}}, "optimizer.max_grad_norm", 0.5),
     ({"freeze_router": True}, "freeze_router", True),
+    ({"label_noise": 0.25}, "label_noise", 0.25),
     ({"objective": {"preset": "minirl", "cap": 3}}, "objective.correction.cap", 3.0),
     ({"objective": {"preset": "minirl", "eps_low": 0.1}}, "objective.trust_region.eps_low", 0.1),
     ({"objective": {"preset": "cppo", "delta_b": 0.02}}, "objective.trust_region.delta_b", 0.02),
@@ -350,6 +351,11 @@ def test_every_field_reaches_the_algorithm(change: dict[str, Any], path: str, va
         ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer.betas: expected two numbers in [0, 1), got [0.9, 1.0]"),
         ({"replay": {"mode": "R4"}}, "replay.mode: expected 'none', 'R2', 'R3', 'Pr2' or 'Pr3', got \"R4\""),
         ({"replay": {"mode": "Pr2"}, "freeze_router": True}, "freeze_router"),
+        ({"label_noise": 1.5}, "label_noise: expected a value less than or equal to 1, got 1.5"),
+        (
+            {"label_noise": 0.1, "dynamic_sampling": {"enabled": True}},
+            "label_noise: expected 0 beside dynamic sampling",
+        ),
         ({"sampling": {"temperature": 0}}, "sampling.temperature: expected a value greater than 0, got 0"),
     ],
 )

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tests.strategies import rewards
 from tests.theory.laws_objectives import ADVANTAGE_ROWS
-from theory.advantages import ADVANTAGES, group_mean, group_norm, keep_mixed_groups, leave_one_out
+from theory.advantages import ADVANTAGES, group_mean, group_norm, keep_mixed_groups, leave_one_out, noisy_labels
+from theory.streams import stream
 
 
 @pytest.mark.parametrize("name", ADVANTAGE_ROWS)
@@ -81,3 +82,22 @@ def test_mixed_groups_are_those_with_unequal_rewards(rewards_PG: Tensor) -> None
     """Dynamic sampling keeps a group exactly if its rewards are not all equal: if some advantage is not 0."""
     assert keep_mixed_groups(rewards_PG).tolist() == [len(set(row)) > 1 for row in rewards_PG.tolist()]
     assert torch.equal(keep_mixed_groups(rewards_PG), (group_mean(rewards_PG) != 0).any(1))
+
+
+@given(rewards_PG=rewards(), seed=st.integers(0, 99))
+def test_labels_without_noise_are_the_rewards(rewards_PG: Tensor, seed: int) -> None:
+    """At 0 not a bit changes, at 1 every reward is 1 - R."""
+    assert torch.equal(noisy_labels(rewards_PG, 0.0, stream(seed, "noise")), rewards_PG)
+    assert torch.equal(noisy_labels(rewards_PG, 1.0, stream(seed, "noise")), 1.0 - rewards_PG)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_labels_err_each_by_itself(share: float, reward: float) -> None:
+    """As many are wrong as the share says, whatever the reward, and a neighbour's error says nothing of one's own."""
+    labels_PG = noisy_labels(torch.full((20_000, 2), reward), share, stream(0, "noise"))
+    is_wrong_PG = (labels_PG != reward).double()
+    assert set(labels_PG.unique().tolist()) == {0.0, 1.0}
+    # Five standard errors of a share, and of a correlation that is 0, over 40,000 and 20,000 draws.
+    assert is_wrong_PG.mean().item() == pytest.approx(share, abs=5 * (share * (1 - share) / 40_000) ** 0.5)
+    assert torch.corrcoef(is_wrong_PG.T)[0, 1].item() == pytest.approx(0.0, abs=5 / 20_000**0.5)

@@ -149,6 +149,20 @@ def test_updates_partition_the_groups() -> None:
     assert again == ids and len(orders) > 6
 
 
+def test_labels_err_where_the_recipe_says_so() -> None:
+    """With label_noise 1 advantages are those of 1 - R, while metrics and records keep R; at 1/2 the errors are a draw
+    named by seed and step."""
+    plain, result = run()
+    wrong, wrong_result = run(label_noise=1.0)
+    for (one, _, _), (other, _, _) in zip(plain.of("update"), wrong.of("update"), strict=True):
+        torch.testing.assert_close(other.advantages_B, -one.advantages_B, rtol=0, atol=1e-6)  # means of float32
+    assert torch.equal(result.rewards_B, wrong_result.rewards_B)
+    assert result.metrics["reward/mean"] == wrong_result.metrics["reward/mean"]
+    draws = {tuple(torch.cat([m.advantages_B for m, _, _ in run(s, k, label_noise=0.5)[0].of("update")]).tolist())
+             for s in range(3) for k in range(3)}  # fmt: skip
+    assert len(draws) == 9
+
+
 def test_feature_rows_are_a_named_draw() -> None:
     """T_c rows of each response from the row before its first token on, other ones in another step."""
     longer = {"num_responses": 8, "predictor": PredictorSettings(num_positions=2)}
