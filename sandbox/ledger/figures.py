@@ -92,7 +92,7 @@ def _figure(id_: str, name: str, lines: Sequence[tuple[Line, Sequence[Point]]]) 
 def phase_diagram(
     family: str, regimes: Sequence[Regime], seeds: Sequence[int], rows: Mapping[str, Row]
 ) -> Figure | None:
-    """Survival over engine gap (the regimes) and off-policiness N, for each replay mode; None with under 2 cells.
+    """Survival over the regimes (the engine gap) and off-policiness N, for each replay mode; None with under 2 cells.
 
     Means over the seeds that are there.
     """
