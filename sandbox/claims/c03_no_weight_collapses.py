@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.arms import AND_NOISY, COLLAPSES, SEEN_IN_NOISY, arm
+from sandbox.claims.arms import AND_NOISY, COLLAPSES, arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import FINAL_ENTROPY, SURVIVAL
 
@@ -32,5 +32,12 @@ CLAIM = Claim(
     ),
     seeds_in=COLLAPSES | {"noisy": 14},
     regimes=AND_NOISY,
-    remarks={"hot": "Seeds 0 to 4 were seen before 14 were asked for.", "noisy": SEEN_IN_NOISY},
+    remarks={
+        "hot": "Seeds 0 to 4 were seen before 14 were asked for. Tried: a KL from 1.9e-3 to 2.6e-2 nats a token, "
+        "rates of 1e-3 and 2e-3. Likely reason: 400 updates on 21 tokens a response are too few for the "
+        "bias of the missing weight to add up.",
+        "noisy": "One run of minirl-N1 and of minirl_no_is-N1 was seen, with other errors, as the regime was "
+        "chosen. Likely reason: the bias of the missing weight is small beside the noise of 64 rewards "
+        "that err; what falls, falls by that noise.",
+    },
 )

@@ -31,5 +31,8 @@ CLAIM = Claim(
     ),
     seeds_in=COLLAPSES | {"noisy": 14},
     regimes=AND_NOISY,
-    remarks={"hot": "Some runs of seeds 0 to 4 were seen before 14 were asked for."},
+    remarks={
+        "hot": "Some runs of seeds 0 to 4 were seen before 14 were asked for. Likely reason: the Mixture of "
+        "Experts lasts on-policy here, too.",
+    },
 )
