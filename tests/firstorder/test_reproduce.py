@@ -8,6 +8,7 @@ import pytest
 
 from firstorder.cli import main
 from sandbox.claims import CLAIMS, REGIMES
+from sandbox.ledger.cells import key
 from sandbox.ledger.command import Wanted
 from tests.firstorder.test_cli import fails
 
@@ -18,7 +19,9 @@ def test_the_list_names_every_claim(tmp_path: Path, capsys: pytest.CaptureFixtur
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(CLAIMS) + 2
     for claim, line in zip(CLAIMS, lines[2:], strict=True):
-        needed = sum(len(claim.runs(name)) for name in claim.regimes)
+        tried = [regime for regime in REGIMES if regime.name in claim.regimes]
+        # Regimes that differ in the engine alone share the runs of an arm that sets the engine.
+        needed = len({key(regime, arm, seed) for regime in tried for arm, seed in claim.runs(regime.name)})
         words = [" – |" if regime.name in claim.regimes else "  |" for regime in REGIMES]
         assert line == f"| {claim.number} | {claim.name} | 0/{needed} |" + "".join(words)
     assert list(tmp_path.iterdir()) == []
