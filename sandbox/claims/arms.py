@@ -17,10 +17,13 @@ COLLAPSES = {"hot": 14}
 """Seeds where runs collapse, for claims of who does: 14 ties decide under Holm's correction over some 300 predictions
 (2 x 2^-14 x 300 = 0.04), 5 do not."""
 
+COLLAPSES_AND_NOISY = COLLAPSES | {"noisy": 14}
+"""The same for those that are tried in `noisy`, too."""
+
 AND_NOISY = ("paper", "stress", "hot", "noisy")
 """The regimes of claims on what training does on-policy and under GRPO: `noisy`, too, where rewards err."""
 
-SEEN_IN_NOISY = "One run of minirl-N1, minirl_no_is-N1 and minirl-R3-N1 was seen, with other errors, as it was chosen."
+SEEN_IN_NOISY = "One run of minirl-N1, minirl_no_is-N1 and minirl-R3-N1 was seen, with other errors, before."
 
 SEEDS_OF_SMALL_SPREAD = 14
 """Seeds of claims whose measure varies little between seeds beside its margin: they had been seen on five, which leaned

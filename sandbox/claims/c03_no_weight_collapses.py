@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.arms import AND_NOISY, COLLAPSES, arm
+from sandbox.claims.arms import AND_NOISY, COLLAPSES_AND_NOISY, arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import FINAL_ENTROPY, SURVIVAL
 
@@ -30,7 +30,7 @@ CLAIM = Claim(
             "ratio",
         ),
     ),
-    seeds_in=COLLAPSES | {"noisy": 14},
+    seeds_in=COLLAPSES_AND_NOISY,
     regimes=AND_NOISY,
     remarks={
         "hot": "Seeds 0 to 4 were seen before 14 were asked for. Tried: a KL from 1.9e-3 to 2.6e-2 nats a token, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.arms import AND_NOISY, COLLAPSES, arm
+from sandbox.claims.arms import AND_NOISY, COLLAPSES_AND_NOISY, arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import SURVIVAL
 
@@ -31,7 +31,7 @@ CLAIM = Claim(
             0.1,
         ),
     ),
-    seeds_in=COLLAPSES | {"noisy": 14},
+    seeds_in=COLLAPSES_AND_NOISY,
     regimes=AND_NOISY,
     remarks={
         "hot": "Some runs of seeds 0 to 4 were seen before 14 were asked for. Likely reason: GRPO itself lasts "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.arms import AND_NOISY, COLLAPSES, arm
+from sandbox.claims.arms import AND_NOISY, COLLAPSES_AND_NOISY, arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import FINAL_ACCURACY, SURVIVAL
 
@@ -31,7 +31,7 @@ CLAIM = Claim(
             0.02,
         ),
     ),
-    seeds_in=COLLAPSES | {"noisy": 14},
+    seeds_in=COLLAPSES_AND_NOISY,
     regimes=AND_NOISY,
     remarks={"noisy": "The 14 runs of minirl-N1 had been seen."},
 )
