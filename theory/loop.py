@@ -169,7 +169,9 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
         # Under Pr3 h_old and p_old are the rollout engine's (App. C.2): this pass's own would not be used.
         routing = PassRouting("replay", record=rollouts.experts, feature_rows=None if has_features else rows)
     elif passes.old == "predicted":
-        routing = PassRouting("predicted", gates=algorithm.old_gates, predictor=predictor, feature_rows=rows)
+        routing = PassRouting(
+            "predicted", gates=algorithm.old_gates, predictor=predictor, feature_rows=rows, keep_hidden=True
+        )
     else:
         routing = PassRouting("natural", feature_rows=rows)
     scores = learner.score(rollouts, routing)
@@ -187,6 +189,8 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
     else:
         gradient = PassRouting("replay", record=cached, feature_rows=rows)
     logp_ref_BT = learner.score_reference(rollouts) if algorithm.objective.kl_coefficient > 0 else None
+    if cached_logits is not None:
+        cached_logits = replace(cached_logits, hidden=None)
     return OldPass(scores, logp_ref_BT, cached, cached_logits, teacher, gradient)
 
 

@@ -108,7 +108,7 @@ def route_part(routing: RoutingPass, indices: Sequence[int], start: int, for_upd
         used_RLK=None if for_update else used.experts,
         natural_RLK=None if is_natural and not for_update else natural.experts,
         feature_rows_b=rows_b,
-        hidden_FLD=None if features is None or for_update else features.hidden,
+        hidden_FLD=None if features is None else features.hidden,
         logits_FLE=None if features is None else features.logits,
     )
 

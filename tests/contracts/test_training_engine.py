@@ -126,7 +126,7 @@ def test_state_resumes_to_the_same_bits(weights, rollouts):
     """An engine restored from state_tensors takes the same next update, bit for bit, predictor included."""
     settings = PredictorSettings(num_positions=4)
     rows = tuple(torch.arange(len(r.prompt.tokens) - 1, r.num_tokens - 1)[:4] for r in rollouts.responses)
-    routing = PassRouting("natural", feature_rows=rows)
+    routing = PassRouting("natural", feature_rows=rows, keep_hidden=True)
 
     def step(engine):
         scores = engine.score(rollouts, routing)

@@ -24,8 +24,8 @@ def test_routes_do_not_depend_on_micro_batches(size: int) -> None:
     assert rollouts.features is not None
     rows = rollouts.features.feature_rows
     for routing in (
-        PassRouting("natural", feature_rows=rows),
-        PassRouting("replay", record=rollouts.experts, feature_rows=rows),
+        PassRouting("natural", feature_rows=rows, keep_hidden=True),
+        PassRouting("replay", record=rollouts.experts, feature_rows=rows, keep_hidden=True),
     ):
         whole = worlds.training_engine(weights).score(rollouts, routing)
         parts = worlds.training_engine(weights, micro_batch_size=size).score(rollouts, routing)

@@ -141,7 +141,7 @@ def test_pr3_learns_from_unbiased_logits():
     algorithm, trainer, collected = predicting("Pr3")
     old = old_pass(0, algorithm, trainer, collected, seed=1)
     assert old.scores.features is None
-    live = trainer.score(collected.rollouts, old.gradient).features
+    live = trainer.score(collected.rollouts, replace(old.gradient, keep_hidden=True)).features
     live_FE = live.logits[:, 0]
     bias_FE = live.hidden[:, 0] @ trainer.predictor_weights()[0]
     # Logits of size 1 after two float32 roundings in other orders.
@@ -159,6 +159,22 @@ def test_features_go_to_the_minibatches_that_learn_from_them_alone():
     assert first.features is None and first.rollouts.features is second.rollouts.features is None
     assert torch.equal(second.features.hidden, old.teacher.select(chosen).hidden)
     assert [len(second.features.rows_of(i)) for i in range(3)] == [len(old.teacher.rows_of(b)) for b in chosen]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_router_inputs_are_kept_where_a_predictor_learns_from_them_alone(mode):
+    """The old pass of Pr2 keeps them, and Pr3's teacher has the engine's; no other pass, and no record of metrics."""
+    algorithm, trainer, collected = predicting(mode)
+    old = old_pass(0, algorithm, trainer, collected, seed=1)
+    kept = {
+        "old": old.scores.features is not None and old.scores.features.hidden is not None,
+        "teacher": old.teacher is not None and old.teacher.hidden is not None,
+        "gradient": old.gradient.keep_hidden,
+        "metrics": old.cached_logits.hidden is not None,
+    }
+    assert [name for name, is_kept in kept.items() if is_kept] == {"Pr2": ["old", "teacher"], "Pr3": ["teacher"]}.get(
+        mode, []
+    )
 
 
 def test_one_step_off_unbiases_by_the_predictor_that_mu_held():

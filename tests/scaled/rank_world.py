@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +120,13 @@ def passes(rollouts: Rollouts, numbers: Sequence[int]) -> dict[str, PassRouting]
     predictor = {n: 0.3 * torch.randn(WIDTH, EXPERTS, generator=draws) for n in numbers}
     rows = feature_rows(rollouts)
     record = altered_routes(rollouts, numbers)
+    natural = PassRouting("natural", feature_rows=rows, keep_hidden=True)
+    predicted = PassRouting("predicted", predictor=predictor, feature_rows=rows, keep_hidden=True)
     return {
-        "natural": PassRouting("natural", feature_rows=rows),
-        "replay": PassRouting("replay", record=record, feature_rows=rows),
-        "predicted": PassRouting("predicted", gates="predicted", predictor=predictor, feature_rows=rows),
-        "predicted, live gates": PassRouting("predicted", gates="live", predictor=predictor, feature_rows=rows),
+        "natural": natural,
+        "replay": replace(natural, source="replay", record=record),
+        "predicted": replace(predicted, gates="predicted"),
+        "predicted, live gates": predicted,
     }
 
 
@@ -138,7 +141,7 @@ def minibatches(rollouts: Rollouts, old: TokenScores, replay: PassRouting) -> li
         T = max(len(r.tokens) for r in part.responses)
         features = None if index == 0 or old.features is None else old.features.select(chosen)
         minibatch = MiniBatch(part, old.logp_BT[chosen, :T], advantages_B[chosen], index, 2, features)
-        made.append((minibatch, replay.select(chosen)))
+        made.append((minibatch, replace(replay, keep_hidden=False).select(chosen)))
     return made
 
 

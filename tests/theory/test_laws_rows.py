@@ -25,7 +25,7 @@ def test_rows_stand_where_their_tokens_stand(width: int) -> None:
     N, gate = len(NUM_ROWS) * width, GATES["qwen3"]
     hidden, logits = torch.randn(N, D, generator=generator), torch.randn(N, E, generator=generator)
     rows = tuple(torch.tensor([0, n - 1]) for n in NUM_ROWS)
-    routing = PassRouting("replay", record=record, feature_rows=rows)
+    routing = PassRouting("replay", record=record, feature_rows=rows, keep_hidden=True)
     with RoutingPass(routing, NUM_ROWS, width) as routing_pass:
         chosen = {number: routing_pass.route(number, hidden, logits, K, gate)[0] for number in LAYERS}
     used, natural, features = routing_pass.used, routing_pass.natural, routing_pass.features

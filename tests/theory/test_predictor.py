@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,15 @@ from torch import Tensor
 
 from tests.theory.predictor_batches import LAYERS, D, E, draw_features, draw_pi, draw_predictor, rows, seeds
 from theory.routing.features import RouterFeatures
-from theory.routing.predictor import LOSSES, PredictorSettings, PredictorTrainer, fold, kl_loss, learns
+from theory.routing.predictor import (
+    LOSSES,
+    PredictorSettings,
+    PredictorTrainer,
+    fold,
+    kl_loss,
+    learns,
+    loss_and_gradients,
+)
 from theory.streams import stream
 
 
@@ -28,6 +38,21 @@ def test_losses_are_equation_8_and_appendix_g(seed: int) -> None:
     for name, loss in LOSSES.items():
         # Sixty terms of order one.
         assert loss(pi, features, predictor).item() == pytest.approx(expected[name], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@given(seed=seeds)
+def test_the_gradient_written_out_is_that_of_the_loss(name: Literal["kl", "delta"], seed: int) -> None:
+    """The value is the loss to the bit, the gradient what differentiating it gives; on the first step already."""
+    features, pi = draw_features(seed), draw_pi(seed)
+    for predictor in (draw_predictor(seed), draw_predictor(seed, size=0.0)):
+        learnt = {n: w.clone().requires_grad_() for n, w in predictor.items()}
+        loss = LOSSES[name](pi, features, learnt)
+        expected = torch.stack(torch.autograd.grad(loss, list(learnt.values())))
+        value, gradient_LDE = loss_and_gradients(name, pi, features, predictor)
+        assert torch.equal(value, loss.detach())
+        # Sums of five float64 terms of order one.
+        torch.testing.assert_close(gradient_LDE, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_fold_keeps_the_type_of_the_gate_and_finds_every_gate() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from dataclasses import replace
+from typing import Literal, get_args
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.theory.tiny_moe import (
     CONVENTIONS,
@@ -23,8 +25,10 @@ from tests.theory.tiny_moe import (
     run,
     seeds,
 )
+from theory.routing import replay
 from theory.routing.gates import GATES, route, weigh
 from theory.routing.passes import MODES, PASSES, Mode, PassRouting
+from theory.routing.predictor import predictive_logits
 from theory.routing.record import MISSING, flat_rows
 from theory.routing.replay import NaturalRouting, RoutingPass, is_noop
 from theory.streams import stream
@@ -143,8 +147,9 @@ def test_predicted_routing_is_equations_4_to_6(dtype: torch.dtype, seed: int) ->
     # 16-bit logits widen to float32, in which the bias must be added.
     wide = torch.promote_types(dtype, torch.float32)
     biased = logits.to(wide) + hidden.to(wide) @ predictor[1].to(wide)
+    plain = PassRouting("predicted", predictor=predictor, feature_rows=(torch.tensor([0, 3]),), keep_hidden=True)
     for gates, weighing in (("predicted", biased), ("live", logits)):
-        routing = PassRouting("predicted", gates=gates, predictor=predictor, feature_rows=(torch.tensor([0, 3]),))
+        routing = replace(plain, gates=gates)
         with RoutingPass(routing, [5], 5) as routing_pass:
             for number in LAYERS:
                 experts, weights = routing_pass.route(number, hidden, logits, K, gate)
@@ -161,6 +166,24 @@ def test_predicted_routing_is_equations_4_to_6(dtype: torch.dtype, seed: int) ->
         assert torch.equal(features.logits, logits[[0, 3], None].expand(-1, 3, -1))
         assert torch.equal(features.hidden, hidden[[0, 3], None].expand(-1, 3, -1))
         assert not features.logits.requires_grad
+
+
+@pytest.mark.parametrize("gates", ["live", "predicted"])
+def test_one_product_with_the_predictor_a_layer(gates: Literal["live", "predicted"]) -> None:
+    """`route` takes h W_p once, and gives the bits of `choose` and `weighed_logits`, which take it each for itself."""
+    generator = stream(0, "once")
+    hidden, logits = torch.randn(5, D, generator=generator), torch.randn(5, E, generator=generator)
+    routing = PassRouting("predicted", gates=gates, predictor={1: draw_predictor(0)[1]})
+    taken: list[Tensor] = []
+    with pytest.MonkeyPatch.context() as patch, RoutingPass(routing, [5], 5, [1]) as whole:
+        patch.setattr(replay, "predictive_logits", lambda *of: taken.append(predictive_logits(*of)) or taken[-1])
+        experts, weights = whole.route(1, hidden, logits, K, GATES["qwen3"])
+    assert len(taken) == 1
+    with RoutingPass(routing, [5], 5, [1]) as parts:
+        weighed = parts.weighed_logits(1, hidden, logits)
+        chosen = parts.choose(1, hidden, logits, K, GATES["qwen3"])
+    assert torch.equal(chosen, experts)
+    assert torch.equal(weigh(weighed, chosen, GATES["qwen3"]).to(logits.dtype), weights)
 
 
 def test_a_replay_that_does_nothing_is_noticed() -> None:

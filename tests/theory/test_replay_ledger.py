@@ -200,5 +200,7 @@ def test_contradictory_routings_are_errors() -> None:
         PassRouting("replay", record=record, predictor=predictor)
     with pytest.raises(ValueError, match="gates 'predicted' only with source 'predicted', got source 'natural'"):
         PassRouting("natural", gates="predicted")
+    with pytest.raises(ValueError, match="expected keep_hidden only with feature rows, got no rows"):
+        PassRouting("natural", keep_hidden=True)
     with pytest.raises(ValueError, match="expected feature rows of 1 responses, got 2"):
         PassRouting("replay", record=record, feature_rows=(torch.arange(1), torch.arange(1)))

@@ -57,7 +57,8 @@ class PassRouting:
 
     source: `natural` top-k of the live logits; `replay` of `record`, live gates; `predicted`, top-k of the live logits
     plus h W_p. gates: for `predicted`, weights from the biased logits (`predicted`, Pr2 Eq. 6) or the live ones.
-    feature_rows: per response, the rows whose router input and logits are kept. Raises ValueError where they conflict.
+    feature_rows: per response, the rows whose router logits are kept; with `keep_hidden` their router inputs too, for a
+    predictor to learn from. Raises ValueError where they conflict.
     """
 
     source: Literal["natural", "replay", "predicted"]
@@ -65,6 +66,7 @@ class PassRouting:
     gates: Literal["live", "predicted"] = "live"
     predictor: Mapping[int, Float[Tensor, "D E"]] = field(default_factory=dict)
     feature_rows: tuple[Int[Tensor, " _"], ...] | None = None
+    keep_hidden: bool = False
 
     def __post_init__(self) -> None:
         if (self.source == "replay") != (self.record is not None):
@@ -75,6 +77,8 @@ class PassRouting:
             raise ValueError(f"expected a predictor if and only if source is 'predicted', got {got}")
         if self.gates == "predicted" and self.source != "predicted":
             raise ValueError(f"expected gates 'predicted' only with source 'predicted', got source {self.source!r}")
+        if self.keep_hidden and self.feature_rows is None:
+            raise ValueError("expected keep_hidden only with feature rows, got no rows")
         if self.record is not None and self.feature_rows is not None and len(self.record) != len(self.feature_rows):
             raise ValueError(f"expected feature rows of {len(self.record)} responses, got {len(self.feature_rows)}")
 

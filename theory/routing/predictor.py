@@ -55,7 +55,7 @@ def kl_loss(
     Gradients reach W_p alone: the logits of pi are the teacher, and the features are data. Convex in W_p.
     Raises ValueError where rows or layers differ, where a layer has no W_p, and where there are no rows.
     """
-    return _summed_kl(logits_pi_FLE, features, predictor, _kl_pair)
+    return _kl(*_log_pair(logits_pi_FLE, features, predictor, _kl_pair)[1:])
 
 
 def delta_loss(
@@ -65,10 +65,27 @@ def delta_loss(
 
     Gradients and errors as for `kl_loss`; the same minimiser where the drift of the logits is linear in h_old.
     """
-    return _summed_kl(logits_pi_FLE, features, predictor, _delta_pair)
+    return _kl(*_log_pair(logits_pi_FLE, features, predictor, _delta_pair)[1:])
 
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"kl": kl_loss, "delta": delta_loss}
+
+
+def loss_and_gradients(
+    loss: Literal["kl", "delta"],
+    logits_pi_FLE: Float[Tensor, "F L E"],
+    features: RouterFeatures,
+    predictor: Mapping[int, Float[Tensor, "D E"]],
+) -> tuple[Float[Tensor, ""], Float[Tensor, "L D E"]]:
+    """One of LOSSES and its gradient by every layer's W_p: dL/dW_l = mean_t h_t (softmax(guess_t) - softmax(target_t)).
+
+    For both losses, as W_p enters the guess alone, there linearly. Errors as for `kl_loss`.
+    """
+    hidden_FLD, log_target, log_guess = _log_pair(logits_pi_FLE, features, predictor, _PAIRS[loss])
+    residual_FLE = (log_guess.exp() - log_target.exp()) / len(features.rows)
+    # As (h^T r) = (r^T h)^T: half the time of the product as written. Contiguous: the fused AdamW reads bare memory.
+    gradient_LED = torch.bmm(residual_FLE.permute(1, 2, 0), hidden_FLD.transpose(0, 1))
+    return _kl(log_target, log_guess), gradient_LED.transpose(1, 2).contiguous()
 
 
 def _kl_pair(pi_FLE: Tensor, old_FLE: Tensor, bias_FLE: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,12 +96,17 @@ def _delta_pair(pi_FLE: Tensor, old_FLE: Tensor, bias_FLE: Tensor) -> tuple[Tens
     return pi_FLE - old_FLE, bias_FLE
 
 
-def _summed_kl(
+_PAIRS = {"kl": _kl_pair, "delta": _delta_pair}
+"""Each loss's (target, guess), as logits."""
+
+
+def _log_pair(
     logits_pi_FLE: Tensor,
     features: RouterFeatures,
     predictor: Mapping[int, Tensor],
     pair: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
-) -> Tensor:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The routers' inputs, and the logarithms of target and guess, all in W_p's type."""
     if logits_pi_FLE.shape != features.logits.shape:
         raise ValueError(f"expected logits of shape {tuple(features.logits.shape)}, got {tuple(logits_pi_FLE.shape)}")
     if features.hidden is None:
@@ -96,8 +118,12 @@ def _summed_kl(
     W_LDE = torch.stack([predictor[number] for number in features.layer_numbers])
     pi, old, hidden = (x.detach().to(W_LDE) for x in (logits_pi_FLE, features.logits, features.hidden))
     target, guess = pair(pi, old, layer_products(hidden, W_LDE))
-    log_target, log_guess = target.log_softmax(dim=-1), guess.log_softmax(dim=-1)
-    return (log_target.exp() * (log_target - log_guess)).sum(dim=-1).mean(dim=0).sum()
+    return hidden, target.log_softmax(dim=-1), guess.log_softmax(dim=-1)
+
+
+def _kl(log_target_FLE: Tensor, log_guess_FLE: Tensor) -> Tensor:
+    """Sum over layers of the mean over rows of KL(target || guess)."""
+    return (log_target_FLE.exp() * (log_target_FLE - log_guess_FLE)).sum(dim=-1).mean(dim=0).sum()
 
 
 def fold(
@@ -169,11 +195,11 @@ class PredictorTrainer:
         over all layers, after it).
         """
         parameters = list(self.parameters.values())
-        with torch.enable_grad():
-            loss = LOSSES[self.settings.loss](logits_pi_FLE, features_old, self.parameters)
-            gradients = torch.autograd.grad(loss, parameters)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+        # Written out: on a few thousand rows the backward pass would cost as much as the loss again.
+        with torch.no_grad():
+            loss, gradient_LDE = loss_and_gradients(self.settings.loss, logits_pi_FLE, features_old, self.parameters)
+        for number, gradient_DE in zip(features_old.layer_numbers, gradient_LDE, strict=True):
+            self.parameters[number].grad = gradient_DE
         if reduce is not None:
             reduce([parameter.grad for parameter in parameters if parameter.grad is not None])
         for group in self.optimizer.param_groups:

@@ -78,7 +78,8 @@ class RoutingPass:
     def _forget(self) -> None:
         self._experts: dict[int, Tensor] = {}
         self._natural: dict[int, Tensor] = {}
-        self._features: dict[int, tuple[Tensor, Tensor]] = {}
+        self._hidden: dict[int, Tensor] = {}
+        self._logits: dict[int, Tensor] = {}
         self._num_experts: int | None = None
 
     def _check_rows(self) -> None:
@@ -142,8 +143,12 @@ class RoutingPass:
         Gradients reach the logits through the weights; with predicted gates also the router's input through h W_p.
         Raises LedgerError outside the context, for a layer that the record or predictor lacks, for a second use.
         """
-        experts_NK = self.choose(layer_number, hidden_ND, logits_NE, num_slots, gate, selection_bias_E)
+        self._check_use(layer_number, logits_NE, num_slots)
         weighed_NE = self.weighed_logits(layer_number, hidden_ND, logits_NE)
+        by = (num_slots, gate, selection_bias_E)
+        # Predicted gates weigh what predicted routes choose by: h W_p once serves both.
+        choosing_NE = weighed_NE if self.routing.gates == "predicted" else None
+        experts_NK = self._chosen(layer_number, hidden_ND, logits_NE, choosing_NE, *by)
         return experts_NK, gates.weigh(weighed_NE, experts_NK, gate).to(logits_NE.dtype)
 
     def choose(
@@ -157,13 +162,26 @@ class RoutingPass:
     ) -> Int[Tensor, "N K"]:
         """The experts of `route`, entered in the ledger, for a model that weighs them itself; `logits_NE` are live."""
         self._check_use(layer_number, logits_NE, num_slots)
+        return self._chosen(layer_number, hidden_ND, logits_NE, None, num_slots, gate, selection_bias_E)
+
+    def _chosen(
+        self,
+        layer_number: int,
+        hidden_ND: Tensor,
+        logits_NE: Tensor,
+        choosing_NE: Tensor | None,
+        num_slots: int,
+        gate: Gate,
+        selection_bias_E: Tensor | None,
+    ) -> Tensor:
         if self._recomputed is not None:
             self._recomputed.add(layer_number)
             return self._experts[layer_number].to(torch.int64)
         natural_NK = gates.select(logits_NE, num_slots, gate, selection_bias_E)
         experts_NK = natural_NK
         if self.routing.source == "predicted":
-            choosing_NE = predictive_logits(logits_NE, hidden_ND, self.routing.predictor[layer_number])
+            if choosing_NE is None:
+                choosing_NE = predictive_logits(logits_NE, hidden_ND, self.routing.predictor[layer_number])
             experts_NK = gates.select(choosing_NE, num_slots, gate, selection_bias_E)
         elif self.routing.record is not None:
             experts_NK = self._replayed(self.routing.record.layer(layer_number), natural_NK)
@@ -218,10 +236,9 @@ class RoutingPass:
         self._natural[number] = natural_NK.to(narrow).index_select(0, rows_R)
         if self._where_F is not None:
             where_F = self._where_F.to(logits_NE.device)
-            self._features[number] = (
-                hidden_ND.detach().index_select(0, where_F),
-                logits_NE.detach().index_select(0, where_F),
-            )
+            self._logits[number] = logits_NE.detach().index_select(0, where_F)
+            if self.routing.keep_hidden:
+                self._hidden[number] = hidden_ND.detach().index_select(0, where_F)
 
     def _record(self, by_layer: Mapping[int, Tensor]) -> RoutingRecord | None:
         if self._state in ("new", "failed"):
@@ -248,7 +265,7 @@ class RoutingPass:
 
     @property
     def features(self) -> RouterFeatures | None:
-        """Router inputs and live logits (without predictor) at the feature rows, detached; None if not asked for."""
+        """Live logits (without predictor) at the feature rows and, if asked for, router inputs; None without rows."""
         used, rows = self.used, self.routing.feature_rows
         if used is None or rows is None:
             return None
@@ -256,8 +273,8 @@ class RoutingPass:
         return RouterFeatures(
             rows=torch.cat(list(rows)),
             offsets=offsets_of([len(r) for r in rows]),
-            hidden=torch.stack([self._features[n][0] for n in numbers], dim=1),
-            logits=torch.stack([self._features[n][1] for n in numbers], dim=1),
+            hidden=torch.stack([self._hidden[n] for n in numbers], dim=1) if self.routing.keep_hidden else None,
+            logits=torch.stack([self._logits[n] for n in numbers], dim=1),
             layer_numbers=numbers,
         )
 
