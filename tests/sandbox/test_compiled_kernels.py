@@ -103,7 +103,7 @@ def test_rows_of_experts_do_not_depend_on_the_batch(seed, part, num_experts, num
 
 
 @pytest.mark.parametrize("name", sorted(GATES))
-@given(seed=SEEDS, num=st.integers(1, 40), num_experts=st.sampled_from([16, 24, 40]), is_tied=st.booleans())
+@given(seed=SEEDS, num=st.integers(1, 40), num_experts=st.sampled_from([16, 24, 40, 128]), is_tied=st.booleans())
 def test_gates_are_torchs(name, seed, num, num_experts, is_tied):
     """The chosen experts are torch's, equal logits included; weights to 2e-6 relative; a row alone is as in the whole.
 
@@ -125,6 +125,23 @@ def test_gates_are_torchs(name, seed, num, num_experts, is_tied):
     alone = gates.route(logits[-1:], 3, ours, bias)
     assert torch.equal(alone[0], ids[-1:])
     assert torch.equal(alone[1], weights[-1:])
+
+
+@given(
+    seed=SEEDS,
+    num_experts=st.sampled_from([5, 8, 16, 40]),
+    num_slots=st.integers(1, 5),
+    special=st.lists(st.sampled_from([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-45]), max_size=8),
+)
+def test_selection_is_torchs_for_every_float(seed, num_experts, num_slots, special):
+    """NaN counts as largest, infinities and zeros of either sign tie with their like, as in torch.topk."""
+    gate = GATES["softmax_after"]
+    logits = drawn(seed, 6, num_experts)
+    draws = torch.Generator().manual_seed(seed)
+    for value in special:
+        row, expert = (int(torch.randint(n, (1,), generator=draws)) for n in logits.shape)
+        logits[row, expert] = value
+    assert torch.equal(gates.select(logits, num_slots, compiled_gate(gate)), gates.select(logits, num_slots, gate))
 
 
 def gradients(function, *inputs: Tensor) -> list[Tensor]:

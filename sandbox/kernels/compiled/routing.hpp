@@ -25,6 +25,41 @@ static void keep_largest(std::vector<Candidate>& all, long count) {
         std::nth_element(all.begin(), all.begin() + count - 1, all.end(), larger);
 }
 
+// The `count` largest of `width` numbers, ascending by place, where no tie and no NaN leaves a choice; else false.
+// `values` has room for `width` rounded up to LANES.
+static bool take_largest(float* values, long width, long count, int64_t* places) {
+    long whole = (width + LANES - 1) / LANES * LANES;
+    for (long e = width; e < whole; e++) values[e] = -INFINITY;
+    // The largest, the largest below it, and so on: equal numbers count once here, and are noticed after.
+    Lanes none = splat(-INFINITY), least = splat(INFINITY);
+    for (long k = 0; k < count; k++) {
+        Lanes best = none;
+        for (long e = 0; e < whole; e += LANES) {
+            Lanes x = load(values + e);
+            Lanes below = x < least ? x : none;
+            best = below > best ? below : best;
+        }
+        least = splat(maximum(best));
+    }
+    IntLanes reach = {}, nans = {};
+    for (long e = 0; e < whole; e += LANES) {
+        Lanes x = load(values + e);
+        reach -= x >= least;
+        nans -= x != x;
+    }
+    long total = 0, odd = 0;
+    for (long i = 0; i < LANES; i++) {
+        total += reach[i];
+        odd += nans[i];
+    }
+    if (total != count || odd) return false;
+    for (long e = 0, k = 0; k < count; e++) {
+        places[k] = e;
+        k += values[e] >= least[0];
+    }
+    return true;
+}
+
 // Softmax over `width` numbers, or each one's sigmoid; `padded` holds `width` rounded up to LANES, and may be `logits`.
 static void score(const float* logits, long width, bool is_sigmoid, float* padded) {
     long whole = (width + LANES - 1) / LANES * LANES;
@@ -66,6 +101,7 @@ static void select(const float* logits, const float* scores, const float* bias, 
     const float* base = gate.is_after ? logits : scores;
     for (long e = 0; e < E; e++) choosing[e] = bias ? base[e] + bias[e] : base[e];
     if (gate.num_top_groups < gate.num_groups) keep_top_groups(choosing, E, gate, work);
+    if (take_largest(choosing, E, K, experts)) return;
     work.clear();
     for (long e = 0; e < E; e++) work.emplace_back(choosing[e], e);
     keep_largest(work, K);
