@@ -148,7 +148,6 @@ def _prepare(work: Work, kernels: Kernels, threads: int) -> tuple[list[Piece], f
             f"got {logp_difference:.2g}"
         )
     steps = [(f"global step, N = {n}", n) for n in (1, OFF_POLICY)]
-    modes: tuple[tuple[Mode, str], ...] = (("R2", OURS), ("R3", OURS), ("Pr2", "with R2"), ("Pr3", "with R3"))
     pieces = [
         Piece("generate", OURS, ours.generate),
         Piece("generate", THEIRS, lambda: theirs.generate(ours.prompts), over=OURS),
@@ -159,7 +158,7 @@ def _prepare(work: Work, kernels: Kernels, threads: int) -> tuple[list[Piece], f
         Piece("forward + backward", OURS, lambda: ours.gradient(minibatch)),
         Piece("forward + backward", THEIRS, lambda: theirs.gradient(batch, minibatch), over=OURS),
         *(piece for name, n in steps for piece in _step_pieces(name, n, ours, theirs)),
-        *(Piece(steps[-1][0], f"with {mode}", ours.step(mode, OFF_POLICY), over=over) for mode, over in modes),
+        *_replay_pieces(steps[-1][0], ours),
     ]
     pieces = [replace(piece, set_threads=kernels.set_threads) if _is_ours(piece) else piece for piece in pieces]
     for piece in pieces:
@@ -174,6 +173,15 @@ def _step_pieces(name: str, num_minibatches: int, ours: Sandbox, theirs: Transfo
     if reference_trl.is_installed():
         trainer = reference_trl.TRL(ours.work, theirs, num_minibatches)
         yield Piece(name, TRAINER, trainer.step, over=OURS, in_own_thread=True)
+
+
+def _replay_pieces(name: str, ours: Sandbox) -> Iterator[Piece]:
+    """What replay adds to a step and what prediction adds to replay, with features on all rows and on T_c of them."""
+    over: dict[Mode, Mode | None] = {"R2": None, "R3": None, "Pr2": "R2", "Pr3": "R3"}
+    for num, suffix in ((None, ""), (ours.work.few_positions, f", T_c = {ours.work.few_positions}")):
+        for mode, plain in over.items():
+            other = OURS if plain is None else f"{plain}{suffix}"
+            yield Piece(name, f"{mode}{suffix}", ours.step(mode, OFF_POLICY, num), over=other)
 
 
 def _is_ours(piece: Piece) -> bool:

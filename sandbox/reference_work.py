@@ -29,6 +29,7 @@ from theory.contracts import MiniBatch, Prompt, Response, Rollouts, Sampling, To
 from theory.loop import StepResult, global_step, hand_over
 from theory.objectives import preset
 from theory.routing.passes import Mode, PassRouting
+from theory.routing.predictor import PredictorSettings
 from theory.streams import stream
 from theory.turns import roll_out
 
@@ -78,11 +79,17 @@ class Work:
         """How both sides draw their responses."""
         return Sampling(max_tokens=self.max_tokens, num_responses=self.num_responses, seed=SEED)
 
-    def algorithm(self, mode: Mode, num_minibatches: int) -> Algorithm:
-        """One global step of this size."""
+    @property
+    def few_positions(self) -> int:
+        """T_c of Pr2 (arXiv 2606.00395) App. E.1 for its longest responses: 2K of 16K tokens, an eighth."""
+        return max(1, self.max_tokens // 8)
+
+    def algorithm(self, mode: Mode, num_minibatches: int, num_positions: int | None = None) -> Algorithm:
+        """One global step of this size, with router features on every response row or on `num_positions` of them."""
         return Algorithm(
             OBJECTIVE,
             mode=mode,
+            predictor=PredictorSettings(num_positions=num_positions or self.max_tokens),
             num_prompts=self.num_prompts,
             num_responses=self.num_responses,
             num_minibatches=num_minibatches,
@@ -150,9 +157,9 @@ class Sandbox:
         """Forward and backward of MiniRL, with the gradient's norm, metrics and routing record."""
         return self.trainer.update(minibatch, OBJECTIVE, PassRouting("natural"))
 
-    def step(self, mode: Mode, num_minibatches: int) -> Callable[[], StepResult]:
+    def step(self, mode: Mode, num_minibatches: int, num_positions: int | None = None) -> Callable[[], StepResult]:
         """A whole global step, to be called again and again, on engines of its own."""
-        algorithm = self.work.algorithm(mode, num_minibatches)
+        algorithm = self.work.algorithm(mode, num_minibatches, num_positions)
         model = MoE(MODEL, kernels=self.model.kernels)
         model.load_state_dict(self.model.state_dict())
         predictor = algorithm.predictor if algorithm.passes.trains_predictor else None

@@ -25,10 +25,14 @@ ROWS = [
     ("forward + backward", "transformers", "firstorder"),
     ("global step, N = 1", "firstorder", None),
     ("global step, N = 4", "firstorder", None),
-    ("global step, N = 4", "with R2", "firstorder"),
-    ("global step, N = 4", "with R3", "firstorder"),
-    ("global step, N = 4", "with Pr2", "with R2"),
-    ("global step, N = 4", "with Pr3", "with R3"),
+    ("global step, N = 4", "R2", "firstorder"),
+    ("global step, N = 4", "R3", "firstorder"),
+    ("global step, N = 4", "Pr2", "R2"),
+    ("global step, N = 4", "Pr3", "R3"),
+    ("global step, N = 4", "R2, T_c = 1", "firstorder"),
+    ("global step, N = 4", "R3, T_c = 1", "firstorder"),
+    ("global step, N = 4", "Pr2, T_c = 1", "R2, T_c = 1"),
+    ("global step, N = 4", "Pr3, T_c = 1", "R3, T_c = 1"),
 ]
 TINY = ["bench", "--num-prompts", "4", "--num-responses", "2", "--max-tokens", "6", "--rounds", "1"]
 
@@ -106,6 +110,15 @@ def test_repetitions_do_the_same_work() -> None:
     assert first.metrics["actor/grad_norm"] > 0 and first.metrics["predictor/weight_norm"] == 0
     for a, b in zip(first.rollouts.responses, second.rollouts.responses, strict=True):
         assert torch.equal(a.tokens, b.tokens)
+
+
+@pytest.mark.parametrize("num", [None, 2])
+def test_features_stand_on_as_many_rows_as_asked(num: int | None) -> None:
+    """On every row that predicts a response token, or on T_c of them; 4 of the reference work's 32 tokens."""
+    ours = Sandbox(Work(num_prompts=4, num_responses=2, max_tokens=6), reference_model())
+    features = ours.step("Pr2", 4, num)().scores.features
+    assert features is not None and features.offsets.diff().tolist() == [num or 6] * 8
+    assert Work().few_positions == 4
 
 
 def test_turns_with_and_without_the_cache_are_the_same_work() -> None:
