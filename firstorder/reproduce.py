@@ -68,12 +68,12 @@ def reproduce(
         smoke=smoke,
     )
     place = command.Place(results / "smoke" if smoke else results, runs / "smoke" if smoke else runs)
+    everything = wanted if smoke else command.Wanted(CLAIMS, REGIMES, wanted.seeds, smoke=False)
     if listed:
-        typer.echo(command.listing(wanted, place), nl=False)
+        typer.echo(command.listing(wanted, place, everything), nl=False)
         return
     if not page:
         failures = command.run(wanted, place, address=address, jobs=jobs, compiled=compile, say=_say)
-    everything = wanted if smoke else command.Wanted(CLAIMS, REGIMES, wanted.seeds, smoke=False)
     typer.echo(command.write_pages(everything, place), nl=False)
     if not page and failures:
         raise ValueError(f"{failures} of the runs could not be made (why is above); the others have their rows")

@@ -93,10 +93,13 @@ def _time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def listing(wanted: Wanted, place: Place) -> str:
-    """The claims as a table: number, name, sentence, runs done of those it needs, and the verdict in each regime."""
+def listing(wanted: Wanted, place: Place, ledger: Wanted) -> str:
+    """The wanted claims as a table: number, name, runs done of those it needs, and the verdict in each regime.
+
+    Verdicts are corrected over the whole `ledger`, as on its pages, however few of its claims are listed.
+    """
     done = place.store.rows()
-    found = wanted.outcomes(place.store)
+    found = ledger.outcomes(place.store)
     rows = []
     for claim in wanted.claims:
         tried = [regime for regime in wanted.regimes if regime.name in claim.regimes]
@@ -120,7 +123,7 @@ def write_pages(wanted: Wanted, place: Place) -> str:
     rows = place.store.rows()
     atomic_write(place.results / "ledger.md", page.markdown(wanted.claims, wanted.regimes, found, rows))
     atomic_write(place.results / "ledger.html", html.render(wanted.claims, wanted.regimes, found, rows, wanted.seeds))
-    return listing(wanted, place)
+    return listing(wanted, place, wanted)
 
 
 __all__ = ["Place", "Wanted", "listing", "run", "write_pages"]

@@ -45,10 +45,8 @@ def render(
     """The page as text."""
     drawn: list[tuple[Figure, str | None]] = []
     most = range(max(len(claim.seeds(name, seeds)) for claim in claims for name in claim.regimes))
-    trained = {
-        name for claim in claims if any(arm.made_by == "training" for arm in claim.arms) for name in claim.regimes
-    }
-    maps = [phase_diagram(family, [r for r in regimes if r.name in trained], most, rows) for family in FAMILIES]
+    mapped = mapped_regimes(claims, regimes)
+    maps = [phase_diagram(family, mapped, most, rows) for family in FAMILIES]
     for place, regime in enumerate(regimes):
         tried = [claim for claim in claims if regime.name in claim.regimes]
         drawn += [(figure, str(place)) for claim in tried for figure in over_updates(claim, regime, rows, seeds)]
@@ -74,6 +72,12 @@ def render(
         warning=WARNING, warning_titles=WARNING_TITLES, warning_rows=warning_rows(rows),
         payload=_payload(drawn), plotly=Markup(get_plotlyjs()),
     )  # fmt: skip
+
+
+def mapped_regimes(claims: Sequence[Claim], regimes: Sequence[Regime]) -> list[Regime]:
+    """The regimes of the claims that run arms for the phase diagrams alone, which are the steps of the engine gap."""
+    names = {name for claim in claims if claim.also for name in claim.regimes}
+    return [regime for regime in regimes if regime.name in names]
 
 
 def _fullest(regimes: Sequence[Regime], found: Sequence[Outcome]) -> int:
@@ -135,4 +139,4 @@ def _payload(drawn: Sequence[tuple[Figure, str | None]]) -> Markup:
     return Markup(json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
 
 
-__all__ = ["render"]
+__all__ = ["mapped_regimes", "render"]

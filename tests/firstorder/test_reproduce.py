@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from firstorder.cli import main
-from sandbox.claims import CLAIMS, REGIMES
+from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.cells import key
 from sandbox.ledger.command import Wanted
 from tests.firstorder.test_cli import fails
@@ -25,6 +25,18 @@ def test_the_list_names_every_claim(tmp_path: Path, capsys: pytest.CaptureFixtur
         words = [" – |" if regime.name in claim.regimes else "  |" for regime in REGIMES]
         assert line == f"| {claim.number} | {claim.name} | 0/{needed} |" + "".join(words)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_verdicts_are_those_of_the_whole_ledger(capsys: pytest.CaptureFixture[str]) -> None:
+    """Listed by themselves, claims have the words that they have among all: Holm's correction is over the ledger."""
+    chosen = ("3", "7", "17")
+    listed = []
+    for words in ([], list(chosen)):
+        assert main(["reproduce", *words, "--list", "--results", str(RESULTS)]) == 0
+        listed.append(capsys.readouterr().out.splitlines()[2:])
+    whole, own = listed
+    assert own == [line for line in whole if line.split(" | ")[0].strip("| ") in chosen]
+    assert len(own) == len(chosen)
 
 
 @pytest.mark.parametrize(

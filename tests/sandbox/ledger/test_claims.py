@@ -13,6 +13,7 @@ from sandbox.claims.arms import arm
 from sandbox.ledger.cells import KEPT, cell
 from sandbox.ledger.claim import Claim
 from sandbox.ledger.figures import DEGREES, FAMILIES, MODES
+from sandbox.ledger.html import mapped_regimes
 from theory.metrics import REGISTRY
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -54,6 +55,11 @@ def test_the_phase_diagrams_of_minirl_have_their_runs() -> None:
     for build, preset in (FAMILIES[name] for name in FAMILIES if name.startswith("MiniRL")):
         assert {build(preset, mode, n) for mode in MODES for n in DEGREES[1:]} <= arms
         assert {build(preset, mode, 1) for mode in ("none", "R3")} <= arms
+
+
+def test_the_phase_diagrams_show_the_steps_of_the_gap() -> None:
+    """Their rows are the regimes of the claim that runs them: not `noisy`, whose gap is that of `hot`."""
+    assert [regime.name for regime in mapped_regimes(CLAIMS, REGIMES)] == ["paper", "stress", "hot"]
 
 
 def test_the_audit_behind_claim_29() -> None:
