@@ -16,7 +16,7 @@ REPLAY = (
         "B5.1",
         "Targets go to the routers of a discarded decoder, so that every pass routes naturally without a word.",
         "verl #7340, miles #2570",
-        (Edit(f"{PASS}.choose", "experts_NK = self._replayed(", "_ = self._replayed("),),
+        (Edit(f"{PASS}._chosen", "experts_NK = self._replayed(", "_ = self._replayed("),),
         "recorded_rows_are_used",
     ),
     Mutant(
@@ -34,7 +34,7 @@ REPLAY = (
         "verl #5452, #5037",
         (
             Edit(
-                f"{PASS}.choose",
+                f"{PASS}._chosen",
                 "self.routing.record.layer(layer_number)",
                 "self.routing.record.experts[:, len(self._experts)]",
             ),
@@ -78,7 +78,7 @@ REPLAY = (
         "Automodel #3156, Megatron-core's design note",
         (
             Edit(
-                f"{PASS}.choose",
+                f"{PASS}._chosen",
                 "return self._experts[layer_number].to(torch.int64)",
                 "return gates.select(logits_NE, num_slots, gate, selection_bias_E)",
             ),
@@ -93,7 +93,7 @@ REPLAY = (
         "AReaL #1166, verl replay_backward_list",
         (
             Edit(
-                f"{PASS}.choose",
+                f"{PASS}._chosen",
                 "return self._experts[layer_number].to(torch.int64)",
                 "return list(self._experts.values())[len(self._recomputed) - 1].to(torch.int64)",
             ),
@@ -107,7 +107,7 @@ REPLAY = (
         "Automodel #3156",
         (
             Edit(
-                f"{PASS}.choose",
+                f"{PASS}._chosen",
                 "return self._experts[layer_number].to(torch.int64)",
                 "again = gates.select(logits_NE, num_slots, gate, selection_bias_E)\n"
                 "        again[self._rows_R] = self._experts[layer_number].to(torch.int64)[self._rows_R]\n"
@@ -153,7 +153,7 @@ REPLAY = (
         "prime-rl #2953",
         (
             Edit(
-                f"{PASS}.choose",
+                f"{PASS}._chosen",
                 "natural_NK = gates.select(logits_NE, num_slots, gate, selection_bias_E)",
                 "natural_NK = gates.select(logits_NE, num_slots, gate)",
             ),
@@ -167,7 +167,7 @@ REPLAY = (
         "prime-rl #2953",
         (
             Edit(
-                f"{PASS}.choose",
+                f"{PASS}._chosen",
                 "experts_NK = gates.select(choosing_NE, num_slots, gate, selection_bias_E)",
                 "experts_NK = gates.select(choosing_NE, num_slots, gate)",
             ),
