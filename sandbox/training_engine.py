@@ -49,11 +49,12 @@ class Collected:
 
     def add(self, routing: RoutingPass) -> None:
         """Takes a finished pass's records; a dense model has none."""
-        if routing.used is not None and routing.natural is not None:
-            self.used.append(routing.used)
-            self.natural.append(routing.natural)
-        if routing.features is not None:
-            self.features.append(routing.features)
+        used, natural, features = routing.used, routing.natural, routing.features
+        if used is not None and natural is not None:
+            self.used.append(used)
+            self.natural.append(natural)
+        if features is not None:
+            self.features.append(features)
 
 
 @dataclass

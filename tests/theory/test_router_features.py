@@ -105,6 +105,7 @@ def test_features_that_differ_do_not_join() -> None:
     good = draw_features(0, [3, 2])
     alone = RouterFeatures(good.rows, good.offsets, None, good.logits, LAYERS)
     other = RouterFeatures(good.rows, good.offsets, good.hidden, good.logits, (1, 2, 6))
+    assert RouterFeatures.concat([alone]) is alone
     joined = RouterFeatures.concat([alone, alone])
     assert joined.hidden is None
     assert torch.equal(joined.logits, torch.cat([good.logits, good.logits]))

@@ -81,6 +81,8 @@ class RouterFeatures:
         if not parts:
             raise ValueError("expected at least one set of features, got none")
         first = parts[0]
+        if len(parts) == 1:
+            return first
         for i, part in enumerate(parts):
             if part.layer_numbers != first.layer_numbers:
                 expected, got = first.layer_numbers, part.layer_numbers

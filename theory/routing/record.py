@@ -198,6 +198,8 @@ class RoutingRecord:
         if not parts:
             raise ValueError("expected at least one record, got none")
         first = parts[0]
+        if len(parts) == 1:
+            return first
         for i, part in enumerate(parts):
             got, expected = part._signature, first._signature
             if got != expected:

@@ -240,16 +240,19 @@ class RoutingPass:
             if self.routing.keep_hidden:
                 self._hidden[number] = hidden_ND.detach().index_select(0, where_F)
 
-    def _record(self, by_layer: Mapping[int, Tensor]) -> RoutingRecord | None:
+    def _routed_layers(self) -> tuple[int, ...]:
         if self._state in ("new", "failed"):
             raise LedgerError(f"expected a pass that has run, got one that is {self._state}")
-        absent = sorted(set(self._layer_numbers or ()) - set(by_layer))
+        absent = sorted(set(self._layer_numbers or ()) - set(self._experts))
         if absent:
             raise LedgerError(f"expected a forward over layers {self._layer_numbers}, got none yet of {absent}")
-        if not by_layer:
+        return tuple(sorted(self._experts))
+
+    def _record(self, by_layer: Mapping[int, Tensor]) -> RoutingRecord | None:
+        numbers = self._routed_layers()
+        if not numbers:
             return None
         assert self._num_experts is not None
-        numbers = tuple(sorted(by_layer))
         experts = torch.stack([by_layer[n] for n in numbers], dim=1)
         return RoutingRecord(experts, offsets_of(self._num_rows_B).to(experts.device), numbers, self._num_experts)
 
@@ -266,10 +269,9 @@ class RoutingPass:
     @property
     def features(self) -> RouterFeatures | None:
         """Live logits (without predictor) at the feature rows and, if asked for, router inputs; None without rows."""
-        used, rows = self.used, self.routing.feature_rows
-        if used is None or rows is None:
+        numbers, rows = self._routed_layers(), self.routing.feature_rows
+        if not numbers or rows is None:
             return None
-        numbers = used.layer_numbers
         return RouterFeatures(
             rows=torch.cat(list(rows)),
             offsets=offsets_of([len(r) for r in rows]),
