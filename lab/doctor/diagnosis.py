@@ -12,6 +12,8 @@ from lab.traces import Trace
 
 NAMED = 0.25
 """A second cause of at least this strength is named beside the first."""
+TRIED_ON = 2500
+"""Sampled tokens of the smallest traces whose planted faults docs/doctor.md counts."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,17 @@ class Diagnosis:
         first, second, *_ = self.strengths
         return [first, second] if self.strengths[second] >= NAMED else [first]
 
+    @property
+    def caution(self) -> str | None:
+        """That there are fewer tokens than the rules were tried on; None where there are enough."""
+        num = int(self.seen["num_tokens"])
+        if num >= TRIED_ON:
+            return None
+        return f"{num:,} tokens are few: the rules were tried on {TRIED_ON:,} and more. A larger trace tells more."
+
     def lines(self) -> list[str]:
         """The diagnosis in plain words: for each named cause what it is, its evidence, and what to do."""
-        out = []
+        out = [] if self.caution is None else [self.caution]
         for place, cause in enumerate(self.named):
             lead = "It looks like" if place == 0 else "Or, less likely,"
             out += [f"{lead} {cause.title} (strength {self.strengths[cause]:.2f}).", f"  {cause.words(self.seen)}"]

@@ -24,6 +24,7 @@ FAMILIES = {
     "GRPO": (arm, "grpo"),
 }
 """Objectives whose stability is drawn over engine gap, replay mode and off-policiness."""
+EMPTY = "Empty: not asked for, or not run. With one mini-batch R2 and Pr2 replay what pi routes anyway, and Pr3 is R3."
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,7 @@ def phase_diagram(
     }
     formula = f"mean over seeds of the {SURVIVAL.words}"
     own = Caption(formula, "1", "here")
-    return Figure(
-        f"map-{family.replace(' ', '-')}", family, own, [cells], layout, "Empty: no claim asks for it, or not run."
-    )
+    return Figure(f"map-{family.replace(' ', '-')}", family, own, [cells], layout, EMPTY)
 
 
 def survival(

@@ -24,6 +24,8 @@ def test_words_and_page_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert told.index("good.safetensors:") < told.index("nothing wrong") < told.index("late.safetensors:")
     assert told.index("late.safetensors:") < told.index("shifted by one token")
     body = html[html.index("<body>") : html.index('<script type="application/json"')]
+    few = "tokens are few: the rules were tried on 2,500 and more"
+    assert told.count(few) == body.count(few) == 2
     assert "nothing wrong" in body and "shifted by one token" in body and "http" not in body
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,6 +34,15 @@ def noisy(std: float, along: float = 1.0, start: int = 0) -> Trace:
         return [min(x + (1 - math.exp(x)) * z, 0.0) for x, z in zip(logp, shifts, strict=True)]
 
     return trace_of(ROWS, change)
+
+
+def test_few_tokens_are_said_to_be_few() -> None:
+    """Below the 2,500 tokens of the smallest trace that a fault was planted in, and only there."""
+    found = diagnose(EXACT)
+    for num, is_few in ((2499, True), (2500, False)):
+        same = replace(found, seen={**found.seen, "num_tokens": float(num)})
+        assert (same.caution is not None) == is_few
+        assert (same.caution in same.lines()) == is_few
 
 
 def test_two_equal_engines_show_nothing() -> None:
