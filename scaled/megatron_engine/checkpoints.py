@@ -123,8 +123,8 @@ def _optimizer_state(optimizer: Any, models: dict[str, Any], is_loading: bool) -
     # AdamW makes its states in the first step; the same zeros before it change nothing, and can be read into.
     optimizer.init_state_fn(optimizer.optimizer, optimizer.config)
     if isinstance(optimizer.optimizer, torch.optim.AdamW):
-        for state in optimizer.optimizer.state.values():
-            state.setdefault("step", torch.tensor(0.0))
+        for parameter, state in optimizer.optimizer.state.items():
+            state.setdefault("step", torch.tensor(0.0, device=parameter.device))
     return optimizer.sharded_state_dict(models, is_loading, metadata=dict(FORMAT))
 
 
@@ -140,8 +140,8 @@ def _load_optimizers(rank: MegatronRank, tensors: dict[str, Any]) -> None:
         optimizer.load_state_dict(state)
         inner = optimizer.optimizer
         if isinstance(inner, torch.optim.AdamW):
-            for one in inner.state.values():
-                one["step"] = torch.tensor(float(rank.num_updates))
+            for parameter, one in inner.state.items():
+                one["step"] = torch.tensor(float(rank.num_updates), device=parameter.device)
         else:  # fused optimisers count the steps of a group
             for group in inner.param_groups:
                 group["step"] = rank.num_updates

@@ -53,6 +53,11 @@ class RankOptimizer:
         wrapped: Any = self._chunks  # annotated as bare modules upstream
         optimizer = get_megatron_optimizer(config, wrapped, config_overrides={})
         self.megatron = optimizer if isinstance(optimizer, ChainedOptimizer) else ChainedOptimizer([optimizer])
+        for one in self.megatron.chained_optimizers:
+            if torch.cuda.is_available() and isinstance(one.optimizer, torch.optim.AdamW):
+                # What Megatron takes without Transformer Engine and Apex: by itself it needs 4 more bytes a weight.
+                for group in one.optimizer.param_groups:
+                    group["fused"] = True
 
     def zero_grad(self) -> None:
         """Forgets the gradients of the last update."""

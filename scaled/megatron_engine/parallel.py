@@ -6,6 +6,7 @@ Megatron is imported late: `check_layout` serves `plan` on machines and in proce
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -132,7 +133,20 @@ def initialize(training: TrainingBlock, rank: int, world_size: int, address: str
         world_size=world_size,
         timeout=timedelta(seconds=training.timeout_s),
     )
+    set_deterministic(training.deterministic)
     make_groups(training, seed, distributed_timeout_minutes=max(1, round(training.timeout_s / 60)))
+
+
+def set_deterministic(is_deterministic: bool) -> None:
+    """Whether this process' sums run in one order on a GPU: without it Megatron adds up a token's experts by atomics.
+
+    It must be said before the first product: cuBLAS reads its workspace once.
+    """
+    if is_deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nobody reads it
+    torch.use_deterministic_algorithms(is_deterministic)
 
 
 def make_groups(training: TrainingBlock, seed: int = 0, **options: Any) -> None:
@@ -163,6 +177,7 @@ def shutdown() -> None:
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.transformer.moe.router_replay import RouterReplay
 
+    set_deterministic(False)
     RouterReplay.clear_global_router_replay_instances()
     parallel_state.destroy_model_parallel()
     tensor_parallel.random.initialize_rng_tracker(force_reset=True)

@@ -93,23 +93,27 @@ class UpdatePart:
 
 
 def route_part(routing: RoutingPass, indices: Sequence[int], start: int, for_update: bool) -> RoutePart:
-    """What a finished pass over rows from `start` on of the responses `indices` did; padding responses are left out."""
+    """What a finished pass over rows from `start` on of the responses `indices` did; padding responses are left out.
+
+    On the CPU, as every part is: assembling them is bookkeeping, and a GPU's memory is not its place.
+    """
     used, natural, features = routing.used, routing.natural, routing.features
     assert used is not None and natural is not None, "only chunks with a router have a pass"
     num = len(indices)
     is_natural = routing.routing.source == "natural"
     rows_b = None if features is None else tuple(row + start for row in features.feature_rows[:num])
+    hidden_FLD = None if features is None or features.hidden is None else features.hidden.cpu()
     return RoutePart(
         indices=tuple(indices),
         start=start,
         num_rows_b=tuple(used.num_rows_B[:num]),
         layer_numbers=used.layer_numbers,
         num_experts=used.num_experts,
-        used_RLK=None if for_update else used.experts,
-        natural_RLK=None if is_natural and not for_update else natural.experts,
+        used_RLK=None if for_update else used.experts.cpu(),
+        natural_RLK=None if is_natural and not for_update else natural.experts.cpu(),
         feature_rows_b=rows_b,
-        hidden_FLD=None if features is None else features.hidden,
-        logits_FLE=None if features is None else features.logits,
+        hidden_FLD=hidden_FLD,
+        logits_FLE=None if features is None else features.logits.cpu(),
     )
 
 

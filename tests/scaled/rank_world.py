@@ -177,7 +177,10 @@ class OneRank:
         return assemble_stats([self.rank.update(minibatch, objective, routing)])
 
     def named_tensors(self) -> NamedTensors:
-        return self.rank.export()
+        return iter(on_host(self.rank.export()).items())
+
+    def gradients(self) -> NamedTensors:
+        return iter(on_host(self.rank.gradients()).items())
 
     def predictor_weights(self) -> dict[int, Tensor]:
         return self.rank.predictor_weights()
@@ -200,6 +203,11 @@ def obey(laws: Sequence[Callable[[Path], Any]], folder: Path) -> dict[str, str |
         else:
             broken[law.__name__] = None
     return broken
+
+
+def on_host(named_tensors: NamedTensors) -> dict[str, Tensor]:
+    """The tensors by name, on the CPU."""
+    return {name: tensor.cpu() for name, tensor in named_tensors}
 
 
 def farthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:

@@ -22,6 +22,7 @@ from tests.scaled.rank_world import (
     layers,
     merged,
     minibatches,
+    on_host,
     passes,
     sandbox_engine,
     training,
@@ -58,9 +59,9 @@ def run_cases(rank: int, folder: Path, old: TokenScores, ports: list[int]) -> di
             result["reference"] = engine.score_reference(rollouts)
             made = minibatches(rollouts, old, routings["replay"])
             result["updates"] = [engine.update(part, algorithm().objective, routing) for part, routing in made]
-            result["weights"] = dict(engine.export())
+            result["weights"] = on_host(engine.export())
             result["predictor"] = engine.predictor_weights()
-            result["gradients"] = {} if layout.distributed_optimizer else dict(engine.gradients())
+            result["gradients"] = {} if layout.distributed_optimizer else on_host(engine.gradients())
             results[name] = result
     return results
 

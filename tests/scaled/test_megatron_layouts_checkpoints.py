@@ -22,6 +22,7 @@ from tests.scaled.rank_world import (
     layers,
     merged,
     minibatches,
+    on_host,
     passes,
     sandbox_engine,
     training,
@@ -63,9 +64,9 @@ def run_jobs(rank: int, folder: Path, old: TokenScores, root: Path, ports: list[
                 engine.save(checkpoint)
             else:
                 engine.load(checkpoint)
-            at = engine.num_updates, dict(engine.export()), engine.predictor_weights()
+            at = engine.num_updates, on_host(engine.export()), engine.predictor_weights()
             part_metrics = [engine.update(part, OBJECTIVE, routing).step_metrics for part, routing in made]
-            results[key] = (*at, dict(engine.export()), engine.predictor_weights(), part_metrics)
+            results[key] = (*at, on_host(engine.export()), engine.predictor_weights(), part_metrics)
 
     for (name, kind), fields in SAVED.items():
         checkpoint = root / f"{name} {kind}"

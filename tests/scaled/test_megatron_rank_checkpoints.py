@@ -37,6 +37,22 @@ def before_the_first_update(folder: Path) -> None:
             assert torch.equal(ours, theirs), name
 
 
+def training_goes_on_with_the_same_bits(folder: Path) -> None:
+    """After two steps a checkpoint loads into an engine that has taken none: the third step is the same in both."""
+    for fields in ({}, {"distributed_optimizer": True}, {"precision": "bf16"}):
+        used, fresh = (OneRank(folder, algorithm(), **fields) for _ in range(2))
+        for _ in range(2):
+            _step(used)
+        target = folder.parent / f"two steps {len(fields)} {fields.get('precision')}"
+        used.rank.save(target)
+        fresh.rank.load(target)
+        assert fresh.rank.num_updates == 2
+        for engine in (used, fresh):
+            _step(engine)
+        for (name, ours), (_, theirs) in zip(fresh.named_tensors(), used.named_tensors(), strict=True):
+            assert torch.equal(ours, theirs), name
+
+
 def what_does_not_fit_is_refused(folder: Path) -> None:
     """Another model, mode, precision or optimiser is one line that says which; so is a wrong folder."""
     target = folder.parent / "one"
@@ -65,7 +81,12 @@ def saving_leaves_no_process(folder: Path) -> None:
     assert not any("spawn_main" in name for name in names)
 
 
-LAWS = (before_the_first_update, what_does_not_fit_is_refused, saving_leaves_no_process)
+LAWS = (
+    before_the_first_update,
+    training_goes_on_with_the_same_bits,
+    what_does_not_fit_is_refused,
+    saving_leaves_no_process,
+)
 
 
 def run_laws(rank: int, folder: Path, port: int) -> dict[str, str | None]:

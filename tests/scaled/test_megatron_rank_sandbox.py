@@ -142,7 +142,13 @@ def global_step_pr3(folder: Path) -> None:
 
 def pi_is_old_to_the_bit(folder: Path) -> None:
     """Before the first update of a mini-batch that was scored as it is trained, pi is old bit for bit."""
-    for fields in ({}, {"recompute": "full"}, {"recompute": "selective"}, {"precision": "bf16"}):
+    for fields in (
+        {},
+        {"recompute": "full"},
+        {"recompute": "selective"},
+        {"precision": "bf16"},
+        {"deterministic": True},
+    ):
         engine = OneRank(folder, algorithm("R3"), **fields)
         rollouts = batch()
         for routing in (PassRouting("natural"), PassRouting("replay", record=altered_routes(rollouts, layers()))):
@@ -161,17 +167,17 @@ def gradients_are_the_objectives(folder: Path) -> None:
     routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
     minibatch, routing = minibatches(rollouts, theirs.score(rollouts, routing), routing)[0]
     with pytest.raises(ValueError, match="at least 1 update"):
-        next(ours.rank.gradients())
+        next(ours.gradients())
     ours.update(minibatch, recipe.objective, routing)
     theirs.update(minibatch, recipe.objective, routing)
     with torch.no_grad():  # the same model, holding its gradients
         for parameter in theirs.model.parameters():
             parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-    assert farthest(dict(ours.rank.gradients()), dict(theirs.named_tensors())) < 1e-5
+    assert farthest(dict(ours.gradients()), dict(theirs.named_tensors())) < 1e-5
     clipped = OneRank(folder, algorithm("R3", optimizer={"max_grad_norm": 0.1}))
     clipped.update(minibatch, recipe.objective, routing)
     assert clipped.rank.optimizer.clipping < 0.1
-    assert farthest(dict(clipped.rank.gradients()), dict(ours.rank.gradients())) < 1e-6
+    assert farthest(dict(clipped.gradients()), dict(ours.gradients())) < 1e-6
 
 
 def sums_do_not_depend_on_micro_batches(folder: Path) -> None:
@@ -202,7 +208,7 @@ def recomputation_changes_no_bit(folder: Path) -> None:
         routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
         minibatch = MiniBatch(rollouts, engine.score(rollouts, routing).logp_BT, torch.linspace(-1, 1, 8), 0, 1)
         engine.update(minibatch, preset("minirl"), routing)
-        gradients[recompute] = dict(engine.rank.gradients())
+        gradients[recompute] = dict(engine.gradients())
         assert [replay.num_waiting for replay in engine.rank.policy.replays] == [0]
     for recompute in ("selective", "full"):
         for name, gradient in gradients["none"].items():
@@ -278,7 +284,7 @@ def bf16_is_near_fp32(folder: Path) -> None:
         assert all(tensor.dtype == torch.bfloat16 for tensor in after.values())
         assert farthest(after, before) > 1e-3
     with pytest.raises(ValueError, match="distributed_optimizer: expected false"):
-        next(ours.rank.gradients())
+        next(ours.gradients())
 
 
 LAWS = (

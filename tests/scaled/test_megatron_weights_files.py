@@ -153,6 +153,9 @@ def run_errors(rank: int, folder: Path, ports: list[int]) -> Any:
     def without() -> Iterator[tuple[str, Tensor]]:
         return ((name, tensor) for name, tensor in file.items() if name not in (gate, other))
 
+    def held(chunks: list[Any]) -> Iterator[tuple[str, Tensor]]:
+        return ((name, tensor.cpu()) for name, tensor in export_hf(chunks, shape, layout))
+
     wrong = torch.zeros(3, 64)
     cases: dict[str, Callable[[], Any]] = {
         "missing": lambda: list(without()),
@@ -172,9 +175,11 @@ def run_errors(rank: int, folder: Path, ports: list[int]) -> Any:
             except ValueError as error:
                 said[name] = str(error)
         load_hf(chunks, shape, layout, iter(file.items()))
-        is_stream_equal = all(torch.equal(t, file[n]) for n, t in export_hf(chunks, shape, layout))
+        is_stream_equal = all(torch.equal(t, file[n]) for n, t in held(chunks))
         load_hf(chunks, shape, layout, ((name, tensor.bfloat16()) for name, tensor in file.items()))
-        is_converted = all(torch.equal(t, file[n].bfloat16().float()) for n, t in export_hf(chunks, shape, layout))
+        is_converted = all(
+            torch.equal(t.cpu(), file[n].bfloat16().float()) for n, t in export_hf(chunks, shape, layout)
+        )
         try:
             list(export_hf(chunks, shape, layout, tensors=lambda p: p.data[:1]))
             said["other size"] = "ran"
@@ -184,7 +189,7 @@ def run_errors(rank: int, folder: Path, ports: list[int]) -> Any:
         chunks = build_model(shape, _in_bf16(training))
         load_hf(chunks, shape, layout, folder)
         types = {str(p.dtype) for chunk in chunks for p in chunk.parameters()}
-        is_rounded = all(torch.equal(t, file[n].bfloat16()) for n, t in export_hf(chunks, shape, layout))
+        is_rounded = all(torch.equal(t, file[n].bfloat16()) for n, t in held(chunks))
     return said, is_stream_equal, is_converted, types, is_rounded
 
 

@@ -151,7 +151,7 @@ def recomputation_without_the_pass_differs(folder: Path) -> None:
             if name == "forgetful":
                 patch.setattr(replay.RoutingPass, "choose", forgetful)
             engine.update(_minibatch(rollouts), preset("minirl"), routing)
-        gradients[name] = dict(engine.rank.gradients())
+        gradients[name] = dict(engine.gradients())
     assert farthest(gradients["forgetful"], gradients["faithful"]) > 0.1
 
 
@@ -194,11 +194,11 @@ def a_forward_needs_a_pass_and_a_backward(folder: Path) -> None:
     engine = OneRank(folder, algorithm("R3"))
     chunk, replay = engine.rank.policy.chunks[0], engine.rank.policy.replays[0]
     assert isinstance(replay, ChunkReplay)
-    tokens, head = torch.zeros(1, 3, dtype=torch.int64), engine.rank.policy.head
-    positions = torch.arange(3)[None]
+    device, head = engine.rank.policy.device, engine.rank.policy.head
+    tokens, positions = torch.zeros(1, 3, dtype=torch.int64, device=device), torch.arange(3, device=device)[None]
 
     def forward() -> Tensor:
-        head.rows_n = torch.arange(3)  # type: ignore[union-attr]
+        head.rows_n = torch.arange(3, device=device)  # type: ignore[union-attr]
         return chunk(tokens, positions, None)
 
     def routing() -> RoutingPass:
@@ -237,7 +237,7 @@ def gradients_reach_every_router(folder: Path) -> None:
     engine.update(
         _minibatch(rollouts), preset("minirl"), PassRouting("replay", record=altered_routes(rollouts, layers()))
     )
-    for name, gradient in engine.rank.gradients():
+    for name, gradient in engine.gradients():
         if name.endswith("mlp.gate.weight"):
             assert gradient.abs().max() > 1e-3, name
 
@@ -286,8 +286,9 @@ def natural_routes_are_megatrons_own(folder: Path) -> None:
         load_hf([chunk], engine.rank.shape, engine.rank.layout, path)
         RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
         with torch.no_grad():
-            logits = chunk(sequence[None, :n], torch.arange(n)[None], None)[0]
-        recorded = [indices.sort(dim=-1).values for indices in RouterReplay.get_recorded_data()]
+            device = engine.rank.policy.device
+            logits = chunk(sequence[None, :n].to(device), torch.arange(n, device=device)[None], None)[0].cpu()
+        recorded = [indices.sort(dim=-1).values.cpu() for indices in RouterReplay.get_recorded_data()]
         RouterReplay.clear_global_router_replay_instances()
         assert ours.experts is not None and len(recorded) == len(engine.rank.shape.moe_layers)
         for number, indices in zip(engine.rank.shape.moe_layers, recorded, strict=True):

@@ -1,0 +1,160 @@
+"""What one GPU says of the training engine at a real width: some of Qwen3-30B-A3B's layers, its whole vocabulary, bf16.
+
+`python -m tests.scaled.on_gpu` prints a table of docs/on-gpu.md: the memory that `firstorder plan` counts beside what
+the allocator gave out, how far a repeated pass is off, and what replaying the old pass's routes adds to an update.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from scaled.config import ModelBlock
+from scaled.megatron_engine.parts import assemble_scores, assemble_stats
+from scaled.model_shape import ModelShape, parse_shape
+from scaled.plan import memory
+from scaled.weight_names import weight_shapes
+from tests.scaled.megatron_world import free_ports, joined, spawn
+from tests.scaled.rank_world import algorithm, training
+from theory.contracts import MiniBatch, Prompt, Response, Rollouts
+from theory.objectives import preset
+from theory.routing.measures import difference_counts
+from theory.routing.passes import PassRouting
+from theory.streams import stream
+
+LAYERS, RESPONSES, PROMPT, SAMPLED, UPDATES = 4, 8, 128, 384, 6
+FIELDS: dict[str, Any] = {"precision": "bf16", "micro_batch_size": 4, "distributed_optimizer": True, "timeout_s": 600}
+CASES: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "deterministic": {"deterministic": True},
+    "experts recomputed": {"recompute": "selective"},
+    "all recomputed": {"recompute": "full"},
+}
+
+
+def write_model(folder: Path) -> ModelShape:
+    """A Hugging Face folder of Qwen3-30B-A3B's shape with few layers and random weights, logits spread by about 1."""
+    fields = json.loads(Path("scaled/shapes/qwen3-30b-a3b.json").read_text()) | {"num_hidden_layers": LAYERS}
+    (folder / "config.json").write_text(json.dumps(fields))
+    shape = parse_shape(fields)
+    draws = torch.Generator("cuda").manual_seed(0)
+
+    def draw(size: tuple[int, ...]) -> Tensor:
+        if len(size) == 1:
+            return torch.ones(size, dtype=torch.bfloat16)
+        noise = torch.randn(size, generator=draws, device="cuda", dtype=torch.bfloat16)
+        return (noise / size[1] ** 0.5).cpu()
+
+    save_file({name: draw(size) for name, size in weight_shapes(shape).items()}, folder / "model.safetensors")
+    return shape
+
+
+def batch(vocab_size: int) -> Rollouts:
+    """Responses of one length and random tokens: every micro-batch is full, which is what the plan counts."""
+    draws = stream(0, "on-gpu")
+    sizes = (RESPONSES, PROMPT), (RESPONSES, SAMPLED)
+    prompts, tokens = (torch.randint(0, vocab_size, size, generator=draws) for size in sizes)
+    return Rollouts(
+        tuple(
+            Response(Prompt(str(i), tuple(p.tolist()), ""), t, torch.full((SAMPLED,), -12.0), t >= 0, "stop", 0)
+            for i, (p, t) in enumerate(zip(prompts, tokens, strict=True))
+        )
+    )
+
+
+def measure(rank: int, folder: Path, fields: dict[str, Any], port: int) -> dict[str, Any]:
+    """In a rank's process: bytes held and at the peak of an update, a repeated pass, pi beside old, seconds."""
+    from scaled.megatron_engine.rank import MegatronRank
+
+    layout = training(**FIELDS, **fields)
+    with joined(layout, rank, port):
+        engine = MegatronRank(ModelBlock(path=str(folder)), layout, algorithm("R3", optimizer={"learning_rate": 1e-6}))
+        rollouts = batch(engine.shape.vocab_size)
+        natural = PassRouting("natural")
+        old, again = (assemble_scores([engine.score(rollouts, natural)]) for _ in range(2))
+        assert old.experts is not None and again.experts is not None
+        replayed = PassRouting("replay", record=old.experts)
+        minibatch = MiniBatch(rollouts, old.logp_BT, torch.linspace(-1, 1, RESPONSES), 0, 1)
+        pi = assemble_stats([engine.update(minibatch, preset("minirl"), replayed)]).logp_pi_BT
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        seconds: dict[str, list[float]] = {"natural": [], "replay": []}
+        for number in range(2 * UPDATES):
+            source, routing = (("natural", natural), ("replay", replayed))[(number + number // 2) % 2]
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            engine.update(minibatch, preset("minirl"), routing)
+            torch.cuda.synchronize()
+            seconds[source].append(time.perf_counter() - start)
+    return {
+        "held": held,
+        "peak": torch.cuda.max_memory_allocated(),
+        "repeated": (again.logp_BT - old.logp_BT).abs().mean().item(),
+        "routes": difference_counts(old.experts, again.experts).gt(0).float().mean().item(),
+        "pi": (pi - old.logp_BT).abs().max().item(),
+        "seconds": seconds,
+    }
+
+
+def planned(shape: ModelShape, fields: dict[str, Any]) -> tuple[int, int]:
+    """Bytes that `firstorder plan` counts for this rank: what stays, and what an update adds."""
+    layout, S = training(**FIELDS, **fields), PROMPT + SAMPLED
+    parameters = memory.rank_parameters(shape, layout)
+    added = (
+        memory.activation_bytes(shape, layout, 0, S, RESPONSES // layout.micro_batch_size),
+        memory.logit_bytes(shape, layout, SAMPLED),
+        memory.replay_bytes(shape, layout, 0, S),
+    )
+    return 6 * parameters.total + memory.optimizer_bytes(parameters, layout), sum(added)
+
+
+HEADER = (
+    "training", "held, GB", "planned", "an update adds, GB", "planned", "repeated pass, mean nats",
+    "routers that differ", "pi - old at most, nats", "update, ms", "replay over natural routes",
+)  # fmt: skip
+
+
+def row(name: str, plan: tuple[int, int], found: dict[str, Any]) -> tuple[str, ...]:
+    """The table's row: medians over pairs of updates that took turns, the ratio with its range."""
+    seconds = found["seconds"]
+    ratios = [b / a for a, b in zip(seconds["natural"], seconds["replay"], strict=True)]
+    return (
+        name,
+        f"{found['held'] / 1e9:.2f}",
+        f"{plan[0] / 1e9:.2f}",
+        f"{(found['peak'] - found['held']) / 1e9:.2f}",
+        f"{plan[1] / 1e9:.2f}",
+        f"{found['repeated']:.1e}",
+        f"{found['routes']:.1e}",
+        f"{found['pi']:.1e}",
+        f"{1e3 * statistics.median(seconds['natural']):.0f}",
+        f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+    )
+
+
+def main() -> None:
+    """Writes the model, measures each case in a process of its own, prints the table."""
+    with tempfile.TemporaryDirectory() as scratch:
+        shape = write_model(Path(scratch))
+        torch.cuda.empty_cache()
+        count = memory.rank_parameters(shape, training(**FIELDS)).total
+        machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+        lines = [f"{machine}; {LAYERS} layers, {count / 1e9:.3f}e9 weights"]
+        lines += ["", "| " + " | ".join(HEADER) + " |", "|---" * len(HEADER) + "|"]
+        for name, fields in CASES.items():
+            (found,) = spawn(1, measure, Path(scratch), fields, free_ports(1)[0], limit_s=280)
+            lines.append("| " + " | ".join(row(name, planned(shape, fields), found)) + " |")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
