@@ -241,6 +241,6 @@ class PredictorTrainer:
                 parameter.copy_(mine.pop("weight"))
             self.optimizer.state.pop(parameter, None)
             if mine:
-                step = mine.pop("step")
+                step = mine.pop("step").to(parameter.device)  # where a fused optimiser counts
                 moments = {key: value.to(parameter) for key, value in mine.items()}
                 self.optimizer.state[parameter] = {"step": step, **moments}
