@@ -43,8 +43,8 @@ class TrainingBlock(Strict):
     )
     distributed_optimizer: bool = Field(default=True, description="shard optimizer states over data-parallel ranks")
     token_dispatcher: Literal["alltoall", "allgather"] = Field(default="alltoall", description="of the experts' tokens")
-    deterministic: bool = Field(
-        default=False, description="sum in one order on GPUs too: the same pass gives the same bits; slower"
+    deterministic: bool | None = Field(
+        default=None, description="true: one order of sums on GPUs too, the same pass gives the same bits; slower"
     )
     timeout_s: float = Field(default=1800, gt=0, description="a collective that takes longer has lost a rank")
 

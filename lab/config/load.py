@@ -50,6 +50,9 @@ def read(path: str | Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     path = Path(path)
     if path.resolve() in seen:
         raise ConfigError(f"{path}: base: the files refer to each other in a circle: {' -> '.join(map(str, seen))}")
+    if path.is_dir():
+        hint = "; a run's own is config.yaml in it" if (path / "config.yaml").is_file() else ""
+        raise ConfigError(f"{path}: expected a YAML file, got a folder{hint}")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -82,7 +82,7 @@ def transformer_config(shape: ModelShape, training: TrainingBlock) -> Transforme
         "bf16": training.precision == "bf16",
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
-        "deterministic_mode": training.deterministic,
+        "deterministic_mode": bool(training.deterministic),
         # Zeros, drawn from no generator: every weight comes from `weights.load_hf`, which says so if one does not.
         "init_method": torch.nn.init.zeros_,
         "output_layer_init_method": torch.nn.init.zeros_,

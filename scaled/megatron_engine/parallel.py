@@ -133,7 +133,7 @@ def initialize(training: TrainingBlock, rank: int, world_size: int, address: str
         world_size=world_size,
         timeout=timedelta(seconds=training.timeout_s),
     )
-    set_deterministic(training.deterministic)
+    set_deterministic(bool(training.deterministic))
     make_groups(training, seed, distributed_timeout_minutes=max(1, round(training.timeout_s / 60)))
 
 
