@@ -40,15 +40,12 @@ class Piece:
     """Something to time; `over` is the side of the same piece with which it is compared.
 
     `set_threads` is how its side is told its number of threads.
-
-    Memory is counted in the calling thread alone, so that of a piece `in_own_thread` is unknown.
     """
 
     piece: str
     side: str
     call: Callable[[], object]
     over: str | None = None
-    in_own_thread: bool = False
     set_threads: Callable[[int], None] = torch.set_num_threads
 
 
@@ -56,7 +53,7 @@ class Piece:
 class Row:
     """The times of one piece on one side, a value a round, in seconds; ratios are absent where nothing is compared.
 
-    `peak_bytes` is the most that one run of the piece holds at once in tensors of its own; None where it is unknown.
+    `peak_bytes` is the most that one run of the piece holds at once in tensors of its own.
     """
 
     piece: str
@@ -64,7 +61,7 @@ class Row:
     seconds: tuple[float, ...]
     min: float
     median: float
-    peak_bytes: int | None
+    peak_bytes: int
     over: str | None = None
     ratio_by_min: float | None = None
     ratio_by_median: float | None = None
@@ -119,7 +116,7 @@ def benchmark(
         kernels.set_threads(threads)
         pieces, logp_difference, grad_norm_difference = _prepare(work, kernels, threads)
         report("counting memory")
-        peaks = [None if piece.in_own_thread else peak_bytes(piece.call) for piece in pieces]
+        peaks = [peak_bytes(piece.call) for piece in pieces]
         seconds, other_cpus = _time(pieces, threads, rounds, report)
         return BenchmarkResult(
             rows=_rows(pieces, seconds, peaks),
@@ -172,7 +169,7 @@ def _step_pieces(name: str, num_minibatches: int, ours: Sandbox, theirs: Transfo
     yield Piece(name, OURS, ours.step("none", num_minibatches))
     if reference_trl.is_installed():
         trainer = reference_trl.TRL(ours.work, theirs, num_minibatches)
-        yield Piece(name, TRAINER, trainer.step, over=OURS, in_own_thread=True)
+        yield Piece(name, TRAINER, trainer.step, over=OURS)
 
 
 def _replay_pieces(name: str, ours: Sandbox) -> Iterator[Piece]:
@@ -214,7 +211,7 @@ def _time(
     return seconds, max(0.0, (busy_now - busy - (time.process_time() - own)) / elapsed)
 
 
-def _rows(pieces: Sequence[Piece], seconds: Sequence[Sequence[float]], peaks: Sequence[int | None]) -> tuple[Row, ...]:
+def _rows(pieces: Sequence[Piece], seconds: Sequence[Sequence[float]], peaks: Sequence[int]) -> tuple[Row, ...]:
     rows: dict[tuple[str, str], Row] = {}
     for piece, times, peak in zip(pieces, seconds, peaks, strict=True):
         row = Row(piece.piece, piece.side, tuple(times), min(times), median(times), peak)
@@ -279,8 +276,7 @@ def memory_table(result: BenchmarkResult) -> Table:
     found = Table("piece", "side", title="peak memory", box=box.SIMPLE_HEAD, padding=0)
     found.add_column("MB", justify="right")
     for row in result.rows:
-        if row.peak_bytes is not None:
-            found.add_row(row.piece, row.side, f"{row.peak_bytes / 1e6:.1f}")
+        found.add_row(row.piece, row.side, f"{row.peak_bytes / 1e6:.1f}")
     return found
 
 

@@ -208,10 +208,10 @@ def test_a_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:
 
 def test_a_folder_is_one_line(tmp_path: Path) -> None:
     """A folder given for the file is named as one, and the folder of a run with the file that is meant."""
-    with pytest.raises(ConfigError, match="expected a YAML file, got a folder$"):
+    with pytest.raises(ConfigError, match=r"expected a YAML file, got a folder$"):
         read(tmp_path)
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(ConfigError, match="got a folder; a run's own is config.yaml in it$"):
+    with pytest.raises(ConfigError, match=r"got a folder; a run's own is config.yaml in it$"):
         read(tmp_path)
 
 
