@@ -152,7 +152,7 @@ def test_mistakes_are_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -
         capsys, "audit", str(tiny), "--compare.first", "x"
     )
     assert fails(capsys, "audit", "none.yaml") == "none.yaml: no such file or directory"
-    assert fails(capsys, "audit", str(tiny.parent)) == f"{tiny.parent}: is a directory"
+    assert fails(capsys, "audit", str(tiny.parent)) == f"{tiny.parent}: expected a YAML file, got a folder"
     assert fails(capsys, "audit", str(tiny), "--markdown", "no/where.md").startswith("--markdown: expected a file in")
     bare = fails(capsys, "audit", str(tiny), "--compare", "null", "--markdown", "study.md")
     assert bare == "--markdown: expected a config with compare, got none"
