@@ -27,7 +27,8 @@ class StepByStep:
     """Runs a loop that calls `pause` where a step begins, one step a call of `advance`, on a stack of its own.
 
     In the caller's thread: OpenMP keeps a team of threads for every thread that computes, and where those are more
-    than there are processors, no team waits actively any more. On two cores that made every side two to four times as slow.
+    than there are processors, no team waits actively any more. On two cores that made every side two to four times as
+    slow.
     """
 
     def __init__(self, loop: Callable[[], object]) -> None:
