@@ -12,10 +12,9 @@ from torch import Tensor
 from theory.contracts import MiniBatch, Rollouts, TokenScores, UpdateStats
 from theory.divergences import discrepancy_metrics, k3_kl_mu_pi, masked_mean, staleness_metrics
 from theory.routing.features import RouterFeatures
-from theory.routing.measures import route_kl, route_tv, routing_metrics, staleness_tv
+from theory.routing.measures import is_noop, route_kl, route_tv, routing_metrics, staleness_tv
 from theory.routing.passes import Passes
 from theory.routing.record import RoutingRecord
-from theory.routing.replay import is_noop
 
 
 def rollout_metrics(rollouts: Rollouts, rewards_B: Float[Tensor, " B"], max_turns: int) -> dict[str, float]:

@@ -13,6 +13,7 @@ from theory.metrics import REGISTRY
 from theory.routing.measures import (
     deviation_histogram,
     difference_counts,
+    is_noop,
     route_kl,
     route_tv,
     router_disagreement,
@@ -178,6 +179,16 @@ def test_route_kl_is_the_mean_over_rows_and_layers(seed: int) -> None:
     assert route_kl(p, q).item() >= 0
     assert route_kl(p, p + 3).item() == pytest.approx(0, abs=1e-14)
     assert route_kl(p, q).item() != pytest.approx(route_kl(q, p).item(), rel=1e-6)
+
+
+def test_a_replay_that_does_nothing_is_noticed() -> None:
+    """No-op: every route equals the natural one although the engines disagree; one changed route clears it."""
+    record, other = draw_record(0, [3, 4], 2, num_missing=1), draw_record(1, [3, 4], 2)
+    assert is_noop(record, record, discrepancy=0.01)
+    assert not is_noop(record, record, discrepancy=0.0)
+    assert not is_noop(record, other, discrepancy=0.01)
+    with pytest.raises(ValueError, match="discrepancy of at least 0, got -1"):
+        is_noop(record, record, discrepancy=-1.0)
 
 
 def test_metric_names_are_registered() -> None:

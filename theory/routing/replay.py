@@ -298,18 +298,6 @@ class RoutingPass:
         return router_disagreement(self.used, self.natural)
 
 
-def is_noop(replayed: RoutingRecord, natural: RoutingRecord, discrepancy: float) -> bool:
-    """Whether replay changed no route although the engines disagree: then it was probably not plugged in.
-
-    `replayed` is the record that was to be replayed, `natural` what the live logits would choose, `discrepancy` a
-    non-negative measure of disagreement between the two passes (mean |log mu - log old| in nats). True where every
-    recorded route is the natural one and the discrepancy is above 0; with bit-equal engines replay may change nothing.
-    """
-    if not discrepancy >= 0:
-        raise ValueError(f"expected a discrepancy of at least 0, got {discrepancy}")
-    return discrepancy > 0 and router_disagreement(replayed, natural) == 0
-
-
 def _expected_layers(routing: PassRouting, layer_numbers: Sequence[int] | None) -> list[int] | None:
     known = sorted(routing.predictor) or None
     if routing.record is not None:
