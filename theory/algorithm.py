@@ -58,6 +58,8 @@ class Algorithm:
             raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {self.mode!r}")
         if self.max_turns < 1:
             raise ValueError(f"max_turns: expected at least 1, got {self.max_turns}")
+        if self.num_responses < 2:
+            raise ValueError(f"num_responses: expected at least 2, whose rewards compare, got {self.num_responses}")
         if self.num_prompts % self.num_minibatches:
             raise ValueError(
                 f"num_minibatches must divide num_prompts, got {self.num_minibatches} and {self.num_prompts}"

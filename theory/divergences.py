@@ -153,14 +153,15 @@ def masked_mean(x_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"]) -> Flo
 def extreme_fraction(
     logp_a_BT: Float[Tensor, "*BT"], logp_b_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"], tau: float | int
 ) -> Float[Tensor, ""]:
-    """F(tau) = fraction of tokens with max(a/b, b/a) > tau, in [0, 1]; symmetric in a and b; no gradient.
+    """F(tau) = fraction of tokens with max(a/b, b/a) > tau, in [0, 1]; symmetric in a and b; NaN of NaN; no gradient.
 
     Raises ValueError for tau < 1 (every token would count) and for an empty mask. Source: R3 Eq. 3.
     """
     if not tau >= 1:
         raise ValueError(f"extreme_fraction: expected tau >= 1, got {tau}")
     gap_BT = (logp_a_BT - logp_b_BT).detach().abs()
-    return masked_mean((gap_BT > math.log(tau)).to(gap_BT.dtype), mask_BT)
+    is_extreme_BT = (gap_BT > math.log(tau)).to(gap_BT.dtype)
+    return masked_mean(torch.where(gap_BT.isnan(), gap_BT, is_extreme_BT), mask_BT)
 
 
 def effective_sample_size(log_weight_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"]) -> Float[Tensor, ""]:

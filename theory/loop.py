@@ -78,7 +78,7 @@ def global_step(
 ) -> StepResult:
     """One global step; afterwards the rollout engine holds the updated weights as version step + 1.
 
-    Raises ValueError where the mode replays experts and the rollout engine recorded none.
+    Raises ValueError where the mode replays, or learns from, what the engines did not record.
     """
     result = learn(step, algorithm, learner, collect(step, algorithm, rollout, task, seed), seed)
     hand_over(algorithm, rollout, learner, version=step + 1)
@@ -160,14 +160,18 @@ def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task,
 def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: Collected, seed: int) -> OldPass:
     """Scores the rollouts with `old`, and settles how the gradient passes will route."""
     passes, rollouts = algorithm.passes, collected.rollouts
-    if algorithm.mode != "none" and rollouts.experts is None:
+    if passes.records_rollout and rollouts.experts is None:
         raise ValueError(f"replay mode {algorithm.mode} needs experts recorded by the rollout engine, got none")
+    if passes.rollout == "predicted" and rollouts.features is None:
+        raise ValueError(f"replay mode {algorithm.mode} learns from the rollout engine's router features, got none")
     predictor = learner.predictor_weights()
+    if passes.trains_predictor and not predictor:
+        raise ValueError(f"replay mode {algorithm.mode} needs a training engine with a predictor, got none")
     rows = feature_rows(step, algorithm, rollouts, seed)
-    has_features = passes.rollout == "predicted" and rollouts.features is not None
     if passes.old == "replay_rollout":
         # Under Pr3 h_old and p_old are the rollout engine's (App. C.2): this pass's own would not be used.
-        routing = PassRouting("replay", record=rollouts.experts, feature_rows=None if has_features else rows)
+        own = None if passes.rollout == "predicted" else rows
+        routing = PassRouting("replay", record=rollouts.experts, feature_rows=own)
     elif passes.old == "predicted":
         routing = PassRouting(
             "predicted", gates=algorithm.old_gates, predictor=predictor, feature_rows=rows, keep_hidden=True
@@ -177,8 +181,10 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
     scores = learner.score(rollouts, routing)
 
     cached = rollouts.experts if passes.gradient == "replay_rollout" else scores.experts
+    if passes.records_old and cached is None:
+        raise ValueError(f"replay mode {algorithm.mode} needs experts recorded by the old pass, got none")
     cached_logits, teacher = scores.features, None
-    if has_features and rollouts.features is not None:
+    if passes.rollout == "predicted" and rollouts.features is not None:
         # The engine's gate is folded: its logits are p_old + h W_p, with the W_p that it was handed.
         handed = predictor if collected.predictor is None else collected.predictor
         cached_logits, teacher = rollouts.features, rollouts.features.minus_bias(handed)

@@ -1,7 +1,9 @@
 """The registry of metrics: every name that a run may record, with its formula, unit, source and good direction.
 
 A metric whose value is no data is absent from a record, never 0. Names are `group/quantity[_statistic]`, verl's where
-verl has one. Means over tokens are over response tokens (`is_response_BT`) unless the formula says otherwise.
+verl has one. What an update measures (`actor/`, the correction's weights, the predictor) is the mean over the step's N
+mini-batches of its value in each, a maximum their largest. Means over tokens are over response tokens
+(`is_response_BT`) unless the formula says otherwise.
 Papers: MiniRL (arXiv 2512.01374), R3 (2510.11370), Pr2 (2606.00395), DAPO (2503.14476).
 """
 

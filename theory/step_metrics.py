@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -49,20 +49,24 @@ def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: Passes) ->
     batch = rollouts.padded()
     metrics = discrepancy_metrics(scores.logp_BT, batch.logp_mu_BT, batch.is_response_BT)
     metrics["actor/entropy"] = masked_mean(scores.entropy_BT, batch.is_response_BT).item()
+    replayed = rollouts.experts if passes.gradient == "replay_rollout" else scores.experts
+    if passes.gradient != "natural" and replayed is not None:
+        metrics["routing/native_rows"] = float(replayed.num_native_rows)
+        metrics["routing/replayed_fraction"] = 1.0 - replayed.num_native_rows / replayed.experts.shape[0]
     if rollouts.experts is None or scores.natural is None:
         return metrics
     routing = routing_metrics(rollouts.experts, scores.natural)
-    for name in ("router_disagreement", "token_disagreement", "sequence_mean_difference"):
-        metrics[f"routing/{name}"] = routing[f"routing/{name}"]
-    if passes.gradient != "natural":
-        replayed = rollouts.experts if passes.gradient == "replay_rollout" else scores.experts
-        assert replayed is not None
-        metrics["routing/native_rows"] = float(replayed.num_native_rows)
-        metrics["routing/replayed_fraction"] = 1.0 - replayed.num_native_rows / replayed.experts.shape[0]
+    metrics |= _some(routing, "router_disagreement", "token_disagreement", "sequence_mean_difference")
     difference = metrics["rollout_corr/probs_diff_max"]
-    if passes.old == "replay_rollout" and not math.isnan(difference):
+    is_compared = "routing/router_disagreement" in routing and not math.isnan(difference)
+    if passes.old == "replay_rollout" and is_compared:
         metrics["routing/noop"] = float(is_noop(rollouts.experts, scores.natural, difference))
     return metrics
+
+
+def _some(routing: Mapping[str, float], *names: str) -> dict[str, float]:
+    """Those of these routing metrics that there are."""
+    return {full: routing[full] for name in names if (full := f"routing/{name}") in routing}
 
 
 def update_metrics(
@@ -93,10 +97,9 @@ def update_metrics(
     if cached is not None and len(natural) == len(updates):
         now = RoutingRecord.concat(natural)
         routing = routing_metrics(cached, now)
-        metrics["routing/topk_agreement"] = routing["routing/topk_agreement"]
-        metrics["routing/zero_deviation"] = routing["routing/zero_deviation"]
-        metrics["routing/one_deviation"] = routing["routing/one_deviation"]
-        metrics["routing/staleness_tv"] = staleness_tv(cached, now).mean().item()
+        metrics |= _some(routing, "topk_agreement", "zero_deviation", "one_deviation")
+        if "routing/token_disagreement" in routing:
+            metrics["routing/staleness_tv"] = staleness_tv(cached, now).mean().item()
     features = [stats.features for _, stats in updates if stats.features is not None]
     if cached_logits is not None and len(features) == len(updates):
         live = RouterFeatures.concat(features).logits

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 from lab.config.strict import Strict
 from theory.advantages import ADVANTAGES
 from theory.algorithm import Algorithm, OptimizerSettings
-from theory.objectives import AGGREGATIONS, CORRECTIONS, PRESETS, Correction, Objective, correction, preset
+from theory.objectives import AGGREGATIONS, CORRECTIONS, PRESETS, RATIOS, Correction, Objective, correction, preset
 from theory.objectives.presets import OVERRIDES
 from theory.routing.passes import Mode
 from theory.routing.predictor import PredictorSettings
@@ -53,6 +53,7 @@ class ObjectiveBlock(Strict):
     cap: float | None = Field(default=None, gt=0, description="upper bound C of the preset's truncated correction")
     correction: CorrectionBlock | None = Field(default=None, description="another correction of the engine gap")
     advantage: str | None = Field(default=None, description=f"another advantage: {', '.join(ADVANTAGES)}")
+    ratio: str | None = Field(default=None, description=f"another ratio: {', '.join(RATIOS)}")
     aggregation: str | None = Field(default=None, description=f"another aggregation: {', '.join(AGGREGATIONS)}")
     kl_coefficient: float = Field(default=0.0, ge=0, description="beta of the penalty KL(pi || ref)")
     kl_estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="estimator of that penalty")
@@ -104,7 +105,7 @@ class BatchBlock(Strict):
     """One global step is P prompts x G responses, split into N mini-batches; N is the degree of off-policiness."""
 
     num_prompts: int = Field(default=16, ge=1, description="P")
-    num_responses: int = Field(default=8, ge=1, description="G, responses a prompt")
+    num_responses: int = Field(default=8, ge=2, description="G, responses a prompt, whose rewards are compared")
     num_minibatches: int = Field(default=1, ge=1, description="N, updates a global step; 1 is on-policy. Must divide P")
 
     @model_validator(mode="after")

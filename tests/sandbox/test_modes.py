@@ -11,10 +11,11 @@ import torch
 from tests.contracts import worlds
 from theory import metrics as registry
 from theory.algorithm import Algorithm, OptimizerSettings
-from theory.loop import StepResult, collect, global_step, hand_over, old_pass, take
+from theory.loop import StepResult, collect, global_step, hand_over, learn, old_pass, take
 from theory.objectives import preset
 from theory.routing.passes import MODES, PassRouting
 from theory.routing.predictor import PredictorSettings
+from theory.routing.record import MISSING
 from theory.streams import stream
 
 PRESETS = ("minirl", "grpo", "gspo")
@@ -278,12 +279,50 @@ def test_kl_penalty_uses_the_weights_that_training_started_from():
     assert results[1].metrics["actor/kl_penalty"] > 0
 
 
+@pytest.mark.parametrize("mode", ["none", "R2", "Pr2"])
+def test_a_mode_that_replays_no_rollout_needs_no_record_of_it(mode):
+    """Without mu's experts the same steps are taken, bit for bit; only what compares mu's routers is absent."""
+    algorithm, trainer, collected = predicting(mode)
+    blind = replace(collected, rollouts=replace(collected.rollouts, experts=None))
+    other = predicting(mode)[1]
+    seeing, unseeing = learn(0, algorithm, trainer, collected, 1), learn(0, algorithm, other, blind, 1)
+    absent = {"routing/router_disagreement", "routing/token_disagreement", "routing/sequence_mean_difference"}
+    assert set(seeing.metrics) - set(unseeing.metrics) == absent
+    assert unseeing.metrics == {name: value for name, value in seeing.metrics.items() if name not in absent}
+
+
+@pytest.mark.parametrize("mode", ["none", "R3"])
+def test_a_record_that_lacks_every_row_stops_nothing(mode):
+    """Lost routes are routed naturally and counted; what compares them with others is absent."""
+    algorithm, trainer, collected = predicting(mode)
+    record = collected.rollouts.experts
+    lost = replace(record, experts=torch.full_like(record.experts, MISSING))
+    metrics = learn(
+        0, algorithm, trainer, replace(collected, rollouts=replace(collected.rollouts, experts=lost)), 1
+    ).metrics
+    compared = {"routing/router_disagreement", "routing/token_disagreement", "routing/noop"}
+    assert not compared & set(metrics)
+    if mode == "R3":
+        assert metrics["routing/native_rows"] == len(record.experts) and metrics["routing/replayed_fraction"] == 0
+        assert not {"routing/topk_agreement", "routing/staleness_tv"} & set(metrics)
+
+
+def test_pr3_without_features_is_refused():
+    """Pr3's predictor has no other source than the rollout engine's router features: one line, before the old pass."""
+    algorithm, trainer, collected = predicting("Pr3")
+    blind = replace(collected, rollouts=replace(collected.rollouts, features=None))
+    with pytest.raises(ValueError, match="Pr3 learns from the rollout engine's router features, got none"):
+        learn(0, algorithm, trainer, blind, 1)
+
+
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "none"])
 def test_replay_without_a_record_is_refused(mode):
     """Replay over a dense model is one line that names the mode."""
     weights = worlds.model(num_experts=0, dense_layers=(0, 1, 2))
     algorithm = Algorithm(preset("minirl"), mode=mode, num_prompts=2, num_responses=2, max_tokens=4)
-    with pytest.raises(ValueError, match=f"replay mode {mode} needs experts recorded by the rollout engine, got none"):
+    needs = {"R2": "experts recorded by the old pass", "Pr2": "a training engine with a predictor"}
+    missing = needs.get(mode, "experts recorded by the rollout engine")
+    with pytest.raises(ValueError, match=f"replay mode {mode} needs {missing}, got none"):
         global_step(
             0, algorithm, worlds.rollout_engine("exact", weights), worlds.training_engine(weights),
             worlds.EvenTokens(), seed=0,

@@ -132,6 +132,13 @@ def test_extreme_fraction(ratio: float, tau: float) -> None:
     assert d.extreme_fraction(b, a, mask, tau).item() == pytest.approx(expected)
 
 
+def test_extreme_fraction_of_nan_is_nan() -> None:
+    """A NaN is no ordinary token: F is NaN, and 0 again where the mask leaves it out."""
+    a, mask = torch.tensor([[0.0, math.nan]]), torch.ones(1, 2, dtype=torch.bool)
+    assert d.extreme_fraction(a, torch.zeros(1, 2), mask, 2.0).isnan()
+    assert d.extreme_fraction(a, torch.zeros(1, 2), mask & ~a.isnan(), 2.0) == 0
+
+
 def test_extreme_fraction_refuses_tau_below_one() -> None:
     """tau < 1 would count every token and is refused."""
     x = torch.zeros(1, 1)

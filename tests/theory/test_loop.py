@@ -218,10 +218,17 @@ def test_metrics_of_updates_are_means_and_maxima() -> None:
     assert metrics["reward/mean"] == pytest.approx(2 / 3) and metrics["reward/std"] == pytest.approx(2**0.5 / 3)
 
 
-@pytest.mark.parametrize("mode", ["R2", "R3", "Pr2", "Pr3"])
-def test_a_mode_that_replays_needs_a_record(mode: str) -> None:
-    """These engines record no experts: one line, before anything is scored."""
-    with pytest.raises(
-        ValueError, match=f"^replay mode {mode} needs experts recorded by the rollout engine, got none$"
-    ):
+RECORDS = "experts recorded by the"
+NEEDS = {
+    "R2": f"needs {RECORDS} old pass",
+    "R3": f"needs {RECORDS} rollout engine",
+    "Pr2": "needs a training engine with a predictor",
+    "Pr3": f"needs {RECORDS} rollout engine",
+}
+
+
+@pytest.mark.parametrize("mode", NEEDS)
+def test_a_mode_that_replays_needs_what_it_replays(mode: str) -> None:
+    """These engines record no experts and have no predictor: one line that names what is missing."""
+    with pytest.raises(ValueError, match=f"^replay mode {mode} {NEEDS[mode]}, got none$"):
         run(mode=mode)

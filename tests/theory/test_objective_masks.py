@@ -14,7 +14,7 @@ from tests.strategies import MODERATE, Cut, batches, cuts
 from tests.theory.laws_objectives import EVERY, PRESET_ROWS, tuned
 from tests.theory.objective_batches import Batch, Response, make_batch, tokens_of
 from theory import metrics
-from theory.objectives import combine_metrics, correction, preset
+from theory.objectives import CORRECTIONS, combine_metrics, correction, preset
 
 
 @pytest.mark.parametrize(("name", "correction_name"), EVERY)
@@ -68,8 +68,8 @@ def test_permutation_and_micro_batches(name: str, correction_name: str | None, b
     assert total == pytest.approx(whole.objective.item(), rel=1e-12, abs=1e-14)
     gradients = torch.cat([part.gradient(objective, totals=totals) for part in parts])
     torch.testing.assert_close(gradients, batch.gradient(objective)[cut.order], rtol=1e-12, atol=1e-15)
-    counted = [(int(p.mask.sum()), out.metrics) for p, out in zip(parts, outputs, strict=True) if p.mask.any()]
-    if counted:
+    counted = [(int(p.mask.sum()), out.metrics) for p, out in zip(parts, outputs, strict=True)]
+    if whole.metrics:
         combined = combine_metrics(counted)
         assert combined == pytest.approx({k: v.item() for k, v in whole.metrics.items()}, rel=1e-12, abs=1e-14)
 
@@ -87,6 +87,28 @@ def test_everything_rejected(name: str) -> None:
     assert out.metrics["rollout_corr/rejected_fraction"].item() == 1
     assert out.metrics["rollout_corr/weight_max"].item() == 0
     assert not gone.gradient(objective).any()
+
+
+def test_a_part_without_response_tokens_counts_for_nothing() -> None:
+    """Before, between or after others, an aborted response leaves their metrics as they are."""
+    batch = make_batch(0)
+    empty = replace(batch, mask=torch.zeros_like(batch.mask)).rows([0])
+    whole = batch(preset("grpo")).metrics
+    full, none = (int(batch.mask.sum()), whole), (0, empty(preset("grpo")).metrics)
+    assert none[1] == {}
+    for parts in ([none, full], [full, none], [full, none, full]):
+        assert combine_metrics(parts) == pytest.approx({name: value.item() for name, value in whole.items()}, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name, cls in CORRECTIONS.items() if cls().rejection])
+def test_no_rejection_hides_a_nan(name: str) -> None:
+    """A response with a NaN log-prob is kept, so that objective and gradient say so; without it they are finite."""
+    batch = make_batch(0, gap=0.0)
+    broken = replace(batch, old=batch.old.index_put((torch.tensor(2), torch.tensor(0)), torch.tensor(math.nan)))
+    objective = preset("grpo", correction=correction(name))
+    assert batch(objective).objective.isfinite()
+    assert objective.kept(broken.old, broken.mu, broken.mask)[2].any()
+    assert broken(objective).objective.isnan()
 
 
 @pytest.mark.parametrize("name", list(PRESET_ROWS))

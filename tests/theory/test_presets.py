@@ -78,6 +78,8 @@ def test_defaults_are_the_papers() -> None:
         ("ppo", {"kl_estimator": "k4"}, "unknown KL estimator 'k4'"),
         ("ppo", {"advantage": "group_maen"}, "unknown advantage 'group_maen': did you mean 'group_mean'"),
         ("ppo", {"aggregation": "token_men"}, "unknown aggregation 'token_men': did you mean 'token_mean'"),
+        ("gspo", {"ratio": "tokn"}, "unknown ratio 'tokn': did you mean 'token'"),
+        ("ppo", {"ratio": "none"}, "expected a ratio for the trust region min_clip, got none"),
         ("ppo", {"correction": "icepopp"}, "unknown correction 'icepopp': did you mean 'icepop'"),
         ("ppo", {"correction": 3}, "expected correction to be a name or such an object, got 3"),
     ],
@@ -126,7 +128,9 @@ def test_shapes_must_agree() -> None:
 
 
 def test_int_overrides_and_objects() -> None:
-    """Whole numbers are numbers, and an aggregation may be given as an object."""
+    """Whole numbers are numbers, an aggregation may be given as an object, and a ratio by its name."""
+    token = ratios.sequence_geometric_token
+    assert preset("gspo", ratio="sequence_geometric_token") == replace(PRESETS["gspo"], ratio=token)
     assert preset("minirl", cap=5) == PRESETS["minirl"]
     assert preset("grpo", aggregation=AGGREGATIONS["token_mean"]) == preset("grpo", aggregation="token_mean")
     assert preset("minirl", correction="none").formula == preset("minirl_no_is").formula

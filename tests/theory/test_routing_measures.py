@@ -151,12 +151,29 @@ def test_disjoint_routes_differ_in_every_slot() -> None:
     assert token_level_histogram(a, b).tolist() == [0, 0, 0, 0, 1]
 
 
+def test_a_layer_that_one_record_lacks_leaves_the_routers_of_the_others() -> None:
+    """Without any whole row, router metrics are those of the rows and layers that both have; token metrics are absent."""
+    whole = draw_record(0, [2, 3], 2)
+    kept = whole.experts[:, :1].expand(-1, 2, -1).clone()
+    part = whole.experts.flip(0).clone()
+    part[:, 1] = MISSING
+    offsets, layers = whole.offsets, whole.layer_numbers
+    found = routing_metrics(whole, RoutingRecord(part, offsets, layers, E))
+    # The same comparison with the layer that is left in both places: routers are then counted twice.
+    twice = RoutingRecord(part[:, :1].expand(-1, 2, -1).clone(), offsets, layers, E)
+    both = routing_metrics(RoutingRecord(kept, offsets, layers, E), twice)
+    routers = ("router_disagreement", "topk_agreement", "zero_deviation", "one_deviation")
+    assert found == pytest.approx({f"routing/{name}": both[f"routing/{name}"] for name in routers})
+    assert 0 < found["routing/router_disagreement"]
+
+
 def test_no_data_is_an_error_not_a_zero() -> None:
     """Records with no common row, or over other rows, cannot be compared."""
     whole = draw_record(0, [2], 2)
     lost = RoutingRecord.pack([torch.full((2, 2, 2), MISSING)], [3], LAYERS, E)
+    assert routing_metrics(whole, lost) == {}
     with pytest.raises(ValueError, match="present in both records, got none of 4"):
-        routing_metrics(whole, lost)
+        router_disagreement(whole, lost)
     with pytest.raises(ValueError, match="at every layer, got none of 2"):
         token_disagreement(whole, lost)
     with pytest.raises(ValueError, match=r"expected \[2\] rows per response, got \[3\]"):

@@ -74,7 +74,7 @@ length_norm = Aggregation("length_norm", "(1/#responses) sum_i (1/|y_i|) sum_t {
 """Each response averaged over its own tokens, then responses averaged (GRPO; MiniRL App. A and sec. 4.3)."""
 
 token_mean = Aggregation("token_mean", "(1/#tokens) sum_i sum_t {term}", _token_mean, counts="tokens")
-"""One mean over all tokens: long responses weigh more (DAPO; CISPO, MiniRL App. A)."""
+"""One mean over all tokens of the mini-batch: long responses weigh more (DAPO; CISPO, MiniRL App. A, a group each)."""
 
 AGGREGATIONS: dict[str, Aggregation] = {a.name: a for a in (token_sum, length_norm, token_mean)}
 

@@ -228,12 +228,14 @@ def _require_shapes(
 def combine_metrics(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> dict[str, float]:
     """The metrics of a mini-batch from those of its parts, each with its number of response tokens.
 
-    Token means combine by their token counts (Objective's metrics are token means); maxima stay maxima.
+    Token means combine by their token counts (Objective's metrics are token means); maxima stay maxima. A part without
+    response tokens has no metrics and counts for nothing.
     Raises ValueError where there are no response tokens at all.
     """
     count = sum(n for n, _ in parts)
     if count == 0:
         raise ValueError("expected at least 1 response token in the parts together, got 0")
+    parts = [(n, m) for n, m in parts if n > 0]
     metrics: dict[str, float] = {}
     for name in parts[0][1]:
         if name.endswith("_max"):

@@ -1,7 +1,9 @@
 """The named compositions: fourteen objectives of the literature, each a row of parts.
 
-Differences from the sources. GRPO averages over each response (MiniRL App. A) and GRPO-DAPO over all tokens (DAPO);
-Pr2 prints neither length (Eq. 13 and 14), which is `aggregation="token_sum"`. PPO has no critic here: its advantage is
+Differences from the sources. GRPO averages over each response (MiniRL App. A) and GRPO-DAPO over all tokens (DAPO),
+with R3's upper bound (Tab. 12; DAPO's own and Pr2's is 0.28). All tokens are the mini-batch's, as in verl; for CISPO
+MiniRL App. A prints those of each prompt's group, and then the mean over prompts. Pr2 prints neither length for GRPO
+and GRPO-DAPO (Eq. 13 and 14), which is `aggregation="token_sum"`. PPO has no critic here: its advantage is
 the group mean. Dr. GRPO divides by the number of responses, not by a constant length. CISPO's papers print no bounds:
 there is no lower one, and the weight is capped at 5. `minirl_no_is` leaves out old/mu and keeps sg[pi/old]; on-policy
 that factor is 1, which is the equation of MiniRL sec. 4.3. MinPRO's soft clip has CISPO's bounds here. DPPO and CPPO
@@ -49,8 +51,8 @@ PRESETS: dict[str, Objective] = {objective.name: objective for objective in _ROW
 """The presets by name, with their papers' defaults."""
 
 OVERRIDES = (
-    "eps_low", "eps_high", "delta_b", "w_min", "cap", "correction", "aggregation", "advantage", "kl_coefficient",
-    "kl_estimator",
+    "eps_low", "eps_high", "delta_b", "w_min", "cap", "correction", "aggregation", "advantage", "ratio",
+    "kl_coefficient", "kl_estimator",
 )  # fmt: skip
 """What `preset` lets a caller change."""
 
@@ -60,7 +62,8 @@ def preset(name: str, **overrides: Any) -> Objective:
 
     `eps_low`, `eps_high`, `delta_b`, `w_min`: the numbers of its trust region; `cap`: that of its correction (after
     `correction` is replaced); `correction`, `aggregation`: an object, or its name; `advantage`, `kl_estimator`: a
-    name; `kl_coefficient`: beta of the penalty KL(pi || ref).
+    name; `ratio`: a name (`sequence_geometric_token` makes GSPO-token of GSPO); `kl_coefficient`: beta of the penalty
+    KL(pi || ref).
     Raises ValueError for an unknown preset or override, naming the nearest valid one, and for an override that the
     preset has no use for.
     """
@@ -73,6 +76,8 @@ def preset(name: str, **overrides: Any) -> Objective:
     parts: dict[str, Any] = {k: _name(k, v) for k, v in _some(overrides, "advantage", "kl_estimator").items()}
     if "kl_coefficient" in overrides:
         parts["kl_coefficient"] = number(f"{name}: kl_coefficient", overrides["kl_coefficient"])
+    if "ratio" in overrides:
+        parts["ratio"] = _ratio(overrides["ratio"])
     if "aggregation" in overrides:
         parts["aggregation"] = _aggregation(overrides["aggregation"])
     chosen = _correction(overrides["correction"]) if "correction" in overrides else objective.correction
@@ -103,6 +108,12 @@ def _aggregation(value: Any) -> Aggregation:
     if _name("aggregation", value) not in AGGREGATIONS:
         raise unknown_name("aggregation", value, AGGREGATIONS)
     return AGGREGATIONS[value]
+
+
+def _ratio(value: Any) -> ratios.Ratio:
+    if _name("ratio", value) not in ratios.RATIOS:
+        raise unknown_name("ratio", value, ratios.RATIOS)
+    return ratios.RATIOS[value]
 
 
 def _name(kind: str, value: Any) -> str:

@@ -157,18 +157,21 @@ def staleness_tv(cached: RoutingRecord, current: RoutingRecord) -> Float[Tensor,
 def routing_metrics(record_a: RoutingRecord, record_b: RoutingRecord) -> dict[str, float]:
     """The scalars of this module that compare two records, under their registered names.
 
-    Raises ValueError where nothing can be compared: no data is never a 0.
+    Absent where no data is, never 0: router metrics need a row and layer in both records, token metrics a whole row.
     """
     d_RL = difference_counts(record_a, record_b)
-    routers, tokens = _router_counts(d_RL), _token_counts(d_RL)
-    return {
-        "routing/router_disagreement": _mean(routers > 0),
-        "routing/token_disagreement": _mean(tokens > 0),
-        "routing/sequence_mean_difference": _mean(_sequence_means(d_RL, record_a)),
-        "routing/topk_agreement": 1.0 - _mean(routers) / record_a.num_slots,
-        "routing/zero_deviation": _mean(routers == 0),
-        "routing/one_deviation": _mean(routers == 1),
-    }
+    is_compared_RL = d_RL != MISSING
+    metrics: dict[str, float] = {}
+    if bool(is_compared_RL.any()):
+        routers = _router_counts(d_RL)
+        metrics["routing/router_disagreement"] = _mean(routers > 0)
+        metrics["routing/topk_agreement"] = 1.0 - _mean(routers) / record_a.num_slots
+        metrics["routing/zero_deviation"] = _mean(routers == 0)
+        metrics["routing/one_deviation"] = _mean(routers == 1)
+    if bool(is_compared_RL.all(dim=1).any()):
+        metrics["routing/token_disagreement"] = _mean(_token_counts(d_RL) > 0)
+        metrics["routing/sequence_mean_difference"] = _mean(_sequence_means(d_RL, record_a))
+    return metrics
 
 
 def _mean(values: Tensor) -> float:

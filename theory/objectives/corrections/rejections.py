@@ -1,6 +1,7 @@
 """Corrections that reject: a response whose engine gap is too large leaves the mask, and so every denominator.
 
-Rejections look at rho = old/mu whatever the numerator of the weight: they are known before any gradient pass.
+Rejections look at rho = old/mu whatever the numerator of the weight: they are known before any gradient pass. A
+response with a NaN is kept: it then stops the run, where a rejection would hide it.
 Papers: MIS and Geo-RS (J. Liu et al., 2025), R3 (arXiv 2510.11370) Eq. 2 for k3; the names after verl's rollout_corr.
 """
 
@@ -41,9 +42,9 @@ class SeqMIS(Correction):
         return sequence_sum(log_gap_BT).exp()
 
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        """Where the product lies in [lo, hi]."""
+        """Where the product lies in [lo, hi], or is NaN."""
         product_B = log_rho_BT.sum(1).exp()
-        return (product_B >= self.lo) & (product_B <= self.hi)
+        return ~((product_B < self.lo) | (product_B > self.hi))
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ class GeoRS(Correction):
         return f"{self.lo:g} <= (prod_s old_s/mu_s)^(1/|y|) <= {self.hi:g}"
 
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        """Where the geometric mean lies in [lo, hi]."""
+        """Where the geometric mean lies in [lo, hi], or is NaN."""
         mean_B = (log_rho_BT.sum(1) / _lengths(is_response_BT)).exp()
-        return (mean_B >= self.lo) & (mean_B <= self.hi)
+        return ~((mean_B < self.lo) | (mean_B > self.hi))
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,9 @@ class K3RS(Correction):
         return f"(1/|y|) sum_s (rho_s - 1 - log rho_s) <= {self.max_k3:g}, rho_s = old_s/mu_s"
 
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        """Where the mean k3 is at most max_k3."""
+        """Where the mean k3 is at most max_k3, or is NaN."""
         k3_BT = divergences.k3(log_rho_BT, torch.zeros_like(log_rho_BT))
-        return k3_BT.sum(1) / _lengths(is_response_BT) <= self.max_k3
+        return ~(k3_BT.sum(1) / _lengths(is_response_BT) > self.max_k3)
 
 
 def _lengths(is_response_BT: Tensor) -> Tensor:
