@@ -51,6 +51,10 @@ def train(
     if print_config:
         typer.echo(to_yaml(run_config), nl=False)
         return
+    temperature = run_config.algorithm.sampling.temperature
+    if temperature != 1:
+        seen = "mu, old and pi are those at 1, and no metric sees this gap"
+        typer.echo(f"sampling.temperature: tokens are drawn at {temperature}; {seen}", err=True)
     folder = _unfinished(run_config) if resume else None
     finished = runner(run_config.backend)(run_config, folder=folder, progress=progress)
     typer.echo(finished.path)

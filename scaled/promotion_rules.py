@@ -165,6 +165,7 @@ RULES: tuple[Rule, ...] = (
     Rule("objective.cap", "keep", f"{_SAME} (5 in MiniRL sec. 4.2, 2 in R3 Table 12)"),
     Rule("objective.correction", "keep", _SAME),
     Rule("objective.advantage", "keep", _SAME),
+    Rule("objective.ratio", "keep", _SAME),
     Rule("objective.aggregation", "keep", _SAME),
     Rule("objective.kl_coefficient", "keep", _SAME),
     Rule("objective.kl_estimator", "keep", _SAME),

@@ -123,7 +123,9 @@ class SamplingBlock(Strict):
     max_tokens: int = Field(default=64, ge=1, description="longest response, in tokens, all its turns and observations")
     max_turns: int = Field(default=1, ge=1, description="turns of a response, where the task answers (calculator)")
     temperature: float = Field(
-        default=1.0, gt=0, description="sampling temperature; log-probabilities are always those at 1"
+        default=1.0,
+        gt=0,
+        description="sampling temperature; log-probabilities and weights are those at 1, so that no metric sees another",
     )
 
 
