@@ -153,9 +153,12 @@ def initial_model(config: SandboxRun, task: TextTask, progress: ProgressKind) ->
 
 
 def _contents(config: SandboxRun) -> list[str]:
-    """Hashes of the files that a cold start depends on and that its config only names."""
-    named = [config.model.path and f"{config.model.path}/model.safetensors", getattr(config.task, "path", None)]
-    return [hashlib.sha256(p.read_bytes()).hexdigest() for path in named if path for p in files_of(path)]
+    """Hashes of the files that a cold start depends on and that its config only names: a model's, and a task's."""
+    folder, data = config.model.path, getattr(config.task, "path", None)
+    model = (
+        [] if folder is None else sorted(p for kind in ("json", "safetensors") for p in Path(folder).glob(f"*.{kind}"))
+    )
+    return [hashlib.sha256(p.read_bytes()).hexdigest() for p in [*model, *(files_of(data) if data else [])]]
 
 
 def model_config(block: ModelBlock, vocab_size: int) -> ModelConfig:

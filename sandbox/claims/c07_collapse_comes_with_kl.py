@@ -20,6 +20,7 @@ CLAIM = Claim(
             "more",
             3.0,
             "ratio",
+            premise=without_clipping("minirl", "none", 8),
         ),
         Prediction(
             "it rises more than with clipping, by half at least",
@@ -29,13 +30,12 @@ CLAIM = Claim(
             "more",
             1.5,
             "ratio",
+            premise=without_clipping("minirl", "none", 8),
         ),
     ),
     num_seeds=SEEDS_OF_SMALL_SPREAD,
     regimes=AND_NOISY,
     remarks={
-        "paper": "Likely reason: these runs last here, so there is no collapse for the KL to rise with.",
-        "stress": "Likely reason: these runs last here, so there is no collapse for the KL to rise with.",
         "hot": "Seeds 0 to 13 were made for claim 5. Likely reason: updates that go too far break the policy "
         "within a few steps, at an engine gap that is hardly another; the papers' models degenerate over "
         "hundreds of steps.",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sandbox.claims.arms import arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import between
 
 # At N = 2 the micro-batches of the old pass hold other rows than those of the gradient pass: at equal weights, sums
 # differ in their order alone.
-REPEATED = arm("minirl", n=2, name="repeated", changes=(
+REPEATED = replace(arm("minirl", n=2, name="repeated", changes=(
     ("training.reduction_order", "{units: 8}"), ("training.micro_batch_size", "48"),
     ("algorithm.optimizer.learning_rate", "0.0"), ("num_steps", "40"),
-))  # fmt: skip
+)), own_cold_start=True)  # fmt: skip
 FIRST_STALENESS = between("staleness/k3_kl", 0.0, 1.0, "k3 KL(old || pi) at a learning rate of 0", "nats/token")
 
 CLAIM = Claim(

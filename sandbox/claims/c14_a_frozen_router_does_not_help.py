@@ -21,6 +21,7 @@ CLAIM = Claim(
             SURVIVAL,
             "at_most",
             0.05,
+            premise=arm("grpo"),
         ),
         Prediction(
             "it collapses earlier than GRPO + R3 by a tenth of the run",
@@ -29,6 +30,7 @@ CLAIM = Claim(
             SURVIVAL,
             "less",
             0.1,
+            premise=arm("grpo"),
         ),
     ),
     seeds_in=COLLAPSES_AND_NOISY,

@@ -95,6 +95,8 @@ def _stated(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str],
     apply(raw, arm.changes)
     _spread(raw, arm.num_minibatches, f"regime {regime.name}, arm {arm.name}")
     apply(raw, changes)
+    if arm.own_cold_start:
+        raw["cold_start"]["seed"] = seed
     kept = {name: value for name, value in raw.items() if name not in NOT_HASHED}
     return json.dumps(kept | {"seed": seed}, sort_keys=True)
 

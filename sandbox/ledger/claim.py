@@ -26,6 +26,8 @@ class Arm:
     num_minibatches: int = 1
     made_by: Literal["training", "engine_fit"] = "training"
     """What makes its rows: a training run, or an engine fitted to a real one (see `engine_fit.py`)."""
+    own_cold_start: bool = False
+    """Whether each seed has an initial model of its own, as a claim on a property of models asks; else all share one."""
 
     def __post_init__(self) -> None:
         if self.num_minibatches < 1:
@@ -42,6 +44,8 @@ class Measure:
     of: Callable[[Row], float]
     same: tuple[str, ...] = ()
     """Fields in which the two rows of a pair must agree, or the pair counts as missing: times are of one machine."""
+    fall: float | None = None
+    """How far a rare event moves one seed where most have none (see `statistics.Effect`); None: all seeds vary."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Prediction:
     expected: Expected
     margin: float
     scale: Literal["difference", "ratio", "ratio_of_means", "spread"] = "difference"
+    premise: Arm | None = None
+    """An arm that must have collapsed with one seed at least: else there is nothing to predict of (not applicable)."""
 
     def __post_init__(self) -> None:
         if self.is_factor and self.margin < 1.0:
@@ -75,7 +81,8 @@ class Prediction:
     @property
     def arms(self) -> tuple[Arm, ...]:
         """The arms whose cells it needs."""
-        return (self.treatment, self.control) if isinstance(self.control, Arm) else (self.treatment,)
+        own = (self.treatment, self.control, self.premise)
+        return tuple(dict.fromkeys(arm for arm in own if isinstance(arm, Arm)))
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ class Claim:
     num_seeds: int = 5
     """Seeds of each of its cells, 0 to num_seeds - 1: more where runs are short, fewer never."""
     seeds_in: Mapping[str, int] = field(default_factory=dict)
-    """Regimes with another number of seeds, larger than `num_seeds`: ties (no run collapsed) decide with 14 alone."""
+    """Regimes with another number of seeds, larger than `num_seeds`: those in which runs collapse."""
     regimes: tuple[str, ...] = ("paper", "stress", "hot")
     """The regimes that it is tried in."""
     shown: tuple[str, ...] = ("reward/mean", "rollout_corr/k3_kl", "actor/entropy")

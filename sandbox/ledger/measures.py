@@ -57,7 +57,9 @@ def _step_time(row: Row) -> float:
     return math.nan if seconds is None or row["last_step"] == 0 else seconds / row["last_step"]
 
 
-SURVIVAL = Measure("survival", "fraction of the run before a rule of its verdict fired; 1: none did", "1", _survival)
+SURVIVAL = Measure(
+    "survival", "fraction of the run before a rule of its verdict fired; 1: none did", "1", _survival, fall=1.0
+)
 FINAL_REWARD = between("reward/mean", 0.75, 1.0, "mean training reward over the last quarter", "reward")
 FINAL_ACCURACY = between("eval/accuracy", 0.75, 1.0, "held-out accuracy (avg@k) over the last quarter", "accuracy")
 FINAL_ENTROPY = between("actor/entropy", 0.75, 1.0, "entropy over the last quarter", "nats/token")

@@ -1,7 +1,8 @@
 """Effects over seeds, and the verdict on a prediction: paired Student intervals, two-sided tests, Holm's correction.
 
 Two arms share their seeds, hence their prompts, initial weights and streams, so an effect is a mean of differences
-within a seed. With n = 5 a percentile bootstrap covers far less than it says; Student's t is exact for normal ones.
+within a seed. With n = 5 a percentile bootstrap covers far less than it says; Student's t is exact for normal ones. It
+is far off where most seeds tie and a rare one falls by much: see `Effect.fall`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from scipy import stats
 Expected = Literal["more", "less", "same", "at_most"]
 """What a prediction says of the effect e and its margin m >= 0: e > m, e < -m, |e| < m, or e < m."""
 
-Word = Literal["reproduced", "not reproduced", "opposite", "inconclusive"]
+Word = Literal["reproduced", "not reproduced", "opposite", "inconclusive", "not applicable"]
+"""The last one: the event of which something is predicted did not happen."""
 
 ALPHA = 0.05
 """Level of the verdicts, over the whole ledger."""
@@ -27,8 +29,10 @@ ALPHA = 0.05
 class Effect:
     """A mean over n seeds, its standard error, and its 95% Student interval [low, high], in the measure's unit.
 
-    Where all seeds agree to the bit there is no spread to go by, and a p is that of the sign test, 2^-n: five runs
-    without a collapse do not say that there is none.
+    fall: how far one seed may lie from the others, where a rare event moves a seed so far and most have none (1 for the
+    share of a run before it collapses). A true mean at a distance d from the one seen may then be due to one seed in
+    fall / d, and n seeds show none of those with probability (1 - d / fall)^n: no p is below that. Without a `fall`, and
+    where all seeds agree to the bit, there is no spread to go by, and a p is that of the sign test, 2^-n.
     """
 
     n: int
@@ -36,21 +40,27 @@ class Effect:
     error: float
     low: float
     high: float
+    fall: float | None = None
 
     def p_above(self, bound: float) -> float:
         """One-sided p of the hypothesis that the true effect is at most `bound`: small where it is above."""
-        if self.error == 0.0:
-            return 0.5**self.n if self.mean > bound else 1.0
-        return float(stats.t.sf((self.mean - bound) / self.error, self.n - 1))
+        return self._p(self.mean - bound)
 
     def p_below(self, bound: float) -> float:
         """One-sided p of the hypothesis that the true effect is at least `bound`: small where it is below."""
+        return self._p(bound - self.mean)
+
+    def _p(self, distance: float) -> float:
+        """One-sided p of the hypothesis that the true mean lies this far, or farther, to the other side."""
+        if distance <= 0 and self.error == 0.0:
+            return 1.0
+        unseen = 0.0 if self.fall is None else (1.0 - min(1.0, max(0.0, distance) / self.fall)) ** self.n
         if self.error == 0.0:
-            return 0.5**self.n if self.mean < bound else 1.0
-        return float(stats.t.cdf((self.mean - bound) / self.error, self.n - 1))
+            return 0.5**self.n if self.fall is None else unseen
+        return max(unseen, float(stats.t.sf(distance / self.error, self.n - 1)))
 
 
-def effect(differences: Sequence[float]) -> Effect:
+def effect(differences: Sequence[float], fall: float | None = None) -> Effect:
     """The mean of one number a seed, mean +- t_{0.975, n-1} s / sqrt(n); ValueError for fewer than 2 or non-finite."""
     values = np.asarray(differences, dtype=np.float64)
     if len(values) < 2:
@@ -62,7 +72,7 @@ def effect(differences: Sequence[float]) -> Effect:
     if error <= 1e-12 * abs(mean):  # what rounding leaves of equal differences
         error = 0.0
     half = float(stats.t.ppf(0.975, n - 1)) * error
-    return Effect(n, mean, error, mean - half, mean + half)
+    return Effect(n, mean, error, mean - half, mean + half, fall)
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ class RatioOfMeans(Effect):
     the rho > 0 that the two-sided test at 5% keeps, so it may reach to 0 or without end: -inf or inf on this scale.
     """
 
-    pairs: tuple[tuple[float, float], ...]
+    pairs: tuple[tuple[float, float], ...] = ()
 
     def p_above(self, bound: float) -> float:
         return self._contrast(bound).p_above(0.0)
@@ -105,7 +115,7 @@ def ratio_of_means(pairs: Sequence[tuple[float, float]]) -> RatioOfMeans:
         low, high = (constant / (linear + root) if constant > 0 and linear + root > 0 else 0.0), math.inf
     error = math.sqrt(max(0.0, aa / a**2 - 2 * ab / (a * b) + bb / b**2))
     ends = (math.log(low) if low > 0 else -math.inf, math.log(high))
-    return RatioOfMeans(n, math.log(a / b), error, *ends, tuple((float(x), float(y)) for x, y in values))
+    return RatioOfMeans(n, math.log(a / b), error, *ends, pairs=tuple((float(x), float(y)) for x, y in values))
 
 
 def decisive_p(found: Effect, expected: Expected, margin: float) -> float:

@@ -16,7 +16,8 @@ from sandbox.ledger.statistics import Effect, Word, decisive_p, effect, holm, ra
 @dataclass(frozen=True)
 class Outcome:
     """What the runs say of one prediction in one regime; effect and verdict are None while seeds are missing, or
-    where a ratio is asked for and a seed (on `ratio_of_means`: every seed) has a 0.
+    where a ratio is asked for and a seed (on `ratio_of_means`: every seed) has a 0. Where its premise failed, the verdict
+    says so, and no p is taken.
 
     `values`: (treatment, control) of the measure, a pair a seed. `effect` is on the prediction's scale: a difference,
     or the logarithm of a factor.
@@ -63,13 +64,18 @@ def outcomes(
         _effect(prediction, pairs) if len(pairs) == len(claim.seeds(regime.name, seeds)) > 1 else None
         for (claim, regime, prediction), pairs in zip(places, values, strict=True)
     ]
-    decided = [i for i, found in enumerate(effects) if found is not None]
+    moot = [
+        _is_moot(prediction, regime, claim.seeds(regime.name, seeds), rows, changes)
+        for claim, regime, prediction in places
+    ]
+    decided = [i for i, found in enumerate(effects) if found is not None and not moot[i]]
     raw = [decisive_p(effects[i], places[i][2].expected, _margin(places[i][2])) for i in decided]  # pyright: ignore
     own, adjusted = dict(zip(decided, raw, strict=True)), dict(zip(decided, holm(raw), strict=True))
     found = []
     for i, (claim, regime, prediction) in enumerate(places):
         p, of = adjusted.get(i), effects[i]
         word, alone = _word(prediction, of, p), _word(prediction, of, own.get(i))
+        word = "not applicable" if moot[i] else word
         found.append(Outcome(claim, prediction, regime.name, tuple(values[i]), of, p, word, alone))
     return found
 
@@ -78,10 +84,13 @@ def together(words: Sequence[Word | None]) -> Word | None:
     """The verdict on a claim from those on its predictions: None if any is missing, reproduced if all are.
 
     opposite where one is and none is reproduced; inconclusive where one is and none speaks against; else not
-    reproduced.
+    reproduced. Those that are not applicable say nothing; not applicable where all are.
     """
     if not words or any(word is None for word in words):
         return None
+    words = [word for word in words if word != "not applicable"]
+    if not words:
+        return "not applicable"
     if all(word == "reproduced" for word in words):
         return "reproduced"
     if "opposite" in words and "reproduced" not in words:
@@ -91,13 +100,24 @@ def together(words: Sequence[Word | None]) -> Word | None:
     return "not reproduced"
 
 
+def _is_moot(
+    prediction: Prediction, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row], changes: Changes
+) -> bool:
+    """Whether the arm of the premise has all its runs, and none of them collapsed."""
+    if prediction.premise is None:
+        return False
+    found = [rows.get(key(regime, prediction.premise, seed, changes)) for seed in seeds]
+    return all(row is not None and row["first_step"] is None for row in found)
+
+
 def _values(
     prediction: Prediction, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row], changes: Changes
 ) -> list[tuple[float, float]]:
     """(treatment, control) of the seeds whose cells have rows with both numbers, of runs that may be compared."""
     pairs = []
     for seed in seeds:
-        found = [rows.get(key(regime, arm, seed, changes)) for arm in prediction.arms]
+        arms = [arm for arm in (prediction.treatment, prediction.control) if isinstance(arm, Arm)]
+        found = [rows.get(key(regime, arm, seed, changes)) for arm in arms]
         pair = [row for row in found if row is not None]
         if len(pair) < len(found) or any(pair[0].get(name) != pair[-1].get(name) for name in prediction.measure.same):
             continue
@@ -112,10 +132,11 @@ def _effect(prediction: Prediction, pairs: Sequence[tuple[float, float]]) -> Eff
     """The effect on the prediction's scale; None where a 0 leaves no ratio."""
     match prediction.scale:
         case "difference":
-            return effect([treatment - control for treatment, control in pairs])
+            return effect([treatment - control for treatment, control in pairs], prediction.measure.fall)
         case "spread":
             middles = [median(side) for side in zip(*pairs, strict=True)]
-            return effect([abs(treatment - middles[0]) - abs(control - middles[1]) for treatment, control in pairs])
+            deviations = [abs(treatment - middles[0]) - abs(control - middles[1]) for treatment, control in pairs]
+            return effect(deviations, prediction.measure.fall)
         case "ratio":
             has_zero = min(min(pair) for pair in pairs) <= 0
             return None if has_zero else effect([math.log(treatment / control) for treatment, control in pairs])
