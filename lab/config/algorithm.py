@@ -125,7 +125,7 @@ class SamplingBlock(Strict):
     temperature: float = Field(
         default=1.0,
         gt=0,
-        description="sampling temperature; log-probabilities and weights are those at 1, so that no metric sees another",
+        description="sampling temperature; log-probabilities and weights are those at 1: no metric sees another",
     )
 
 

@@ -40,7 +40,8 @@ class ProblemTask:
         """The next `num_prompts` problems: numbers [step * num_prompts, (step + 1) * num_prompts) of the endless walk.
 
         Epoch e of the walk is a uniform permutation of them drawn from the stream "epoch", e. The walk is without gaps
-        as long as `num_prompts` stays the same.
+        as long as `num_prompts` stays the same and every step is asked for: dynamic sampling passes over the problems
+        of the rounds that it does not need.
         """
         n = len(self._train)
         numbers = range(step * num_prompts, (step + 1) * num_prompts)

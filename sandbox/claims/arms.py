@@ -16,8 +16,8 @@ TIS = ("algorithm.objective.correction", "{name: token_tis, cap: 2.0}")
 """Truncated importance sampling with the cap of R3 (arXiv 2510.11370) sec. 5.1."""
 
 COLLAPSES = {"hot": 14}
-"""Seeds where runs collapse, for claims of who does. No collapse in any of them decides nothing: a fall of the whole run
-in one seed of ten is missed by 14 seeds with a probability of 0.23."""
+"""Seeds where runs collapse, for claims of who does. No collapse in any of them decides nothing: 14 seeds miss what
+befalls one seed in ten with a probability of 0.23."""
 
 COLLAPSES_AND_NOISY = COLLAPSES | {"noisy": 14}
 """The same for those that are tried in `noisy`, too."""
@@ -47,7 +47,7 @@ def arm(
 def short(
     preset: str, replay: str = "none", n: int = 1, *, name: str = "", changes: tuple[tuple[str, str], ...] = ()
 ) -> Arm:
-    """Its first 40 updates, from a cold start of each seed's own: enough for what is claimed of a model's engine gap."""
+    """Its first 40 updates, from each seed's own cold start: enough for what is claimed of a model's engine gap."""
     made = arm(preset, replay, n, name=f"{name}-short" if name else "short", changes=changes + SHORT)
     return replace(made, own_cold_start=True)
 

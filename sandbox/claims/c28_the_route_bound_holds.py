@@ -33,4 +33,9 @@ CLAIM = Claim(
         ),
     ),
     shown=("routing/route_tv", "routing/route_kl", "routing/staleness_tv"),
+    remarks=dict.fromkeys(
+        ("paper", "stress", "hot"),
+        "That it holds is a theorem (Pinsker, then Jensen): what is tried is that both numbers are measured right. "
+        "Tightness is that of the tightest window.",
+    ),
 )

@@ -27,7 +27,7 @@ class Arm:
     made_by: Literal["training", "engine_fit"] = "training"
     """What makes its rows: a training run, or an engine fitted to a real one (see `engine_fit.py`)."""
     own_cold_start: bool = False
-    """Whether each seed has an initial model of its own, as a claim on a property of models asks; else all share one."""
+    """Whether each seed has an initial model of its own, as a claim on models asks; else all share one."""
 
     def __post_init__(self) -> None:
         if self.num_minibatches < 1:

@@ -29,9 +29,9 @@ ALPHA = 0.05
 class Effect:
     """A mean over n seeds, its standard error, and its 95% Student interval [low, high], in the measure's unit.
 
-    fall: how far one seed may lie from the others, where a rare event moves a seed so far and most have none (1 for the
-    share of a run before it collapses). A true mean at a distance d from the one seen may then be due to one seed in
-    fall / d, and n seeds show none of those with probability (1 - d / fall)^n: no p is below that. Without a `fall`, and
+    fall: how far one seed may lie from the others, where a rare event moves a seed so far and most have none (1 for
+    the share of a run before it collapses). A true mean at a distance d from the one seen may then be due to one seed
+    in fall / d, and n seeds show none of those with probability (1 - d / fall)^n: no p is below that. Without a `fall`,
     where all seeds agree to the bit, there is no spread to go by, and a p is that of the sign test, 2^-n.
     """
 

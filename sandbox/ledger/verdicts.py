@@ -16,8 +16,8 @@ from sandbox.ledger.statistics import Effect, Word, decisive_p, effect, holm, ra
 @dataclass(frozen=True)
 class Outcome:
     """What the runs say of one prediction in one regime; effect and verdict are None while seeds are missing, or
-    where a ratio is asked for and a seed (on `ratio_of_means`: every seed) has a 0. Where its premise failed, the verdict
-    says so, and no p is taken.
+    where a ratio is asked for and a seed (on `ratio_of_means`: every seed) has a 0. Where its premise failed, the
+    verdict says so, and no p is taken.
 
     `values`: (treatment, control) of the measure, a pair a seed. `effect` is on the prediction's scale: a difference,
     or the logarithm of a factor.

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from firstorder.cli import main
 from lab.config.load import load
 from lab.files import TEMPORARY
+from lab.loggers import CsvLogger
 from lab.records import RunFolder
 from sandbox.config import SandboxRun
 from sandbox.run import run
@@ -93,3 +94,18 @@ def test_a_full_disk_under_a_logger_stops_the_run(logger, refused, whole, tmp_pa
         assert read(folder) == {number: row for number, row in read(whole).items() if number < refused}
     assert main([*words, "--resume"]) == 0
     assert folder.metrics() == whole.metrics() and read(folder) == read(whole)
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_a_torn_line_is_passed_over(cut, tmp_path):
+    """Wherever a killed process tore the last line of the CSV file, the others are kept and the next is whole."""
+    rows = {number: {"actor/lr": 1e-6, "timing_s/step": 2.0 + number} for number in range(3)}
+    logger = CsvLogger(tmp_path, 0)
+    for number, row in rows.items():
+        logger.log_metrics(row, step=number)
+    whole = logger.path.read_bytes()
+    logger.path.write_bytes(whole[: max(-cut, -len(whole.splitlines()[-1]))])
+    again = CsvLogger(tmp_path, 2)
+    assert set(again.rows) == {0, 1}
+    again.log_metrics(rows[2], step=2)
+    assert logger.path.read_bytes() == whole

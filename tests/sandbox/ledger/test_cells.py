@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,16 @@ def test_a_key_depends_on_what_is_run_and_on_nothing_else() -> None:
     keys += [key(REGIME, Arm("a", (), 2), 0), key(REGIME, Arm("a"), 0, (("num_steps", "8"),))]
     assert len(set(keys)) == len(keys)
     assert cell(REGIME, R3, 0).key == key(REGIME, R3, 0)
+
+
+def test_an_arm_may_start_each_seed_from_a_model_of_its_own() -> None:
+    """The cold start's seed, and with it the first weights, is then the cell's; else that of the regime."""
+    own = replace(R3, own_cold_start=True)
+    starts = {arm: [cell(REGIME, arm, s).config.cold_start for s in range(3)] for arm in (R3, own)}
+    assert [block.seed for block in starts[own] if block] == [0, 1, 2]
+    assert [block.seed for block in starts[R3] if block] == [0, 0, 0]
+    # Seed 0 is the run that there was before.
+    assert key(REGIME, own, 0) == key(REGIME, R3, 0) and key(REGIME, own, 1) != key(REGIME, R3, 1)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8])

@@ -20,7 +20,10 @@ numbers = st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=12)
 
 
 def _row(first: int | None, regime: str = "hot", **series: Sequence[float | None]) -> dict[str, Any]:
-    return {"first_step": first, "num_steps": 10 * NUM_WINDOWS, "series": series, "regime": regime}
+    verdict = "stable" if first is None else "collapsed"
+    return {
+        "first_step": first, "num_steps": 10 * NUM_WINDOWS, "series": series, "regime": regime, "verdict": verdict
+    }  # fmt: skip
 
 
 @given(numbers, numbers)
@@ -105,3 +108,12 @@ def test_a_planted_signal_is_found_and_noise_is_not() -> None:
 def test_without_a_collapse_there_is_nothing_to_warn_of() -> None:
     """Stable runs alone give no area."""
     assert warnings([_row(None, **{KL: [1.0] * NUM_WINDOWS})]) == []
+
+
+def test_runs_too_short_for_a_verdict_say_nothing() -> None:
+    """A run of a tenth of the updates is no quiet run: with any number of them the area stays what it was."""
+    rising: list[float | None] = [float(2**w) for w in range(NUM_WINDOWS)]
+    flat: list[float | None] = [1.0 + w / 100 for w in range(NUM_WINDOWS)]
+    long = [_row(101, **{KL: rising}), _row(None, **{KL: flat}), _row(None, **{KL: rising[::-1]})]
+    short = [_row(None, **{KL: [x * 3 for x in rising]}) | {"verdict": "undecided"}] * 5
+    assert warnings(long + short) == warnings(long)

@@ -38,6 +38,23 @@ def test_effects_are_paired_by_seed() -> None:
     assert found.word == "reproduced"
 
 
+@pytest.mark.parametrize(("first_step", "word"), [(None, "not applicable"), (30, "not reproduced")])
+def test_what_is_said_of_a_collapse_needs_one(first_step: int | None, word: str) -> None:
+    """Where no run of the premise's arm collapsed, nothing was predicted, and Holm counts one test less."""
+    said = Prediction("w", OURS, THEIRS, X, "more", 0.5, premise=THEIRS)
+    claim = Claim(1, "c", "s", "here", (said, replace(said, premise=None)))
+    rows = {
+        key(REGIME, arm, seed): {"x": 0.01 * seed * (arm is OURS), "first_step": first_step if seed == 3 else None}
+        for arm in (OURS, THEIRS)
+        for seed in SEEDS
+    }
+    moot, plain = outcomes([claim], [REGIME], rows)
+    alone = outcomes([replace(claim, predictions=claim.predictions[1:])], [REGIME], rows)[0].p
+    assert alone is not None
+    assert (moot.word, plain.word) == (word, "not reproduced")
+    assert (moot.p, plain.p) == pytest.approx((None, alone) if first_step is None else (2 * alone, 2 * alone))
+
+
 def test_a_ratio_is_a_factor() -> None:
     """On the scale `ratio` the effect is the mean logarithm, and the margin a factor."""
     theirs = [1.0, 2.0, 4.0, 8.0, 16.0]
@@ -161,7 +178,8 @@ def test_an_undecided_outcome_leans_where_its_own_test_points() -> None:
         (["reproduced", "reproduced"], "reproduced"), (["reproduced", "not reproduced"], "not reproduced"),
         (["reproduced", "opposite"], "not reproduced"), (["opposite", "not reproduced"], "opposite"),
         (["reproduced", "inconclusive"], "inconclusive"), (["inconclusive", "not reproduced"], "not reproduced"),
-        (["reproduced", None], None), ([], None),
+        (["reproduced", None], None), ([], None), (["not applicable"], "not applicable"),
+        (["not applicable", "reproduced"], "reproduced"), (["not applicable", None], None),
     ],
 )  # fmt: skip
 def test_a_claim_is_reproduced_where_all_of_it_is(words: list[Any], word: str | None) -> None:
