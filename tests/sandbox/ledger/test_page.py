@@ -33,7 +33,8 @@ def rows() -> dict[str, Row]:
                 series = {name: [level * (1 + draws.random()) for _ in range(NUM_WINDOWS)] for name in KEPT}
                 first = draws.choice([None, 100])
                 found[key(regime, arm, seed)] = {
-                    "series": series, "first_step": first, "verdict": "stable" if first is None else "collapsed", "num_steps": 400, "regime": regime.name, "seconds": 36.0,
+                    "series": series, "first_step": first, "verdict": "collapsed" if first else "stable",
+                    "num_steps": 400, "regime": regime.name, "seconds": 36.0,
                     "machine": "a machine", "torch": "2",
                     "probes": {"token_share_of_routing": 0.2 + 0.01 * draws.random()},
                 }  # fmt: skip
