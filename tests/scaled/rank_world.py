@@ -77,7 +77,7 @@ def write_model(folder: Path, dense: tuple[int, ...] = (), gate: str = "qwen3", 
 def algorithm(mode: str = "Pr2", **changes: Any) -> Algorithm:
     """MiniRL with an AdamW that is not ruled by the sign of rounding errors: its eps is of the gradients' own size."""
     optimizer = {"learning_rate": 1e-2, "weight_decay": 0.1, "eps": 1e-4, **changes.pop("optimizer", {})}
-    fields = {"objective": preset("minirl"), "num_prompts": 8, "num_responses": 1, **changes}
+    fields = {"objective": preset("minirl"), "num_prompts": 4, "num_responses": 2, **changes}
     return Algorithm(mode=mode, optimizer=OptimizerSettings(**optimizer), **fields)
 
 
