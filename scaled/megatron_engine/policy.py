@@ -74,6 +74,13 @@ class Policy:
     ) -> None:
         self.shape, self.training, self.layout = shape, training, layout
         self.chunks = build_model(shape, training)
+        self.wrapped: list[Any] = list(self.chunks)
+        config = self.chunks[0].config
+        if training.precision == "bf16":
+            # Before the weights come: it casts the fp32 selection bias as well, and casting back restores no bits.
+            self.wrapped = [Float16Module(config, chunk) for chunk in self.chunks]
+            for router in self._routers():
+                router._maintain_float32_expert_bias()
         load_hf(self.chunks, shape, layout, folder)
         self.device = next(self.chunks[0].parameters()).device
         self.replays = [ChunkReplay(chunk, shape.gate) for chunk in self.chunks]
@@ -81,10 +88,6 @@ class Policy:
         self.head = None
         if layout.has_head(last):
             self.head = ResponseHead(self.chunks[last].output_layer, layout.sequence_parallel)
-        self.wrapped: list[Any] = list(self.chunks)
-        config = self.chunks[0].config
-        if training.precision == "bf16":
-            self.wrapped = [Float16Module(config, chunk) for chunk in self.chunks]
         # Losses and gradients are sums, not means over micro-batches and ranks: the objective has its own denominators.
         config.calculate_per_token_loss = True
         if layout.num_chunks > 1:
@@ -97,10 +100,12 @@ class Policy:
             for chunk in self.chunks:
                 chunk.requires_grad_(False)
 
+    def _routers(self) -> Iterator[TopKRouter]:
+        return (module for chunk in self.chunks for module in chunk.modules() if isinstance(module, TopKRouter))
+
     def _train(self, freeze_router: bool) -> None:
-        for chunk in self.chunks:
-            for router in (module for module in chunk.modules() if isinstance(module, TopKRouter)):
-                router.weight.requires_grad_(not freeze_router)
+        for router in self._routers():
+            router.weight.requires_grad_(not freeze_router)
         config = self.chunks[0].config
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=self.training.distributed_optimizer

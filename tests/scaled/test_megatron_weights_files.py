@@ -12,11 +12,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from scaled.config import TrainingBlock
+from scaled.config import ModelBlock, TrainingBlock
 from scaled.megatron_engine.names import rule
 from scaled.model_shape import load_shape, parse_shape
 from scaled.weight_names import weight_shapes
 from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_config, tiny_folder
+from tests.scaled.rank_world import algorithm, batch, on_host
+from theory.contracts import MiniBatch
+from theory.objectives import preset
+from theory.routing.passes import PassRouting
 
 # Sixteen ranks of one layout with every kind of split, four of another; none of them needs another rank to load.
 WORLDS: dict[str, dict[str, Any]] = {
@@ -228,6 +232,35 @@ def test_streams_load_as_folders_do(errors: Any) -> None:
     assert is_converted
     assert types == {"torch.bfloat16"}
     assert is_rounded
+
+
+def run_bf16(rank: int, folder: Path, port: int) -> list[dict[str, Tensor]]:
+    """What a bf16 rank exports: of its reference, as loaded, and after an update."""
+    from scaled.megatron_engine.rank import MegatronRank
+    from scaled.megatron_engine.weights import export_hf
+
+    training, rollouts, natural = TrainingBlock(precision="bf16"), batch(4), PassRouting("natural")
+    with joined(training, rank, port):
+        engine = MegatronRank(ModelBlock(path=str(folder)), training, algorithm("none"), keep_reference=True)
+        assert engine.reference is not None
+        reference = on_host(export_hf(engine.reference.chunks, engine.shape, engine.layout))
+        loaded = on_host(engine.export())
+        minibatch = MiniBatch(rollouts, -torch.ones(rollouts.padded().is_response_BT.shape), torch.ones(4), 0, 1)
+        engine.update(minibatch, preset("reinforce"), natural)
+        return [reference, loaded, on_host(engine.export())]
+
+
+def test_bf16_keeps_the_selection_bias(folders: dict[str, Path]) -> None:
+    """In bf16 training the selection bias has the file's fp32 bits: in policy and reference, and after an update."""
+    file = {n: t for path in folders["deepseek_v3"].glob("*.safetensors") for n, t in load_file(path).items()}
+    biases = {name: tensor for name, tensor in file.items() if name.endswith("e_score_correction_bias")}
+    assert biases and not any(torch.equal(tensor, tensor.bfloat16().float()) for tensor in biases.values())
+    reference, loaded, updated = spawn(1, run_bf16, folders["deepseek_v3"], free_ports(1)[0])[0]
+    for exported in (reference, loaded, updated):
+        for name, tensor in biases.items():
+            assert exported[name].dtype == torch.float32
+            assert torch.equal(exported[name], tensor)
+    assert any(not torch.equal(updated[name], tensor) for name, tensor in loaded.items())
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3"])
