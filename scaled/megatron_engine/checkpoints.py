@@ -70,7 +70,9 @@ def load(rank: MegatronRank, folder: Path) -> None:
     found = dist_checkpointing.load_common_state_dict(str(folder))
     _check(rank, found["about"])
     if rank.predictor is not None:
-        _prepare_predictor(rank, bool(found["predictor_has_stepped"]))
+        # By the names of the tensors: rank 0, which writes what is no tensor, may be of a stage without routers.
+        names = dist_checkpointing.load_tensors_metadata(str(folder))
+        _prepare_predictor(rank, any(name.startswith("predictor.") and name.endswith(".step") for name in names))
     state: Any = dist_checkpointing.load(_state(rank, True), str(folder))
     for number, chunk in enumerate(rank.policy.chunks):
         chunk.load_state_dict(state[f"model{number}"])
@@ -89,7 +91,7 @@ def _about(rank: MegatronRank) -> dict[str, Any]:
         "shape": repr(rank.shape),
         "precision": rank.training.precision,
         "distributed_optimizer": rank.training.distributed_optimizer,
-        "has_predictor": rank.predictor is not None,
+        "has_predictor": rank.trains_predictor,
     }
 
 
@@ -110,7 +112,6 @@ def _state(rank: MegatronRank, is_loading: bool) -> dict[str, Any]:
     if rank.predictor is not None:
         tensors = rank.predictor.trainer.state_tensors()
         state["predictor"] = {name: _sharded(rank, name, tensor) for name, tensor in tensors.items()}
-        state["predictor_has_stepped"] = any(name.endswith(".step") for name in tensors)
     return state
 
 

@@ -50,9 +50,10 @@ class MegatronRank:
         if keep_reference:
             self.reference = Policy(shape, training, layout, model.path, trained=False, freeze_router=True)
         self.optimizer = RankOptimizer(self.policy.wrapped, algorithm.optimizer, training)
-        self.predictor: StagePredictor | None = None
+        self.trains_predictor = algorithm.passes.trains_predictor
+        self.predictor: StagePredictor | None = None  # a stage without routers has none
         layers = sorted(n for replay in self.policy.replays for n in replay.layer_numbers)
-        if algorithm.passes.trains_predictor and layers:
+        if self.trains_predictor and layers:
             self.predictor = StagePredictor(
                 layers, shape.hidden_size, shape.num_experts, algorithm.predictor, layout.pp_rank, self.policy.device
             )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from scaled.config import ModelBlock
 from tests.scaled.megatron_world import free_ports, joined, spawn
@@ -42,6 +43,7 @@ SAVED = {
     **{(name, kind): {**LAYOUTS[name], **PRECISE[kind]} for name in ("DP2", "TP2+EP2", "PP2+VPP2") for kind in PRECISE},
     **{(name, kind): {**LAYOUTS[name], **ROUNDED[kind]} for name in ("DP2", "TP2+EP2") for kind in ROUNDED},
 }
+DENSE = (0, 1)  # the first of two pipeline stages has no router
 RESHARDED = [("DP2", "TP2"), ("TP2+EP2", "DP2"), ("TP2+EP2", "PP2"), ("PP2+VPP2", "EP2"), ("DP2", "PP2+VPP2")]
 
 
@@ -123,3 +125,47 @@ def test_another_layout_goes_on_as_the_first_would(source, target, kind, ranks):
     weights, predictor = ((merged([one[p] for one in loaded]), merged([one[p] for one in saved])) for p in (3, 4))
     assert farthest(*weights) < 2e-6
     assert farthest(*predictor) < 2e-6
+
+
+def run_dense_stage(rank: int, folder: Path, old: TokenScores, root: Path, ports: list[int]) -> list[Any]:
+    """On one rank, for each load: (state, source, target), updates and predictor as saved, and as loaded."""
+    from scaled.megatron_engine.rank import MegatronRank
+
+    def held() -> tuple[int, dict[str, Tensor]]:
+        predictor = engine.predictor
+        return engine.num_updates, on_host(predictor.trainer.state_tensors().items()) if predictor else {}
+
+    rollouts = batch()
+    made = minibatches(rollouts, old, passes(rollouts, layers(DENSE))["replay"])
+    saved: dict[tuple[str, str], Any] = {}
+    results = []
+    for target, port in zip(("DP2", "PP2", "DP2"), ports, strict=True):
+        layout = training(2, **LAYOUTS[target])
+        with joined(layout, rank, port):
+            engine = MegatronRank(ModelBlock(path=str(folder)), layout, algorithm())
+            if ("fresh", target) not in saved:
+                saved["fresh", target] = held()
+                engine.save(root / f"fresh {target}")
+                for part, routing in made:
+                    engine.update(part, OBJECTIVE, routing)
+                saved["trained", target] = held()
+                engine.save(root / f"trained {target}")
+            for (state, source), before in saved.items():
+                engine.load(root / f"{state} {source}")
+                results.append(((state, source, target), before, held()))
+    return results
+
+
+def test_a_stage_without_routers(tmp_path):
+    """Where pipeline stage 0 has no predictor, checkpoints come and go all the same: its bits, its moments or none."""
+    folder = write_model(tmp_path / "model", DENSE)
+    old = sandbox_engine(folder, algorithm()).score(batch(), passes(batch(), layers(DENSE))["replay"])
+    ranks = spawn(2, run_dense_stage, folder, old, tmp_path, free_ports(3), limit_s=300)
+    for results in zip(*ranks, strict=True):
+        (state, source, target), *_ = results[0]
+        assert {one[step][0] for one in results for step in (1, 2)} == {2 if state == "trained" else 0}
+        saved, loaded = (merged([one[step][1] for one in results]) for step in (1, 2))
+        assert saved.keys() == loaded.keys(), (state, source, target)
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.items())
+        assert any(name.endswith(".step") for name in loaded) == (state == "trained")
+        assert target == "DP2" or results[0][2][1] == {}
