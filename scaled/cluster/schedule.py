@@ -57,7 +57,8 @@ class Synchronous:
         self.turn: Turn = turn or (lambda awake: None)
 
     def start(self, version: int) -> None:
-        """Hands the weights over."""
+        """Hands the weights over, to engines that a rank's death may have left asleep."""
+        self.turn(True)
         hand_over(self.algorithm, self.rollout, self.learner, version)
 
     def step(self, step: int) -> StepResult:

@@ -98,7 +98,28 @@ def test_turns_frame_the_training() -> None:
     )
     schedule.start(0)
     schedule.step(0)
-    assert turns == [(False, 0), (True, 2)] and engine.events == [("load", 0), ("generate", 0), ("load", 1)]
+    assert turns == [(True, 0), (False, 0), (True, 2)]
+    assert engine.events == [("load", 0), ("generate", 0), ("load", 1)]
+
+
+def test_a_death_in_the_ranks_turn_leaves_no_engine_asleep() -> None:
+    """Where ranks die while colocated engines sleep, the next ranks' first push finds the engines awake."""
+    recipe, engine, learner, task = world()
+
+    def turn(awake: bool) -> None:
+        engine.events.append(("turn", awake))
+
+    def update(*args):
+        raise ChildProcessError("rank 0 died")
+
+    learner.update = update
+    schedule = Synchronous(recipe, engine, learner, task, 3, ScheduleBlock(), turn)
+    schedule.start(0)
+    with pytest.raises(ChildProcessError, match="rank 0 died"):
+        schedule.step(0)
+    assert engine.events[-1] == ("turn", False)
+    Synchronous(recipe, engine, world()[2], task, 3, ScheduleBlock(), turn).start(0)
+    assert engine.events[-2:] == [("turn", True), ("load", 0)]
 
 
 @pytest.mark.parametrize("mode", ["none", "R3", "Pr3"])
