@@ -193,6 +193,7 @@ class RunFolder:
         """checkpoints/step-NNNNNN filled by `write(folder)`, by other processes where it asks them; prunes as above.
 
         The folder appears whole: files are flushed to the disk, their sizes go into sharded.json, then it is renamed.
+        RecordError where `write` left no file in it.
         """
         if keep < 1:
             raise ValueError(f"keep: expected at least 1 checkpoint, got {keep}")
@@ -201,6 +202,10 @@ class RunFolder:
             write(folder)
             with disk_errors(path):
                 files = sorted(p for p in folder.rglob("*") if p.is_file())
+                if not files:  # written elsewhere: the former checkpoints are all that there is
+                    raise RecordError(
+                        f"cannot write {path}: expected files in a folder that all machines share, got none"
+                    )
                 for file in files:
                     sync_file(file)
                 sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}

@@ -151,6 +151,16 @@ def test_the_newest_checkpoints_are_kept(run: RunFolder) -> None:
     assert found is not None and found.step == 1_000_000
 
 
+def test_a_sharded_checkpoint_that_left_no_files_is_refused(run: RunFolder) -> None:
+    """Writers that wrote elsewhere leave no checkpoint, and the former one stays the newest."""
+    run.sharded_checkpoint(1, lambda folder: (folder / "part").write_bytes(b"w"), keep=1)
+    with pytest.raises(RecordError, match=r"^cannot write .*step-000002: expected files .* share, got none$"):
+        run.sharded_checkpoint(2, lambda folder: None, keep=1)
+    found = run.latest_sharded_checkpoint()
+    assert found is not None and found.step == 1
+    assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step-000001"]
+
+
 @pytest.mark.parametrize("part", ["tensors.safetensors", "state.json"])
 def test_a_damaged_checkpoint_is_named_and_never_loaded(run: RunFolder, part: str) -> None:
     """One flipped bit in either part is an error with the file's name."""
