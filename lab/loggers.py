@@ -15,7 +15,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
-from lab.files import RecordError, append_bytes, append_line, atomic_write, disk_errors
+from lab.files import RecordError, append_bytes, append_line, atomic_write, disk_errors, whole_lines
 
 
 def build_loggers(names: Sequence[str], run_name: str, folder: Path, first: int) -> list[Logger]:
@@ -150,10 +150,7 @@ def _logger(name: str, run_name: str, folder: Path, first: int) -> Logger:
 
 def _read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of the file, each without its empty cells; none where there is no file."""
-    if not path.is_file():
-        return []
-    with disk_errors(path, "read"):
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    rows = csv.DictReader(line.decode() for line in whole_lines(path))
     return [{name: value for name, value in row.items() if value} for row in rows]
 
 
