@@ -8,8 +8,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import ray
+
+from lab.files import RecordError, exclusive
+
+PREFIX = "fo-ray-"  # short: Ray makes sockets inside, and a socket's path may have 107 bytes
+LOCK = "owner.lock"  # held by the process that made the folder, for as long as it lives
 
 
 @contextlib.contextmanager
@@ -38,22 +44,36 @@ def ray_session(address: str | None, *, num_cpus: int | None, object_store_bytes
         finally:
             ray.shutdown()
         return
-    # Short: Ray makes sockets inside, and a socket's path may have 107 bytes.
-    temporary = tempfile.mkdtemp(prefix="fo-ray-")
+    with _own_folder() as temporary:
+        try:
+            ray.init(
+                address="local",  # None would join a cluster that somebody else has on this machine
+                num_cpus=num_cpus,
+                object_store_memory=object_store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(temporary),
+            )
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[Path]:
+    """A folder for Ray that ends with the block; those that killed processes left behind (spilled weights) go first."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
+        with contextlib.suppress(RecordError), exclusive(lock, "its owner lives"):
+            shutil.rmtree(lock.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    unnamed = folder / "new"
     try:
-        ray.init(
-            address="local",  # None would join a cluster that somebody else has on this machine
-            num_cpus=num_cpus,
-            object_store_memory=object_store_bytes,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=temporary,
-        )
-        yield
+        with exclusive(unnamed, "nobody else knows it"):
+            unnamed.rename(folder / LOCK)  # held before it has the name that others look for
+            yield folder
     finally:
-        ray.shutdown()
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 __all__ = ["ray_session"]
