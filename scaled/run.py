@@ -55,6 +55,7 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
     if folder is None:
         folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
         folder.write_config(to_yaml(config))
+    folder = RunFolder(folder.path.resolve())  # ranks and engines may stand in another folder
     with folder.hold():
         found = manifest(seed=config.seed)
         found["versions"] |= versions

@@ -20,7 +20,8 @@ import pytest
 import scaled.checks
 import scaled.run
 from lab.config.load import load
-from lab.records import RunFolder
+from lab.ray_session import ray_session
+from lab.records import SHARDED, RunFolder
 from lab.report import write_report
 from sandbox.config import SandboxRun
 from scaled.cluster.probe import ProbeError
@@ -110,6 +111,23 @@ def test_the_record_of_a_run(whole: RunFolder) -> None:
     assert (whole.path / "verdict.json").is_file() and (whole.path / "report.html").is_file()
     for name in ("gen", "old_log_prob", "update_actor", "push"):
         assert all(0 < row[f"timing_s/{name}"] < row["timing_s/step"] for row in rows[1:]), name
+
+
+def test_ranks_in_another_folder_write_the_runs_checkpoints(
+    model: Path, in_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cluster that was started elsewhere, a relative `output` counts from the folder of the run."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there, here):
+        folder.mkdir()
+    monkeypatch.chdir(there)
+    with ray_session(None, num_cpus=3, object_store_bytes=200 * 2**20):
+        monkeypatch.chdir(here)
+        words = ["--output", "runs", "--num_steps", "1", "--checkpoint.every", "1"]
+        scaled.run.run(config(model, tmp_path, *words), progress="none")
+    checkpoint = RunFolder.open(next((here / "runs" / "cut").iterdir())).latest_sharded_checkpoint()
+    assert checkpoint is not None and not list(there.iterdir())
+    assert {path.name for path in checkpoint.path.iterdir()} == {f"rank-{i}.safetensors" for i in (0, 1)} | {SHARDED}
 
 
 def test_too_many_dead_ranks_are_one_clear_error(
