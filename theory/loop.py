@@ -229,8 +229,8 @@ def take(
 
     Features go with it only where the predictor learns from them: not on the first (Pr2 Alg. 3).
     """
-    # The predictor's features go with the mini-batch as its teacher, minus the bias: not with the rollouts as well.
-    selected = replace(rollouts, features=None).select(chosen)
+    # Routes go with the pass's routing, and the predictor's features as its teacher: not with the rollouts as well.
+    selected = replace(rollouts, experts=None, features=None).select(chosen)
     T = max(len(r.tokens) for r in selected.responses)
     teacher = old.teacher if learns(index) else None
     return MiniBatch(
