@@ -25,9 +25,11 @@ def rollout_group(config: ScaledRun, stop_token: int | None, places: Cluster, me
     """The rollout engine; its engines wait for weights."""
     rollout = config.rollout
     config_json = (Path(config.model.path) / "config.json").read_text(encoding="utf-8")
+    # A graph is captured once: where mu's features are asked for later, it must hold what records them.
+    in_graphs = not rollout.enforce_eager and config.algorithm.build().passes.rollout == "predicted"
     return RolloutGroup(
         places,
-        partial(build_vllm, config_json, rollout, stop_token),
+        partial(build_vllm, config_json, rollout, stop_token, in_graphs),
         rollout.num_engines,
         timeout_s=float(rollout.timeout_s),
         max_restarts=rollout.max_restarts,

@@ -234,13 +234,15 @@ def _tensors(refs: Sequence[Any]) -> NamedTensors:
         yield from bucket.tensors()
 
 
-def build_vllm(config_json: str, rollout: RolloutBlock, stop_token: int | None) -> Engine:
+def build_vllm(
+    config_json: str, rollout: RolloutBlock, stop_token: int | None, features_under_graphs: bool = False
+) -> Engine:
     """A vLLM engine of the model whose config.json that is; its weights are pushed."""
     from scaled.vllm_engine.engine import VllmEngine
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(config_json, encoding="utf-8")
-        return VllmEngine(Path(folder), rollout, stop_token)
+        return VllmEngine(Path(folder), rollout, stop_token, features_under_graphs=features_under_graphs)
 
 
 def shares(count: int, parts: int) -> list[tuple[int, int]]:

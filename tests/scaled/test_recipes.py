@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,15 @@ import pytest
 
 from firstorder.worlds import Schemas
 from lab.config.load import load
+from scaled.cluster import groups
+from scaled.cluster.ray_cluster import Cluster
+from scaled.cluster.rollout_group import RolloutGroup
+from scaled.cluster.transfer import Meter
 from scaled.config import ScaledRun
+from scaled.model_shape import SHAPES
 from scaled.plan.summary import Plan, dry_run_layout, make_plan
+from scaled.vllm_engine import engine
+from theory.contracts import Sampling
 
 FOLDER = Path("configs/scaled")
 RECIPES = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.yaml"))
@@ -200,6 +208,31 @@ def test_recipe_fits_its_cluster(name):
     assert plan.to_json()["cluster"]["gpus_needed"] == cluster.num_nodes * cluster.gpus_per_node
     task = plan.config.task
     assert task.kind == "jsonl" and task.max_response_tokens == plan.config.algorithm.sampling.max_tokens
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if plan_of(name).config.algorithm.replay.mode == "Pr3"])
+def test_engines_of_a_predicted_mu_give_features(name, tmp_path, monkeypatch):
+    """The engine that a Pr3 recipe builds takes its rollout's request for router features, graphs or not."""
+
+    class Group(RolloutGroup):
+        def __init__(self, cluster, build, num_engines, **options):
+            self.build = build
+
+    class Unstarted(engine.VllmEngine):
+        def _start(self):
+            self.version = 0
+
+    config = plan_of(name).config
+    shutil.copy(SHAPES / f"{config.model.shape}.json", tmp_path / "config.json")
+    model = config.model.model_copy(update={"path": str(tmp_path)})
+    sampling = Sampling(max_tokens=8, num_features=config.algorithm.replay.predictor.num_positions)
+    monkeypatch.setattr(groups, "RolloutGroup", Group)
+    monkeypatch.setattr(engine, "VllmEngine", Unstarted)
+    monkeypatch.setattr(engine, "choose_kernels", lambda precision, is_cpu: "native")
+    for is_eager in (False, True):
+        rollout = config.rollout.model_copy(update={"enforce_eager": is_eager})
+        changed = config.model_copy(update={"model": model, "rollout": rollout})
+        groups.rollout_group(changed, 1, object.__new__(Cluster), Meter()).build()._check_ready(sampling)
 
 
 def test_comments_cite_every_printed_number():
