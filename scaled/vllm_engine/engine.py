@@ -117,6 +117,9 @@ class VllmEngine:
             "disable_log_stats": True,
             "seed": 0,  # of vLLM's own generators, which no request of ours draws from
         }
+        if rollout.tensor_parallel > 1:
+            # In an actor's placement group vLLM would take Ray, which wants a bundle for every GPU: ours hold several.
+            arguments["distributed_executor_backend"] = "mp"
         if is_official:
             arguments["enable_return_routed_experts"] = True
         if self._is_cpu:

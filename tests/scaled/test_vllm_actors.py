@@ -1,0 +1,65 @@
+"""vLLM as a run has it: in an actor at its place in a Ray cluster, over several devices or compiled."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sandbox.checkpoint import save, to_hf
+from scaled.cluster import ray_cluster
+from scaled.cluster.rollout_group import RolloutGroup, build_vllm
+from scaled.config import PrecisionBlock, RolloutBlock, ScaledRun
+from tests.scaled import vllm_world as world
+from theory.contracts import Sampling
+
+pytestmark = [
+    pytest.mark.slow,
+    # Ray leaves its sockets and log files to the end of the process.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+CONFIG = ScaledRun.model_validate_json(
+    """{"name": "actors", "num_steps": 1, "task": {"kind": "arithmetic"}, "model": {"path": "none"},
+    "cluster": {"object_store_gib": 0.2}, "algorithm": {"objective": {"preset": "minirl"}}}"""
+)
+SMALL: dict[str, Any] = {
+    "precision": PrecisionBlock(compute="fp32"),
+    "max_model_len": 256,
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 64,
+    "kv_cache_gib": 0.05,
+}
+TOLERANCE = 1e-5  # measured: 1e-6 in log-probs, 2e-6 in features
+
+
+# A CPU compiles and captures no graph: that a graph's writes reach the same buffers is not seen here.
+@pytest.mark.parametrize("fields", [{"tensor_parallel": 2}, {"enforce_eager": False}], ids=["two devices", "compiled"])
+def test_an_engine_in_an_actor_is_the_model(
+    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over two workers inside its one bundle, and compiled, mu and its features are the trainer's to rounding."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # workers may share a core
+    rollout, model = RolloutBlock(**SMALL | fields), world.model()
+    save(model, tmp_path / "model")
+    config_json = (tmp_path / "model" / "config.json").read_text()
+    build = partial(build_vllm, config_json, rollout, world.STOP, not rollout.enforce_eager)
+    with ray_cluster.cluster(CONFIG, tmp_path) as places:
+        engines = RolloutGroup(places, build, 1, timeout_s=600.0, max_restarts=0, bucket_bytes=2**20)
+        engines.load_weights(to_hf(model), version=0)
+        rollouts = engines.generate(world.prompts(), Sampling(max_tokens=8, num_responses=2, seed=5, num_features=3))
+        engines.close()
+    assert (world.abs_diff(model, rollouts) <= TOLERANCE).all()
+    features = rollouts.features
+    assert features is not None and rollouts.experts is not None
+    trainer = world.trainer_scores(model, rollouts, features.feature_rows).features
+    assert trainer is not None
+    assert (trainer.logits - features.logits).abs().max() <= TOLERANCE
+    assert (trainer.hidden - features.hidden).abs().max() <= TOLERANCE
+    for b in range(len(rollouts)):
+        span = slice(int(features.offsets[b]), int(features.offsets[b + 1]))
+        chosen = features.logits[span].topk(2, -1).indices.sort(-1).values
+        assert torch.equal(chosen, rollouts.experts.rows(b)[features.rows_of(b)].long())
