@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import ray
+import torch
 from jaxtyping import Float
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch import Tensor
@@ -27,14 +28,14 @@ from theory.objectives import Objective
 from theory.routing.passes import PassRouting
 
 SETTLE_S = 20.0
-"""Seconds in which a rank's error is told apart from its neighbour's death: the death breaks the collective first."""
+"""Seconds in which a rank's error is told apart from its neighbour's loss, which breaks the collective first."""
 
 BUCKETS_AHEAD = 2
 """Buckets that a rank exports before the driver has taken them."""
 
 
 class RankDied(ChildProcessError):
-    """A rank's process ended; the message says which. The group is of no further use."""
+    """A rank's process ended, or hangs; the message says which. The group is of no further use."""
 
 
 @runtime_checkable
@@ -107,7 +108,7 @@ class RankActor(Worker):
 class TrainingGroup:
     """`TrainingEngine` over `num_ranks` actors, with `save` and `load`. Seconds go to `meter`.
 
-    Raises RankDied where a rank's process ends; an error that a rank raises comes through as it is.
+    Raises RankDied where a rank's process ends or a collective lost a rank; an error of a rank's own comes as it is.
     """
 
     def __init__(
@@ -123,8 +124,12 @@ class TrainingGroup:
         self.cluster, self.assembly, self.bucket_bytes = cluster, assembly, bucket_bytes
         self.meter = Meter() if meter is None else meter
         self.actors = [cluster.spawn("rank", i, RankActor) for i in range(num_ranks)]
-        (address, port), *_ = self._gather([self.actors[0].rendezvous.remote()])
-        self._gather([a.start.remote(build, i, num_ranks, address, port) for i, a in enumerate(self.actors)])
+        try:
+            (address, port), *_ = self._gather([self.actors[0].rendezvous.remote()])
+            self._gather([a.start.remote(build, i, num_ranks, address, port) for i, a in enumerate(self.actors)])
+        except Exception:
+            self.close()  # ranks that wait for the others would keep the places of the next group
+            raise
 
     def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
         """As theory's contract."""
@@ -211,19 +216,27 @@ class TrainingGroup:
         return [found[i] for i in range(len(refs))]
 
     def _raise(self, error: Exception, rank: int) -> None:
-        """RankDied where some rank is dead, else the error of this rank's own code."""
+        """RankDied where some rank is dead or lost to a collective, else the error of this rank's own code."""
         if isinstance(error, RayActorError):
             raise RankDied(f"rank {rank} of {len(self.actors)} died: {str(error).strip().splitlines()[0]}") from None
         cause: Exception = getattr(error, "cause", error)
         if not isinstance(cause, (ValueError, ArithmeticError)):
             # A collective that broke: a neighbour's death, if there was one, is known within moments.
-            for i, actor in enumerate(self.actors):
+            pings = [actor.pid.remote() for actor in self.actors]
+            ray.wait(pings, num_returns=len(pings), timeout=SETTLE_S)
+            silent: list[int] = []
+            for i, ping in enumerate(pings):
                 try:
-                    ray.get(actor.pid.remote(), timeout=SETTLE_S / len(self.actors))
+                    ray.get(ping, timeout=0)
                 except RayActorError:
-                    raise RankDied(f"rank {i} of {len(self.actors)} died; rank {rank} said: {cause}") from None
+                    raise RankDied(f"rank {i} of {len(pings)} died; rank {rank} said: {cause}") from None
                 except GetTimeoutError:
-                    continue  # busy in its collective: alive
+                    silent.append(i)
+            # Torch says RuntimeError of a collective that was late or cut off; whoever is silent waits in it, or hangs.
+            if silent and isinstance(cause, RuntimeError) and not isinstance(cause, torch.OutOfMemoryError):
+                raise RankDied(
+                    f"ranks {silent} of {len(pings)} did not answer within {SETTLE_S:g} s; rank {rank} said: {cause}"
+                ) from None
         raise cause from error  # whose text is the traceback over there
 
 

@@ -84,10 +84,13 @@ class ReplicaRank:
     Exports are a collective, as Megatron's are: nobody gets ahead of the others by more than a tensor.
     """
 
-    def __init__(self, rank: int, num_ranks: int, address: str, port: int, engine: SandboxTrainingEngine):
+    def __init__(
+        self, rank: int, num_ranks: int, address: str, port: int, engine: SandboxTrainingEngine, timeout_s: float
+    ):
         torch.set_num_threads(1)
         store = TCPStore(address, port, num_ranks, rank == 0, timedelta(seconds=60))
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60))
+        timeout = timedelta(seconds=timeout_s)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
         self.index, self.num_ranks = rank, num_ranks
         self.engine = engine
 
@@ -132,13 +135,21 @@ def build_rank(
     predictor: PredictorSettings | None = None,
     folder: Path | None = None,
     algorithm: Algorithm | None = None,
+    timeout_s: float = 60.0,
+    died: Path | None = None,
 ) -> ReplicaRank:
-    """What a rank actor builds, for the model in `folder` or the contract suite's; a `functools.partial` of it."""
+    """What a rank actor builds, for the model in `folder` or the contract suite's; a `functools.partial` of it.
+
+    Where the file `died` is named and not there, the last rank makes it and dies before it has met the others.
+    """
+    if died is not None and rank == num_ranks - 1 and not died.exists():
+        died.touch()
+        os._exit(9)
     engine = worlds.training_engine(worlds.model(), predictor, keep_reference=True)
     if folder is not None and algorithm is not None:
         settings = algorithm.predictor if algorithm.passes.trains_predictor else None
         engine = SandboxTrainingEngine(load(folder), algorithm.optimizer, settings)
-    return ReplicaRank(rank, num_ranks, address, port, engine)
+    return ReplicaRank(rank, num_ranks, address, port, engine, timeout_s)
 
 
 def _scores(parts: Sequence[tuple[list[int], TokenScores]]) -> TokenScores:

@@ -18,7 +18,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from scaled.cluster import ray_cluster
+from scaled.cluster import ray_cluster, training_group
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
 from scaled.cluster.training_group import RankDied, TrainingGroup
@@ -210,6 +210,33 @@ def test_an_engine_that_does_not_answer_is_lost(engines: RolloutGroup, hold: Pat
 
 
 # -- ranks
+
+
+def test_a_death_at_the_start_gives_the_places_back(cluster: Cluster, tmp_path: Path) -> None:
+    """A rank that dies before it has met the others is RankDied, and the next group starts in the same places."""
+    build = partial(cluster_world.build_rank, died=tmp_path / "died")
+    before = list(cluster.actors)
+    with pytest.raises(RankDied, match="rank 1 of 2 died"):
+        TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
+    assert cluster.actors == before
+    TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET).close()
+
+
+def test_a_rank_that_hangs_is_rank_died(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that stands still is lost once a collective is late; an error that is no collective's comes as it is."""
+    monkeypatch.setattr(training_group, "SETTLE_S", 5.0)
+    build = partial(cluster_world.build_rank, timeout_s=8.0)
+    group = TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
+    victim = group.pids()[1]
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        with pytest.raises(FileNotFoundError):
+            group.load(tmp_path)
+        with pytest.raises(RankDied, match=r"ranks \[1\] of 2 did not answer within 5 s; rank 0 said: .*[Tt]imed out"):
+            group.score(alone(), PassRouting("natural"))
+    finally:
+        os.kill(victim, signal.SIGCONT)  # a stopped process would not even end
+        group.close()
 
 
 def test_a_group_of_ranks_is_one_training_engine(ranks: TrainingGroup, tmp_path: Path) -> None:
