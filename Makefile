@@ -46,7 +46,7 @@ test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster wo
 	printf '%s\n' tests/scaled/test_*.py | xargs -P 2 -n 1 $(BIN)/python -m pytest
 
 # Shapes are checked by `make test`. Without those checks here a law looks at three times as many examples an hour.
-thorough: $(VENV)/.installed-dev  ## the laws of theory/ on 10,000 examples each (a night)
+thorough: $(VENV)/.installed-dev  ## the laws of theory/ on 10,000 examples each (three hours)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -o addopts="--strict-markers --strict-config -q" tests/theory
 
 # mutmut works on copies, in mutants/, and goes on where it was stopped.

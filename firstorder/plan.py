@@ -35,7 +35,7 @@ def plan(
     \b
     Examples:
       firstorder plan configs/scaled/minirl/n8_r3.yaml
-      firstorder plan configs/scaled/pr2/qwen3_off4.yaml --training.expert_parallel 8 --cluster.gpu H100-80GB
+      firstorder plan configs/scaled/pr2/qwen3_off4.yaml --cluster.gpu H100-80GB --rollout.max_num_seqs 40
       firstorder plan configs/scaled/minirl/n1.yaml --mean-tokens 12000 --json --no-dry-run
     """
     from lab.config.strict import ConfigError
