@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -99,10 +99,15 @@ class RankActor(Worker):
         self.rank = build(rank, num_ranks, address, port)
 
     def call(self, method: str, parcel: Parcel) -> Parcel:
-        return pack(getattr(self.rank, method)(*unpack(parcel)))
+        return pack(getattr(self.rank, method)(*unpack(parcel, shared=True)))
 
     def export(self, bucket_bytes: int) -> Iterator[Bucket]:
         yield from buckets(self.rank.export(), bucket_bytes)
+
+
+def _tokens_of(rollouts: Rollouts) -> Rollouts:
+    """Without what mu's routers did: a pass gets that of it which it needs by its routing."""
+    return replace(rollouts, experts=None, features=None)
 
 
 class TrainingGroup:
@@ -134,12 +139,12 @@ class TrainingGroup:
     def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
         """As theory's contract."""
         with self.meter.seconds("timing_s/old_log_prob"):
-            return self.assembly.scores(self._call("score", rollouts, routing))
+            return self.assembly.scores(self._call("score", _tokens_of(rollouts), routing))
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """As theory's contract."""
         with self.meter.seconds("timing_s/ref"):
-            return self.assembly.reference(self._call("score_reference", rollouts))
+            return self.assembly.reference(self._call("score_reference", _tokens_of(rollouts)))
 
     def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
         """As theory's contract."""

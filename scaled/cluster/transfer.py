@@ -164,9 +164,14 @@ def pack(value: Any) -> Parcel:
     return Parcel(file.getvalue(), filling.close(), frozenset(widened))
 
 
-def unpack(parcel: Parcel) -> Any:
-    """The value of a parcel, with tensors of its own, so that the shared memory it came in can be freed."""
-    named = ((name, tensor.clone()) for name, tensor in parcel.bucket.tensors())
+def unpack(parcel: Parcel, shared: bool = False) -> Any:
+    """The value of a parcel, with tensors of its own, so that the shared memory it came in can be freed.
+
+    `shared`: with views of that memory, to be read alone: for one call, whose processes on a machine then hold one copy
+    of the batch between them.
+    """
+    views = parcel.bucket.tensors()
+    named = ((name, tensor if shared else tensor.clone()) for name, tensor in views)
     tensors = [tensor.to(torch.int64) if name in parcel.widened else tensor for name, tensor in named]
     return _Opener(io.BytesIO(parcel.head), tensors).load()
 

@@ -266,9 +266,10 @@ def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
 
 
 def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
-    """CPU memory of the whole cluster for one global step, in the worst case that every response has full length.
+    """CPU memory of every machine for one global step, in the worst case that every response has full length.
 
-    Routing records of all responses, and of the rows asked for the features that train the predictor.
+    Routing records of all responses, and of the rows asked for the features that train the predictor: whole on every
+    machine, once, in memory that its ranks share; the machine of the driver has its own besides.
     """
     algorithm = config.algorithm.build()
     responses, parts = algorithm.num_prompts * algorithm.num_responses, {}
@@ -278,4 +279,4 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
         b = ELEMENT_BYTES[config.training.precision]
         cached = payloads.feature_bytes(shape, algorithm.predictor.num_positions, responses, b)
         parts["router features"] = cached
-    return Memory("hosts together", parts)
+    return Memory("host", parts)

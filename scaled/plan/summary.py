@@ -239,8 +239,7 @@ def _payloads(plan: Plan) -> Table:
     for name, size in plan.payloads.items():
         table.add_row(name, f"{size / MB:,.1f}", f"{size / GIB:.2f}")
     for name, size in plan.host.parts.items():
-        nodes = plan.config.cluster.num_nodes
-        table.add_row(f"{name}, a node of {nodes}", f"{size / MB / nodes:,.1f}", f"{size / GIB / nodes:.2f}")
+        table.add_row(f"{name}, on every machine", f"{size / MB:,.1f}", f"{size / GIB:.2f}")
     return table
 
 

@@ -91,6 +91,11 @@ def test_rollouts_survive_to_the_bit_and_travel_narrow() -> None:
     types = [entry.dtype for entry in parcel.bucket.entries]
     assert "int8" in types and "int64" not in types
     got.responses[0].tokens.add_(1)  # a copy of its own: writing to it disturbs nobody
+    copy, view = (unpack(parcel, shared=is_shared)[0].experts.experts for is_shared in (False, True))
+    packed = np.frombuffer(parcel.bucket.data, dtype=np.uint8).ctypes.data
+    place = [tensor.data_ptr() - packed for tensor in (copy, view)]
+    assert same(copy, view) and 0 <= place[1] < parcel.bucket.num_bytes
+    assert not 0 <= place[0] < parcel.bucket.num_bytes
 
 
 def test_large_integers_are_not_narrowed() -> None:
