@@ -69,6 +69,7 @@ class Lines:
             found, x_name = at_middle(of.medians), "length"
         else:
             found, x_name = along_distance(at_longest(of.medians)), "kl_mu_pi"
+        found = found.dropna(subset=[self.name])  # a gradient of 0 has no direction
         if len(distinct(found, x_name)) < 2:
             return None
         names = (self.name, f"{self.name}_q1", f"{self.name}_q3")
@@ -76,7 +77,7 @@ class Lines:
         x_scale = _scale(numbers(found, x_name), "log" if x_name == "kl_mu_pi" else "linear")
         data: list[dict[str, Any]] = []
         for run, part in of.lines(found):
-            part = part.sort_values(x_name).dropna(subset=[self.name])
+            part = part.sort_values(x_name)
             x = numbers(part, x_name).tolist()
             centre, low, high = ([y_scale.place(tidy(v)) for v in numbers(part, name)] for name in names)
             data.append(

@@ -61,12 +61,14 @@ def _ranking(found: pd.DataFrame) -> str:
     said = []
     for name, words in (("bias", "bias"), ("direction_bias", "bias that no rescaling removes")):
         each = _by_objective(found, name)
+        if not each:  # gradients of 0 have no direction
+            continue
         least, most = min(each, key=each.__getitem__), max(each, key=each.__getitem__)
         said.append(
             f"the {words} is least with {least} ({number(tidy(each[least]))}) and most with {most} "
             f"({number(tidy(each[most]))})"
         )
-    return f"At the longest responses and middle distances, as medians over cases, {said[0]}; {said[1]}."
+    return f"At the longest responses and middle distances, as medians over cases, {'; '.join(said)}."
 
 
 def _errors(frame: pd.DataFrame, found: pd.DataFrame) -> str:

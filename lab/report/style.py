@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -32,9 +33,11 @@ DASHES = ("solid", "dash")
 
 
 def number(value: float | int | None) -> str:
-    """Three significant digits, small and large values as 3.4e-4; an en dash for no data."""
-    if value is None:
+    """Three significant digits, small and large values as 3.4e-4; an en dash for no data, which nan is."""
+    if value is None or math.isnan(value):
         return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
     if value == 0:
         return "0"
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e6):

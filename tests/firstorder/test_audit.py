@@ -105,6 +105,20 @@ def test_an_audit_leaves_records(tiny: Path, capsys: pytest.CaptureFixture[str])
     assert out.endswith(capsys.readouterr().out) and page.read_text() == text
 
 
+def test_a_gradient_of_0_has_a_page(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a mask leaves nothing, the bias is 1 and there is no direction: a dash in the table, and a page as ever."""
+    nothing = "{preset: reinforce, correction: {name: icepop, lo: 0.1, hi: 0.2}, label: nothing}"
+    words = ["audit", str(tiny), "--discrepancy.token_kl", "[1e-4, 1e-3]", "--compare", "null", "--progress", "none"]
+    for objectives in (f"[{nothing}]", f"[{nothing}, {{preset: minirl}}]"):
+        assert main([*words, "--objectives", objectives]) == 0
+        out = capsys.readouterr().out
+        rows = [row for row in printed(out) if row[0] == "nothing"]
+        assert {tuple(row[4:8]) for row in rows} == {("1", "–", "–", "0")}
+        page = Path(out.splitlines()[-1]).read_text()
+        assert "with nothing" in page and 'id="bias-kl"' in page
+        assert ('id="direction-kl"' in page) == ("minirl" in objectives)
+
+
 THREE_CASES = """
 import os, signal, sys
 from firstorder.cli import main

@@ -292,12 +292,13 @@ def test_every_value_is_inside_its_axis(values: list[float], axis: str) -> None:
 NUMBERS: list[tuple[float | int | None, str]] = [
     (None, "–"), (0.0, "0"), (3, "3"), (0.8314, "0.831"), (12.345, "12.3"), (3.4e-4, "3.4e-4"), (2e-3, "2e-3"),
     (-0.05, "-0.05"), (123456.7, "1.2e5"), (1234.5, "1234"), (0.99996, "1"),
+    (math.nan, "–"), (math.inf, "∞"), (-math.inf, "-∞"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("value", "text"), NUMBERS)
 def test_numbers_have_the_digits_they_deserve(value: float | int | None, text: str) -> None:
-    """Three significant digits, two for powers of ten, a dash for no data and never for 0."""
+    """Three significant digits, two for powers of ten, a dash for no data and never for 0; infinity has its sign."""
     assert number(value) == text
 
 
