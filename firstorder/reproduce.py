@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from sandbox.ledger.command import Wanted
 
 
 def reproduce(
@@ -72,11 +75,26 @@ def reproduce(
     if listed:
         typer.echo(command.listing(wanted, place, everything), nl=False)
         return
+    if page and not place.store.path.is_file():
+        raise ValueError(f"--results: expected a folder with cells.jsonl for --page, got {place.results}")
     if not page:
+        _check_tried(wanted)
         failures = command.run(wanted, place, address=address, jobs=jobs, compiled=compile, say=_say)
     typer.echo(command.write_pages(everything, place), nl=False)
     if not page and failures:
         raise ValueError(f"{failures} of the runs could not be made (why is above); the others have their rows")
+
+
+def _check_tried(wanted: Wanted) -> None:
+    """ValueError where none of the claims is tried in any of the regimes: there would be no run to make."""
+    from sandbox.claims import REGIMES
+
+    tried = [regime.name for regime in REGIMES if any(regime.name in claim.regimes for claim in wanted.claims)]
+    got = [regime.name for regime in wanted.regimes]
+    if not set(tried) & set(got):
+        numbers = ", ".join(str(claim.number) for claim in wanted.claims)
+        words = f"claim {numbers} is" if len(wanted.claims) == 1 else f"claims {numbers} are"
+        raise ValueError(f"--regime: {words} tried in {', '.join(tried)}; got {', '.join(got)}")
 
 
 def _say(line: str) -> None:

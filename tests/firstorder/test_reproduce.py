@@ -46,11 +46,17 @@ def test_verdicts_are_those_of_the_whole_ledger(capsys: pytest.CaptureFixture[st
         (["moe_gap"], "unknown claim 'moe_gap': did you mean 'moe_gap_exceeds_dense'?"),
         (["9", "--regime", "papers"], "unknown regime 'papers': did you mean 'paper'?"),
         (["9", "--seeds", "1"], "--seeds"),
+        (["33", "--regime", "noisy"], "--regime: claim 33 is tried in paper, stress, hot; got noisy"),
+        (["--page", "--results", "nowhere"], "--results: expected a folder with cells.jsonl for --page, got nowhere"),
     ],
 )
-def test_a_mistake_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown claim or regime, and no claim at all, are one line and exit code 2."""
+def test_a_mistake_is_one_line(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A claim or regime that is unknown or missing, and pages without rows, are one line and exit code 2."""
+    monkeypatch.chdir(tmp_path)
     assert message in fails(capsys, "reproduce", *words)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_smoke_run_of_a_claim_runs_and_is_not_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,6 +86,7 @@ def test_smoke_is_of_one_regime(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_pages_are_written_from_the_rows_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--page runs nothing: without rows every verdict is open."""
+    (tmp_path / "cells.jsonl").touch()
     assert main(["reproduce", "--page", "--results", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count(" – |") == sum(len(claim.regimes) for claim in CLAIMS)
     text = (tmp_path / "ledger.md").read_text()
