@@ -13,7 +13,7 @@ def bench(
     threads: Annotated[int, typer.Option(min=1, help="Threads that either side may use.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 5,
     num_prompts: Annotated[int, typer.Option(min=4, help="Prompts of the work, a multiple of 4.")] = 16,
-    num_responses: Annotated[int, typer.Option(min=1, help="Responses a prompt.")] = 8,
+    num_responses: Annotated[int, typer.Option(min=2, help="Responses a prompt.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens a response, at most 52.")] = 32,
     compile: Annotated[bool, typer.Option("--compile", help="Our side with compiled kernels (compile: true).")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also write every time measured there.")] = None,

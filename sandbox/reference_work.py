@@ -68,8 +68,8 @@ class Work:
     def __post_init__(self) -> None:
         if self.num_prompts < 1 or self.num_prompts % OFF_POLICY:
             raise ValueError(f"num_prompts: expected a multiple of {OFF_POLICY}, got {self.num_prompts}")
-        if self.num_responses < 1:
-            raise ValueError(f"num_responses: expected at least 1, got {self.num_responses}")
+        if self.num_responses < 2:
+            raise ValueError(f"num_responses: expected at least 2, got {self.num_responses}")
         if not 1 <= self.max_tokens <= MODEL.max_positions - self.prompt_tokens:
             limit = MODEL.max_positions - self.prompt_tokens
             raise ValueError(f"max_tokens: expected 1 to {limit} after {self.prompt_tokens}, got {self.max_tokens}")

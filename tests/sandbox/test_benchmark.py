@@ -126,9 +126,9 @@ def test_turns_with_and_without_the_cache_are_the_same_work() -> None:
     tokens; each call starts with nothing cached."""
     found = []
     for has_cache in (True, False):
-        turns = Turns(Work(num_prompts=4, num_responses=1), has_cache)
+        turns = Turns(Work(num_prompts=4, num_responses=2), has_cache)
         found += [turns.roll_out() for _ in range(1 + has_cache)]
-        assert turns.engine.prefixes is None or 0 < len(turns.engine.prefixes) <= 4
+        assert turns.engine.prefixes is None or 0 < len(turns.engine.prefixes) <= 8
     for response, *others in zip(*(rollouts.responses for rollouts in found), strict=True):
         assert int((~response.is_response).sum()) % 12 == 0
         assert all(torch.equal(response.logp_mu, other.logp_mu) for other in others)
@@ -140,7 +140,7 @@ def test_times_of_different_work_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     score = Transformers.score
     monkeypatch.setattr(Transformers, "score", lambda self, batch: score(self, batch) + 1e-3)
     with pytest.raises(RuntimeError, match=r"at most 0.0001, got 0.001"):
-        benchmark.benchmark(Work(num_prompts=4, num_responses=1, max_tokens=4), threads=1, rounds=1)
+        benchmark.benchmark(Work(num_prompts=4, num_responses=2, max_tokens=4), threads=1, rounds=1)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,7 @@ def test_times_of_different_work_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     [
         (["--num-prompts", "6"], "num_prompts: expected a multiple of 4, got 6"),
         (["--rounds", "0"], "Invalid value for '--rounds': "),
+        (["--num-responses", "1"], "Invalid value for '--num-responses': "),
         (["--max-tokens", "53"], "max_tokens: expected 1 to 52 after 12, got 53"),
         (["--out", "nowhere/bench.json"], "--out: expected a file in a folder that exists, got nowhere/bench.json"),
     ],
@@ -160,6 +161,12 @@ def test_a_mistake_is_one_line(
     assert main(["bench", *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"error: {message}") and err.count("\n") == 1
+
+
+def test_work_has_groups() -> None:
+    """A group of one response has no advantage: as everywhere, there are at least two."""
+    with pytest.raises(ValueError, match="num_responses: expected at least 2, got 1"):
+        Work(num_responses=1)
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
