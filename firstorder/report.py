@@ -45,8 +45,14 @@ def report(
 
 
 def _run_folder(path: Path) -> RunFolder:
-    """The run folder that the path means: itself, or the newest one inside it."""
+    """The run folder that the path means: itself, or the newest one inside it. ValueError for that of an audit."""
     from lab.records import RunFolder
 
     inside = sorted(config.parent for config in path.glob("*/config.yaml"))
-    return RunFolder.open(inside[-1] if inside and not (path / "config.yaml").is_file() else path)
+    folder = RunFolder.open(inside[-1] if inside and not (path / "config.yaml").is_file() else path)
+    for name in ("audit.json", "cases.jsonl"):
+        if (folder.path / name).is_file():
+            raise ValueError(
+                f"{folder.path}: expected the folder of a run, got that of an audit ({name}); use firstorder audit"
+            )
+    return folder

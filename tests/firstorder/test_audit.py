@@ -105,6 +105,17 @@ def test_an_audit_leaves_records(tiny: Path, capsys: pytest.CaptureFixture[str])
     assert out.endswith(capsys.readouterr().out) and page.read_text() == text
 
 
+@pytest.mark.parametrize("name", ["audit.json", "cases.jsonl"])
+def test_an_audit_is_no_run_to_report(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`report` refuses the folder of an audit, finished or not, in one line that names the command for it."""
+    (folder := tmp_path / "20260101T000000Z-0123456789ab").mkdir()
+    for file in ("config.yaml", name):
+        (folder / file).write_text("{}\n")
+    words = f"{folder}: expected the folder of a run, got that of an audit ({name}); use firstorder audit"
+    assert fails(capsys, "report", str(tmp_path)) == words
+    assert not (folder / "report.html").exists()
+
+
 def test_a_gradient_of_0_has_a_page(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where a mask leaves nothing, the bias is 1 and there is no direction: a dash in the table, and a page as ever."""
     nothing = "{preset: reinforce, correction: {name: icepop, lo: 0.1, hi: 0.2}, label: nothing}"
