@@ -80,8 +80,8 @@ def trace(rows: Sequence[Row]) -> Trace:
     if missing:
         known = ", ".join(rows[0])
         raise ValueError(f"{', '.join(missing)}: missing in response 0, which has {known}; see docs/doctor.md")
-    S_B = [len(_field(row, b, "tokens")) for b, row in enumerate(rows)]
-    P_B = [int(_field(row, b, "num_prompt")) for b, row in enumerate(rows)]
+    S_B = [_num_tokens(row, b) for b, row in enumerate(rows)]
+    P_B = [_num_prompt(row, b, S) for b, (row, S) in enumerate(zip(rows, S_B, strict=True))]
     T_B = [S - P for S, P in zip(S_B, P_B, strict=True)]
     entropy_old, logp_pi = (floats(rows, T_B, name) if name in rows[0] else None for name in ("entropy_old", "logp_pi"))
     mu, old = (record(rows, S_B, name) for name in ("experts_mu", "experts_old"))
@@ -151,6 +151,25 @@ def _alike(mu: RoutingRecord | None, old: RoutingRecord | None) -> tuple[Routing
     dtype = (mu if mu.num_experts == num else old).experts.dtype
     first, second = (RoutingRecord(r.experts.to(dtype), r.offsets, r.layer_numbers, num) for r in (mu, old))
     return first, second
+
+
+def _num_tokens(row: Row, b: int) -> int:
+    """S of a response; ValueError where its tokens are no list of ints."""
+    tokens = _field(row, b, "tokens")
+    if not isinstance(tokens, list):
+        raise ValueError(f"tokens: expected a list of ints in response {b}, got {type(tokens).__name__}")
+    for place, token in enumerate(tokens):
+        if type(token) is not int:  # a bool is an int to isinstance
+            raise ValueError(f"tokens: expected a list of ints in response {b}, got {token!r:.40} at {place}")
+    return len(tokens)
+
+
+def _num_prompt(row: Row, b: int, S: int) -> int:
+    """P of a response; ValueError where it is no int in [0, S]."""
+    P = _field(row, b, "num_prompt")
+    if type(P) is not int or not 0 <= P <= S:
+        raise ValueError(f"num_prompt: expected an int in [0, {S}] (tokens) in response {b}, got {P!r:.40}")
+    return P
 
 
 def _field(row: Row, b: int, name: str) -> Any:

@@ -199,3 +199,26 @@ def test_what_a_dump_lacks_is_one_line_that_says_how_to_add_it(case: str, tmp_pa
     with pytest.raises(ValueError, match=message) as caught:
         load_trace(write(tmp_path))
     assert how in str(caught.value) and str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+WRONG = [
+    ("tokens", "abc", "tokens: expected a list of ints in response 1, got str"),
+    ("tokens", 7, "tokens: expected a list of ints in response 1, got int"),
+    ("tokens", [3, 1.5], "tokens: expected a list of ints in response 1, got 1.5 at 1"),
+    ("tokens", ["3"], "tokens: expected a list of ints in response 1, got '3' at 0"),
+    ("num_prompt", "two", "num_prompt: expected an int in [0, {S}] (tokens) in response 1, got 'two'"),
+    ("num_prompt", 1.5, "num_prompt: expected an int in [0, {S}] (tokens) in response 1, got 1.5"),
+    ("num_prompt", True, "num_prompt: expected an int in [0, {S}] (tokens) in response 1, got True"),
+    ("num_prompt", -1, "num_prompt: expected an int in [0, {S}] (tokens) in response 1, got -1"),
+    ("num_prompt", 10_000, "num_prompt: expected an int in [0, {S}] (tokens) in response 1, got 10000"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), WRONG)
+def test_a_wrong_type_is_named(name: str, value: Any, words: str, tmp_path: Path) -> None:
+    """Tokens that are no list of ints and a prompt that is no part of them: field, response, what was expected, what
+    came."""
+    path = write_jsonl(tmp_path / "t.jsonl", [ROWS[0], ROWS[1] | {name: value}, *ROWS[2:]])
+    with pytest.raises(ValueError) as caught:
+        load_trace(path)
+    assert str(caught.value) == f"{path}: {words.format(S=len(ROWS[1]['tokens']))}"
