@@ -33,9 +33,14 @@ def ladder(
       firstorder ladder configs/demo_scaled/base.yaml --rung bf16 --rung 'bf16, fp8 weights'
     """
     from firstorder.plan import read_config
-    from scaled.ladder import RUNGS, Missing, climb, markdown
+    from lab.config.strict import ConfigError
+    from lab.files import atomic_write
 
     _, _, run_config = read_config([config, *context.args])
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+    from scaled.ladder import RUNGS, Missing, climb, markdown
+
     climbed = []
     for step in climb(run_config, seeds, rung or tuple(RUNGS), traces):
         climbed.append(step)
@@ -47,4 +52,4 @@ def ladder(
     table = markdown(climbed)
     typer.echo(table, nl=False)
     if out is not None:
-        out.write_text(table, encoding="utf-8")
+        atomic_write(out, table)

@@ -83,7 +83,7 @@ def climb(
 
     unknown = [name for name in rungs if name not in RUNGS]
     if unknown:
-        raise ValueError(f"--rung: expected some of {', '.join(RUNGS)}, got {', '.join(unknown)}")
+        raise ValueError(f"--rung: expected some of {'; '.join(RUNGS)}, got {'; '.join(unknown)}")
     check_config(config)
     logs = Path(config.output) / "ladder" / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     logs.mkdir(parents=True)

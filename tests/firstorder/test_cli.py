@@ -116,6 +116,12 @@ def test_a_missing_file_is_one_line(tiny: Path, capsys: pytest.CaptureFixture[st
     assert fails(capsys, "trian") == "No such command 'trian'. Did you mean 'train'?"
 
 
+def test_a_table_that_cannot_be_written_is_not_measured(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`ladder` refuses a file in a folder that is not there before its first engine starts."""
+    message = fails(capsys, "ladder", str(ROOT / "configs" / "demo_scaled" / "base.yaml"), "--out", "nofolder/x.md")
+    assert message == "--out: expected a file in a folder that exists, got nofolder/x.md"
+
+
 def test_debug_shows_the_traceback(tiny: Path) -> None:
     """With --debug the error itself comes through."""
     with pytest.raises(ValueError, match="unknown key"):

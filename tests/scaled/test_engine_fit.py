@@ -39,5 +39,5 @@ def test_a_real_engine_samples_the_model(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_ladder_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the other process ends with an error, its last line is the message."""
     monkeypatch.setattr(engine_fit, "RUNG", "bf17")
-    with pytest.raises(RuntimeError, match=r"--rung: expected some of fp32, .* got bf17"):
+    with pytest.raises(RuntimeError, match=r"--rung: expected some of fp32; .* got bf17"):
         sampled(CONFIG, 5, tmp_path)
