@@ -135,9 +135,11 @@ RECORDS = (
         (
             Edit(
                 "theory.loop:old_pass",
-                'if algorithm.mode != "none" and rollouts.experts is None:',
+                "if passes.records_rollout and rollouts.experts is None:",
                 "if False:",
             ),
+            Edit("theory.loop:old_pass", "if passes.records_old and cached is None:", "if False:"),
+            Edit("theory.loop:old_pass", 'if passes.old == "replay_rollout":', "if rollouts.experts is not None:"),
             Edit("theory.loop:old_pass", 'if passes.gradient == "natural":', "if cached is None:"),
         ),
         "replay_without_a_record_is_refused",
