@@ -27,9 +27,10 @@ def export(
       firstorder export configs/demo_scaled/model.yaml --to runs/demo-model
       firstorder export runs/demo-fp8-minirl-r3 --to runs/trained-model
     """
+    from firstorder.worlds import Schemas
     from sandbox import export as exports
 
-    config, folder = exports.open_source(_newest(source))
+    config, folder = exports.open_source(_newest(source), Schemas())
     if folder is None:
         model, what = exports.initial(config), "the model that RL starts from"
     else:

@@ -12,8 +12,10 @@ from lab.tasks.problems import ProblemsConfig
 from sandbox.engines import EngineConfig
 from sandbox.engines.reduction_order import ReductionOrder
 from sandbox.kernels import Kernels, choose
+from sandbox.model_config import ModelConfig
 from sandbox.numerics import Numerics
 from sandbox.training_numerics import training_numerics
+from theory.routing.gates import GATES
 
 
 class ModelBlock(Strict):
@@ -34,6 +36,31 @@ class ModelBlock(Strict):
     gate: Literal["qwen3", "mixtral", "olmoe", "softmax_after", "deepseek_v2", "deepseek_v3"] = Field(
         default="qwen3", description="gate convention"
     )
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> ModelBlock:
+        if self.path is None:
+            self.build(vocab_size=1)  # raises where they do not; the task's vocabulary fits any
+        return self
+
+    def build(self, vocab_size: int) -> ModelConfig:
+        """The decoder of these sizes over a vocabulary."""
+        dense = tuple(range(self.num_layers)) if self.num_experts == 0 else self.dense_layers
+        return ModelConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            num_experts=self.num_experts,
+            experts_per_token=self.experts_per_token,
+            expert_size=self.expert_size,
+            dense_size=self.dense_size,
+            dense_layers=dense,
+            shared_expert_size=self.shared_expert_size,
+            gate=GATES[self.gate],
+        )
 
 
 class TrainingBlock(Strict):

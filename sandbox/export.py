@@ -7,12 +7,14 @@ from __future__ import annotations
 import filecmp
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
 from lab.config.load import load
+from lab.config.run import RunConfig
+from lab.config.strict import ConfigError
 from lab.files import atomic_folder
 from lab.records import RunFolder
 from lab.tasks.tokenizers import CharTokenizer
@@ -21,7 +23,7 @@ from sandbox.checkpoint import save
 from sandbox.config import SandboxRun
 from sandbox.hf_config import family
 from sandbox.model import MoE
-from sandbox.run import initial_model, model_config, open_task
+from sandbox.run import initial_model, open_task
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -49,8 +51,7 @@ def trained(folder: RunFolder, config: SandboxRun) -> tuple[MoE, int]:
     if config.model.path is not None:
         model = load_model(config.model.path)
     else:
-        sizes = model_config(config.model, open_task(config).tokenizer.vocab_size)
-        model = MoE(sizes, torch.Generator())
+        model = MoE(config.model.build(open_task(config).tokenizer.vocab_size), torch.Generator())
     prefix = "model."
     weights = {n.removeprefix(prefix): t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
     expected = model.state_dict()
@@ -118,8 +119,10 @@ def _holds(to: Path, fill: Callable[[Path], None]) -> bool:
         return all(filecmp.cmp(to / p.name, p, shallow=False) for p in scratch.iterdir())
 
 
-def open_source(path: Path) -> tuple[SandboxRun, RunFolder | None]:
+def open_source(path: Path, schemas: Mapping[str, type[RunConfig]]) -> tuple[SandboxRun, RunFolder | None]:
     """The config in a YAML file, or that of a run folder together with the folder; ConfigError for another world's."""
     folder = RunFolder.open(path) if path.is_dir() else None
-    config = load(path if folder is None else folder.path / "config.yaml", [], {"sandbox": SandboxRun})
+    config = load(path if folder is None else folder.path / "config.yaml", [], schemas)
+    if not isinstance(config, SandboxRun):
+        raise ConfigError(f"{path}: backend: expected a config of the sandbox, got {config.backend}")
     return config, folder

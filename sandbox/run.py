@@ -27,7 +27,7 @@ from lab.verdict import judge
 from sandbox.callbacks import Evaluation, Recording
 from sandbox.checkpoint import load as load_model
 from sandbox.cold_start import cold_start
-from sandbox.config import ModelBlock, SandboxRun
+from sandbox.config import SandboxRun
 from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
 from sandbox.engines.prefix_cache import PrefixCache
@@ -38,7 +38,6 @@ from sandbox.model_config import ModelConfig
 from sandbox.training_engine import SandboxTrainingEngine
 from sandbox.training_numerics import of_precision
 from theory.loop import hand_over
-from theory.routing.gates import GATES
 from theory.streams import stream
 
 
@@ -138,7 +137,7 @@ def initial_model(config: SandboxRun, task: TextTask, progress: ProgressKind) ->
     else:
         # Runs that share a cold start differ in `seed` alone, so the first weights come from the cold start's own seed.
         seed = config.seed if config.cold_start is None else config.cold_start.seed
-        model = MoE(model_config(block, task.tokenizer.vocab_size), stream(seed, "model"))
+        model = MoE(block.build(task.tokenizer.vocab_size), stream(seed, "model"))
     if config.cold_start is None:
         return model
     if not isinstance(task, DemonstratedTask):
@@ -159,26 +158,6 @@ def _contents(config: SandboxRun) -> list[str]:
         [] if folder is None else sorted(p for kind in ("json", "safetensors") for p in Path(folder).glob(f"*.{kind}"))
     )
     return [hashlib.sha256(p.read_bytes()).hexdigest() for p in [*model, *(files_of(data) if data else [])]]
-
-
-def model_config(block: ModelBlock, vocab_size: int) -> ModelConfig:
-    """The decoder of the config's sizes over the task's vocabulary."""
-    dense = range(block.num_layers) if block.num_experts == 0 else block.dense_layers
-    return ModelConfig(
-        vocab_size=vocab_size,
-        hidden_size=block.hidden_size,
-        num_layers=block.num_layers,
-        num_heads=block.num_heads,
-        num_kv_heads=block.num_kv_heads,
-        head_dim=block.head_dim,
-        num_experts=block.num_experts,
-        experts_per_token=block.experts_per_token,
-        expert_size=block.expert_size,
-        dense_size=block.dense_size,
-        dense_layers=tuple(dense),
-        shared_expert_size=block.shared_expert_size,
-        gate=GATES[block.gate],
-    )
 
 
 def _print_cold_start(update: int, loss: float, accuracy: float) -> None:

@@ -150,8 +150,9 @@ def test_what_cannot_be_exported(here: Path, capsys: pytest.CaptureFixture[str])
     assert "expected a run with a checkpoint, got none" in refused(capsys, "runs/tiny", "--to", "new")
     Path("own.yaml").write_text("base: tiny.yaml\nmodel: {shared_expert_size: 8}\n")
     assert "model: expected one that transformers has a class for" in refused(capsys, "own.yaml", "--to", "new")
-    Path("big.yaml").write_text("backend: scaled\n")
-    assert "backend: unknown backend 'scaled'" in refused(capsys, "big.yaml", "--to", "new")
+    scaled = str(ROOT / "configs" / "demo_scaled" / "base.yaml")
+    words = f"{scaled}: backend: expected a config of the sandbox, got scaled"
+    assert words in refused(capsys, scaled, "--to", "new")
     assert "none.yaml: no such file" in refused(capsys, "none.yaml", "--to", "new")
     assert not Path("new").exists()
 

@@ -16,7 +16,6 @@ from sandbox.cold_start import cold_start, demonstration_loss
 from sandbox.config import ColdStartBlock, ModelBlock, SandboxRun
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
-from sandbox.run import model_config
 from theory.contracts import Prompt, Sampling
 from theory.streams import stream
 from theory.turns import sampled_tokens
@@ -27,7 +26,7 @@ SMALL = ModelBlock(num_layers=1, hidden_size=32, num_heads=2, num_kv_heads=1, nu
 
 
 def fresh(seed: int = 0) -> MoE:
-    return MoE(model_config(SMALL, build(TASK).tokenizer.vocab_size), stream(seed, "model"))
+    return MoE(SMALL.build(build(TASK).tokenizer.vocab_size), stream(seed, "model"))
 
 
 def stage(tmp_path, **changes) -> ColdStartBlock:
@@ -77,7 +76,7 @@ def test_a_model_writes_like_its_teacher(tmp_path):
     task = build(ONE_DIGIT)
 
     def taught(report=None, **named) -> MoE:
-        model = MoE(model_config(SMALL, task.tokenizer.vocab_size), stream(0, "model"))
+        model = MoE(SMALL.build(task.tokenizer.vocab_size), stream(0, "model"))
         block = stage(tmp_path, target_accuracy=0.25, batch_size=32, **named)
         return cold_start(model, task, block, description={}, max_tokens=16, report=report)[0]
 
@@ -141,7 +140,7 @@ def test_the_loss_is_the_mean_surprise_of_the_demonstration(tmp_path):
 
 def test_observations_are_context_and_not_targets(tmp_path):
     """With turns the loss is the mean surprise of what the model is to write; the calculator is only read."""
-    task, model = build(CalculatorConfig()), MoE(model_config(SMALL, 23), stream(0, "model"))
+    task, model = build(CalculatorConfig()), MoE(SMALL.build(23), stream(0, "model"))
     prompt = Prompt("37*6+58", task.tokenizer.encode("37*6+58="), "280", "37*6+58=")
     tokens = task.demonstration(prompt, stream(0, "demonstrations"), "calls")
     mask = sampled_tokens(task, prompt, tokens, task.tokenizer.eos_id)
@@ -157,7 +156,7 @@ def test_a_task_with_turns_is_checked_in_turns(tmp_path):
     """A few updates bring the loss down, and the accuracy check rolls out as many turns as are allowed."""
     task, reports = build(CalculatorConfig(max_operations=1, max_digits=1, num_held_out=4)), []
     block = stage(tmp_path, target_accuracy=0.05, max_updates=400, num_check=32)
-    model = MoE(model_config(SMALL, task.tokenizer.vocab_size), stream(0, "model"))
+    model = MoE(SMALL.build(task.tokenizer.vocab_size), stream(0, "model"))
     _, summary = cold_start(
         model, task, block, description={}, max_tokens=24, max_turns=2, report=lambda *r: reports.append(r)
     )
