@@ -89,6 +89,8 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
     """The part of a global step that trains: old pass, then N gradient passes; the engines keep their weights."""
     rollouts, rewards_PG = collected.rollouts, collected.rewards_PG
     old = old_pass(step, algorithm, learner, collected, seed)
+    if algorithm.passes.rollout == "predicted" and old.teacher is None:
+        raise ValueError(f"replay mode {algorithm.mode} learns from the rollout engine's router features, got none")
     rewards_B = rewards_PG.reshape(-1)
     metrics = collected.metrics | rollout_metrics(rollouts, rewards_B, algorithm.max_turns)
     metrics |= old_pass_metrics(rollouts, old.scores, algorithm.passes)
@@ -162,16 +164,14 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
     passes, rollouts = algorithm.passes, collected.rollouts
     if passes.records_rollout and rollouts.experts is None:
         raise ValueError(f"replay mode {algorithm.mode} needs experts recorded by the rollout engine, got none")
-    if passes.rollout == "predicted" and rollouts.features is None:
-        raise ValueError(f"replay mode {algorithm.mode} learns from the rollout engine's router features, got none")
     predictor = learner.predictor_weights()
     if passes.trains_predictor and not predictor:
         raise ValueError(f"replay mode {algorithm.mode} needs a training engine with a predictor, got none")
     rows = feature_rows(step, algorithm, rollouts, seed)
+    has_features = passes.rollout == "predicted" and rollouts.features is not None
     if passes.old == "replay_rollout":
         # Under Pr3 h_old and p_old are the rollout engine's (App. C.2): this pass's own would not be used.
-        own = None if passes.rollout == "predicted" else rows
-        routing = PassRouting("replay", record=rollouts.experts, feature_rows=own)
+        routing = PassRouting("replay", record=rollouts.experts, feature_rows=None if has_features else rows)
     elif passes.old == "predicted":
         routing = PassRouting(
             "predicted", gates=algorithm.old_gates, predictor=predictor, feature_rows=rows, keep_hidden=True
@@ -184,7 +184,7 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
     if passes.records_old and cached is None:
         raise ValueError(f"replay mode {algorithm.mode} needs experts recorded by the old pass, got none")
     cached_logits, teacher = scores.features, None
-    if passes.rollout == "predicted" and rollouts.features is not None:
+    if has_features and rollouts.features is not None:
         # The engine's gate is folded: its logits are p_old + h W_p, with the W_p that it was handed.
         handed = predictor if collected.predictor is None else collected.predictor
         cached_logits, teacher = rollouts.features, rollouts.features.minus_bias(handed)

@@ -308,7 +308,7 @@ def test_a_record_that_lacks_every_row_stops_nothing(mode):
 
 
 def test_pr3_without_features_is_refused():
-    """Pr3's predictor has no other source than the rollout engine's router features: one line, before the old pass."""
+    """Pr3's predictor has no other source than the rollout engine's router features: one line, before an update."""
     algorithm, trainer, collected = predicting("Pr3")
     blind = replace(collected, rollouts=replace(collected.rollouts, features=None))
     with pytest.raises(ValueError, match="Pr3 learns from the rollout engine's router features, got none"):
