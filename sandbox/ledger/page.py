@@ -76,8 +76,11 @@ def verdict_table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Seq
 
 def tally(own: Sequence[Outcome]) -> str:
     """How many of a claim's predictions are reproduced in one regime, and where the inconclusive ones lean, in words;
-    empty while runs are missing."""
-    if not own or any(o.word is None for o in own):
+    empty while runs are missing, and where none is applicable."""
+    if any(o.word is None for o in own):
+        return ""
+    own = [o for o in own if o.word != "not applicable"]
+    if not own:
         return ""
     sides = Counter(o.leans for o in own if o.leans)
     if len(own) == 1:

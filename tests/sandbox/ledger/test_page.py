@@ -85,6 +85,8 @@ def test_what_leans_is_counted_beside_the_word(found: list[Outcome]) -> None:
     ]  # fmt: skip
     assert page.tally(made[3:]) == "1 of 3" and page.tally(made[:1]) == "leans for" and page.tally(made[4:5]) == ""
     assert page.tally([*made, replace(own[0], word=None)]) == "" and page.tally([]) == ""
+    moot = replace(made[0], word="not applicable", alone=None)
+    assert page.tally([moot, moot]) == "" and page.tally([moot, *made[3:]]) == "1 of 3"
     assert page.verdict_table([claim], REGIMES[:1], made).count("(1 of 6; leaning: 1 for, 2 against)") == 1
 
 
