@@ -154,6 +154,14 @@ def test_options_may_stand_before_the_config(tiny: Path, capsys: pytest.CaptureF
     assert printed[0] == printed[1] and "seed: 7" in printed[0]
 
 
+def test_a_temperature_that_no_metric_sees_is_said(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokens drawn at another temperature than 1 are scored at 1: one line on stderr, none at 1."""
+    for temperature, is_said in (("0.9", True), ("1.0", False)):
+        words = ["--algorithm.sampling.temperature", temperature, "--num_steps", "1", "--progress", "none"]
+        assert main(["train", str(tiny), *words]) == 0
+        assert ("sampling.temperature: tokens are drawn at 0.9" in capsys.readouterr().err) == is_said
+
+
 def test_a_run_leaves_a_folder_and_a_report(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`train` prints the folder of its run; `report` takes it, or the folder above it, and prints the page."""
     assert main(["train", str(tiny), "--progress", "none"]) == 0

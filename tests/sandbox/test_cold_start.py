@@ -16,6 +16,7 @@ from sandbox.cold_start import cold_start, demonstration_loss
 from sandbox.config import ColdStartBlock, ModelBlock, SandboxRun
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
+from sandbox.run import _contents
 from theory.contracts import Prompt, Sampling
 from theory.streams import stream
 from theory.turns import sampled_tokens
@@ -165,3 +166,25 @@ def test_a_task_with_turns_is_checked_in_turns(tmp_path):
         model, task, block, description={}, max_tokens=24, max_turns=2, report=lambda *_: pytest.fail("ran")
     )
     assert same == summary
+
+
+@pytest.mark.parametrize("changed", ["config.json", "model-00002-of-00002.safetensors", "model.safetensors.index.json"])
+def test_a_cold_start_is_of_all_the_files_of_its_model(tmp_path, changed):
+    """Another config, shard or index of an opened folder is another cold start; what is no part of the model is not."""
+    for name in (
+        "config.json",
+        "model.safetensors.index.json",
+        *(f"model-0000{i}-of-00002.safetensors" for i in (1, 2)),
+    ):
+        (tmp_path / name).write_text(name)
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"{{name: t, backend: sandbox, num_steps: 1, task: {{kind: arithmetic}}, model: {{path: '{tmp_path}'}}, "
+        "algorithm: {objective: {preset: minirl}}}"
+    )
+    config = load(path, [], {"sandbox": SandboxRun})
+    before = _contents(config)
+    (tmp_path / "README.md").write_text("a word")
+    assert _contents(config) == before and len(before) == 4
+    (tmp_path / changed).write_text("other")
+    assert _contents(config) != before
