@@ -22,12 +22,12 @@ RESULTS = FOLDER.parents[1] / "results" / "claims"
 CLAIMS: tuple[Claim, ...] = tuple(
     importlib.import_module(f"{__name__}.{module.name}").CLAIM
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name)
-    if module.name != "arms"
+    if module.name not in ("arms", "border_arms")
 )
 """Every claim, by number: one for each module of this folder."""
 
 REGIMES: tuple[Regime, ...] = tuple(
-    Regime.open(FOLDER / f"{name}.yaml") for name in ("paper", "stress", "hot", "noisy", "vllm")
+    Regime.open(FOLDER / f"{name}.yaml") for name in ("paper", "stress", "hot", "noisy", "border", "vllm")
 )
 """The settings in which claims are tried; what each is stands at the top of its file."""
 

@@ -14,10 +14,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-ScaledFormat = Literal["fp8_e4m3", "int8"]
+ScaledFormat = Literal["fp8_e4m3", "int8", "int4"]
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 INT8_MAX = 127.0  # symmetric: -128 is not used
+INT4_MAX = 7.0  # likewise
 
 
 def round_bf16(x: Tensor) -> Tensor:
@@ -55,13 +56,22 @@ def round_fp8_saturating(x: Tensor) -> Tensor:
 
 def round_int8(x: Tensor, amax: Tensor) -> Tensor:
     """x on the 255 even steps from -amax to amax, to the nearest (error at most amax / 254); `amax` as in FP8."""
-    scale = _scale(amax, INT8_MAX)
+    return _round_int(x, amax, INT8_MAX)
+
+
+def round_int4(x: Tensor, amax: Tensor) -> Tensor:
+    """x on the 15 even steps from -amax to amax, to the nearest (error at most amax / 14); `amax` as in FP8."""
+    return _round_int(x, amax, INT4_MAX)
+
+
+def _round_int(x: Tensor, amax: Tensor, largest: float) -> Tensor:
+    scale = _scale(amax, largest)
     return (x / scale).round() * scale
 
 
 def round_scaled(x: Tensor, fmt: ScaledFormat, amax: Tensor) -> Tensor:
     """x rounded to a format that needs a scale; `amax` broadcasts against x."""
-    return round_fp8_e4m3(x, amax) if fmt == "fp8_e4m3" else round_int8(x, amax)
+    return {"fp8_e4m3": round_fp8_e4m3, "int8": round_int8, "int4": round_int4}[fmt](x, amax)
 
 
 def amax_of_tensor(x: Tensor) -> Float[Tensor, ""]:

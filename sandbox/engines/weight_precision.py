@@ -39,9 +39,11 @@ class WeightPrecision(Defect):
     """
 
     kind: Literal["weight_precision"] = "weight_precision"
-    format: Format = Field(default="fp8_e4m3", description="storage of the weights: bf16, fp16, fp8_e4m3 or int8")
+    format: Format | Literal["int4"] = Field(
+        default="fp8_e4m3", description="storage of the weights: bf16, fp16, fp8_e4m3, int8 or int4"
+    )
     scale: Literal["tensor", "channel", "block"] = Field(
-        default="channel", description="FP8, INT8: one scale a matrix, an output row, or a square block"
+        default="channel", description="FP8, INT8, INT4: one scale per matrix, output row or square block"
     )
     block_size: int = Field(default=128, ge=1, description="side of a block; those at the edges are smaller")
 

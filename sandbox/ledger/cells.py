@@ -27,6 +27,8 @@ from sandbox.ledger.claim import Arm, Row
 Changes = Sequence[tuple[str, str]]
 """Dotted keys and YAML values, in the order in which they are applied."""
 
+ACCURACY = "eval/accuracy"
+
 NUM_WINDOWS = 20
 """A row keeps the means of metrics over this many equal windows of a run's planned global steps."""
 
@@ -121,7 +123,8 @@ def _spread(raw: dict[str, Any], n: int, where: str) -> None:
 def row(cell: Cell, folder: RunFolder, probes: Mapping[str, Callable[[RunFolder], float]]) -> dict[str, Any]:
     """The row of a finished run: identity, verdict, means of the KEPT metrics over NUM_WINDOWS windows, probes.
 
-    A window without a value is null, as are those after a run that stopped early.
+    `evaluations` has each held-out accuracy with its global step; step 0 is before training. A window without a value
+    is null, as are those after a run that stopped early.
     """
     metrics, found = folder.metrics(), manifest(cell.seed)
     verdict = json.loads((folder.path / "verdict.json").read_text(encoding="utf-8"))
@@ -133,6 +136,7 @@ def row(cell: Cell, folder: RunFolder, probes: Mapping[str, Callable[[RunFolder]
         "verdict": verdict["verdict"], "first_step": verdict["first_step"],
         "rules": [reason["rule"] for reason in verdict["reasons"]],
         "series": {name: windows(metrics, name, planned) for name in names},
+        "evaluations": [[m["step"], _plain(m[ACCURACY])] for m in metrics if _is_number(ACCURACY, m.get(ACCURACY))],
         "probes": {name: _plain(probe(folder)) for name, probe in probes.items()},
         "commit": found.get("commit"), "has_local_changes": found.get("has_local_changes"),
         "machine": found["cpu"], "torch": found["versions"].get("torch"),

@@ -52,6 +52,9 @@ class Measure:
 class Prediction:
     """One comparison, written before the run: effect = mean over seeds of f(treatment) - f(control).
 
+    A side may have several arms: its value for a seed is the mean of the measure over them, so that (a, d) against
+    (b, c) is half of the interaction (a - b) - (c - d).
+
     f is the measure on the scale `difference`; its logarithm on `ratio`; on `spread`, |measure - the arm's median over
     seeds| (Brown and Forsythe). On `ratio_of_means` the effect is log(mean treatment / mean control), by Fieller's
     method, for what may be 0 in a seed. Effects on the two ratios are shown as factors, and their margin is a factor
@@ -60,8 +63,8 @@ class Prediction:
     """
 
     words: str
-    treatment: Arm
-    control: Arm | float
+    treatment: Arm | tuple[Arm, ...]
+    control: Arm | tuple[Arm, ...] | float
     measure: Measure
     expected: Expected
     margin: float
@@ -79,10 +82,24 @@ class Prediction:
         return self.scale in ("ratio", "ratio_of_means")
 
     @property
+    def sides(self) -> tuple[tuple[Arm, ...], tuple[Arm, ...]]:
+        """The arms of the treatment and of the control; no arm where the control is a number."""
+        return _arms_of(self.treatment), _arms_of(self.control)
+
+    @property
+    def side_names(self) -> tuple[str, str]:
+        """The names of the arms on either side, or the number."""
+        left, right = (", ".join(arm.name for arm in side) for side in self.sides)
+        return left, right or f"{self.control:g}"
+
+    @property
     def arms(self) -> tuple[Arm, ...]:
         """The arms whose cells it needs."""
-        own = (self.treatment, self.control, self.premise)
-        return tuple(dict.fromkeys(arm for arm in own if isinstance(arm, Arm)))
+        return tuple(dict.fromkeys((*self.sides[0], *self.sides[1], *_arms_of(self.premise))))
+
+
+def _arms_of(side: Arm | tuple[Arm, ...] | float | None) -> tuple[Arm, ...]:
+    return (side,) if isinstance(side, Arm) else side if isinstance(side, tuple) else ()
 
 
 @dataclass(frozen=True)
@@ -95,7 +112,9 @@ class Claim:
     source: str
     predictions: tuple[Prediction, ...]
     num_seeds: int = 5
-    """Seeds of each of its cells, 0 to num_seeds - 1: more where runs are short, fewer never."""
+    """Seeds of each of its cells: first_seed to first_seed + num_seeds - 1."""
+    first_seed: int = 0
+    """The first of its seeds: 100 for claims whose settings were chosen by looking at runs of smaller ones."""
     seeds_in: Mapping[str, int] = field(default_factory=dict)
     """Regimes with another number of seeds, larger than `num_seeds`: those in which runs collapse."""
     regimes: tuple[str, ...] = ("paper", "stress", "hot")
@@ -117,13 +136,18 @@ class Claim:
 
     def seeds(self, regime: str, asked: int | None = None) -> range:
         """The seeds that decide it in a regime: its own number of them, or as many as `asked` for."""
-        return range(self.seeds_in.get(regime, self.num_seeds) if asked is None else asked)
+        number = self.seeds_in.get(regime, self.num_seeds) if asked is None else asked
+        return range(self.first_seed, self.first_seed + number)
 
     def runs(self, regime: str, asked: int | None = None) -> list[tuple[Arm, int]]:
         """Every arm with each of its seeds in a regime; those of the pictures alone have `num_seeds`."""
-        predicted = {arm for prediction in self.predictions for arm in prediction.arms}
-        many, few = self.seeds(regime, asked), range(self.num_seeds if asked is None else asked)
-        return [(arm, seed) for arm in self.arms for seed in (many if arm in predicted else few)]
+        many = self.seeds(regime, asked)
+        few = many[: self.num_seeds if asked is None else asked]
+        return [(arm, seed) for arm in self.arms for seed in (few if self.is_drawn_alone(arm) else many)]
+
+    def is_drawn_alone(self, arm: Arm) -> bool:
+        """Whether an arm is for the pictures: no prediction is of it."""
+        return not any(arm in prediction.arms for prediction in self.predictions)
 
     @property
     def arms(self) -> tuple[Arm, ...]:

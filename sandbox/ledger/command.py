@@ -33,11 +33,13 @@ class Wanted:
     smoke: bool
 
     def cells(self) -> list[Cell]:
-        """The cells in the order in which they are run: claim by claim, regime by regime, arm by arm, seed by seed."""
+        """The cells in the order in which they are run: those of predictions before those of pictures alone, and of
+        either all arms with one seed before any with the next, so that a queue that is stopped leaves whole seeds."""
         changes = SMOKE if self.smoke else ()
         places = [(c, r) for c in self.claims for r in self.regimes if r.name in c.regimes]
-        found = [cell(r, arm, seed, changes) for c, r in places for arm, seed in c.runs(r.name, self.seeds)]
-        return list({one.key: one for one in found}.values())
+        found = [(c.is_drawn_alone(arm), seed, cell(r, arm, seed, changes))
+                 for c, r in places for arm, seed in c.runs(r.name, self.seeds)]  # fmt: skip
+        return list({one.key: one for *_, one in sorted(found, key=lambda item: item[:2])}.values())
 
     def outcomes(self, store: Cells) -> list[Outcome]:
         """Every outcome that the store's rows allow."""

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from sandbox.ledger.cells import NUM_WINDOWS, Regime, key
-from sandbox.ledger.claim import Arm, Claim, Row
+from sandbox.ledger.claim import Claim, Row
 from sandbox.ledger.verdicts import Outcome
 
 
@@ -22,13 +22,12 @@ def outcomes_frame(found: Sequence[Outcome]) -> pd.DataFrame:
     """
     rows = []
     for one in found:
-        control, is_ratio = one.prediction.control, one.prediction.is_factor
+        is_ratio, (arm, against) = one.prediction.is_factor, one.prediction.side_names
         numbers = (math.nan,) * 3 if one.effect is None else (one.effect.mean, one.effect.low, one.effect.high)
         effect, low, high = (np.exp(x) if is_ratio else x for x in numbers)
         rows.append({
             "claim": one.claim.number, "sentence": one.claim.sentence, "regime": one.regime,
-            "prediction": one.prediction.words, "arm": one.prediction.treatment.name,
-            "against": control.name if isinstance(control, Arm) else f"{control:g}",
+            "prediction": one.prediction.words, "arm": arm, "against": against,
             "measure": one.prediction.measure.name, "scale": one.prediction.scale, "n": len(one.values),
             "effect": effect, "low": low, "high": high, "expected": one.prediction.expected,
             "margin": one.prediction.margin, "p": math.nan if one.p is None else one.p, "verdict": one.word or "",

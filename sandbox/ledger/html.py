@@ -17,7 +17,7 @@ from lab.report.figures import HEIGHT, MARGIN, Figure
 from lab.report.page import TEMPLATES
 from lab.report.style import PALETTE
 from sandbox.ledger.cells import Regime
-from sandbox.ledger.claim import Arm, Claim, Row
+from sandbox.ledger.claim import Claim, Row
 from sandbox.ledger.figures import FAMILIES, over_updates, phase_diagram
 from sandbox.ledger.page import (
     WARNING,
@@ -44,7 +44,9 @@ def render(
 ) -> str:
     """The page as text."""
     drawn: list[tuple[Figure, str | None]] = []
-    most = range(max(len(claim.seeds(name, seeds)) for claim in claims for name in claim.regimes))
+    most = range(
+        max(len(claim.seeds(name, seeds)) for claim in claims for name in claim.regimes if claim.first_seed == 0)
+    )
     mapped = mapped_regimes(claims, regimes)
     maps = [phase_diagram(family, mapped, most, rows) for family in FAMILIES]
     for place, regime in enumerate(regimes):
@@ -75,8 +77,9 @@ def render(
 
 
 def mapped_regimes(claims: Sequence[Claim], regimes: Sequence[Regime]) -> list[Regime]:
-    """The regimes of the claims that run arms for the phase diagrams alone, which are the steps of the engine gap."""
-    names = {name for claim in claims if claim.also for name in claim.regimes}
+    """The regimes of the claims that run the phase diagrams' arms, which are the steps of the engine gap."""
+    drawn = {build(preset, "Pr2", 8) for build, preset in FAMILIES.values()}
+    names = {name for claim in claims if drawn & set(claim.also) for name in claim.regimes}
     return [regime for regime in regimes if regime.name in names]
 
 
@@ -115,12 +118,11 @@ def _predictions(regimes: Sequence[Regime], found: Sequence[Outcome]) -> list[di
     rows = []
     for one in found:
         prediction = one.prediction
-        control = prediction.control
+        treatment, control = prediction.side_names
         rows.append({
             "slice": places[one.regime], "words": prediction.words, "measure": prediction.measure.name,
             "measure_words": f"{prediction.measure.words} [{prediction.measure.unit}]",
-            "treatment": prediction.treatment.name,
-            "control": control.name if isinstance(control, Arm) else f"{control:g}",
+            "treatment": treatment, "control": control,
             "means": f"{means_text(one, 0)}, {means_text(one, 1)}", "effect": effect_text(one),
             "criterion": criterion_text(prediction), "word": one.word or "none", "text": word_text(one),
         })  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from lab.ladder import markdown_table
 from sandbox.ledger.cells import NUM_WINDOWS, Regime
-from sandbox.ledger.claim import Arm, Claim, Prediction, Row
+from sandbox.ledger.claim import Claim, Prediction, Row
 from sandbox.ledger.early_warning import LEAD, warnings
 from sandbox.ledger.verdicts import Outcome, together
 
@@ -149,9 +149,8 @@ def _claim(claim: Claim, regimes: Sequence[Regime], found: Sequence[Outcome]) ->
     rows = []
     for prediction in claim.predictions:
         for outcome in (o for o in found if o.prediction == prediction):
-            control = prediction.control.name if isinstance(prediction.control, Arm) else f"{prediction.control:g}"
             rows.append((
-                prediction.words, outcome.regime, prediction.treatment.name, control, means_text(outcome, 0),
+                prediction.words, outcome.regime, *prediction.side_names, means_text(outcome, 0),
                 means_text(outcome, 1), effect_text(outcome), criterion_text(prediction),
                 word_text(outcome),
             ))  # fmt: skip

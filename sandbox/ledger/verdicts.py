@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Literal
 
 from sandbox.ledger.cells import Changes, Regime, key
-from sandbox.ledger.claim import Arm, Claim, Prediction, Row
+from sandbox.ledger.claim import Claim, Prediction, Row
 from sandbox.ledger.statistics import Effect, Word, decisive_p, effect, holm, ratio_of_means, verdict
 
 
@@ -116,13 +116,13 @@ def _values(
     """(treatment, control) of the seeds whose cells have rows with both numbers, of runs that may be compared."""
     pairs = []
     for seed in seeds:
-        arms = [arm for arm in (prediction.treatment, prediction.control) if isinstance(arm, Arm)]
-        found = [rows.get(key(regime, arm, seed, changes)) for arm in arms]
-        pair = [row for row in found if row is not None]
-        if len(pair) < len(found) or any(pair[0].get(name) != pair[-1].get(name) for name in prediction.measure.same):
+        sides = [[rows.get(key(regime, arm, seed, changes)) for arm in side] for side in prediction.sides]
+        found = [row for side in sides for row in side]
+        present = [row for row in found if row is not None]
+        if len(present) < len(found) or any(len({row.get(n) for row in present}) > 1 for n in prediction.measure.same):
             continue
-        values = [prediction.measure.of(row) for row in pair]
-        treatment, other = values[0], values[1] if isinstance(prediction.control, Arm) else float(prediction.control)
+        values = [fmean(prediction.measure.of(row) for row in side if row is not None) for side in sides if side]
+        treatment, other = values if len(values) == 2 else (values[0], float(prediction.control))  # pyright: ignore
         if math.isfinite(treatment) and math.isfinite(other):
             pairs.append((treatment, other))
     return pairs
@@ -149,7 +149,7 @@ def _word(prediction: Prediction, found: Effect | None, p: float | None) -> Word
     if found is None or p is None:
         return None
     word: Word = verdict(found, prediction.expected, _margin(prediction), p)
-    if word == "opposite" and not isinstance(prediction.control, Arm):
+    if word == "opposite" and not prediction.sides[1]:
         return "not reproduced"  # beyond a threshold there is a side, but no opposite
     return word
 

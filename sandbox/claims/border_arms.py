@@ -1,0 +1,74 @@
+"""The arms of the border study: an engine gap, a remedy and N, each seed with an initial model of its own.
+
+Claims 36 to 42 and the map share them, so that no run is made twice. docs/decisions/0008 is the study's design.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sandbox.claims.arms import TIS, arm
+from sandbox.ledger.claim import Arm
+
+FIRST_SEED = 100
+"""Settings were chosen by looking at runs of seeds 20 to 31."""
+
+_FP8 = "{kind: weight_precision}, {kind: activation_precision}"
+
+GAPS: dict[str, str | None] = {
+    "exact": "[]",
+    "r0": f"[{_FP8}]",
+    "r0.1": f"[{_FP8}, {{kind: router_noise, std: 0.1}}]",
+    "r0.2": f"[{_FP8}, {{kind: router_noise, std: 0.2}}]",
+    "r0.3": f"[{_FP8}, {{kind: router_noise, std: 0.3}}]",
+    "r0.5": None,
+    "logits1.1": f"[{_FP8}, {{kind: logit_noise, std: 1.1}}]",
+    "logits1.6": f"[{_FP8}, {{kind: logit_noise, std: 1.6}}]",
+    "int4": "[{kind: weight_precision, format: int4, scale: block, block_size: 16}, {kind: activation_precision}]",
+}
+"""Engines: FP8 with router noise of 0 to 0.5 (None: the regime's own), and controls that leave the routers alone or do
+not redraw their error. KL before training on three models: r0.3 0.127, logits1.1 and int4 near it (0.13); r0.5 0.307,
+logits1.6 0.311."""
+
+ROUTER_GAPS = ("exact", "r0", "r0.1", "r0.2", "r0.3", "r0.5")
+DEGREES = (1, 2, 4, 8, 16)
+
+REMEDIES: dict[str, tuple[str, bool]] = {
+    "none": ("none", False), "tis": ("none", True), "R2": ("R2", False), "R3": ("R3", False),
+    "tis-R3": ("R3", True), "Pr2": ("Pr2", False), "Pr3": ("Pr3", False),
+}  # fmt: skip
+"""Replay mode and whether tokens are weighted by old/mu, cut at 2."""
+
+NORMS = {"grpo": "1.0", "gspo": "0.7", "minirl": "7.0", "minirl_no_is": "7.0"}
+"""Gradient clipping at three times each preset's median norm in an exact engine's run (seed 20)."""
+
+
+def at(gap: str, remedy: str, n: int, preset: str = "grpo") -> Arm:
+    """The arm of a preset under an engine gap with a remedy and N mini-batches per global step."""
+    replay, is_weighted = REMEDIES[remedy]
+    engine, norm = GAPS[gap], NORMS[preset]
+    changes = () if engine is None else (("engine.defects", engine),)
+    changes += () if norm == "1.0" else (("algorithm.optimizer.max_grad_norm", norm),)
+    changes += (TIS,) if is_weighted else ()
+    words = [gap, *(["tis"] if is_weighted else [])]
+    return replace(arm(preset, replay, n, name="-".join(words), changes=changes), own_cold_start=True)
+
+
+def remedies_at(gap: str, n: int) -> tuple[str, ...]:
+    """The remedies that differ there: with one mini-batch R2 and Pr2 are none and Pr3 is R3; an exact engine has no gap
+    to weigh, and R3 is R2 under it."""
+    if gap == "exact":
+        return ("none",) if n == 1 else ("none", "R2", "Pr2")
+    return ("none", "tis", "R3", "tis-R3") if n == 1 else tuple(REMEDIES)
+
+
+MAP: tuple[Arm, ...] = tuple(
+    at(gap, remedy, n) for gap in ROUTER_GAPS for n in DEGREES for remedy in remedies_at(gap, n)
+)
+"""Every arm of the phase diagram."""
+
+DEMO: dict[str, Arm] = {
+    "exact": at("exact", "none", 8), "none": at("r0.5", "none", 8), "r2": at("r0.5", "R2", 8),
+    "tis": at("r0.5", "tis", 8), "r3": at("r0.5", "R3", 8), "minirl": at("r0.5", "none", 8, "minirl"),
+}  # fmt: skip
+"""The runs of `make demo`, here with initial models of their own."""

@@ -1,0 +1,55 @@
+"""The weight of the engine gap hurts with one update per rollout and helps with four or more."""
+
+from __future__ import annotations
+
+from sandbox.claims.border_arms import FIRST_SEED, at
+from sandbox.ledger.claim import Claim, Prediction
+from sandbox.ledger.course import AREA
+
+CLAIM = Claim(
+    number=37,
+    name="the_weight_changes_sign",
+    sentence="Where the engine gap is large, the token weight hurts at N = 1 and helps from N = 4 on.",
+    source="here; it would reconcile MiniRL (arXiv 2512.01374) sec. 4.3 with R3 (2510.11370) Table 1",
+    predictions=(
+        Prediction(
+            words="GRPO, N = 1: truncated importance sampling lowers accuracy by 0.02",
+            treatment=at("r0.5", "tis", 1),
+            control=at("r0.5", "none", 1),
+            measure=AREA,
+            expected="less",
+            margin=0.02,
+        ),
+        *(
+            Prediction(
+                words=f"GRPO, N = {n}: truncated importance sampling raises accuracy by {margin}",
+                treatment=at("r0.5", "tis", n),
+                control=at("r0.5", "none", n),
+                measure=AREA,
+                expected="more",
+                margin=margin,
+            )
+            for n, margin in ((4, 0.02), (8, 0.05), (16, 0.05))
+        ),
+        Prediction(
+            words="MiniRL, N = 1: its weight lowers accuracy by 0.02",
+            treatment=at("r0.5", "none", 1, "minirl"),
+            control=at("r0.5", "none", 1, "minirl_no_is"),
+            measure=AREA,
+            expected="less",
+            margin=0.02,
+        ),
+        Prediction(
+            words="MiniRL, N = 8: its weight raises accuracy by 0.05",
+            treatment=at("r0.5", "none", 8, "minirl"),
+            control=at("r0.5", "none", 8, "minirl_no_is"),
+            measure=AREA,
+            expected="more",
+            margin=0.05,
+        ),
+    ),
+    num_seeds=8,
+    first_seed=FIRST_SEED,
+    regimes=("border",),
+    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
+)

@@ -1,0 +1,53 @@
+"""R3's Table 1 in score, off-policy: GRPO below TIS, TIS below R3, TIS adds nothing to R3, GSPO below R3."""
+
+from __future__ import annotations
+
+from sandbox.claims.border_arms import DEMO, FIRST_SEED, at
+from sandbox.ledger.claim import Claim, Prediction
+from sandbox.ledger.course import AREA, COLLAPSED
+
+CLAIM = Claim(
+    number=42,
+    name="r3_table_1_in_score",
+    sentence="Off-policy, in score: GRPO < TIS < R3; TIS adds nothing to R3; R3 is above GSPO.",
+    source="R3 (arXiv 2510.11370) Table 1",
+    predictions=(
+        Prediction(
+            words="N = 8: GRPO collapses more often than GRPO + R3, by more than half of the runs",
+            treatment=at("r0.5", "none", 8),
+            control=at("r0.5", "R3", 8),
+            measure=COLLAPSED,
+            expected="more",
+            margin=0.5,
+        ),
+        Prediction(
+            words="N = 8: GRPO + R3 is above GRPO + TIS by 0.02",
+            treatment=at("r0.5", "R3", 8),
+            control=at("r0.5", "tis", 8),
+            measure=AREA,
+            expected="more",
+            margin=0.02,
+        ),
+        Prediction(
+            words="N = 8: TIS adds at most 0.02 to R3",
+            treatment=at("r0.5", "tis-R3", 8),
+            control=at("r0.5", "R3", 8),
+            measure=AREA,
+            expected="at_most",
+            margin=0.02,
+        ),
+        Prediction(
+            words="N = 8: GRPO + R3 is above GSPO",
+            treatment=at("r0.5", "R3", 8),
+            control=at("r0.5", "none", 8, "gspo"),
+            measure=AREA,
+            expected="more",
+            margin=0.0,
+        ),
+    ),
+    num_seeds=20,
+    first_seed=FIRST_SEED,
+    regimes=("border",),
+    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
+    also=(*DEMO.values(), at("r0.5", "R3", 8, "gspo")),
+)

@@ -1,0 +1,51 @@
+"""The course of a run: level, peak, fall and area of pi's held-out accuracy, on courses made by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sandbox.ledger.course import area, collapse_step, collapsed, drawdown, final, initial, peak
+
+
+def course(*values: float, num_steps: int = 0) -> dict:
+    """A row evaluated at every step from 0 on."""
+    return {"num_steps": num_steps or len(values) - 1, "evaluations": [[i, v] for i, v in enumerate(values)]}
+
+
+def test_a_run_that_dies_at_once_has_collapsed():
+    """0.3 before training and nothing after: the level before training is the peak, and the fall begins at once."""
+    row = course(0.3, *[0.0] * 20)
+    assert initial(row) == peak(row) == 0.3 and final(row) == 0.0
+    assert drawdown(row) == 1.0 and collapsed(row) == 1.0
+    assert collapse_step(row) == 2  # at step 1 the level is (0.3 + 0) / 2, half of the peak, not below
+
+
+def test_a_run_that_falls_and_rises_again_has_not_collapsed():
+    """The end decides, so a dip is no collapse; the same course without its recovery is one, from the dip on."""
+    dip = [0.3, 0.4, 0.4, 0.4, *[0.0] * 6]
+    assert collapsed(course(*dip, *[0.38] * 10)) == 0.0 and collapse_step(course(*dip, *[0.38] * 10)) is None
+    row = course(*dip, *[0.05] * 10)
+    # levels at steps 4 to 6 are 0.27, 0.13, 0: the one at step 5 is the first below half of 0.4
+    assert collapsed(row) == 1.0 and collapse_step(row) == 5
+
+
+def test_one_lucky_evaluation_is_no_peak():
+    """0.3 throughout with one 0.9: the peak is the mean of three, 0.5, so 0.3 is not below half of it."""
+    row = course(*[0.3] * 8, 0.9, *[0.3] * 12)
+    assert peak(row) == pytest.approx(0.5) and collapsed(row) == 0.0
+
+
+def test_area_is_the_mean_after_step_0_and_keeps_the_last_value():
+    """Step 0 counts for nothing; a run planned for eight steps that stopped at four has its last value four times."""
+    assert area(course(0.9, 0.1, 0.2, 0.3, 0.4)) == pytest.approx(0.25)
+    assert area(course(0.9, 0.1, 0.2, 0.3, 0.4, num_steps=8)) == pytest.approx((1.0 + 4 * 0.4) / 8)
+    assert math.isnan(area(course(0.9)))
+
+
+def test_a_low_last_quarter_with_a_high_last_level():
+    """The mean of the last quarter decides that a run collapsed; the step is then the quarter's first."""
+    row = course(0.6, *[0.6] * 15, 0.0, 0.0, 0.3, 0.3, 0.5)
+    assert final(row) == pytest.approx(0.22) and collapsed(row) == 1.0
+    assert collapse_step(row) == 15
