@@ -123,8 +123,9 @@ def _spread(raw: dict[str, Any], n: int, where: str) -> None:
 def row(cell: Cell, folder: RunFolder, probes: Mapping[str, Callable[[RunFolder], float]]) -> dict[str, Any]:
     """The row of a finished run: identity, verdict, means of the KEPT metrics over NUM_WINDOWS windows, probes.
 
-    `evaluations` has each held-out accuracy with its global step; step 0 is before training. A window without a value
-    is null, as are those after a run that stopped early.
+    `evaluations` has each held-out accuracy with its global step; step 0 is before training. `first` has the metrics of
+    the first global step, whose rollouts no update precedes: the engine gap of the initial model. A window without a
+    value is null, as are those after a run that stopped early.
     """
     metrics, found = folder.metrics(), manifest(cell.seed)
     verdict = json.loads((folder.path / "verdict.json").read_text(encoding="utf-8"))
@@ -136,11 +137,17 @@ def row(cell: Cell, folder: RunFolder, probes: Mapping[str, Callable[[RunFolder]
         "verdict": verdict["verdict"], "first_step": verdict["first_step"],
         "rules": [reason["rule"] for reason in verdict["reasons"]],
         "series": {name: windows(metrics, name, planned) for name in names},
+        "first": _first(metrics),
         "evaluations": [[m["step"], _plain(m[ACCURACY])] for m in metrics if _is_number(ACCURACY, m.get(ACCURACY))],
         "probes": {name: _plain(probe(folder)) for name, probe in probes.items()},
         "commit": found.get("commit"), "has_local_changes": found.get("has_local_changes"),
         "machine": found["cpu"], "torch": found["versions"].get("torch"),
     }  # fmt: skip
+
+
+def _first(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    found = next((record for record in metrics if record["step"] == 1), {})
+    return {name: _plain(found[name]) for name in KEPT if _is_number(name, found.get(name))}
 
 
 def windows(metrics: Sequence[Mapping[str, Any]], name: str, num_steps: int) -> list[float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -83,6 +84,21 @@ def test_compiled_kernels_make_the_same_cell(tmp_path: Path) -> None:
     # Four updates of a fresh model whose draws are the same: float32 leaves 1e-6, rows keep 4 digits.
     found, expected = ([x for x in r["series"]["actor/entropy"] if x is not None] for r in (row, eager))
     assert len(found) == 4 and found == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_row_has_the_first_step_and_every_evaluation(tmp_path: Path) -> None:
+    """`first` is the record of global step 1, and `evaluations` are those of metrics.jsonl, step 0 included."""
+    (one, *_) = cells_of(tmp_path, 4)
+    row = run_cell(one, str(tmp_path), PROBES, compiled=False)
+    (written,) = tmp_path.glob("tiny-plain-0/*/metrics.jsonl")
+    records = [json.loads(line) for line in written.read_text().splitlines()]
+    assert [m["step"] for m in records] == list(range(5))
+    for name in ("rollout_corr/k3_kl", "actor/entropy"):
+        assert row["first"][name] == pytest.approx(records[1][name], rel=1e-4) != records[2][name]
+    seen = [(m["step"], m["eval/accuracy"]) for m in records if "eval/accuracy" in m]
+    assert seen[0][0] == 0 and [tuple(x) for x in row["evaluations"]] == [
+        (s, pytest.approx(v, rel=1e-4)) for s, v in seen
+    ]
 
 
 def test_a_killed_queue_goes_on(tmp_path: Path) -> None:
