@@ -93,7 +93,7 @@ def test_a_row_has_the_first_step_and_every_evaluation(tmp_path: Path) -> None:
     (written,) = tmp_path.glob("tiny-plain-0/*/metrics.jsonl")
     records = [json.loads(line) for line in written.read_text().splitlines()]
     assert [m["step"] for m in records] == list(range(5))
-    for name in ("rollout_corr/k3_kl", "actor/entropy"):
+    for name in ("actor/grad_norm", "actor/entropy"):
         assert row["first"][name] == pytest.approx(records[1][name], rel=1e-4) != records[2][name]
     seen = [(m["step"], m["eval/accuracy"]) for m in records if "eval/accuracy" in m]
     assert seen[0][0] == 0 and [tuple(x) for x in row["evaluations"]] == [
