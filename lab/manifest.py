@@ -14,6 +14,9 @@ import torch
 
 PACKAGES = ("firstorder", "torch", "lightning", "numpy", "safetensors", "transformers")
 
+CODE = tuple(f":/{name}" for name in ("theory", "lab", "sandbox", "scaled", "firstorder", "configs", "requirements"))
+"""The parts of a checkout that a run's numbers depend on: results that are being written are no change of the code."""
+
 
 def manifest(seed: int) -> dict[str, Any]:
     """What a run ran on: seed, package versions, git commit (absent outside a checkout), Python, platform, CPU."""
@@ -25,7 +28,7 @@ def manifest(seed: int) -> dict[str, Any]:
     commit = _git("rev-parse", "HEAD")
     if commit:
         found["commit"] = commit
-        found["has_local_changes"] = bool(_git("status", "--porcelain"))
+        found["has_local_changes"] = bool(_git("status", "--porcelain", "--", *CODE))
     return found | {
         "platform": platform.platform(),
         "cpu": _cpu_model(),

@@ -1,0 +1,115 @@
+"""In which one number is the border a line? Logistic regressions of collapse on candidate numbers, side by side.
+
+A candidate x is known before training: it is made of N and of the engine gap of the initial model. P(collapse) =
+1 / (1 + exp(-(a + b log x))); the border is x* = exp(-a / b), where half of the runs collapse. The candidate with the
+largest likelihood is the best of those tried; the others stand beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from scipy import optimize, stats
+
+CANDIDATES: Mapping[str, Callable[[pd.DataFrame], pd.Series]] = {
+    "KL": lambda r: r["kl"],
+    "N": lambda r: r["N"].astype(float),
+    "KL x N": lambda r: r["kl"] * r["N"],
+    "sqrt(KL) x N": lambda r: np.sqrt(r["kl"]) * r["N"],
+    "KL x sqrt(N)": lambda r: r["kl"] * np.sqrt(r["N"]),
+    "F(2) x N": lambda r: r["f2"] * r["N"],
+    "chi2 x N": lambda r: r["chi2"] * r["N"],
+    "KL x length x N": lambda r: r["kl"] * r["length"] * r["N"],
+}
+"""Each candidate from the table of runs; KL, F(2), chi2 per token and the length of responses before training."""
+
+RIDGE = 1e-2
+"""Penalty on b^2 / 2: where a candidate separates the runs completely the likelihood has no maximum without one."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A candidate's regression: its deviance, the area under its ROC curve, and the border x* with a 95% interval.
+
+    deviance: -2 log likelihood, in [0, inf); less is better, and that of no candidate is in `null`. auc: share of pairs
+    of a collapsed and another run that x orders rightly, in [0, 1]. The interval is a percentile bootstrap over seeds.
+    """
+
+    name: str
+    num_runs: int
+    num_collapsed: int
+    deviance: float
+    null: float
+    auc: float
+    slope: float
+    border: float
+    low: float
+    high: float
+
+
+def fit_all(runs: pd.DataFrame, names: Sequence[str] | None = None, num_draws: int = 200) -> list[Fit]:
+    """A Fit for each candidate, the least deviance first; ValueError where no run or every run collapsed.
+
+    `runs` has the columns of `table.runs`; those with an exact engine, whose gap has no logarithm, are left out.
+    """
+    found = runs[runs["kl"] > 0].dropna(subset=["collapsed"])
+    if not 0 < found["collapsed"].sum() < len(found):
+        raise ValueError(f"runs: expected some that collapsed and some that did not, got {len(found)} runs of one kind")
+    fits = [_fit(name, found, num_draws) for name in names or CANDIDATES]
+    return sorted(fits, key=lambda one: one.deviance)
+
+
+def _fit(name: str, runs: pd.DataFrame, num_draws: int) -> Fit:
+    x = np.log(CANDIDATES[name](runs).to_numpy(dtype=np.float64))
+    y = runs["collapsed"].to_numpy(dtype=np.float64)
+    a, b = logistic(x, y)
+    share = y.mean()
+    null = -2 * len(y) * (share * math.log(share) + (1 - share) * math.log(1 - share))
+    groups = [np.flatnonzero(runs["seed"].to_numpy() == seed) for seed in runs["seed"].unique()]
+    generator, borders = np.random.default_rng(0), []
+    for _ in range(num_draws):
+        drawn = np.concatenate([groups[i] for i in generator.integers(len(groups), size=len(groups))])
+        if 0 < y[drawn].sum() < len(drawn):
+            slope = logistic(x[drawn], y[drawn])
+            borders.append(_border(*slope))
+    low, high = np.quantile(borders, [0.025, 0.975]) if borders else (math.nan, math.nan)
+    return Fit(
+        name, len(y), int(y.sum()), deviance(a, b, x, y), null, auc(x, y), b, _border(a, b), float(low), float(high)
+    )
+
+
+def _border(a: float, b: float) -> float:
+    return math.exp(min(700.0, max(-700.0, -a / b))) if b != 0 else math.nan
+
+
+def logistic(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> tuple[float, float]:
+    """(a, b) with the least deviance(a, b) + RIDGE b^2, of P(y = 1) = 1 / (1 + exp(-(a + b x)))."""
+    middle = x.mean()
+
+    def loss(ab: np.ndarray) -> float:
+        return 0.5 * deviance(ab[0], ab[1], x - middle, y) + 0.5 * RIDGE * ab[1] ** 2
+
+    a, b = optimize.minimize(loss, np.zeros(2), method="BFGS").x
+    return float(a - b * middle), float(b)
+
+
+def deviance(a: float, b: float, x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
+    """-2 log likelihood of y in {0, 1} under P(y = 1) = 1 / (1 + exp(-(a + b x))); at least 0."""
+    logits = a + b * x
+    return float(2 * (np.logaddexp(0.0, logits) - y * logits).sum())
+
+
+def auc(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
+    """Share of pairs (1, 0) of y with the larger x at 1, ties half: Mann and Whitney's U over its maximum."""
+    ranks = stats.rankdata(x)
+    ones = y == 1
+    n1, n0 = int(ones.sum()), int((~ones).sum())
+    return float((ranks[ones].sum() - n1 * (n1 + 1) / 2) / (n1 * n0))
+
+
+__all__ = ["CANDIDATES", "RIDGE", "Fit", "auc", "deviance", "fit_all", "logistic"]

@@ -1,0 +1,123 @@
+"""The border study as pictures that can be printed: the phase diagram, and what a remedy gains at each N."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from lab.report.style import PALETTE
+from sandbox.border.table import same_as
+from sandbox.claims.border_arms import DEGREES, REMEDIES, ROUTER_GAPS
+
+TITLES = {
+    "none": "no remedy", "tis": "token TIS", "R2": "R2", "R3": "R3", "tis-R3": "TIS and R3", "Pr2": "Pr2", "Pr3": "Pr3",
+}  # fmt: skip
+GAP_WORDS = {"exact": "exact", "r0": "FP8"} | {f"r{x}": f"FP8, noise {x}" for x in ("0.1", "0.2", "0.3", "0.5")}
+COLOURS = "cividis"
+"""Dark is low. Even in lightness, and read alike with any colour vision."""
+NOT_RUN = "#e6e6e6"
+
+# Text stays text, so that a page can be searched; no random names, so that the same rows give the same file.
+matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "firstorder", "font.size": 9}
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes the figure as SVG, the same bytes for the same numbers."""
+    figure.savefig(path, format="svg", metadata={"Date": None}, facecolor="white")
+
+
+def phase_diagram(places: pd.DataFrame, remedies: Sequence[str] = tuple(REMEDIES)) -> Figure:
+    """A panel per remedy: mean area by N and engine gap, and the share of runs that collapsed where any did.
+
+    `places` is `table.places` of GRPO's runs. Places that are not run are grey and say so; those that equal another by
+    construction show it.
+    """
+    top = float(places["area"].max())
+    columns = min(4, len(remedies))
+    lines = -(-len(remedies) // columns)
+    figure = Figure(figsize=(2.35 * columns + 1.4, 2.5 * lines + 0.5), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    for axis, remedy in zip(axes, remedies, strict=False):
+        _panel(axis, places, remedy, top)
+    for axis in axes[len(remedies) :]:
+        axis.set_axis_off()
+    bar = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0.0, top), COLOURS)
+    figure.colorbar(bar, ax=axes.tolist(), label="mean held-out accuracy of pi over the run", shrink=0.8)
+    figure.supxlabel("N, updates per rollout")
+    figure.supylabel("inference engine")
+    return figure
+
+
+def _panel(axis: Axes, places: pd.DataFrame, remedy: str, top: float) -> None:
+    colours = matplotlib.colormaps[COLOURS]
+    for y, gap in enumerate(ROUTER_GAPS):
+        for x, n in enumerate(DEGREES):
+            twin = same_as(gap, n, remedy)
+            found = places[(places["gap"] == gap) & (places["N"] == n) & (places["remedy"] == twin)]
+            if found.empty:
+                axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=NOT_RUN, ec="white", hatch="///", lw=0))
+                continue
+            place = found.iloc[0]
+            share = place["area"] / top
+            axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=colours(share), ec="white"))
+            ink = "white" if share < 0.55 else "black"
+            axis.text(x, y - 0.12, f"{place['area']:.2f}", ha="center", va="center", color=ink)
+            if place["collapsed"] > 0:
+                fell = f"{round(place['collapsed'] * place['n'])}/{place['n']:.0f} fell"
+                axis.text(x, y + 0.27, fell, ha="center", va="center", color=ink, fontsize=6, weight="bold")
+    axis.set_title(TITLES[remedy])
+    axis.set(xlim=(-0.5, len(DEGREES) - 0.5), ylim=(len(ROUTER_GAPS) - 0.5, -0.5))
+    axis.set_xticks(range(len(DEGREES)), [str(n) for n in DEGREES])
+    axis.set_yticks(range(len(ROUTER_GAPS)), [GAP_WORDS[gap] for gap in ROUTER_GAPS])
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+
+
+def gains(runs: pd.DataFrame, gap: str = "r0.5", remedies: Sequence[str] = ("tis", "R2", "R3")) -> Figure:
+    """By N, what each remedy adds to the area of no remedy: a point per seed's difference of means, 95% intervals.
+
+    Welch's interval of the difference of two means over seeds.
+    """
+    figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+    axis = figure.subplots()
+    axis.axhline(0.0, color="#888888", lw=0.8)
+    own = runs[(runs["preset"] == "grpo") & (runs["gap"] == gap)]
+    for place, remedy in enumerate(remedies):
+        points = []
+        for n in DEGREES:
+            one = own[(own["N"] == n) & (own["remedy"] == remedy)]["area"]
+            none = own[(own["N"] == n) & (own["remedy"] == "none")]["area"]
+            if min(len(one), len(none)) >= 2:
+                points.append((n, *welch(one.to_numpy(), none.to_numpy())))
+        if points:
+            x, mean, low, high = (np.array(column) for column in zip(*points, strict=True))
+            shifted = x * 2 ** (0.08 * (place - (len(remedies) - 1) / 2))
+            axis.errorbar(
+                shifted, mean, yerr=[mean - low, high - mean], color=PALETTE[place].line, marker="o", ms=4, capsize=2,
+                lw=1.2, label=TITLES[remedy],
+            )  # fmt: skip
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(DEGREES, [str(n) for n in DEGREES])
+    axis.set(xlabel="N, updates per rollout", ylabel="accuracy gained over no remedy")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    return figure
+
+
+def welch(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
+    """mean(a) - mean(b) and its 95% interval by Welch's t; both sides need two values and some spread."""
+    from scipy import stats
+
+    mean = float(a.mean() - b.mean())
+    found = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    return mean, float(found.low), float(found.high)
+
+
+__all__ = ["gains", "phase_diagram", "save", "welch"]

@@ -1,0 +1,83 @@
+"""The runs of the border study as tables: one line per run, and one per place of the map."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from sandbox.claims.border_arms import DEGREES, GAPS, NORMS, REMEDIES, at
+from sandbox.ledger.cells import Regime, key
+from sandbox.ledger.claim import Arm, Row
+from sandbox.ledger.course import area, collapse_step, collapsed, final, initial, peak
+from sandbox.ledger.measures import FINAL_ENTROPY, FINAL_KL
+
+PLACE = ["preset", "gap", "N", "remedy"]
+"""What tells one place of the map from another."""
+
+FIRST = {"kl": "rollout_corr/k3_kl", "f2": "rollout_corr/extreme_frac_tau2", "chi2": "rollout_corr/chi2_token",
+         "routers": "routing/router_disagreement", "length": "response_length/mean"}  # fmt: skip
+"""Columns that hold a metric of the first global step: the engine gap of the initial model."""
+
+
+def runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
+    """One line per run: its place, seed and course; columns PLACE, seed, FIRST and what pi's accuracy did.
+
+    `collapse` is the update (not the global step) from which on a collapsed run stays fallen, nan for the others.
+    Rows whose config is no longer that of their arm are left out.
+    """
+    arms = {one.name: place for place, one in _places()}
+    found = []
+    for name, row in rows.items():
+        place = arms.get(row["arm"]) if row["regime"] == regime.name else None
+        if place is None or key(regime, at(place[1], place[3], place[2], place[0]), row["seed"]) != name:
+            continue
+        start = collapse_step(row)
+        found.append(
+            dict(zip(PLACE, place, strict=True))
+            | {column: row["first"].get(metric) for column, metric in FIRST.items()}
+            | {
+                "seed": row["seed"], "area": area(row), "initial": initial(row), "peak": peak(row), "final": final(row),
+                "collapsed": collapsed(row), "collapse": math.nan if start is None else start * place[2],
+                "kl_final": FINAL_KL.of(row), "entropy_final": FINAL_ENTROPY.of(row),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(found, columns=[*PLACE, *FIRST, "seed", "area", "initial", "peak", "final", "collapsed",
+                                        "collapse", "kl_final", "entropy_final"])  # fmt: skip
+
+
+def _places() -> list[tuple[tuple[str, str, int, str], Arm]]:
+    product = itertools.product(NORMS, GAPS, DEGREES, REMEDIES)
+    return [((preset, gap, n, remedy), at(gap, remedy, n, preset)) for preset, gap, n, remedy in product]
+
+
+def places(found: pd.DataFrame) -> pd.DataFrame:
+    """One line per place: runs n, mean area with its 95% Student interval, share of runs that collapsed, mean ends."""
+    grouped = found.groupby(PLACE, sort=False)
+    table = grouped.agg(
+        n=("seed", "size"), area=("area", "mean"), sd=("area", "std"), collapsed=("collapsed", "mean"),
+        final=("final", "mean"), kl=("kl", "mean"), kl_final=("kl_final", "median"), collapse=("collapse", "median"),
+    )  # fmt: skip
+    half = stats.t.ppf(0.975, np.maximum(table["n"] - 1, 1)) * table["sd"] / np.sqrt(table["n"])
+    return table.assign(low=table["area"] - half, high=table["area"] + half).reset_index()
+
+
+def same_as(gap: str, n: int, remedy: str) -> str:
+    """The remedy whose runs stand for this one: equal by construction, so made once.
+
+    With one mini-batch R2 and Pr2 replay what pi routes anyway, and Pr3 is R3; an exact engine has nothing to weigh and
+    its routes are the trainer's, so that R3 is R2 under it.
+    """
+    if gap == "exact":
+        remedy = {"tis": "none", "R3": "R2", "tis-R3": "R2"}.get(remedy, remedy)
+    if n == 1:
+        remedy = {"R2": "none", "Pr2": "none", "Pr3": "R3"}.get(remedy, remedy)
+        remedy = "none" if gap == "exact" else remedy
+    return remedy
+
+
+__all__ = ["FIRST", "PLACE", "places", "runs", "same_as"]
