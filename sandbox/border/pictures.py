@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
-from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from scipy import stats
 
 from lab.report.style import PALETTE
 from sandbox.border.table import same_as
@@ -28,9 +29,11 @@ NOT_RUN = "#e6e6e6"
 matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "firstorder", "font.size": 9}
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Writes the figure as SVG, the same bytes for the same numbers."""
-    figure.savefig(path, format="svg", metadata={"Date": None}, facecolor="white")
+def svg(figure: Figure) -> str:
+    """The figure as SVG text, the same for the same numbers on the same machine."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white")
+    return buffer.getvalue()
 
 
 def phase_diagram(places: pd.DataFrame, remedies: Sequence[str] = tuple(REMEDIES)) -> Figure:
@@ -113,11 +116,9 @@ def gains(runs: pd.DataFrame, gap: str = "r0.5", remedies: Sequence[str] = ("tis
 
 def welch(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
     """mean(a) - mean(b) and its 95% interval by Welch's t; both sides need two values and some spread."""
-    from scipy import stats
-
     mean = float(a.mean() - b.mean())
     found = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
     return mean, float(found.low), float(found.high)
 
 
-__all__ = ["gains", "phase_diagram", "save", "welch"]
+__all__ = ["gains", "phase_diagram", "svg", "welch"]

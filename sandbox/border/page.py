@@ -1,0 +1,172 @@
+"""docs/border.md from the ledger's rows: every number on it is computed, and it says what is not there yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from lab.ladder import markdown_table
+from lab.report.style import number
+from sandbox.border.fit import Fit, fit_all
+from sandbox.border.table import FIRST, places, runs
+from sandbox.claims.border_arms import DEGREES, ROUTER_GAPS
+from sandbox.ledger.cells import Regime
+from sandbox.ledger.claim import Claim, Row
+from sandbox.ledger.page import effect_text, word_text
+from sandbox.ledger.verdicts import Outcome
+
+PAPERS = (
+    ("R3 (arXiv 2510.11370) sec. 3.1, 5.1", 1.535e-3, 8, 30720),
+    ("R3 (arXiv 2510.11370) sec. 3.1, 5.1", 1.535e-3, 1, 30720),
+    ("Pr2 (arXiv 2606.00395) App. E.1, at R3's KL", 1.535e-3, 8, 16384),
+)
+"""Settings of papers: source, k3 KL(mu || old) per token, N, and the largest response length, an upper bound."""
+
+STORY = (
+    ("exact", "none", "an exact engine"), ("r0.5", "none", "no remedy"), ("r0.5", "R2", "R2"),
+    ("r0.5", "tis", "token TIS"), ("r0.5", "R3", "R3"), ("r0.5", "tis-R3", "token TIS and R3"),
+)  # fmt: skip
+"""The places of the page's first table, at N = 8: gap, remedy and words."""
+
+
+def markdown(rows: Mapping[str, Row], regime: Regime, claims: Sequence[Claim], found: Sequence[Outcome]) -> str:
+    """The page as text; `claims` are those of the study and `found` their outcomes."""
+    table = runs(rows, regime)
+    grpo = table[table["preset"] == "grpo"]
+    parts = [
+        INTRO.format(num_runs=len(table), num_seeds=table["seed"].nunique()),
+        _story(grpo), PICTURE, _predictions(claims, found), SIGN, _gap(grpo), _number(grpo), LIMITS,
+    ]  # fmt: skip
+    return "\n".join(part for part in parts if part)
+
+
+INTRO = """# Where training breaks
+
+<!-- Written by `python -m tests.pages.border` from results/claims/cells.jsonl. -->
+
+One engine samples the responses, another trains on them. How far may the two be apart before training breaks, and
+on what does that depend? {num_runs} runs of a small Mixture of Experts that plays Countdown, on {num_seeds} seeds, each
+with an initial model of its own; 400 updates on 64 responses each. There are two dials. The *gap* is the k3
+KL(mu ‖ old) between the engines before training. The *staleness* is N, the number of updates that one rollout serves.
+The design and its predictions were written before the runs ([decision 8](decisions/0008-border-study.md)).
+"""
+
+PICTURE = """![Accuracy over gap and staleness, a panel per remedy](images/border.svg)
+
+*Mean held-out accuracy of pi over the run, sampled by an exact engine. A run has collapsed where its last quarter is
+below half of its highest level, the one before training included. Grey: not run yet.*
+"""
+
+SIGN = """## The sign of the weight
+
+![What each remedy adds, by N](images/border-gains.svg)
+
+*At router noise 0.5: the difference of mean accuracy to no remedy, with Welch's 95% interval over seeds.*
+"""
+
+LIMITS = """## What this does not say
+
+- One task, one shape of model, responses of some 21 tokens, one learning rate (2e-3). A second rate and longer
+  responses are designed and not run yet.
+- The fits and the map are a look at the data; what was decided stands in the table of predictions.
+- With 400 updates nothing is said of a gap that needs thousands of updates to do harm.
+"""
+
+
+def _story(table: pd.DataFrame) -> str:
+    """Who collapsed at N = 8 and the largest gap, in words and as a table."""
+    own = table[
+        (table["N"] == 8) & (((table["gap"] == "r0.5") & table["remedy"].isin(STORY)) | (table["gap"] == "exact"))
+    ]
+    lines = []
+    for place in places(own).itertuples():
+        if place.gap == "exact" and place.remedy != "none":
+            continue
+        name = (
+            "an exact engine"
+            if place.gap == "exact"
+            else {"none": "no remedy", "tis": "token TIS"}.get(place.remedy, place.remedy)
+        )
+        fell = f"{round(place.collapsed * place.n)} of {place.n}"
+        lines.append(
+            (
+                name,
+                fell,
+                f"{place.area:.3f} ({place.low:.3f} to {place.high:.3f})",
+                number(place.kl),
+                number(place.kl_final),
+            )
+        )
+    titles = (
+        "GRPO, N = 8, router noise 0.5",
+        "collapsed",
+        "accuracy over the run",
+        "KL before",
+        "KL at the end, median",
+    )
+    return f"{markdown_table(titles, lines)}\n" if lines else ""
+
+
+def _predictions(claims: Sequence[Claim], found: Sequence[Outcome]) -> str:
+    lines = []
+    for claim in claims:
+        for one in (o for o in found if o.claim == claim):
+            lines.append((str(claim.number), one.prediction.words, effect_text(one), word_text(one)))
+    return (
+        f"## What was predicted, and what came\n\n{markdown_table(('claim', 'prediction', 'effect', 'verdict'), lines)}"
+    )
+
+
+def _gap(table: pd.DataFrame) -> str:
+    """The gap of each engine before training, from the first global step of its runs without a remedy.
+
+    Under R3 the trainer replays mu's experts, so that its first step has less of a gap already.
+    """
+    lines = []
+    for gap in ROUTER_GAPS:
+        own = table[(table["gap"] == gap) & (table["remedy"] == "none")]
+        if len(own):
+            lines.append((gap, *(number(float(own[name].mean())) for name in FIRST), str(len(own))))
+    titles = ("engine", "k3 KL", "F(2)", "chi2", "routers that differ", "length", "runs")
+    return f"## The gaps\n\n{markdown_table(titles, lines)}"
+
+
+def _number(table: pd.DataFrame) -> str:
+    """The fits of the candidates on runs without a remedy, and where the papers' settings would lie."""
+    own = table[table["remedy"] == "none"]
+    try:
+        fits = fit_all(own)
+    except ValueError:
+        return ""
+    lines = [
+        (f"`{one.name}`", number(one.null - one.deviance), f"{one.auc:.2f}", number(one.border),
+         f"{number(one.low)} to {number(one.high)}", f"{one.slope:.2f}")
+        for one in fits
+    ]  # fmt: skip
+    titles = ("number", "deviance explained", "area under ROC", "border x*", "95%", "slope")
+    words = (
+        f"## One number for the border\n\n{fits[0].num_runs} runs without a remedy, {fits[0].num_collapsed} collapsed; "
+        "P(collapse) = 1 / (1 + exp(-(a + b log x))), x* = where half collapse. Exploratory.\n"
+    )
+    return f"{words}\n{markdown_table(titles, lines)}\n{_papers(fits)}"
+
+
+def _papers(fits: Sequence[Fit]) -> str:
+    borders = {one.name: one.border for one in fits}
+    wanted = ("KL x N", "KL x length x N")
+    lines = []
+    for source, kl, n, length in PAPERS:
+        values = {"KL x N": kl * n, "KL x length x N": kl * n * length}
+        shown = [f"{number(values[name])} ({number(values[name] / borders[name])} of x*)" for name in wanted]
+        lines.append((source, number(kl), str(n), str(length), *shown))
+    table = markdown_table(("setting", "KL", "N", "longest response", *(f"`{name}`" for name in wanted)), lines)
+    return (
+        "Where the papers' settings lie on two of these numbers. Their longest response stands for the length, so\n"
+        "that the last column is an upper bound. All responses here have nearly one length: these runs cannot tell\n"
+        "the two numbers apart.\n"
+        f"\n{table}"
+    )
+
+
+__all__ = ["DEGREES", "markdown"]

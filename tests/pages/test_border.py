@@ -1,0 +1,23 @@
+"""docs/border.md says what the kept rows say."""
+
+from __future__ import annotations
+
+import re
+
+from tests.pages.border import DOCS, page, pictures
+
+
+def test_the_page_is_computed_from_the_rows() -> None:
+    """The page is rebuilt to the letter from cells.jsonl without a run."""
+    assert (DOCS / "border.md").read_text(encoding="utf-8") == page()
+
+
+def test_the_pictures_hold_the_numbers_of_the_rows() -> None:
+    """Every number that a picture prints is in the kept file; lines may differ by a matplotlib's or a font's width."""
+    for name, text in pictures().items():
+        kept = (DOCS / "images" / name).read_text(encoding="utf-8")
+        assert _texts(kept) == _texts(text) and len(_texts(text)) > 10
+
+
+def _texts(svg: str) -> list[str]:
+    return re.findall(r">([^<>]*\S[^<>]*)</text>", svg)
