@@ -66,6 +66,24 @@ def places(found: pd.DataFrame) -> pd.DataFrame:
     return table.assign(low=table["area"] - half, high=table["area"] + half).reset_index()
 
 
+STORY = {
+    ("grpo", "exact", "none"): False, ("grpo", "r0.5", "none"): True, ("grpo", "r0.5", "R2"): True,
+    ("grpo", "r0.5", "tis"): False, ("grpo", "r0.5", "R3"): False, ("minirl", "r0.5", "none"): False,
+}  # fmt: skip
+"""The story of `make demo` at N = 8: preset, gap and remedy of its runs, and whether the run collapses in it."""
+
+
+def story(found: pd.DataFrame) -> pd.DataFrame:
+    """One line per seed that has all six runs of the demo: whether each came out as in the story, and `all` together."""
+    lines = []
+    for seed, own in found[found["N"] == 8].groupby("seed"):
+        collapsed = own.set_index(["preset", "gap", "remedy"])["collapsed"].to_dict()
+        if STORY.keys() <= collapsed.keys():
+            came = {" ".join(place): bool(collapsed[place]) == expected for place, expected in STORY.items()}
+            lines.append({"seed": seed} | came | {"all": all(came.values())})
+    return pd.DataFrame(lines, columns=["seed", *(" ".join(place) for place in STORY), "all"])
+
+
 def same_as(gap: str, n: int, remedy: str) -> str:
     """The remedy whose runs stand for this one: equal by construction, so made once.
 
@@ -80,4 +98,4 @@ def same_as(gap: str, n: int, remedy: str) -> str:
     return remedy
 
 
-__all__ = ["FIRST", "PLACE", "places", "runs", "same_as"]
+__all__ = ["FIRST", "PLACE", "STORY", "places", "runs", "same_as", "story"]

@@ -1,0 +1,76 @@
+"""Laws of sandbox/border/table.py, on rows made by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from scipy import stats
+
+from sandbox.border.table import STORY, places, runs, same_as, story
+from sandbox.claims import REGIMES
+from sandbox.claims.border_arms import DEGREES, REMEDIES, ROUTER_GAPS, at, remedies_at
+from sandbox.ledger.cells import key
+
+(BORDER,) = (regime for regime in REGIMES if regime.name == "border")
+
+
+def row(place: tuple[str, str, str], seed: int, accuracies: list[float], n: int = 8) -> tuple[str, dict]:
+    """Key and row of a run of the border study whose evaluations, step 0 first, are these."""
+    preset, gap, remedy = place
+    arm = at(gap, remedy, n, preset)
+    return key(BORDER, arm, seed), {
+        "regime": "border", "arm": arm.name, "seed": seed, "num_steps": len(accuracies) - 1,
+        "evaluations": [[i, value] for i, value in enumerate(accuracies)],
+        "first": {"rollout_corr/k3_kl": 0.3}, "series": {"rollout_corr/k3_kl": [0.3, 0.5]},
+    }  # fmt: skip
+
+
+def test_a_run_has_its_place_and_course() -> None:
+    """Gap, N and remedy come from the arm; a collapse is told in updates, N per global step."""
+    found = runs(dict([row(("grpo", "r0.5", "R2"), 100, [0.3, *[0.0] * 8])]), BORDER)
+    (one,) = found.to_dict("records")
+    assert (one["preset"], one["gap"], one["N"], one["remedy"], one["seed"]) == ("grpo", "r0.5", 8, "R2", 100)
+    assert (one["area"], one["initial"], one["collapsed"], one["collapse"], one["kl"]) == (0.0, 0.3, 1.0, 2 * 8, 0.3)
+
+
+def test_a_row_of_another_config_is_left_out() -> None:
+    """A row whose key is not that of its arm and seed was made from another config."""
+    name, found = row(("grpo", "r0.5", "none"), 100, [0.3, 0.3])
+    assert len(runs({name: found}, BORDER)) == 1
+    assert runs({"0123456789ab": found}, BORDER).empty and runs({name: found | {"regime": "hot"}}, BORDER).empty
+
+
+def test_places_are_means_over_seeds() -> None:
+    """Mean, Student interval and share of collapses over the seeds of a place."""
+    given = [
+        row(("grpo", "r0.5", "none"), seed, [0.3, *[level] * 8])
+        for seed, level in ((100, 0.4), (101, 0.3), (102, 0.05))
+    ]
+    (one,) = places(runs(dict(given), BORDER)).to_dict("records")
+    assert one["n"] == 3 and one["area"] == pytest.approx(0.25) and one["collapsed"] == pytest.approx(1 / 3)
+    half = stats.t.ppf(0.975, 2) * math.sqrt((0.15**2 + 0.05**2 + 0.2**2) / 2) / math.sqrt(3)
+    assert (one["low"], one["high"]) == (pytest.approx(0.25 - half), pytest.approx(0.25 + half))
+
+
+def test_the_story_is_told_by_seeds_that_have_it_all() -> None:
+    """A seed without one of the six runs does not count; one whose R2 holds has not the whole story."""
+    fell, held = [0.3, *[0.0] * 8], [0.3, *[0.4] * 8]
+    given = [row(place, seed, fell if falls else held) for seed in (100, 101, 102) for place, falls in STORY.items()]
+    del given[-1]
+    given[6 + 2] = row(("grpo", "r0.5", "R2"), 101, held)
+    found = story(runs(dict(given), BORDER))
+    assert found["seed"].tolist() == [100, 101] and found["all"].tolist() == [True, False]
+    assert found["grpo r0.5 R2"].tolist() == [True, False] and found["grpo r0.5 none"].all()
+
+
+def test_what_is_not_run_stands_for_what_is() -> None:
+    """Every place of the map is run, or equals one that is; only Pr3 under an exact engine and N > 1 is neither."""
+    missing = {
+        (gap, n, remedy)
+        for gap in ROUTER_GAPS
+        for n in DEGREES
+        for remedy in REMEDIES
+        if same_as(gap, n, remedy) not in remedies_at(gap, n)
+    }
+    assert missing == {("exact", n, "Pr3") for n in DEGREES if n > 1}
