@@ -21,7 +21,7 @@ def promote(
     ] = None,
     allow_unstable: Annotated[
         str | None,
-        typer.Option(metavar="WHY", help="Promote runs that are not stable or of one seed; the reason is recorded."),
+        typer.Option(metavar="WHY", help="Promote what is refused as no evidence (see above); the reason is recorded."),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
@@ -29,7 +29,9 @@ def promote(
 
     Objective, replay mode, correction and N stay as the runs had them; learning rate, batch, lengths and the like come
     from the papers' tables or from CONFIG. The new config carries its evidence: runs, verdicts, final metrics. What
-    differs from CONFIG is shown on stderr, and why each field is what it is.
+    differs from CONFIG is shown on stderr, and why each field is what it is. Refused are runs that are not stable, a
+    single seed, and a run that ends with a lower held-out accuracy than it began with, beyond two standard errors of
+    evaluation.num_samples x max_prompts responses.
 
     \b
     Examples:

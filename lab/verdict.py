@@ -1,6 +1,8 @@
 """The verdict on a run: stable, collapsed, or too little data to say; by written rules on its metrics, nothing else.
 
 A rule fires on what lasts, not on one bad step; a run that its rules cannot judge is undecided, never called stable.
+The reward is compared with its highest level from the first global step on, whose responses are sampled before any
+update. A mean of fewer steps than the window is noisy, and counts as a peak only so far as noise cannot have made it.
 Papers: collapse of the reward with a sharp fall of the entropy and a sharp rise of the training-inference KL, MiniRL
 (arXiv 2512.01374) sec. 4.2 to 4.4; high KL before a collapse, R3 (2510.11370) sec. 5.2 and Fig. 5.
 """
@@ -11,26 +13,31 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from pydantic import Field, model_validator
 
 from lab.config.strict import Strict
+from lab.levels import Level, highest, levels, noise, series, trailing_mean
 
 REWARD = "reward/mean"
 KL = "rollout_corr/k3_kl"
 ENTROPY = "actor/entropy"
 
-Series = list[tuple[int, float]]
-"""Steps, ascending, and the values recorded there."""
+
+def _later(default: float, **constraints: Any) -> Any:
+    """A field that is newer than runs on disk: at its default no dump has it, so that their hashes stay."""
+    return Field(default=default, exclude_if=lambda value: value == default, **constraints)
 
 
 class VerdictRules(Strict):
     """The thresholds of the four rules, as the `verdict:` block of a config; `describe` says them in sentences."""
 
     min_steps: int = Field(default=20, ge=1, description="recorded steps below which a finite run is undecided")
-    window: int = Field(default=5, ge=1, description="steps of the trailing mean that smooths the reward")
+    window: int = Field(
+        default=5, ge=1, description="steps of the trailing mean that smooths the reward; at the start all there are"
+    )
     patience: int = Field(default=5, ge=1, description="recorded steps in a row for which a condition must hold")
     early_steps: int = Field(
         default=5, ge=1, description="recorded steps at the start whose median is the run's own reference"
@@ -39,6 +46,12 @@ class VerdictRules(Strict):
         default=0.5, gt=0, lt=1, description="fraction of its peak so far below which the smoothed reward has fallen"
     )
     reward_min: float = Field(default=0.05, ge=0, description="a peak of at most this is noise: nothing falls from it")
+    noise_margin: float = _later(
+        2.0, ge=0, description="standard errors by which a mean of fewer steps than the window is lowered as a peak"
+    )
+    end_fraction: float = _later(
+        0.75, gt=0, le=1, description="fraction of its reward at the start below which a stable run's end is remarked"
+    )
     kl_limit: float = Field(default=0.1, ge=0, description="k3 KL(mu || old), nats a token, that is always a blow-up")
     kl_factor: float = Field(default=20.0, gt=1, description="multiple of the early median KL that is a blow-up")
     kl_floor: float = Field(default=1e-3, ge=0, description="KL, nats a token, below which no multiple is a blow-up")
@@ -62,36 +75,51 @@ class VerdictRules(Strict):
         lasting = f"for {self.patience} recorded steps in a row"
         return {
             "non_finite": "A metric is NaN or infinite at any step.",
-            "reward_fall": f"The trailing mean of {REWARD} over {self.window} steps is below {self.reward_fall:g} "
-            f"times its peak so far {lasting}; peaks of at most {self.reward_min:g} do not count.",
+            "reward_fall": f"The trailing mean of {REWARD} over {self.window} steps (before step {self.window} over "
+            f"all so far) is below {self.reward_fall:g} times its peak so far {lasting}. As a peak, a mean of fewer "
+            f"steps is lowered by {self.noise_margin:g} standard errors; peaks of at most {self.reward_min:g} do not "
+            "count.",
             "kl_blowup": f"{KL} is above {self.kl_limit:g}, or above {self.kl_factor:g} times its median over the "
             f"first {self.early_steps} steps and above {self.kl_floor:g}, {lasting}.",
             "entropy_collapse": f"{ENTROPY} is below {self.entropy_floor:g} or below {self.entropy_fraction:g} times "
             f"its median over the first {self.early_steps} steps {lasting}, while the smoothed reward is below "
             f"{self.solved_reward:g}.",
+            "remarks": f"A run stays stable, and is remarked on, where its last trailing mean of {REWARD} is below "
+            f"{self.end_fraction:g} times its peak in the first {self.window} steps, and by more than "
+            f"{self.noise_margin:g} standard errors.",
         }
 
 
 @dataclass(frozen=True)
 class Reason:
-    """One rule that fired: the step where its condition began to hold, what was measured, and the threshold."""
+    """One rule that fired: the step where its condition began to hold, what was measured, and the threshold.
+
+    `recovered`, of reward_fall alone: whether the run ends at or above the threshold that its peak so far gives.
+    """
 
     rule: str
     step: int
     value: float | None
     threshold: float | None
     sentence: str
+    recovered: bool | None = None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Stable (True), collapsed (False) or undecided (None), and why; `first_step` is where the first reason begins."""
+    """Stable (True), collapsed (False) or undecided (None), and why; `first_step` is where the first reason begins.
+
+    `remarks` are sentences on a stable run that change no verdict. Of the reward, `summary` has the highest trailing
+    mean of the first window (`reward_first`) and of the run (`reward_peak`), both as the rules rank them, the last one
+    (`reward_final`), and `drawdown` = 1 - final / peak, in [0, 1]; absent where the peak is not above 0.
+    """
 
     stable: bool | None
     reasons: tuple[Reason, ...]
     undecided: tuple[str, ...]
     summary: dict[str, float | int]
     rules: VerdictRules
+    remarks: tuple[str, ...] = ()
 
     @property
     def first_step(self) -> int | None:
@@ -111,8 +139,9 @@ class Verdict:
             "first_step": self.first_step,
             "reasons": [asdict(reason) for reason in self.reasons],
             "undecided": list(self.undecided),
+            "remarks": list(self.remarks),
             "summary": self.summary,
-            "thresholds": self.rules.model_dump(),
+            "thresholds": dict(self.rules),
             "rules": self.rules.describe(),
         }
 
@@ -138,19 +167,13 @@ def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = Non
             undecided.append(f"{name} is recorded at {num_values} steps, and the rules need {rules.min_steps}")
     stable = False if reasons else None if undecided else True
     return Verdict(
-        stable, tuple(sorted(reasons, key=lambda r: r.step)), tuple(undecided), _summary(metrics, rules), rules
+        stable,
+        tuple(sorted(reasons, key=lambda reason: reason.step)),
+        tuple(undecided),
+        _summary(metrics, rules),
+        rules,
+        remarks=_remarks(metrics, rules) if stable else (),
     )
-
-
-def series(metrics: Sequence[Mapping[str, Any]], name: str) -> Series:
-    """The finite values of one metric, with their steps."""
-    found = ((int(record["step"]), record.get(name)) for record in metrics)
-    return [(step, float(value)) for step, value in found if value is not None and math.isfinite(value)]
-
-
-def trailing_mean(values: Series, window: int) -> Series:
-    """At each step the mean of the last `window` values (of all, where there are fewer)."""
-    return [(step, fmean(v for _, v in values[max(0, i + 1 - window) : i + 1])) for i, (step, _) in enumerate(values)]
 
 
 def _non_finite(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Reason | None:
@@ -164,19 +187,21 @@ def _non_finite(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Re
 
 
 def _reward_fall(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Reason | None:
-    smooth = _smooth_reward(metrics, rules)
-    peak, limits = -math.inf, []
-    for _, value in smooth:
-        peak = max(peak, value)
-        limits.append(rules.reward_fall * peak if peak > rules.reward_min else -math.inf)
-    fallen = [value < limit for (_, value), limit in zip(smooth, limits, strict=True)]
+    found = _levels(metrics, rules)
+    peaks = list(itertools.accumulate(found, lambda peak, level: highest([peak, level])))
+    limits = [rules.reward_fall * peak.sure if peak.sure > rules.reward_min else -math.inf for peak in peaks]
+    fallen = [level.value < limit for level, limit in zip(found, limits, strict=True)]
     start = _first_lasting(fallen, rules.patience)
     if start is None:
         return None
-    (step, value), limit = smooth[start], limits[start]
-    top = limit / rules.reward_fall
-    sentence = f"The reward fell to {value:.3g} at step {step}, below {rules.reward_fall:g} of its peak {top:.3g}."
-    return Reason("reward_fall", step, value, limit, sentence)
+    level, peak = found[start], peaks[start]
+    recovered = not fallen[-1]
+    end = f"; it recovered and ends at {found[-1].value:.3g}" if recovered else ""
+    sentence = (
+        f"The reward fell to {level.value:.3g} at step {level.step}, below {rules.reward_fall:g} of its peak "
+        f"{peak.value:.3g} (step {peak.step}){end}."
+    )
+    return Reason("reward_fall", level.step, level.value, limits[start], sentence, recovered)
 
 
 def _kl_blowup(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Reason | None:
@@ -202,7 +227,7 @@ def _entropy_collapse(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules)
         return None
     early = median(value for _, value in values[: rules.early_steps])
     limit = max(rules.entropy_floor, rules.entropy_fraction * early)
-    reward = dict(_smooth_reward(metrics, rules))
+    reward = dict(trailing_mean(series(metrics, REWARD), rules.window))
     low = [value < limit and reward.get(step, 0.0) < rules.solved_reward for step, value in values]
     start = _first_lasting(low, rules.patience)
     if start is None:
@@ -223,9 +248,21 @@ RULES: tuple[Callable[[Sequence[Mapping[str, Any]], VerdictRules], Reason | None
 """The rules, each from metrics and thresholds to a reason or None."""
 
 
-def _smooth_reward(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Series:
-    """The trailing mean of the reward, from the first step at which the window is full: before, it is noise."""
-    return trailing_mean(series(metrics, REWARD), rules.window)[rules.window - 1 :]
+def _levels(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> list[Level]:
+    """The smoothed reward; its first value is from before any update, as the first global step samples before it."""
+    return levels(series(metrics, REWARD), rules.window, rules.noise_margin)
+
+
+def _remarks(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> tuple[str, ...]:
+    """On a stable run: that its reward ends well below its start, and by more than the noise of two such means."""
+    found = _levels(metrics, rules)
+    first, final = highest(found[: rules.window]), found[-1].value
+    both = math.sqrt(2 / min(rules.window, len(found)))
+    margin = rules.noise_margin * noise(series(metrics, REWARD)) * both
+    if final >= min(rules.end_fraction * first.value, first.sure - margin):
+        return ()
+    start = f"{first.value:.3g} at the start (step {first.step})"
+    return (f"The reward ends at {final:.3g}, below {rules.end_fraction:g} of its {start}.",)
 
 
 def _first_lasting(condition: Sequence[bool], patience: int) -> int | None:
@@ -243,9 +280,12 @@ def _summary(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> dict[
     summary: dict[str, float | int] = {"num_steps": len(metrics)}
     if metrics:
         summary["last_step"] = int(metrics[-1]["step"])
-    smooth = _smooth_reward(metrics, rules)
-    if smooth:
-        summary |= {"reward_peak": max(v for _, v in smooth), "reward_final": smooth[-1][1]}
+    found = _levels(metrics, rules)
+    if found:
+        first, peak, final = highest(found[: rules.window]).value, highest(found).value, found[-1].value
+        summary |= {"reward_first": first, "reward_peak": peak, "reward_final": final}
+        if peak > 0:
+            summary["drawdown"] = min(1.0, max(0.0, 1 - final / peak))
     for name, label in ((KL, "k3_kl"), (ENTROPY, "entropy")):
         values = [value for _, value in series(metrics, name)]
         if values:

@@ -17,7 +17,9 @@ class RunEvidence(Strict):
     """One run that the promotion stands on.
 
     `run` is its folder, <name>/<UTC time>-<config hash>; the hashes differ by the seed alone. `reasons` are the rules
-    that fired, or what kept the verdict open. `started` is UTC; `commit` is null outside a checkout.
+    that fired, or what kept the verdict open; `remarks` are on a stable run. Both accuracies are held-out ones, in
+    [0, 1], over `num_samples` responses each; null where fewer than two are recorded. `started` is UTC; `commit` is
+    null outside a checkout.
     """
 
     run: str
@@ -25,6 +27,10 @@ class RunEvidence(Strict):
     config_hash: str
     verdict: Literal["stable", "collapsed", "undecided"]
     reasons: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    accuracy_first: float | None = None
+    accuracy_final: float | None = None
+    num_samples: int | None = Field(default=None, ge=1)
     num_steps: int = Field(ge=1)
     started: str
     commit: str | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,17 +16,17 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lab.config.algorithm import AlgorithmConfig
-from lab.config.load import NOT_HASHED, config_hash, load
+from lab.config.load import config_hash, load
 from lab.config.run import RunConfig
 from lab.config.strict import ConfigError, validate
+from lab.levels import series
 from lab.records import RunFolder
-from lab.verdict import ENTROPY, KL, REWARD, Verdict, judge, series
+from lab.verdict import ENTROPY, KL, REWARD, Verdict, judge
 from scaled.config import ModelBlock, ScaledRun
 from scaled.evidence import Evidence, RunEvidence, Spread
 from scaled.model_shape import SHAPES, load_shape
+from scaled.promotion_checks import accuracy, reasons, require_kept_accuracy, require_same_config, require_stable, short
 from scaled.promotion_rules import LEARNING_RATES, RULES, Move, value_of
-
-MIN_SEEDS = 2
 
 FINAL_METRICS = (
     REWARD, "eval/accuracy", KL, "rollout_corr/extreme_frac_tau2", "rollout_corr/eff_sample_size", "staleness/k3_kl",
@@ -91,7 +91,7 @@ def read_run(path: Path, schemas: Mapping[str, type[RunConfig]]) -> Run:
 
 
 def _verdict(folder: RunFolder, config: RunConfig) -> Verdict:
-    """The verdict on the folder's metrics, once it is known to be the one that the run was given."""
+    """The verdict on the folder's metrics, by the rules of now; where the run was given its own by them, it is that."""
     steps = [line["step"] for line in folder.metrics()]
     last = steps[-1] if steps else 0
     if not folder.is_finished:
@@ -100,12 +100,13 @@ def _verdict(folder: RunFolder, config: RunConfig) -> Verdict:
             "without a verdict; `firstorder train CONFIG --resume` goes on with it"
         )
     verdict = judge(folder.metrics(), config.verdict)
-    written = _read_json(folder.path / "verdict.json").get("verdict")
+    written = _read_json(folder.path / "verdict.json")
     is_cut_short = any(reason.rule == "non_finite" for reason in verdict.reasons)
-    if written != verdict.word:
+    # A folder of former rules may have another word; what it says is no evidence of anything.
+    if written.get("rules") == config.verdict.describe() and written.get("verdict") != verdict.word:
         raise ConfigError(
-            f"{folder.path}: verdict.json: expected {verdict.word}, which is what metrics.jsonl gives, got {written}: "
-            "the folder was edited after the run"
+            f"{folder.path}: verdict.json: expected {verdict.word}, which is what metrics.jsonl gives, got "
+            f"{written.get('verdict')}: the folder was edited after the run"
         )
     if not is_cut_short and [step for step in steps if step > 0] != list(range(1, config.num_steps + 1)):
         raise ConfigError(
@@ -121,17 +122,18 @@ def promote(
     """The target with the runs' algorithm and evidence, and what became of each field of the algorithm.
 
     Raises ConfigError, in one line, where the runs differ in more than the seed, where they are not stable runs of
-    at least MIN_SEEDS seeds (a text in `allow_unstable` lets that pass and is recorded), and where what comes out is
-    no valid config.
+    several seeds or end with a lower accuracy than they began with (a text in `allow_unstable` lets that pass and is
+    recorded; see `promotion_checks`), and where what comes out is no valid config.
     """
     if allow_unstable is not None and not allow_unstable.strip():
         raise ConfigError("--allow-unstable: expected a reason, got an empty text")
     if not runs:
         raise ConfigError("expected at least 1 run, got none")
     runs = sorted(runs, key=lambda run: run.config.seed)
-    _require_same_config(runs)
+    require_same_config(runs)
     if allow_unstable is None:
-        _require_stable(runs)
+        require_stable(runs)
+        require_kept_accuracy(runs)
     algorithm, mapped = promoted_algorithm(runs[0].config.algorithm, target.algorithm, _table_model(target.model))
     evidence = _evidence(runs, mapped, allow_unstable)
     raw = target.model_dump(mode="json")
@@ -167,84 +169,34 @@ def _table_model(model: ModelBlock) -> str | None:
     return next(named, None)
 
 
-def _require_same_config(runs: Sequence[Run]) -> None:
-    first = runs[0]
-    for other in runs[1:]:
-        if other.name == first.name:
-            raise ConfigError(f"{other.name}: expected each run once, got it twice")
-        for field, mine, theirs in _differences(first.config, other.config):
-            raise ConfigError(
-                f"{field}: expected runs of one config that differ in the seed alone, got {_short(mine)} in "
-                f"{first.name} and {_short(theirs)} in {other.name}"
-            )
-    seeds = [run.config.seed for run in runs]
-    twice = next((seed for seed in seeds if seeds.count(seed) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"seed: expected runs of different seeds, got {seeds.count(twice)} runs of seed {twice}")
-
-
-def _differences(a: RunConfig, b: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    """The fields in which two configs differ, in their order: dotted name and both values."""
-    apart = ("seed", *NOT_HASHED)
-    left, right = (
-        dict(_leaves({k: v for k, v in c.model_dump(mode="json").items() if k not in apart})) for c in (a, b)
-    )
-    for field in [*left, *(field for field in right if field not in left)]:
-        if field not in left or field not in right or left[field] != right[field]:
-            yield field, left.get(field, "nothing"), right.get(field, "nothing")
-
-
-def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in block.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _require_stable(runs: Sequence[Run]) -> None:
-    way_out = 'or --allow-unstable "why" to put the reason on record'
-    for run in runs:
-        if run.verdict.word != "stable":
-            why = " ".join(_reasons(run.verdict))
-            raise ConfigError(
-                f"{run.name}: expected a stable run, got {run.verdict.word}: {why.rstrip('.')}; {way_out}"
-            )
-    if len(runs) < MIN_SEEDS:
-        raise ConfigError(
-            f"seed: expected runs of at least {MIN_SEEDS} seeds, got 1 (seed {runs[0].config.seed}), and one seed is "
-            f"no evidence of stability; train another one, {way_out}"
-        )
-
-
-def _reasons(verdict: Verdict) -> tuple[str, ...]:
-    return tuple(reason.sentence for reason in verdict.reasons) or verdict.undecided
-
-
 def _evidence(runs: Sequence[Run], mapped: Sequence[Mapped], allow_unstable: str | None) -> Evidence:
     spreads = {name: _spread(runs, name) for name in FINAL_METRICS}
     return Evidence(
-        runs=tuple(
-            RunEvidence(
-                run=run.name,
-                seed=run.config.seed,
-                config_hash=run.hash,
-                verdict=run.verdict.word,  # type: ignore[arg-type]
-                reasons=_reasons(run.verdict),
-                num_steps=run.config.num_steps,
-                started=run.started,
-                commit=run.manifest.get("commit"),
-                has_local_changes=run.manifest.get("has_local_changes"),
-            )
-            for run in runs
-        ),
+        runs=tuple(map(_run_evidence, runs)),
         engine=json.dumps(runs[0].config.model_dump(mode="json").get("engine")),
         verdict_rules=runs[0].config.verdict,
         final={name: spread for name, spread in spreads.items() if spread is not None},
-        mapped={
-            m.field: f"{_short(m.runs)} -> {_short(m.promoted)}: {m.source}" for m in mapped if m.runs != m.promoted
-        },
+        mapped={m.field: f"{short(m.runs)} -> {short(m.promoted)}: {m.source}" for m in mapped if m.runs != m.promoted},
         allowed_unstable=allow_unstable,
+    )
+
+
+def _run_evidence(run: Run) -> RunEvidence:
+    held_out = accuracy(run)
+    return RunEvidence(
+        run=run.name,
+        seed=run.config.seed,
+        config_hash=run.hash,
+        verdict=run.verdict.word,  # type: ignore[arg-type]
+        reasons=reasons(run.verdict),
+        remarks=run.verdict.remarks,
+        accuracy_first=None if held_out is None else held_out.first,
+        accuracy_final=None if held_out is None else held_out.final,
+        num_samples=None if held_out is None else held_out.num_samples,
+        num_steps=run.config.num_steps,
+        started=run.started,
+        commit=run.manifest.get("commit"),
+        has_local_changes=run.manifest.get("has_local_changes"),
     )
 
 
@@ -272,8 +224,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from lab.levels import Series, trailing_mean
 from lab.report.runs import Run
 from lab.report.style import DASHES, PALETTE, number, spread
-from lab.verdict import Series, trailing_mean
 from theory.metrics import REGISTRY
 
 HEIGHT = 280

@@ -13,11 +13,12 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from lab.levels import Series, series, trailing_mean
 from lab.records import RunFolder
 from lab.report.engine_words import defect_words
 from lab.report.style import fraction, number
 from lab.traces import Trace
-from lab.verdict import ENTROPY, KL, Series, series, trailing_mean
+from lab.verdict import ENTROPY, KL
 
 ACCURACY = "eval/accuracy"
 EXTREME = "rollout_corr/extreme_frac_tau2"
@@ -71,11 +72,12 @@ class Run:
 
     @property
     def remarks(self) -> list[str]:
-        """Why the verdict is what it is: the sentences of its reasons, and what could not be judged."""
+        """Why the verdict is what it is: the sentences of its reasons, what could not be judged, remarks if stable."""
         if self.verdict is None:
             return ["The run has no verdict yet."]
         reasons = [str(reason["sentence"]) for reason in self.verdict.get("reasons", ())]
-        return reasons + [f"Undecided: {text}." for text in self.verdict.get("undecided", ())]
+        undecided = [f"Undecided: {text}." for text in self.verdict.get("undecided", ())]
+        return [*reasons, *undecided, *map(str, self.verdict.get("remarks", ()))]
 
     @cached_property
     def manifest(self) -> dict[str, Any]:

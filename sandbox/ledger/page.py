@@ -31,8 +31,8 @@ and stood in `sandbox/claims/` before the runs were made.
 - Seeds vary streams and, in claims 9 to 11, the initial model; all other runs of a shape start from one model, and all
   runs see the same prompts. Numbers of seeds above five were chosen when five had been seen (docs/decisions/0007), and
   those five count: what is *reproduced* by a hair may lean on them.
-- The verdict of a run compares with its first tenth, so that a collapse within that is not seen; a run that fell and
-  rose again has collapsed.
+- In rows made before the rule was mended (LOG.md, 2026-11-23) the verdict of a run compares with its first tenth, so
+  that a collapse within that is not seen. A run that fell and rose again has collapsed.
 - A claim is reproduced in a regime where all its predictions are.
 """
 

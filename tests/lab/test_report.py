@@ -234,6 +234,19 @@ def test_the_sentence_is_computed_from_the_records(runs: list[RunFolder], tmp_pa
     assert summary_sentence(load_runs([unfinished])).startswith("The run is unfinished after 5 steps")
 
 
+def test_remarks_on_a_stable_run_are_printed(tmp_path: Path) -> None:
+    """After the reasons; a folder of former rules, whose verdict has no remarks, is a page all the same."""
+    (run,) = write_demo(tmp_path, DEMO[:1], num_steps=20)
+    path = run.path / "verdict.json"
+    verdict = json.loads(path.read_text())
+    assert verdict["verdict"] == "stable" and verdict["remarks"] == []
+    path.write_text(json.dumps(verdict | {"remarks": ["The reward ends at 0.2."]}))
+    assert "</b> The reward ends at 0.2.</li>" in render([run])
+    former = {name: verdict[name] for name in ("stable", "verdict", "first_step", "reasons", "undecided")}
+    path.write_text(json.dumps(former | {"summary": {"num_steps": 20}}))
+    assert Page(render([run])).open == [] and load_runs([run])[0].remarks == []
+
+
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
     """No metrics, no verdict, an engine of another world, markup in a name: still a whole page, nothing injected."""
     (tmp_path / "config.yaml").write_text("name: '<b>x</b></script>'\nengine: {name: vllm}\n")

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 
 from firstorder.cli import main
 from firstorder.worlds import Schemas
@@ -20,8 +21,9 @@ from lab.config.strict import ConfigError, validate
 from lab.records import RunFolder
 from lab.verdict import VerdictRules, judge
 from scaled.config import ScaledRun
+from scaled.promote import Run, read_run
 from scaled.promote import promote as promote_runs
-from scaled.promote import read_run
+from scaled.promotion_checks import Accuracy
 
 SMOKE = Path(__file__).parents[2] / "configs" / "smoke.yaml"
 
@@ -234,6 +236,52 @@ def test_undecided_is_not_stable(here: Path) -> None:
         promote_runs([undecided, runs[1]], target)
 
 
+def with_accuracy(run: Run, *values: float) -> Run:
+    """The run with these accuracies in its first lines and in its last, of 4 samples of each of 64 problems."""
+    metrics = [{k: v for k, v in line.items() if k != "eval/accuracy"} for line in run.metrics]
+    for line, value in zip([*metrics[: len(values) - 1], metrics[-1]], values, strict=True):
+        line["eval/accuracy"] = value
+    raw = run.config.model_dump(mode="json")
+    raw["evaluation"] |= {"num_samples": 4, "max_prompts": 64}
+    raw["task"] |= {"num_held_out": 100}
+    return replace(run, metrics=metrics, config=validate(type(run.config), raw, "run"))
+
+
+def test_a_run_that_lost_accuracy_is_refused(here: Path) -> None:
+    """With both numbers, beyond 2 sqrt(2 p (1 - p) / n) at n = 4 x 64 samples, and any of the runs; the reason lets it
+    pass, and the evidence has the numbers."""
+    target = load("target.yaml", [], Schemas())
+    assert isinstance(target, ScaledRun)
+    one, two = (with_accuracy(read_run(folder_of("run", seed), Schemas()), 0.3, 0.9, 0.3) for seed in (0, 1))
+    promote_runs([one, two], target)
+    promote_runs([with_accuracy(one, 0.3, 0.3, 0.23), two], target)  # 0.07 is less than 0.078
+    lost = with_accuracy(two, 0.3, 0.9, 0.21)  # and 0.09 more than 0.077; the peak in between is no start
+    line = "got 0.210 after 0.300, which is more than 2 standard errors \\(0.077 at 256 samples\\) lower; or --allow"
+    with pytest.raises(ConfigError, match=f"^run/.*: eval/accuracy: expected .* {line}"):
+        promote_runs([one, lost], target)
+    evidence = promote_runs([one, lost], target, "a test")[0].evidence
+    assert evidence is not None
+    assert [(r.accuracy_first, r.accuracy_final, r.num_samples) for r in evidence.runs] == [
+        (0.3, 0.3, 256),
+        (0.3, 0.21, 256),
+    ]
+    for values in ((0.9,), (0.0, 0.9)):  # one accuracy cannot be compared, and a gain is no loss
+        promote_runs([with_accuracy(one, *values), two], target)
+
+
+def test_chance_alone_is_refused_in_one_run_of_forty_at_most() -> None:
+    """Two evaluations at one true accuracy differ by more than their noise in 2.3% of pairs, in less where it is of
+    the same problems."""
+    generator = torch.Generator().manual_seed(0)
+    for spread in (0.0, 0.25):
+        levels = (0.3 + spread * (2 * torch.rand(4000, 64, 1, generator=generator) - 1)).expand(-1, -1, 4)
+        first, final = (torch.bernoulli(levels, generator=generator).double().mean((1, 2)).tolist() for _ in "ab")
+        found = [Accuracy(a, b, 256) for a, b in zip(first, final, strict=True)]
+        refused_ones = sum(one.first - one.final > one.noise for one in found)
+        assert 0 < refused_ones / 4000 < 0.03
+    assert Accuracy(0.0, 0.0, 4).noise == 0.0 and Accuracy(0.3, 0.3, 256).noise == pytest.approx(0.0810, abs=1e-4)
+
+
 def test_runs_of_different_configs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs that differ in more than the seed are refused by the first field that differs, with both values."""
     line = refused(capsys, folder_of("run", 0), "runs/other")
@@ -307,6 +355,20 @@ def test_a_cut_record_is_noticed(here: Path, capsys: pytest.CaptureFixture[str])
     verdict = judge(RunFolder(folder).metrics(), load(folder / "config.yaml", [], Schemas()).verdict)
     (folder / "verdict.json").write_text(json.dumps(verdict.to_json()))
     assert "metrics.jsonl: expected every step from 1 to 4, got 4 lines up to step 4" in refused(capsys, "runs/run")
+
+
+def test_a_folder_of_former_rules(here: Path) -> None:
+    """Its verdict lacks what is newer, and may be another than today's rules give: today's is what counts."""
+    folder = folder_of("run", 0)
+    path = folder / "verdict.json"
+    verdict = json.loads(path.read_text())
+    former = {name: verdict[name] for name in ("stable", "verdict", "first_step", "reasons", "undecided", "summary")}
+    former |= {"rules": verdict["rules"] | {"reward_fall": "as it was"}, "stable": False, "verdict": "collapsed"}
+    path.write_text(json.dumps(former))
+    assert read_run(folder, Schemas()).verdict.word == "stable"
+    path.write_text(json.dumps(former | {"rules": verdict["rules"]}))
+    with pytest.raises(ConfigError, match=r"verdict\.json: expected stable, which is what metrics\.jsonl gives"):
+        read_run(folder, Schemas())
 
 
 def test_a_renamed_folder_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

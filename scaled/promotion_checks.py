@@ -1,0 +1,128 @@
+"""What runs must show before their algorithm is promoted: one config, several stable seeds, no accuracy lost."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lab.config.load import NOT_HASHED
+from lab.config.run import RunConfig
+from lab.config.strict import ConfigError
+from lab.levels import series
+from lab.verdict import Verdict
+
+if TYPE_CHECKING:
+    from scaled.promote import Run
+
+MIN_SEEDS = 2
+
+STANDARD_ERRORS = 2.0
+"""An accuracy that falls by more than these is lost: of runs that keep theirs, at most one in 44 falls so far."""
+
+WAY_OUT = 'or --allow-unstable "why" to put the reason on record'
+
+
+def require_same_config(runs: Sequence[Run]) -> None:
+    """ConfigError where two runs differ in more than the seed, by the first field, or have the same one."""
+    first = runs[0]
+    for other in runs[1:]:
+        if other.name == first.name:
+            raise ConfigError(f"{other.name}: expected each run once, got it twice")
+        for field, mine, theirs in _differences(first.config, other.config):
+            raise ConfigError(
+                f"{field}: expected runs of one config that differ in the seed alone, got {short(mine)} in "
+                f"{first.name} and {short(theirs)} in {other.name}"
+            )
+    seeds = [run.config.seed for run in runs]
+    twice = next((seed for seed in seeds if seeds.count(seed) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"seed: expected runs of different seeds, got {seeds.count(twice)} runs of seed {twice}")
+
+
+def _differences(a: RunConfig, b: RunConfig) -> Iterator[tuple[str, Any, Any]]:
+    """The fields in which two configs differ, in their order: dotted name and both values."""
+    apart = ("seed", *NOT_HASHED)
+    left, right = (
+        dict(_leaves({k: v for k, v in c.model_dump(mode="json").items() if k not in apart})) for c in (a, b)
+    )
+    for field in [*left, *(field for field in right if field not in left)]:
+        if field not in left or field not in right or left[field] != right[field]:
+            yield field, left.get(field, "nothing"), right.get(field, "nothing")
+
+
+def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in block.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def require_stable(runs: Sequence[Run]) -> None:
+    """ConfigError where a run is not stable, or where there are fewer than MIN_SEEDS."""
+    for run in runs:
+        if run.verdict.word != "stable":
+            why = " ".join(reasons(run.verdict))
+            raise ConfigError(
+                f"{run.name}: expected a stable run, got {run.verdict.word}: {why.rstrip('.')}; {WAY_OUT}"
+            )
+    if len(runs) < MIN_SEEDS:
+        raise ConfigError(
+            f"seed: expected runs of at least {MIN_SEEDS} seeds, got 1 (seed {runs[0].config.seed}), and one seed is "
+            f"no evidence of stability; train another one, {WAY_OUT}"
+        )
+
+
+def reasons(verdict: Verdict) -> tuple[str, ...]:
+    """Why the run is not stable: the rules that fired, or what kept its verdict open; nothing for a stable one."""
+    return tuple(reason.sentence for reason in verdict.reasons) or verdict.undecided
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Held-out accuracy (avg@k, in [0, 1]) before training and at the end, each over `num_samples` responses."""
+
+    first: float
+    final: float
+    num_samples: int
+
+    @property
+    def noise(self) -> float:
+        """By how much the two differ by chance: STANDARD_ERRORS sqrt(2 p (1 - p) / n), p their mean.
+
+        The pooled test of two proportions, and an upper bound: the problems are the same both times, and only the
+        responses to them are drawn anew.
+        """
+        p = (self.first + self.final) / 2
+        return STANDARD_ERRORS * math.sqrt(2 * max(0.0, p * (1 - p)) / self.num_samples)
+
+
+def accuracy(run: Run) -> Accuracy | None:
+    """The first and the last accuracy of the run, over num_samples x max_prompts responses; None for fewer than two."""
+    values = [value for _, value in series(run.metrics, "eval/accuracy")]
+    if len(values) < 2:
+        return None
+    block = run.config.evaluation
+    num_prompts = min(block.max_prompts, getattr(run.config.task, "num_held_out", block.max_prompts))
+    return Accuracy(values[0], values[-1], block.num_samples * num_prompts)
+
+
+def require_kept_accuracy(runs: Sequence[Run]) -> None:
+    """ConfigError, with both numbers, where a run's held-out accuracy ends lower than it began, beyond noise."""
+    for run in runs:
+        found = accuracy(run)
+        if found is not None and found.first - found.final > found.noise:
+            raise ConfigError(
+                f"{run.name}: eval/accuracy: expected a run that ends as high as it began, got {found.final:.3f} after "
+                f"{found.first:.3f}, which is more than {STANDARD_ERRORS:g} standard errors ({found.noise:.3f} at "
+                f"{found.num_samples} samples) lower; {WAY_OUT}"
+            )
+
+
+def short(value: Any) -> str:
+    """The value as JSON of at most 60 characters."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
