@@ -55,6 +55,7 @@ def train(
     if temperature != 1:
         seen = "mu, old and pi are those at 1, and no metric sees this gap"
         typer.echo(f"sampling.temperature: tokens are drawn at {temperature}; {seen}", err=True)
+    run_config = run_config.settled()  # what --resume looks for is the config that ran
     folder = _unfinished(run_config) if resume else None
     finished = runner(run_config.backend)(run_config, folder=folder, progress=progress)
     typer.echo(finished.path)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import sys
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lab.config.run import RunConfig
-from lab.config.strict import Strict
+from lab.config.strict import ConfigError, Strict
 from lab.tasks.problems import ProblemsConfig
 from sandbox.engines import EngineConfig
 from sandbox.engines.reduction_order import ReductionOrder
@@ -105,16 +106,43 @@ class SandboxRun(RunConfig):
     model: ModelBlock = Field(default_factory=ModelBlock, description="the model")
     cold_start: ColdStartBlock | None = Field(default_factory=ColdStartBlock, description="null starts RL as it is")
     training: TrainingBlock = Field(default_factory=TrainingBlock, description="the training engine")
-    compile: bool | None = Field(
+    compile: bool | Literal["auto"] | None = Field(
         default=None,
-        description="true: kernels in C++, built at first use ($CXX, g++ or clang++); not the bits of null",
+        description="true: kernels in C++, built at first use ($CXX, g++ or clang++); not the bits of null, torch's "
+        "operators; auto: true where they can be built, else null, and the run's config says which",
     )
     threads: int | None = Field(
         default=None, ge=1, description="threads of compiled kernels, of which no bit depends; null: one"
     )
 
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _compile_is_known(cls, value: Any) -> Any:
+        if not isinstance(value, bool) and value not in ("auto", None):
+            raise ValueError(f"expected true, false, null or auto, got {value}")
+        return value
+
+    def settled(self) -> SandboxRun:
+        """This config with `compile: auto` decided: true where the kernels can be built, else null, in one line.
+
+        What is recorded and hashed is this, so that equal hashes promise equal numbers.
+        """
+        if self.compile != "auto":
+            return self
+        try:
+            choose(compiled=True)
+        except ConfigError as error:
+            reason = str(error).partition("got")[2].lstrip(": ")
+            print(f"compile: auto: torch's operators, as C++ kernels could not be built: {reason}", file=sys.stderr)
+            return self.model_copy(update={"compile": None, "threads": None})
+        return self.model_copy(update={"compile": True})
+
     def kernels(self) -> Kernels:
-        """The kernels of both engines. ConfigError, naming `compile`, where they cannot be built."""
+        """The kernels of both engines. ConfigError, naming `compile`, where they cannot be built.
+
+        Asked of a `settled` config: what `auto` stands for is decided once a run, and written into its record.
+        """
+        assert self.compile != "auto", "settled() comes first"
         return choose(bool(self.compile))
 
     @model_validator(mode="after")

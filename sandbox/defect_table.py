@@ -129,6 +129,7 @@ class Bench:
     def __init__(self, config: SandboxRun, num_steps: int = NUM_STEPS):
         """Makes the config's starting model (cold start from its cache), then takes steps with an exact engine."""
         torch.set_num_threads(1)
+        config = config.settled()
         self.config, self.algorithm = config, config.algorithm.build()
         self.task: TextTask = open_task(config)
         self.numerics = of_precision(config.training.precision)

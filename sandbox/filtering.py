@@ -31,6 +31,7 @@ def filter_data(
     included; temperature and length are those of `algorithm.sampling`. Raises what `filter_problems` raises, and
     ConfigError where the config's task reads no problem file.
     """
+    config = config.settled()
     if not isinstance(config.task, ProblemsConfig):
         raise ConfigError(f"task.kind: expected jsonl or dataset, as which DATA is read, got {config.task.kind}")
     assert config.model.path is not None, "SandboxRun asks for the model folder of every problem file"

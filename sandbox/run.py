@@ -47,6 +47,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
     Raises ValueError where the config does not fit its files, which leaves no new folder, and NonFiniteError, with the
     step, after writing the record and the verdict where a metric or gradient is not finite.
     """
+    config = config.settled()
     kernels = config.kernels()
     kernels.set_threads(config.threads or 1)
     for broken in probe(kernels):

@@ -66,6 +66,10 @@ class RunConfig(Strict):
     logging: LoggingBlock = Field(default_factory=LoggingBlock, description="where metrics go besides metrics.jsonl")
     output: str = Field(default="runs", min_length=1, description="folder of all run folders")
 
+    def settled(self) -> RunConfig:
+        """This config with every `auto` decided for the machine at hand: what the run's folder records and hashes."""
+        return self
+
     @model_validator(mode="after")
     def _turns_are_the_tasks(self) -> RunConfig:
         max_turns = self.algorithm.sampling.max_turns

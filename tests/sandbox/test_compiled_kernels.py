@@ -230,7 +230,28 @@ def test_a_build_is_found_again(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "FLAGS", tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS))
     other = build.build(tmp_path)
     assert other != first
-    assert sorted(tmp_path.iterdir()) == sorted([first, other])
+    assert sorted(tmp_path.glob("*.so")) == sorted([first, other])
+
+
+def test_processes_that_start_together_build_once(tmp_path):
+    """Of two that ask at the same time one compiles, and says so; the other waits, and both load the same library."""
+    compiler, calls = tmp_path / "cxx", tmp_path / "calls"
+    # A compiler that takes a second more: without a lock both processes are inside it at once.
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *kernels.so*) echo one >> {calls}; sleep 1;; esac\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    code = "import sys; from pathlib import Path; from sandbox.kernels.compiled import build\n"
+    code += "path = build.build(Path(sys.argv[1])); build.Library(path); print(path)"
+    command = [sys.executable, "-c", code, str(tmp_path / "cache")]
+    environment = {**os.environ, "CXX": str(compiler)}
+    both = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert len({out for out, _ in said}) == 1
+    assert calls.read_text().splitlines() == ["one"]
+    assert [err for _, err in said if err] == [f"compile: building the C++ kernels with {compiler}, once\n"]
 
 
 @pytest.mark.parametrize(

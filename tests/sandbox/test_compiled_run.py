@@ -1,15 +1,17 @@
-"""Whole runs with `compile: true`: the same bits again, a true zero, one line without a compiler."""
+"""Whole runs with `compile: true` and `auto`: the same bits again, a true zero, one line without a compiler."""
 
 from __future__ import annotations
 
 import shutil
+
+import pytest
 
 from firstorder.cli import main
 from lab.config.load import config_hash
 from lab.records import RunFolder
 from sandbox.kernels.compiled import build
 from sandbox.run import run
-from tests.sandbox.test_resume import CONFIG, config, only_folder
+from tests.sandbox.test_resume import CONFIG, config, kill_when, only_folder, start
 
 FEW = ("--num_steps", "4", "--evaluation.every", "2")
 
@@ -58,3 +60,57 @@ def test_a_run_without_a_compiler_is_refused_in_one_line(tmp_path, monkeypatch, 
     assert len(lines) == 1
     assert "compile: expected a C++ compiler" in lines[0]
     assert not output.exists()
+
+
+def test_auto_is_the_compiled_run_where_a_compiler_is(tmp_path):
+    """`compile: auto` here records, hashes and computes what `compile: true` does, and its words for threads hold."""
+    made = {}
+    for value in ("auto", "true"):
+        (tmp_path / value).mkdir()
+        made[value] = run(config(tmp_path / value, "--compile", value, "--threads", "2", *FEW), progress="none")
+    assert made["auto"].metrics() == made["true"].metrics()
+    hashes = {folder.path.name.split("-")[1] for folder in made.values()}
+    assert hashes == {config_hash(config(tmp_path, "--compile", "true", *FEW))}
+    assert "\ncompile: true\n" in (made["auto"].path / "config.yaml").read_text()
+
+
+def test_auto_without_a_compiler_is_torchs_run_and_says_so(tmp_path, monkeypatch, capsys):
+    """Without a compiler `compile: auto` is the run without `compile`: its metrics, its hash; one line says so."""
+    for name in ("auto", "null"):
+        (tmp_path / name).mkdir()
+    expected = run(config(tmp_path / "null", *FEW), progress="none")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    build.library.cache_clear()
+    capsys.readouterr()
+    found = run(config(tmp_path / "auto", "--compile", "auto", "--threads", "2", *FEW), progress="none")
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("compile")]
+    assert said == [
+        "compile: auto: torch's operators, as C++ kernels could not be built: CXX=no-such-compiler, which is not there"
+    ]
+    assert found.metrics() == expected.metrics()
+    assert found.path.name.split("-")[1] == expected.path.name.split("-")[1]
+    assert "\ncompile: null\nthreads: null\n" in (found.path / "config.yaml").read_text().replace(
+        "\n# threads of compiled kernels, of which no bit depends; null: one", ""
+    )
+
+
+def test_a_killed_run_with_auto_goes_on(tmp_path):
+    """--resume finds a run that said auto by what it stood for, and ends it with the metrics of one never stopped."""
+    words = ("--compile", "auto")
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    whole = run(config(tmp_path / "whole", *words), progress="none")
+    killed = start(tmp_path / "cut", *words)
+    kill_when(killed, tmp_path / "cut", lines=4)
+    last = start(tmp_path / "cut", *words, "--resume")
+    _, error = last.communicate()
+    assert last.returncode == 0, error
+    assert RunFolder.open(only_folder(tmp_path / "cut")).metrics() == whole.metrics()
+    assert len(list((tmp_path / "cut/runs/resume").iterdir())) == 1
+
+
+@pytest.mark.parametrize("value", ["always", "1"])
+def test_other_words_for_compile_are_refused(tmp_path, value):
+    """What is neither true, false, null nor auto is one line that names the field and what came."""
+    with pytest.raises(ValueError, match=rf"compile: expected true, false, null or auto, got {value}$"):
+        config(tmp_path, "--compile", value)

@@ -10,11 +10,13 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from lab.config.strict import ConfigError
@@ -73,10 +75,11 @@ def library() -> Library:
 
 
 def build(cache: Path) -> Path:
-    """The path of the compiled library inside `cache`; compiles (some seconds) where it is not there yet.
+    """The path of the compiled library inside `cache`; compiles (some seconds), in one line, where it is not there.
 
-    It is named by a hash of the sources, the flags, and what the compiler says of itself and of the processor. Raises
-    ConfigError where there is no compiler, and where it fails.
+    It is named by a hash of the sources, the flags, and what the compiler says of itself and of the processor. Of
+    processes that ask at the same time one compiles and the others wait. Raises ConfigError where there is no compiler,
+    and where it fails.
     """
     compiler = _compiler()
     # All predefined macros: the compiler's version, and the instructions that -march=native stands for.
@@ -84,12 +87,16 @@ def build(cache: Path) -> Path:
     sources = sorted(Path(__file__).parent.glob("*.[ch]pp"))
     key = hashlib.sha256(repr(FLAGS).encode() + about.encode() + b"".join(path.read_bytes() for path in sources))
     target = cache / f"{key.hexdigest()[:16]}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory() as folder:
-            built = Path(folder) / "kernels.so"
-            _run([*compiler, *FLAGS, str(SOURCE), "-o", str(built)])
-            atomic_write(target, built.read_bytes())
+    if target.exists():
+        return target
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.with_suffix(".lock")):
+        if not target.exists():
+            print(f"compile: building the C++ kernels with {compiler[0]}, once", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                built = Path(folder) / "kernels.so"
+                _run([*compiler, *FLAGS, str(SOURCE), "-o", str(built)])
+                atomic_write(target, built.read_bytes())
     return target
 
 
