@@ -20,8 +20,8 @@ HEIGHT = 280
 MARGIN = {"l": 58, "r": 14, "t": 10, "b": 40}
 PLOT_HEIGHT = float(HEIGHT - MARGIN["t"] - MARGIN["b"])
 """Pixels between the axis and the upper edge."""
-LABEL_GAP = 14.0
-"""Pixels between the baselines of two labels at the ends of lines."""
+LABEL_SIZE, LABEL_GAP = 12, 14.0
+"""Pixels of the letters at the ends of lines, and between the baselines of two such labels."""
 MAX_LABEL = 18
 
 
@@ -45,6 +45,7 @@ class Figure:
     data: list[dict[str, Any]]
     layout: dict[str, Any]
     note: str = ""
+    height: int = HEIGHT
 
 
 @runtime_checkable
@@ -80,42 +81,13 @@ class Lines:
             return None
         window = smoothing_window(max(len(values) for _, values in found)) if self.style == "noisy" else 1
         scale = Scale.of([value for _, values in found for _, value in values], self.axis)
-        data: list[dict[str, Any]] = []
-        ends: list[tuple[Run, int, float]] = []
-        for run, values in found:
-            smooth = trailing_mean(values, window)
-            if window > 1:
-                data.append(self._trace(run, values, scale, "raw") | {"opacity": 0.25, "hoverinfo": "skip"})
-            texts = [_hover(raw, mean, window) for (_, raw), (_, mean) in zip(values, smooth, strict=True)]
-            hover = {"customdata": texts, "hovertemplate": "%{customdata}"}
-            data.append(self._trace(run, smooth, scale, "line") | hover)
-            ends.append((run, smooth[-1][0], smooth[-1][1]))
-        steps = [step for _, values in found for step, _ in values]
-        layout: dict[str, Any] = {
-            "xaxis": {"title": {"text": "global step"}, "range": _step_range(min(steps), max(steps))},
-            "yaxis": scale.axis(),
-            "hovermode": "x unified",
-        }
+        data = run_lines(found, window, scale, marked=self.style == "points")
+        layout = over_steps([values for _, values in found], scale)
         if len(runs) > 1:
+            ends = [(run, values[-1][0], trailing_mean(values, window)[-1][1]) for run, values in found]
             layout["annotations"] = end_labels(ends, scale)
-        return Figure(self.id, self.title, caption(self.name), data, layout, self._note(window, scale))
-
-    def _trace(self, run: Run, values: Series, scale: Scale, role: str) -> dict[str, Any]:
-        return {
-            "type": "scatter",
-            "mode": "lines+markers" if self.style == "points" or len(values) == 1 else "lines",
-            "x": [step for step, _ in values],
-            "y": [scale.place(value) for _, value in values],
-            "name": run.label,
-            "line": {"dash": DASHES[run.index // len(PALETTE) % len(DASHES)]},
-            # Markers of the first and last step would be cut at the edges otherwise.
-            "cliponaxis": False,
-            "meta": {"run": run.index, "role": role},
-        }
-
-    def _note(self, window: int, scale: Scale) -> str:
-        smoothing = f"Faint: each step; bold: trailing mean of {window} steps. " if window > 1 else ""
-        return smoothing + ("Zeros stand on the lowest tick." if scale.floor is not None else "")
+        note = smoothing_note(window) + ("Zeros stand on the lowest tick." if scale.floor is not None else "")
+        return Figure(self.id, self.title, caption(self.name), data, layout, note)
 
 
 @dataclass(frozen=True)
@@ -153,11 +125,11 @@ class Scale:
         """Where the value is drawn: itself, or the floor where a log axis cannot draw it."""
         return self.floor if self.floor is not None and value <= 0 else value
 
-    def pixels(self, value: float) -> float:
-        """Pixels above the bottom of the plot."""
+    def pixels(self, value: float, height: float = PLOT_HEIGHT) -> float:
+        """Pixels above the bottom of a plot of this height."""
         placed = self.place(value)
         position = math.log10(placed) if self.is_log else placed
-        return (position - self.low) / (self.high - self.low) * PLOT_HEIGHT
+        return (position - self.low) / (self.high - self.low) * height
 
     def axis(self) -> dict[str, Any]:
         """plotly's axis; a log axis has whole decades, or 1, 2, 5 where they are few, and the floor's tick reads 0."""
@@ -188,16 +160,58 @@ def smoothing_window(num_values: int) -> int:
     return 1 if num_values < 20 else max(3, num_values // 15)
 
 
-def end_labels(ends: Sequence[tuple[Named, float | int, float]], scale: Scale) -> list[dict[str, Any]]:
-    """The names at the ends of lines (name, x and y of its end), moved up or down where they would overlap."""
-    wanted = [scale.pixels(value) for _, _, value in ends]
-    placed = spread(wanted, LABEL_GAP, 4.0, PLOT_HEIGHT - 4.0)
+def run_lines(
+    found: Sequence[tuple[Run, Series]], window: int, scale: Scale, *, marked: bool = False
+) -> list[dict[str, Any]]:
+    """A line a run, its trailing mean where `window` > 1, with the values themselves faint under it."""
+    data: list[dict[str, Any]] = []
+    for run, values in found:
+        smooth = trailing_mean(values, window)
+        if window > 1:
+            data.append(_trace(run, values, scale, "raw", marked) | {"opacity": 0.25, "hoverinfo": "skip"})
+        texts = [_hover(raw, mean, window) for (_, raw), (_, mean) in zip(values, smooth, strict=True)]
+        hover = {"customdata": texts, "hovertemplate": "%{customdata}"}
+        data.append(_trace(run, smooth, scale, "line", marked) | hover)
+    return data
+
+
+def over_steps(found: Sequence[Series], scale: Scale) -> dict[str, Any]:
+    """The layout of lines over the global steps."""
+    steps = [step for values in found for step, _ in values]
+    return {
+        "xaxis": {"title": {"text": "global step"}, "range": _step_range(min(steps), max(steps))},
+        "yaxis": scale.axis(),
+        "hovermode": "x unified",
+    }
+
+
+def smoothing_note(window: int) -> str:
+    """What is faint and what is bold; nothing where nothing is smoothed."""
+    return f"Faint: each step; bold: trailing mean of {window} steps. " if window > 1 else ""
+
+
+def end_labels(
+    ends: Sequence[tuple[Named, float | int, float]],
+    scale: Scale,
+    *,
+    suffixes: Sequence[str] = (),
+    where: str = "",
+    height: float = PLOT_HEIGHT,
+    size: int = LABEL_SIZE,
+) -> list[dict[str, Any]]:
+    """The names at the ends of lines (name, x and y of its end), moved up or down where they would overlap.
+
+    `suffixes` stand behind the names; labels of `where` = " narrow" take the place of the others on a narrow page.
+    """
+    wanted = [scale.pixels(value, height) for _, _, value in ends]
+    placed = spread(wanted, LABEL_GAP * size / LABEL_SIZE, 4.0, height - 4.0)
     labels = []
-    for (run, step, value), want, place in zip(ends, wanted, placed, strict=True):
+    for (run, step, value), suffix, want, place in zip(ends, suffixes or [""] * len(ends), wanted, placed, strict=True):
         y = scale.place(value)
         label = run.label if len(run.label) <= MAX_LABEL else f"{run.label[: MAX_LABEL - 1]}…"
         labels.append(
-            {"x": step, "y": math.log10(y) if scale.is_log else y, "text": label, "name": f"run-{run.index}"}
+            {"x": step, "y": math.log10(y) if scale.is_log else y, "text": label + suffix}
+            | {"name": f"run-{run.index}{where}", "font": {"size": size}}
             | {
                 "showarrow": False,
                 "xanchor": "left",
@@ -207,6 +221,20 @@ def end_labels(ends: Sequence[tuple[Named, float | int, float]], scale: Scale) -
             }
         )
     return labels
+
+
+def _trace(run: Run, values: Series, scale: Scale, role: str, marked: bool) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if marked or len(values) == 1 else "lines",
+        "x": [step for step, _ in values],
+        "y": [scale.place(value) for _, value in values],
+        "name": run.label,
+        "line": {"dash": DASHES[run.index // len(PALETTE) % len(DASHES)]},
+        # Markers of the first and last step would be cut at the edges otherwise.
+        "cliponaxis": False,
+        "meta": {"run": run.index, "role": role},
+    }
 
 
 def _step_range(first: int, last: int) -> list[float]:

@@ -14,8 +14,10 @@ from plotly.offline import get_plotlyjs
 from lab.files import atomic_write
 from lab.records import RunFolder
 from lab.report.figures import HEIGHT, MARGIN, Figure
-from lab.report.runs import Run, load_runs, shared_prefix, summary_sentence
+from lab.report.overview import reward_picture
+from lab.report.runs import Run, load_runs, shared_prefix
 from lab.report.sections import SECTIONS
+from lab.report.story import story
 from lab.report.style import PALETTE
 
 TEMPLATES = Path(__file__).parent / "template"
@@ -31,7 +33,8 @@ def render(run_folders: Sequence[RunFolder]) -> str:
     runs = load_runs(run_folders)
     drawn = [(section, [f for f in (draw(runs) for draw in section.figures) if f is not None]) for section in SECTIONS]
     sections = [(section, figures) for section, figures in drawn if figures]
-    figures = [figure for _, some in sections for figure in some]
+    picture = reward_picture(runs)
+    figures = [*([] if picture is None else [picture]), *(figure for _, some in sections for figure in some)]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -39,7 +42,8 @@ def render(run_folders: Sequence[RunFolder]) -> str:
         title=_title(runs),
         runs=runs,
         rows=[run.row() for run in runs],
-        sentence=summary_sentence(runs),
+        story=story(runs),
+        picture=picture,
         sections=sections,
         palette=PALETTE,
         height=HEIGHT,

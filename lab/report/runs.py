@@ -1,9 +1,8 @@
-"""What the report reads of a run folder, and what it says about it in numbers and in one sentence."""
+"""What the report reads of a run folder, and its line of the summary table."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -161,53 +160,6 @@ def shared_prefix(names: Sequence[str]) -> str:
         prefix = prefix[: next((i for i, (a, b) in enumerate(zip(prefix, name, strict=False)) if a != b), len(name))]
     cut = max(prefix.rfind(mark) for mark in "-_ ") + 1
     return prefix[:cut]
-
-
-def summary_sentence(runs: Sequence[Run]) -> str:
-    """What the runs show, in one sentence computed from their records."""
-    clauses = [_verdict_clause(runs), _accuracy_clause(runs), _kl_clause(runs)]
-    sentence = "; ".join(clause for clause in clauses if clause)
-    # Not `capitalize`, which would lower the rest; a run's name never stands first.
-    return sentence[0].upper() + sentence[1:] + "."
-
-
-def _verdict_clause(runs: Sequence[Run]) -> str:
-    collapsed = [run for run in runs if run.verdict_word == "collapsed"]
-    if len(runs) == 1:
-        step = (runs[0].verdict or {}).get("first_step")
-        return f"the run collapsed at step {step}" if collapsed else _alone(runs[0])
-    fell = [f"{run.label} collapsed at step {(run.verdict or {}).get('first_step')}" for run in collapsed]
-    words = [run.verdict_word for run in runs]
-    if words.count("stable") == len(runs):
-        return f"all {len(runs)} runs are stable"
-    others = [f"{words.count(word)} {word}" for word in ("undecided", "unfinished") if word in words]
-    return ", ".join([f"{words.count('stable')} of {len(runs)} runs are stable", *others, *fell])
-
-
-def _alone(run: Run) -> str:
-    return f"the run is {run.verdict_word} after {run.metrics[-1]['step'] if run.metrics else 0} steps"
-
-
-def _accuracy_clause(runs: Sequence[Run]) -> str:
-    found = [(run, values) for run in runs if len(values := run.series(ACCURACY)) >= 2]
-    if not found:
-        return ""
-    run, values = max(found, key=lambda pair: pair[1][-1][1])
-    change = f"from {fraction(values[0][1])} to {fraction(values[-1][1])}"
-    if len(found) == 1:
-        return f"held-out accuracy went {change}"
-    return f"held-out accuracy ends highest in {run.label}, {change}"
-
-
-def _kl_clause(runs: Sequence[Run]) -> str:
-    found = sorted((kl, run.index, run.label) for run in runs if (kl := run.mean(KL)) is not None and math.isfinite(kl))
-    if not found:
-        return ""
-    unit = "nats a token"
-    if len(found) == 1:
-        return f"the mean training-inference KL is {number(found[0][0])} {unit}"
-    (low, _, least), (high, _, most) = found[0], found[-1]
-    return f"the mean training-inference KL runs from {number(low)} ({least}) to {number(high)} ({most}) {unit}"
 
 
 def _config(folder: RunFolder) -> dict[str, Any]:

@@ -8,12 +8,9 @@ from lab.report.figures import FigureFunction, Lines
 from lab.report.pictures import ROUTING_LEVELS, deviation_tails, extreme_curve, probability_scatter, ratio_parts
 from lab.report.runs import ACCURACY, EXTREME
 from lab.report.tokens import token_difference, token_map
-from lab.verdict import ENTROPY, KL, REWARD
+from lab.verdict import ENTROPY, KL
 
-LEARNING: tuple[FigureFunction, ...] = (
-    Lines("reward", "Reward in training", REWARD, style="noisy"),
-    Lines("accuracy", "Held-out accuracy", ACCURACY, style="points"),
-)
+LEARNING: tuple[FigureFunction, ...] = (Lines("accuracy", "Held-out accuracy", ACCURACY, style="points"),)
 DISCREPANCY: tuple[FigureFunction, ...] = (
     Lines("k3-kl", "KL between rollout and training engine", KL, axis="log"),
     Lines("extreme-fraction", "Extreme tokens, F(2)", EXTREME, axis="log"),

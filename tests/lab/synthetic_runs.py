@@ -23,19 +23,23 @@ class Recipe:
     name: str
     kl: float
     disagreement: float
-    preset: str = "minirl"
+    preset: str = "grpo"
     mode: str = "none"
+    correction: str = "null"
     collapses_at: int | None = None
     engine: str = FP8
 
 
 DEMO = (
     Recipe("demo-exact", 0.0, 0.0, engine="engine: {defects: []}"),
-    Recipe("demo-fp8", 4e-3, 0.12, preset="minirl_no_is", collapses_at=38),
-    Recipe("demo-fp8-minirl", 3e-3, 0.1),
-    Recipe("demo-fp8-minirl-r3", 4e-4, 0.08, mode="R3"),
-    Recipe("demo-fp8-minirl-pr3", 3e-4, 0.05, mode="Pr3"),
+    Recipe("demo-none", 4e-3, 0.12, collapses_at=38),
+    Recipe("demo-r2", 3e-3, 0.1, mode="R2", collapses_at=30),
+    Recipe("demo-tis", 3e-3, 0.1, correction="{name: token_tis, cap: 2.0}"),
+    Recipe("demo-r3", 4e-4, 0.08, mode="R3"),
+    Recipe("demo-minirl", 3e-3, 0.1, preset="minirl"),
+    Recipe("demo-pr3", 3e-4, 0.05, mode="Pr3"),
 )
+"""The six runs of the demo, and one with a predictor."""
 
 
 def write_demo(root: Path, recipes: tuple[Recipe, ...] = DEMO, num_steps: int = 60) -> list[RunFolder]:
@@ -48,7 +52,8 @@ def write_run(root: Path, recipe: Recipe, seed: int, num_steps: int) -> RunFolde
     run = RunFolder.create(root, recipe.name, f"{seed:08x}", datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC))
     run.write_config(
         f"name: {recipe.name}\nseed: {seed}\nbackend: sandbox\nnum_steps: {num_steps}\n"
-        f"algorithm:\n  objective: {{preset: {recipe.preset}}}\n  replay: {{mode: {recipe.mode}}}\n"
+        f"algorithm:\n  objective: {{preset: {recipe.preset}, correction: {recipe.correction}}}\n"
+        f"  replay: {{mode: {recipe.mode}}}\n"
         f"  batch: {{num_prompts: 16, num_responses: 8, num_minibatches: 4}}\n{recipe.engine}\n"
     )
     run.write_manifest(manifest(seed))
@@ -83,7 +88,7 @@ def metrics_at(recipe: Recipe, step: int, num_steps: int, generator: torch.Gener
     metrics["actor/k3_kl_mu_pi"] = kl + metrics["staleness/k3_kl"]
     if step == 1 or step % 10 == 0:
         metrics["eval/accuracy"] = min(1.0, max(0.0, reward - 0.04 + 0.01 * noise[2]))
-    if recipe.preset == "minirl":
+    if recipe.preset == "minirl" or recipe.correction != "null":
         metrics["rollout_corr/truncated_fraction"] = min(1.0, kl / 4)
     if recipe.mode != "none":
         metrics["routing/topk_agreement"] = (0.97 if recipe.mode == "Pr3" else 0.92) - 0.02 * step / num_steps

@@ -151,8 +151,8 @@ def test_histograms_are_shares(runs: list[Run]) -> None:
 def test_tails_and_parts_are_the_records(runs: list[Run]) -> None:
     """Deviations are those of the last step of each run that replays; parts are means over its steps."""
     figure = deviation_tails(runs)
-    assert figure is not None and {bars["meta"]["run"] for bars in figure.data} == {3, 4}
-    last = runs[3].metrics[-1]
+    assert figure is not None and {bars["meta"]["run"] for bars in figure.data} == {2, 4, 6}
+    last = runs[2].metrics[-1]
     assert figure.data[0]["y"][:2] == [last["routing/zero_deviation"], last["routing/one_deviation"]]
     assert sum(figure.data[0]["y"]) == pytest.approx(1)
     parts = ratio_parts(runs)

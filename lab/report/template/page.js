@@ -30,6 +30,7 @@
     if (role === "map") return { ...out, colorscale: mapColours(), textfont: { size: 11, color: colour("--text") } };
     if (role === "band") return { ...out, fillcolor: `${lineColour(run)}26`, line: { width: 0 } };
     if (role === "light-bar") out.marker = { color: mixed(lineColour(run), 0.4) };
+    else if (role === "collapse") out.marker = { symbol: "x", size: 13, color: lineColour(run), line: { width: 2, color: colour("--page") } };
     else if (role === "mark") out.marker = { color: colour("--text"), size: 7, symbol: "line-ew-open", line: { width: 2 } };
     else if (role === "cloud") out.marker = { color: lineColour(run), size: 3.5, opacity: 0.55 };
     else if (role === "cells") {
@@ -40,7 +41,7 @@
       out.marker = { ...trace.marker, color: colour("--text"), size: cellSize(figure, width), line: { width: 1.5 } };
     } else if (role === "bar") out.marker = { color: lineColour(run) };
     else {
-      out.line = { ...trace.line, color: lineColour(run), width: role === "raw" ? 1 : 2 };
+      out.line = { ...trace.line, color: lineColour(run), width: trace.line?.width ?? (role === "raw" ? 1 : 2) };
       out.marker = { color: lineColour(run), size: 6 };
     }
     return out;
@@ -56,13 +57,12 @@
 
   function layoutOf(figure, width) {
     const labels = (figure.layout.annotations ?? []).map((label) => {
-      const run = Number(label.name.slice("run-".length));
-      const visible = width >= NARROW && !hidden.has(run);
-      return { ...label, visible, font: { size: 12, color: textColour(run) } };
+      const [run, where] = label.name.slice("run-".length).split(" ");
+      const fits = (where === "narrow") === width < NARROW;
+      return { ...label, fits, visible: fits && !hidden.has(Number(run)), font: { size: 12, ...label.font, color: textColour(Number(run)) } };
     });
-    // Names at the ends of the lines need room; a phone has none, there the legend alone tells the runs apart.
-    const longest = Math.max(0, ...labels.map((label) => label.text.length));
-    const right = labels.length && width >= NARROW ? 14 + 6.6 * longest : margin.r;
+    // Names at the ends of the lines need room; most figures have none on a phone, where the legend tells the runs apart.
+    const right = Math.max(margin.r, ...labels.filter((label) => label.fits).map((label) => 14 + 0.55 * label.font.size * label.text.length));
     return {
       ...figure.layout,
       margin: { ...margin, r: right, ...figure.layout.margin },

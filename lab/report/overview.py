@@ -1,0 +1,87 @@
+"""The large picture at the top of the report: the reward of every run over its steps, and where runs collapsed."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from lab.report.figures import (
+    MARGIN,
+    Figure,
+    Scale,
+    caption,
+    end_labels,
+    over_steps,
+    run_lines,
+    smoothing_note,
+    smoothing_window,
+)
+from lab.report.runs import Run
+from lab.report.story import first_step, reasons
+from lab.verdict import REWARD, Series, trailing_mean
+
+HEIGHT = 440
+LABEL_SIZE = 14
+"""Pixels of the letters at the ends of lines."""
+
+
+def reward_picture(runs: Sequence[Run]) -> Figure | None:
+    """The reward of all runs, with a cross on each curve where its first rule began to hold; None without a reward."""
+    found = [(run, values) for run in runs if (values := run.series(REWARD))]
+    if not found:
+        return None
+    window = _window([run for run, _ in found], max(len(values) for _, values in found))
+    scale = Scale.of([value for _, values in found for _, value in values], "linear")
+    smooth = [(run, trailing_mean(values, window)) for run, values in found]
+    data = run_lines(found, window, scale, marked=False)
+    for trace in data:
+        trace["line"] |= {"width": 1 if trace["meta"]["role"] == "raw" else 2.5}
+    data += [cross for run, values in smooth if (cross := _cross(run, values)) is not None]
+    layout = over_steps([values for _, values in found], scale)
+    if len(runs) > 1:
+        layout["annotations"] = _labels(smooth, scale)
+    note = smoothing_note(window)
+    if any(trace["meta"]["role"] == "collapse" for trace in data):
+        note += "A cross marks the step from which the first rule of the verdict held; the table has the rules."
+    return Figure("reward", "Reward in training", caption(REWARD), data, layout, note, HEIGHT)
+
+
+def _window(runs: Sequence[Run], num_values: int) -> int:
+    """The window of the verdicts' own rule where all runs have one and are long enough to be read at it."""
+    windows = {(run.verdict or {}).get("thresholds", {}).get("window") for run in runs}
+    window = windows.pop() if len(windows) == 1 else None
+    return window if window is not None and 3 * window <= num_values else smoothing_window(num_values)
+
+
+def _cross(run: Run, smooth: Series) -> dict[str, Any] | None:
+    """The mark on a collapsed run's curve; its hover text is the rule."""
+    step = first_step(run)
+    before = [(at, value) for at, value in smooth if step is not None and at <= step]
+    if not before:
+        return None
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [before[-1][0]],
+        "y": [before[-1][1]],
+        "name": run.label,
+        "cliponaxis": False,
+        "meta": {"run": run.index, "role": "collapse"},
+        # In short lines: the hover box of a phone is narrow.
+        "customdata": ["<br>".join(textwrap.wrap(f"collapsed: {reasons(run)[0]}", 40))],
+        "hovertemplate": "%{customdata}",
+    }
+
+
+def _labels(smooth: Sequence[tuple[Run, Series]], scale: Scale) -> list[dict[str, Any]]:
+    """Names at the ends of the curves: with the step of a collapse where the page is wide, with a cross on a phone."""
+    ends = [(run, *values[-1]) for run, values in smooth]
+    steps = [first_step(run) for run, _ in smooth]
+    wide = ["" if step is None else f" ✕ step {step}" for step in steps]
+    narrow = ["" if step is None else " ✕" for step in steps]
+    plot_height = float(HEIGHT - MARGIN["t"] - MARGIN["b"])
+    return [
+        *end_labels(ends, scale, suffixes=wide, height=plot_height, size=LABEL_SIZE),
+        *end_labels(ends, scale, suffixes=narrow, where=" narrow", height=plot_height, size=LABEL_SIZE),
+    ]

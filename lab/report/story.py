@@ -1,0 +1,237 @@
+"""What the runs show, in words: which collapsed, when and by which rule, which held, and their KL with and without.
+
+Every number is one of the records'. The words say what was measured and what a remedy does, never why a run held.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from lab.report.runs import ACCURACY, Run
+from lab.report.style import number
+from lab.report.treatments import Group, Treatment, groups
+from lab.verdict import KL, REWARD, trailing_mean
+
+OUTCOMES = {"collapsed": "collapsed", "stable": "held", "undecided": "is undecided", "unfinished": "is unfinished"}
+"""The words of a verdict as verbs, in the order of the telling."""
+MANY = 8
+"""Groups beyond which the runs are counted rather than named: their names are in the table."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """Some words, in the colour of a run where they name it."""
+
+    text: str
+    run: int | None = None
+
+
+Sentence = list[Words]
+
+
+@dataclass(frozen=True)
+class Story:
+    """The headline, the sentences under it, and the small print: what the remedies do, and how far to trust it."""
+
+    headline: list[Sentence]
+    sentences: list[Sentence]
+    notes: list[str]
+
+    @property
+    def text(self) -> str:
+        """All of it as plain text."""
+        spoken = ("".join(words.text for words in some) for some in (*self.headline, *self.sentences))
+        return " ".join([*spoken, *self.notes])
+
+
+def story(runs: Sequence[Run]) -> Story:
+    """The story of these runs, in their order."""
+    found = groups(runs)
+    told = [*map(_collapse, found), *map(_remarks, found), _accuracy(found), _kl(found)] if len(found) <= MANY else []
+    return Story(_headline(found), [sentence for sentence in told if sentence], _notes(found))
+
+
+def first_step(run: Run) -> int | None:
+    """The step at which the first rule that fired began to hold; None for a run that did not collapse."""
+    step = (run.verdict or {}).get("first_step") if run.verdict_word == "collapsed" else None
+    return None if step is None else int(step)
+
+
+def reasons(run: Run) -> list[str]:
+    """The rules that fired, each a clause with its step: `the reward fell below half of its peak, 0.19, at step 24`."""
+    verdict = run.verdict or {}
+    return [_reason(run, reason, verdict.get("thresholds", {})) for reason in verdict.get("reasons", ())]
+
+
+def _reason(run: Run, reason: dict[str, Any], thresholds: dict[str, Any]) -> str:
+    rule, limit, step = reason.get("rule"), reason.get("threshold"), int(reason["step"])
+    if rule == "reward_fall":
+        share, window = thresholds.get("reward_fall"), int(thresholds.get("window", 1))
+        part = "half" if share == 0.5 else number(share)
+        before = [value for at, value in trailing_mean(run.series(REWARD), window) if at <= step]
+        peak = f" of its peak, {max(before):.2f}," if before else " of its peak"
+        end = ", and recovered" if reason.get("recovered") else ""
+        return f"the reward fell below {part}{peak} at step {step}{end}"
+    if rule == "kl_blowup":
+        return f"the KL between mu and old rose above {_two(limit)} nats a token at step {step}"
+    if rule == "entropy_collapse":
+        return f"the entropy fell below {_two(limit)} nats a token at step {step}"
+    return str(reason["sentence"]).rstrip(".")
+
+
+# ---- the parts of the story ------------------------------------------------------------------------------------------
+
+
+def _headline(found: Sequence[Group]) -> list[Sentence]:
+    runs = [run for group in found for run in group.runs]
+    words = [run.verdict_word for run in runs]
+    if len(runs) == 1:
+        return [[Words(f"{_alone(runs[0])}.")]]
+    pure = all(len({run.verdict_word for run in group.runs}) == 1 for group in found)
+    if len(set(words)) == 1 or len(found) > MANY or not pure:
+        return [[Words(f"{_counts(words)}.")]]
+    sentences: list[Sentence] = []
+    for word, verb in OUTCOMES.items():
+        some = [group for group in found if group.runs[0].verdict_word == word]
+        if some:
+            sentences.append([Words(f"{'It' if sentences else 'Training'} {verb} "), *_adverbial(some), Words(".")])
+    return sentences
+
+
+def _alone(run: Run) -> str:
+    num_steps = run.metrics[-1]["step"] if run.metrics else 0
+    if run.verdict_word == "collapsed":
+        return f"Training collapsed at step {first_step(run)} of {num_steps}"
+    held = "Training held for" if run.verdict_word == "stable" else f"The run is {run.verdict_word} after"
+    return f"{held} {num_steps} steps"
+
+
+def _counts(words: Sequence[str]) -> str:
+    if len(set(words)) == 1:
+        verb = OUTCOMES[words[0]].replace("is ", "are ")
+        return f"{'Both' if len(words) == 2 else f'All {len(words)}'} runs {verb}"
+    counts = [_verb(words.count(word), word) for word in OUTCOMES if word in words]
+    return f"Of {len(words)} runs {_list(counts)}"
+
+
+def _verb(num: int, word: str) -> str:
+    return f"{num} {OUTCOMES[word] if num == 1 else OUTCOMES[word].replace('is ', 'are ')}"
+
+
+def _collapse(group: Group) -> Sentence:
+    """When and by which rules the runs of a group collapsed; nothing where none did."""
+    fallen = [run for run in group.runs if (run.verdict or {}).get("reasons")]
+    if not fallen:
+        return []
+    start = _start(group)
+    if len(group.runs) > 1:
+        steps = sorted(int((run.verdict or {})["first_step"]) for run in fallen)
+        at = ("at step " if len(steps) == 1 else "at steps ") + _list([str(step) for step in steps])
+        return [*start, Words(f" {len(fallen)} of {len(group.runs)} runs collapsed, {at}.")]
+    return [*start, Words(f" {_list(reasons(fallen[0]))}.")]
+
+
+def _remarks(group: Group) -> Sentence:
+    """What the verdicts remark on runs that held; nothing where they do not."""
+    remarks = [str(remark) for run in group.runs for remark in (run.verdict or {}).get("remarks", ())]
+    if not remarks:
+        return []
+    if len(group.runs) > 1:
+        return [*_start(group), Words(f" {len(remarks)} of {len(group.runs)} runs are remarked on: see the table.")]
+    return [*_start(group), Words(" " + " ".join([remarks[0][0].lower() + remarks[0][1:], *remarks[1:]]))]
+
+
+def _accuracy(found: Sequence[Group]) -> Sentence:
+    """Held-out accuracy at the first and at the last evaluation, runs of one group averaged."""
+    ends = [(group, _ends(group)) for group in found]
+    known = [(group, pair) for group, pair in ends if pair is not None]
+    if not known:
+        return []
+    firsts = {f"{first:.2f}" for _, (first, _) in known}
+    if len(firsts) == 1:
+        values = [(group, f"{last:.2f}") for group, (_, last) in known]
+        return [Words(f"Held-out accuracy went from {firsts.pop()} to "), *_valued(values)]
+    values = [(group, f"from {first:.2f} to {last:.2f}") for group, (first, last) in known]
+    return [Words("Held-out accuracy went "), *_valued(values)]
+
+
+def _kl(found: Sequence[Group]) -> Sentence:
+    """The mean KL of each group's runs."""
+    means = [(group, [kl for run in group.runs if (kl := run.mean(KL)) is not None]) for group in found]
+    known = [(group, _two(fmean(values))) for group, values in means if values]
+    if not known:
+        return []
+    return [Words("The KL between mu and old, in nats a token, was on average "), *_valued(known)]
+
+
+def _notes(found: Sequence[Group]) -> list[str]:
+    """What the remedies do, each once, and how many seeds there are."""
+    clauses = dict.fromkeys(clause for group in found for clause in Treatment(group.runs[0]).clauses())
+    notes = [f"{'; '.join(clauses)}."] if clauses else []
+    if len(found) > 1 and max(len(group.runs) for group in found) == 1:
+        notes.append("One run each: small differences may be chance.")
+    elif any(len(group.runs) > 1 for group in found):
+        notes.append("Where a config ran with several seeds, accuracy and KL are their means.")
+    return notes
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def _ends(group: Group) -> tuple[float, float] | None:
+    values = [[value for _, value in run.series(ACCURACY)] for run in group.runs]
+    known = [some for some in values if len(some) >= 2]
+    return (fmean(some[0] for some in known), fmean(some[-1] for some in known)) if known else None
+
+
+def _two(value: float | None) -> str:
+    """Two significant digits: what is read in passing; the table has three."""
+    return number(value if value is None else float(f"{value:.2g}"))
+
+
+def _named(group: Group, *, preposition: bool = True) -> Sentence:
+    """`with R3`, `without a remedy`; the name in its run's colour, and with it a preposition that belongs to it."""
+    ink = group.runs[0].index if len(group.runs) == 1 else None
+    if group.preposition == "without":
+        return [Words(group.words if preposition else group.name, ink)]
+    return [*([Words(f"{group.preposition} ")] if preposition else []), Words(group.name, ink)]
+
+
+def _start(group: Group) -> Sentence:
+    """The group's words at the start of a sentence."""
+    first, *rest = _named(group)
+    return [Words(first.text[0].upper() + first.text[1:], first.run), *rest]
+
+
+def _adverbial(some: Sequence[Group]) -> Sentence:
+    """`without a remedy and with R2, R3`: the groups' names, each preposition once in a row of the same."""
+    rows = [list(row) for _, row in itertools.groupby(some, key=lambda group: group.preposition)]
+    sentence: Sentence = []
+    for place, row in enumerate(rows):
+        names = [_named(group, preposition=group is row[0]) for group in row]
+        sentence += [*([Words(" and ")] if place else []), *_joined(names)]
+    return sentence
+
+
+def _valued(values: Sequence[tuple[Group, str]]) -> Sentence:
+    """`0.52 with an exact engine, 0.05 without a remedy and 0.32 with R3.`"""
+    if len(values) == 1:
+        return [Words(f"{values[0][1]}.")]
+    items = [[Words(f"{value} "), *_named(group)] for group, value in values]
+    return [*_joined(items), Words(".")]
+
+
+def _joined(items: Sequence[Sentence]) -> Sentence:
+    sentence: Sentence = []
+    for place, item in enumerate(items):
+        mark = "" if place == 0 else " and " if place == len(items) - 1 else ", "
+        sentence += [*([Words(mark)] if mark else []), *item]
+    return sentence
+
+
+def _list(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

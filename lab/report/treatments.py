@@ -1,0 +1,155 @@
+"""What sets the runs of a report apart, read from their configs: the engine's gap, and what was done about it.
+
+A remedy is a correction of the gap or a replay mode. Runs of one config under several seeds are one group.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from lab.config.algorithm import ObjectiveBlock
+from lab.config.load import NOT_HASHED
+from lab.config.strict import ConfigError, validate
+from lab.report.runs import Run
+from theory.objectives import Objective
+
+PRESETS = {
+    "minirl": "MiniRL", "minirl_lengthnorm": "MiniRL with length norm", "minirl_no_is": "MiniRL without its weight",
+    "reinforce": "REINFORCE", "ppo": "PPO", "grpo": "GRPO", "grpo_dapo": "GRPO-DAPO", "dr_grpo": "Dr. GRPO",
+    "cispo": "CISPO", "gspo": "GSPO", "minpro": "MinPRO", "dppo_tv": "DPPO-TV", "dppo_kl": "DPPO-KL", "cppo": "CPPO",
+}  # fmt: skip
+CORRECTIONS = {
+    "none": "no weight", "token_is": "Token-IS", "token_tis": "Token-TIS", "prefix_tis": "Prefix-TIS",
+    "minpro": "MinPRO's weight", "seq_tis": "Seq-TIS", "icepop": "IcePop", "seq_mis": "Seq-MIS", "geo_rs": "Geo-RS",
+    "k3_rs": "K3-RS",
+}  # fmt: skip
+REPLAY = {
+    "R2": "R2 replays the old pass's experts in the gradient passes",
+    "R3": "R3 replays mu's experts in all training passes",
+    "Pr2": "Pr2 replays the experts that a predictor chose in the old pass",
+    "Pr3": "Pr3 replays the experts that a predictor chose for mu",
+}
+"""What each replay mode does, in a clause."""
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What one run's config says of the engine and of the remedies; None where it says nothing that can be read."""
+
+    run: Run
+
+    @cached_property
+    def is_exact(self) -> bool:
+        """Whether the inference engine computes what the training engine computes."""
+        return self.run.engine == "exact" or self.run.engine.startswith("exact (")
+
+    @cached_property
+    def objective(self) -> Objective | None:
+        """The objective that the run optimised."""
+        block = self.run.setting("algorithm", "objective")
+        try:
+            return validate(ObjectiveBlock, block, "").build() if isinstance(block, dict) else None
+        except ConfigError:  # written by another version of the project
+            return None
+
+    @property
+    def preset(self) -> str | None:
+        """The objective's preset, as papers spell it."""
+        name = None if self.objective is None else self.objective.name
+        return None if name is None else PRESETS.get(name, name)
+
+    @property
+    def own_correction(self) -> str | None:
+        """The correction that the config puts in the place of the preset's."""
+        block = self.run.setting("algorithm", "objective", "correction")
+        name = block.get("name") if isinstance(block, dict) else None
+        return None if name is None else CORRECTIONS.get(str(name), str(name))
+
+    @property
+    def replay(self) -> str | None:
+        """The replay mode, without `none`."""
+        mode = self.run.setting("algorithm", "replay", "mode")
+        return None if mode in (None, "none") else str(mode)
+
+    @property
+    def is_untreated(self) -> bool:
+        """A gap, and neither a correction nor replay."""
+        corrected = self.objective is None or self.objective.correction.name != "none"
+        return not (self.is_exact or corrected or self.replay)
+
+    def parts(self, baseline: str | None, engines: Literal["same", "exact", "differ"]) -> list[str]:
+        """What is particular to it, in words: the preset where it is not the baseline's, correction, replay, engine.
+
+        `engines` says how those of the report differ: not at all, in being exact or not, or in more.
+        """
+        found = [None if self.preset == baseline else self.preset, self.own_correction, self.replay]
+        if engines != "same" and self.is_exact:
+            found.append("an exact engine")
+        elif engines == "differ":
+            found.append(self.run.engine)
+        return [part for part in found if part]
+
+    def clauses(self) -> list[str]:
+        """What its remedies do, a clause each: replay by its mode, a correction by its formula."""
+        clauses = [REPLAY[self.replay]] if self.replay in REPLAY else []
+        if self.objective is None or self.objective.correction.name == "none":
+            return clauses
+        name, correction = self.own_correction or self.preset, self.objective.correction
+        if correction.symbol:
+            clauses.append(f"{name} weighs each token by {correction.symbol}")
+        if correction.rejection:
+            clauses.append(f"{name} keeps a response only if {correction.rejection}")
+        return clauses
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one config under several seeds, and what sets them apart: `without a remedy`, `with R3`."""
+
+    runs: tuple[Run, ...]
+    preposition: str
+    name: str
+
+    @property
+    def words(self) -> str:
+        """Preposition and name."""
+        return f"{self.preposition} {self.name}"
+
+
+def groups(runs: Sequence[Run]) -> list[Group]:
+    """The runs by config, seeds apart, each group under words that no other has."""
+    by_config: dict[str, list[Run]] = {}
+    for run in runs:
+        by_config.setdefault(_fingerprint(run), []).append(run)
+    members = [tuple(some) for some in by_config.values()]
+    treatments = [Treatment(some[0]) for some in members]
+    engines = {treatment.run.engine for treatment in treatments if not treatment.is_exact}
+    differ = "differ" if len(engines) > 1 else "exact" if len({t.is_exact for t in treatments}) > 1 else "same"
+    presets = [treatment.preset for treatment in treatments]
+    untreated = [treatment.preset for treatment in treatments if treatment.is_untreated]
+    baseline = untreated[0] if untreated else max(presets, key=presets.count)
+    names = [_named(treatment, baseline, differ) for treatment in treatments]
+    return [
+        Group(some, *(name if names.count(name) == 1 else ("in", some[0].label)))
+        for some, name in zip(members, names, strict=True)
+    ]
+
+
+def _named(treatment: Treatment, baseline: str | None, engines: Literal["same", "exact", "differ"]) -> tuple[str, str]:
+    """Preposition and name of what a run has; its label where its config says nothing."""
+    parts = treatment.parts(baseline, engines)
+    if treatment.is_untreated and (not parts or engines == "differ"):
+        return "without", " under ".join(["a remedy", *parts])
+    if not parts and treatment.preset:
+        parts = [treatment.preset]
+    return ("with", " + ".join(parts)) if parts else ("in", treatment.run.label)
+
+
+def _fingerprint(run: Run) -> str:
+    """Everything in the config that may change the numbers, but the seed; the folder where it cannot be read."""
+    kept: dict[str, Any] = {key: value for key, value in run.config.items() if key not in ("seed", *NOT_HASHED)}
+    return json.dumps(kept, sort_keys=True, default=str) if kept else str(run.folder.path)

@@ -1,0 +1,189 @@
+"""Laws of the report's first screen: words and crosses are the records', and a run is named by what it alone has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from lab.records import RunFolder
+from lab.report.overview import reward_picture
+from lab.report.runs import Run, load_runs
+from lab.report.story import MANY, Story, first_step, story
+from lab.report.treatments import CORRECTIONS, PRESETS, REPLAY, groups
+from lab.verdict import trailing_mean
+from tests.lab.synthetic_runs import DEMO, FP8, Recipe, write_demo, write_run
+from theory import objectives
+from theory.routing.passes import PASSES
+
+BF16 = "engine: {defects: [{kind: kv_precision, format: bf16}]}"
+EXACT = "engine: {defects: []}"
+SIX = DEMO[:6]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """The six runs of the demo, made up: those without a remedy and with R2 collapsed."""
+    return load_runs(write_demo(tmp_path_factory.mktemp("runs"), SIX))
+
+
+def headline(told: Story) -> str:
+    """The headline as text."""
+    return " ".join("".join(words.text for words in sentence) for sentence in told.headline)
+
+
+def change_verdict(folder: RunFolder, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes verdict.json in place."""
+    path = folder.path / "verdict.json"
+    verdict = json.loads(path.read_text())
+    change(verdict)
+    path.write_text(json.dumps(verdict))
+
+
+def test_the_headline_groups_runs_by_their_verdicts(runs: list[Run]) -> None:
+    """Collapsed first, then held, each run by what it alone has, in its own colour."""
+    told = story(runs)
+    assert headline(told) == (
+        "Training collapsed without a remedy and with R2. It held with an exact engine, Token-TIS, R3 and MiniRL."
+    )
+    coloured = [(words.text, words.run) for sentence in told.headline for words in sentence if words.run is not None]
+    names = ["without a remedy", "R2", "an exact engine", "Token-TIS", "R3", "MiniRL"]
+    assert coloured == list(zip(names, [1, 2, 0, 3, 4, 5], strict=True))
+
+
+def test_the_sentences_have_the_records_numbers(runs: list[Run]) -> None:
+    """Each rule that fired with its step, each run's accuracy and mean KL, and the formula of each weight."""
+    text = story(runs).text
+    for run in runs:
+        assert (first_step(run) is not None) == (run.label in ("none", "r2"))
+        for reason in (run.verdict or {})["reasons"]:
+            assert f"at step {reason['step']}" in text
+    none = (runs[1].verdict or {})["reasons"]
+    fall = next(reason for reason in none if reason["rule"] == "reward_fall")
+    reward = trailing_mean(runs[1].series("reward/mean"), 5)
+    peak = max(value for step, value in reward if step <= fall["step"])
+    assert f"the reward fell below half of its peak, {peak:.2f}, at step {fall['step']}" in text
+    blowup = next(reason for reason in none if reason["rule"] == "kl_blowup")
+    assert f"rose above {blowup['threshold']:.2g} nats a token at step {blowup['step']}" in text
+    for name, run in zip(("without a remedy", "with R3"), (runs[1], runs[4]), strict=True):
+        values = [value for _, value in run.series("eval/accuracy")]
+        assert f"from {values[0]:.2f} to {values[-1]:.2f} {name}" in text
+        kl = float(f"{fmean(value for _, value in run.series('rollout_corr/k3_kl')):.2g}")
+        assert any(f"{shown} {name}" in text for shown in (f"{kl:g}", f"{kl:.1e}".replace("e-0", "e-"))), (kl, text)
+    assert "Token-TIS weighs each token by min(old_t/mu_t, 2); " in text
+    assert "MiniRL weighs each token by min(pi_t/mu_t, 5)." in text and "R3 replays mu's experts" in text
+
+
+def test_the_story_follows_the_verdicts(tmp_path: Path) -> None:
+    """Another verdict is another story: held, unfinished, undecided, recovered, remarked on, a rule yet unknown."""
+    folders = write_demo(tmp_path, SIX[3:5])
+    assert headline(story(load_runs(folders))) == "Both runs held."
+    change_verdict(folders[1], lambda v: v.update(remarks=["The reward ends at 0.1, below 0.75 of its 0.2 at first."]))
+    assert "With R3 the reward ends at 0.1, below 0.75 of its 0.2 at first." in story(load_runs(folders)).text
+    change_verdict(folders[0], lambda v: v.update(verdict="undecided"))
+    assert headline(story(load_runs(folders))) == "Training held with R3. It is undecided with Token-TIS."
+    (folders[0].path / "verdict.json").unlink()
+    assert headline(story(load_runs(folders))) == "Training held with R3. It is unfinished with Token-TIS."
+    reason = {"rule": "reward_fall", "step": 9, "threshold": 0.2, "recovered": True, "sentence": "x"}
+    change_verdict(folders[1], lambda v: v.update(verdict="collapsed", first_step=9, reasons=[reason], remarks=[]))
+    assert ", at step 9, and recovered." in story(load_runs(folders)).text
+    reason |= {"rule": "another", "sentence": "Something happened at step 9."}
+    change_verdict(folders[1], lambda v: v.update(reasons=[reason]))
+    assert "With R3 Something happened at step 9." in story(load_runs(folders)).text
+
+
+def test_one_run_is_told_by_its_verdict(tmp_path: Path) -> None:
+    """Its verdict and steps, its accuracy from and to, its KL; no name where there is nothing to tell it from."""
+    held, fell = write_demo(tmp_path, (SIX[4], SIX[1]))
+    told = story(load_runs([held]))
+    assert headline(told) == "Training held for 60 steps."
+    (run,) = load_runs([held])
+    accuracy = [value for _, value in run.series("eval/accuracy")]
+    assert (
+        f"Held-out accuracy went from {accuracy[0]:.2f} to {accuracy[-1]:.2f}. The KL between mu and old" in told.text
+    )
+    step = first_step(load_runs([fell])[0])
+    assert headline(story(load_runs([fell]))) == f"Training collapsed at step {step} of 60."
+    (held.path / "verdict.json").unlink()
+    assert headline(story(load_runs([held]))) == "The run is unfinished after 60 steps."
+
+
+NAMES: dict[str, tuple[list[Recipe], list[str]]] = {
+    "one engine, three objectives": (
+        [Recipe("a", 0, 0), Recipe("b", 0, 0, preset="gspo"), Recipe("c", 0, 0, preset="minirl", mode="R3")],
+        ["without a remedy", "with GSPO", "with MiniRL + R3"],
+    ),
+    "exact engines alone have no gap to remedy": (
+        [Recipe("a", 0, 0, engine=EXACT), Recipe("b", 0, 0, preset="gspo", engine=EXACT)],
+        ["with GRPO", "with GSPO"],
+    ),
+    "engines differ in more than being exact": (
+        [Recipe("a", 0, 0, engine=FP8), Recipe("b", 0, 0, engine=BF16), Recipe("c", 0, 0, engine=EXACT)],
+        ["without a remedy under weight precision fp8_e4m3 channel", "without a remedy under kv precision bf16",
+         "with an exact engine"],
+    ),
+    "a weight of its own, and one put in its place": (
+        [Recipe("a", 0, 0, preset="minirl"), Recipe("b", 0, 0, preset="minirl_no_is"),
+         Recipe("c", 0, 0, preset="minirl", correction="{name: icepop}")],
+        ["with MiniRL", "without a remedy", "with MiniRL + IcePop"],
+    ),
+    "what the config does not name is told by label": (
+        [Recipe("rate-1", 0, 0, engine=f"{FP8}\ntraining: {{x: 1}}"), Recipe("rate-2", 0, 0)],
+        ["in 1", "in 2"],
+    ),
+    "an objective that nobody knows": ([Recipe("a", 0, 0, preset="later")], ["in a"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_a_run_is_named_by_what_it_alone_has(tmp_path: Path, case: str) -> None:
+    """Objective, correction, replay and engine, as far as they differ; two runs never share a name."""
+    recipes, names = NAMES[case]
+    found = groups(load_runs([write_run(tmp_path, recipe, 0, 5) for recipe in recipes]))
+    assert [group.words for group in found] == names
+
+
+def test_seeds_of_one_config_are_one_group(tmp_path: Path) -> None:
+    """Seeds are counted, not named, and their numbers are means; so are groups where a sentence cannot hold them."""
+    seeds = [write_run(tmp_path, recipe, seed, 60) for recipe in SIX[1:5:3] for seed in (1, 2)]
+    told = story(load_runs(seeds))
+    assert headline(told) == "Training collapsed without a remedy. It held with R3."
+    fallen = sorted(first_step(run) or 0 for run in load_runs(seeds[:2]))
+    assert f"Without a remedy 2 of 2 runs collapsed, at steps {fallen[0]} and {fallen[1]}." in told.text
+    means = [fmean(run.series("eval/accuracy")[-1][1] for run in load_runs(pair)) for pair in (seeds[:2], seeds[2:])]
+    assert f"to {means[0]:.2f} without a remedy" in told.text and f"{means[1]:.2f} with R3" in told.text
+    assert "several seeds" in told.text and "One run each" not in told.text
+    (seeds[1].path / "verdict.json").unlink()
+    assert headline(story(load_runs(seeds))) == "Of 4 runs 1 collapsed, 2 held and 1 is unfinished."
+    rates = [Recipe(f"rate-{i}", 0, 0, engine=f"{FP8}\ntraining: {{x: {i}}}") for i in range(MANY + 1)]
+    many = story(load_runs([write_run(tmp_path / "many", recipe, 0, 5) for recipe in rates]))
+    assert headline(many) == f"All {MANY + 1} runs are undecided." and many.sentences == []
+
+
+def test_every_remedy_has_its_words() -> None:
+    """Each preset, correction and replay mode of theory/ is spelt as papers spell it."""
+    assert set(PRESETS) == set(objectives.PRESETS) and set(CORRECTIONS) == set(objectives.CORRECTIONS)
+    assert set(REPLAY) == set(PASSES) - {"none"}
+
+
+def test_the_picture_marks_each_collapse_on_its_curve(runs: list[Run]) -> None:
+    """A cross at the verdict's first step, at the height of the bold line; its hover text and its label say so."""
+    picture = reward_picture(runs)
+    assert picture is not None
+    by_role: dict[str, dict[int, dict[str, Any]]] = {}
+    for trace in picture.data:
+        by_role.setdefault(trace["meta"]["role"], {})[trace["meta"]["run"]] = trace
+    assert set(by_role["collapse"]) == {1, 2} and len(by_role["line"]) == len(by_role["raw"]) == 6
+    for index, cross in by_role["collapse"].items():
+        line, step = by_role["line"][index], first_step(runs[index])
+        assert (cross["x"], cross["y"]) == ([step], [line["y"][line["x"].index(step)]])
+        assert f"at step {step}" in cross["customdata"][0].replace("<br>", " ")
+        wide, narrow = [a["text"] for a in picture.layout["annotations"] if a["name"].split(" ")[0] == f"run-{index}"]
+        assert (wide, narrow) == (f"{runs[index].label} ✕ step {step}", f"{runs[index].label} ✕")
+    # The bold line is what the rule looked at: the mean over the verdict's own window.
+    assert by_role["line"][0]["y"] == [value for _, value in trailing_mean(runs[0].series("reward/mean"), 5)]
+    assert by_role["raw"][0]["y"] == [value for _, value in runs[0].series("reward/mean")]
