@@ -24,8 +24,8 @@ def calibrate(
 
     \b
     Examples:
-      firstorder calibrate slime/train_12_0.pt configs/demo/base.yaml --out engine.yaml
-      firstorder calibrate step-000070.safetensors configs/demo/base.yaml --algorithm.batch.num_prompts 16
+      firstorder calibrate slime/train_12_0.pt configs/arithmetic.yaml --out engine.yaml
+      firstorder calibrate step-000070.safetensors configs/arithmetic.yaml --algorithm.batch.num_prompts 16
     """
     from firstorder.train import split
     from firstorder.worlds import Schemas

@@ -82,7 +82,7 @@ def firstorder(
 
     \b
     Start here, in a checkout of the project:
-      firstorder train configs/demo/fp8_minirl_r3.yaml
+      firstorder train configs/demo/r3.yaml
       firstorder report runs/demo-* --out runs/demo.html
     """
     if version:

@@ -28,7 +28,7 @@ def defects(
     \b
     Examples:
       firstorder defects configs/demo_scaled/model.yaml --out docs/engine-defects.md
-      firstorder defects configs/demo/base.yaml --seeds 4 --rung exact --rung 'router noise 0.1'
+      firstorder defects configs/arithmetic.yaml --seeds 4 --rung exact --rung 'router noise 0.1'
     """
     from firstorder.train import split
     from firstorder.worlds import Schemas

@@ -25,7 +25,7 @@ def export(
     \b
     Examples:
       firstorder export configs/demo_scaled/model.yaml --to runs/demo-model
-      firstorder export runs/demo-fp8-minirl-r3 --to runs/trained-model
+      firstorder export runs/demo-r3 --to runs/trained-model
     """
     from firstorder.worlds import Schemas
     from sandbox import export as exports

@@ -33,10 +33,10 @@ def train(
 
     \b
     Examples:
-      firstorder train configs/demo/fp8_minirl.yaml
-      firstorder train configs/demo/fp8_minirl.yaml --algorithm.replay.mode R3 --name my-r3 --seed 1
-      firstorder train configs/demo/fp8_minirl.yaml --algorithm.optimizer.betas '[0.9, 0.99]' --print-config
-      firstorder train configs/demo/fp8_minirl.yaml --resume
+      firstorder train configs/demo/none.yaml
+      firstorder train configs/demo/none.yaml --algorithm.replay.mode R3 --name my-r3 --seed 1
+      firstorder train configs/demo/none.yaml --algorithm.optimizer.betas '[0.9, 0.99]' --print-config
+      firstorder train configs/demo/none.yaml --resume
 
     Results go to runs/<name>/<UTC time>-<config hash>/. A killed run goes on with --resume, to the same bits as if it
     had never stopped.

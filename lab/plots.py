@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pandas as pd
 import plotly.graph_objects as go
 
-from lab.report.figures import Scale
+from lab.report.figures import Figure, Scale
 from lab.report.style import DASHES, PALETTE, number
 
 Number = int | float
@@ -156,6 +156,23 @@ def clouds(series: Mapping[str, tuple[Sequence[Number], Sequence[Number]]], *, t
     return figure.update_layout(height=600, hovermode="closest")
 
 
+def of_report(figure: Figure) -> go.Figure:
+    """A figure of the report over the global steps, in the colours of its light page, names at the lines' ends."""
+    data = []
+    for trace in figure.data:
+        ink = PALETTE[trace["meta"]["run"] % len(PALETTE)].line
+        look: dict[str, Any] = {"line": trace.get("line", {}) | {"color": ink}, "marker": {"color": ink}}
+        if trace["meta"]["role"] == "collapse":
+            look = {"marker": {"symbol": "x", "size": 13, "color": ink, "line": {"width": 2, "color": "white"}}}
+        data.append(trace | look | {"showlegend": False})
+    labels = [label for label in figure.layout.get("annotations", ()) if not label["name"].endswith(" narrow")]
+    inks = [PALETTE[int(label["name"].removeprefix("run-")) % len(PALETTE)].text for label in labels]
+    coloured = [label | {"font": label["font"] | {"color": ink}} for label, ink in zip(labels, inks, strict=True)]
+    drawn = go.Figure(data=data, layout=figure.layout | {"annotations": coloured})
+    margin = {"l": 70, "r": 140 if labels else 20, "t": 60, "b": 60}
+    return drawn.update_layout(title=figure.title, height=figure.height + 40, margin=margin, template="plotly_white")
+
+
 def dials(draw: Callable[..., go.Figure], choices: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Shows `draw(first choice, first choice, ...)` under one selector a name, which draws anew when one is turned.
 
@@ -240,4 +257,4 @@ def _bundle(figure: go.Figure) -> dict[str, Any]:
     return figure._repr_mimebundle_()
 
 
-__all__ = ["Log", "Series", "bars", "clouds", "dials", "heat", "lines", "quartiles_of", "series_of"]
+__all__ = ["Log", "Series", "bars", "clouds", "dials", "heat", "lines", "of_report", "quartiles_of", "series_of"]

@@ -29,7 +29,7 @@ PREDICTION = ROOT / "notebooks" / "04_prediction.ipynb"
 TO_CLUSTER = ROOT / "notebooks" / "05_sandbox_to_cluster.ipynb"
 LEDGER = ROOT / "notebooks" / "06_claims_ledger.ipynb"
 PLOTLY = "application/vnd.plotly.v1+json"
-LABELS = ("exact", "fp8", "fp8-minirl", "fp8-minirl-r3", "fp8-minirl-pr3")
+LABELS = ("exact", "none", "r2", "tis", "r3", "minirl")
 
 
 # Collects the selectors of every dial, then turns each to all of its choices and back.
@@ -120,25 +120,30 @@ def mean_kl(runs: Path, name: str) -> float:
 
 @pytest.mark.slow
 def test_the_first_notebook(runs: Path) -> None:
-    """Without runs it trains five tiny ones, once; with demo runs it reads those; its words are their numbers."""
+    """Without runs it trains six tiny ones, once; with demo runs it reads those; its words are their numbers."""
     execute(FIRST)
     assert sorted(path.name for path in runs.iterdir()) == sorted(f"smoke-{label}" for label in LABELS)
     kl = {label: mean_kl(runs, f"smoke-{label}") for label in LABELS}
-    # The exact engine is the training engine bit for bit; replay takes the routers' share of FP8's discrepancy away.
-    assert kl["exact"] == 0 and 0 < kl["fp8-minirl-r3"] < kl["fp8-minirl"]
+    # The exact engine is the training engine bit for bit; replay takes the routers' share of the discrepancy away.
+    assert kl["exact"] == 0 and 0 < kl["r3"] < kl["none"]
 
     for label in LABELS:
         (runs / f"smoke-{label}").rename(runs / f"demo-{label}")
     notebook = execute(FIRST)
     assert sorted(path.name for path in runs.iterdir()) == sorted(f"demo-{label}" for label in LABELS)
     assert [[trace["name"] for trace in figure["data"]] for figure in figures(notebook)] == [list(LABELS)] * 3
-    assert "J = " in printed(next(cell for cell in notebook.cells if cell.id == "objective"))
-    seen = printed(notebook.cells[-1])
-    assert f"exact {kl['exact']:.1e}, FP8 {kl['fp8-minirl']:.1e}" in seen
-    for label in ("fp8-minirl-r3", "fp8-minirl-pr3"):
-        change = kl[label] / kl["fp8-minirl"] - 1
-        assert f"{label}: KL {kl[label]:.1e}, {abs(change):.0%} {'less' if change < 0 else 'more'}" in seen
-    assert "No run solved a held-out problem" in seen
+    for label, series in lines_of(notebook, "discrepancy").items():
+        assert label == "exact" or fmean(series.values()) == pytest.approx(kl[label], rel=1e-12)
+    said = texts(notebook)
+    assert said["objective"].count("J = ") == 2
+    assert said["reward"].startswith("All 6 runs are undecided.") and f"{kl['r3']:.2g} with R3" in said["reward"]
+    tails = lines_of(notebook, "tails")
+    for label in LABELS[2:]:
+        change = kl[label] / kl["none"] - 1
+        assert f"{label}: mean KL {kl[label]:.2g}, {abs(change):.0%} {'less' if change < 0 else 'more'}" in said["seen"]
+        assert f"{tails[label][2.0]:.1%} of the tokens differ" in said["seen"]
+    assert f"without a remedy {kl['none']:.2g}, exact 0." in said["seen"]
+    assert "No run solved a held-out problem" in said["seen"]
 
 
 @pytest.mark.slow

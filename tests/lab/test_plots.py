@@ -10,8 +10,11 @@ import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
-from lab.plots import bars, clouds, dials, heat, lines, quartiles_of, series_of
+from lab.plots import bars, clouds, dials, heat, lines, of_report, quartiles_of, series_of
+from lab.report.overview import reward_picture
+from lab.report.runs import load_runs
 from lab.report.style import DASHES, PALETTE
+from tests.lab.synthetic_runs import DEMO, write_demo
 
 WORDS: Any = {"title": "t", "x": "x", "y": "y"}
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -58,6 +61,19 @@ def test_heat_and_clouds_are_the_numbers() -> None:
     line = figure.layout.shapes[0]
     assert (list(figure.data[0].x), list(figure.data[0].y)) == ([1.0, 2.0], [0.5, 4.0])
     assert (line.x0, line.y0, line.x1, line.y1) == (0.5, 0.5, 4.0, 4.0)
+
+
+def test_the_reports_picture_is_drawn_as_it_is(tmp_path: Path) -> None:
+    """The report's points, each run in its colour; crosses and the names of a wide page, and no other names."""
+    picture = reward_picture(load_runs(write_demo(tmp_path, DEMO[:2])))
+    assert picture is not None
+    figure = of_report(picture)
+    assert [list(trace.y) for trace in figure.data] == [trace["y"] for trace in picture.data]
+    looks = [(trace.mode, trace.line.color or trace.marker.color) for trace in figure.data]
+    first, second = PALETTE[0].line, PALETTE[1].line
+    assert looks == [("lines", first)] * 2 + [("lines", second)] * 2 + [("markers", second)]
+    names = [(label.text, label.font.color) for label in figure.layout.annotations]
+    assert names == [("exact", PALETTE[0].text), (f"none ✕ step {figure.data[4].x[0]}", PALETTE[1].text)]
 
 
 def test_series_and_quartiles_come_from_a_frame() -> None:

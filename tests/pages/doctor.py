@@ -298,8 +298,8 @@ if __name__ == "__main__":
     print(
         page(
             {
-                "Two layers of 8 experts, width 32": Ward("configs/demo/base.yaml", SMALL, 4),
-                "Three layers of 16 experts, width 48": Ward("configs/demo/base.yaml", DEEP, 6),
+                "Two layers of 8 experts, width 32": Ward("configs/arithmetic.yaml", SMALL, 4),
+                "Three layers of 16 experts, width 48": Ward("configs/arithmetic.yaml", DEEP, 6),
             },
             NUM_DRAWS,
         ),

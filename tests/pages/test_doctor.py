@@ -23,7 +23,7 @@ SOME = [
 @pytest.fixture(scope="module")
 def ward(tmp_path_factory: pytest.TempPathFactory) -> Ward:
     cache = str(tmp_path_factory.mktemp("cold_start"))
-    return Ward("configs/demo/base.yaml", [*SMALL, "--cold_start.cache", cache], num_steps=4)
+    return Ward("configs/arithmetic.yaml", [*SMALL, "--cold_start.cache", cache], num_steps=4)
 
 
 @pytest.mark.slow
