@@ -14,7 +14,7 @@ from typing import Any
 from lab.report.runs import ACCURACY, Run
 from lab.report.style import number
 from lab.report.treatments import Group, Treatment, groups
-from lab.verdict import KL, REWARD, trailing_mean
+from lab.verdict import KL
 
 OUTCOMES = {"collapsed": "collapsed", "stable": "held", "undecided": "is undecided", "unfinished": "is unfinished"}
 """The words of a verdict as verbs, in the order of the telling."""
@@ -62,20 +62,18 @@ def first_step(run: Run) -> int | None:
 
 
 def reasons(run: Run) -> list[str]:
-    """The rules that fired, each a clause with its step: `the reward fell below half of its peak, 0.19, at step 24`."""
+    """The rules that fired, each as a clause: `the reward fell to 0.09, below half of its peak, at step 24`."""
     verdict = run.verdict or {}
-    return [_reason(run, reason, verdict.get("thresholds", {})) for reason in verdict.get("reasons", ())]
+    return [_reason(reason, verdict.get("thresholds", {})) for reason in verdict.get("reasons", ())]
 
 
-def _reason(run: Run, reason: dict[str, Any], thresholds: dict[str, Any]) -> str:
+def _reason(reason: dict[str, Any], thresholds: dict[str, Any]) -> str:
     rule, limit, step = reason.get("rule"), reason.get("threshold"), int(reason["step"])
     if rule == "reward_fall":
-        share, window = thresholds.get("reward_fall"), int(thresholds.get("window", 1))
+        share = thresholds.get("reward_fall")
         part = "half" if share == 0.5 else number(share)
-        before = [value for at, value in trailing_mean(run.series(REWARD), window) if at <= step]
-        peak = f" of its peak, {max(before):.2f}," if before else " of its peak"
         end = ", and recovered" if reason.get("recovered") else ""
-        return f"the reward fell below {part}{peak} at step {step}{end}"
+        return f"the reward fell to {_two(reason.get('value'))}, below {part} of its peak, at step {step}{end}"
     if rule == "kl_blowup":
         return f"the KL between mu and old rose above {_two(limit)} nats a token at step {step}"
     if rule == "entropy_collapse":

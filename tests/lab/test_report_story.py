@@ -64,9 +64,8 @@ def test_the_sentences_have_the_records_numbers(runs: list[Run]) -> None:
             assert f"at step {reason['step']}" in text
     none = (runs[1].verdict or {})["reasons"]
     fall = next(reason for reason in none if reason["rule"] == "reward_fall")
-    reward = trailing_mean(runs[1].series("reward/mean"), 5)
-    peak = max(value for step, value in reward if step <= fall["step"])
-    assert f"the reward fell below half of its peak, {peak:.2f}, at step {fall['step']}" in text
+    value = float(f"{fall['value']:.2g}")
+    assert f"the reward fell to {value:.2g}, below half of its peak, at step {fall['step']}" in text
     blowup = next(reason for reason in none if reason["rule"] == "kl_blowup")
     assert f"rose above {blowup['threshold']:.2g} nats a token at step {blowup['step']}" in text
     for name, run in zip(("without a remedy", "with R3"), (runs[1], runs[4]), strict=True):
