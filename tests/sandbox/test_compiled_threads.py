@@ -26,7 +26,8 @@ from tests.contracts import worlds
 from tests.sandbox import test_compiled_passes as passes
 from tests.sandbox import test_defect_chain as chain
 from tests.sandbox.compiled_world import COMPILED, MODELS, engine, model, trainer
-from tests.sandbox.test_compiled_kernels import drawn, gradients
+from tests.sandbox.test_compiled_gradients import gradients
+from tests.sandbox.test_compiled_kernels import drawn
 from tests.sandbox.test_resume import config
 from theory.contracts import MiniBatch, Sampling
 from theory.objectives import preset

@@ -1,7 +1,23 @@
 // Gradients. Their sums run over the rows of a batch, so they are deterministic, and depend on it.
+//
+// A row whose gradient is all zeros (padding, a response without advantage) is left out of products and sums: a chain that
+// adds zero keeps its bits. What such a row holds, NaN included, goes nowhere.
 #pragma once
 
 #include "experts.hpp"
+
+// Those of the rows [first, last) of g, at most CHUNK, that are not all zeros.
+struct Gradients {
+    const float* at[CHUNK];
+    long row[CHUNK], count = 0;
+    Gradients(const float* g, long first, long last, long width) {
+        for (long n = first; n < last; n++) {
+            if (is_zero(g + n * width, width)) continue;
+            at[count] = g + n * width;
+            row[count++] = n;
+        }
+    }
+};
 
 // out[r][0..PANEL) += sum_n x[n][first + r] panel[n], the sum a chain in the order of the rows.
 template <long ROWS>
@@ -23,35 +39,32 @@ static inline void outer_tile(const float* const* x, long first, const float* pa
     }
 }
 
-// out += x^T g over these rows: (inner, columns), those of its columns from `begin` (a multiple of PANEL) to `end`. A last
-// panel that is not full is summed beside it.
+// out += x^T g over at most CHUNK rows: (inner, columns), those of its columns from `begin` (a multiple of PANEL) to `end`.
+// A last panel that is not full is summed beside it.
 static void add_outer(const float* const* x, const float* const* g, long rows, long inner, long columns, long begin, long end,
                       float* out) {
     static thread_local Scratch scratch;
     float *panel = scratch.take((CHUNK + inner) * PANEL), *beside = panel + CHUNK * PANEL;
-    for (long start = 0; start < rows; start += CHUNK) {
-        long count = rows - start < CHUNK ? rows - start : CHUNK;
-        for (long first = begin; first < end; first += PANEL) {
-            long width = columns - first < PANEL ? columns - first : PANEL, stride = width == PANEL ? columns : PANEL;
-            float* to = width == PANEL ? out + first : beside;
-            if (width < PANEL) {
-                std::memset(panel, 0, CHUNK * PANEL * sizeof(float));
-                std::memset(beside, 0, inner * PANEL * sizeof(float));
-            }
-            for (long n = 0; n < count; n++) {
-                if (width == PANEL)
-                    std::memcpy(panel + n * PANEL, g[start + n] + first, PANEL * sizeof(float));
-                else
-                    std::memcpy(panel + n * PANEL, g[start + n] + first, width * sizeof(float));
-            }
-            long i = 0;
-            for (; i + BLOCK <= inner; i += BLOCK) outer_tile<BLOCK>(x + start, i, panel, count, to + i * stride, stride);
-            for (; i + 4 <= inner; i += 4) outer_tile<4>(x + start, i, panel, count, to + i * stride, stride);
-            for (; i < inner; i++) outer_tile<1>(x + start, i, panel, count, to + i * stride, stride);
-            if (width == PANEL) continue;
-            for (i = 0; i < inner; i++)
-                for (long o = 0; o < width; o++) out[i * columns + first + o] += beside[i * PANEL + o];
+    for (long first = begin; first < end && rows; first += PANEL) {
+        long width = columns - first < PANEL ? columns - first : PANEL, stride = width == PANEL ? columns : PANEL;
+        float* to = width == PANEL ? out + first : beside;
+        if (width < PANEL) {
+            std::memset(panel, 0, CHUNK * PANEL * sizeof(float));
+            std::memset(beside, 0, inner * PANEL * sizeof(float));
         }
+        for (long n = 0; n < rows; n++) {
+            if (width == PANEL)
+                std::memcpy(panel + n * PANEL, g[n] + first, PANEL * sizeof(float));
+            else
+                std::memcpy(panel + n * PANEL, g[n] + first, width * sizeof(float));
+        }
+        long i = 0;
+        for (; i + BLOCK <= inner; i += BLOCK) outer_tile<BLOCK>(x, i, panel, rows, to + i * stride, stride);
+        for (; i + 4 <= inner; i += 4) outer_tile<4>(x, i, panel, rows, to + i * stride, stride);
+        for (; i < inner; i++) outer_tile<1>(x, i, panel, rows, to + i * stride, stride);
+        if (width == PANEL) continue;
+        for (i = 0; i < inner; i++)
+            for (long o = 0; o < width; o++) out[i * columns + first + o] += beside[i * PANEL + o];
     }
 }
 
@@ -66,6 +79,7 @@ static inline float dot(const float* a, const float* b, long width) {
 // y = x s w, s = 1 / rms(x): g_x = s (g w - x s mean(g w x s)), g_w += g x s.
 static void rms_norm_backward(const float* g, const float* x, const float* weight, float scale, long width, float* g_x,
                               float* g_weight) {
+    if (is_zero(g, width)) return std::memset(g_x, 0, width * sizeof(float)), void();
     Lanes total = splat(0.0f);
     auto along = [&](long i, long some) __attribute__((always_inline)) {
         return load_some(g + i, some) * load_some(weight + i, some);
@@ -167,23 +181,27 @@ static void experts_backward(long threads, const float* g, const float* x, long 
         static thread_local Scratch scratch;
         float *g_hidden = scratch.take(CHUNK * 4 * F), *hidden = g_hidden + CHUNK * F, *g_gu = hidden + CHUNK * F;
         for (long start = e ? rows.ends[e - 1] : 0; start < rows.ends[e]; start += CHUNK) {
-            long count = rows.ends[e] - start < CHUNK ? rows.ends[e] - start : CHUNK;
+            long stop = rows.ends[e] - start < CHUNK ? rows.ends[e] : start + CHUNK, count = 0, own[CHUNK];
             const float *from[CHUNK], *g_at[CHUNK], *hidden_at[CHUNK], *gu_at[CHUNK];
             float* g_hidden_at[CHUNK];
-            for (long r = 0; r < count; r++) {
-                long slot = rows.slot[start + r], n = slot / K;
-                from[r] = x + n * D;
-                g_at[r] = g + n * D;
-                hidden_at[r] = hidden + r * F;
-                g_hidden_at[r] = g_hidden + r * F;
-                gu_at[r] = g_gu + r * 2 * F;
-                of_slot[slot] = g_rows + (start + r) * D;
+            for (long row = start; row < stop; row++) {
+                long slot = rows.slot[row], n = slot / K;
+                of_slot[slot] = nullptr;
+                g_weights[slot] = 0.0f;
+                if (is_zero(g + n * D, D)) continue;
+                from[count] = x + n * D;
+                g_at[count] = g + n * D;
+                hidden_at[count] = hidden + count * F;
+                g_hidden_at[count] = g_hidden + count * F;
+                gu_at[count] = g_gu + count * 2 * F;
+                of_slot[slot] = g_rows + (start + count) * D;
+                own[count++] = row;
             }
             // A row's output is weight * (hidden down): what is needed of it comes from g down^T and hidden, made again.
             product(g_at, count, down_T + e * packed_size(D, F), D, F, g_hidden_at);
             for (long r = 0; r < count; r++) {
-                const float* gate_up = rows.gate_up + (start + r) * 2 * F;
-                long slot = rows.slot[start + r];
+                const float* gate_up = rows.gate_up + own[r] * 2 * F;
+                long slot = rows.slot[own[r]];
                 g_weights[slot] = swiglu_backward(g_hidden + r * F, weights[slot], gate_up, F, g_gu + r * 2 * F, hidden + r * F);
             }
             product(g_gu, count, gate_up_T + e * packed_size(2 * F, D), 2 * F, D, g_rows + start * D);
@@ -192,10 +210,12 @@ static void experts_backward(long threads, const float* g, const float* x, long 
         }
     });
     in_parts(threads, N, 256, [=](long n, long last) {
-        for (; n < last; n++)
-            for (long k = 0; k < K; k++) {
+        for (; n < last; n++) {
+            if (!of_slot[n * K]) std::memset(g_x + n * D, 0, D * sizeof(float));
+            for (long k = 0; k < K && of_slot[n * K]; k++) {
                 const float* row = of_slot[n * K + k];
                 for (long i = 0; i < D; i++) g_x[n * D + i] = k == 0 ? row[i] : g_x[n * D + i] + row[i];
             }
+        }
     });
 }

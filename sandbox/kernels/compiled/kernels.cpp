@@ -136,16 +136,24 @@ void fo_forward(int64_t threads, const Sizes* sizes, const LayerWeights* layers,
     });
 }
 
-// out += x^T g, (inner, columns).
-void fo_outer(int64_t threads, const float* x, const float* g, int64_t rows, int64_t inner, int64_t columns, float* out) {
-    std::vector<const float*> at(2 * rows);
-    for (long n = 0; n < rows; n++) {
-        at[n] = x + n * inner;
-        at[rows + n] = g + n * columns;
-    }
-    long share = ((columns + PANEL - 1) / PANEL + threads - 1) / threads;
-    in_parts(threads, columns, share * PANEL, [=, &at](long first, long last) {
-        add_outer(at.data(), at.data() + rows, rows, inner, columns, first, last, out);
+// Of y = x W^T with g (rows, num_out) and x (rows, width): g_x = g W, from W packed, and g_weight += g^T x; null: not wanted.
+void fo_linear_backward(int64_t threads, const float* g, const float* x, int64_t rows, int64_t num_out, int64_t width, const float* packed,
+                        float* g_x, float* g_weight) {
+    in_parts(threads, g_x ? rows : 0, CHUNK, [=](long first, long last) {
+        Gradients kept(g, first, last, num_out);
+        float* to[CHUNK];
+        for (long r = 0; r < kept.count; r++) to[r] = g_x + kept.row[r] * width;
+        std::memset(g_x + first * width, 0, (last - first) * width * sizeof(float));
+        product(kept.at, kept.count, packed, num_out, width, to);
+    });
+    long share = ((width + PANEL - 1) / PANEL + threads - 1) / threads;
+    in_parts(threads, g_weight ? width : 0, share * PANEL, [=](long begin, long end) {
+        for (long first = 0; first < rows; first += CHUNK) {
+            Gradients kept(g, first, first + CHUNK < rows ? first + CHUNK : rows, num_out);
+            const float* at[CHUNK];
+            for (long r = 0; r < kept.count; r++) at[r] = x + kept.row[r] * width;
+            add_outer(kept.at, at, kept.count, num_out, width, begin, end, g_weight);
+        }
     });
 }
 

@@ -63,12 +63,13 @@ class _Linear(Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight_OD = ctx.saved_tensors
         (num_out, width), grad = weight_OD.shape, grads[0].contiguous()
-        grad_x = grad_weight = None
+        packed = grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_x = product_of(grad, pack(weight_OD, transposed=False), None, width)
+            packed, grad_x = pack(weight_OD, transposed=False), torch.empty_like(x)
         if ctx.needs_input_grad[1]:
             grad_weight = torch.zeros_like(weight_OD)
-            library()("fo_outer", grad, x, x.numel() // width, num_out, width, grad_weight)
+        sizes = x.numel() // width, num_out, width
+        library()("fo_linear_backward", grad, x, *sizes, packed, grad_x, grad_weight)
         return grad_x, grad_weight
 
 

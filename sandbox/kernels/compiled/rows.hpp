@@ -3,6 +3,12 @@
 
 #include "lanes.hpp"
 
+static inline bool is_zero(const float* x, long width) {
+    long i = 0;
+    while (i < width && x[i] == 0.0f) i++;
+    return i == width;
+}
+
 // x w / sqrt(mean(x^2) + eps); gives 1 / sqrt(...).
 static inline float rms_norm(const float* x, const float* weight, long width, float eps, float* out) {
     Lanes squares = splat(0.0f);

@@ -67,18 +67,21 @@ static void normalise_backward(const Sizes& m, const LayerWeights& w, const floa
 // Writes the gradient of qkv's rows, adds to that of the norms' weights.
 static void attend_sequence_backward(const SelfAttention& a, const float* g, long b, float* g_qkv, float* g_norms) {
     static thread_local Scratch scratch;
-    long H = a.m.H, h = a.m.h, d = a.m.d, S = a.S, P = a.P, G = H / h, keys = h * P * d;
+    long H = a.m.H, h = a.m.h, d = a.m.d, S = a.S, P = a.P, G = H / h, keys = h * P * d, stop = S;
     static thread_local std::vector<int64_t> seen;
     for (long s = seen.size(); s < S; s++) seen.push_back(s + 1);
+    // Up to the last row with a gradient: no other row's reaches beyond it.
+    while (stop && is_zero(g + (b * S + stop - 1) * H * d, H * d)) stop--;
+    std::memset(g_qkv + (b * S + stop) * a.wide(), 0, (S - stop) * a.wide() * sizeof(float));
     float* g_k = scratch.take(2 * keys + S * H * d + 2 * a.wide());
     float *g_v = g_k + keys, *g_q = g_v + keys, *turned = g_q + S * H * d, *room = turned + a.wide();
     std::memset(g_k, 0, 2 * keys * sizeof(float));
     for (long j = 0; j < H; j++) {
         long own = j / G * P * d, first = b * keys + own, at = b * S * H + j;
-        attend_backward(g + at * d, a.q + at * d, H * d, a.k + first, a.v + first, a.probs + (b * H + j) * S * P, seen.data(), S,
+        attend_backward(g + at * d, a.q + at * d, H * d, a.k + first, a.v + first, a.probs + (b * H + j) * S * P, seen.data(), stop,
                         P, d, a.m.scale, g_q + j * d, g_k + own, g_v + own);
     }
-    for (long s = 0; s < S; s++) {
+    for (long s = 0; s < stop; s++) {
         long n = b * S + s;
         const float *cos = a.cos + a.table(n), *sin = a.sin + a.table(n);
         float *to = g_qkv + n * a.wide(), *before = a.m.qk_norm ? turned : to;
