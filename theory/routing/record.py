@@ -184,12 +184,11 @@ class RoutingRecord:
 
     def select(self, indices: Sequence[int]) -> RoutingRecord:
         """The record of these responses, in this order."""
-        for b in indices:
-            self._check_response(b)
-        ends = self.offsets.tolist()  # once, not two reads of a tensor a response
-        parts = [self.experts[ends[b] : ends[b + 1]] for b in indices]
-        experts = torch.cat(parts) if parts else self.experts[:0]
-        offsets = offsets_of([len(p) for p in parts]).to(self.offsets.device)
+        indices = list(indices)
+        if indices == list(range(len(self))):
+            return self
+        where, offsets = selected_rows(self.offsets, indices)
+        experts = self.experts.index_select(0, where.to(self.experts.device))
         return RoutingRecord(experts, offsets, self.layer_numbers, self.num_experts)
 
     @staticmethod
@@ -227,8 +226,30 @@ def offsets_of(num_rows_B: Sequence[int]) -> Int[Tensor, " B_plus_1"]:
 
 def flat_rows(num_rows_B: Sequence[int], width: int) -> Int[Tensor, " R"]:
     """Where each packed row stands in the flattened (B, width) batch: row s of response b at b * width + s."""
-    parts = [b * width + torch.arange(n) for b, n in enumerate(num_rows_B)]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+    starts_B = torch.arange(len(num_rows_B)) * width
+    return _ranges(starts_B, torch.tensor(num_rows_B, dtype=torch.int64))
+
+
+def selected_rows(
+    offsets: Int[Tensor, " B_plus_1"], indices: Sequence[int]
+) -> tuple[Int[Tensor, " R"], Int[Tensor, " _"]]:
+    """The packed rows of these responses, in this order, and the offsets that they then have.
+
+    Raises ValueError for a response that there is not.
+    """
+    num = offsets.shape[0] - 1
+    for b in indices:
+        if not 0 <= b < num:
+            raise ValueError(f"expected a response in [0, {num}), got {b}")
+    which = torch.tensor(indices, dtype=torch.int64, device=offsets.device)
+    starts_B, num_rows_B = offsets[which], offsets.diff()[which]
+    return _ranges(starts_B, num_rows_B), torch.cat([offsets[:1], num_rows_B.cumsum(0)])
+
+
+def _ranges(starts_B: Int[Tensor, " B"], num_B: Int[Tensor, " B"]) -> Int[Tensor, " R"]:
+    """starts_B[b], starts_B[b] + 1, ..., num_B[b] numbers, of one b after the other; without a loop over them."""
+    shift_R = (starts_B - num_B.cumsum(0) + num_B).repeat_interleave(num_B)
+    return shift_R + torch.arange(shift_R.shape[0], device=shift_R.device)
 
 
 def check_layer_numbers(numbers: Sequence[int]) -> None:

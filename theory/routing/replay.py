@@ -72,8 +72,7 @@ class RoutingPass:
         self._forget()
         self._check_rows()
         self._rows_R = flat_rows(self._num_rows_B, width)
-        rows_B = routing.feature_rows
-        self._where_F = None if rows_B is None else torch.cat([b * width + rows for b, rows in enumerate(rows_B)])
+        self._where_F = None if routing.feature_rows is None else self._flat_features(routing.feature_rows)
 
     def _forget(self) -> None:
         self._experts: dict[int, Tensor] = {}
@@ -90,10 +89,17 @@ class RoutingPass:
             raise ValueError(f"expected a record of {self._num_rows_B} rows per response, got {record.num_rows_B}")
         if features is not None and len(features) != B:
             raise ValueError(f"expected feature rows of {B} responses, got {len(features)}")
-        for b, rows in enumerate(features or ()):
-            n = self._num_rows_B[b]
-            if bool(((rows < 0) | (rows >= n)).any()):
-                raise ValueError(f"response {b}: expected feature rows in [0, {n}), got {rows.tolist()}")
+
+    def _flat_features(self, rows_B: Sequence[Tensor]) -> Tensor:
+        """Where the feature rows stand in the flattened batch; ValueError where a response has not that row."""
+        num_rows_B = torch.tensor([rows.shape[0] for rows in rows_B], dtype=torch.int64)
+        response_F, rows_F = torch.arange(len(rows_B)).repeat_interleave(num_rows_B), torch.cat(list(rows_B))
+        is_outside_F = (rows_F < 0) | (rows_F >= torch.tensor(self._num_rows_B)[response_F])
+        if bool(is_outside_F.any()):
+            b = int(response_F[is_outside_F][0])
+            expected, got = self._num_rows_B[b], rows_B[b].tolist()
+            raise ValueError(f"response {b}: expected feature rows in [0, {expected}), got {got}")
+        return response_F * self._width + rows_F
 
     def __enter__(self) -> RoutingPass:
         if self._state != "new":
