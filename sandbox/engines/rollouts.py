@@ -18,22 +18,27 @@ def rollouts_of(
     prompts: Sequence[Prompt], sampling: Sampling, buffers: Buffers, config: ModelConfig, version: int
 ) -> Rollouts:
     """`num_responses` responses a prompt, in the buffers' order, with their routes and the features asked for."""
-    responses = []
-    for b, (length, is_stop) in enumerate(zip(buffers.lengths_B.tolist(), buffers.has_stopped_B.tolist(), strict=True)):
-        responses.append(
-            Response(
-                prompt=prompts[b // sampling.num_responses],
-                tokens=buffers.tokens_BT[b, :length].clone(),
-                logp_mu=buffers.logp_BT[b, :length].clone(),
-                is_response=torch.ones(length, dtype=torch.bool),
-                finish="stop" if is_stop else "length",
-                version=version,
-            )
+    lengths = buffers.lengths_B.tolist()
+    # One copy of all tokens, and each response a part of it.
+    exists_BT = torch.arange(buffers.tokens_BT.shape[1]) < buffers.lengths_B[:, None]
+    tokens, logp = (whole_BT[exists_BT].split(lengths) for whole_BT in (buffers.tokens_BT, buffers.logp_BT))
+    is_response = torch.ones(sum(lengths), dtype=torch.bool).split(lengths)
+    responses = [
+        Response(
+            prompt=prompts[b // sampling.num_responses],
+            tokens=tokens[b],
+            logp_mu=logp[b],
+            is_response=is_response[b],
+            finish="stop" if is_stop else "length",
+            version=version,
         )
+        for b, is_stop in enumerate(buffers.has_stopped_B.tolist())
+    ]
     if buffers.experts_BWLK is None:
         return Rollouts(tuple(responses))
     num_rows = [r.num_tokens - 1 for r in responses]
-    experts = torch.cat([buffers.experts_BWLK[b, :n] for b, n in enumerate(num_rows)])
+    is_row_BW = torch.arange(buffers.experts_BWLK.shape[1]) < torch.tensor(num_rows)[:, None]
+    experts = buffers.experts_BWLK[is_row_BW]
     record = RoutingRecord(experts, offsets_of(num_rows), config.moe_layers, config.num_experts)
     return Rollouts(tuple(responses), record, _features(responses, sampling, buffers, config.moe_layers))
 

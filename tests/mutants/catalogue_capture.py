@@ -19,13 +19,7 @@ CAPTURE = (
         "B5.3",
         "The record's rows start at the second input token: each token replays its successor's route.",
         "slime #1045, verl align_r3",
-        (
-            Edit(
-                "sandbox.engines.rollouts:rollouts_of",
-                "buffers.experts_BWLK[b, :n]",
-                "buffers.experts_BWLK[b, 1 : n + 1]",
-            ),
-        ),
+        (Edit(ROLLOUTS, "buffers.experts_BWLK[is_row_BW]", "buffers.experts_BWLK.roll(-1, 1)[is_row_BW]"),),
         "exact_engine_is_the_trainer",
     ),
     Mutant(
