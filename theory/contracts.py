@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
@@ -137,18 +138,11 @@ class Rollouts:
 
     def padded(self) -> TokenBatch:
         """The responses as right-padded tensors; padding tokens are 0, padding log-probs 0 under a False mask."""
-        num_prompt = [len(r.prompt.tokens) for r in self.responses]
-        lengths = [len(r.tokens) for r in self.responses]
-        prompts = torch.tensor([token for r in self.responses for token in r.prompt.tokens], dtype=torch.int64)
-        tokens = zip(prompts.split(num_prompt), (r.tokens for r in self.responses), strict=True)
-        num_prompt_B, length_B = torch.tensor(num_prompt), torch.tensor(lengths)
-        return TokenBatch(
-            _padded([part for pair in tokens for part in pair], num_prompt_B + length_B),
-            num_prompt_B,
-            num_prompt_B + length_B,
-            _padded([r.is_response for r in self.responses], length_B),
-            _padded([r.logp_mu for r in self.responses], length_B),
-        )
+        return self._padded
+
+    @cached_property
+    def _padded(self) -> TokenBatch:
+        return _token_batch(self.responses)
 
     @staticmethod
     def concat(parts: Sequence[Rollouts]) -> Rollouts:
@@ -162,6 +156,21 @@ class Rollouts:
             experts=RoutingRecord.concat(experts) if len(experts) == len(parts) else None,
             features=RouterFeatures.concat(features) if len(features) == len(parts) else None,
         )
+
+
+def _token_batch(responses: Sequence[Response]) -> TokenBatch:
+    num_prompt = [len(r.prompt.tokens) for r in responses]
+    lengths = [len(r.tokens) for r in responses]
+    prompts = torch.tensor([token for r in responses for token in r.prompt.tokens], dtype=torch.int64)
+    tokens = zip(prompts.split(num_prompt), (r.tokens for r in responses), strict=True)
+    num_prompt_B, length_B = torch.tensor(num_prompt), torch.tensor(lengths)
+    return TokenBatch(
+        _padded([part for pair in tokens for part in pair], num_prompt_B + length_B),
+        num_prompt_B,
+        num_prompt_B + length_B,
+        _padded([r.is_response for r in responses], length_B),
+        _padded([r.logp_mu for r in responses], length_B),
+    )
 
 
 def _padded(parts: Sequence[Tensor], length_B: Int[Tensor, " B"]) -> Shaped[Tensor, "B width"]:

@@ -146,9 +146,9 @@ OBJECTIVES = (
         "vime #70",
         (
             Edit(
-                "theory.contracts:Rollouts.padded",
-                "[r.is_response for r in self.responses]",
-                "[torch.ones_like(r.is_response) for r in self.responses]",
+                "theory.contracts:_token_batch",
+                "[r.is_response for r in responses]",
+                "[torch.ones_like(r.is_response) for r in responses]",
             ),
         ),
         "padding_keeps_the_holes",
@@ -206,9 +206,9 @@ OBJECTIVES = (
         "no thread: off by one",
         (
             Edit(
-                "theory.contracts:Rollouts.padded",
-                "[r.is_response for r in self.responses]",
-                "[r.is_response & (torch.arange(len(r.tokens)) < len(r.tokens) - 1) for r in self.responses]",
+                "theory.contracts:_token_batch",
+                "[r.is_response for r in responses]",
+                "[r.is_response & (torch.arange(len(r.tokens)) < len(r.tokens) - 1) for r in responses]",
             ),
         ),
         "padding_keeps_the_holes",
