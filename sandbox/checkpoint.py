@@ -161,10 +161,9 @@ def _expert_views(mlp: Any, config: ModelConfig, prefix: str) -> dict[str, Tenso
     if mlp.selection_bias is not None:
         views[prefix + "gate.e_score_correction_bias"] = mlp.selection_bias
     names = ("w1", "w3", "w2") if family(config) == "mixtral" else ("gate_proj", "up_proj", "down_proj")
-    for e in range(config.num_experts):
-        gate_DF, up_DF = mlp.gate_up.data[e].chunk(2, dim=-1)
-        for name, view in zip(names, (gate_DF, up_DF, mlp.down.data[e]), strict=True):
-            views[f"{prefix}experts.{e}.{name}.weight"] = view.T
+    stacks = *mlp.gate_up.data.transpose(1, 2).chunk(2, dim=1), mlp.down.data.transpose(1, 2)
+    for e, of_expert in enumerate(zip(*(stack.unbind() for stack in stacks), strict=True)):
+        views |= {f"{prefix}experts.{e}.{name}.weight": view for name, view in zip(names, of_expert, strict=True)}
     if mlp.shared is not None:
         name = "shared_experts." if family(config) == "dots1" else "shared_expert."
         views |= _mlp_views(mlp.shared, prefix + name)
