@@ -49,7 +49,8 @@ class Collected:
 
     def add(self, routing: RoutingPass) -> None:
         """Takes a finished pass's records; a dense model has none."""
-        used, natural, features = routing.used, routing.natural, routing.features
+        natural, features = routing.natural, routing.features
+        used = natural if routing.routing.source == "natural" else routing.used
         if used is not None and natural is not None:
             self.used.append(used)
             self.natural.append(natural)
