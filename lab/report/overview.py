@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from lab.levels import Series, trailing_mean
 from lab.report.figures import (
     MARGIN,
     Figure,
@@ -19,7 +20,7 @@ from lab.report.figures import (
 )
 from lab.report.runs import Run
 from lab.report.story import first_step, reasons
-from lab.verdict import REWARD, Series, trailing_mean
+from lab.verdict import REWARD
 
 HEIGHT = 440
 LABEL_SIZE = 14
