@@ -16,9 +16,11 @@ import pandas as pd
 from jaxtyping import Float
 from scipy import optimize, stats
 
-CANDIDATES: Mapping[str, Callable[[pd.DataFrame], pd.Series]] = {
+Numbers = Float[np.ndarray, " runs"]
+
+CANDIDATES: Mapping[str, Callable[[Mapping[str, Numbers]], Numbers]] = {
     "KL": lambda r: r["kl"],
-    "N": lambda r: r["N"].astype(float),
+    "N": lambda r: r["N"],
     "KL x N": lambda r: r["kl"] * r["N"],
     "sqrt(KL) x N": lambda r: np.sqrt(r["kl"]) * r["N"],
     "KL x sqrt(N)": lambda r: r["kl"] * np.sqrt(r["N"]),
@@ -57,15 +59,17 @@ def fit_all(runs: pd.DataFrame, names: Sequence[str] | None = None, num_draws: i
 
     `runs` has the columns of `table.runs`; those with an exact engine, whose gap has no logarithm, are left out.
     """
-    found = runs[runs["kl"] > 0].dropna(subset=["collapsed"])
-    if not 0 < found["collapsed"].sum() < len(found):
+    found = runs.loc[(runs["kl"] > 0) & runs["collapsed"].notna()]
+    assert isinstance(found, pd.DataFrame)
+    if not 0 < found["collapsed"].to_numpy(dtype=float).sum() < len(found):
         raise ValueError(f"runs: expected some that collapsed and some that did not, got {len(found)} runs of one kind")
     fits = [_fit(name, found, num_draws) for name in names or CANDIDATES]
     return sorted(fits, key=lambda one: one.deviance)
 
 
 def _fit(name: str, runs: pd.DataFrame, num_draws: int) -> Fit:
-    x = np.log(CANDIDATES[name](runs).to_numpy(dtype=np.float64))
+    columns = {column: runs[column].to_numpy(dtype=np.float64) for column in ("kl", "f2", "chi2", "length", "N")}
+    x = np.log(CANDIDATES[name](columns))
     y = runs["collapsed"].to_numpy(dtype=np.float64)
     a, b = logistic(x, y)
     share = y.mean()

@@ -9,7 +9,7 @@ import pandas as pd
 from lab.ladder import markdown_table
 from lab.report.style import number
 from sandbox.border.fit import Fit, fit_all
-from sandbox.border.table import FIRST, places, runs, story
+from sandbox.border.table import FIRST, places, runs, story, where
 from sandbox.claims.border_arms import DEGREES, ROUTER_GAPS
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import Claim, Row
@@ -33,7 +33,7 @@ STORY = (
 def markdown(rows: Mapping[str, Row], regime: Regime, claims: Sequence[Claim], found: Sequence[Outcome]) -> str:
     """The page as text; `claims` are those of the study and `found` their outcomes."""
     table = runs(rows, regime)
-    grpo = table[table["preset"] == "grpo"]
+    grpo = where(table, preset="grpo")
     parts = [
         INTRO.format(num_runs=len(table), num_seeds=table["seed"].nunique()),
         _story(grpo), _demo(table), PICTURE, _predictions(claims, found), SIGN, _gap(grpo), _number(grpo), LIMITS,
@@ -75,29 +75,13 @@ LIMITS = """## What this does not say
 
 
 def _story(table: pd.DataFrame) -> str:
-    """Who collapsed at N = 8 and the largest gap, in words and as a table."""
-    own = table[
-        (table["N"] == 8) & (((table["gap"] == "r0.5") & table["remedy"].isin(STORY)) | (table["gap"] == "exact"))
-    ]
+    """Who collapsed at N = 8 and the largest gap, as a table."""
     lines = []
-    for place in places(own).itertuples():
-        if place.gap == "exact" and place.remedy != "none":
-            continue
-        name = (
-            "an exact engine"
-            if place.gap == "exact"
-            else {"none": "no remedy", "tis": "token TIS"}.get(place.remedy, place.remedy)
-        )
-        fell = f"{round(place.collapsed * place.n)} of {place.n}"
-        lines.append(
-            (
-                name,
-                fell,
-                f"{place.area:.3f} ({place.low:.3f} to {place.high:.3f})",
-                number(place.kl),
-                number(place.kl_final),
-            )
-        )
+    for gap, remedy, name in STORY:
+        for place in places(where(table, N=8, gap=gap, remedy=remedy)).to_dict("records"):
+            fell = f"{round(place['collapsed'] * place['n'])} of {place['n']}"
+            mean = f"{place['area']:.3f} ({place['low']:.3f} to {place['high']:.3f})"
+            lines.append((name, fell, mean, number(place["kl"]), number(place["kl_final"])))
     titles = (
         "GRPO, N = 8, router noise 0.5",
         "collapsed",
@@ -137,16 +121,18 @@ def _gap(table: pd.DataFrame) -> str:
     """
     lines = []
     for gap in ROUTER_GAPS:
-        own = table[(table["gap"] == gap) & (table["remedy"] == "none")]
+        own = where(table, gap=gap, remedy="none")
         if len(own):
-            lines.append((gap, *(number(float(own[name].mean())) for name in FIRST), str(len(own))))
+            lines.append(
+                (gap, *(number(float(own[name].to_numpy(dtype=float).mean())) for name in FIRST), str(len(own)))
+            )
     titles = ("engine", "k3 KL", "F(2)", "chi2", "routers that differ", "length", "runs")
     return f"## The gaps\n\n{markdown_table(titles, lines)}"
 
 
 def _number(table: pd.DataFrame) -> str:
     """The fits of the candidates on runs without a remedy, and where the papers' settings would lie."""
-    own = table[table["remedy"] == "none"]
+    own = where(table, remedy="none")
     try:
         fits = fit_all(own)
     except ValueError:

@@ -9,12 +9,14 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from scipy import stats
 
 from lab.report.style import PALETTE
-from sandbox.border.table import same_as
+from sandbox.border.table import same_as, where
 from sandbox.claims.border_arms import DEGREES, REMEDIES, ROUTER_GAPS
 
 TITLES = {
@@ -42,7 +44,7 @@ def phase_diagram(places: pd.DataFrame, remedies: Sequence[str] = tuple(REMEDIES
     `places` is `table.places` of GRPO's runs. Places that are not run are grey and say so; those that equal another by
     construction show it.
     """
-    top = float(places["area"].max())
+    top = float(places["area"].to_numpy(dtype=float).max())
     columns = min(4, len(remedies))
     lines = -(-len(remedies) // columns)
     figure = Figure(figsize=(2.35 * columns + 1.4, 2.5 * lines + 0.5), layout="constrained")
@@ -51,7 +53,7 @@ def phase_diagram(places: pd.DataFrame, remedies: Sequence[str] = tuple(REMEDIES
         _panel(axis, places, remedy, top)
     for axis in axes[len(remedies) :]:
         axis.set_axis_off()
-    bar = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0.0, top), COLOURS)
+    bar = ScalarMappable(Normalize(0.0, top), COLOURS)
     figure.colorbar(bar, ax=axes.tolist(), label="mean held-out accuracy of pi over the run", shrink=0.8)
     figure.supxlabel("N, updates per rollout")
     figure.supylabel("inference engine")
@@ -63,7 +65,7 @@ def _panel(axis: Axes, places: pd.DataFrame, remedy: str, top: float) -> None:
     for y, gap in enumerate(ROUTER_GAPS):
         for x, n in enumerate(DEGREES):
             twin = same_as(gap, n, remedy)
-            found = places[(places["gap"] == gap) & (places["N"] == n) & (places["remedy"] == twin)]
+            found = where(places, gap=gap, N=n, remedy=twin)
             if found.empty:
                 axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=NOT_RUN, ec="white", hatch="///", lw=0))
                 continue
@@ -91,14 +93,13 @@ def gains(runs: pd.DataFrame, gap: str = "r0.5", remedies: Sequence[str] = ("tis
     figure = Figure(figsize=(5.2, 3.2), layout="constrained")
     axis = figure.subplots()
     axis.axhline(0.0, color="#888888", lw=0.8)
-    own = runs[(runs["preset"] == "grpo") & (runs["gap"] == gap)]
+    own = where(runs, preset="grpo", gap=gap)
     for place, remedy in enumerate(remedies):
         points = []
         for n in DEGREES:
-            one = own[(own["N"] == n) & (own["remedy"] == remedy)]["area"]
-            none = own[(own["N"] == n) & (own["remedy"] == "none")]["area"]
+            one, none = (where(own, N=n, remedy=name)["area"].to_numpy(dtype=float) for name in (remedy, "none"))
             if min(len(one), len(none)) >= 2:
-                points.append((n, *welch(one.to_numpy(), none.to_numpy())))
+                points.append((n, *welch(one, none)))
         if points:
             x, mean, low, high = (np.array(column) for column in zip(*points, strict=True))
             shifted = x * 2 ** (0.08 * (place - (len(remedies) - 1) / 2))

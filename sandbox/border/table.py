@@ -50,6 +50,16 @@ def runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
                                         "collapse", "kl_final", "entropy_final"])  # fmt: skip
 
 
+def where(table: pd.DataFrame, **values: object) -> pd.DataFrame:
+    """The lines whose columns have these values."""
+    is_wanted = np.ones(len(table), dtype=bool)
+    for column, value in values.items():
+        is_wanted &= (table[column] == value).to_numpy(dtype=bool)
+    found = table.loc[is_wanted]
+    assert isinstance(found, pd.DataFrame)
+    return found
+
+
 def _places() -> list[tuple[tuple[str, str, int, str], Arm]]:
     product = itertools.product(NORMS, GAPS, DEGREES, REMEDIES)
     return [((preset, gap, n, remedy), at(gap, remedy, n, preset)) for preset, gap, n, remedy in product]
@@ -74,9 +84,9 @@ STORY = {
 
 
 def story(found: pd.DataFrame) -> pd.DataFrame:
-    """One line per seed that has all six runs of the demo: whether each came out as in the story, and `all` together."""
+    """One line per seed with all six runs of the demo: whether each came out as in the story, and `all` of them."""
     lines = []
-    for seed, own in found[found["N"] == 8].groupby("seed"):
+    for seed, own in where(found, N=8).groupby("seed"):
         collapsed = own.set_index(["preset", "gap", "remedy"])["collapsed"].to_dict()
         if STORY.keys() <= collapsed.keys():
             came = {" ".join(place): bool(collapsed[place]) == expected for place, expected in STORY.items()}
@@ -98,4 +108,4 @@ def same_as(gap: str, n: int, remedy: str) -> str:
     return remedy
 
 
-__all__ = ["FIRST", "PLACE", "STORY", "places", "runs", "same_as", "story"]
+__all__ = ["FIRST", "PLACE", "STORY", "places", "runs", "same_as", "story", "where"]

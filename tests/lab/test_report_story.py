@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from lab.levels import trailing_mean
 from lab.records import RunFolder
 from lab.report.overview import reward_picture
 from lab.report.runs import Run, load_runs
 from lab.report.story import MANY, Story, first_step, story
 from lab.report.treatments import CORRECTIONS, PRESETS, REPLAY, groups
-from lab.levels import trailing_mean
 from tests.lab.synthetic_runs import DEMO, FP8, Recipe, write_demo, write_run
 from theory import objectives
 from theory.routing.passes import PASSES

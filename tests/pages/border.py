@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sandbox.border.page import markdown
 from sandbox.border.pictures import gains, phase_diagram, svg
-from sandbox.border.table import places, runs
+from sandbox.border.table import places, runs, where
 from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.cells import Cells
 from sandbox.ledger.verdicts import outcomes
@@ -28,7 +28,7 @@ def pictures() -> dict[str, str]:
     """File name to SVG text: the phase diagram, and what each remedy gains by N."""
     (regime,) = (one for one in REGIMES if one.name == "border")
     table = runs(Cells(RESULTS / "cells.jsonl").rows(), regime)
-    grpo = table[table["preset"] == "grpo"]
+    grpo = where(table, preset="grpo")
     return {"border.svg": svg(phase_diagram(places(grpo))), "border-gains.svg": svg(gains(grpo))}
 
 
