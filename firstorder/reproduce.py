@@ -20,7 +20,9 @@ def reproduce(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=2, metavar="N", help="Seeds of a cell, 0 to N - 1; each claim's own number if not given."),
+        typer.Option(
+            min=2, metavar="N", help="Seeds of a cell, from 100 on at home; each claim's own number if not given."
+        ),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Runs at a time here; one a CPU if not given.")
@@ -43,6 +45,9 @@ def reproduce(
         typer.Option("--compile", help="Runs with compiled kernels (compile: true); rows say so, and count as others."),
     ] = False,
     listed: Annotated[bool, typer.Option("--list", help="Show the claims and what is done of them, and stop.")] = False,
+    power: Annotated[
+        bool, typer.Option("--power", help="Show the seeds and hours that each claim needs for 80% power, and stop.")
+    ] = False,
     page: Annotated[
         bool, typer.Option("--page", help="Write the pages from the rows that are there, and stop.")
     ] = False,
@@ -58,6 +63,7 @@ def reproduce(
       firstorder reproduce --list
       firstorder reproduce 3 r3_halves_the_gap --regime paper
       firstorder reproduce all --compile
+      firstorder reproduce --power
       firstorder reproduce --page
       firstorder reproduce --smoke
     """
@@ -65,7 +71,7 @@ def reproduce(
     from sandbox.ledger import command
 
     wanted = command.Wanted(
-        claims=chosen_claims(claims or (["all"] if smoke or listed or page else [])),
+        claims=chosen_claims(claims or (["all"] if smoke or listed or power or page else [])),
         regimes=chosen_regimes(regime or (["stress"] if smoke else [])),
         seeds=2 if smoke else seeds,
         smoke=smoke,
@@ -74,6 +80,9 @@ def reproduce(
     everything = wanted if smoke else command.Wanted(CLAIMS, REGIMES, wanted.seeds, smoke=False)
     if listed:
         typer.echo(command.listing(wanted, place, everything), nl=False)
+        return
+    if power:
+        typer.echo(command.power(wanted, place, everything), nl=False)
         return
     if page and not place.store.path.is_file():
         raise ValueError(f"--results: expected a folder with cells.jsonl for --page, got {place.results}")
@@ -89,7 +98,7 @@ def _check_tried(wanted: Wanted) -> None:
     """ValueError where none of the claims is tried in any of the regimes: there would be no run to make."""
     from sandbox.claims import REGIMES
 
-    tried = [regime.name for regime in REGIMES if any(regime.name in claim.regimes for claim in wanted.claims)]
+    tried = [regime.name for regime in REGIMES if any(regime.name in claim.places for claim in wanted.claims)]
     got = [regime.name for regime in wanted.regimes]
     if not set(tried) & set(got):
         numbers = ", ".join(str(claim.number) for claim in wanted.claims)

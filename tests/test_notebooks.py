@@ -16,7 +16,10 @@ from nbclient import NotebookClient
 from lab.records import RunFolder
 from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.cells import Cells
-from sandbox.ledger.verdicts import outcomes, together
+from sandbox.ledger.page import explored
+from sandbox.ledger.power import needs
+from sandbox.ledger.summary import counts_text, lines
+from sandbox.ledger.verdicts import findings
 from theory.exact.rates import RATES
 
 ROOT = Path(__file__).parents[1]
@@ -258,17 +261,19 @@ def test_the_ledger(runs: Path) -> None:
     notebook = execute(LEDGER, turn=True)
     assert list(runs.iterdir()) == []
     rows = Cells(RESULTS / "cells.jsonl").rows()
-    found = outcomes(CLAIMS, REGIMES, rows)
+    found = findings(CLAIMS, REGIMES, rows)
+    made = lines(CLAIMS, found, needs(CLAIMS, REGIMES, rows))
     said = texts(notebook)
+    outcomes = [one for finding in found for one in finding.outcomes]
     assert said["setup"].startswith(f"{len(rows)} runs, ")
-    assert f"{sum(o.word is not None for o in found)} of {len(found)} predictions have all their runs" in said["setup"]
+    num_found = sum(one.effect is not None for one in outcomes)
+    assert f"{num_found} of {len(outcomes)} predictions have all their runs" in said["setup"]
     (table,) = (out["data"]["text/html"] for cell in notebook.cells if cell.id == "verdicts" for out in cell.outputs)
-    for line, regime in zip(said["seen"].splitlines(), REGIMES, strict=True):
-        tried = [claim for claim in CLAIMS if regime.name in claim.regimes]
-        words = [together([o.word for o in found if o.claim == c and o.regime == regime.name]) for c in tried]
-        assert f"{words.count(None)} of {len(tried)} open" in line
-        assert all(f"{words.count(word)} {word}" in line for word in set(words) - {None})
-        assert all(str(word) in table for word in set(words) - {None})
+    counted, *explored_lines = said["seen"].splitlines()
+    assert counted == f"{counts_text(made)}." and all(line.state in table for line in made)
+    for line, regime in zip(explored_lines, REGIMES, strict=True):
+        words = [explored(claim, regime.name, found).partition(" (")[0] for claim in CLAIMS]
+        assert all(f"{words.count(word)} {word}" in line for word in set(words) - {""})
     drawn = lines_of(notebook, "curves")
     assert drawn and all(0.0 < x < 1.0 for points in drawn.values() for x in points)
 

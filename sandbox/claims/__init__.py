@@ -10,6 +10,7 @@ import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from sandbox.claims.border_arms import NORMS
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import Claim
 from theory.names import unknown_name
@@ -26,10 +27,13 @@ CLAIMS: tuple[Claim, ...] = tuple(
 )
 """Every claim, by number: one for each module of this folder."""
 
-REGIMES: tuple[Regime, ...] = tuple(
-    Regime.open(FOLDER / f"{name}.yaml") for name in ("paper", "stress", "hot", "noisy", "border", "vllm")
+REGIMES: tuple[Regime, ...] = (
+    *(Regime.open(FOLDER / f"{name}.yaml") for name in ("paper", "stress", "hot", "noisy")),
+    Regime.open(FOLDER / "border.yaml", norms=NORMS, own_cold_starts=True),
+    Regime.open(FOLDER / "vllm.yaml"),
 )
-"""The settings in which claims are tried; what each is stands at the top of its file."""
+"""The settings in which claims are tried; what each is stands at the top of its file. In `border` every arm has the
+gradient clipping of its preset and each seed an initial model of its own."""
 
 
 def chosen_claims(words: Sequence[str]) -> tuple[Claim, ...]:

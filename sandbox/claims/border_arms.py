@@ -39,7 +39,7 @@ REMEDIES: dict[str, tuple[str, bool]] = {
 }  # fmt: skip
 """Replay mode and whether tokens are weighted by old/mu, cut at 2."""
 
-NORMS = {"grpo": "1.0", "gspo": "0.7", "minirl": "7.0", "minirl_no_is": "7.0"}
+NORMS = {"grpo": "1.0", "gspo": "0.7", "minirl": "7.0", "minirl_no_is": "7.0", "minirl_lengthnorm": "0.5"}
 """Gradient clipping at three times each preset's median norm in an exact engine's run (seed 20)."""
 
 

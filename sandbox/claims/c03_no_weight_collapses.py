@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from sandbox.claims.arms import AND_NOISY, COLLAPSES_AND_NOISY, arm
 from sandbox.ledger.claim import Claim, Prediction
-from sandbox.ledger.measures import FINAL_ENTROPY, SURVIVAL
+from sandbox.ledger.course import COLLAPSED
+from sandbox.ledger.measures import FINAL_ENTROPY
 
 CLAIM = Claim(
     number=3,
     name="no_weight_collapses",
     sentence="On-policy, training without the weight of the engine gap collapses, with a sharp drop in entropy.",
     source="MiniRL (arXiv 2512.01374) sec. 4.3, Fig. 1",
+    home="border",
+    fresh_seeds=36,
     predictions=(
         Prediction(
-            "collapses earlier by a quarter of the run",
-            arm("minirl_no_is"),
-            arm("minirl"),
-            SURVIVAL,
-            "less",
-            0.25,
+            words="collapses more often, by a quarter of the runs",
+            treatment=arm("minirl_no_is"),
+            control=arm("minirl"),
+            measure=COLLAPSED,
+            expected="more",
+            margin=0.25,
         ),
         Prediction(
-            "ends with less entropy, by a third at least",
-            arm("minirl_no_is"),
-            arm("minirl"),
-            FINAL_ENTROPY,
-            "less",
-            1.5,
-            "ratio",
+            words="ends with less entropy",
+            treatment=arm("minirl_no_is"),
+            control=arm("minirl"),
+            measure=FINAL_ENTROPY,
+            expected="less",
+            margin=1.0,
+            scale="ratio",
         ),
     ),
     seeds_in=COLLAPSES_AND_NOISY,

@@ -4,37 +4,39 @@ from __future__ import annotations
 
 from sandbox.claims.arms import arm
 from sandbox.ledger.claim import Claim, Prediction
-from sandbox.ledger.measures import FINAL_ACCURACY
+from sandbox.ledger.course import AREA
 
 CLAIM = Claim(
     number=6,
     name="r2_at_small_r3_at_large_off_policiness",
     sentence="R2 does better than R3 at N = 2, R3 better than R2 at N = 4 and 8.",
     source="MiniRL (arXiv 2512.01374) sec. 4.4, Fig. 2 to 4",
+    home="border",
+    fresh_seeds=36,
     predictions=(
         Prediction(
-            "N = 2: R2 ends with higher accuracy",
-            arm("minirl", "R2", 2),
-            arm("minirl", "R3", 2),
-            FINAL_ACCURACY,
-            "more",
-            0.02,
+            words="N = 2: R2 ends with higher accuracy",
+            treatment=arm("minirl", "R2", 2),
+            control=arm("minirl", "R3", 2),
+            measure=AREA,
+            expected="more",
+            margin=0.0,
         ),
         Prediction(
-            "N = 4: R3 ends with higher accuracy",
-            arm("minirl", "R3", 4),
-            arm("minirl", "R2", 4),
-            FINAL_ACCURACY,
-            "more",
-            0.02,
+            words="N = 4: R3 ends with higher accuracy",
+            treatment=arm("minirl", "R3", 4),
+            control=arm("minirl", "R2", 4),
+            measure=AREA,
+            expected="more",
+            margin=0.0,
         ),
         Prediction(
-            "N = 8: R3 ends with higher accuracy",
-            arm("minirl", "R3", 8),
-            arm("minirl", "R2", 8),
-            FINAL_ACCURACY,
-            "more",
-            0.02,
+            words="N = 8: R3 ends with higher accuracy",
+            treatment=arm("minirl", "R3", 8),
+            control=arm("minirl", "R2", 8),
+            measure=AREA,
+            expected="more",
+            margin=0.0,
         ),
     ),
 )

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from sandbox.claims.arms import arm
 from sandbox.ledger.claim import Claim, Prediction
-from sandbox.ledger.measures import FINAL_ACCURACY
+from sandbox.ledger.course import AREA
 
 CLAIM = Claim(
     number=13,
     name="gspo_with_r3_first",
     sentence="At N = 8, GSPO + R3 ends at least as high as GRPO + R3, and that higher than GSPO.",
     source="R3 (arXiv 2510.11370) sec. 5.2, Table 1",
+    home="border",
+    fresh_seeds=40,
     predictions=(
         Prediction(
-            "GRPO + R3 ends no higher than GSPO + R3",
-            arm("grpo", "R3", 8),
-            arm("gspo", "R3", 8),
-            FINAL_ACCURACY,
-            "at_most",
-            0.02,
+            words="GRPO + R3 ends no higher than GSPO + R3",
+            treatment=arm("grpo", "R3", 8),
+            control=arm("gspo", "R3", 8),
+            measure=AREA,
+            expected="at_most",
+            margin=0.1,
         ),
         Prediction(
-            "GRPO + R3 ends higher than GSPO",
-            arm("grpo", "R3", 8),
-            arm("gspo", "none", 8),
-            FINAL_ACCURACY,
-            "more",
-            0.01,
+            words="GRPO + R3 ends higher than GSPO",
+            treatment=arm("grpo", "R3", 8),
+            control=arm("gspo", "none", 8),
+            measure=AREA,
+            expected="more",
+            margin=0.0,
         ),
     ),
 )

@@ -1,10 +1,14 @@
-"""A frozen router does not prevent the collapse."""
+"""A frozen router does not prevent the collapse.
+
+R3 has one mini-batch per global step there. GRPO stands at N = 1 in `border` (as it did in the regimes before, where
+this claim was not applicable), so it is tried at N = 8, where GRPO collapses.
+"""
 
 from __future__ import annotations
 
-from sandbox.claims.arms import AND_NOISY, COLLAPSES_AND_NOISY, arm
+from sandbox.claims.arms import arm
 from sandbox.ledger.claim import Claim, Prediction
-from sandbox.ledger.measures import SURVIVAL
+from sandbox.ledger.course import COLLAPSED
 
 FROZEN = (("algorithm.freeze_router", "true"),)
 
@@ -13,30 +17,27 @@ CLAIM = Claim(
     name="a_frozen_router_does_not_help",
     sentence="A frozen router does not prevent the collapse.",
     source="R3 (arXiv 2510.11370) App. C",
+    home="border",
+    fresh_seeds=26,
     predictions=(
         Prediction(
-            "GRPO with a frozen router lasts no longer than GRPO",
-            arm("grpo", name="frozen", changes=FROZEN),
-            arm("grpo"),
-            SURVIVAL,
-            "at_most",
-            0.05,
-            premise=arm("grpo"),
+            words="N = 8: GRPO with a frozen router collapses in more than half of its runs",
+            treatment=arm("grpo", n=8, name="frozen", changes=FROZEN),
+            control=0.5,
+            measure=COLLAPSED,
+            expected="more",
+            margin=0.0,
+            premise=arm("grpo", n=8),
         ),
         Prediction(
-            "it collapses earlier than GRPO + R3 by a tenth of the run",
-            arm("grpo", name="frozen", changes=FROZEN),
-            arm("grpo", "R3"),
-            SURVIVAL,
-            "less",
-            0.1,
-            premise=arm("grpo"),
+            words="N = 8: it collapses more often than GRPO + R3, by a quarter of the runs",
+            treatment=arm("grpo", n=8, name="frozen", changes=FROZEN),
+            control=arm("grpo", "R3", 8),
+            measure=COLLAPSED,
+            expected="more",
+            margin=0.25,
+            premise=arm("grpo", n=8),
         ),
     ),
-    seeds_in=COLLAPSES_AND_NOISY,
-    regimes=AND_NOISY,
-    remarks={
-        "hot": "Some runs of seeds 0 to 4 were seen before 14 were asked for. Likely reason: GRPO itself lasts "
-        "on-policy here, so there is no collapse that R3 could prevent and a frozen router not.",
-    },
+    regimes=(),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sandbox.claims.arms import arm
 from sandbox.ledger.claim import Arm, Claim, Prediction
-from sandbox.ledger.measures import FINAL_ACCURACY
+from sandbox.ledger.course import AREA
 
 
 def multiplied(multiplier: str) -> Arm:
@@ -18,22 +18,24 @@ CLAIM = Claim(
     name="the_multiplier_matters_little",
     sentence="Pr2 does alike over two decades of the predictor's learning rate multiplier.",
     source="Pr2 (arXiv 2606.00395) App. F, Fig. 5",
+    home="paper",
+    fresh_seeds=13,
     predictions=(
         Prediction(
-            "N = 8: a tenth of it ends within 0.05",
-            multiplied("0.003"),
-            arm("grpo", "Pr2", 8),
-            FINAL_ACCURACY,
-            "same",
-            0.05,
+            words="N = 8: a tenth of it ends within 0.05",
+            treatment=multiplied("0.003"),
+            control=arm("grpo", "Pr2", 8),
+            measure=AREA,
+            expected="same",
+            margin=0.05,
         ),
         Prediction(
-            "N = 8: ten times it ends within 0.05",
-            multiplied("0.3"),
-            arm("grpo", "Pr2", 8),
-            FINAL_ACCURACY,
-            "same",
-            0.05,
+            words="N = 8: ten times it ends within 0.05",
+            treatment=multiplied("0.3"),
+            control=arm("grpo", "Pr2", 8),
+            measure=AREA,
+            expected="same",
+            margin=0.05,
         ),
     ),
 )

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from sandbox.claims.arms import arm
 from sandbox.ledger.claim import Claim, Prediction
-from sandbox.ledger.measures import FINAL_ACCURACY
+from sandbox.ledger.course import AREA
 
 CLAIM = Claim(
     number=27,
     name="pr3_beats_r3",
     sentence="Pr3 ends higher than R3.",
     source="Pr2 (arXiv 2606.00395) App. C.2",
+    home="border",
+    fresh_seeds=36,
     predictions=(
         Prediction(
-            "N = 4: it ends higher",
-            arm("grpo", "Pr3", 4),
-            arm("grpo", "R3", 4),
-            FINAL_ACCURACY,
-            "more",
-            0.01,
+            words="N = 4: it ends higher",
+            treatment=arm("grpo", "Pr3", 4),
+            control=arm("grpo", "R3", 4),
+            measure=AREA,
+            expected="more",
+            margin=0.0,
         ),
         Prediction(
-            "N = 8: it ends higher",
-            arm("grpo", "Pr3", 8),
-            arm("grpo", "R3", 8),
-            FINAL_ACCURACY,
-            "more",
-            0.01,
+            words="N = 8: it ends higher",
+            treatment=arm("grpo", "Pr3", 8),
+            control=arm("grpo", "R3", 8),
+            measure=AREA,
+            expected="more",
+            margin=0.0,
         ),
     ),
 )

@@ -23,13 +23,32 @@ CLAIM = Claim(
     name="the_route_bound_holds",
     sentence="The bound of Prop. B.1 on a router's shift holds along training, and is tight within a factor of two.",
     source="Pr2 (arXiv 2606.00395) Prop. B.1",
+    home="paper",
+    fresh_seeds=22,
     predictions=(
         Prediction(
-            "Pr2, N = 8: in every window TV is within the bound", arm("grpo", "Pr2", 8), 1.0, TIGHTNESS, "at_most", 0.0
+            words="Pr2, N = 8: in every window TV is within the bound",
+            treatment=arm("grpo", "Pr2", 8),
+            control=1.0,
+            measure=TIGHTNESS,
+            expected="at_most",
+            margin=0.0,
         ),
-        Prediction("Pr2, N = 8: it is above half the bound", arm("grpo", "Pr2", 8), 0.5, TIGHTNESS, "more", 0.0),
         Prediction(
-            "R2, N = 8: in every window TV is within the bound", arm("grpo", "R2", 8), 1.0, TIGHTNESS, "at_most", 0.0
+            words="Pr2, N = 8: it is above half the bound",
+            treatment=arm("grpo", "Pr2", 8),
+            control=0.5,
+            measure=TIGHTNESS,
+            expected="more",
+            margin=0.0,
+        ),
+        Prediction(
+            words="R2, N = 8: in every window TV is within the bound",
+            treatment=arm("grpo", "R2", 8),
+            control=1.0,
+            measure=TIGHTNESS,
+            expected="at_most",
+            margin=0.0,
         ),
     ),
     shown=("routing/route_tv", "routing/route_kl", "routing/staleness_tv"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from sandbox.claims.arms import AND_NOISY, SEEN_IN_NOISY, arm
 from sandbox.claims.c33_the_prefix_weight_in_training import PREFIX
 from sandbox.ledger.claim import Claim, Prediction
-from sandbox.ledger.measures import FINAL_ACCURACY, SURVIVAL
+from sandbox.ledger.course import AREA
 
 MOST_BIASED = arm("minirl_lengthnorm")
 OTHERS = {"token": arm("minirl"), "none": arm("minirl_no_is"), "prefix": arm("minirl", name="prefix", changes=PREFIX)}
@@ -20,41 +20,35 @@ CLAIM = Claim(
     name="the_audited_bias_predicts_training",
     sentence="The objective that the exact audit finds most biased trains worst, and those it finds alike train alike.",
     source="here; docs/audit-claims.md",
+    home="hot",
+    fresh_seeds=39,
     predictions=(
         *(
             Prediction(
-                f"length normalisation ends lower than the weight `{name}`, by 0.02",
-                MOST_BIASED,
-                other,
-                FINAL_ACCURACY,
-                "less",
-                0.02,
+                words=f"length normalisation does worse than the weight `{name}`, by 0.05",
+                treatment=MOST_BIASED,
+                control=other,
+                measure=AREA,
+                expected="less",
+                margin=0.05,
             )
             for name, other in OTHERS.items()
         ),
         Prediction(
-            "it lasts no longer than no weight, the next in bias",
-            MOST_BIASED,
-            OTHERS["none"],
-            SURVIVAL,
-            "at_most",
-            0.05,
+            words="token and none end within 0.05 of each other",
+            treatment=OTHERS["none"],
+            control=OTHERS["token"],
+            measure=AREA,
+            expected="same",
+            margin=0.05,
         ),
         Prediction(
-            "token and none end within 0.05 of each other",
-            OTHERS["none"],
-            OTHERS["token"],
-            FINAL_ACCURACY,
-            "same",
-            0.05,
-        ),
-        Prediction(
-            "token and prefix end within 0.05 of each other",
-            OTHERS["prefix"],
-            OTHERS["token"],
-            FINAL_ACCURACY,
-            "same",
-            0.05,
+            words="token and prefix end within 0.05 of each other",
+            treatment=OTHERS["prefix"],
+            control=OTHERS["token"],
+            measure=AREA,
+            expected="same",
+            margin=0.05,
         ),
     ),
     regimes=AND_NOISY,

@@ -13,15 +13,16 @@ CLAIM = Claim(
     name="calibrated_engines_hold_out_of_sample",
     sentence="Sandbox engines calibrated on a real vLLM trace have the same discrepancy on a model they have not seen.",
     source="here; the ladder of R3 (arXiv 2510.11370) sec. 3",
+    home="vllm",
     predictions=tuple(
         Prediction(
-            f"{figure} is vLLM's within a factor of {margin:g}",
-            FITTED,
-            1.0,
-            probe(figure, f"{figure} {WORDS}", "1"),
-            "same",
-            margin,
-            "ratio",
+            words=f"{figure} is vLLM's within a factor of {margin:g}",
+            treatment=FITTED,
+            control=1.0,
+            measure=probe(figure, f"{figure} {WORDS}", "1"),
+            expected="same",
+            margin=margin,
+            scale="ratio",
         )
         for figure, margin in (("k3 KL", 2.0), ("F(1.25)", 1.5), ("routers that differ", 1.5))
     ),

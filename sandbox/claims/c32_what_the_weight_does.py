@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from sandbox.claims.arms import AND_NOISY, SEEN_IN_NOISY, arm
 from sandbox.ledger.claim import Claim, Prediction
-from sandbox.ledger.measures import FINAL_ACCURACY, FINAL_KL, SURVIVAL
+from sandbox.ledger.course import AREA
+from sandbox.ledger.measures import FINAL_KL
 
 DAMPING = arm("minirl", name="damping", changes=(("algorithm.objective.cap", "1.0"),))
 
@@ -18,33 +19,33 @@ CLAIM = Claim(
     name="what_the_weight_does",
     sentence="The token weight helps in training by damping tokens that pi disbelieves, not by lowering the bias.",
     source="here; docs/token-weight.md, MiniRL (arXiv 2512.01374) sec. 4.3",
+    home="border",
     predictions=(
         Prediction(
-            "leaving the weight out changes the accuracy by less than 0.05",
-            arm("minirl_no_is"),
-            arm("minirl"),
-            FINAL_ACCURACY,
-            "same",
-            0.05,
+            words="leaving the weight out changes the accuracy by less than 0.1",
+            treatment=arm("minirl_no_is"),
+            control=arm("minirl"),
+            measure=AREA,
+            expected="same",
+            margin=0.1,
         ),
         Prediction(
-            "without the weight the engine gap ends larger, by a quarter",
-            arm("minirl_no_is"),
-            arm("minirl"),
-            FINAL_KL,
-            "more",
-            1.25,
-            "ratio",
+            words="without the weight the engine gap ends larger",
+            treatment=arm("minirl_no_is"),
+            control=arm("minirl"),
+            measure=FINAL_KL,
+            expected="more",
+            margin=1.0,
+            scale="ratio",
         ),
         Prediction(
-            "a weight of at most 1 ends within 0.05 of the whole weight",
-            DAMPING,
-            arm("minirl"),
-            FINAL_ACCURACY,
-            "same",
-            0.05,
+            words="a weight of at most 1 ends within 0.1 of the whole weight",
+            treatment=DAMPING,
+            control=arm("minirl"),
+            measure=AREA,
+            expected="same",
+            margin=0.1,
         ),
-        Prediction("a weight of at most 1 lasts no shorter", arm("minirl"), DAMPING, SURVIVAL, "at_most", 0.05),
     ),
     regimes=AND_NOISY,
     remarks={

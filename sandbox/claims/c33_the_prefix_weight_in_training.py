@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sandbox.claims.arms import arm
 from sandbox.ledger.claim import Claim, Prediction
-from sandbox.ledger.measures import FINAL_ACCURACY, SURVIVAL
+from sandbox.ledger.course import AREA
 
 PREFIX = (("algorithm.objective.correction", "{name: prefix_tis, numerator: pi, cap: 5.0}"),)
 
@@ -13,22 +13,16 @@ CLAIM = Claim(
     name="the_prefix_weight_in_training",
     sentence="The truncated prefix weight does no worse in training than the token weight.",
     source="here; the weight of theory/exact/decomposition.py, MinPRO (arXiv 2601.22718)",
+    home="border",
+    fresh_seeds=40,
     predictions=(
         Prediction(
-            "on-policy, the token weight ends no higher",
-            arm("minirl"),
-            arm("minirl", name="prefix", changes=PREFIX),
-            FINAL_ACCURACY,
-            "at_most",
-            0.02,
-        ),
-        Prediction(
-            "on-policy, it lasts no longer",
-            arm("minirl"),
-            arm("minirl", name="prefix", changes=PREFIX),
-            SURVIVAL,
-            "at_most",
-            0.05,
+            words="on-policy, the token weight ends no higher",
+            treatment=arm("minirl"),
+            control=arm("minirl", name="prefix", changes=PREFIX),
+            measure=AREA,
+            expected="at_most",
+            margin=0.1,
         ),
     ),
 )

@@ -7,46 +7,48 @@ from __future__ import annotations
 
 from sandbox.claims.arms import COLLAPSES, arm, without_clipping
 from sandbox.ledger.claim import Claim, Prediction
-from sandbox.ledger.measures import SURVIVAL
+from sandbox.ledger.course import LASTING
 
 CLAIM = Claim(
     number=34,
     name="the_border_of_stability",
     sentence="Off-policiness brings training closer to failure, and clipping, the weight and replay each move it away.",
     source="here; the recipe of MiniRL (arXiv 2512.01374) sec. 4.4",
+    home="border",
+    fresh_seeds=36,
     predictions=(
         Prediction(
-            "without clipping, N = 8 lasts shorter than N = 1 by a tenth of the run",
-            without_clipping("minirl", "none", 8),
-            without_clipping("minirl", "none", 1),
-            SURVIVAL,
-            "less",
-            0.1,
+            words="without clipping, N = 8 lasts shorter than N = 1",
+            treatment=without_clipping("minirl", "none", 8),
+            control=without_clipping("minirl", "none", 1),
+            measure=LASTING,
+            expected="less",
+            margin=0.0,
         ),
         Prediction(
-            "N = 8, no replay: without clipping it lasts shorter by a tenth of the run",
-            without_clipping("minirl", "none", 8),
-            arm("minirl", "none", 8),
-            SURVIVAL,
-            "less",
-            0.1,
+            words="N = 8, no replay: without clipping it lasts shorter",
+            treatment=without_clipping("minirl", "none", 8),
+            control=arm("minirl", "none", 8),
+            measure=LASTING,
+            expected="less",
+            margin=0.0,
         ),
         Prediction(
-            "N = 8, no replay: without the weight it lasts no longer",
-            arm("minirl_no_is", "none", 8),
-            arm("minirl", "none", 8),
-            SURVIVAL,
-            "at_most",
-            0.05,
+            words="N = 8, no replay: without the weight it lasts shorter",
+            treatment=arm("minirl_no_is", "none", 8),
+            control=arm("minirl", "none", 8),
+            measure=LASTING,
+            expected="less",
+            margin=0.0,
         ),
         *(
             Prediction(
-                f"N = 8, without clipping: {mode} lasts longer than no replay by a tenth of the run",
-                without_clipping("minirl", mode, 8),
-                without_clipping("minirl", "none", 8),
-                SURVIVAL,
-                "more",
-                0.1,
+                words=f"N = 8, without clipping: {mode} lasts longer than no replay",
+                treatment=without_clipping("minirl", mode, 8),
+                control=without_clipping("minirl", "none", 8),
+                measure=LASTING,
+                expected="more",
+                margin=0.0,
             )
             for mode in ("R2", "R3", "Pr2", "Pr3")
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sandbox.claims.arms import AND_NOISY, COLLAPSES_AND_NOISY, arm
 from sandbox.ledger.claim import Claim, Prediction
-from sandbox.ledger.measures import FINAL_ACCURACY, SURVIVAL
+from sandbox.ledger.course import AREA, COLLAPSED
 
 EXACT = arm("minirl", name="exact", changes=(("engine.defects", "[]"),))
 
@@ -13,22 +13,24 @@ CLAIM = Claim(
     name="the_gap_itself_does_harm",
     sentence="The engine gap itself does harm: with an exact engine the same recipe lasts longer and ends higher.",
     source="here; the premise of MiniRL (arXiv 2512.01374) sec. 3.1 and R3 (arXiv 2510.11370) sec. 3",
+    home="border",
+    fresh_seeds=36,
     predictions=(
         Prediction(
-            "with an exact engine, on-policy, it lasts longer by a tenth of the run",
-            EXACT,
-            arm("minirl"),
-            SURVIVAL,
-            "more",
-            0.1,
+            words="on-policy, it collapses more often than with an exact engine, by a quarter of the runs",
+            treatment=arm("minirl"),
+            control=EXACT,
+            measure=COLLAPSED,
+            expected="more",
+            margin=0.25,
         ),
         Prediction(
-            "it ends with higher accuracy",
-            EXACT,
-            arm("minirl"),
-            FINAL_ACCURACY,
-            "more",
-            0.02,
+            words="with an exact engine accuracy is higher",
+            treatment=EXACT,
+            control=arm("minirl"),
+            measure=AREA,
+            expected="more",
+            margin=0.0,
         ),
     ),
     seeds_in=COLLAPSES_AND_NOISY,

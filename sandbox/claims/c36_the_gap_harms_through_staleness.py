@@ -11,6 +11,7 @@ CLAIM = Claim(
     name="the_gap_harms_through_staleness",
     sentence="The engine gap harms through staleness: little with one update per rollout, much with eight or more.",
     source="here; MiniRL (arXiv 2512.01374) Eq. 5 and sec. 4.4",
+    home="border",
     predictions=(
         Prediction(
             words="the gap costs more at N = 8 than at N = 1: half the difference of the two losses exceeds 0.05",

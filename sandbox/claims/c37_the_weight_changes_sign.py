@@ -11,6 +11,7 @@ CLAIM = Claim(
     name="the_weight_changes_sign",
     sentence="Where the engine gap is large, the token weight hurts at N = 1 and helps from N = 4 on.",
     source="here; it would reconcile MiniRL (arXiv 2512.01374) sec. 4.3 with R3 (2510.11370) Table 1",
+    home="border",
     predictions=(
         Prediction(
             words="GRPO, N = 1: truncated importance sampling lowers accuracy by 0.02",

@@ -11,6 +11,7 @@ CLAIM = Claim(
     name="r3_helps_throughout",
     sentence="Where the engine gap is large, R3 helps GRPO off-policy and costs nothing on-policy.",
     source="here; R3 (arXiv 2510.11370) sec. 5.2",
+    home="border",
     predictions=(
         Prediction(
             words="N = 1: R3 costs at most 0.02",

@@ -15,6 +15,7 @@ CLAIM = Claim(
     name="r2_amplifies_the_gap",
     sentence="R2 without a weight amplifies the engine gap and lowers accuracy.",
     source="here; R2 as in MiniRL (arXiv 2512.01374) sec. 3.2",
+    home="border",
     predictions=(
         Prediction(
             words="router noise 0.2 and 0.3, N = 4 to 16: the KL of mu and old ends higher than without, by a tenth",

@@ -13,6 +13,7 @@ CLAIM = Claim(
     name="pr2_below_r2",
     sentence="At a large engine gap Pr2 does worse than R2, against Pr2's finding at a small one.",
     source="here; Pr2 (arXiv 2606.00395) sec. 5.2",
+    home="border",
     predictions=(
         Prediction(
             words="router noise 0.1 to 0.3, N = 4 to 16: accuracy is lower by 0.005",

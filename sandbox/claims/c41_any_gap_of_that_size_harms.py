@@ -11,6 +11,7 @@ CLAIM = Claim(
     name="any_gap_of_that_size_harms",
     sentence="At N = 8 an engine gap of equal KL harms alike, whether routers, logits or weights make it.",
     source="here; against R3 (arXiv 2510.11370) sec. 3, which blames the routers",
+    home="border",
     predictions=(
         Prediction(
             words="noise on the logits with the KL of router noise 0.5 costs more than 0.1 against an exact engine",

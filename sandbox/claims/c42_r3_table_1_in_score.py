@@ -11,6 +11,7 @@ CLAIM = Claim(
     name="r3_table_1_in_score",
     sentence="Off-policy, in score: GRPO < TIS < R3; TIS adds nothing to R3; R3 is above GSPO.",
     source="R3 (arXiv 2510.11370) Table 1",
+    home="border",
     predictions=(
         Prediction(
             words="N = 8: GRPO collapses more often than GRPO + R3, by more than half of the runs",

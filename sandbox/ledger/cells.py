@@ -28,6 +28,7 @@ Changes = Sequence[tuple[str, str]]
 """Dotted keys and YAML values, in the order in which they are applied."""
 
 ACCURACY = "eval/accuracy"
+MAX_GRAD_NORM = "algorithm.optimizer.max_grad_norm"
 
 NUM_WINDOWS = 20
 """A row keeps the means of metrics over this many equal windows of a run's planned global steps."""
@@ -49,13 +50,18 @@ class Regime:
     name: str
     words: str
     stated: str
+    norms: tuple[tuple[str, str], ...] = ()
+    """Objective's preset and the gradient clipping of its arms there; an arm that states its own keeps it."""
+    own_cold_starts: bool = False
+    """Whether every arm has an initial model a seed there, whatever it says."""
 
     @staticmethod
-    def open(path: Path) -> Regime:
+    def open(path: Path, norms: Mapping[str, str] | None = None, own_cold_starts: bool = False) -> Regime:
         """The regime in a file like those in configs/claims/; its words are the comment at the file's top."""
         lines = path.read_text(encoding="utf-8").splitlines()
         comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
-        return Regime(path.stem, " ".join(line.lstrip("# ") for line in comment), json.dumps(read(path)))
+        words, stated = " ".join(line.lstrip("# ") for line in comment), json.dumps(read(path))
+        return Regime(path.stem, words, stated, tuple((norms or {}).items()), own_cold_starts)
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,12 @@ class Cell:
 
 def key(regime: Regime, arm: Arm, seed: int, changes: Changes = ()) -> str:
     """The key of an arm's cell; `changes` come after the arm's own."""
-    return _hash(_stated(regime, arm, seed, tuple(changes)))
+    return _key(regime, arm, seed, tuple(changes))
+
+
+@functools.cache
+def _key(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str], ...]) -> str:
+    return _hash(_stated(regime, arm, seed, changes))
 
 
 def cell(regime: Regime, arm: Arm, seed: int, changes: Changes = ()) -> Cell:
@@ -91,16 +102,24 @@ def _hash(stated: str) -> str:
     return hashlib.sha256(stated.encode()).hexdigest()[:12]
 
 
-@functools.cache
 def _stated(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str], ...]) -> str:
+    raw = json.loads(_unseeded(regime, arm, changes))
+    if arm.own_cold_start or regime.own_cold_starts:
+        raw["cold_start"]["seed"] = seed
+    return json.dumps(raw | {"seed": seed}, sort_keys=True)
+
+
+@functools.cache
+def _unseeded(regime: Regime, arm: Arm, changes: tuple[tuple[str, str], ...]) -> str:
+    """What all seeds of an arm's cell share, once: its YAML values take milliseconds to read."""
     raw = json.loads(regime.stated)
     apply(raw, arm.changes)
+    norm = dict(regime.norms).get(raw["algorithm"].get("objective", {}).get("preset"))
+    if norm is not None and all(name != MAX_GRAD_NORM for name, _ in arm.changes):
+        apply(raw, ((MAX_GRAD_NORM, norm),))
     _spread(raw, arm.num_minibatches, f"regime {regime.name}, arm {arm.name}")
     apply(raw, changes)
-    if arm.own_cold_start:
-        raw["cold_start"]["seed"] = seed
-    kept = {name: value for name, value in raw.items() if name not in NOT_HASHED}
-    return json.dumps(kept | {"seed": seed}, sort_keys=True)
+    return json.dumps({name: value for name, value in raw.items() if name not in NOT_HASHED})
 
 
 def _spread(raw: dict[str, Any], n: int, where: str) -> None:

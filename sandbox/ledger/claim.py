@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from sandbox.ledger.statistics import Expected
 
+FRESH = 100
+"""Seeds below were seen when the statistics were designed (docs/decisions/0007): from here on they decide."""
+
 Row = Mapping[str, Any]
 """One finished cell, as results/claims/cells.jsonl holds it (see `cells.py`)."""
 
@@ -44,8 +47,9 @@ class Measure:
     of: Callable[[Row], float]
     same: tuple[str, ...] = ()
     """Fields in which the two rows of a pair must agree, or the pair counts as missing: times are of one machine."""
-    fall: float | None = None
-    """How far a rare event moves one seed where most have none (see `statistics.Effect`); None: all seeds vary."""
+    kind: Literal["number", "event", "time"] = "number"
+    """What it is: a number that varies between seeds, 1 where something happened and 0 where not, or the share of a run
+    before something happened and 1 where it did not. It decides how an effect is tested (contrasts.py, events.py)."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Prediction:
     """An arm that must have collapsed with one seed at least: else there is nothing to predict of (not applicable)."""
 
     def __post_init__(self) -> None:
+        if self.measure.kind != "number" and self.scale != "difference":
+            raise ValueError(f"scale: expected difference for {self.measure.name}, got {self.scale}")
         if self.is_factor and self.margin < 1.0:
             raise ValueError(f"margin: expected a factor of at least 1 on the scale {self.scale}, got {self.margin}")
 
@@ -111,18 +117,22 @@ class Claim:
     sentence: str
     source: str
     predictions: tuple[Prediction, ...]
+    home: str
+    """The regime that decides it, on seeds from FRESH on; what any other says is exploratory."""
+    fresh_seeds: int = 0
+    """Seeds FRESH to FRESH + fresh_seeds - 1 at home, as many as power.py asks for; 0: none is asked for."""
     num_seeds: int = 5
-    """Seeds of each of its cells: first_seed to first_seed + num_seeds - 1."""
+    """Seeds of each of its cells in `regimes`: first_seed to first_seed + num_seeds - 1."""
     first_seed: int = 0
-    """The first of its seeds: 100 for claims whose settings were chosen by looking at runs of smaller ones."""
+    """The first of those: FRESH for claims whose settings were chosen by looking at runs of smaller ones."""
     seeds_in: Mapping[str, int] = field(default_factory=dict)
     """Regimes with another number of seeds, larger than `num_seeds`: those in which runs collapse."""
     regimes: tuple[str, ...] = ("paper", "stress", "hot")
-    """The regimes that it is tried in."""
+    """The regimes that it was tried in on those seeds."""
     shown: tuple[str, ...] = ("reward/mean", "rollout_corr/k3_kl", "actor/entropy")
     """The metrics that its figure draws over the updates, a line an arm."""
     also: tuple[Arm, ...] = ()
-    """Arms that are run for its pictures alone: no prediction is of them."""
+    """Arms that are run for its pictures alone, with `num_seeds`: no prediction is of them."""
     remarks: Mapping[str, str] = field(default_factory=dict)
     """Regime to what is to be said of its outcome: what was tried, the likely reason. Never the outcome itself."""
 
@@ -133,17 +143,36 @@ class Claim:
             if regime not in self.regimes or number <= self.num_seeds:
                 wanted = f"one of {', '.join(self.regimes)} with more than {self.num_seeds} seeds"
                 raise ValueError(f"claim {self.number}: seeds_in: expected {wanted}, got {regime}: {number}")
+        if self.first_seed >= FRESH and (self.fresh_seeds or self.regimes != (self.home,)):
+            raise ValueError(f"claim {self.number}: home: expected a claim on fresh seeds to be tried there alone")
 
-    def seeds(self, regime: str, asked: int | None = None) -> range:
-        """The seeds that decide it in a regime: its own number of them, or as many as `asked` for."""
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Its home, then the other regimes that it was tried in."""
+        return tuple(dict.fromkeys((self.home, *self.regimes)))
+
+    def deciding(self, asked: int | None = None) -> range:
+        """The seeds that decide it at home: its own number of them, or as many as `asked` for; none below FRESH."""
+        own = self.num_seeds if self.first_seed >= FRESH else self.fresh_seeds
+        return range(FRESH, FRESH + (own if asked is None else asked))
+
+    def seen(self, regime: str, asked: int | None = None) -> range:
+        """The seeds below FRESH of a regime, which explore: none where it was not tried on them."""
+        if regime not in self.regimes or self.first_seed >= FRESH:
+            return range(0)
         number = self.seeds_in.get(regime, self.num_seeds) if asked is None else asked
         return range(self.first_seed, self.first_seed + number)
 
+    def seeds(self, regime: str, asked: int | None = None) -> tuple[int, ...]:
+        """All its seeds in a regime, those seen before and those that decide."""
+        return (*self.seen(regime, asked), *(self.deciding(asked) if regime == self.home else ()))
+
     def runs(self, regime: str, asked: int | None = None) -> list[tuple[Arm, int]]:
         """Every arm with each of its seeds in a regime; those of the pictures alone have `num_seeds`."""
-        many = self.seeds(regime, asked)
-        few = many[: self.num_seeds if asked is None else asked]
-        return [(arm, seed) for arm in self.arms for seed in (few if self.is_drawn_alone(arm) else many)]
+        few = self.num_seeds if asked is None else asked
+        seen, fresh = self.seen(regime, asked), self.deciding(asked) if regime == self.home else range(0)
+        drawn = (*seen[:few], *(fresh[:few] if self.first_seed >= FRESH else ()))
+        return [(arm, seed) for arm in self.arms for seed in (drawn if self.is_drawn_alone(arm) else (*seen, *fresh))]
 
     def is_drawn_alone(self, arm: Arm) -> bool:
         """Whether an arm is for the pictures: no prediction is of it."""
@@ -156,4 +185,4 @@ class Claim:
         return tuple(dict.fromkeys((*predicted, *self.also)))
 
 
-__all__ = ["Arm", "Claim", "Measure", "Prediction", "Row"]
+__all__ = ["FRESH", "Arm", "Claim", "Measure", "Prediction", "Row"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from lab.ladder import markdown_table
 from sandbox.ledger import html, page
 from sandbox.ledger.cells import Cell, Cells, Regime, cell, key
 from sandbox.ledger.claim import Claim
+from sandbox.ledger.power import needs
 from sandbox.ledger.probes import PROBES
-from sandbox.ledger.verdicts import Outcome, outcomes, together
+from sandbox.ledger.verdicts import Finding, findings
 
 SMOKE = (
     ("num_steps", "2"), ("algorithm.batch.num_responses", "4"), ("evaluation.max_prompts", "8"),
@@ -36,14 +37,14 @@ class Wanted:
         """The cells in the order in which they are run: those of predictions before those of pictures alone, and of
         either all arms with one seed before any with the next, so that a queue that is stopped leaves whole seeds."""
         changes = SMOKE if self.smoke else ()
-        places = [(c, r) for c in self.claims for r in self.regimes if r.name in c.regimes]
+        places = [(c, r) for c in self.claims for r in self.regimes if r.name in c.places]
         found = [(c.is_drawn_alone(arm), seed, cell(r, arm, seed, changes))
                  for c, r in places for arm, seed in c.runs(r.name, self.seeds)]  # fmt: skip
         return list({one.key: one for *_, one in sorted(found, key=lambda item: item[:2])}.values())
 
-    def outcomes(self, store: Cells) -> list[Outcome]:
-        """Every outcome that the store's rows allow."""
-        return outcomes(self.claims, self.regimes, store.rows(), self.seeds, changes=SMOKE if self.smoke else ())
+    def findings(self, store: Cells) -> list[Finding]:
+        """Every finding that the store's rows allow."""
+        return findings(self.claims, self.regimes, store.rows(), self.seeds, changes=SMOKE if self.smoke else ())
 
 
 @dataclass(frozen=True)
@@ -96,36 +97,38 @@ def _time(seconds: float) -> str:
 
 
 def listing(wanted: Wanted, place: Place, ledger: Wanted) -> str:
-    """The wanted claims as a table: number, name, runs done of those it needs, and the verdict in each regime.
+    """The wanted claims as a table: number, name, home, runs done of those it needs, and the verdict.
 
     Verdicts are corrected over the whole `ledger`, as on its pages, however few of its claims are listed.
     """
     done = place.store.rows()
-    found = ledger.outcomes(place.store)
+    words = {one.claim.number: one.word for one in ledger.findings(place.store) if one.decides}
     rows = []
     for claim in wanted.claims:
-        tried = [regime for regime in wanted.regimes if regime.name in claim.regimes]
+        tried = [regime for regime in wanted.regimes if regime.name in claim.places]
         places = [(r, arm, seed) for r in tried for arm, seed in claim.runs(r.name, wanted.seeds)]
         keys = {key(*one, SMOKE if wanted.smoke else ()) for one in places}
-        words = [word or ("–" if r in tried else "") for r, word in _words(claim, wanted.regimes, found)]
-        rows.append((str(claim.number), claim.name, f"{len(keys & done.keys())}/{len(keys)}", *words))
-    return markdown_table(("claim", "name", "runs", *(r.name for r in wanted.regimes)), rows)
+        runs = f"{len(keys & done.keys())}/{len(keys)}"
+        rows.append((str(claim.number), claim.name, claim.home, runs, words.get(claim.number) or "–"))
+    return markdown_table(("claim", "name", "home", "runs", "verdict"), rows)
 
 
-def _words(claim: Claim, regimes: Sequence[Regime], found: Sequence[Outcome]) -> list[tuple[Regime, str | None]]:
-    """Each regime, and the claim's verdict there."""
-    return [(r, together([o.word for o in found if o.claim == claim and o.regime == r.name])) for r in regimes]
+def power(wanted: Wanted, place: Place, ledger: Wanted) -> str:
+    """The wanted claims' table of seeds needed, at the level that the whole `ledger` asks for."""
+    numbers = {claim.number for claim in wanted.claims}
+    found = needs(ledger.claims, ledger.regimes, place.store.rows())
+    return page.power_table({number: need for number, need in found.items() if number in numbers})
 
 
 def write_pages(wanted: Wanted, place: Place) -> str:
     """Writes ledger.md and ledger.html from the rows alone; the table of verdicts."""
     with disk_errors(place.results, "make folder"):
         place.results.mkdir(parents=True, exist_ok=True)
-    found = wanted.outcomes(place.store)
+    found = wanted.findings(place.store)
     rows = place.store.rows()
     atomic_write(place.results / "ledger.md", page.markdown(wanted.claims, wanted.regimes, found, rows))
     atomic_write(place.results / "ledger.html", html.render(wanted.claims, wanted.regimes, found, rows, wanted.seeds))
     return listing(wanted, place, wanted)
 
 
-__all__ = ["Place", "Wanted", "listing", "run", "write_pages"]
+__all__ = ["Place", "Wanted", "listing", "power", "run", "write_pages"]

@@ -8,6 +8,7 @@ as many: over those that there are), so that one unlucky evaluation is neither a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import fmean
 
 from sandbox.ledger.claim import Measure, Row
@@ -19,28 +20,42 @@ FALL = 0.5
 """A level below this share of the highest level so far, the one before training included, has fallen."""
 
 
+def evaluations(row: Row) -> list[tuple[float, float]]:
+    """Global step and accuracy of every evaluation; step 0 is before training.
+
+    A row of before these were kept has them as means over its windows, which are what they were where none holds two:
+    the first window's is then step 0, and the others' are of their last steps.
+    """
+    if "evaluations" in row:
+        return [(float(step), float(value)) for step, value in row["evaluations"]]
+    found: Sequence[float | None] = row["series"].get("eval/accuracy", [])
+    steps = [(i + 1) * row["num_steps"] / len(found) if i else 0.0 for i in range(len(found))]
+    return [(step, value) for step, value in zip(steps, found, strict=True) if value is not None]
+
+
 def area(row: Row) -> float:
     """Mean of the evaluations after step 0, in [0, 1]: the area under the accuracy, per update.
 
     A run that stopped early keeps its last value to the planned end. nan without an evaluation after step 0.
     """
-    after = [(step, value) for step, value in row["evaluations"] if step > 0]
+    after = [(step, value) for step, value in evaluations(row) if step > 0]
     if not after:
         return math.nan
     every = after[0][0]
-    lost = max(0, (row["num_steps"] - after[-1][0]) // every)
+    lost = max(0, int((row["num_steps"] - after[-1][0]) // every))
     return fmean([value for _, value in after] + [after[-1][1]] * lost)
 
 
 def initial(row: Row) -> float:
     """Accuracy before training, in [0, 1]; nan where it was not evaluated."""
-    return next((value for step, value in row["evaluations"] if step == 0), math.nan)
+    return next((value for step, value in evaluations(row) if step == 0), math.nan)
 
 
 def final(row: Row) -> float:
     """Mean accuracy over the evaluations of the last quarter of the planned steps; the last one where it has none."""
-    late = [value for step, value in row["evaluations"] if step > 0.75 * row["num_steps"]]
-    return fmean(late) if late else row["evaluations"][-1][1] if row["evaluations"] else math.nan
+    found = evaluations(row)
+    late = [value for step, value in found if step > 0.75 * row["num_steps"]]
+    return fmean(late) if late else found[-1][1] if found else math.nan
 
 
 def peak(row: Row) -> float:
@@ -63,7 +78,7 @@ def collapsed(row: Row) -> float:
     return lost if math.isnan(lost) else float(lost > 1.0 - FALL)
 
 
-def collapse_step(row: Row) -> int | None:
+def collapse_step(row: Row) -> float | None:
     """The global step from which on the level of a collapsed run stays below FALL times the highest so far; else None.
 
     Of a run whose last quarter is low on average but whose last level is not: the first step of that quarter.
@@ -74,11 +89,19 @@ def collapse_step(row: Row) -> int | None:
     for step, level in _levels(row):
         highest = max(highest, level)
         start = (step if start is None else start) if level < FALL * highest else None
-    return start if start is not None else math.ceil(0.75 * row["num_steps"])
+    return start if start is not None else float(math.ceil(0.75 * row["num_steps"]))
 
 
-def _levels(row: Row) -> list[tuple[int, float]]:
-    found = row["evaluations"]
+def lasting(row: Row) -> float:
+    """Share of the planned steps before the collapse, in [0, 1]; 1 without one, nan where that is not known."""
+    if math.isnan(collapsed(row)):
+        return math.nan
+    step = collapse_step(row)
+    return 1.0 if step is None else min(step / row["num_steps"], math.nextafter(1.0, 0.0))
+
+
+def _levels(row: Row) -> list[tuple[float, float]]:
+    found = evaluations(row)
     return [
         (step, fmean(value for _, value in found[max(0, i + 1 - SMOOTHED) : i + 1]))
         for i, (step, _) in enumerate(found)
@@ -91,11 +114,12 @@ COLLAPSED = Measure(
     "1 where the last quarter's accuracy is below half of the run's highest level",
     "1",
     collapsed,
-    fall=1.0,
+    kind="event",
 )
+LASTING = Measure("lasting", "share of the run before its accuracy collapsed; 1: it did not", "1", lasting, kind="time")
 DRAWDOWN = Measure("drawdown", "share of its highest accuracy that the run has lost by its end", "fraction", drawdown)
 
 __all__ = [
-    "AREA", "COLLAPSED", "DRAWDOWN", "FALL", "SMOOTHED", "area", "collapse_step", "collapsed", "drawdown", "final",
-    "initial", "peak",
+    "AREA", "COLLAPSED", "DRAWDOWN", "FALL", "LASTING", "SMOOTHED", "area", "collapse_step", "collapsed", "drawdown",
+    "evaluations", "final", "initial", "lasting", "peak",
 ]  # fmt: skip

@@ -11,28 +11,30 @@ import pandas as pd
 
 from sandbox.ledger.cells import NUM_WINDOWS, Regime, key
 from sandbox.ledger.claim import Claim, Row
-from sandbox.ledger.verdicts import Outcome
+from sandbox.ledger.verdicts import Finding
 
 
-def outcomes_frame(found: Sequence[Outcome]) -> pd.DataFrame:
-    """A row an outcome: claim, regime, prediction, arms, n, effect with its 95% interval, p after Holm, verdict, lean.
+def outcomes_frame(found: Sequence[Finding]) -> pd.DataFrame:
+    """A row a prediction and finding: claim, regime, whether it decides, arms, n, effect with its 95% interval, test,
+    one-sided p's that it holds and fails, where it stands by itself, and the claim's verdict there.
 
-    Effects on the scales `ratio` and `ratio_of_means` are factors. What is open has missing numbers and an empty
-    verdict.
+    Effects on the scales `ratio` and `ratio_of_means` are factors. What is missing has missing numbers, or no word.
     """
     rows = []
-    for one in found:
-        is_ratio, (arm, against) = one.prediction.is_factor, one.prediction.side_names
-        numbers = (math.nan,) * 3 if one.effect is None else (one.effect.mean, one.effect.low, one.effect.high)
-        effect, low, high = (np.exp(x) if is_ratio else x for x in numbers)
-        rows.append({
-            "claim": one.claim.number, "sentence": one.claim.sentence, "regime": one.regime,
-            "prediction": one.prediction.words, "arm": arm, "against": against,
-            "measure": one.prediction.measure.name, "scale": one.prediction.scale, "n": len(one.values),
-            "effect": effect, "low": low, "high": high, "expected": one.prediction.expected,
-            "margin": one.prediction.margin, "p": math.nan if one.p is None else one.p, "verdict": one.word or "",
-            "leans": one.leans or "",
-        })  # fmt: skip
+    for finding in found:
+        for one in finding.outcomes:
+            is_ratio, (arm, against) = one.prediction.is_factor, one.prediction.side_names
+            numbers = (math.nan,) * 3 if one.effect is None else (one.effect.mean, one.effect.low, one.effect.high)
+            effect, low, high = (np.exp(x) if is_ratio else x for x in numbers)
+            holds, fails = (math.nan, math.nan) if one.p is None else one.p
+            rows.append({
+                "claim": finding.claim.number, "sentence": finding.claim.sentence, "regime": finding.regime,
+                "decides": finding.decides, "prediction": one.prediction.words, "arm": arm, "against": against,
+                "measure": one.prediction.measure.name, "scale": one.prediction.scale, "n": len(one.values),
+                "effect": effect, "low": low, "high": high, "expected": one.prediction.expected,
+                "margin": one.prediction.margin, "test": "" if one.effect is None else one.effect.test,
+                "p_holds": holds, "p_fails": fails, "stand": one.stand or "", "verdict": finding.word or "",
+            })  # fmt: skip
     return pd.DataFrame(rows)
 
 

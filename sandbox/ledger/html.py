@@ -20,17 +20,29 @@ from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import Claim, Row
 from sandbox.ledger.figures import FAMILIES, over_updates, phase_diagram
 from sandbox.ledger.page import (
+    REACH_TITLES,
+    VERDICT_TITLES,
     WARNING,
     WARNING_TITLES,
+    explored,
+    reach_row,
+    title,
+    warning_rows,
+)
+from sandbox.ledger.power import needs
+from sandbox.ledger.summary import (
+    OUT_OF_REACH,
+    Line,
+    counts_text,
     criterion_text,
     effect_text,
+    lines,
     means_text,
     spent,
-    tally,
-    warning_rows,
+    test_text,
     word_text,
 )
-from sandbox.ledger.verdicts import Outcome, together
+from sandbox.ledger.verdicts import Finding
 
 PIECES = (Path(__file__).parent / "template", TEMPLATES)
 
@@ -38,26 +50,26 @@ PIECES = (Path(__file__).parent / "template", TEMPLATES)
 def render(
     claims: Sequence[Claim],
     regimes: Sequence[Regime],
-    found: Sequence[Outcome],
+    found: Sequence[Finding],
     rows: Mapping[str, Row],
     seeds: int | None = None,
 ) -> str:
     """The page as text."""
+    needed = needs(claims, regimes, rows)
+    made = lines(claims, found, needed)
     drawn: list[tuple[Figure, str | None]] = []
-    most = range(
-        max(len(claim.seeds(name, seeds)) for claim in claims for name in claim.regimes if claim.first_seed == 0)
-    )
+    most = range(max((len(claim.seen(name, seeds)) for claim in claims for name in claim.regimes), default=0))
     mapped = mapped_regimes(claims, regimes)
     maps = [phase_diagram(family, mapped, most, rows) for family in FAMILIES]
     for place, regime in enumerate(regimes):
-        tried = [claim for claim in claims if regime.name in claim.regimes]
+        tried = [claim for claim in claims if regime.name in claim.places]
         drawn += [(figure, str(place)) for claim in tried for figure in over_updates(claim, regime, rows, seeds)]
     seen = {figure.id: figure for figure, _ in drawn}
     drawn += [(figure, None) for figure in maps if figure is not None]
     sections = [
         {
             "number": claim.number, "sentence": claim.sentence, "source": claim.source,
-            "rows": _predictions(regimes, [o for o in found if o.claim == claim]),
+            "rows": _predictions(regimes, [one for one in found if one.claim == claim]),
             "remarks": [f"In {regime}: {words}" for regime, words in claim.remarks.items()],
             "arms": [arm.name for arm in claim.arms],
             "figures": [figure for id_, figure in seen.items() if id_.startswith(f"claim-{claim.number}-")],
@@ -68,8 +80,11 @@ def render(
         loader=jinja2.FileSystemLoader(PIECES), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("ledger.html.jinja").render(
-        title="What the papers found, tried again", sentences=_sentences(claims, regimes, found, rows),
-        regimes=regimes, table=_table(claims, regimes, found), claims=sections, palette=PALETTE, height=HEIGHT,
+        title="What the papers found, tried again", sentences=_sentences(made, rows), regimes=regimes,
+        titles=VERDICT_TITLES, table=[_cells(line) for line in made if line.state != OUT_OF_REACH],
+        reach_titles=REACH_TITLES, explored=_explored(claims, regimes, found),
+        reach=[reach_row(needed[line.claim.number]) for line in made if line.state == OUT_OF_REACH],
+        claims=sections, palette=PALETTE, height=HEIGHT,
         maps=[figure for figure in maps if figure is not None], first=_fullest(regimes, found),
         warning=WARNING, warning_titles=WARNING_TITLES, warning_rows=warning_rows(rows),
         payload=_payload(drawn), plotly=Markup(get_plotlyjs()),
@@ -83,49 +98,53 @@ def mapped_regimes(claims: Sequence[Claim], regimes: Sequence[Regime]) -> list[R
     return [regime for regime in regimes if regime.name in names]
 
 
-def _fullest(regimes: Sequence[Regime], found: Sequence[Outcome]) -> int:
-    """The place of the regime with the most decided predictions, which the page shows first."""
-    counts = Counter(o.regime for o in found if o.word is not None)
+def _fullest(regimes: Sequence[Regime], found: Sequence[Finding]) -> int:
+    """The place of the regime with the most claims that have all their runs, which the page shows first."""
+    counts = Counter(one.regime for one in found if one.joint is not None)
     return max(range(len(regimes)), key=lambda i: (counts[regimes[i].name], -i))
 
 
-def _sentences(
-    claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Outcome], rows: Mapping[str, Row]
-) -> list[str]:
-    counts = Counter(o.word for o in found if o.word is not None)
-    parts = ", ".join(f"{number} {word}" for word, number in counts.most_common())
+def _sentences(made: Sequence[Line], rows: Mapping[str, Row]) -> list[str]:
     return [
-        f"{len(claims)} claims in {len(regimes)} regimes: {len(found)} predictions, of which "
-        f"{sum(counts.values())} have all their runs" + (f": {parts}." if parts else "."),
-        f"{spent(rows)} No verdict is typed by hand; predictions were written before their runs.",
+        f"{len(made)} claims, each decided in one regime: {counts_text(made)}.",
+        f"{spent(rows)} No verdict is typed by hand; predictions were written before the runs that decide them.",
     ]
 
 
-def _table(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Outcome]) -> list[dict[str, Any]]:
-    table = []
+def _cells(line: Line) -> dict[str, Any]:
+    return {
+        "number": line.claim.number, "title": title(line.claim), "sentence": line.claim.sentence,
+        "home": line.claim.home, "word": line.state if line.n and line.effect else "none", "text": line.state,
+        "numbers": (line.n, line.effect, line.power, line.cost),
+    }  # fmt: skip
+
+
+def _explored(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Finding]) -> list[dict[str, Any]]:
+    """A row for each claim that was tried on seeds which decide nothing, with a word a regime."""
+    rows = []
     for claim in claims:
-        words = []
-        for regime in regimes:
-            own = [o for o in found if o.claim == claim and o.regime == regime.name]
-            word = together([o.word for o in own])
-            words.append({"word": word or "none", "text": word or ("–" if own else ""), "tally": tally(own)})
-        table.append({"number": claim.number, "sentence": claim.sentence, "source": claim.source, "words": words})
-    return table
+        texts = [explored(claim, regime.name, found) for regime in regimes]
+        if any(texts):
+            words = [{"text": text, "word": text.partition(" (")[0]} for text in texts]
+            rows.append({"number": claim.number, "title": title(claim), "words": words})
+    return rows
 
 
-def _predictions(regimes: Sequence[Regime], found: Sequence[Outcome]) -> list[dict[str, Any]]:
+def _predictions(regimes: Sequence[Regime], found: Sequence[Finding]) -> list[dict[str, Any]]:
     places = {regime.name: str(i) for i, regime in enumerate(regimes)}
     rows = []
     for one in found:
-        prediction = one.prediction
-        treatment, control = prediction.side_names
-        rows.append({
-            "slice": places[one.regime], "words": prediction.words, "measure": prediction.measure.name,
-            "measure_words": f"{prediction.measure.words} [{prediction.measure.unit}]",
-            "treatment": treatment, "control": control,
-            "means": f"{means_text(one, 0)}, {means_text(one, 1)}", "effect": effect_text(one),
-            "criterion": criterion_text(prediction), "word": one.word or "none", "text": word_text(one),
-        })  # fmt: skip
+        for outcome in one.outcomes:
+            prediction = outcome.prediction
+            treatment, control = prediction.side_names
+            rows.append({
+                "slice": places[one.regime], "words": prediction.words, "measure": prediction.measure.name,
+                "measure_words": f"{prediction.measure.words} [{prediction.measure.unit}]",
+                "treatment": treatment, "control": control, "decides": one.decides,
+                "means": f"{means_text(outcome, 0)}, {means_text(outcome, 1)}", "effect": effect_text(outcome),
+                "test": test_text(outcome), "criterion": criterion_text(prediction),
+                "word": outcome.stand or "none", "text": word_text(outcome),
+            })  # fmt: skip
     return rows
 
 

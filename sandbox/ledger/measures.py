@@ -58,7 +58,7 @@ def _step_time(row: Row) -> float:
 
 
 SURVIVAL = Measure(
-    "survival", "fraction of the run before a rule of its verdict fired; 1: none did", "1", _survival, fall=1.0
+    "survival", "fraction of the run before a rule of its verdict fired; 1: none did", "1", _survival, kind="time"
 )
 FINAL_REWARD = between("reward/mean", 0.75, 1.0, "mean training reward over the last quarter", "reward")
 FINAL_ACCURACY = between("eval/accuracy", 0.75, 1.0, "held-out accuracy (avg@k) over the last quarter", "accuracy")

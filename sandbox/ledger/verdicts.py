@@ -1,161 +1,254 @@
-"""From rows to words: each prediction's effect and verdict in each regime, with Holm's correction over all of them."""
+"""From rows to words: every prediction's effect, and one decision per claim at its home, with Holm's correction.
+
+A claim is *reproduced* where all of its predictions hold: an intersection-union test, whose p is the largest of theirs,
+without a correction inside. It is *not reproduced* where one fails: p is the number of predictions times their least.
+Both stand beside each other two-sided, and Holm's correction runs over the claims that have their runs at home. Other
+regimes, and seeds below FRESH, explore: their words are for, against and open, without correction, and decide nothing.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean, median
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sandbox.ledger import contrasts, events
 from sandbox.ledger.cells import Changes, Regime, key
-from sandbox.ledger.claim import Claim, Prediction, Row
-from sandbox.ledger.statistics import Effect, Word, decisive_p, effect, holm, ratio_of_means, verdict
+from sandbox.ledger.claim import Arm, Claim, Measure, Prediction, Row
+from sandbox.ledger.contrasts import Column
+from sandbox.ledger.course import collapsed
+from sandbox.ledger.statistics import ALPHA, Effect, Stand, Word, holm, opposite, sides, stand, two_sided
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the runs say of one prediction in one regime; effect and verdict are None while seeds are missing, or
-    where a ratio is asked for and a seed (on `ratio_of_means`: every seed) has a 0. Where its premise failed, the
-    verdict says so, and no p is taken.
+    """What the runs say of one prediction; effect and p's are None while runs are missing, or where a 0 has no ratio.
 
     `values`: (treatment, control) of the measure, a pair a seed. `effect` is on the prediction's scale: a difference,
     or the logarithm of a factor.
     """
 
-    claim: Claim
     prediction: Prediction
-    regime: str
     values: tuple[tuple[float, float], ...]
-    effect: Effect | None
-    p: float | None
-    """After Holm's correction over all outcomes of the ledger."""
-    word: Word | None
-    alone: Word | None
-    """The word that the prediction's own p gives, before any correction."""
+    effect: Effect | None = None
+    is_moot: bool = False
+    """Whether it is not applicable: its premise has all its runs, and none collapsed."""
 
     @property
-    def leans(self) -> Literal["for", "against"] | None:
-        """To which side its own test points, where the correction leaves it inconclusive; None where to neither."""
-        if self.word != "inconclusive" or self.alone in (None, "inconclusive"):
+    def p(self) -> tuple[float, float] | None:
+        """One-sided p's that it holds and that it fails, without correction."""
+        if self.effect is None or self.is_moot:
             return None
-        return "for" if self.alone == "reproduced" else "against"
+        return sides(self.effect, self.prediction.expected, margin_of(self.prediction))
+
+    @property
+    def stand(self) -> Stand | None:
+        """Where its own two-sided test stands, without any correction."""
+        return None if self.p is None else stand(*self.p)
 
 
-def outcomes(
+@dataclass(frozen=True)
+class Finding:
+    """A claim in one regime on one set of seeds: all its outcomes, and what they say together."""
+
+    claim: Claim
+    regime: str
+    seeds: range
+    decides: bool
+    """Whether it is of the claim's home and of fresh seeds; else it explores."""
+    outcomes: tuple[Outcome, ...]
+    p: float | None = None
+    """Two-sided p of the claim: after Holm's correction where it decides, its own where not. None while runs are
+    missing, and where nothing is applicable."""
+    word: Word | None = None
+    """The verdict, where it decides."""
+
+    @property
+    def applicable(self) -> list[Outcome]:
+        return [one for one in self.outcomes if not one.is_moot]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every applicable prediction has its runs."""
+        return all(one.effect is not None for one in self.applicable)
+
+    @property
+    def joint(self) -> tuple[float, float] | None:
+        """One-sided p's of the claim: that all predictions hold (the largest), that one fails (their number times the
+        least)."""
+        found = [p for one in self.applicable if (p := one.p) is not None]
+        if not found or not self.is_complete:
+            return None
+        return max(p for p, _ in found), min(1.0, len(found) * min(p for _, p in found))
+
+    @property
+    def stand(self) -> Stand | None:
+        """What it says without a correction."""
+        return None if self.joint is None else stand(*self.joint)
+
+
+def findings(
     claims: Sequence[Claim],
     regimes: Sequence[Regime],
     rows: Mapping[str, Row],
     seeds: int | None = None,
     *,
     changes: Changes = (),
-) -> list[Outcome]:
-    """An outcome for every claim, regime that it is tried in, and prediction, in that order.
+) -> list[Finding]:
+    """For every claim: what decides it at home, then what explores in each regime that it was tried in.
 
     On `seeds` seeds (None: each claim's own); `changes` as for `cells.cell`.
     """
-    tried = [(claim, regime) for claim in claims for regime in regimes if regime.name in claim.regimes]
-    places = [(claim, regime, prediction) for claim, regime in tried for prediction in claim.predictions]
-    values = [
-        _values(prediction, regime, claim.seeds(regime.name, seeds), rows, changes)
-        for claim, regime, prediction in places
-    ]
-    effects = [
-        _effect(prediction, pairs) if len(pairs) == len(claim.seeds(regime.name, seeds)) > 1 else None
-        for (claim, regime, prediction), pairs in zip(places, values, strict=True)
-    ]
-    moot = [
-        _is_moot(prediction, regime, claim.seeds(regime.name, seeds), rows, changes)
-        for claim, regime, prediction in places
-    ]
-    decided = [i for i, found in enumerate(effects) if found is not None and not moot[i]]
-    raw = [decisive_p(effects[i], places[i][2].expected, _margin(places[i][2])) for i in decided]  # pyright: ignore
-    own, adjusted = dict(zip(decided, raw, strict=True)), dict(zip(decided, holm(raw), strict=True))
-    found = []
-    for i, (claim, regime, prediction) in enumerate(places):
-        p, of = adjusted.get(i), effects[i]
-        word, alone = _word(prediction, of, p), _word(prediction, of, own.get(i))
-        word = "not applicable" if moot[i] else word
-        found.append(Outcome(claim, prediction, regime.name, tuple(values[i]), of, p, word, alone))
-    return found
+    by_name, found = {regime.name: regime for regime in regimes}, []
+    for claim in claims:
+        own = [(name, claim.deciding(seeds), True) for name in (claim.home,)]
+        own += [(name, claim.seen(name, seeds), False) for name in claim.places]
+        for name, chosen, decides in own:
+            if name in by_name and chosen:
+                made = _outcomes(claim, by_name[name], chosen, rows, changes)
+                found.append(Finding(claim, name, chosen, decides, made))
+    ready = [i for i, one in enumerate(found) if one.decides and one.joint is not None]
+    adjusted = dict(zip(ready, holm([two_sided(*joint) for i in ready if (joint := found[i].joint)]), strict=True))
+    return [_decided(one, adjusted.get(i)) for i, one in enumerate(found)]
 
 
-def together(words: Sequence[Word | None]) -> Word | None:
-    """The verdict on a claim from those on its predictions: None if any is missing, reproduced if all are.
+def _decided(one: Finding, adjusted: float | None) -> Finding:
+    if one.joint is None:
+        is_moot = one.decides and not one.applicable
+        return replace(one, word="not applicable") if is_moot else one
+    if adjusted is None:
+        return replace(one, p=two_sided(*one.joint))
+    return replace(one, p=adjusted, word=_word(one, one.joint, adjusted))
 
-    opposite where one is and none is reproduced; inconclusive where one is and none speaks against; else not
-    reproduced. Those that are not applicable say nothing; not applicable where all are.
-    """
-    if not words or any(word is None for word in words):
-        return None
-    words = [word for word in words if word != "not applicable"]
-    if not words:
-        return "not applicable"
-    if all(word == "reproduced" for word in words):
-        return "reproduced"
-    if "opposite" in words and "reproduced" not in words:
-        return "opposite"
-    if "inconclusive" in words and "not reproduced" not in words and "opposite" not in words:
+
+def _word(one: Finding, joint: tuple[float, float], adjusted: float) -> Word:
+    """The verdict at an adjusted p; `opposite` where a prediction that compares arms is beyond its margin on the other
+    side (its p times their number, two-sided) and none of the claim's holds by its own test."""
+    if adjusted >= ALPHA:
         return "inconclusive"
-    return "not reproduced"
+    if joint[0] < joint[1]:
+        return "reproduced"
+    beyond = [
+        opposite(o.effect, o.prediction.expected, margin_of(o.prediction))
+        for o in one.applicable
+        if o.effect is not None and o.prediction.sides[1]
+    ]
+    is_beyond = any(2.0 * len(one.applicable) * p < ALPHA for p in beyond)
+    return "opposite" if is_beyond and all(o.stand != "for" for o in one.applicable) else "not reproduced"
 
 
-def _is_moot(
-    prediction: Prediction, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row], changes: Changes
-) -> bool:
-    """Whether the arm of the premise has all its runs, and none of them collapsed."""
-    if prediction.premise is None:
-        return False
-    found = [rows.get(key(regime, prediction.premise, seed, changes)) for seed in seeds]
-    return all(row is not None and row["first_step"] is None for row in found)
+def _outcomes(
+    claim: Claim, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row], changes: Changes
+) -> tuple[Outcome, ...]:
+    numbers = _Numbers(claim, regime, seeds, rows, changes)
+    made = []
+    for one in claim.predictions:
+        pairs = numbers.pairs(one)
+        effect = numbers.effect(one) if len(pairs) == len(seeds) > 1 else None
+        made.append(Outcome(one, pairs, effect, numbers.is_moot(one)))
+    return tuple(made)
 
 
-def _values(
-    prediction: Prediction, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row], changes: Changes
-) -> list[tuple[float, float]]:
-    """(treatment, control) of the seeds whose cells have rows with both numbers, of runs that may be compared."""
-    pairs = []
-    for seed in seeds:
-        sides = [[rows.get(key(regime, arm, seed, changes)) for arm in side] for side in prediction.sides]
-        found = [row for side in sides for row in side]
-        present = [row for row in found if row is not None]
-        if len(present) < len(found) or any(len({row.get(n) for row in present}) > 1 for n in prediction.measure.same):
-            continue
-        values = [fmean(prediction.measure.of(row) for row in side if row is not None) for side in sides if side]
-        treatment, other = values if len(values) == 2 else (values[0], float(prediction.control))  # pyright: ignore
-        if math.isfinite(treatment) and math.isfinite(other):
-            pairs.append((treatment, other))
-    return pairs
+@dataclass(frozen=True)
+class _Numbers:
+    """The numbers of a claim's arms in a regime, on these seeds."""
+
+    claim: Claim
+    regime: Regime
+    seeds: Sequence[int]
+    rows: Mapping[str, Row]
+    changes: Changes
+    kept: dict[tuple[Arm, Measure], Column] = field(default_factory=dict)
+
+    def found(self, arm: Arm) -> list[Row | None]:
+        """The arm's rows, a seed each."""
+        return [self.rows.get(key(self.regime, arm, seed, self.changes)) for seed in self.seeds]
+
+    def column(self, arm: Arm, measure: Measure) -> Column:
+        """The arm's numbers, nan where there is none."""
+        if (arm, measure) not in self.kept:
+            numbers = [math.nan if row is None else measure.of(row) for row in self.found(arm)]
+            self.kept[arm, measure] = np.array(numbers)
+        return self.kept[arm, measure]
+
+    def is_moot(self, prediction: Prediction) -> bool:
+        if prediction.premise is None:
+            return False
+        return all(row is not None and collapsed(row) == 0.0 for row in self.found(prediction.premise))
+
+    def pairs(self, prediction: Prediction) -> tuple[tuple[float, float], ...]:
+        """(treatment, control) of the seeds with both numbers, of runs that may be compared."""
+        left, right = self._means(prediction)
+        kept = np.isfinite(left) & np.isfinite(right) & self._comparable(prediction)
+        return tuple((float(a), float(b)) for a, b in zip(left[kept], right[kept], strict=True))
+
+    def _means(self, prediction: Prediction) -> tuple[Column, Column]:
+        """Each side's mean over its arms, a seed each; a number stands for itself."""
+        one, other = (
+            np.mean([self.column(arm, prediction.measure) for arm in side], axis=0) if side else None
+            for side in prediction.sides
+        )
+        assert one is not None
+        return one, np.full(len(self.seeds), prediction.control) if other is None else other  # pyright: ignore
+
+    def _comparable(self, prediction: Prediction) -> NDArray[np.bool_]:
+        fields = prediction.measure.same
+        if not fields:
+            return np.ones(len(self.seeds), dtype=bool)
+        rows = list(zip(*(self.found(arm) for side in prediction.sides for arm in side), strict=True))
+        return np.array([all(len({row.get(n) for row in one if row is not None}) < 2 for n in fields) for one in rows])
+
+    def effect(self, prediction: Prediction) -> Effect | None:
+        """The effect on the prediction's scale, by the test that contrasts.py or events.py has for it; None where it
+        has none. Every seed has its numbers."""
+        measure, scale = prediction.measure, prediction.scale
+        (left, group), (right, _) = self._columns(prediction, 0), self._columns(prediction, 1)
+        if measure.kind == "event":
+            return events.shares(np.concatenate(left), np.concatenate(right) if right else _number(prediction))
+        if not all(np.isfinite(column).all() for column in (*left, *right)):
+            return None  # a logarithm of 0
+        control = right or _number(prediction)
+        test = "paired" if measure.same or measure.kind == "time" else contrasts.choose(group)
+        found = contrasts.moments(left, control, test, ratio=scale == "ratio_of_means")
+        if scale == "ratio_of_means":
+            return contrasts.ratio_of_means(found) if found.a > 0 and found.b > 0 else None
+        if measure.kind == "time":
+            student = contrasts.difference(found, fall=1.0)
+            is_plain = prediction.margin == 0.0 and len(left) == len(right) == 1
+            return events.times(left[0], right[0], student) if is_plain else student
+        return contrasts.difference(found)
+
+    def _columns(self, prediction: Prediction, side: int) -> tuple[list[Column], list[Column]]:
+        """The columns of one side, and those of every prediction of the claim with this measure and scale."""
+        measure, scale = prediction.measure, prediction.scale
+        alike = [one for one in self.claim.predictions if (one.measure, one.scale) == (measure, scale)]
+        groups = list(dict.fromkeys(arms for one in alike for arms in one.sides if arms))
+        if scale in ("difference", "ratio_of_means"):  # linear: a mean over arms is one of their columns
+            groups = [(arm,) for arm in dict.fromkeys(arm for arms in groups for arm in arms)]
+        made = {arms: contrasts.on_scale(np.mean([self.column(arm, measure) for arm in arms], axis=0), scale)
+                for arms in groups}  # fmt: skip
+        own = prediction.sides[side]
+        return ([made[own]] if own in made else [made[arm,] for arm in own]), list(made.values())
 
 
-def _effect(prediction: Prediction, pairs: Sequence[tuple[float, float]]) -> Effect | None:
-    """The effect on the prediction's scale; None where a 0 leaves no ratio."""
-    match prediction.scale:
-        case "difference":
-            return effect([treatment - control for treatment, control in pairs], prediction.measure.fall)
-        case "spread":
-            middles = [median(side) for side in zip(*pairs, strict=True)]
-            deviations = [abs(treatment - middles[0]) - abs(control - middles[1]) for treatment, control in pairs]
-            return effect(deviations, prediction.measure.fall)
-        case "ratio":
-            has_zero = min(min(pair) for pair in pairs) <= 0
-            return None if has_zero else effect([math.log(treatment / control) for treatment, control in pairs])
-        case "ratio_of_means":
-            has_no_mean = min(sum(side) for side in zip(*pairs, strict=True)) <= 0
-            return None if has_no_mean else ratio_of_means(pairs)
+def _number(prediction: Prediction) -> float:
+    """The number that a treatment is compared with, on the prediction's scale; on `spread`: 0."""
+    number = float(prediction.control)  # pyright: ignore
+    return math.log(number) if prediction.scale == "ratio" else 0.0 if prediction.scale == "spread" else number
 
 
-def _word(prediction: Prediction, found: Effect | None, p: float | None) -> Word | None:
-    if found is None or p is None:
-        return None
-    word: Word = verdict(found, prediction.expected, _margin(prediction), p)
-    if word == "opposite" and not prediction.sides[1]:
-        return "not reproduced"  # beyond a threshold there is a side, but no opposite
-    return word
-
-
-def _margin(prediction: Prediction) -> float:
+def margin_of(prediction: Prediction) -> float:
+    """The margin on the scale of its effect."""
     return math.log(prediction.margin) if prediction.is_factor else prediction.margin
 
 
-__all__ = ["Outcome", "outcomes", "together"]
+def mean_of(outcome: Outcome, side: int) -> float:
+    """The mean over seeds of the measure, on the treatment's side (0) or the control's (1); nan without a run."""
+    return fmean(pair[side] for pair in outcome.values) if outcome.values else math.nan
+
+
+__all__ = ["Finding", "Outcome", "findings", "margin_of", "mean_of"]

@@ -14,17 +14,28 @@ from tests.firstorder.test_cli import fails
 
 
 def test_the_list_names_every_claim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--list has a line a claim, with its runs done and needed and a verdict a regime, and runs and writes nothing."""
+    """--list has a line a claim: home, runs done and needed, and the verdict there; it runs and writes nothing."""
     assert main(["reproduce", "--list", "--results", str(tmp_path / "results")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(CLAIMS) + 2
     for claim, line in zip(CLAIMS, lines[2:], strict=True):
-        tried = [regime for regime in REGIMES if regime.name in claim.regimes]
+        tried = [regime for regime in REGIMES if regime.name in claim.places]
         # Regimes that differ in the engine alone share the runs of an arm that sets the engine.
         needed = len({key(regime, arm, seed) for regime in tried for arm, seed in claim.runs(regime.name)})
-        words = [" – |" if regime.name in claim.regimes else "  |" for regime in REGIMES]
-        assert line == f"| {claim.number} | {claim.name} | 0/{needed} |" + "".join(words)
+        assert line == f"| {claim.number} | {claim.name} | {claim.home} | 0/{needed} | – |"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_power_is_listed_before_any_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """--power has a line a claim, at the level of the whole ledger whichever are chosen, and the hours below."""
+    listed = []
+    for words in ([], ["9", "18"]):
+        assert main(["reproduce", *words, "--power", "--results", str(RESULTS)]) == 0
+        listed.append(capsys.readouterr().out.splitlines())
+    whole, own = listed
+    assert len([line for line in whole if line.startswith("| ")]) == len(CLAIMS) + 1
+    assert own[2:4] == [line for line in whole if line.split(" | ")[0].strip("| ") in ("9", "18")]
+    assert own[-1].startswith("Within 40 seeds: ") and " of 2 claims, " in own[-1]
 
 
 def test_verdicts_are_those_of_the_whole_ledger(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +57,7 @@ def test_verdicts_are_those_of_the_whole_ledger(capsys: pytest.CaptureFixture[st
         (["moe_gap"], "unknown claim 'moe_gap': did you mean 'moe_gap_exceeds_dense'?"),
         (["9", "--regime", "papers"], "unknown regime 'papers': did you mean 'paper'?"),
         (["9", "--seeds", "1"], "--seeds"),
-        (["33", "--regime", "noisy"], "--regime: claim 33 is tried in paper, stress, hot; got noisy"),
+        (["33", "--regime", "noisy"], "--regime: claim 33 is tried in paper, stress, hot, border; got noisy"),
         (["--page", "--results", "nowhere"], "--results: expected a folder with cells.jsonl for --page, got nowhere"),
     ],
 )
@@ -69,7 +80,7 @@ def test_a_smoke_run_of_a_claim_runs_and_is_not_run_twice(tmp_path: Path, capsys
     number = len(wanted.cells())
     assert err.splitlines()[0] == f"{number} runs, 0 of them done before, {number} to go"
     assert len(err.splitlines()) == number + 1
-    assert f"| 11 | repeated_passes_differ | {number}/{number} |" in out
+    assert f"| 11 | repeated_passes_differ | paper | {number}/{number} |" in out
     folder = tmp_path / "results" / "smoke"
     assert {path.name for path in folder.iterdir()} == {"cells.jsonl", "ledger.md", "ledger.html"}
     rows = (folder / "cells.jsonl").read_bytes()
@@ -81,13 +92,13 @@ def test_a_smoke_run_of_a_claim_runs_and_is_not_run_twice(tmp_path: Path, capsys
 def test_smoke_is_of_one_regime(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --regime, --smoke is of `stress` alone: minutes, and no claim that needs the cluster world's packages."""
     assert main(["reproduce", "--list", "--smoke", "--results", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "| claim | name | runs | stress |"
+    assert capsys.readouterr().out.splitlines()[0] == "| claim | name | home | runs | verdict |"
 
 
 def test_pages_are_written_from_the_rows_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--page runs nothing: without rows every verdict is open."""
     (tmp_path / "cells.jsonl").touch()
     assert main(["reproduce", "--page", "--results", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count(" – |") == sum(len(claim.regimes) for claim in CLAIMS)
+    assert capsys.readouterr().out.count(" – |") == len(CLAIMS)
     text = (tmp_path / "ledger.md").read_text()
     assert "No run has been made." in text and "No run has collapsed." in text

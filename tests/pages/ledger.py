@@ -1,4 +1,4 @@
-"""The README's table of the claims ledger; `python -m tests.pages.ledger` writes it from the kept rows."""
+"""The ledger's page and what the README says of it; `python -m tests.pages.ledger` writes both from the kept rows."""
 
 from __future__ import annotations
 
@@ -7,23 +7,34 @@ from pathlib import Path
 
 from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.cells import Cells
-from sandbox.ledger.page import markdown, spent, verdict_table
-from sandbox.ledger.verdicts import outcomes
+from sandbox.ledger.page import markdown
+from sandbox.ledger.power import needs
+from sandbox.ledger.summary import counts_text, lines, spent
+from sandbox.ledger.verdicts import findings
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCK = re.compile(r"(?<=<!-- ledger -->\n).*?(?=<!-- /ledger -->)", re.DOTALL)
 
 
 def block() -> str:
-    """What stands between the README's two marks."""
+    """What stands between the README's two marks: four lines."""
     rows = Cells(RESULTS / "cells.jsonl").rows()
-    return f"{spent(rows)}\n\n{verdict_table(CLAIMS, REGIMES, outcomes(CLAIMS, REGIMES, rows))}"
+    found = findings(CLAIMS, REGIMES, rows)
+    made = lines(CLAIMS, found, needs(CLAIMS, REGIMES, rows))
+    explored = [one for one in found if not one.decides and one.stand is not None]
+    regimes = {one.regime for one in explored}
+    return (
+        f"- {len(CLAIMS)} claims, each decided in one regime on seeds from 100 on: {counts_text(made)}.\n"
+        f"- Exploratory, on seeds below 100: {len(explored)} findings in {len(regimes)} regimes.\n"
+        f"- {spent(rows)}\n"
+        "- Verdicts, effects, power and costs: [results/claims/ledger.md](results/claims/ledger.md).\n"
+    )
 
 
 def page() -> str:
     """results/claims/ledger.md."""
     rows = Cells(RESULTS / "cells.jsonl").rows()
-    return markdown(CLAIMS, REGIMES, outcomes(CLAIMS, REGIMES, rows), rows)
+    return markdown(CLAIMS, REGIMES, findings(CLAIMS, REGIMES, rows), rows)
 
 
 if __name__ == "__main__":

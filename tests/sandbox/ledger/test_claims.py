@@ -10,8 +10,9 @@ from lab.audit import audit, load_config, medians
 from sandbox.audit_cases import MoePolicies, SandboxAudit, moe_cases
 from sandbox.claims import CLAIMS, REGIMES, chosen_claims, chosen_regimes
 from sandbox.claims.arms import arm
-from sandbox.ledger.cells import KEPT, cell
-from sandbox.ledger.claim import Claim
+from sandbox.claims.border_arms import NORMS, at
+from sandbox.ledger.cells import KEPT, cell, key
+from sandbox.ledger.claim import Arm, Claim
 from sandbox.ledger.figures import DEGREES, FAMILIES, MODES
 from sandbox.ledger.html import mapped_regimes
 from theory.metrics import REGISTRY
@@ -29,7 +30,8 @@ def test_numbers_and_names_are_distinct() -> None:
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_every_arm_is_a_run_in_every_regime(claim: Claim) -> None:
     """Each arm gives a valid config of 400 updates at most in its regimes, and arms of one name are one arm."""
-    for regime in (r for r in REGIMES if r.name in claim.regimes):
+    assert claim.home in {regime.name for regime in REGIMES}
+    for regime in (r for r in REGIMES if r.name in claim.places):
         for one in claim.arms:
             config = cell(regime, one, 0).config
             assert config.num_steps * config.algorithm.batch.num_minibatches <= 400
@@ -60,6 +62,35 @@ def test_the_phase_diagrams_of_minirl_have_their_runs() -> None:
 def test_the_phase_diagrams_show_the_steps_of_the_gap() -> None:
     """Their rows are the regimes of the claim that runs them: not `noisy`, whose gap is that of `hot`."""
     assert [regime.name for regime in mapped_regimes(CLAIMS, REGIMES)] == ["paper", "stress", "hot"]
+
+
+def test_arms_in_border_have_their_presets_clipping_and_own_models() -> None:
+    """An arm of any claim is the border study's arm there, so that no run is made twice; elsewhere it is as it was."""
+    border = next(regime for regime in REGIMES if regime.name == "border")
+    for preset, replay, n in (("minirl", "R3", 8), ("grpo", "none", 1), ("gspo", "none", 4)):
+        config = cell(border, arm(preset, replay, n), 103).config
+        assert key(border, arm(preset, replay, n), 103) == key(border, at("r0.5", replay, n, preset), 103)
+        assert config.algorithm.optimizer.max_grad_norm == float(NORMS[preset])
+        assert config.cold_start is not None and config.cold_start.seed == 103
+    own = Arm("own", (("algorithm.optimizer.max_grad_norm", "3.0"),))
+    assert cell(border, own, 100).config.algorithm.optimizer.max_grad_norm == 3.0
+    assert cell(REGIMES[0], arm("minirl"), 3).config.algorithm.optimizer.max_grad_norm == 1.0
+    # Keys of runs that were made before the rule was written.
+    kept = {"grpo-r0.5-R3-N8": "ebab5fc98567", "minirl-r0.5-N1": "ae3721af6c3d", "gspo-r0.5-N8": "c2e75292e587"}
+    made = (at("r0.5", "R3", 8), at("r0.5", "none", 1, "minirl"), at("r0.5", "none", 8, "gspo"))
+    assert {one.name: key(border, one, 100) for one in made} == kept
+    assert key(REGIMES[0], arm("minirl"), 0) == "e36f2fe00dc9"
+
+
+def test_homes_are_those_of_the_rule() -> None:
+    """Decision 0007: the gap itself and routes in `paper`, collapse and score in `border`, and who decides how."""
+    homes = {regime.name: {claim.number for claim in CLAIMS if claim.home == regime.name} for regime in REGIMES}
+    assert homes["paper"] == {8, 9, 10, 11, 17, 18, *range(21, 27), 28}
+    assert (homes["hot"], homes["vllm"], homes["stress"], homes["noisy"]) == ({29}, {31}, set(), set())
+    for claim in CLAIMS:
+        measures = {prediction.measure.name for prediction in claim.predictions}
+        assert not measures & {"survival", "eval/accuracy@0.75-1"}
+        assert claim.deciding().start == 100 and len(claim.deciding()) <= 40
 
 
 def test_the_audit_behind_claim_29() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sandbox.ledger.course import area, collapse_step, collapsed, drawdown, final, initial, peak
+from sandbox.ledger.course import area, collapse_step, collapsed, drawdown, evaluations, final, initial, lasting, peak
 
 
 def course(*values: float, num_steps: int = 0) -> dict:
@@ -49,3 +49,19 @@ def test_a_low_last_quarter_with_a_high_last_level():
     row = course(0.6, *[0.6] * 15, 0.0, 0.0, 0.3, 0.3, 0.5)
     assert final(row) == pytest.approx(0.22) and collapsed(row) == 1.0
     assert collapse_step(row) == 15
+
+
+def test_lasting_is_the_share_before_the_collapse():
+    """1 for a run that stands, and below 1 for one that collapses, however late; nan where nothing is known."""
+    assert lasting(course(*[0.3] * 21)) == 1.0
+    assert lasting(course(0.3, *[0.0] * 20)) == pytest.approx(2 / 20)
+    assert lasting(course(*[0.6] * 16, 0.0, 0.0, 0.3, 0.3, 0.5)) == pytest.approx(15 / 20)
+    assert math.isnan(lasting(course(0.0, 0.0)))
+
+
+def test_an_old_row_has_its_evaluations_from_its_windows():
+    """Twenty windows of a run evaluated every tenth of it: step 0 is in the first, the others at their ends."""
+    series = [0.3, 0.32, *[None if i % 2 else 0.4 for i in range(1, 19)]]
+    row = {"num_steps": 400, "series": {"eval/accuracy": series}}
+    assert evaluations(row)[:3] == [(0.0, 0.3), (40.0, 0.32), (80.0, 0.4)] and initial(row) == 0.3
+    assert evaluations(row)[-1] == (400.0, 0.4) and area(row) == pytest.approx((0.32 + 9 * 0.4) / 10)

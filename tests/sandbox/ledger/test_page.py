@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sandbox.claims import CLAIMS, REGIMES
-from sandbox.ledger import html, page
+from sandbox.ledger import html, page, summary
 from sandbox.ledger.cells import KEPT, NUM_WINDOWS, key
 from sandbox.ledger.claim import Row
-from sandbox.ledger.verdicts import Outcome, outcomes, together
+from sandbox.ledger.power import needs
+from sandbox.ledger.verdicts import Finding, findings
 from tests.lab.test_report import Page, browse, payload
 
 CHOSEN = tuple(claim for claim in CLAIMS if claim.number in (3, 5, 9, 17, 20, 34))
@@ -22,11 +22,11 @@ SEEDS = range(3)
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, Row]:
-    """Rows of all cells in `paper`, of some in `stress`, of none in `hot`: random numbers, R3's ten times lower."""
+    """Rows of all cells in `paper`, seen and fresh, and of some in `stress`: random numbers, R3's ten times lower."""
     draws, found = random.Random(5), {}
     for regime in REGIMES[:2]:
         for arm in dict.fromkeys(arm for claim in CHOSEN for arm in claim.arms):
-            for seed in SEEDS:
+            for seed in (*SEEDS, *(100 + seed for seed in SEEDS)):
                 if regime.name == "stress" and draws.random() < 0.3:
                     continue
                 level = 1e-3 if "R3" in arm.name else 1e-2
@@ -34,7 +34,7 @@ def rows() -> dict[str, Row]:
                 first = draws.choice([None, 100])
                 found[key(regime, arm, seed)] = {
                     "series": series, "first_step": first, "verdict": "collapsed" if first else "stable",
-                    "num_steps": 400, "regime": regime.name, "seconds": 36.0,
+                    "num_steps": 400, "regime": regime.name, "arm": arm.name, "seed": seed, "seconds": 36.0,
                     "machine": "a machine", "torch": "2",
                     "probes": {"token_share_of_routing": 0.2 + 0.01 * draws.random()},
                 }  # fmt: skip
@@ -42,55 +42,80 @@ def rows() -> dict[str, Row]:
 
 
 @pytest.fixture(scope="module")
-def found(rows: dict[str, Row]) -> list[Outcome]:
-    return outcomes(CHOSEN, REGIMES, rows, len(SEEDS))
+def found(rows: dict[str, Row]) -> list[Finding]:
+    return findings(CHOSEN, REGIMES, rows, len(SEEDS))
 
 
 @pytest.fixture(scope="module")
-def text(rows: dict[str, Row], found: list[Outcome]) -> str:
+def text(rows: dict[str, Row], found: list[Finding]) -> str:
     return html.render(CHOSEN, REGIMES, found, rows, len(SEEDS))
 
 
-def test_the_markdown_counts_what_it_shows(found: list[Outcome], rows: dict[str, Row]) -> None:
-    """A claim has one line with a word a regime that it is tried in, the last one counts them; outcomes have a line."""
-    lines = page.markdown(CHOSEN, REGIMES, found, rows).splitlines()
-    start = lines.index(next(line for line in lines if line.startswith("|  | claim")))
-    table = [line.split(" | ") for line in lines[start + 2 : start + 3 + len(CHOSEN)]]
-    for place, regime in enumerate(REGIMES):
-        tried = [c for c in CHOSEN if regime.name in c.regimes]
-        own = {
-            c.name: together([o.word for o in found if o.claim == c and o.regime == regime.name]) or "–" for c in tried
-        }
-        words = [own.get(claim.name, "") for claim in CHOSEN]
-        shown = [line[3 + place].strip(" |") for line in table]
-        assert [text.partition(" (")[0] for text in shown[:-1]] == words
-        counted = {name: int(n) for n, name in (part.split(" ", 1) for part in shown[-1].split(", ") if part)}
-        assert counted == {word: words.count(word) for word in own.values()}
+def test_the_markdown_counts_what_it_shows(found: list[Finding], rows: dict[str, Row]) -> None:
+    """One line a claim, decided ones first, with its word and the hours of its runs; every prediction has its lines."""
+    needed = needs(CHOSEN, REGIMES, rows)
+    made = summary.lines(CHOSEN, found, needed)
+    words = {one.claim.number: one.word for one in found if one.decides}
+    assert {line.claim.number for line in made} == {claim.number for claim in CHOSEN}
+    places = [summary.ORDER.index(line.state) for line in made]
+    assert places == sorted(places) and any(line.effect for line in made)
+    text = page.markdown(CHOSEN, REGIMES, found, rows)
+    table = [
+        line for line in text.partition("## Verdicts")[2].partition("## Out of reach")[0].splitlines() if "|" in line
+    ]
+    for line in made:
+        assert words.get(line.claim.number) in (line.state, None)
+        start = f"| {line.claim.number}. {page.title(line.claim)} | {line.claim.home} | {line.state} |"
+        assert sum(row.startswith(start) for row in table) == (line.state != summary.OUT_OF_REACH)
+        own = needed[line.claim.number]
+        if line.n and "/" not in line.n:
+            assert line.cost == summary.cost_text(int(line.n) * own.hours_per_seed)
+    counted = dict(part.split(" ", 1)[::-1] for part in summary.counts_text(made).split(", "))
+    assert sum(map(int, counted.values())) == len(CHOSEN)
     for one in found:
-        words = one.prediction.words.replace("|", "\\|")
-        assert sum(line.startswith(f"| {words} | {one.regime} |") for line in lines) >= 1
-    assert f"{len(rows)} runs, {len(rows) * 36 / 3600:.1f} hours" in "\n".join(lines)
+        for outcome in one.outcomes:
+            words_of = outcome.prediction.words.replace("|", "\\|")
+            mark = "" if one.decides else " (exploratory)"
+            assert f"| {words_of} | {one.regime}{mark} |" in text
+    assert f"{len(rows)} runs, {len(rows) * 36 / 3600:.1f} hours" in text
 
 
-def test_what_leans_is_counted_beside_the_word(found: list[Outcome]) -> None:
-    """Brackets hold how many predictions are reproduced and how many lean to each side; none while runs are missing."""
-    claim = next(claim for claim in CHOSEN if len(claim.predictions) == 6)
-    own = [o for o in found if o.claim == claim and o.regime == "paper"]
-    undecided = [("inconclusive", alone) for alone in ("reproduced", "opposite", "not reproduced", "inconclusive")]
-    pairs = [*undecided, ("reproduced", "reproduced"), ("not reproduced", "not reproduced")]
-    made = [replace(o, word=word, alone=alone) for o, (word, alone) in zip(own, pairs, strict=True)]
-    assert page.tally(made) == "1 of 6; leaning: 1 for, 2 against"
-    assert [page.word_text(o) for o in made[:4]] == [
-        "inconclusive, leans for", "inconclusive, leans against", "inconclusive, leans against", "inconclusive",
-    ]  # fmt: skip
-    assert page.tally(made[3:]) == "1 of 3" and page.tally(made[:1]) == "leans for" and page.tally(made[4:5]) == ""
-    assert page.tally([*made, replace(own[0], word=None)]) == "" and page.tally([]) == ""
-    moot = replace(made[0], word="not applicable", alone=None)
-    assert page.tally([moot, moot]) == "" and page.tally([moot, *made[3:]]) == "1 of 3"
-    assert page.verdict_table([claim], REGIMES[:1], made).count("(1 of 6; leaning: 1 for, 2 against)") == 1
+def test_the_effect_shown_is_the_one_on_which_the_word_rests(found: list[Finding]) -> None:
+    """Of a claim that holds the prediction with the largest p, of one that fails the one that is surest to."""
+    for one in found:
+        key_one = summary.key_outcome(one)
+        if one.joint is None or key_one is None:
+            continue
+        place = 0 if one.joint[0] < one.joint[1] else 1
+        ends = [o.p[place] for o in one.applicable if o.p]
+        assert key_one.p is not None and key_one.p[place] == (min(ends) if place else max(ends))
 
 
-def test_a_collapse_too_early_to_be_warned_of_is_counted(found: list[Outcome], rows: dict[str, Row]) -> None:
+def test_what_explores_is_said_so(found: list[Finding], text: str) -> None:
+    """Seen seeds have for, against or open with their number, in their own table, and no verdict."""
+    explored = [one for one in found if not one.decides and one.stand]
+    assert explored and all(one.word is None for one in explored)
+    assert page.explored(explored[0].claim, explored[0].regime, found) == f"{explored[0].stand} ({len(SEEDS)})"
+    assert 'class="word exploratory' in text and "(exploratory)" in text
+
+
+def test_out_of_reach_is_apart_with_its_cost(rows: dict[str, Row]) -> None:
+    """A claim that needs more than forty seeds and asks for none has no line among the verdicts, but its cost."""
+    claim = next(claim for claim in CLAIMS if claim.number == 18)
+    one, cells = next(iter(rows.values())), [(arm, seed) for arm in claim.arms for seed in range(12)]
+    extra = {
+        key(REGIMES[0], arm, seed): one
+        | {"arm": arm.name, "seed": seed, "last_step": 400, "cpu_seconds": 9.0 + 9 * (seed % 3)}
+        for arm, seed in cells
+    }
+    need = needs([claim], REGIMES, extra)[18]
+    assert need.is_out_of_reach and need.seeds is not None and need.seeds > 40
+    text = page.markdown([claim], REGIMES, [], extra)
+    assert "1 out of reach" in text and f"{need.seeds} (out of reach)" in text
+    assert "| 18. r3 costs little |" not in text.partition("## Out of reach")[0]
+
+
+def test_a_collapse_too_early_to_be_warned_of_is_counted(found: list[Finding], rows: dict[str, Row]) -> None:
     """Runs that collapsed before any window that could warn are counted, not left out; without them none has."""
     stable = {name: {**row, "first_step": None} for name, row in rows.items()}
     early = stable | {name: {**rows[name], "first_step": 1} for name in list(rows)[:2]}
@@ -98,21 +123,21 @@ def test_a_collapse_too_early_to_be_warned_of_is_counted(found: list[Outcome], r
     assert "Collapsed runs: 2. None was late enough" in page.markdown(CHOSEN, REGIMES, found, early)
 
 
-def test_effects_are_shown_on_their_scale(found: list[Outcome]) -> None:
-    """A factor is shown as exp of the effect, a difference as it is, with interval, n and p; no runs, no numbers."""
-    for one in found:
-        shown = page.effect_text(one)
+def test_effects_are_shown_on_their_scale(found: list[Finding]) -> None:
+    """A factor is shown as exp of the effect, a difference as it is, with its interval; no runs, no numbers."""
+    for one in (outcome for finding in found for outcome in finding.outcomes):
+        shown = summary.effect_text(one)
         if one.effect is None:
             assert shown == "–"
             continue
         is_ratio = one.prediction.scale in ("ratio", "ratio_of_means")
         mean = math.exp(one.effect.mean) if is_ratio else one.effect.mean
         assert shown.startswith(f"{'× ' if is_ratio else ''}{mean:.3g} (")
-        assert f"n = {len(SEEDS)}, p = {one.p:.2g}" in shown
+        assert one.p is None or f"{one.effect.test}, n = {one.effect.n}" in summary.test_text(one)
 
 
 def test_a_browser_draws_the_ledger_without_a_word(text: str, tmp_path: Path) -> None:
-    """Chromium shows the regime with the most decided predictions, draws each of its figures, and logs nothing."""
+    """Chromium shows the regime with the most claims that have runs, draws each of its figures, and logs nothing."""
     (tmp_path / "ledger.html").write_text(text)
     dom, console = browse(tmp_path / "ledger.html", tmp_path)
     drawn = [figure["id"] for figure in payload(text)["figures"] if figure.get("slice") in (None, "0")]
@@ -128,5 +153,5 @@ def test_the_page_is_whole_and_loads_nothing(text: str) -> None:
     seen = Page(text)
     assert seen.open == [] and len(seen.ids) == len(set(seen.ids))
     inner = [address for address in seen.addresses if address.startswith("#")]
-    assert len(inner) == len(CHOSEN) and {address[1:] for address in inner} <= set(seen.ids)
+    assert len(inner) >= len(CHOSEN) and {address[1:] for address in inner} <= set(seen.ids)
     assert all(address.startswith(("data:", "#")) for address in seen.addresses)

@@ -1,4 +1,4 @@
-"""Laws of sandbox/ledger/verdicts.py and measures.py: from rows to words."""
+"""Laws of sandbox/ledger/verdicts.py, claim.py and measures.py: from rows to one decision per claim."""
 
 from __future__ import annotations
 
@@ -11,64 +11,129 @@ import pytest
 
 from sandbox.claims import REGIMES
 from sandbox.ledger.cells import NUM_WINDOWS, key
-from sandbox.ledger.claim import Arm, Claim, Measure, Prediction
+from sandbox.ledger.claim import FRESH, Arm, Claim, Measure, Prediction
+from sandbox.ledger.course import COLLAPSED, LASTING
 from sandbox.ledger.measures import FINAL_REWARD, KL_RISE, STEP_SECONDS, SURVIVAL, between, probe
 from sandbox.ledger.statistics import Expected
-from sandbox.ledger.verdicts import Outcome, outcomes, together
+from sandbox.ledger.verdicts import Finding, Outcome, findings
 
-REGIME, SEEDS = REGIMES[0], range(5)
+REGIME, OTHER = REGIMES[:2]
 OURS, THEIRS = Arm("ours", (("seed", "1"), ("num_steps", "40"))), Arm("theirs", (("num_steps", "80"),))
 X = Measure("x", "a number", "1", lambda row: row["x"])
+FIVE = {"num_seeds": 5, "first_seed": FRESH, "regimes": (REGIME.name,)}
+CLEAR = [1.0, 1.1, 0.9, 1.05, 1.2], [0.0, 0.1, 0.0, 0.05, 0.1]
 
 
-def _outcome(
-    ours: list[float], theirs: list[float], expected: Expected, margin: float, scale: Any = "difference"
-) -> Outcome:
-    claim = Claim(1, "c", "s", "here", (Prediction("w", OURS, THEIRS, X, expected, margin, scale),))
-    rows = {key(REGIME, arm, s): {"x": x} for arm, xs in ((OURS, ours), (THEIRS, theirs)) for s, x in enumerate(xs)}
-    return outcomes([claim], [REGIME], rows)[0]
+def _claim(*predictions: Prediction, number: int = 1, **fields: Any) -> Claim:
+    return Claim(number, f"c{number}", "s", "here", predictions, home=REGIME.name, **({**FIVE, **fields}))
 
 
-def test_effects_are_paired_by_seed() -> None:
-    """Differences are within a seed: a spread over seeds that both arms share does not hide an effect."""
+def _prediction(expected: Expected = "more", margin: float = 0.5, scale: Any = "difference") -> Prediction:
+    return Prediction("w", OURS, THEIRS, X, expected, margin, scale)
+
+
+def _rows(ours: Sequence[float], theirs: Sequence[float], first: int = FRESH, regime: Any = REGIME) -> dict[str, Any]:
+    places = ((OURS, ours), (THEIRS, theirs))
+    return {key(regime, arm, first + i): {"x": x} for arm, xs in places for i, x in enumerate(xs)}
+
+
+def _finding(
+    ours: Sequence[float], theirs: Sequence[float], expected: Expected, margin: float, scale: Any = "difference"
+) -> Finding:
+    claim = _claim(_prediction(expected, margin, scale), num_seeds=5)
+    return findings([claim], [REGIME], _rows(ours, theirs))[0]
+
+
+def _outcome(*args: Any) -> Outcome:
+    return _finding(*args).outcomes[0]
+
+
+def test_a_spread_that_seeds_share_is_taken_out() -> None:
+    """Seeds that matter are paired: a spread over seeds that both arms share does not hide an effect."""
     base = [0.0, 10.0, -5.0, 3.0, 7.0]
     found = _outcome([x + 1 + 0.01 * i for i, x in enumerate(base)], base, "more", 0.5)
-    assert found.effect is not None
-    assert found.effect.mean == pytest.approx(1.02)
-    assert found.word == "reproduced"
+    assert found.effect is not None and found.effect.test == "paired"
+    assert found.effect.mean == pytest.approx(1.02) and found.stand == "for"
+    apart = _outcome(*CLEAR, "more", 0.5)
+    assert apart.effect is not None and apart.effect.test == "Welch"
 
 
-@pytest.mark.parametrize(("first_step", "word"), [(None, "not applicable"), (30, "not reproduced")])
-def test_what_is_said_of_a_collapse_needs_one(first_step: int | None, word: str) -> None:
-    """Where no run of the premise's arm collapsed, nothing was predicted, and Holm counts one test less."""
-    said = Prediction("w", OURS, THEIRS, X, "more", 0.5, premise=THEIRS)
-    claim = Claim(1, "c", "s", "here", (said, replace(said, premise=None)))
+def test_an_event_has_the_exact_test_and_a_time_the_log_rank_test() -> None:
+    """By the measure's kind and the margin; several arms on a side are counted together."""
+    whole, fallen = [[i, 0.4] for i in range(9)], [[0, 0.4], *([i, 0.0] for i in range(1, 9))]
     rows = {
-        key(REGIME, arm, seed): {"x": 0.01 * seed * (arm is OURS), "first_step": first_step if seed == 3 else None}
-        for arm in (OURS, THEIRS)
-        for seed in SEEDS
+        key(REGIME, arm, FRESH + i): {"evaluations": found, "num_steps": 8}
+        for arm, found in ((OURS, whole), (THEIRS, fallen))
+        for i in range(5)
     }
-    moot, plain = outcomes([claim], [REGIME], rows)
-    alone = outcomes([replace(claim, predictions=claim.predictions[1:])], [REGIME], rows)[0].p
-    assert alone is not None
-    assert (moot.word, plain.word) == (word, "not reproduced")
-    assert (moot.p, plain.p) == pytest.approx((None, alone) if first_step is None else (2 * alone, 2 * alone))
+    said = [
+        Prediction("w", THEIRS, OURS, COLLAPSED, "more", 0.25), Prediction("w", OURS, THEIRS, LASTING, "more", 0.0),
+        Prediction("w", OURS, THEIRS, LASTING, "more", 0.1), Prediction("w", THEIRS, 0.5, COLLAPSED, "more", 0.0),
+        Prediction("w", (OURS, THEIRS), OURS, COLLAPSED, "more", 0.0),
+    ]  # fmt: skip
+    (found,) = findings([_claim(*said)], [REGIME], rows)
+    effects = [one.effect for one in found.outcomes]
+    assert [one.test for one in effects if one] == ["exact", "log-rank", "paired", "exact", "exact"]
+    assert [one.mean for one in effects if one] == pytest.approx([1.0, 0.75, 0.75, 0.5, 0.5], abs=0.2)
+    with pytest.raises(ValueError, match="scale: expected difference for collapsed, got ratio"):
+        Prediction("w", THEIRS, OURS, COLLAPSED, "more", 1.5, "ratio")
+
+
+@pytest.mark.parametrize("is_moot", [True, False])
+def test_what_is_said_of_a_collapse_needs_one(is_moot: bool) -> None:
+    """Where no run of the premise's arm collapsed, nothing was predicted: it counts neither for nor against."""
+    said = replace(_prediction(), premise=THEIRS)
+    whole, fallen = [[i, 0.4] for i in range(9)], [[0, 0.4], *([i, 0.0] for i in range(1, 9))]
+    rows = {name: row | {"evaluations": whole, "num_steps": 8} for name, row in _rows(*CLEAR).items()}
+    if not is_moot:
+        rows[key(REGIME, THEIRS, FRESH + 3)]["evaluations"] = fallen
+    (alone,) = findings([_claim(said)], [REGIME], rows)
+    (both,) = findings([_claim(said, _prediction(margin=5.0))], [REGIME], rows)
+    assert alone.word == ("not applicable" if is_moot else "reproduced")
+    assert both.word == "not reproduced" and len(both.applicable) == (1 if is_moot else 2)
+    assert both.joint is not None
+    assert both.joint[1] == pytest.approx((1 if is_moot else 2) * both.outcomes[1].p[1])  # pyright: ignore
+
+
+def test_a_claim_holds_with_its_largest_p_and_fails_with_its_least() -> None:
+    """Intersection-union for all, Bonferroni for any; the word goes by the smaller, two-sided, after Holm."""
+    weak, strong = _prediction(margin=0.8), _prediction(margin=0.2)
+    (found,) = findings([_claim(weak, strong)], [REGIME], _rows(*CLEAR))
+    ps = [one.p for one in found.outcomes]
+    assert found.joint == pytest.approx((max(p[0] for p in ps if p), min(1.0, 2 * min(p[1] for p in ps if p))))  # pyright: ignore
+    assert found.p == pytest.approx(2 * found.joint[0]) and found.word == "reproduced"  # pyright: ignore
+    (failed,) = findings([_claim(_prediction(margin=3.0), strong)], [REGIME], _rows(*CLEAR))
+    assert failed.joint is not None
+    assert failed.word == "not reproduced" and failed.p == pytest.approx(2 * failed.joint[1])
+
+
+def test_opposite_needs_an_arm_on_the_other_side_and_nothing_that_holds() -> None:
+    """Beyond the margin on the other side; not where another prediction holds, nor against a number."""
+    less = _prediction("less", 0.5)
+    assert findings([_claim(less)], [REGIME], _rows(*CLEAR))[0].word == "opposite"
+    assert findings([_claim(less, _prediction())], [REGIME], _rows(*CLEAR))[0].word == "not reproduced"
+    number = Prediction("w", OURS, 3.0, X, "more", 0.5)
+    assert findings([_claim(number)], [REGIME], _rows(*CLEAR))[0].word == "not reproduced"
 
 
 def test_a_ratio_is_a_factor() -> None:
-    """On the scale `ratio` the effect is the mean logarithm, and the margin a factor."""
+    """On the scale `ratio` the effect is the mean logarithm, and the margin a factor; several arms count as their
+    mean."""
     theirs = [1.0, 2.0, 4.0, 8.0, 16.0]
     ours = [x / 3 * c for x, c in zip(theirs, (0.98, 0.99, 1.0, 1 / 0.99, 1 / 0.98), strict=True)]
     found = _outcome(ours, theirs, "less", 2.0, "ratio")
     assert found.effect is not None
-    assert math.exp(found.effect.mean) == pytest.approx(1 / 3)
-    assert found.word == "reproduced"
-    assert _outcome(ours, theirs, "less", 4.0, "ratio").word == "not reproduced"
+    assert math.exp(found.effect.mean) == pytest.approx(1 / 3) and found.stand == "for"
+    assert _outcome(ours, theirs, "less", 4.0, "ratio").stand == "against"
+    joined = replace(_prediction("less", 1.1, "ratio"), control=(OURS, THEIRS))
+    (both,) = findings([_claim(joined)], [REGIME], _rows(ours, theirs))
+    mean = math.fsum(math.log(a / ((a + b) / 2)) for a, b in zip(ours, theirs, strict=True)) / 5
+    assert both.outcomes[0].effect.mean == pytest.approx(mean)  # pyright: ignore
 
 
 def test_a_zero_has_no_ratio() -> None:
     """A seed with a 0 on either side leaves the prediction undecided on the scale `ratio`."""
-    assert _outcome([1.0] * 5, [0.0, 1.0, 1.0, 1.0, 1.0], "more", 2.0, "ratio").word is None
+    assert _finding([1.0] * 5, [0.0, 1.0, 1.0, 1.0, 1.0], "more", 2.0, "ratio").word is None
 
 
 def test_a_ratio_of_means_takes_zeros() -> None:
@@ -76,39 +141,9 @@ def test_a_ratio_of_means_takes_zeros() -> None:
     theirs, ours = [0.0, 1.0, 1.0, 1.5, 1.5], [4.9, 5.0, 5.0, 5.1, 5.0]
     found = _outcome(ours, theirs, "more", 2.0, "ratio_of_means")
     assert found.effect is not None
-    assert math.exp(found.effect.mean) == pytest.approx(5.0)
-    assert found.word == "reproduced"
-    assert _outcome(theirs, ours, "less", 2.0, "ratio_of_means").word == "reproduced"
-    assert _outcome(ours, [0.0] * 5, "more", 2.0, "ratio_of_means").word is None
-
-
-def test_a_claim_says_how_many_seeds_it_needs() -> None:
-    """A claim of seven seeds is open with five; whoever asks for five has an answer."""
-    prediction = Prediction("w", OURS, THEIRS, X, "more", 0.5)
-    claim = Claim(1, "c", "s", "here", (prediction,), num_seeds=7)
-    rows = {key(REGIME, arm, s): {"x": float(arm == OURS)} for arm in (OURS, THEIRS) for s in SEEDS}
-    assert outcomes([claim], [REGIME], rows)[0].word is None
-    assert outcomes([claim], [REGIME], rows, 5)[0].effect is not None
-
-
-def test_a_regime_may_need_more_seeds() -> None:
-    """With seven seeds in one regime a claim is open there with five and decided elsewhere; arms that only its pictures
-    need have five in both."""
-    alone = Arm("for pictures", (("seed", "2"),))
-    prediction = Prediction("w", OURS, THEIRS, X, "more", 0.5)
-    more, other = REGIMES[0].name, REGIMES[1].name
-    claim = Claim(1, "c", "s", "here", (prediction,), seeds_in={more: 7}, also=(alone,))
-    rows = {key(r, arm, s): {"x": float(arm == OURS)} for r in REGIMES[:2] for arm in (OURS, THEIRS) for s in SEEDS}
-    assert [o.word is None for o in outcomes([claim], REGIMES[:2], rows)] == [True, False]
-    for regime, number in ((more, 7), (other, 5)):
-        runs = claim.runs(regime)
-        assert [runs.count((arm, number - 1)) for arm in (OURS, THEIRS)] == [1, 1]
-        assert [seed for arm, seed in runs if arm == alone] == list(range(5))
-        assert len(runs) == 2 * number + 5
-        assert len(claim.runs(regime, 3)) == 9
-    for wrong in ({"warm": 7}, {more: 5}):
-        with pytest.raises(ValueError, match="claim 1: seeds_in: expected one of"):
-            replace(claim, seeds_in=wrong)
+    assert math.exp(found.effect.mean) == pytest.approx(5.0) and found.stand == "for"
+    assert _outcome(theirs, ours, "less", 2.0, "ratio_of_means").stand == "for"
+    assert _outcome(ours, [0.0] * 5, "more", 2.0, "ratio_of_means").stand is None
 
 
 def test_spread_compares_deviations_from_the_median() -> None:
@@ -118,73 +153,75 @@ def test_spread_compares_deviations_from_the_median() -> None:
     assert found.effect.mean == pytest.approx(-1.2)
 
 
-def test_a_threshold_has_no_opposite() -> None:
-    """Against a number an effect on the other side is not reproduced; against an arm it is the opposite."""
-    ours = [0.0, 0.01, 0.02, 0.01, 0.0]
-    assert _outcome(ours, [1.0] * 5, "more", 0.1).word == "opposite"
-    claim = Claim(1, "c", "s", "here", (Prediction("w", OURS, 1.0, X, "more", 0.1),))
-    rows = {key(REGIME, OURS, seed): {"x": x} for seed, x in enumerate(ours)}
-    assert outcomes([claim], [REGIME], rows)[0].word == "not reproduced"
+def test_old_seeds_and_other_regimes_explore() -> None:
+    """Only seeds from FRESH on, at home, have a word and a place in Holm's family; the rest say for, against, open."""
+    claim = _claim(_prediction(), num_seeds=5, first_seed=0, fresh_seeds=5, regimes=(REGIME.name, OTHER.name))
+    rows = _rows(*CLEAR, first=0) | _rows(*CLEAR, first=0, regime=OTHER) | _rows(*CLEAR)
+    found = findings([claim], REGIMES, rows)
+    assert [(one.regime, one.decides, one.seeds) for one in found] == [
+        (REGIME.name, True, range(FRESH, FRESH + 5)), (REGIME.name, False, range(5)), (OTHER.name, False, range(5)),
+    ]  # fmt: skip
+    assert [one.word for one in found] == ["reproduced", None, None] and {one.stand for one in found} == {"for"}
+    assert found[0].p == pytest.approx(found[1].p)  # three findings, one test
+    assert [one.word for one in findings([claim], REGIMES, _rows(*CLEAR, first=0))] == [None, None, None]
+
+
+def test_holm_runs_over_the_claims_that_have_their_runs() -> None:
+    """A claim's p grows with the number of claims that are decided with it, whatever their predictions are."""
+    claims = [_claim(_prediction(), number=i) for i in range(3)]
+    alone = findings(claims[:1], [REGIME], _rows(*CLEAR))[0].p
+    assert [one.p for one in findings(claims, [REGIME], _rows(*CLEAR))] == pytest.approx([3 * (alone or 0.0)] * 3)
+    waiting = _claim(_prediction(), number=9, num_seeds=7)
+    found = findings([*claims, waiting], [REGIME], _rows(*CLEAR))
+    assert found[0].p == pytest.approx(3 * (alone or 0.0)) and (found[3].p, found[3].word) == (None, None)
+
+
+def test_a_claim_says_how_many_seeds_it_needs() -> None:
+    """A claim of seven seeds is open with five; whoever asks for five has an answer, on fresh seeds at home."""
+    claim = _claim(_prediction(), num_seeds=7)
+    assert findings([claim], [REGIME], _rows(*CLEAR))[0].word is None
+    assert findings([claim], [REGIME], _rows(*CLEAR), 5)[0].outcomes[0].effect is not None
+    assert list(claim.deciding(2)) == [FRESH, FRESH + 1] and list(claim.seen(REGIME.name)) == []
+
+
+def test_which_runs_are_asked_for() -> None:
+    """Seen seeds where it was tried, more in `seeds_in`; fresh ones at home; those of pictures alone have few."""
+    alone = Arm("for pictures", (("seed", "2"),))
+    fields = {"first_seed": 0, "regimes": (OTHER.name,), "seeds_in": {OTHER.name: 7}, "also": (alone,)}
+    claim = _claim(_prediction(), **fields, fresh_seeds=4)
+    home, other = claim.runs(REGIME.name), claim.runs(OTHER.name)
+    assert claim.places == (REGIME.name, OTHER.name)
+    assert sorted(seed for arm, seed in home if arm == OURS) == list(range(FRESH, FRESH + 4)) and len(home) == 8
+    assert [seed for arm, seed in other if arm == alone] == list(range(5)) and len(other) == 2 * 7 + 5
+    assert len(claim.runs(OTHER.name, 3)) == 9
+    with pytest.raises(ValueError, match="claim 1: seeds_in: expected one of"):
+        replace(claim, seeds_in={"warm": 7})
+    with pytest.raises(ValueError, match="claim 1: home: expected a claim on fresh seeds to be tried there alone"):
+        replace(claim, first_seed=FRESH)
 
 
 def test_a_missing_seed_leaves_it_open() -> None:
     """With a run missing, or its number, there is no effect and no word; the pairs that are there are shown."""
-    found = _outcome([1.0] * 4, [0.0] * 5, "more", 0.5)
-    assert (found.word, found.effect, len(found.values)) == (None, None, 4)
-    assert _outcome([1.0, 1.0, 1.0, 1.0, math.nan], [0.0] * 5, "more", 0.5).word is None
+    found = _finding([1.0] * 4, [0.0] * 5, "more", 0.5)
+    assert (found.word, found.outcomes[0].effect, len(found.outcomes[0].values)) == (None, None, 4)
+    assert _finding([1.0, 1.0, 1.0, 1.0, math.nan], [0.0] * 5, "more", 0.5).word is None
 
 
 def test_times_of_other_kernels_are_not_compared() -> None:
-    """Where a measure asks for it, a seed whose two runs had not the same kernels counts as missing."""
+    """Where a measure asks for it, a seed whose two runs had not the same kernels counts as missing; others are
+    paired."""
     timed = Measure("t", "seconds", "s", lambda row: row["x"], same=("compiled",))
-    claim = Claim(1, "c", "s", "here", (Prediction("w", OURS, THEIRS, timed, "at_most", 1.1, "ratio"),))
-    rows = {key(REGIME, arm, s): {"x": 2.0 + s % 2, "compiled": True} for arm in (OURS, THEIRS) for s in SEEDS}
-    assert len(outcomes([claim], [REGIME], rows)[0].values) == 5
-    rows[key(REGIME, THEIRS, 3)]["compiled"] = False
-    found = outcomes([claim], [REGIME], rows)[0]
-    assert len(found.values) == 4 and found.word is None
-
-
-def test_holm_runs_over_the_whole_ledger() -> None:
-    """The p of one outcome grows with the number of outcomes that are decided with it, and no others."""
-    ours, theirs = [1.0, 1.1, 0.9, 1.05, 1.2], [0.0, 0.1, 0.0, 0.05, 0.1]
+    claim = _claim(Prediction("w", OURS, THEIRS, timed, "at_most", 1.1, "ratio"))
     rows = {
-        key(r, a, s): {"x": xs[s]} for r in REGIMES[:2] for a, xs in ((OURS, ours), (THEIRS, theirs)) for s in SEEDS
+        key(REGIME, arm, FRESH + s): {"x": 2.0 + s % 2 + 0.1 * (arm is OURS) * s, "compiled": True}
+        for arm in (OURS, THEIRS)
+        for s in range(5)
     }
-    claims = [Claim(i, f"c{i}", "s", "here", (Prediction("w", OURS, THEIRS, X, "more", 0.5),)) for i in range(3)]
-    alone = outcomes(claims[:1], REGIMES[:1], rows)[0].p
-    for found in outcomes(claims, REGIMES[:2], rows):
-        assert found.p == pytest.approx(6 * (alone or 0.0))
-    undecided = outcomes(claims, REGIMES, rows)  # the third regime has no rows
-    assert [o.p for o in undecided if o.regime == REGIMES[2].name] == [None] * 3
-    assert undecided[0].p == pytest.approx(6 * (alone or 0.0))
-
-
-def test_an_undecided_outcome_leans_where_its_own_test_points() -> None:
-    """Holm's correction over 40 outcomes takes the word; its own p says for, against, or neither, and so it leans."""
-    xs = {"for": [1.0, 1.2, 0.9, 1.3, 1.1], "against": [0.1, 0.3, -0.2, 0.2, 0.0], None: [0.0, 1.0, 0.3, 0.9, 0.2]}
-    for side, ours in xs.items():
-        claims = [Claim(i, f"c{i}", "s", "here", (Prediction("w", OURS, 0.0, X, "more", 0.6),)) for i in range(40)]
-        found = outcomes(claims, [REGIME], {key(REGIME, OURS, s): {"x": x} for s, x in enumerate(ours)})[0]
-        assert (found.word, found.leans) == ("inconclusive", side)
-    decided = _outcome([1.0, 1.1, 0.9, 1.0, 1.05], [0.0] * 5, "more", 0.5)
-    assert (decided.word, decided.alone, decided.leans) == ("reproduced", "reproduced", None)
-    assert _outcome([1.0] * 4, [0.0] * 5, "more", 0.5).leans is None
-
-
-@pytest.mark.parametrize(
-    ("words", "word"),
-    [
-        (["reproduced", "reproduced"], "reproduced"), (["reproduced", "not reproduced"], "not reproduced"),
-        (["reproduced", "opposite"], "not reproduced"), (["opposite", "not reproduced"], "opposite"),
-        (["reproduced", "inconclusive"], "inconclusive"), (["inconclusive", "not reproduced"], "not reproduced"),
-        (["reproduced", None], None), ([], None), (["not applicable"], "not applicable"),
-        (["not applicable", "reproduced"], "reproduced"), (["not applicable", None], None),
-    ],
-)  # fmt: skip
-def test_a_claim_is_reproduced_where_all_of_it_is(words: list[Any], word: str | None) -> None:
-    """The claim's word is the weakest of its predictions'."""
-    assert together(words) == word
+    (found,) = findings([claim], [REGIME], rows)
+    assert found.outcomes[0].effect is not None and found.outcomes[0].effect.test == "paired"
+    rows[key(REGIME, THEIRS, FRESH + 3)]["compiled"] = False
+    (found,) = findings([claim], [REGIME], rows)
+    assert len(found.outcomes[0].values) == 4 and found.word is None
 
 
 def _row(**series: Sequence[float]) -> dict[str, Any]:

@@ -1,0 +1,270 @@
+"""Power before the runs: how many seeds a claim needs at home, from spreads that were recorded, and what they cost.
+
+A claim is reproduced where all its predictions are, so the least powerful one counts. Each is to hold with a chance of
+80% at the level that Holm's first step asks of it, ALPHA over twice the number of claims (two-sided), where truly
+
+- `more`, `less` of a number: the effect is twice the margin; one residual SD where the margin is 0;
+- `same`, `at_most`: it is 0 (one residual SD inside of a margin of 0);
+- `more`, `less` of an event: half of the runs more than the margin, at most all, on either side of one half; against a
+  number, all of the runs or none; `same`, `at_most`: one half on both sides;
+- a time at margin 0: events come at four times the rate, so that 3/4 and 29% of the runs fall.
+
+Numbers: noncentral t with the degrees of freedom of the prediction's own arms. Events: the exact test's own region.
+Times: Schoenfeld's formula (where it says 82%, simulated runs have 78%). The SD is that of the prediction's arms at
+home, else of all arms that the ledger's predictions compare by that measure there, else the largest of the other
+regimes; NUM_DF degrees of freedom at least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import fmean
+
+import numpy as np
+from scipy import stats
+
+from sandbox.ledger import contrasts, events
+from sandbox.ledger.cells import Regime, key
+from sandbox.ledger.claim import Arm, Claim, Prediction, Row
+from sandbox.ledger.statistics import ALPHA
+from sandbox.ledger.verdicts import margin_of
+
+POWER = 0.8
+LEAST = 5
+"""Seeds that are asked for at least: a spread that was recorded elsewhere may be another here."""
+MOST = 40
+"""Seeds beyond which a claim is out of reach: said with its cost, and not run."""
+NUM_DF = 10
+"""Degrees of freedom of a spread that is gone by."""
+SEARCHED = 4096
+"""The largest number of seeds that is searched for."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A residual SD on a prediction's scale, and whose it is."""
+
+    sd: float
+    of: str
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a claim asks for at home: seeds for POWER (None where no spread is known), hours of one thread for the runs
+    of a seed (nan without a row), and the prediction that asks for most, with its spread."""
+
+    claim: Claim
+    seeds: int | None
+    hours_per_seed: float
+    limiting: Prediction
+    spread: Spread
+    level: float
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether more than MOST seeds would be needed, and none are asked for."""
+        return self.seeds is not None and self.seeds > MOST and not self.claim.deciding()
+
+    @property
+    def hours(self) -> float:
+        """Hours of one thread for the seeds that are needed, in h; nan where they are not known."""
+        return math.nan if self.seeds is None else self.seeds * self.hours_per_seed
+
+    def power(self, seeds: int) -> float:
+        """The power of its least powerful prediction with so many seeds, in [0, 1]; nan without a spread."""
+        return power(self.limiting, self.spread.sd, seeds, self.level) if seeds > 1 else math.nan
+
+
+def level_of(num_claims: int) -> float:
+    """The one-sided level of a prediction at Holm's first step over so many claims."""
+    return ALPHA / (2 * num_claims)
+
+
+def distance(prediction: Prediction, sd: float) -> float:
+    """How far beyond (or within) its margin a number's effect is taken to lie, on the prediction's scale."""
+    margin = margin_of(prediction)
+    return margin if margin > 0 else sd
+
+
+def power(prediction: Prediction, sd: float, seeds: int, level: float) -> float:
+    """The chance that a true prediction is found to hold with so many seeds, in [0, 1]; nan without a spread."""
+    kind, sides = prediction.measure.kind, prediction.sides
+    if kind == "event":
+        return _event_power(prediction, seeds, level)
+    if kind == "time" and prediction.margin == 0.0:
+        fell = seeds * (0.75 + 1.0 - 0.25**0.25)
+        return float(stats.norm.sf(stats.norm.isf(level) - math.log(4.0) * math.sqrt(fell) / 2.0))
+    if margin_of(prediction) == 0.0 and kind == "number":
+        sd = 1.0  # what is found does not depend on it
+    if not math.isfinite(sd):
+        return math.nan
+    if kind == "time" and (1.0 - prediction.margin) ** seeds > level:
+        return 0.0  # the floor of Effect.fall
+    if sd == 0.0:
+        return float(0.5**seeds < level)
+    arms = [len(side) for side in sides if side]
+    error = sd * math.sqrt(sum(1.0 / number for number in arms) / seeds)
+    df, far = sum(arms) * (seeds - 1), distance(prediction, sd) / error
+    quantile = float(stats.t.isf(level, df))
+    found = float(stats.nct.sf(quantile, df, far)) if far < 30.0 + quantile else 1.0  # nct is nan far out
+    return max(0.0, 2.0 * found - 1.0) if prediction.expected == "same" else found
+
+
+def _event_power(prediction: Prediction, seeds: int, level: float) -> float:
+    margin, expected = prediction.margin, prediction.expected
+    if not prediction.sides[1]:
+        share = float(prediction.control)  # pyright: ignore
+        bound = share + (margin if expected in ("more", "at_most") else -margin)
+        return float((1.0 - bound if expected != "more" else bound) ** seeds < level)
+    one, other = (len(side) * seeds for side in prediction.sides)
+    if expected in ("more", "less"):
+        gap = min(1.0, margin + 0.5)
+        sizes = (one, other) if expected == "more" else (other, one)
+        return _region_power(*sizes, margin, level, 0.5 + gap / 2, 0.5 - gap / 2)
+    found = _region_power(other, one, -margin, level, 0.5, 0.5)
+    return max(0.0, 2.0 * found - 1.0) if expected == "same" else found
+
+
+@lru_cache(maxsize=4096)
+def _region_power(n1: int, n2: int, margin: float, level: float, p1: float, p2: float) -> float:
+    """The chance that p1 - p2 is found above the margin by the exact test; beyond MOST runs by normal quantiles."""
+    if min(n1, n2) > MOST:
+        error = math.sqrt(p1 * (1 - p1) / n1 + p2 * (1 - p2) / n2)
+        return 1.0 if error == 0.0 else float(stats.norm.sf(stats.norm.isf(level) - (p1 - p2 - margin) / error))
+    found = events.score(n1, n2, margin)
+    values = np.unique(found[found > 0])
+    low, high = 0, len(values)  # the least value whose tail is within the level
+    while low < high:
+        middle = (low + high) // 2
+        if events.tail(found >= values[middle] - 1e-9, margin) <= level:
+            high = middle
+        else:
+            low = middle + 1
+    if low == len(values):
+        return 0.0
+    first, second = (stats.binom.pmf(np.arange(n + 1), n, p) for n, p in ((n1, p1), (n2, p2)))
+    return float(first @ (found >= values[low] - 1e-9) @ second)
+
+
+def seeds_needed(prediction: Prediction, sd: float, level: float) -> int | None:
+    """The least number of seeds with POWER, from LEAST on, SEARCHED where none below has it; None without a spread."""
+    return _least(lambda seeds: power(prediction, sd, seeds, level))
+
+
+def _least(found: Callable[[int], float]) -> int | None:
+    if math.isnan(found(LEAST)):
+        return None
+    low, high = LEAST, SEARCHED
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if found(middle) >= POWER else (middle + 1, high)
+    return low
+
+
+class Spreads:
+    """The recorded spreads and times of a ledger's rows."""
+
+    def __init__(self, claims: Sequence[Claim], regimes: Sequence[Regime], rows: Mapping[str, Row]) -> None:
+        self.claims, self.rows = claims, rows
+        self.regimes = {regime.name: regime for regime in regimes}
+        self.seeds = sorted({row["seed"] for row in rows.values()})
+        self.by_arm: dict[tuple[str, str], list[Row]] = {}
+        for row in rows.values():
+            self.by_arm.setdefault((row["regime"], row["arm"]), []).append(row)
+
+    def of(self, prediction: Prediction, home: str) -> Spread:
+        """The spread to plan a prediction with, by the module's rule."""
+        if prediction.measure.kind == "event":
+            return Spread(0.5, "the exact test")
+        if prediction.measure.kind == "time" and prediction.margin == 0.0:
+            return Spread(math.nan, "the rates")
+        arms = [arm for side in prediction.sides for arm in side]
+        alike = {arm.name for claim in self.claims for one in claim.predictions
+                 if (one.measure.name, one.scale) == (prediction.measure.name, prediction.scale)
+                 for side in one.sides for arm in side}  # fmt: skip
+        found = self._pooled(prediction, (self.rows_of(arm, home) for arm in arms))
+        if found is not None:
+            return Spread(found, "own arms")
+        found = self._pooled(prediction, (self.by_arm.get((home, name), []) for name in alike))
+        if found is not None:
+            return Spread(found, home)
+        others = {
+            name: sd
+            for name in self.regimes
+            if (sd := self._pooled(prediction, (self.by_arm.get((name, arm), []) for arm in alike))) is not None
+        }
+        worst = max(others, key=others.__getitem__, default=None)
+        return Spread(math.nan, "unknown") if worst is None else Spread(others[worst], worst)
+
+    def rows_of(self, arm: Arm, home: str) -> list[Row]:
+        """An arm's rows at home, whatever its name was when they were made."""
+        keys = [key(self.regimes[home], arm, seed) for seed in self.seeds] if home in self.regimes else []
+        return [self.rows[name] for name in keys if name in self.rows]
+
+    def seconds(self, claim: Claim) -> float:
+        """Mean seconds of one thread for a run of the claim's, else of its home, else of all; nan without any."""
+        own = [row for arm in claim.arms for row in self.rows_of(arm, claim.home)]
+        for found in (own, [row for row in self.rows.values() if row["regime"] == claim.home], self.rows.values()):
+            times = [row.get("cpu_seconds") or row.get("seconds") for row in found]
+            known = [time for time in times if time]
+            if known:
+                return fmean(known)
+        return math.nan
+
+    def _pooled(self, prediction: Prediction, arms: Iterable[Sequence[Row]]) -> float | None:
+        """The residual SD over arms on the prediction's scale; None with fewer than NUM_DF degrees of freedom."""
+        total, df = 0.0, 0
+        for rows in arms:
+            values = np.array([prediction.measure.of(row) for row in rows], dtype=np.float64)
+            values = values[np.isfinite(values)]
+            if len(values) < 2:
+                continue
+            if prediction.scale == "ratio_of_means":
+                values = values / values.mean() if values.mean() > 0 else values
+            values = contrasts.on_scale(values, prediction.scale)
+            values = values[np.isfinite(values)]
+            if len(values) > 1:
+                total, df = total + float(values.var(ddof=1)) * (len(values) - 1), df + len(values) - 1
+        return math.sqrt(total / df) if df >= NUM_DF else None
+
+
+def needs(claims: Sequence[Claim], regimes: Sequence[Regime], rows: Mapping[str, Row]) -> dict[int, Need]:
+    """What every claim asks for, by its number."""
+    spreads, level = Spreads(claims, regimes, rows), level_of(len(claims))
+    found = {}
+    for claim in claims:
+        plans = [(one, spread := spreads.of(one, claim.home), seeds_needed(one, spread.sd, level))
+                 for one in claim.predictions]  # fmt: skip
+        limiting, spread, seeds = max(plans, key=lambda plan: math.inf if plan[2] is None else plan[2])
+        arms = dict.fromkeys(arm for one in claim.predictions for arm in one.arms)
+        hours = len(arms) * spreads.seconds(claim) / 3600
+        found[claim.number] = Need(claim, seeds, hours, limiting, spread, level)
+    return found
+
+
+def assumed_text(prediction: Prediction, sd: float) -> str:
+    """The true effect that the power is computed at, in the measure's unit or as a factor."""
+    expected, margin, kind = prediction.expected, prediction.margin, prediction.measure.kind
+    if kind == "event":
+        if not prediction.sides[1]:
+            return "all runs" if expected == "more" else "no run"
+        return (
+            f"{min(1.0, margin + 0.5) * (1 if expected == 'more' else -1):+g}" if expected in ("more", "less") else "0"
+        )
+    if kind == "time" and margin == 0.0:
+        return "4 times the rate"
+    own = margin_of(prediction)
+    sign = -1.0 if expected == "less" or (expected in ("same", "at_most") and own == 0) else 1.0
+    if own == 0 and math.isnan(sd):
+        return f"{sign:+.0f} SD"
+    effect = 0.0 if expected in ("same", "at_most") and own > 0 else sign * (2 * own if own > 0 else sd)
+    return f"× {math.exp(effect):.3g}" if prediction.is_factor else f"{effect:+.2g}" if effect else "0"
+
+
+__all__ = [
+    "MOST", "NUM_DF", "POWER", "Need", "Spread", "Spreads", "assumed_text", "level_of", "needs", "power",
+    "seeds_needed",
+]  # fmt: skip

@@ -1,0 +1,133 @@
+"""What the ledger says of each claim in a line: state, seeds, effect, power and cost; and the words for numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sandbox.ledger.claim import Claim, Prediction, Row
+from sandbox.ledger.power import Need
+from sandbox.ledger.verdicts import Finding, Outcome, mean_of
+
+OUT_OF_REACH, OPEN = "out of reach", "–"
+ORDER = ("reproduced", "not reproduced", "opposite", "not applicable", "inconclusive", OPEN, OUT_OF_REACH)
+"""States in the order in which the page has them: what is decided first."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A claim's line: state, one of ORDER; its numbers in words, empty where there are none."""
+
+    claim: Claim
+    state: str
+    n: str
+    effect: str
+    power: str
+    cost: str
+
+
+def lines(claims: Sequence[Claim], found: Sequence[Finding], needed: Mapping[int, Need]) -> list[Line]:
+    """A line for every claim, decided ones first, then by number."""
+    deciding = {one.claim.number: one for one in found if one.decides}
+    made = [_line(claim, deciding.get(claim.number), needed[claim.number]) for claim in claims]
+    return sorted(made, key=lambda line: (ORDER.index(line.state), line.claim.number))
+
+
+def _line(claim: Claim, found: Finding | None, need: Need) -> Line:
+    asked = len(claim.deciding()) if found is None else len(found.seeds)
+    if found is None and need.is_out_of_reach:
+        return Line(claim, OUT_OF_REACH, "", "", "", cost_text(need.hours))
+    power = need.power(asked)
+    shown = (OPEN if math.isnan(power) else f"{power:.0%}", cost_text(asked * need.hours_per_seed))
+    if found is None or found.word is None:
+        runs = 0 if found is None else min((len(one.values) for one in found.outcomes), default=0)
+        return Line(claim, OPEN, f"{runs}/{asked}" if asked else "", "", *(shown if asked else ("", "")))
+    key = key_outcome(found)
+    return Line(claim, found.word, str(asked), "" if key is None else effect_text(key), *shown)
+
+
+def key_outcome(found: Finding) -> Outcome | None:
+    """The outcome on which a claim's word rests: the one least sure to hold, or, where it fails, the surest to fail."""
+    known = [one for one in found.applicable if one.p is not None]
+    if not known or found.joint is None:
+        return None
+    holds = found.joint[0] < found.joint[1]
+    return max(known, key=lambda o: o.p[0]) if holds else min(known, key=lambda o: o.p[1])  # pyright: ignore
+
+
+def counts_text(made: Sequence[Line]) -> str:
+    """How many claims there are of each state, in words."""
+    counts = Counter("without all runs" if line.state == OPEN else line.state for line in made)
+    order = [*ORDER[:5], "without all runs", OUT_OF_REACH]
+    return ", ".join(f"{counts[state]} {state}" for state in order if counts[state])
+
+
+def spent(rows: Mapping[str, Row]) -> str:
+    """How many runs were made, in how many hours of one thread, and on what, in a sentence."""
+    machines = Counter(f"{row['machine']}, torch {row['torch']}" for row in rows.values())
+    seconds = math.fsum(row.get("seconds") or 0.0 for row in rows.values())
+    names = "; ".join(f"{count} on {name}" for name, count in machines.most_common())
+    compiled = sum(bool(row.get("compiled")) for row in rows.values())
+    names += f"; {compiled} with compiled kernels" if compiled else ""
+    return f"{len(rows)} runs, {seconds / 3600:.1f} hours of one thread: {names}." if rows else "No run has been made."
+
+
+def cost_text(hours: float) -> str:
+    return OPEN if math.isnan(hours) else f"{hours:.1f} h"
+
+
+def word_text(outcome: Outcome) -> str:
+    """Where one prediction stands by its own test; how many seeds it has where some are missing."""
+    if outcome.is_moot:
+        return "not applicable"
+    return f"{OPEN} ({len(outcome.values)} seeds)" if outcome.stand is None else outcome.stand
+
+
+def means_text(outcome: Outcome, side: int) -> str:
+    """The mean over seeds of the measure, on the treatment's side (0) or the control's (1)."""
+    return f"{mean_of(outcome, side):.3g}" if outcome.values else OPEN
+
+
+def effect_text(outcome: Outcome) -> str:
+    """The effect with its 95% interval, factors where the scale is a ratio."""
+    found = outcome.effect
+    if found is None:
+        return OPEN
+    numbers = [found.mean, found.low, found.high]
+    if outcome.prediction.is_factor:
+        numbers = [_factor(x) for x in numbers]
+    mean, low, high = (f"{x:.3g}" for x in numbers)
+    return f"{'× ' if outcome.prediction.is_factor else ''}{mean} ({low} to {high})"
+
+
+def test_text(outcome: Outcome) -> str:
+    """The test, its seeds, and the one-sided p's that the prediction holds and that it fails."""
+    if outcome.effect is None or outcome.p is None:
+        return OPEN
+    holds, fails = outcome.p
+    return f"{outcome.effect.test}, n = {outcome.effect.n}, {holds:.2g} / {fails:.2g}"
+
+
+def _factor(logarithm: float) -> float:
+    return math.exp(logarithm) if logarithm < 700.0 else math.inf
+
+
+def criterion_text(prediction: Prediction) -> str:
+    """When the prediction holds, as an inequality on the effect e."""
+    m = prediction.margin
+    if prediction.is_factor:
+        return {
+            "more": f"e > × {m:g}", "less": f"e < × {1 / m:.3g}", "at_most": f"e < × {m:g}",
+            "same": f"× {1 / m:.3g} < e < × {m:g}",
+        }[prediction.expected]  # fmt: skip
+    return {"more": f"e > {m:g}", "less": f"e < {-m:g}", "at_most": f"e < {m:g}", "same": f"|e| < {m:g}"}[
+        prediction.expected
+    ]
+
+
+__all__ = [
+    "OPEN", "ORDER", "OUT_OF_REACH", "Line", "cost_text", "counts_text", "criterion_text", "effect_text", "key_outcome",
+    "lines", "means_text", "spent", "test_text", "word_text",
+]  # fmt: skip
