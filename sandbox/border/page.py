@@ -12,9 +12,9 @@ from sandbox.border.fit import Fit, fit_all
 from sandbox.border.table import FIRST, places, runs, story, where
 from sandbox.claims.border_arms import DEGREES, ROUTER_GAPS
 from sandbox.ledger.cells import Regime
-from sandbox.ledger.claim import Claim, Row
-from sandbox.ledger.page import effect_text, word_text
-from sandbox.ledger.verdicts import Outcome
+from sandbox.ledger.claim import Row
+from sandbox.ledger.summary import effect_text
+from sandbox.ledger.verdicts import Finding
 
 PAPERS = (
     ("R3 (arXiv 2510.11370) sec. 3.1, 5.1", 1.535e-3, 8, 30720),
@@ -30,13 +30,13 @@ STORY = (
 """The places of the page's first table, at N = 8: gap, remedy and words."""
 
 
-def markdown(rows: Mapping[str, Row], regime: Regime, claims: Sequence[Claim], found: Sequence[Outcome]) -> str:
-    """The page as text; `claims` are those of the study and `found` their outcomes."""
+def markdown(rows: Mapping[str, Row], regime: Regime, found: Sequence[Finding]) -> str:
+    """The page as text; `found` are the findings of the study's claims."""
     table = runs(rows, regime)
     grpo = where(table, preset="grpo")
     parts = [
         INTRO.format(num_runs=len(table), num_seeds=table["seed"].nunique()),
-        _story(grpo), _demo(table), PICTURE, _predictions(claims, found), SIGN, _gap(grpo), _number(grpo), LIMITS,
+        _story(grpo), _demo(table), PICTURE, _predictions(found), SIGN, _gap(grpo), _number(grpo), LIMITS,
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)
 
@@ -104,14 +104,15 @@ def _demo(table: pd.DataFrame) -> str:
     )
 
 
-def _predictions(claims: Sequence[Claim], found: Sequence[Outcome]) -> str:
+def _predictions(found: Sequence[Finding]) -> str:
+    """Every prediction of the study with its effect, the claim's verdict, and how many seeds are there."""
     lines = []
-    for claim in claims:
-        for one in (o for o in found if o.claim == claim):
-            lines.append((str(claim.number), one.prediction.words, effect_text(one), word_text(one)))
-    return (
-        f"## What was predicted, and what came\n\n{markdown_table(('claim', 'prediction', 'effect', 'verdict'), lines)}"
-    )
+    for finding in (one for one in found if one.decides):
+        for one in finding.outcomes:
+            verdict = finding.word or f"– ({len(one.values)} of {len(finding.seeds)} seeds)"
+            lines.append((str(finding.claim.number), one.prediction.words, effect_text(one), verdict))
+    table = markdown_table(("claim", "prediction", "effect", "the claim is"), lines)
+    return f"## What was predicted, and what came\n\n{table}"
 
 
 def _gap(table: pd.DataFrame) -> str:

@@ -9,7 +9,7 @@ from sandbox.border.pictures import gains, phase_diagram, svg
 from sandbox.border.table import places, runs, where
 from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.cells import Cells
-from sandbox.ledger.verdicts import outcomes
+from sandbox.ledger.verdicts import findings
 
 DOCS = Path(__file__).parents[2] / "docs"
 STUDY = range(36, 44)
@@ -19,9 +19,8 @@ STUDY = range(36, 44)
 def page() -> str:
     """docs/border.md."""
     rows = Cells(RESULTS / "cells.jsonl").rows()
-    claims = [claim for claim in CLAIMS if claim.number in STUDY]
     (regime,) = (one for one in REGIMES if one.name == "border")
-    return markdown(rows, regime, claims, [o for o in outcomes(CLAIMS, REGIMES, rows) if o.claim in claims])
+    return markdown(rows, regime, [one for one in findings(CLAIMS, REGIMES, rows) if one.claim.number in STUDY])
 
 
 def pictures() -> dict[str, str]:
