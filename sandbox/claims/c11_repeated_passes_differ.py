@@ -1,4 +1,7 @@
-"""Two forward passes of one training engine over the same tokens differ."""
+"""Two forward passes of one training engine over the same tokens differ.
+
+R3 reports a KL of 8.4e-4 between them (Fig. 4), in bf16 on GPUs; that is the size asked for here, in fp32 on a CPU.
+"""
 
 from __future__ import annotations
 
