@@ -44,7 +44,7 @@ and stood in `sandbox/claims/` before the runs that decide it were made.
   level of Holm's first step. *Cost* is hours of one thread.
 - Every other regime, and seeds below {FRESH}, explore: *for*, *against* and *open* by the same tests without any
   correction. They decide nothing; these statistics were designed when they had been seen (docs/decisions/0007).
-- Words such as *stable* in rows made before the verdict's rule was mended (LOG.md, 2026-11-23) compare with a run's first
+- Words such as *stable* in rows made before the rule was mended (LOG.md, 2026-11-23) compare with a run's first
   tenth. No decision rests on them: collapse is measured on pi's accuracy (sandbox/ledger/course.py).
 """
 
