@@ -65,7 +65,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
             if is_fresh:  # what cannot start is no run to go on with
                 folder.discard()
             raise
-        exact = _engine(config, learner.model.config, task, ())
+        exact = build_engine(config, learner.model.config, task, ())
         evaluation = Evaluation(config, exact)
         shown = progress_of(progress, config.name, config.num_steps, first)
         recording = Recording(config, folder, evaluation, shown, task.tokenizer)
@@ -84,9 +84,23 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
 
 def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: ProgressKind) -> tuple[Learner, int]:
     """The learner as it stands after the folder's last checkpoint, and the global step that comes next."""
+    learner = build_learner(config, task, initial_model(config, task, progress))
+    first = 0
+    checkpoint = folder.latest_checkpoint()
+    if checkpoint is not None:
+        learner.training_engine.load_state_tensors(checkpoint.tensors)
+        learner.rollout.load_state_tensors(checkpoint.tensors)
+        first = checkpoint.step
+    folder.truncate_metrics(first)
+    hand_over(learner.algorithm, learner.rollout, learner.training_engine, version=first)
+    return learner, first
+
+
+def build_learner(config: SandboxRun, task: TextTask, model: MoE) -> Learner:
+    """The config's two engines and algorithm over this very model; the rollout engine has no weights yet."""
     algorithm = config.algorithm.build()
     training = SandboxTrainingEngine(
-        initial_model(config, task, progress).compute_with(config.kernels()),
+        model.compute_with(config.kernels()),
         algorithm.optimizer,
         predictor=algorithm.predictor if algorithm.passes.trains_predictor else None,
         freeze_router=algorithm.freeze_router,
@@ -95,19 +109,11 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
         numerics=config.training.numerics(),
         keep_old_pass=algorithm.num_minibatches == 1,
     )
-    rollout = _engine(config, training.model.config, task, config.engine.defects)
-    first = 0
-    checkpoint = folder.latest_checkpoint()
-    if checkpoint is not None:
-        training.load_state_tensors(checkpoint.tensors)
-        rollout.load_state_tensors(checkpoint.tensors)
-        first = checkpoint.step
-    folder.truncate_metrics(first)
-    hand_over(algorithm, rollout, training, version=first)
-    return Learner(training, rollout, task, algorithm, config.seed), first
+    rollout = build_engine(config, training.model.config, task, config.engine.defects)
+    return Learner(training, rollout, task, algorithm, config.seed)
 
 
-def _engine(config: SandboxRun, model: ModelConfig, task: TextTask, defects: Sequence[Defect]) -> SandboxEngine:
+def build_engine(config: SandboxRun, model: ModelConfig, task: TextTask, defects: Sequence[Defect]) -> SandboxEngine:
     """An inference engine with these defects. A response without turns has no use for a prefix cache."""
     has_cache = config.engine.prefix_cache and config.algorithm.sampling.max_turns > 1
     return SandboxEngine(
@@ -143,7 +149,7 @@ def initial_model(config: SandboxRun, task: TextTask, progress: ProgressKind) ->
         return model
     if not isinstance(task, DemonstratedTask):
         raise ValueError(f"cold_start: the {config.task.kind} task has no demonstrations; set cold_start to null")
-    description = {"model": block.model_dump(), "task": config.task.model_dump(), "files": _contents(config)}
+    description = {"model": block.model_dump(), "task": config.task.model_dump(), "files": file_hashes(config)}
     report = None if progress == "none" else _print_cold_start
     model, _ = cold_start(
         model, task, config.cold_start, description=description,
@@ -152,8 +158,8 @@ def initial_model(config: SandboxRun, task: TextTask, progress: ProgressKind) ->
     return model
 
 
-def _contents(config: SandboxRun) -> list[str]:
-    """Hashes of the files that a cold start depends on and that its config only names: a model's, and a task's."""
+def file_hashes(config: SandboxRun) -> list[str]:
+    """Hashes of the files that a run depends on and that its config only names: a model's, and a task's."""
     folder, data = config.model.path, getattr(config.task, "path", None)
     model = (
         [] if folder is None else sorted(p for kind in ("json", "safetensors") for p in Path(folder).glob(f"*.{kind}"))
@@ -189,4 +195,4 @@ def _finish(config: SandboxRun, folder: RunFolder) -> None:
     write_report([folder], folder.path / "report.html")
 
 
-__all__ = ["NonFiniteError", "run"]
+__all__ = ["NonFiniteError", "build_engine", "build_learner", "file_hashes", "initial_model", "open_task", "run"]

@@ -74,6 +74,8 @@ class Cell:
     config: SandboxRun
     key: str
     made_by: str = "training"
+    start: SandboxRun | None = None
+    """The config of the run that a branch starts from."""
 
     @property
     def label(self) -> str:
@@ -87,7 +89,10 @@ def key(regime: Regime, arm: Arm, seed: int, changes: Changes = ()) -> str:
 
 @functools.cache
 def _key(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str], ...]) -> str:
-    return _hash(_stated(regime, arm, seed, changes))
+    text = _stated(regime, arm, seed, changes)
+    if arm.start is not None:
+        text += f" {arm.made_by} {_stated(regime, arm.start, seed, changes)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def cell(regime: Regime, arm: Arm, seed: int, changes: Changes = ()) -> Cell:
@@ -95,11 +100,8 @@ def cell(regime: Regime, arm: Arm, seed: int, changes: Changes = ()) -> Cell:
     stated = _stated(regime, arm, seed, tuple(changes))
     named = json.loads(stated) | {"name": f"{regime.name}-{arm.name}-{seed}"}
     config = validate(SandboxRun, named, f"regime {regime.name}, arm {arm.name}")
-    return Cell(regime.name, arm.name, seed, config, _hash(stated), arm.made_by)
-
-
-def _hash(stated: str) -> str:
-    return hashlib.sha256(stated.encode()).hexdigest()[:12]
+    start = None if arm.start is None else cell(regime, arm.start, seed, changes).config
+    return Cell(regime.name, arm.name, seed, config, key(regime, arm, seed, changes), arm.made_by, start)
 
 
 def _stated(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str], ...]) -> str:
@@ -140,15 +142,21 @@ def _spread(raw: dict[str, Any], n: int, where: str) -> None:
 
 
 def row(cell: Cell, folder: RunFolder, probes: Mapping[str, Callable[[RunFolder], float]]) -> dict[str, Any]:
-    """The row of a finished run: identity, verdict, means of the KEPT metrics over NUM_WINDOWS windows, probes.
+    """The row of a finished run, with what the probes find in its folder."""
+    verdict = json.loads((folder.path / "verdict.json").read_text(encoding="utf-8"))
+    return row_of(cell, folder.metrics(), verdict, {name: probe(folder) for name, probe in probes.items()})
+
+
+def row_of(
+    cell: Cell, metrics: Sequence[Mapping[str, Any]], verdict: Mapping[str, Any], probes: Mapping[str, float]
+) -> dict[str, Any]:
+    """The row of these records: identity, verdict, means of the KEPT metrics over NUM_WINDOWS windows, probes.
 
     `evaluations` has each held-out accuracy with its global step; step 0 is before training. `first` has the metrics of
     the first global step, whose rollouts no update precedes: the engine gap of the initial model. A window without a
     value is null, as are those after a run that stopped early.
     """
-    metrics, found = folder.metrics(), manifest(cell.seed)
-    verdict = json.loads((folder.path / "verdict.json").read_text(encoding="utf-8"))
-    planned = cell.config.num_steps
+    found, planned = manifest(cell.seed), cell.config.num_steps
     names = [name for name in KEPT if any(_is_number(name, record.get(name)) for record in metrics)]
     return {
         "cell": cell.key, "regime": cell.regime, "arm": cell.arm, "seed": cell.seed, "num_steps": planned,
@@ -158,7 +166,7 @@ def row(cell: Cell, folder: RunFolder, probes: Mapping[str, Callable[[RunFolder]
         "series": {name: windows(metrics, name, planned) for name in names},
         "first": _first(metrics),
         "evaluations": [[m["step"], _plain(m[ACCURACY])] for m in metrics if _is_number(ACCURACY, m.get(ACCURACY))],
-        "probes": {name: _plain(probe(folder)) for name, probe in probes.items()},
+        "probes": {name: _plain(value) for name, value in probes.items()},
         "commit": found.get("commit"), "has_local_changes": found.get("has_local_changes"),
         "machine": found["cpu"], "torch": found["versions"].get("torch"),
     }  # fmt: skip
@@ -211,4 +219,4 @@ class Cells:
         append_line(self.path, json.dumps(row, allow_nan=False).encode())
 
 
-__all__ = ["KEPT", "NUM_WINDOWS", "Cell", "Cells", "Changes", "Regime", "cell", "key", "row", "windows"]
+__all__ = ["KEPT", "NUM_WINDOWS", "Cell", "Cells", "Changes", "Regime", "cell", "key", "row", "row_of", "windows"]

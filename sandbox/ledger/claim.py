@@ -27,12 +27,18 @@ class Arm:
     name: str
     changes: tuple[tuple[str, str], ...] = ()
     num_minibatches: int = 1
-    made_by: Literal["training", "engine_fit"] = "training"
-    """What makes its rows: a training run, or an engine fitted to a real one (see `engine_fit.py`)."""
+    made_by: Literal["training", "engine_fit", "branch"] = "training"
+    """What makes its rows: a training run, an engine fitted to a real one (see `engine_fit.py`), or a branch of another
+    arm's run (see `branch.py`)."""
     own_cold_start: bool = False
     """Whether each seed has an initial model of its own, as a claim on models asks; else all share one."""
+    start: Arm | None = None
+    """The arm from whose run a branch starts; None for what is made otherwise."""
 
     def __post_init__(self) -> None:
+        if (self.made_by == "branch") != (self.start is not None):
+            got = "none" if self.start is None else self.start.name
+            raise ValueError(f"start: expected an arm for a branch and none for others, got {got} ({self.made_by})")
         if self.num_minibatches < 1:
             raise ValueError(f"num_minibatches: expected at least 1, got {self.num_minibatches}")
 

@@ -16,7 +16,7 @@ from sandbox.cold_start import cold_start, demonstration_loss
 from sandbox.config import ColdStartBlock, ModelBlock, SandboxRun
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
-from sandbox.run import _contents
+from sandbox.run import file_hashes
 from theory.contracts import Prompt, Sampling
 from theory.streams import stream
 from theory.turns import sampled_tokens
@@ -183,8 +183,8 @@ def test_a_cold_start_is_of_all_the_files_of_its_model(tmp_path, changed):
         "algorithm: {objective: {preset: minirl}}}"
     )
     config = load(path, [], {"sandbox": SandboxRun})
-    before = _contents(config)
+    before = file_hashes(config)
     (tmp_path / "README.md").write_text("a word")
-    assert _contents(config) == before and len(before) == 4
+    assert file_hashes(config) == before and len(before) == 4
     (tmp_path / changed).write_text("other")
-    assert _contents(config) != before
+    assert file_hashes(config) != before
