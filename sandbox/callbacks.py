@@ -14,6 +14,8 @@ from lab.tasks.tokenizers import Tokenizer
 from sandbox.config import SandboxRun
 from sandbox.engines.engine import SandboxEngine
 from sandbox.learner import Learner
+from sandbox.model import MoE
+from theory.contracts import Task
 from theory.streams import derive_seed
 
 
@@ -26,11 +28,15 @@ class Evaluation:
 
     def __call__(self, learner: Learner, number: int) -> Scalars:
         """The accuracy after `number` global steps."""
-        self.engine.load_model(learner.model, version=number)
+        return self.of(learner.model, learner.task, number)
+
+    def of(self, model: MoE, task: Task, number: int) -> Scalars:
+        """The accuracy of these weights on the task; `number` names the draws."""
+        self.engine.load_model(model, version=number)
         block = self.config.evaluation
         return evaluate(
             self.engine,
-            learner.task,
+            task,
             num_samples=block.num_samples,
             max_prompts=block.max_prompts,
             max_tokens=self.config.algorithm.sampling.max_tokens,

@@ -37,7 +37,7 @@ VARIANCE = probe("variance", "variance of one mini-batch's gradient over the squ
 CLAIM = Claim(
     number=43,
     name="from_one_state",
-    sentence="From one and the same state, replay or the weight already helps 64 updates at N = 8, and R3 the gradient.",
+    sentence="From one and the same state, R3 and the weight help within 64 updates at N = 8, and R3 the gradient.",
     source="here; it asks of single states what claims 37 and 38 ask of runs",
     predictions=(
         Prediction(

@@ -20,6 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 from lab.config.load import config_hash
 from lab.ray_session import ray_session
 from lab.records import RunFolder
+from sandbox.ledger.branch import branch_row
 from sandbox.ledger.cells import Cell, Cells, row
 from sandbox.ledger.engine_fit import fitted_row
 from sandbox.run import NonFiniteError, initial_model, open_task, run
@@ -41,6 +42,8 @@ def run_cell(cell: Cell, root: str, probes: Probes, compiled: bool) -> dict[str,
     warnings.filterwarnings("ignore")
     if cell.made_by == "engine_fit":
         return fitted_row(cell, root)
+    if cell.made_by == "branch":
+        return branch_row(cell, root, compiled)
     config = cell.config.model_copy(update={"output": root} | ({"compile": True} if compiled else {}))
     folder = RunFolder.find_resumable(Path(root), config.name, config_hash(config))
     if config.cold_start is not None:  # the first run of a regime makes it for all

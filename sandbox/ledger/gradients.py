@@ -1,0 +1,183 @@
+"""Gradients at a state: of an arm's objective on single mini-batches, and the exact policy gradient beside them.
+
+The *reference* is grad J, J = E_pi[R], from responses of an exact engine: the objective `reinforce`, advantages R less
+the mean of their group (which shrinks grad J by (G - 1) / G and turns nothing).
+Letters: K mini-batches, Q parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lab.tasks import TextTask
+from sandbox.config import SandboxRun
+from sandbox.learner import Learner
+from sandbox.model import MoE
+from sandbox.run import build_learner
+from theory.loop import collect, hand_over, learn
+from theory.objectives import preset
+
+PIECE = 1024
+"""Responses that the reference samples and differentiates at a time."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Two independent estimates of grad J, each the mean over half of the responses."""
+
+    halves_2Q: Float[Tensor, "2 Q"]
+
+    @property
+    def mean_Q(self) -> Float[Tensor, " Q"]:
+        """The estimate of all responses."""
+        return self.halves_2Q.mean(0)
+
+    @property
+    def square(self) -> float:
+        """|grad J|^2 without bias: the product of the halves. Below 0 where there is little but noise."""
+        return float(self.halves_2Q[0].double() @ self.halves_2Q[1].double())
+
+    @property
+    def error(self) -> float:
+        """Standard error of `mean_Q` over |grad J|: |first half - second half| / 2, over sqrt(square); else nan."""
+        difference = float((self.halves_2Q[0] - self.halves_2Q[1]).double().norm())
+        return difference / 2 / math.sqrt(self.square) if self.square > 0 else math.nan
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of K mini-batches, the ascent direction of their objective, and the metrics of their global step.
+
+    Parameters are in the order of `named_parameters`; what is not trained, or has no gradient, is 0.
+    """
+
+    of_KQ: Float[Tensor, "K Q"]
+    metrics: dict[str, float]
+
+
+def gradients(learner: Learner, step: int, num: int, after: int = 0) -> Gradients:
+    """The unclipped gradients of `num` mini-batches of global step `step`, each at the weights after `after` updates.
+
+    One global step on `after` + `num` mini-batches of the algorithm's own size, all sampled with the weights of its
+    start: the first `after` are trained on, as ever; of the others the gradient is kept and no step is taken. With
+    `after` = 0 the weights are those that were handed to the rollout engine, so that pi = old.
+    """
+    algorithm, training, seed = learner.algorithm, learner.training_engine, learner.seed
+    size = algorithm.num_prompts // algorithm.num_minibatches
+    algorithm = replace(algorithm, num_prompts=(after + num) * size, num_minibatches=after + num)
+    settings, take_step, first = training.settings, training.take_step, training.num_updates + after
+    found: list[Tensor] = []
+
+    def prepare(number: int) -> None:  # an update clips before it comes to `step_or_keep`
+        training.settings = settings if number < first else replace(settings, max_grad_norm=math.inf)
+
+    def step_or_keep() -> None:
+        if training.num_updates < first:
+            take_step()
+        else:
+            found.append(_ascent(training.model))
+        prepare(training.num_updates + 1)
+
+    prepare(training.num_updates)
+    training.take_step = step_or_keep
+    try:
+        collected = collect(step, algorithm, learner.rollout, learner.task, seed)
+        metrics = learn(step, algorithm, training, collected, seed).metrics
+    finally:
+        training.settings, training.take_step, training.num_updates = settings, take_step, first
+    return Gradients(torch.stack(found), metrics)
+
+
+def _ascent(model: MoE) -> Float[Tensor, " Q"]:
+    """The gradient of the objective: minus what the backward pass of the loss left."""
+    parts = [torch.zeros_like(p) if p.grad is None else -p.grad for p in model.parameters()]
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+def reference(config: SandboxRun, task: TextTask, model: MoE, step: int, num_responses: int) -> Reference:
+    """grad J at the model's weights from `num_responses` of an exact engine, in pieces, every other one for a half.
+
+    `config` says how responses are sampled and how the passes are computed; its objective, replay mode and engine are
+    not used. The pieces are global steps from `step` on. At least two pieces (ValueError).
+    """
+    algorithm = config.algorithm.build()
+    per_piece = max(1, PIECE // algorithm.num_responses)
+    num = num_responses // (per_piece * algorithm.num_responses)
+    if num < 2:
+        raise ValueError(f"num_responses: expected at least two pieces of {PIECE}, got {num_responses}")
+    one = config.model_copy(
+        update={
+            "engine": config.engine.model_copy(update={"defects": ()}),
+            "training": config.training.model_copy(update={"micro_batch_size": PIECE}),
+        }
+    )
+    learner = build_learner(one, task, model)
+    learner.algorithm = replace(
+        algorithm, objective=preset("reinforce"), mode="none", num_prompts=per_piece, num_minibatches=1,
+        dynamic_sampling_rounds=1, freeze_router=False, label_noise=0.0,
+    )  # fmt: skip
+    learner.training_engine.keep_old_pass = True
+    hand_over(learner.algorithm, learner.rollout, learner.training_engine, version=0)
+    halves: list[list[Tensor]] = [[], []]
+    for piece in range(num - num % 2):
+        halves[piece % 2].append(gradients(learner, step + piece, 1).of_KQ[0])
+    return Reference(torch.stack([torch.stack(half).double().mean(0).float() for half in halves]))
+
+
+def alignment(of_KQ: Float[Tensor, "K Q"], truth: Reference) -> dict[str, float]:
+    """How K independent mini-batches' gradients g_k, of mean m, stand to grad J = r; nan where |m|^2 or |r|^2 is <= 0.
+
+    S = sum_k |g_k - m|^2 / (K - 1), the trace of the covariance of one mini-batch's gradient. |m|^2 and |r|^2 are
+    without the bias that noise brings: |m|^2 = |mean_k g_k|^2 - S / K, and `Reference.square`.
+
+        cosine      m.r / (|m| |r|), noise corrected for, so at times above 1; its error is a jackknife's over k
+        raw_cosine  the same of the means as they are: smaller, the more noise
+        bias        min_c |c m - r| / |r| = sqrt(1 - cosine^2): the share of r that no multiple of m has; a negative
+                    square is shown as minus its root. c = m.r / |m|^2, in which objectives differ
+        variance    c^2 S / |r|^2; its error is of its logarithm, a jackknife's
+
+    The reference's own error is in none of the errors: all arms of a state share it.
+    """
+    gradients_KQ, r_Q = of_KQ.double(), truth.mean_Q.double()
+    products_KK, along_K = gradients_KQ @ gradients_KQ.T, gradients_KQ @ r_Q
+    found = _moments(products_KK, along_K, truth.square)
+    K = len(of_KQ)
+    left_out = []
+    for k in range(K):
+        kept = [i for i in range(K) if i != k]
+        left_out.append(_moments(products_KK[kept][:, kept], along_K[kept], truth.square))
+    raw = products_KK.mean().sqrt() * r_Q.norm()
+    return {
+        "cosine": found[0],
+        "cosine_error": _jackknife([one[0] for one in left_out]),
+        "raw_cosine": float(along_K.mean() / raw),
+        "bias": math.copysign(math.sqrt(abs(1.0 - found[0] ** 2)), 1.0 - found[0] ** 2),
+        "variance": found[1],
+        "variance_error": _jackknife([math.log(one[1]) if one[1] > 0 else math.nan for one in left_out]),
+    }
+
+
+def _moments(products_KK: Tensor, along_K: Tensor, square: float) -> tuple[float, float]:
+    """(cosine, variance) from the products of all pairs of gradients, those with r, and |r|^2."""
+    K = len(along_K)
+    mean_square = float((products_KK.sum() - products_KK.trace()) / (K * (K - 1)))
+    spread = float(products_KK.trace()) / K - mean_square
+    along = float(along_K.mean())
+    if mean_square <= 0 or square <= 0:
+        return math.nan, math.nan
+    return along / math.sqrt(mean_square * square), (along / mean_square) ** 2 * spread / square
+
+
+def _jackknife(values: list[float]) -> float:
+    """The standard error of an estimate, from its values with one of K left out: sqrt((K - 1) / K sum (v - mean)^2)."""
+    K = len(values)
+    mean = math.fsum(values) / K
+    return math.sqrt((K - 1) / K * math.fsum((value - mean) ** 2 for value in values))
+
+
+__all__ = ["PIECE", "Gradients", "Reference", "alignment", "gradients", "reference"]
