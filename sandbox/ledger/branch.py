@@ -16,6 +16,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from sandbox.config import SandboxRun
 from sandbox.defect_table import Bench
 from sandbox.learner import Learner
 from sandbox.ledger.cells import ACCURACY, Cell, row_of
-from sandbox.ledger.gradients import Reference, alignment, gradients, reference
+from sandbox.ledger.gradients import PIECE, Reference, alignment, gradients, reference
 from sandbox.model import MoE
 from sandbox.run import build_engine, build_learner, file_hashes, initial_model, open_task
 from theory.contracts import TrainingEngine
@@ -53,9 +54,13 @@ NON_FINITE = VerdictRules(min_steps=20_000, early_steps=1, patience=10_000)
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is sampled: K mini-batches of an arm's gradient, and responses of the others, in whole pieces."""
+    """How much is sampled: `rounds` times `num_minibatches` for an arm's gradient at the state, one round for that of
+    its last mini-batch, and responses for the rest. Measured at K = 32 the noise of the weighted gradient's mean is as
+    large as the mean; at 128 half of it.
+    """
 
     num_minibatches: int = 32
+    rounds: int = 4
     reference: int = 50 * 1024
     late_reference: int = 12 * 1024
     kl: int = 1024
@@ -83,7 +88,7 @@ def state_of(start: SandboxRun, folder: Path, budget: Budget = FULL) -> State:
     updates, n = NUM_UPDATES[start.seed % len(NUM_UPDATES)], start.algorithm.batch.num_minibatches
     if updates % n:
         raise ValueError(f"algorithm.batch.num_minibatches: expected N that divides {updates} updates, got {n}")
-    parts = [PROCEDURE, torch.__version__, config_hash(start), file_hashes(start), updates, budget.reference]
+    parts = [PROCEDURE, torch.__version__, config_hash(start), file_hashes(start), updates, budget.reference, PIECE]
     place = folder / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place}.lock"):
@@ -142,13 +147,15 @@ def _at_the_state(
     config: SandboxRun, start: SandboxRun, task: TextTask, state: State, budget: Budget
 ) -> dict[str, float]:
     """What is found of the arm's gradient at the state, and of its step's last mini-batch."""
-    K, step = budget.num_minibatches, _first_step(config, "gradient")
-    found = gradients(_learner_at(config, task, state), step, K)
-    probes = alignment(found.of_KQ, state.reference) | {"kl_before": found.metrics["rollout_corr/k3_kl"]}
+    num, step = budget.num_minibatches, _first_step(config, "gradient")
+    learner = _learner_at(config, task, state)
+    rounds = [gradients(learner, step + i, num) for i in range(budget.rounds)]
+    probes = alignment(torch.cat([one.of_KQ for one in rounds]), state.reference)
+    probes["kl_before"] = fmean(one.metrics["rollout_corr/k3_kl"] for one in rounds)
     after = config.algorithm.batch.num_minibatches - 1
     if after:
         learner = _learner_at(config, task, state)
-        late = gradients(learner, step, K, after)
+        late = gradients(learner, step, num, after)
         truth = reference(start, task, learner.model, _first_step(config, "late reference"), budget.late_reference)
         about = alignment(late.of_KQ, truth) | {"reference_error": truth.error}
         probes |= {f"late_{name}": value for name, value in about.items()}

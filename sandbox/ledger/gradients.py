@@ -22,7 +22,7 @@ from sandbox.run import build_learner
 from theory.loop import collect, hand_over, learn
 from theory.objectives import preset
 
-PIECE = 1024
+PIECE = 512
 """Responses that the reference samples and differentiates at a time."""
 
 
@@ -130,47 +130,46 @@ def reference(config: SandboxRun, task: TextTask, model: MoE, step: int, num_res
 
 
 def alignment(of_KQ: Float[Tensor, "K Q"], truth: Reference) -> dict[str, float]:
-    """How K independent mini-batches' gradients g_k, of mean m, stand to grad J = r; nan where |m|^2 or |r|^2 is <= 0.
+    """How K independent mini-batches' gradients g_k, of mean m, stand to grad J = r; without unit.
 
     S = sum_k |g_k - m|^2 / (K - 1), the trace of the covariance of one mini-batch's gradient. |m|^2 and |r|^2 are
-    without the bias that noise brings: |m|^2 = |mean_k g_k|^2 - S / K, and `Reference.square`.
+    without the bias that noise brings: |m|^2 = |mean_k g_k|^2 - S / K, and `Reference.square`. Objectives differ in
+    scale: s = m.r / |r|^2 fits m by s r with the least squares, and the rest is in units of s |r|.
 
-        cosine      m.r / (|m| |r|), noise corrected for, so at times above 1; its error is a jackknife's over k
-        raw_cosine  the same of the means as they are: smaller, the more noise
-        bias        min_c |c m - r| / |r| = sqrt(1 - cosine^2): the share of r that no multiple of m has; a negative
-                    square is shown as minus its root. c = m.r / |m|^2, in which objectives differ
-        variance    c^2 S / |r|^2; its error is of its logarithm, a jackknife's
+        cosine       m.r / (|m| |r|), noise corrected for, so at times above 1; nan where |m|^2 is not above 0
+        raw_cosine   the same of the means as they are: the smaller, the more noise
+        bias_square  |m / s - r|^2 / |r|^2 = (|m| / s |r|)^2 - 1 = tan^2 of their angle; below 0 by chance where it is 0
+        bias         its root, with its sign
+        variance     S / (s |r|)^2
 
-    The reference's own error is in none of the errors: all arms of a state share it.
+    `_error`: standard errors by the jackknife over k, of `variance` that of its logarithm. The reference's own is in
+    none of them: the arms of a state share it. All but raw_cosine are nan where |r|^2 is not above 0.
     """
     gradients_KQ, r_Q = of_KQ.double(), truth.mean_Q.double()
     products_KK, along_K = gradients_KQ @ gradients_KQ.T, gradients_KQ @ r_Q
-    found = _moments(products_KK, along_K, truth.square)
-    K = len(of_KQ)
-    left_out = []
-    for k in range(K):
-        kept = [i for i in range(K) if i != k]
-        left_out.append(_moments(products_KK[kept][:, kept], along_K[kept], truth.square))
+    found, K = _figures(products_KK, along_K, truth.square), len(of_KQ)
+    kept = [[i for i in range(K) if i != k] for k in range(K)]
+    without = [_figures(products_KK[rows][:, rows], along_K[rows], truth.square) for rows in kept]
+    errors = {f"{name}_error": _jackknife([one[name] for one in without]) for name in ("cosine", "bias_square")}
+    errors["variance_error"] = _jackknife([math.log(one["variance"]) for one in without])
+    bias = math.copysign(math.sqrt(abs(found["bias_square"])), found["bias_square"])
     raw = products_KK.mean().sqrt() * r_Q.norm()
-    return {
-        "cosine": found[0],
-        "cosine_error": _jackknife([one[0] for one in left_out]),
-        "raw_cosine": float(along_K.mean() / raw),
-        "bias": math.copysign(math.sqrt(abs(1.0 - found[0] ** 2)), 1.0 - found[0] ** 2),
-        "variance": found[1],
-        "variance_error": _jackknife([math.log(one[1]) if one[1] > 0 else math.nan for one in left_out]),
-    }
+    return found | errors | {"bias": bias, "raw_cosine": float(along_K.mean() / raw)}
 
 
-def _moments(products_KK: Tensor, along_K: Tensor, square: float) -> tuple[float, float]:
-    """(cosine, variance) from the products of all pairs of gradients, those with r, and |r|^2."""
-    K = len(along_K)
+def _figures(products_KK: Tensor, along_K: Tensor, square: float) -> dict[str, float]:
+    """cosine, bias_square and variance from the products of all pairs of gradients, those with r, and |r|^2."""
+    K, along = len(along_K), float(along_K.mean())
     mean_square = float((products_KK.sum() - products_KK.trace()) / (K * (K - 1)))
     spread = float(products_KK.trace()) / K - mean_square
-    along = float(along_K.mean())
-    if mean_square <= 0 or square <= 0:
-        return math.nan, math.nan
-    return along / math.sqrt(mean_square * square), (along / mean_square) ** 2 * spread / square
+    if square <= 0 or along == 0:
+        return dict.fromkeys(("cosine", "bias_square", "variance"), math.nan)
+    fitted = along**2 / square  # (s |r|)^2
+    return {
+        "cosine": along / math.sqrt(mean_square * square) if mean_square > 0 else math.nan,
+        "bias_square": mean_square / fitted - 1.0,
+        "variance": spread / fitted,
+    }
 
 
 def _jackknife(values: list[float]) -> float:
