@@ -32,7 +32,9 @@ def branch(remedy: str, n: int) -> Arm:
 
 AFTER = probe("accuracy_after", "held-out accuracy of pi after 64 updates from a state", "accuracy")
 COSINE = probe("cosine", "cosine of the gradient at a state with the exact policy gradient, noise corrected for", "1")
-VARIANCE = probe("variance", "variance of one mini-batch's gradient over the squared norm of the exact one", "1")
+VARIANCE = probe(
+    "variance", "variance of one mini-batch's gradient, over the squared length of its mean along the exact one", "1"
+)
 
 CLAIM = Claim(
     number=43,

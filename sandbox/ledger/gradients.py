@@ -151,7 +151,9 @@ def alignment(of_KQ: Float[Tensor, "K Q"], truth: Reference) -> dict[str, float]
     kept = [[i for i in range(K) if i != k] for k in range(K)]
     without = [_figures(products_KK[rows][:, rows], along_K[rows], truth.square) for rows in kept]
     errors = {f"{name}_error": _jackknife([one[name] for one in without]) for name in ("cosine", "bias_square")}
-    errors["variance_error"] = _jackknife([math.log(one["variance"]) for one in without])
+    errors["variance_error"] = _jackknife(
+        [math.log(one["variance"]) if one["variance"] > 0 else math.nan for one in without]
+    )
     bias = math.copysign(math.sqrt(abs(found["bias_square"])), found["bias_square"])
     raw = products_KK.mean().sqrt() * r_Q.norm()
     return found | errors | {"bias": bias, "raw_cosine": float(along_K.mean() / raw)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -36,6 +37,24 @@ def test_an_arm_may_start_each_seed_from_a_model_of_its_own() -> None:
     assert [block.seed for block in starts[R3] if block] == [0, 0, 0]
     # Seed 0 is the run that there was before.
     assert key(REGIME, own, 0) == key(REGIME, R3, 0) and key(REGIME, own, 1) != key(REGIME, R3, 1)
+
+
+def test_a_branch_has_the_key_of_its_start_as_well() -> None:
+    """It is another cell than the run of its own config, and than a branch from elsewhere; its start has the seed."""
+    one, two = (replace(R3, made_by="branch", start=start) for start in (Arm("a", (), 4), Arm("b", (), 2)))
+    keys = [key(REGIME, arm, 3) for arm in (R3, one, two)] + [key(REGIME, one, 4)]
+    assert len(set(keys)) == len(keys)
+    made = cell(REGIME, one, 3)
+    assert made.key == keys[1] and made.start is not None and cell(REGIME, R3, 3).start is None
+    assert (made.start.seed, made.start.algorithm.batch.num_minibatches) == (3, 4)
+    assert (made.start.algorithm.replay.mode, made.config.algorithm.replay.mode) == ("none", "R3")
+
+
+@pytest.mark.parametrize(("made_by", "start"), [("branch", None), ("training", R3)])
+def test_a_branch_and_nothing_else_has_a_start(made_by: Literal["training", "branch"], start: Arm | None) -> None:
+    """A branch without an arm to start from, or a run with one, is one line."""
+    with pytest.raises(ValueError, match=r"start: expected an arm for a branch and none for others, got (none|R3)"):
+        Arm("x", made_by=made_by, start=start)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
