@@ -97,7 +97,7 @@ def _demo(table: pd.DataFrame) -> str:
     found = story(table)
     if found.empty:
         return ""
-    parts = ", ".join(f"{name} {found[name].sum()}" for name in found.columns[1:-1])
+    parts = ", ".join(f"{name} {found[name].sum()}" for name in found.columns[1:-1]).replace(" none", "")
     return (
         "`make demo` is these runs with one initial model. Its story, in which no remedy and R2 collapse and the\n"
         f"others hold, came out whole on {found['all'].sum()} of {len(found)} seeds; run by run: {parts}.\n"

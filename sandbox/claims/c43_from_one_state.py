@@ -41,6 +41,7 @@ CLAIM = Claim(
     name="from_one_state",
     sentence="From one and the same state, R3 and the weight help within 64 updates at N = 8, and R3 the gradient.",
     source="here; it asks of single states what claims 37 and 38 ask of runs",
+    home="border",
     predictions=(
         Prediction(
             words="N = 8: 64 updates without a remedy end at a lower accuracy than with R3, by 0.02",
