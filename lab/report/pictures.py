@@ -208,7 +208,7 @@ def ratio_parts(runs: Sequence[Run]) -> Figure | None:
         return None
     layout: dict[str, Any] = {
         "xaxis": {"type": "category"},
-        "yaxis": _log_axis(data, "k3, nats a token"),
+        "yaxis": _log_axis(data, "k3, nats per token"),
         "hovermode": "x unified",
         "bargap": 0.25,
     }

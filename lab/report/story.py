@@ -75,9 +75,9 @@ def _reason(reason: dict[str, Any], thresholds: dict[str, Any]) -> str:
         end = ", and recovered" if reason.get("recovered") else ""
         return f"the reward fell to {_two(reason.get('value'))}, below {part} of its peak, at step {step}{end}"
     if rule == "kl_blowup":
-        return f"the KL between mu and old rose above {_two(limit)} nats a token at step {step}"
+        return f"the KL between mu and old rose above {_two(limit)} nats per token at step {step}"
     if rule == "entropy_collapse":
-        return f"the entropy fell below {_two(limit)} nats a token at step {step}"
+        return f"the entropy fell below {_two(limit)} nats per token at step {step}"
     return str(reason["sentence"]).rstrip(".")
 
 
@@ -163,7 +163,7 @@ def _kl(found: Sequence[Group]) -> Sentence:
     known = [(group, _two(fmean(values))) for group, values in means if values]
     if not known:
         return []
-    return [Words("The KL between mu and old, in nats a token, was on average "), *_valued(known)]
+    return [Words("The KL between mu and old, in nats per token, was on average "), *_valued(known)]
 
 
 def _notes(found: Sequence[Group]) -> list[str]:

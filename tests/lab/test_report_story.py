@@ -67,7 +67,7 @@ def test_the_sentences_have_the_records_numbers(runs: list[Run]) -> None:
     value = float(f"{fall['value']:.2g}")
     assert f"the reward fell to {value:.2g}, below half of its peak, at step {fall['step']}" in text
     blowup = next(reason for reason in none if reason["rule"] == "kl_blowup")
-    assert f"rose above {blowup['threshold']:.2g} nats a token at step {blowup['step']}" in text
+    assert f"rose above {blowup['threshold']:.2g} nats per token at step {blowup['step']}" in text
     for name, run in zip(("without a remedy", "with R3"), (runs[1], runs[4]), strict=True):
         values = [value for _, value in run.series("eval/accuracy")]
         assert f"from {values[0]:.2f} to {values[-1]:.2f} {name}" in text
