@@ -14,6 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 from lab.records import RunFolder
+from sandbox.border.table import runs as border_runs
 from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.cells import Cells
 from sandbox.ledger.page import explored
@@ -31,6 +32,7 @@ REPLAY = ROOT / "notebooks" / "03_routing_replay.ipynb"
 PREDICTION = ROOT / "notebooks" / "04_prediction.ipynb"
 TO_CLUSTER = ROOT / "notebooks" / "05_sandbox_to_cluster.ipynb"
 LEDGER = ROOT / "notebooks" / "06_claims_ledger.ipynb"
+BORDER = ROOT / "notebooks" / "07_the_border.ipynb"
 PLOTLY = "application/vnd.plotly.v1+json"
 LABELS = ("exact", "none", "r2", "tis", "r3", "minirl")
 
@@ -285,3 +287,19 @@ def test_notebooks_are_kept_without_outputs_and_definitions(path: Path) -> None:
         if cell.cell_type == "code":
             assert cell.outputs == [] and cell.execution_count is None, cell.id
             assert not any(line.lstrip().startswith(("def ", "class ")) for line in cell.source.splitlines()), cell.id
+
+
+@pytest.mark.slow
+def test_the_border() -> None:
+    """It counts the study's runs, draws both pictures, and its last words are the means of the rows."""
+    notebook = execute(BORDER, turn=True)
+    (regime,) = (one for one in REGIMES if one.name == "border")
+    table = border_runs(Cells(RESULTS / "cells.jsonl").rows(), regime)
+    said = texts(notebook)
+    assert said["setup"].startswith(f"{len(table)} runs, seeds {table['seed'].min()} to {table['seed'].max()}")
+    assert (
+        sum("image/svg+xml" in out["data"] for c in notebook.cells for out in c.get("outputs", ()) if "data" in out)
+        == 2
+    )
+    own = table[(table["preset"] == "grpo") & (table["gap"] == "r0.5") & (table["N"] == 8) & (table["remedy"] == "R2")]
+    assert f"R2 {own['area'].mean():.3f} ({own['collapsed'].sum():.0f} of {len(own)} collapsed)" in said["seen"]

@@ -76,6 +76,14 @@ def places(found: pd.DataFrame) -> pd.DataFrame:
     return table.assign(low=table["area"] - half, high=table["area"] + half).reset_index()
 
 
+def by_staleness(found: pd.DataFrame, gap: str, measure: str) -> dict[str, dict[int, float]]:
+    """Remedy to N to the mean of a column of `places`, at one gap: the lines of a figure, N ascending."""
+    lines: dict[str, dict[int, float]] = {}
+    for place in places(where(found, gap=gap)).sort_values("N").to_dict("records"):
+        lines.setdefault(place["remedy"], {})[int(place["N"])] = float(place[measure])
+    return lines
+
+
 STORY = {
     ("grpo", "exact", "none"): False, ("grpo", "r0.5", "none"): True, ("grpo", "r0.5", "R2"): True,
     ("grpo", "r0.5", "tis"): False, ("grpo", "r0.5", "R3"): False, ("minirl", "r0.5", "none"): False,
@@ -108,4 +116,4 @@ def same_as(gap: str, n: int, remedy: str) -> str:
     return remedy
 
 
-__all__ = ["FIRST", "PLACE", "STORY", "places", "runs", "same_as", "story", "where"]
+__all__ = ["FIRST", "PLACE", "STORY", "by_staleness", "places", "runs", "same_as", "story", "where"]

@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy import stats
 
-from sandbox.border.table import STORY, places, runs, same_as, story
+from sandbox.border.table import STORY, by_staleness, places, runs, same_as, story
 from sandbox.claims import REGIMES
 from sandbox.claims.border_arms import DEGREES, REMEDIES, ROUTER_GAPS, at, remedies_at
 from sandbox.ledger.cells import key
@@ -74,3 +74,13 @@ def test_what_is_not_run_stands_for_what_is() -> None:
         if same_as(gap, n, remedy) not in remedies_at(gap, n)
     }
     assert missing == {("exact", n, "Pr3") for n in DEGREES if n > 1}
+
+
+def test_lines_by_staleness_ascend_in_n() -> None:
+    """A line per remedy, N ascending whatever the order of the rows, each point the mean over its seeds."""
+    given = [
+        row(("grpo", "r0.5", "R3"), seed, [0.3, *[level] * 4], n)
+        for n, seed, level in ((8, 100, 0.2), (8, 101, 0.4), (1, 100, 0.1))
+    ]
+    found = by_staleness(runs(dict(given), BORDER), "r0.5", "area")
+    assert list(found) == ["R3"] and list(found["R3"].items()) == [(1, pytest.approx(0.1)), (8, pytest.approx(0.3))]
