@@ -55,8 +55,10 @@ NON_FINITE = VerdictRules(min_steps=20_000, early_steps=1, patience=10_000)
 @dataclass(frozen=True)
 class Budget:
     """How much is sampled: `rounds` times `num_minibatches` for an arm's gradient at the state, one round for that of
-    its last mini-batch, and responses for the rest. Measured at K = 32 the noise of the weighted gradient's mean is as
-    large as the mean; at 128 half of it.
+    its last mini-batch, and responses for the rest.
+
+    Under the token weight the noise of a mean over 32 is 1.2 to 2.2 times as long as the mean (border, seeds 0 to 4),
+    over 128 0.6 to 1.1 times.
     """
 
     num_minibatches: int = 32
