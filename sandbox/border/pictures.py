@@ -103,10 +103,9 @@ def gains(runs: pd.DataFrame, gap: str = "r0.5", remedies: Sequence[str] = ("tis
         if points:
             x, mean, low, high = (np.array(column) for column in zip(*points, strict=True))
             shifted = x * 2 ** (0.08 * (place - (len(remedies) - 1) / 2))
-            axis.errorbar(
-                shifted, mean, yerr=[mean - low, high - mean], color=PALETTE[place].line, marker="o", ms=4, capsize=2,
-                lw=1.2, label=TITLES[remedy],
-            )  # fmt: skip
+            ink = PALETTE[place].line
+            axis.plot(shifted, mean, color=ink, marker="o", ms=4, lw=1.2, label=TITLES[remedy])
+            axis.vlines(shifted, low, high, color=ink, lw=1.2)
     axis.set_xscale("log", base=2)
     axis.set_xticks(DEGREES, [str(n) for n in DEGREES])
     axis.set(xlabel="N, updates per rollout", ylabel="accuracy gained over no remedy")
