@@ -21,7 +21,7 @@ def reproduce(
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=2, metavar="N", help="Seeds of a cell, from 100 on at home; each claim's own number if not given."
+            min=2, metavar="N", help="Seeds of a cell, from 104 on at home; each claim's own number if not given."
         ),
     ] = None,
     jobs: Annotated[

@@ -10,9 +10,6 @@ from dataclasses import replace
 from sandbox.claims.arms import TIS, arm
 from sandbox.ledger.claim import Arm
 
-FIRST_SEED = 100
-"""Settings were chosen by looking at runs of seeds 20 to 31."""
-
 _FP8 = "{kind: weight_precision}, {kind: activation_precision}"
 
 GAPS: dict[str, str | None] = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import FIRST_SEED, MAP, at
-from sandbox.ledger.claim import Claim, Prediction
+from sandbox.claims.border_arms import MAP, at
+from sandbox.ledger.claim import FRESH, Claim, Prediction
 from sandbox.ledger.course import AREA
 
 CLAIM = Claim(
@@ -14,12 +14,13 @@ CLAIM = Claim(
     home="border",
     predictions=(
         Prediction(
-            words="the gap costs more at N = 8 than at N = 1: half the difference of the two losses exceeds 0.05",
+            words="the gap costs more at N = 8 than at N = 1: half the difference of the two losses exceeds 0.025",
             treatment=(at("exact", "none", 8), at("r0.5", "none", 1)),
             control=(at("r0.5", "none", 8), at("exact", "none", 1)),
             measure=AREA,
             expected="more",
-            margin=0.05,
+            margin=0.025,
+            planned=0.1,
         ),
         Prediction(
             words="at N = 1 the gap costs at most 0.1",
@@ -30,25 +31,28 @@ CLAIM = Claim(
             margin=0.1,
         ),
         Prediction(
-            words="at N = 8 a router noise of 0.5 costs more than one of 0.1, by 0.1",
+            words="at N = 8 a router noise of 0.5 costs more than one of 0.1, by 0.05",
             treatment=at("r0.1", "none", 8),
             control=at("r0.5", "none", 8),
             measure=AREA,
             expected="more",
-            margin=0.1,
+            margin=0.05,
+            planned=0.15,
         ),
         Prediction(
-            words="at N = 16 the gap costs more than 0.1",
+            words="at N = 16 the gap costs more than 0.05",
             treatment=at("exact", "none", 16),
             control=at("r0.5", "none", 16),
             measure=AREA,
             expected="more",
-            margin=0.1,
+            margin=0.05,
+            planned=0.2,
         ),
     ),
-    num_seeds=8,
-    first_seed=FIRST_SEED,
+    num_seeds=15,
+    first_seed=FRESH,
     regimes=("border",),
     shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
     also=MAP,
+    also_seeds=8,
 )

@@ -1,40 +1,44 @@
-"""Where the engine gap is large, R3 helps GRPO whatever N is."""
+"""Where the engine gap is large, R3 helps GRPO with four or more updates per rollout and costs nothing with fewer."""
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import FIRST_SEED, at
-from sandbox.ledger.claim import Claim, Prediction
+from sandbox.claims.border_arms import at
+from sandbox.ledger.claim import FRESH, Claim, Prediction
 from sandbox.ledger.course import AREA
 
 CLAIM = Claim(
     number=38,
     name="r3_helps_throughout",
-    sentence="Where the engine gap is large, R3 helps GRPO off-policy and costs nothing on-policy.",
+    sentence="Where the engine gap is large, R3 helps GRPO from N = 4 on and costs nothing at N = 1 and 2.",
     source="here; R3 (arXiv 2510.11370) sec. 5.2",
     home="border",
     predictions=(
-        Prediction(
-            words="N = 1: R3 costs at most 0.02",
-            treatment=at("r0.5", "none", 1),
-            control=at("r0.5", "R3", 1),
-            measure=AREA,
-            expected="at_most",
-            margin=0.02,
+        *(
+            Prediction(
+                words=f"N = {n}: R3 costs at most 0.1",
+                treatment=at("r0.5", "none", n),
+                control=at("r0.5", "R3", n),
+                measure=AREA,
+                expected="at_most",
+                margin=0.1,
+            )
+            for n in (1, 2)
         ),
         *(
             Prediction(
-                words=f"N = {n}: R3 raises accuracy by {margin}",
+                words=f"N = {n}: R3 raises accuracy" + (f" by {margin}" if margin else ""),
                 treatment=at("r0.5", "R3", n),
                 control=at("r0.5", "none", n),
                 measure=AREA,
                 expected="more",
                 margin=margin,
+                planned=planned,
             )
-            for n, margin in ((2, 0.02), (4, 0.02), (8, 0.05), (16, 0.05))
+            for n, margin, planned in ((4, 0.05, 0.15), (8, 0.05, 0.15), (16, 0.0, 0.1))
         ),
     ),
-    num_seeds=8,
-    first_seed=FIRST_SEED,
+    num_seeds=15,
+    first_seed=FRESH,
     regimes=("border",),
     shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
 )

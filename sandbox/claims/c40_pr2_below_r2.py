@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import FIRST_SEED, at
-from sandbox.ledger.claim import Claim, Prediction
+from sandbox.claims.border_arms import at
+from sandbox.ledger.claim import FRESH, Claim, Prediction
 from sandbox.ledger.course import AREA
 
 PLACES = tuple((gap, n) for gap in ("r0.1", "r0.2", "r0.3") for n in (4, 8, 16))
@@ -22,10 +22,11 @@ CLAIM = Claim(
             measure=AREA,
             expected="less",
             margin=0.005,
+            planned=-0.03,
         ),
     ),
-    num_seeds=8,
-    first_seed=FIRST_SEED,
+    num_seeds=15,
+    first_seed=FRESH,
     regimes=("border",),
     shown=(),
 )

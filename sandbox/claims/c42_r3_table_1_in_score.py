@@ -6,8 +6,8 @@ regimes where GRPO does not collapse. Its runs are in cells.jsonl; this claim st
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import DEMO, FIRST_SEED, at
-from sandbox.ledger.claim import Claim, Prediction
+from sandbox.claims.border_arms import DEMO, at
+from sandbox.ledger.claim import FRESH, Claim, Prediction
 from sandbox.ledger.course import AREA, COLLAPSED
 
 CLAIM = Claim(
@@ -51,7 +51,7 @@ CLAIM = Claim(
         ),
     ),
     num_seeds=20,
-    first_seed=FIRST_SEED,
+    first_seed=FRESH,
     regimes=("border",),
     shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
     also=(*DEMO.values(), at("r0.5", "R3", 8, "gspo")),

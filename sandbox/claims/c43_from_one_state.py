@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sandbox.claims.border_arms import FIRST_SEED, at
-from sandbox.ledger.claim import Arm, Claim, Prediction
+from sandbox.claims.border_arms import at
+from sandbox.ledger.claim import FRESH, Arm, Claim, Prediction
 from sandbox.ledger.measures import probe
 
 _EVALUATION = (("evaluation.num_samples", "16"), ("evaluation.max_prompts", "64"))
@@ -86,7 +86,7 @@ CLAIM = Claim(
         ),
     ),
     num_seeds=20,
-    first_seed=FIRST_SEED,
+    first_seed=FRESH,
     regimes=("border",),
     shown=("rollout_corr/k3_kl", "staleness/k3_kl", "actor/entropy"),
 )

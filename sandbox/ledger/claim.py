@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from sandbox.ledger.statistics import Expected
 
-FRESH = 100
-"""Seeds below were seen when the statistics were designed (docs/decisions/0007): from here on they decide."""
+FRESH = 104
+"""Seeds below were seen when the statistics and the border study were designed (docs/decisions/0007 and 0008): from
+here on they decide."""
 
 Row = Mapping[str, Any]
 """One finished cell, as results/claims/cells.jsonl holds it (see `cells.py`)."""
@@ -79,6 +80,8 @@ class Prediction:
     expected: Expected
     margin: float
     scale: Literal["difference", "ratio", "ratio_of_means", "spread"] = "difference"
+    planned: float | None = None
+    """The true effect, or factor, that its seeds are planned for; None: twice the margin (see power.py)."""
     premise: Arm | None = None
     """An arm that must have collapsed with one seed at least: else there is nothing to predict of (not applicable)."""
 
@@ -87,6 +90,13 @@ class Prediction:
             raise ValueError(f"scale: expected difference for {self.measure.name}, got {self.scale}")
         if self.is_factor and self.margin < 1.0:
             raise ValueError(f"margin: expected a factor of at least 1 on the scale {self.scale}, got {self.margin}")
+        if self.planned is not None and not self._is_beyond(self.planned):
+            wanted = f"an effect beyond the margin, {self.margin:g}, of a prediction of more or less"
+            raise ValueError(f"planned: expected {wanted}, got {self.planned:g} ({self.expected})")
+
+    def _is_beyond(self, effect: float) -> bool:
+        low = 1.0 / self.margin if self.is_factor else -self.margin
+        return {"more": effect > self.margin, "less": effect < low}.get(self.expected, False)
 
     @property
     def is_factor(self) -> bool:
@@ -138,7 +148,9 @@ class Claim:
     shown: tuple[str, ...] = ("reward/mean", "rollout_corr/k3_kl", "actor/entropy")
     """The metrics that its figure draws over the updates, a line an arm."""
     also: tuple[Arm, ...] = ()
-    """Arms that are run for its pictures alone, with `num_seeds`: no prediction is of them."""
+    """Arms that are run for its pictures alone: no prediction is of them."""
+    also_seeds: int = 0
+    """Seeds of those; 0: `num_seeds`."""
     remarks: Mapping[str, str] = field(default_factory=dict)
     """Regime to what is to be said of its outcome: what was tried, the likely reason. Never the outcome itself."""
 
@@ -174,8 +186,8 @@ class Claim:
         return (*self.seen(regime, asked), *(self.deciding(asked) if regime == self.home else ()))
 
     def runs(self, regime: str, asked: int | None = None) -> list[tuple[Arm, int]]:
-        """Every arm with each of its seeds in a regime; those of the pictures alone have `num_seeds`."""
-        few = self.num_seeds if asked is None else asked
+        """Every arm with each of its seeds in a regime; those of the pictures alone have `also_seeds`."""
+        few = (self.also_seeds or self.num_seeds) if asked is None else asked
         seen, fresh = self.seen(regime, asked), self.deciding(asked) if regime == self.home else range(0)
         drawn = (*seen[:few], *(fresh[:few] if self.first_seed >= FRESH else ()))
         return [(arm, seed) for arm in self.arms for seed in (drawn if self.is_drawn_alone(arm) else (*seen, *fresh))]

@@ -123,7 +123,7 @@ def explored(claim: Claim, regime: str, found: Sequence[Finding]) -> str:
 
 
 def _exploratory(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Finding]) -> str:
-    note = "Exploratory: where seeds below 100 stand, without correction, and how many they are."
+    note = f"Exploratory: where seeds below {FRESH} stand, without correction, and how many they are."
     table = [(f"{c.number}. {title(c)}", *(explored(c, r.name, found) for r in regimes)) for c in claims]
     table = [row for row in table if any(row[1:])]
     titles = ("claim", *(regime.name for regime in regimes))

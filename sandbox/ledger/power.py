@@ -3,7 +3,7 @@
 A claim is reproduced where all its predictions are, so the least powerful one counts. Each is to hold with a chance of
 80% at the level that Holm's first step asks of it, ALPHA over twice the number of claims (two-sided), where truly
 
-- `more`, `less` of a number: the effect is twice the margin; one residual SD where the margin is 0;
+- `more`, `less` of a number: the effect is the one `planned`, else twice the margin; one residual SD where that is 0;
 - `same`, `at_most`: it is 0 (one residual SD inside of a margin of 0);
 - `more`, `less` of an event: half of the runs more than the margin, at most all, on either side of one half; against a
   number, all of the runs or none; `same`, `at_most`: one half on both sides;
@@ -86,7 +86,14 @@ def level_of(num_claims: int) -> float:
 def distance(prediction: Prediction, sd: float) -> float:
     """How far beyond (or within) its margin a number's effect is taken to lie, on the prediction's scale."""
     margin = margin_of(prediction)
+    if prediction.planned is not None:
+        return abs(_planned(prediction)) - margin
     return margin if margin > 0 else sd
+
+
+def _planned(prediction: Prediction) -> float:
+    assert prediction.planned is not None
+    return math.log(prediction.planned) if prediction.is_factor else prediction.planned
 
 
 def power(prediction: Prediction, sd: float, seeds: int, level: float) -> float:
@@ -97,7 +104,7 @@ def power(prediction: Prediction, sd: float, seeds: int, level: float) -> float:
     if kind == "time" and prediction.margin == 0.0:
         fell = seeds * (0.75 + 1.0 - 0.25**0.25)
         return float(stats.norm.sf(stats.norm.isf(level) - math.log(4.0) * math.sqrt(fell) / 2.0))
-    if margin_of(prediction) == 0.0 and kind == "number":
+    if margin_of(prediction) == 0.0 and kind == "number" and prediction.planned is None:
         sd = 1.0  # what is found does not depend on it
     if not math.isfinite(sd):
         return math.nan
@@ -256,6 +263,8 @@ def assumed_text(prediction: Prediction, sd: float) -> str:
         )
     if kind == "time" and margin == 0.0:
         return "4 times the rate"
+    if prediction.planned is not None:
+        return f"× {prediction.planned:.3g}" if prediction.is_factor else f"{prediction.planned:+.2g}"
     own = margin_of(prediction)
     sign = -1.0 if expected == "less" or (expected in ("same", "at_most") and own == 0) else 1.0
     if own == 0 and math.isnan(sd):

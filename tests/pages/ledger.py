@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.cells import Cells
+from sandbox.ledger.claim import FRESH
 from sandbox.ledger.page import markdown
 from sandbox.ledger.power import needs
 from sandbox.ledger.summary import counts_text, lines, spent
@@ -24,8 +25,8 @@ def block() -> str:
     explored = [one for one in found if not one.decides and one.stand is not None]
     regimes = {one.regime for one in explored}
     return (
-        f"- {len(CLAIMS)} claims, each decided in one regime on seeds from 100 on: {counts_text(made)}.\n"
-        f"- Exploratory, on seeds below 100: {len(explored)} findings in {len(regimes)} regimes.\n"
+        f"- {len(CLAIMS)} claims, each decided in one regime on seeds from {FRESH} on: {counts_text(made)}.\n"
+        f"- Exploratory, on seeds below {FRESH}: {len(explored)} findings in {len(regimes)} regimes.\n"
         f"- {spent(rows)}\n"
         "- Verdicts, effects, power and costs: [results/claims/ledger.md](results/claims/ledger.md).\n"
     )

@@ -12,7 +12,7 @@ from sandbox.claims import CLAIMS, REGIMES, chosen_claims, chosen_regimes
 from sandbox.claims.arms import arm
 from sandbox.claims.border_arms import NORMS, at
 from sandbox.ledger.cells import KEPT, cell, key
-from sandbox.ledger.claim import Arm, Claim
+from sandbox.ledger.claim import FRESH, Arm, Claim
 from sandbox.ledger.figures import DEGREES, FAMILIES, MODES
 from sandbox.ledger.html import mapped_regimes
 from theory.metrics import REGISTRY
@@ -90,7 +90,7 @@ def test_homes_are_those_of_the_rule() -> None:
     for claim in CLAIMS:
         measures = {prediction.measure.name for prediction in claim.predictions}
         assert not measures & {"survival", "eval/accuracy@0.75-1"}
-        assert claim.deciding().start == 100 and len(claim.deciding()) <= 40
+        assert claim.deciding().start == FRESH and len(claim.deciding()) <= 40
 
 
 def test_the_audit_behind_claim_29() -> None:

@@ -128,3 +128,25 @@ def test_the_least_powerful_prediction_counts_and_has_its_cost() -> None:
     asked = needs([claim(said(margin=0.005), fresh_seeds=8)], REGIMES, kept)[1]
     assert not asked.is_out_of_reach and asked.power(8) < 0.1
     assert list(asked.claim.deciding()) == list(range(FRESH, FRESH + 8))
+
+
+def test_a_planned_effect_stands_for_twice_the_margin() -> None:
+    """What counts is how far beyond the margin it lies, on either side of zero and of one."""
+    planned, twice = said("more", 0.02, planned=0.12), said("more", 0.1)
+    assert seeds_needed(planned, 0.05, LEVEL) == seeds_needed(twice, 0.05, LEVEL)
+    assert seeds_needed(said("less", 0.02, planned=-0.12), 0.05, LEVEL) == seeds_needed(twice, 0.05, LEVEL)
+    no_margin = said("more", 0.0, planned=0.1)
+    assert seeds_needed(no_margin, 0.05, LEVEL) == seeds_needed(twice, 0.05, LEVEL)
+    factor = said("less", 1.1, scale="ratio", planned=1 / 1.21)
+    assert seeds_needed(factor, 0.1, LEVEL) == seeds_needed(said("more", 1.1, scale="ratio"), 0.1, LEVEL)
+    assert (assumed_text(planned, 0.05), assumed_text(factor, 0.1)) == ("+0.12", "× 0.826")
+
+
+@pytest.mark.parametrize(
+    ("expected", "margin", "planned", "scale"),
+    [("more", 0.05, 0.05, "difference"), ("less", 0.05, 0.1, "difference"), ("more", 1.1, 1.05, "ratio"),
+     ("less", 1.1, 1.2, "ratio"), ("at_most", 0.05, 0.1, "difference")],
+)  # fmt: skip
+def test_a_plan_within_the_margin_is_refused(expected: str, margin: float, planned: float, scale: str) -> None:
+    with pytest.raises(ValueError, match="planned: expected an effect beyond the margin"):
+        said(expected, margin, planned=planned, scale=scale)
