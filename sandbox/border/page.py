@@ -49,7 +49,7 @@ One engine samples the responses, another trains on them. How far may the two be
 on what does that depend? {num_runs} runs of a small Mixture of Experts that plays Countdown, on {num_seeds} seeds, each
 with an initial model of its own; 400 updates on 64 responses each. There are two dials. The *gap* is the k3
 KL(mu ‖ old) between the engines before training. The *staleness* is N, the number of updates that one rollout serves.
-The design and its predictions were written before the runs ([decision 8](decisions/0008-border-study.md)).
+The design and its predictions were written before the runs that decide them ([decision 8](decisions/0008-border-study.md)).
 """
 
 PICTURE = """![Accuracy over gap and staleness, a panel per remedy](images/border.svg)

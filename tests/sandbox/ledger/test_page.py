@@ -11,7 +11,7 @@ import pytest
 from sandbox.claims import CLAIMS, REGIMES
 from sandbox.ledger import html, page, summary
 from sandbox.ledger.cells import KEPT, NUM_WINDOWS, key
-from sandbox.ledger.claim import Row
+from sandbox.ledger.claim import FRESH, Row
 from sandbox.ledger.power import needs
 from sandbox.ledger.verdicts import Finding, findings
 from tests.lab.test_report import Page, browse, payload
@@ -26,7 +26,7 @@ def rows() -> dict[str, Row]:
     draws, found = random.Random(5), {}
     for regime in REGIMES[:2]:
         for arm in dict.fromkeys(arm for claim in CHOSEN for arm in claim.arms):
-            for seed in (*SEEDS, *(100 + seed for seed in SEEDS)):
+            for seed in (*SEEDS, *(FRESH + seed for seed in SEEDS)):
                 if regime.name == "stress" and draws.random() < 0.3:
                     continue
                 level = 1e-3 if "R3" in arm.name else 1e-2
