@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from lab.ladder import markdown_table
 from lab.report.style import number
+from sandbox.border.alarm import choose, share_text, tried
 from sandbox.border.fit import Fit, fit_all
 from sandbox.border.table import FIRST, places, runs, story, where
 from sandbox.claims.border_arms import DEGREES, ROUTER_GAPS
 from sandbox.ledger.cells import Regime
-from sandbox.ledger.claim import Row
+from sandbox.ledger.claim import FRESH, Row
 from sandbox.ledger.summary import effect_text
 from sandbox.ledger.verdicts import Finding
 
@@ -36,7 +38,8 @@ def markdown(rows: Mapping[str, Row], regime: Regime, found: Sequence[Finding]) 
     grpo = where(table, preset="grpo")
     parts = [
         INTRO.format(num_runs=len(table), num_seeds=table["seed"].nunique()),
-        _story(grpo), _demo(table), PICTURE, _predictions(found), SIGN, _gap(grpo), _number(grpo), LIMITS,
+        _story(grpo), _demo(table), PICTURE, _predictions(found), SIGN, _gap(grpo), _number(grpo), _alarm(rows, regime),
+        LIMITS,
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)
 
@@ -49,7 +52,8 @@ One engine samples the responses, another trains on them. How far may the two be
 on what does that depend? {num_runs} runs of a small Mixture of Experts that plays Countdown, on {num_seeds} seeds, each
 with an initial model of its own; 400 updates on 64 responses each. There are two dials. The *gap* is the k3
 KL(mu ‖ old) between the engines before training. The *staleness* is N, the number of updates that one rollout serves.
-The design and its predictions were written before the runs that decide them ([decision 8](decisions/0008-border-study.md)).
+The design and its predictions were written before the runs that decide them
+([decision 8](decisions/0008-border-study.md)).
 """
 
 PICTURE = """![Accuracy over gap and staleness, a panel per remedy](images/border.svg)
@@ -64,6 +68,16 @@ SIGN = """## The sign of the weight
 
 *At router noise 0.5: the difference of mean accuracy to no remedy, with Welch's 95% interval over seeds.*
 """
+
+ALARM = """## An alarm
+
+Which one metric, with which limit, tells of a collapse in time? For each metric the best limit was chosen on the
+{num_chosen} runs of seeds up to {last} (all gaps, N and remedies), by the share of collapses told in time less the
+share of false alarms, and tried on the {num_others} runs of seeds from {fresh} on.
+"""
+
+NUM_ALARMS = 5
+"""Alarms that the page shows: the best ones where they were chosen."""
 
 LIMITS = """## What this does not say
 
@@ -166,6 +180,23 @@ def _papers(fits: Sequence[Fit]) -> str:
         "the two numbers apart.\n"
         f"\n{table}"
     )
+
+
+def _alarm(rows: Mapping[str, Row], regime: Regime) -> str:
+    """The best alarms on the seeds that explore, and how they did on those that decide."""
+    own = [row for row in rows.values() if row["regime"] == regime.name]
+    chosen_on, others = ([row for row in own if (row["seed"] >= FRESH) == is_fresh] for is_fresh in (False, True))
+    lines = []
+    for rule, first in choose(chosen_on)[:NUM_ALARMS]:
+        then = tried(rule, others)
+        lead = "–" if math.isnan(then.lead) else f"{then.lead:.0%} of the run"
+        lines.append((rule.words, f"{first.score:.2f}", share_text(then.in_time, then.num_collapsed),
+                      share_text(then.false, then.num_others), lead))  # fmt: skip
+    if not lines:
+        return ""
+    titles = ("alarm", "score where chosen", "collapses told in time", "false alarms", "median lead")
+    words = ALARM.format(num_chosen=len(chosen_on), num_others=len(others), last=FRESH - 1, fresh=FRESH)
+    return f"{words}\n{markdown_table(titles, lines)}"
 
 
 __all__ = ["DEGREES", "markdown"]

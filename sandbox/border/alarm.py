@@ -1,0 +1,143 @@
+"""An alarm that a person can set: one metric, one limit. Chosen on some runs, tried on others.
+
+A row holds each metric's means over windows of a run. The alarm of a rule goes off at the end of the first window whose
+mean lies beyond the limit; where the rule is `relative`, its ratio to the mean of the run's first two windows. It is
+*in time* for a run that collapses if it goes off before the collapse (see `ledger/course.py`), and *false* in a run
+that does not collapse.
+
+The rule is chosen by its score: the share of collapsing runs in which it is in time, less the share of others in which
+it is false. Its limit is a quantile of the values of the runs that it is chosen on. A score on those flatters it; the
+one on other runs counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+from sandbox.ledger.claim import Row
+from sandbox.ledger.course import collapse_step, collapsed
+
+WATCHED: Mapping[str, int] = {
+    "rollout_corr/k3_kl": 1, "rollout_corr/extreme_frac_tau2": 1, "rollout_corr/chi2_token": 1,
+    "rollout_corr/eff_sample_size": -1, "staleness/k3_kl": 1, "staleness/extreme_frac_tau2": 1, "actor/grad_norm": 1,
+    "actor/entropy": -1, "actor/pg_clipfrac": 1, "reward/mean": -1, "response_length/mean": -1,
+}  # fmt: skip
+"""Metrics that a trainer logs, with the direction that is feared: 1 up, -1 down."""
+
+BASE = 2
+"""Windows at the beginning that a relative rule compares with; no alarm goes off within them."""
+
+GRID = 60
+"""Limits that are tried for each metric: quantiles of the values seen."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An alarm: `metric`, or where `relative` its ratio to the run's beginning, beyond `limit` where it is feared."""
+
+    metric: str
+    relative: bool
+    limit: float
+
+    @property
+    def words(self) -> str:
+        """The rule as a person would set it."""
+        side = "above" if WATCHED[self.metric] > 0 else "below"
+        of = " times its mean over the first tenth of the run" if self.relative else ""
+        return f"`{self.metric}` {side} {self.limit:.3g}{of}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How a rule did on some runs.
+
+    in_time of num_collapsed, false of num_others, and late: alarms after the collapse. lead: median share of the run
+    between an alarm in time and its collapse, in [0, 1]; nan without one.
+    """
+
+    num_collapsed: int
+    in_time: int
+    late: int
+    num_others: int
+    false: int
+    lead: float
+
+    @property
+    def score(self) -> float:
+        """Share of collapses told in time less share of false alarms, in [-1, 1]; nan without runs of both kinds."""
+        if not self.num_collapsed or not self.num_others:
+            return math.nan
+        return self.in_time / self.num_collapsed - self.false / self.num_others
+
+
+def alarm_at(rule: Rule, row: Row) -> float | None:
+    """The share of a run after which the rule's alarm goes off, the end of a window; None where it stays silent."""
+    signal = _signal(row, rule.metric, rule.relative)
+    beyond = np.flatnonzero(signal > WATCHED[rule.metric] * rule.limit)
+    return None if not len(beyond) else float((beyond[0] + 1) / len(signal))
+
+
+def tried(rule: Rule, rows: Sequence[Row]) -> Trial:
+    """The rule on the rows whose end is known."""
+    in_time, late, false, others, leads = 0, 0, 0, 0, []
+    known = [row for row in rows if not math.isnan(collapsed(row))]
+    for row in known:
+        alarm, step = alarm_at(rule, row), collapse_step(row)
+        if step is None:
+            others, false = others + 1, false + (alarm is not None)
+            continue
+        end = step / row["num_steps"]
+        if alarm is not None and alarm < end:
+            in_time += 1
+            leads.append(end - alarm)
+        else:
+            late += alarm is not None
+    return Trial(len(known) - others, in_time, late, others, false, float(np.median(leads)) if leads else math.nan)
+
+
+def choose(rows: Sequence[Row], metrics: Sequence[str] = tuple(WATCHED)) -> list[tuple[Rule, Trial]]:
+    """The best rule of each metric, relative or not, with its trial on these very rows; the largest score first."""
+    found = []
+    for metric in metrics:
+        rules = [rule for relative in (False, True) for rule in _candidates(metric, relative, rows)]
+        pairs = [(rule, trial) for rule in rules if not math.isnan((trial := tried(rule, rows)).score)]
+        if pairs:
+            found.append(max(pairs, key=lambda pair: pair[1].score))
+    return sorted(found, key=lambda pair: -pair[1].score)
+
+
+def share_text(count: int, of: int) -> str:
+    """A count of runs with its share's 95% interval by Clopper and Pearson."""
+    if not of:
+        return "no run"
+    low, high = stats.binomtest(count, of).proportion_ci(0.95, method="exact")
+    return f"{count} of {of} ({low:.0%} to {high:.0%})"
+
+
+def _candidates(metric: str, relative: bool, rows: Sequence[Row]) -> list[Rule]:
+    signals = [_signal(row, metric, relative) for row in rows]
+    values = np.concatenate([one[np.isfinite(one)] for one in signals]) if signals else np.zeros(0)
+    if not len(values):
+        return []
+    limits = np.unique(np.quantile(values, np.linspace(0.0, 1.0, GRID)))
+    return [Rule(metric, relative, float(f"{WATCHED[metric] * limit:.3g}")) for limit in limits]
+
+
+def _signal(row: Row, metric: str, relative: bool) -> Float[np.ndarray, " windows"]:
+    """The metric's windows, those of the beginning nan, with its sign turned so that more is worse."""
+    series = row["series"].get(metric) or []
+    values = np.array([math.nan if value is None else value for value in series], dtype=np.float64)
+    if relative and len(values):
+        base = values[:BASE].mean()
+        values = values / base if base > 0 else np.full_like(values, math.nan)
+    values[:BASE] = math.nan
+    return WATCHED[metric] * values
+
+
+__all__ = ["BASE", "WATCHED", "Rule", "Trial", "alarm_at", "choose", "share_text", "tried"]

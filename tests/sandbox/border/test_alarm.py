@@ -1,0 +1,81 @@
+"""Laws of sandbox/border/alarm.py: when an alarm goes off, what counts as in time, and what a choice finds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sandbox.border.alarm import BASE, Rule, alarm_at, choose, share_text, tried
+
+NUM_WINDOWS = 20
+KL, REWARD = "rollout_corr/k3_kl", "reward/mean"
+
+
+def run(metric: str, values: list[float | None], collapses_at: int | None = None) -> dict[str, Any]:
+    """A row of 20 steps with one metric; its accuracy falls to 0 at `collapses_at`, or holds."""
+    fall = NUM_WINDOWS + 1 if collapses_at is None else collapses_at
+    evaluations = [[step, 0.4 if step < fall else 0.0] for step in range(NUM_WINDOWS + 1)]
+    return {"series": {metric: values}, "evaluations": evaluations, "num_steps": NUM_WINDOWS}
+
+
+def rising(window: int, low: float = 1.0, high: float = 3.0) -> list[float | None]:
+    return [low if i < window else high for i in range(NUM_WINDOWS)]
+
+
+def test_an_alarm_goes_off_at_the_end_of_the_first_window_beyond() -> None:
+    """Above for what is feared to rise, below for what is feared to fall; never within the beginning."""
+    assert alarm_at(Rule(KL, False, 2.0), run(KL, rising(5))) == 6 / NUM_WINDOWS
+    assert alarm_at(Rule(KL, False, 3.0), run(KL, rising(5))) is None
+    assert alarm_at(Rule(REWARD, False, 2.0), run(REWARD, rising(5, 3.0, 1.0))) == 6 / NUM_WINDOWS
+    assert alarm_at(Rule(KL, False, 0.5), run(KL, rising(5))) == (BASE + 1) / NUM_WINDOWS
+
+
+def test_a_relative_rule_knows_no_units() -> None:
+    values = [1e-3 * value for value in rising(7) if value is not None]
+    assert alarm_at(Rule(KL, True, 2.0), run(KL, [*values])) == 8 / NUM_WINDOWS
+    assert alarm_at(Rule(KL, True, 3.5), run(KL, [*values])) is None
+
+
+@pytest.mark.parametrize("values", [[], [None] * NUM_WINDOWS, [0.0] * NUM_WINDOWS])
+def test_no_data_is_no_alarm(values: list[float | None]) -> None:
+    assert alarm_at(Rule(KL, True, 0.1), run(KL, values)) is None
+
+
+def test_an_alarm_is_in_time_late_false_or_silent() -> None:
+    """One run of each kind, and one whose end nobody knows, which does not count."""
+    rows = [
+        run(KL, rising(5), collapses_at=15), run(KL, rising(18), collapses_at=10), run(KL, rising(99), collapses_at=10),
+        run(KL, rising(5)), run(KL, rising(99)), run(KL, rising(99)), run(KL, rising(5)) | {"evaluations": []},
+    ]  # fmt: skip
+    found = tried(Rule(KL, False, 2.0), rows)
+    assert (found.num_collapsed, found.in_time, found.late, found.num_others, found.false) == (3, 1, 1, 3, 1)
+    assert found.score == 0.0
+    # Levels are means of three evaluations, so that the fall at step 15 is seen at 16; the alarm is at 6.
+    assert found.lead == pytest.approx(10 / NUM_WINDOWS)
+
+
+def test_the_choice_finds_the_limit_that_was_planted() -> None:
+    """Runs that collapse pass 2 by much, others do not: the best rule tells them apart, and does so on new runs."""
+    generator = np.random.default_rng(0)
+
+    def draw(collapses: bool) -> dict[str, Any]:
+        values = generator.uniform(0.8, 1.8, NUM_WINDOWS)
+        values[8:] += 2.0 * collapses
+        return run(KL, values.tolist(), collapses_at=15 if collapses else None)
+
+    rows, others = ([draw(i % 2 == 0) for i in range(40)] for _ in range(2))
+    (rule, trial), *_ = choose(rows)
+    assert rule.metric == KL and trial.score == 1.0
+    assert tried(rule, others).score > 0.9
+
+
+def test_runs_of_one_kind_choose_nothing() -> None:
+    assert choose([run(KL, rising(5))]) == [] and math.isnan(tried(Rule(KL, False, 2.0), []).score)
+
+
+def test_a_share_has_its_exact_interval() -> None:
+    """Clopper and Pearson: 0 of n ends at 1 - 0.025^(1/n)."""
+    assert share_text(0, 10) == f"0 of 10 (0% to {1 - 0.025**0.1:.0%})" and share_text(0, 0) == "no run"
