@@ -40,6 +40,7 @@ test: test-core test-scaled  ## everything that must hold, real vLLM and Megatro
 test-core: check  ## what holds without vLLM and Megatron-core: checks, tests, every claim at two steps
 	$(BIN)/python -m pytest -n 2 --ignore tests/scaled
 	$(BIN)/firstorder reproduce --smoke --results runs/claims-smoke --runs runs/claims-smoke
+	$(BIN)/firstorder reproduce 41 --smoke --regime border --results runs/claims-smoke --runs runs/claims-smoke
 
 # A process a file: an engine owns its process (vLLM and Megatron-core keep global state), and ends with it.
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray

@@ -15,7 +15,7 @@ from sandbox.border.table import FIRST, places, runs, story, where
 from sandbox.claims.border_arms import DEGREES, ROUTER_GAPS
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import FRESH, Row
-from sandbox.ledger.summary import effect_text
+from sandbox.ledger.summary import effect_text, word_text
 from sandbox.ledger.verdicts import Finding
 
 PAPERS = (
@@ -120,13 +120,15 @@ def _demo(table: pd.DataFrame) -> str:
 
 def _predictions(found: Sequence[Finding]) -> str:
     """Every prediction of the study with its effect, the claim's verdict, and how many seeds are there."""
-    lines = []
+    lines, said = [], []
     for finding in (one for one in found if one.decides):
-        for one in finding.outcomes:
-            verdict = finding.word or f"– ({len(one.values)} of {len(finding.seeds)} seeds)"
-            lines.append((str(finding.claim.number), one.prediction.words, effect_text(one), verdict))
-    table = markdown_table(("claim", "prediction", "effect", "the claim is"), lines)
-    return f"## What was predicted, and what came\n\n{table}"
+        claim, has_runs = finding.claim, finding.word is not None
+        said.append(f"- {claim.number}. {claim.sentence} **{finding.word if has_runs else 'Runs are missing'}.**")
+        for one in (one for one in finding.outcomes if one.values):
+            stand = word_text(one) if has_runs else f"– ({len(one.values)} of {len(finding.seeds)} seeds)"
+            lines.append((str(claim.number), one.prediction.words, effect_text(one), stand))
+    table = markdown_table(("claim", "prediction", "effect, 95%", "by its own test"), lines)
+    return "\n".join(["## What was predicted, and what came\n", *said, f"\n{table}"])
 
 
 def _gap(table: pd.DataFrame) -> str:
