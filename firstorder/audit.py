@@ -84,7 +84,7 @@ def _config(path: str, overrides: list[str]) -> AuditConfig:
     from lab.audit.config import load_config
 
     def sandbox() -> type[AuditConfig]:
-        from sandbox.audit_cases import SandboxAudit
+        from sandbox.exact.cases import SandboxAudit
 
         return SandboxAudit
 
@@ -105,7 +105,7 @@ def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> tupl
 
     builders = {}
     if config.backend == "sandbox":
-        from sandbox.audit_cases import moe_cases
+        from sandbox.exact.cases import moe_cases
 
         builders = {"moe": moe_cases}
     shown = None

@@ -38,9 +38,9 @@ def bench(
     from rich.console import Console
 
     from lab.files import atomic_write
-    from sandbox.benchmark import benchmark, memory_table, remarks, table
+    from sandbox.bench.benchmark import benchmark, memory_table, remarks, table
+    from sandbox.bench.reference_work import Work
     from sandbox.kernels import choose
-    from sandbox.reference_work import Work
 
     work = Work(num_prompts, num_responses, max_tokens=max_tokens)
     result = benchmark(work, threads, rounds, lambda line: typer.echo(line, err=True), choose(compile))

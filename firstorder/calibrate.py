@@ -44,8 +44,8 @@ def calibrate(
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
     known = load_trace(Path(trace))
-    from sandbox.calibrate import Calibration, target_of
-    from sandbox.defect_table import Bench
+    from sandbox.measure.calibrate import Calibration, target_of
+    from sandbox.measure.defect_table import Bench
 
     target = target_of(known)
     fit = Calibration(Bench(run_config, num_steps=0), target, int(known.is_response.sum())).fit(seeds)

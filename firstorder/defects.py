@@ -44,8 +44,8 @@ def defects(
         raise ConfigError(f"{path}: backend: expected a config of the sandbox, got {run_config.backend}")
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
-    from sandbox.defect_page import page
-    from sandbox.defect_table import REPEATED, RUNGS, Bench, check_rungs
+    from sandbox.measure.defect_page import page
+    from sandbox.measure.defect_table import REPEATED, RUNGS, Bench, check_rungs
 
     chosen = tuple(rung or RUNGS)
     check_rungs(chosen)

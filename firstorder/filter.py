@@ -50,6 +50,6 @@ def filter(
     if not isinstance(run_config, SandboxRun):
         raise ConfigError(f"{path}: backend: expected a config of the sandbox, got {run_config.backend}")
     band = Band(min_pass_rate, max_pass_rate)
-    from sandbox.filtering import filter_data
+    from sandbox.measure.filtering import filter_data
 
     typer.echo(filter_data(run_config, data, num_samples=samples, band=band, progress=progress).line())

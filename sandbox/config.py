@@ -13,9 +13,9 @@ from lab.tasks.problems import ProblemsConfig
 from sandbox.engines import EngineConfig
 from sandbox.engines.reduction_order import ReductionOrder
 from sandbox.kernels import Kernels, choose
-from sandbox.model_config import ModelConfig
-from sandbox.numerics import Numerics
-from sandbox.training_numerics import training_numerics
+from sandbox.kernels.numerics import Numerics
+from sandbox.model.config import ModelConfig
+from sandbox.training.numerics import training_numerics
 from theory.routing.gates import GATES
 
 

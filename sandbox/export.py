@@ -18,11 +18,11 @@ from lab.config.strict import ConfigError
 from lab.files import atomic_folder
 from lab.records import RunFolder
 from lab.tasks.tokenizers import CharTokenizer
-from sandbox.checkpoint import load as load_model
-from sandbox.checkpoint import save
 from sandbox.config import SandboxRun
-from sandbox.hf_config import family
 from sandbox.model import MoE
+from sandbox.model.checkpoint import load as load_model
+from sandbox.model.checkpoint import save
+from sandbox.model.hf_config import family
 from sandbox.run import initial_model, open_task
 
 TOKENIZER_FILES = (

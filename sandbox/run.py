@@ -24,19 +24,19 @@ from lab.tasks.problems import ProblemsConfig
 from lab.tasks.readers import files as files_of
 from lab.tasks.tokenizers import load_tokenizer
 from lab.verdict import judge
-from sandbox.callbacks import Evaluation, Recording
-from sandbox.checkpoint import load as load_model
-from sandbox.cold_start import cold_start
 from sandbox.config import SandboxRun
 from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.kernels import probe
-from sandbox.learner import Learner, step_loader
 from sandbox.model import MoE
-from sandbox.model_config import ModelConfig
-from sandbox.training_engine import SandboxTrainingEngine
-from sandbox.training_numerics import of_precision
+from sandbox.model.checkpoint import load as load_model
+from sandbox.model.config import ModelConfig
+from sandbox.training.callbacks import Evaluation, Recording
+from sandbox.training.cold_start import cold_start
+from sandbox.training.engine import SandboxTrainingEngine
+from sandbox.training.learner import Learner, step_loader
+from sandbox.training.numerics import of_precision
 from theory.loop import hand_over
 from theory.streams import stream
 

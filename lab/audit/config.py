@@ -1,7 +1,7 @@
 """What an audit enumerates: policies, how far apart they are, rewards, groups and objectives; every pairing is a cell.
 
 Tabular and linear policies need no world. The sandbox adds a Mixture-of-Experts kind of policies in a subclass, which
-`backend: sandbox` asks for (sandbox/audit_cells.py). Paper: MiniRL (arXiv 2512.01374) Eq. 5 names the two gaps.
+`backend: sandbox` asks for (sandbox/exact/cases.py). Paper: MiniRL (arXiv 2512.01374) Eq. 5 names the two gaps.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from torch import Generator
 
 from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_TRAINER, Defect, Link
 from sandbox.engines.rounded import Rounded
-from sandbox.numerics import Numerics
-from sandbox.rounding import Format, Rounding, Step
+from sandbox.kernels.numerics import Numerics
+from sandbox.kernels.rounding import Format, Rounding, Step
 
 
 class ActivationPrecision(Defect):

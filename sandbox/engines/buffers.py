@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sandbox.model_config import ModelConfig
+from sandbox.model.config import ModelConfig
 from theory.contracts import Prompt
 from theory.routing.gates import Gate, route
 from theory.routing.record import index_dtype

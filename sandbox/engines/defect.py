@@ -2,7 +2,7 @@
 
 A defect may change the weights as they are handed over, touch a forward pass where `Numerics` lets it, and change what
 tokens are drawn from or what is written down about them. It declares which links of the chain it breaks
-(docs/engine-defects.md), and tests/sandbox/test_defect_chain.py holds it to that, bit by bit.
+(docs/engine-defects.md), and tests/sandbox/engines/test_defect_chain.py holds it to that, bit by bit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lab.config.strict import Strict
-from sandbox.numerics import EXACT, Numerics
+from sandbox.kernels.numerics import EXACT, Numerics
 from theory.contracts import NamedTensors
 
 Link = Literal["batch", "prefill", "trainer", "sampler"]

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sandbox.checkpoint import load_hf, to_hf
 from sandbox.engines.buffers import Buffers, Recorder, empty_buffers
 from sandbox.engines.defect import Defect, kept_weights
 from sandbox.engines.prefix_cache import PrefixCache
@@ -24,10 +23,11 @@ from sandbox.engines.prompt_pass import padded, run_prompts
 from sandbox.engines.rollouts import rollouts_of
 from sandbox.engines.stale_weights import StaleWeights, WeightHistory
 from sandbox.kernels import EAGER, Kernels
-from sandbox.kv_cache import KVCache
+from sandbox.kernels.numerics import EXACT, Numerics, compose
 from sandbox.model import MoE
-from sandbox.model_config import ModelConfig
-from sandbox.numerics import EXACT, Numerics, compose
+from sandbox.model.checkpoint import load_hf, to_hf
+from sandbox.model.config import ModelConfig
+from sandbox.model.kv_cache import KVCache
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 from theory.exact.tree import PrefixTree
 from theory.streams import stream

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from sandbox.engines.engine import SandboxEngine
-from sandbox.kv_cache import KVCache
+from sandbox.model.kv_cache import KVCache
 from theory.contracts import Rollouts
 from theory.routing.passes import PassRouting
 from theory.routing.replay import RoutingPass

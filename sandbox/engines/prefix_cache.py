@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sandbox.engines.buffers import Buffers
-from sandbox.kv_cache import KVCache
+from sandbox.model.kv_cache import KVCache
 from theory.contracts import Prompt
 
 MAX_BYTES = 256 * 2**20
@@ -58,7 +58,7 @@ class PrefixCache:
 
     Where a new one does not fit, those go that were kept or found least recently. None is the beginning of another: a
     longer sequence takes the place of its own beginning, whose every use it serves.
-    Laws: tests/sandbox/test_prefix_cache.py.
+    Laws: tests/sandbox/engines/test_prefix_cache.py.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES):

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sandbox.engines.buffers import Buffers, Recorder
 from sandbox.engines.prefix_cache import Found, PrefixCache
-from sandbox.kv_cache import KVCache
+from sandbox.kernels.numerics import Numerics
 from sandbox.model import MoE
-from sandbox.numerics import Numerics
+from sandbox.model.kv_cache import KVCache
 from theory.contracts import Prompt
 
 

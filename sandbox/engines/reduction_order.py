@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_NONE, Defect, Link
 from sandbox.engines.formats import round_bf16
-from sandbox.numerics import EXACT, LARGE_PRODUCTS, Numerics, Part, Site
+from sandbox.kernels.numerics import EXACT, LARGE_PRODUCTS, Numerics, Part, Site
 
 # Columns in one part, at least: below, a part is no longer a matrix product.
 MIN_COLUMNS = 8

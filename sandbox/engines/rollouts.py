@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from sandbox.engines.buffers import Buffers
-from sandbox.model_config import ModelConfig
+from sandbox.model.config import ModelConfig
 from theory.contracts import Prompt, Response, Rollouts, Sampling
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
 from theory.routing.record import RoutingRecord, offsets_of

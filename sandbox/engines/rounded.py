@@ -16,8 +16,8 @@ from sandbox.engines.formats import (
     round_fp16,
     round_scaled,
 )
-from sandbox.numerics import LARGE_PRODUCTS, Numerics, Site
-from sandbox.rounding import Rounding, Step
+from sandbox.kernels.numerics import LARGE_PRODUCTS, Numerics, Site
+from sandbox.kernels.rounding import Rounding, Step
 
 
 @final

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_NONE, Defect, Link
-from sandbox.numerics import Numerics
+from sandbox.kernels.numerics import Numerics
 
 
 class _Noise(Numerics):

@@ -15,9 +15,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from sandbox.checkpoint import load_hf
 from sandbox.engines.defect import BREAKS_NONE, BREAKS_TRAINER, Defect, Link
 from sandbox.model import MoE
+from sandbox.model.checkpoint import load_hf
 from theory.contracts import NamedTensors
 
 PREFIX = "rollout_weights."

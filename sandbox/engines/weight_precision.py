@@ -18,7 +18,7 @@ from sandbox.engines.formats import (
     round_fp16,
     round_scaled,
 )
-from sandbox.rounding import Format
+from sandbox.kernels.rounding import Format
 
 # FP8 and INT8 engines quantise the large matrices and leave these in the checkpoint's precision.
 UNQUANTISED = (

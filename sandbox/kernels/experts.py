@@ -13,8 +13,8 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from sandbox.kernels.elementwise import apply, swiglu
+from sandbox.kernels.numerics import EXACT, Numerics, Site
 from sandbox.kernels.products import ALIGNMENT, MIN_ROWS, aligned, product
-from sandbox.numerics import EXACT, Numerics, Site
 
 
 class _Plan(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from sandbox.numerics import Numerics
+from sandbox.kernels.numerics import Numerics
 from theory.routing.gates import Gate
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from sandbox.numerics import EXACT, Numerics, Site
+from sandbox.kernels.numerics import EXACT, Numerics, Site
 
 # Measured at fault: 1 to 3 rows (AVX2), 1 row (AVX512). Twice the margin costs little.
 MIN_ROWS = 8

@@ -29,14 +29,14 @@ from lab.files import atomic_folder
 from lab.recording import NonFiniteError
 from lab.tasks import TextTask
 from lab.verdict import VerdictRules, judge
-from sandbox.callbacks import Evaluation
 from sandbox.config import SandboxRun
-from sandbox.defect_table import Bench
-from sandbox.learner import Learner
 from sandbox.ledger.cells import ACCURACY, Cell, row_of
 from sandbox.ledger.gradients import PIECE, Reference, alignment, gradients, reference
+from sandbox.measure.defect_table import Bench
 from sandbox.model import MoE
 from sandbox.run import build_engine, build_learner, file_hashes, initial_model, open_task
+from sandbox.training.callbacks import Evaluation
+from sandbox.training.learner import Learner
 from theory.contracts import TrainingEngine
 from theory.loop import collect, global_step, hand_over, old_pass
 from theory.step_metrics import old_pass_metrics

@@ -20,11 +20,11 @@ from typing import Any
 from lab.manifest import manifest
 from lab.tasks.tokenizers import CharTokenizer
 from lab.traces import Trace
-from sandbox.calibrate import Calibration, Figure, target_of
 from sandbox.config import SandboxRun
-from sandbox.defect_table import Bench
 from sandbox.export import initial, write
 from sandbox.ledger.cells import Cell
+from sandbox.measure.calibrate import Calibration, Figure, target_of
+from sandbox.measure.defect_table import Bench
 from sandbox.run import open_task
 
 LADDER = Path(__file__).parents[2] / "configs" / "demo_scaled" / "base.yaml"
@@ -77,7 +77,7 @@ def sampled(config: SandboxRun, number: int, folder: Path) -> Sampled:
 def fitted_row(cell: Cell, root: str) -> dict[str, Any]:
     """The row of the cell: the ratio of every figure on the unseen model, fitted engine over the real one, as a probe.
 
-    A figure's ratio is exp of its residual, so that a tail of few tokens counts little (see `sandbox.calibrate`).
+    A figure's ratio is exp of its residual, so that a tail of few tokens counts little (`sandbox.measure.calibrate`).
     """
     started, folder = time.monotonic(), Path(root) / "engine-fit" / cell.key
     seen, unseen = (sampled(cell.config, 2 * cell.seed + i, folder) for i in (0, 1))

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from lab.tasks import TextTask
 from sandbox.config import SandboxRun
-from sandbox.learner import Learner
 from sandbox.model import MoE
 from sandbox.run import build_learner
+from sandbox.training.learner import Learner
 from theory.loop import collect, hand_over, learn
 from theory.objectives import preset
 

@@ -18,8 +18,8 @@ from sandbox.engines import (
 from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
-from sandbox.model_config import ModelConfig
-from sandbox.training_engine import SandboxTrainingEngine
+from sandbox.model.config import ModelConfig
+from sandbox.training.engine import SandboxTrainingEngine
 from theory.algorithm import OptimizerSettings
 from theory.contracts import Prompt, Response
 from theory.routing.gates import GATES

@@ -17,7 +17,7 @@ from lab.audit import load_config
 from lab.audit.records import read
 from lab.config.load import config_hash
 from lab.report.style import number
-from sandbox.audit_cases import SandboxAudit, moe_cases
+from sandbox.exact.cases import SandboxAudit, moe_cases
 from tests.firstorder.test_cli import fails
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "audit"

@@ -17,10 +17,10 @@ from firstorder.worlds import Schemas
 from lab.config.load import load
 from lab.records import RunFolder
 from lab.tasks.tokenizers import load_tokenizer
-from sandbox.checkpoint import load as load_model
 from sandbox.config import SandboxRun
 from sandbox.export import initial, trained
 from sandbox.model import MoE
+from sandbox.model.checkpoint import load as load_model
 from sandbox.run import open_task
 from scaled.model_shape import load_shape
 

@@ -11,7 +11,7 @@ ENGINE = "sandbox.engines.engine:SandboxEngine"
 ROLLOUTS = "sandbox.engines.rollouts:rollouts_of"
 STORE = "scaled.vllm_engine.capture:RouteStore"
 ROUTES = "scaled.vllm_engine.routes"
-TRAINER = "sandbox.training_engine"
+TRAINER = "sandbox.training.engine"
 
 CAPTURE = (
     Mutant(

@@ -57,7 +57,7 @@ CORRECTIONS = (
         "C.5",
         "Each micro-batch is normalised by its own tokens: the gradient depends on how the batch was cut.",
         "verl #2088, #2996",
-        (Edit("sandbox.training_engine:SandboxTrainingEngine.update", "totals=totals,", "totals=None,"),),
+        (Edit("sandbox.training.engine:SandboxTrainingEngine.update", "totals=totals,", "totals=None,"),),
         "updates_do_not_know_micro_batches",
     ),
     Mutant(

@@ -132,7 +132,7 @@ OBJECTIVES = (
         "verl #6280 (the converse), TRL's on-policy shortcut",
         (
             Edit(
-                "sandbox.training_engine:SandboxTrainingEngine.update",
+                "sandbox.training.engine:SandboxTrainingEngine.update",
                 "minibatch.logp_old_BT[chosen, :width],",
                 "forward.logp_BT.detach(),",
             ),
@@ -228,7 +228,7 @@ OBJECTIVES = (
         "verl #7986",
         (
             Edit(
-                "sandbox.checkpoint:to_hf",
+                "sandbox.model.checkpoint:to_hf",
                 "yield name,",
                 'yield name.replace(".0.gate", ".#.gate").replace(".1.gate", ".0.gate").replace(".#.gate", ".1.gate"),',
             ),

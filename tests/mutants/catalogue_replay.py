@@ -195,7 +195,7 @@ REPLAY = (
         "verl dynamic-CP guard, AReaL #1496",
         (
             Edit(
-                "sandbox.layers:ExpertMLP.forward",
+                "sandbox.model.layers:ExpertMLP.forward",
                 "shared.routing.route(",
                 "__import__('theory.routing.replay', fromlist=['']).NaturalRouting().route(",
             ),

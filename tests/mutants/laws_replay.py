@@ -10,10 +10,10 @@ from tests.contracts import test_rollout_engine as engines
 from tests.contracts import test_training_engine as trainers
 from tests.contracts import worlds
 from tests.mutants.law import Law, Scripted, times
-from tests.sandbox import test_laws_cached_routes as cached_routes
-from tests.sandbox import test_laws_log_probs as log_probs
-from tests.sandbox import test_laws_micro_batches as micro_batches
-from tests.sandbox import test_modes as modes
+from tests.sandbox.training import test_laws_cached_routes as cached_routes
+from tests.sandbox.training import test_laws_log_probs as log_probs
+from tests.sandbox.training import test_laws_micro_batches as micro_batches
+from tests.sandbox.training import test_modes as modes
 from tests.scaled import test_laws_capture as capture
 from tests.scaled import test_vllm_routes as vllm_routes
 from tests.theory import test_gates as gates

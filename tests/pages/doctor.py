@@ -19,7 +19,6 @@ from lab.doctor.causes import CAUSES
 from lab.doctor.diagnosis import Diagnosis, diagnose
 from lab.ladder import markdown_table
 from lab.traces import Trace
-from sandbox.defect_table import Bench
 from sandbox.engines import (
     ActivationPrecision,
     KVPrecision,
@@ -31,6 +30,7 @@ from sandbox.engines import (
     WeightPrecision,
 )
 from sandbox.engines.defect import Defect
+from sandbox.measure.defect_table import Bench
 from tests.mutants.catalogue_capture import CAPTURE
 from tests.mutants.mutant import edited
 from theory.routing.passes import PassRouting

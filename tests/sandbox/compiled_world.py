@@ -7,8 +7,8 @@ from dataclasses import replace
 from sandbox.engines.engine import SandboxEngine
 from sandbox.kernels import choose
 from sandbox.model import MoE
-from sandbox.model_config import ModelConfig
-from sandbox.training_engine import SandboxTrainingEngine
+from sandbox.model.config import ModelConfig
+from sandbox.training.engine import SandboxTrainingEngine
 from tests.contracts import worlds
 from theory.algorithm import OptimizerSettings
 from theory.routing.gates import GATES

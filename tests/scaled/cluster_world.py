@@ -20,10 +20,10 @@ from torch._C._distributed_c10d import TCPStore
 import scaled.run
 from firstorder.cli import main
 from lab.tasks.arithmetic import ALPHABET
-from sandbox.checkpoint import load, save
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
-from sandbox.training_engine import SandboxTrainingEngine
+from sandbox.model.checkpoint import load, save
+from sandbox.training.engine import SandboxTrainingEngine
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.training_group import Assembly, TrainingGroup
 from scaled.run import Session

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sandbox import checkpoint
-from sandbox.model import MoE
-from sandbox.model_config import ModelConfig
-from sandbox.training_engine import SandboxTrainingEngine
+from sandbox.model import MoE, checkpoint
+from sandbox.model.config import ModelConfig
+from sandbox.training.engine import SandboxTrainingEngine
 from scaled.config import ModelBlock, TrainingBlock
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, TokenScores, UpdateStats

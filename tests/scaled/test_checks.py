@@ -8,7 +8,7 @@ import pytest
 
 from firstorder.worlds import Schemas
 from lab.config.load import load
-from sandbox.checkpoint import save
+from sandbox.model.checkpoint import save
 from scaled.checks import check_config
 from scaled.config import ScaledRun
 from tests.scaled import vllm_world

@@ -24,7 +24,7 @@ from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
 from scaled.cluster.training_group import RankDied, TrainingGroup
 from scaled.config import ScaledRun
 from tests.contracts import worlds
-from tests.sandbox.turns_world import Talk
+from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import cluster_world
 from theory.contracts import Draw, MiniBatch, Rollouts, Sampling
 from theory.objectives import preset

@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sandbox.checkpoint import to_hf
+from sandbox.model.checkpoint import to_hf
 from scaled.cluster.transfer import Bucket, Meter, buckets, pack, unpack
 from tests.contracts import worlds
 from theory.contracts import Sampling

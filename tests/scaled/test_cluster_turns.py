@@ -11,9 +11,9 @@ from lab.config.load import load
 from lab.tasks import build as build_task
 from lab.tasks.calculator import ALPHABET
 from lab.traces import Trace
-from sandbox.checkpoint import load as load_model
 from sandbox.engines.engine import SandboxEngine
-from sandbox.training_engine import SandboxTrainingEngine
+from sandbox.model.checkpoint import load as load_model
+from sandbox.training.engine import SandboxTrainingEngine
 from scaled.config import ScaledRun
 from tests.contracts import worlds
 from tests.scaled.cluster_world import SandboxSession, save_model

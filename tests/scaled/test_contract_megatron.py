@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from sandbox.checkpoint import save
 from sandbox.model import MoE
+from sandbox.model.checkpoint import save
 from tests.contracts import test_training_engine as suite
 from tests.contracts import worlds
 from tests.scaled.megatron_world import free_ports, joined, spawn

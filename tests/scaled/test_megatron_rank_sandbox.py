@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox import checkpoint
 from sandbox.engines import RouterNoise
 from sandbox.engines.engine import SandboxEngine
+from sandbox.model import checkpoint
 from scaled.model_shape import load_shape
 from tests.contracts.worlds import EvenTokens
 from tests.scaled.megatron_world import free_ports, joined, spawn

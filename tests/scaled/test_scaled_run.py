@@ -16,8 +16,8 @@ from lab.config.load import load
 from lab.records import RunFolder
 from lab.tasks.arithmetic import ALPHABET
 from lab.traces import Trace
-from sandbox.checkpoint import save
 from sandbox.model import MoE
+from sandbox.model.checkpoint import save
 from scaled.cluster.training_group import TrainingGroup
 from scaled.config import ScaledRun
 from tests.scaled import vllm_world

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox.checkpoint import save, to_hf
+from sandbox.model.checkpoint import save, to_hf
 from scaled.cluster import ray_cluster
 from scaled.cluster.rollout_group import RolloutGroup, build_vllm
 from scaled.config import PrecisionBlock, RolloutBlock, ScaledRun

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from sandbox.checkpoint import to_hf
+from sandbox.model.checkpoint import to_hf
 from scaled.vllm_engine.engine import VllmEngine
 from tests.scaled import vllm_world as world
 from theory.contracts import Prompt, RolloutEngine, Rollouts, Sampling

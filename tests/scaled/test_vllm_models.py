@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sandbox.checkpoint import save, to_hf
-from sandbox.hf_config import config_to_hf
 from sandbox.model import MoE
+from sandbox.model.checkpoint import save, to_hf
+from sandbox.model.hf_config import config_to_hf
 from scaled.config import RolloutBlock
 from scaled.model_shape import load_shape
 from scaled.vllm_engine import environment

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from sandbox.checkpoint import load_hf, to_hf
 from sandbox.model import MoE
+from sandbox.model.checkpoint import load_hf, to_hf
 from scaled.config import PrecisionBlock
 from scaled.vllm_engine.quantize import block_fp8, channel_int8, dequantised, is_quantised
 from tests.scaled import vllm_world as world

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from sandbox.checkpoint import to_hf
+from sandbox.model.checkpoint import to_hf
 from scaled.vllm_engine.engine import VllmEngine
-from tests.sandbox.turns_world import Talk
+from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import vllm_world as world
 from theory.contracts import Draw, Prompt, Response, Rollouts, Sampling
 from theory.turns import roll_out

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.checkpoint import to_hf
-from sandbox.hf_config import config_to_hf
 from sandbox.model import MoE
+from sandbox.model.checkpoint import to_hf
+from sandbox.model.hf_config import config_to_hf
 from scaled.config import PrecisionBlock, RolloutBlock
 from scaled.model_shape import ModelShape, load_shape, parse_shape
 from scaled.vllm_engine import quantize

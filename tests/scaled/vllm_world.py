@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from sandbox.checkpoint import save, to_hf
 from sandbox.model import MoE
-from sandbox.model_config import ModelConfig
-from sandbox.training_engine import SandboxTrainingEngine
+from sandbox.model.checkpoint import save, to_hf
+from sandbox.model.config import ModelConfig
+from sandbox.training.engine import SandboxTrainingEngine
 from scaled.config import PrecisionBlock, RolloutBlock
 from scaled.vllm_engine.engine import VllmEngine
 from theory.algorithm import OptimizerSettings

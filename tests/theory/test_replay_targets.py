@@ -16,8 +16,8 @@ from torch import Tensor
 from sandbox.engines import RouterNoise
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
-from sandbox.model_config import ModelConfig
-from sandbox.training_engine import SandboxTrainingEngine
+from sandbox.model.config import ModelConfig
+from sandbox.training.engine import SandboxTrainingEngine
 from tests.contracts import worlds
 from theory.algorithm import Algorithm
 from theory.bounds.routing import replay_bias, replay_bias_mean

@@ -21,10 +21,10 @@ from sandbox.kernels.experts import ascending
 from theory.routing.replay import NaturalRouting
 
 if TYPE_CHECKING:
-    from sandbox.kv_cache import KVCache
-    from sandbox.model import MoE
-    from sandbox.numerics import Numerics
-    from sandbox.rounding import Rounding
+    from sandbox.kernels.numerics import Numerics
+    from sandbox.kernels.rounding import Rounding
+    from sandbox.model.decoder import MoE
+    from sandbox.model.kv_cache import KVCache
 
 _POINTERS = (
     "attention_norm", "qkv", "q_norm", "k_norm", "o", "mlp_norm", "plain_gate_up", "plain_down", "shared_gate",

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from sandbox.kernels.compiled.build import library
 from sandbox.kernels.elementwise import apply
 from sandbox.kernels.experts import ascending, grouped_experts_by
-from sandbox.numerics import EXACT, Numerics
+from sandbox.kernels.numerics import EXACT, Numerics
 
 # As in the C++ sources.
 LANES, PANEL, CHUNK = 8, 16, 96

@@ -15,7 +15,7 @@ struct Steps {
     int64_t count;
 };
 
-// sandbox/rounding.py: inputs of the large products, of the others, outputs of the large ones, keys and values.
+// sandbox/kernels/rounding.py: inputs of the large products, of the others, outputs of the large ones, keys and values.
 struct Rounding {
     Steps inputs, other_inputs, outputs, kv;
 };

@@ -1,4 +1,4 @@
-"""`sandbox.rounding.Rounding` as the kernels read it, and its steps on rows of their own."""
+"""`sandbox.kernels.rounding.Rounding` as the kernels read it, and its steps on rows of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sandbox.kernels.compiled.build import library
-from sandbox.rounding import Rounding, Step
+from sandbox.kernels.rounding import Rounding, Step
 
 _FORMATS = {"bf16": 0, "fp8_e4m3": 1, "int8": 2}
 

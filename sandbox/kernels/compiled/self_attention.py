@@ -15,7 +15,7 @@ from torch.autograd import Function
 from sandbox.kernels.compiled.build import library
 from sandbox.kernels.compiled.ops import LANES, plain
 from sandbox.kernels.elementwise import apply
-from sandbox.model_config import ModelConfig
+from sandbox.model.config import ModelConfig
 
 QK_NORMS = ("none", "head", "projection")
 """As `Sizes` of pass.hpp numbers them."""

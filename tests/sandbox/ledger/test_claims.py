@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from lab.audit import audit, load_config, medians
-from sandbox.audit_cases import MoePolicies, SandboxAudit, moe_cases
 from sandbox.claims import CLAIMS, REGIMES, chosen_claims, chosen_regimes
 from sandbox.claims.arms import arm
 from sandbox.claims.border_arms import NORMS, at
+from sandbox.exact.cases import MoePolicies, SandboxAudit, moe_cases
 from sandbox.ledger.cells import KEPT, cell, key
 from sandbox.ledger.claim import FRESH, Arm, Claim
 from sandbox.ledger.figures import DEGREES, FAMILIES, MODES

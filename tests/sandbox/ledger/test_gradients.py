@@ -14,13 +14,13 @@ from torch import Tensor
 
 from firstorder.worlds import Schemas
 from lab.config.load import load
-from sandbox.audit import moe_problem, tiny_moe
 from sandbox.config import SandboxRun
 from sandbox.engines import EngineConfig
-from sandbox.learner import Learner
+from sandbox.exact.audit import moe_problem, tiny_moe
 from sandbox.ledger.gradients import Reference, alignment, gradients, reference
 from sandbox.run import build_learner
-from tests.sandbox.tree_world import PROMPT, REWARD_Y, TREE
+from sandbox.training.learner import Learner
+from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, TREE
 from theory.contracts import Prompt, Response
 from theory.exact.estimator import true_gradient
 from theory.loop import global_step, hand_over

@@ -1,0 +1,311 @@
+"""The benchmark: the pieces of a global step beside transformers' and TRL's, and what replay adds to a step.
+
+All sides run in one process, one after the other in every round, so that a change of the machine's speed meets all of
+them alike. Ratios are this row's time over that of the row it is compared with: above 1 means that this row is slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+from torch import Tensor
+
+from lab.manifest import manifest
+from sandbox.bench import reference_trl
+from sandbox.bench.memory import peak_bytes
+from sandbox.bench.reference_work import (
+    NUM_TURNS,
+    OFF_POLICY,
+    SEED,
+    Sandbox,
+    Transformers,
+    Turns,
+    Work,
+    reference_model,
+)
+from sandbox.kernels import EAGER, Kernels
+from theory.contracts import TokenBatch
+from theory.routing.passes import Mode
+
+OURS, THEIRS, TRAINER = "firstorder", "transformers", "TRL"
+QUIET = 0.12
+"""CPUs that other processes may use before the figures count as contended."""
+LOGP_TOLERANCE = 1e-4
+"""Nats by which the two sides' log-probs may differ: float32 sums in another order give some 1e-6."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Something to time; `over` is the side of the same piece with which it is compared.
+
+    `set_threads` is how its side is told its number of threads.
+    """
+
+    piece: str
+    side: str
+    call: Callable[[], object]
+    over: str | None = None
+    set_threads: Callable[[int], None] = torch.set_num_threads
+
+
+@dataclass(frozen=True)
+class Row:
+    """The times of one piece on one side, a value a round, in seconds; ratios are absent where nothing is compared.
+
+    `peak_bytes` is the most that one run of the piece holds at once in tensors of its own.
+    """
+
+    piece: str
+    side: str
+    seconds: tuple[float, ...]
+    min: float
+    median: float
+    peak_bytes: int
+    over: str | None = None
+    ratio_by_min: float | None = None
+    ratio_by_median: float | None = None
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """All rows, and what they were measured on.
+
+    `other_cpus` is the mean number of CPUs that other processes used meanwhile, None where the system does not say.
+    `logp_difference` is the largest difference of log-probs between the sides, in nats; `grad_norm_difference` that of
+    the gradient's norms, relative.
+    """
+
+    rows: tuple[Row, ...]
+    work: Work
+    kernels: str
+    threads: int
+    rounds: int
+    other_cpus: float | None
+    logp_difference: float
+    grad_norm_difference: float
+    machine: dict[str, Any]
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether other processes used more of the machine than the figures can bear."""
+        return self.other_cpus is not None and self.other_cpus > QUIET
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as plain JSON values."""
+        return asdict(self) | {"is_contended": self.is_contended}
+
+
+def benchmark(
+    work: Work,
+    threads: int,
+    rounds: int,
+    report: Callable[[str], None] = lambda line: None,
+    kernels: Kernels = EAGER,
+) -> BenchmarkResult:
+    """Times every piece `rounds` times on `threads` threads, ours with these kernels; `report` hears what is done.
+
+    Raises ValueError for fewer than 1 round or thread, and RuntimeError where the two sides compute different things.
+    """
+    for name, value in (("threads", threads), ("rounds", rounds)):
+        if value < 1:
+            raise ValueError(f"{name}: expected at least 1, got {value}")
+    with _threads(kernels), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)  # transformers samples from the global generator
+        report("warming up, and comparing what both sides compute")
+        kernels.set_threads(threads)
+        pieces, logp_difference, grad_norm_difference = _prepare(work, kernels, threads)
+        report("counting memory")
+        peaks = [peak_bytes(piece.call) for piece in pieces]
+        seconds, other_cpus = _time(pieces, threads, rounds, report)
+        return BenchmarkResult(
+            rows=_rows(pieces, seconds, peaks),
+            work=work,
+            kernels=kernels.name,
+            threads=threads,
+            rounds=rounds,
+            other_cpus=other_cpus,
+            logp_difference=logp_difference,
+            grad_norm_difference=grad_norm_difference,
+            machine=manifest(seed=SEED),
+        )
+
+
+def _prepare(work: Work, kernels: Kernels, threads: int) -> tuple[list[Piece], float, float]:
+    """The pieces, each run once, and the differences between the sides in log-probs and gradient norm."""
+    model = reference_model(kernels)
+    ours, theirs = Sandbox(work, model), Transformers(work, model)
+    rollouts = ours.ragged()
+    batch, minibatch = rollouts.padded(), ours.minibatch(rollouts)
+    theirs_BT = theirs.score(batch)
+    logp_difference = max(_largest(theirs_BT - logp_BT, batch) for logp_BT in (batch.logp_mu_BT, minibatch.logp_old_BT))
+    if not logp_difference <= LOGP_TOLERANCE:
+        raise RuntimeError(
+            f"the two sides must compute the same log-probs: expected a difference of at most {LOGP_TOLERANCE}, "
+            f"got {logp_difference:.2g}"
+        )
+    steps = [(f"global step, N = {n}", n) for n in (1, OFF_POLICY)]
+    pieces = [
+        Piece("generate", OURS, ours.generate),
+        Piece("generate", THEIRS, lambda: theirs.generate(ours.prompts), over=OURS),
+        Piece(f"generate, {NUM_TURNS} turns", OURS, Turns(work, True, kernels).roll_out),
+        Piece(f"generate, {NUM_TURNS} turns", "no prefix cache", Turns(work, False, kernels).roll_out, over=OURS),
+        Piece("score", OURS, lambda: ours.score(rollouts)),
+        Piece("score", THEIRS, lambda: theirs.score(batch), over=OURS),
+        Piece("forward + backward", OURS, lambda: ours.gradient(minibatch)),
+        Piece("forward + backward", THEIRS, lambda: theirs.gradient(batch, minibatch), over=OURS),
+        *(piece for name, n in steps for piece in _step_pieces(name, n, ours, theirs)),
+        *_replay_pieces(steps[-1][0], ours),
+    ]
+    pieces = [replace(piece, set_threads=kernels.set_threads) if _is_ours(piece) else piece for piece in pieces]
+    for piece in pieces:
+        piece.set_threads(threads)
+        piece.call()
+    norm, their_norm = ours.gradient(minibatch).metrics["actor/grad_norm"], theirs.gradient(batch, minibatch)
+    return pieces, logp_difference, abs(their_norm / norm - 1)
+
+
+def _step_pieces(name: str, num_minibatches: int, ours: Sandbox, theirs: Transformers) -> Iterator[Piece]:
+    yield Piece(name, OURS, ours.step("none", num_minibatches))
+    if reference_trl.is_installed():
+        trainer = reference_trl.TRL(ours.work, theirs, num_minibatches)
+        yield Piece(name, TRAINER, trainer.step, over=OURS)
+
+
+def _replay_pieces(name: str, ours: Sandbox) -> Iterator[Piece]:
+    """What replay adds to a step and what prediction adds to replay, with features on all rows and on T_c of them."""
+    over: dict[Mode, Mode | None] = {"R2": None, "R3": None, "Pr2": "R2", "Pr3": "R3"}
+    for num, suffix in ((None, ""), (ours.work.few_positions, f", T_c = {ours.work.few_positions}")):
+        for mode, plain in over.items():
+            other = OURS if plain is None else f"{plain}{suffix}"
+            yield Piece(name, f"{mode}{suffix}", ours.step(mode, OFF_POLICY, num), over=other)
+
+
+def _is_ours(piece: Piece) -> bool:
+    return piece.side not in (THEIRS, TRAINER)
+
+
+def _largest(difference_BT: Tensor, batch: TokenBatch) -> float:
+    return difference_BT[batch.is_response_BT].abs().max().item()
+
+
+def _time(
+    pieces: Sequence[Piece], threads: int, rounds: int, report: Callable[[str], None]
+) -> tuple[list[list[float]], float | None]:
+    """Seconds by piece and round, and the CPUs that other processes used meanwhile."""
+    seconds: list[list[float]] = [[] for _ in pieces]
+    busy, own, started = _busy_cpu_seconds(), time.process_time(), time.perf_counter()
+    for done in range(rounds):
+        report(f"round {done + 1} of {rounds}")
+        order = range(len(pieces))
+        # Forth and back, so that no side always runs right after the same other one.
+        for i in order if done % 2 == 0 else reversed(order):
+            pieces[i].set_threads(threads)
+            start = time.perf_counter()
+            pieces[i].call()
+            seconds[i].append(time.perf_counter() - start)
+    if busy is None or (busy_now := _busy_cpu_seconds()) is None:
+        return seconds, None
+    elapsed = time.perf_counter() - started
+    # The kernel counts in ticks of 10 ms, so that on a quiet machine the difference may come out below 0.
+    return seconds, max(0.0, (busy_now - busy - (time.process_time() - own)) / elapsed)
+
+
+def _rows(pieces: Sequence[Piece], seconds: Sequence[Sequence[float]], peaks: Sequence[int]) -> tuple[Row, ...]:
+    rows: dict[tuple[str, str], Row] = {}
+    for piece, times, peak in zip(pieces, seconds, peaks, strict=True):
+        row = Row(piece.piece, piece.side, tuple(times), min(times), median(times), peak)
+        if piece.over is not None:
+            other = rows[piece.piece, piece.over]
+            ratios = {"ratio_by_min": row.min / other.min, "ratio_by_median": row.median / other.median}
+            row = replace(row, over=piece.over, **ratios)
+        rows[piece.piece, piece.side] = row
+    return tuple(rows.values())
+
+
+@contextlib.contextmanager
+def _threads(kernels: Kernels) -> Iterator[None]:
+    """Inside, numbers of threads may be set; the kernels have one afterwards, torch what it had."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        kernels.set_threads(1)
+        torch.set_num_threads(before)
+
+
+def _busy_cpu_seconds() -> float | None:
+    """CPU seconds that all processes have used since the system started; None where it has no /proc/stat."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    except (OSError, ValueError, IndexError):
+        return None
+    # user, nice, system; then, after idle and iowait: irq, softirq, steal
+    return (sum(ticks[:3]) + sum(ticks[5:8])) / os.sysconf("SC_CLK_TCK")
+
+
+# -- as a table
+
+
+def table(result: BenchmarkResult) -> Table:
+    """The rows as a table, times in milliseconds."""
+    work = result.work
+    title = (
+        f"{work.num_prompts} prompts x {work.num_responses} responses of {work.max_tokens} tokens, "
+        f"rounds: {result.rounds}, threads: {result.threads}, {result.kernels} kernels"
+    )
+    # Narrow enough for a terminal of 80 columns.
+    found = Table("piece", "side", title=title, box=box.SIMPLE_HEAD, padding=0)
+    for column in ("min ms", "median ms", "ratio\nby min", "ratio\nby median"):
+        found.add_column(column, justify="right")
+    found.add_column("ratio\nover")
+    previous = ""
+    for row in result.rows:
+        if previous and row.piece != previous:
+            found.add_section()
+        ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in (row.ratio_by_min, row.ratio_by_median)]
+        times = [f"{1000 * value:.1f}" for value in (row.min, row.median)]
+        name = "" if row.piece == previous else row.piece
+        found.add_row(name, row.side, *times, *ratios, row.over or "")
+        previous = row.piece
+    return found
+
+
+def memory_table(result: BenchmarkResult) -> Table:
+    """The most that one run of each piece holds at once in tensors of its own, in megabytes."""
+    found = Table("piece", "side", title="peak memory", box=box.SIMPLE_HEAD, padding=0)
+    found.add_column("MB", justify="right")
+    for row in result.rows:
+        found.add_row(row.piece, row.side, f"{row.peak_bytes / 1e6:.1f}")
+    return found
+
+
+def remarks(result: BenchmarkResult) -> list[str]:
+    """What must be known to read the table: what was compared, on which machine, and whether it was alone."""
+    machine, versions = result.machine, result.machine["versions"]
+    lines = [
+        f"Both sides compute the same: log-probs to {result.logp_difference:.1e} nats, "
+        f"the gradient's norm to {result.grad_norm_difference:.1e} relative.",
+        f"Machine: {machine['cpu']}, {machine['num_cpus']} cores; Python {machine['python']}, "
+        f"torch {versions['torch']}, transformers {versions['transformers']}.",
+    ]
+    lines.append("Peak memory counts the tensors that a piece allocates and holds at once, without weights and inputs.")
+    if result.kernels == "compiled":
+        lines.append("What compiled kernels keep outside tensors (working space that grows and stays) is not in it.")
+    if not reference_trl.is_installed():
+        lines.append("TRL is not installed, so no row is its GRPOTrainer's: pip install 'firstorder[bench]'.")
+    if result.other_cpus is None:
+        return [*lines, "How much other processes used of the machine is unknown here."]
+    lines.append(f"Other processes used {result.other_cpus:.2f} CPUs meanwhile.")
+    if result.is_contended:
+        lines.append(f"That is more than {QUIET}: these figures are contended, measure again on a quiet machine.")
+    return lines

@@ -1,0 +1,181 @@
+"""The sandbox's MoE as a kind of policies in an audit: its own passes, engine defects and replay modes, enumerated.
+
+One case is a model (a seed), an engine, a replay mode and a reward; `problem` sets staleness by a step of the weights.
+The engine is the discrepancy: it has no dial, so what it does to the policy is measured. Papers: MiniRL (arXiv
+2512.01374) Table 1; R3 (2510.11370); Pr2 (2606.00395) Eq. 4-8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from lab.audit.cases import Case, Cases, draw_reward, tree_keys
+from lab.audit.config import AuditConfig, LinearPolicies, Policies, TabularPolicies
+from lab.config.strict import Strict
+from sandbox.engines import EngineConfig
+from sandbox.exact.audit import (
+    RoutedPolicy,
+    RoutedProblem,
+    moe_problem,
+    moved,
+    random_direction,
+    router_drift,
+    step_at,
+    target_policy,
+)
+from sandbox.model import MoE
+from sandbox.model.config import ModelConfig
+from theory.contracts import Prompt
+from theory.exact.estimator import Problem, true_gradient
+from theory.exact.tree import PrefixTree
+from theory.routing.passes import MODES, PASSES, Mode
+from theory.streams import stream
+
+PROMPT = Prompt("audit", (0,), answer="")
+"""What every response goes on from: one token."""
+
+
+class MoeModel(Strict):
+    """A decoder small enough for one backward an edge."""
+
+    hidden_size: int = Field(default=8, ge=2, description="width D of the residual stream")
+    num_layers: int = Field(default=2, ge=1, description="decoder layers, each with experts")
+    num_heads: int = Field(default=2, ge=1, description="query heads")
+    num_kv_heads: int = Field(default=1, ge=1, description="key and value heads")
+    head_dim: int = Field(default=4, ge=2, description="width of one head")
+    num_experts: int = Field(default=4, ge=1, description="experts E a layer")
+    experts_per_token: int = Field(default=2, ge=1, description="slots K")
+    expert_size: int = Field(default=8, ge=1, description="hidden width F of one expert")
+
+    def build(self, num_tokens: int, max_length: int, generator: torch.Generator) -> MoE:
+        """The model with random weights, in float64; ValueError for sizes that do not fit together."""
+        sizes = ModelConfig(vocab_size=num_tokens, max_positions=max_length + 1, **self.model_dump())
+        return MoE(sizes, generator).to(torch.float64)
+
+
+class MoePolicies(Policies):
+    """MoE models with random weights, under inference engines and replay modes."""
+
+    kind: Literal["moe"] = "moe"
+    model: MoeModel = Field(default_factory=MoeModel, description="sizes of the model")
+    engines: dict[str, EngineConfig] = Field(
+        min_length=1, description="label to inference engine, as in a run's config"
+    )
+    modes: tuple[Mode, ...] = Field(default=MODES, min_length=1, description="routing replay")
+
+    @property
+    def label(self) -> str:
+        """What the tables call these policies."""
+        return f"moe, {self.num_tokens} tokens" + (" with an end" if self.has_end else "")
+
+    @model_validator(mode="after")
+    def _model_fits(self) -> MoePolicies:
+        self.model.build(self.num_tokens, max(self.lengths), torch.Generator())
+        return self
+
+
+class SandboxAudit(AuditConfig):
+    """An audit that may hold policies of kind moe."""
+
+    backend: Literal["sandbox"] = "sandbox"
+    policies: tuple[Annotated[TabularPolicies | LinearPolicies | MoePolicies, Field(discriminator="kind")], ...] = (
+        Field(min_length=1, description="whose gradients are audited")
+    )
+
+
+def moe_cases(config: AuditConfig, block: MoePolicies) -> Cases:
+    """Each engine and mode of each model, with rewards of its own seed. `discrepancy` of the config plays no part."""
+    levels = [(math.inf, s) for s in config.staleness.token_kl]
+    labels = [objective.name for objective in config.objectives_of(block)]
+
+    def each() -> Iterator[Case]:
+        for tree in block.trees():
+            for seed in range(block.seeds):
+                for reward in config.rewards:
+                    world = _World(config, block, tree, seed, reward)
+                    for engine in block.engines:
+                        for mode in block.modes:
+                            keys = {"policy": block.label, "kind": "moe"} | tree_keys(tree)
+                            keys |= {"seed": seed, "reward": reward, "engine": engine, "mode": mode}
+                            yield Case(keys, levels, labels, world.problems(engine, mode))
+
+    per_model = len(config.rewards) * len(block.engines) * len(block.modes)
+    return Cases(len(block.lengths) * block.seeds * per_model, each())
+
+
+@dataclass
+class _World:
+    """One model with one reward: what its engines and modes share is computed once."""
+
+    config: AuditConfig
+    block: MoePolicies
+    tree: PrefixTree
+    seed: int
+    reward: str
+    _steps: dict[float, Tensor] = field(default_factory=dict)
+    _targets: dict[float, RoutedPolicy] = field(default_factory=dict)
+    _problems: dict[tuple[str, Mode, float], RoutedProblem] = field(default_factory=dict)
+
+    def _stream(self, *names: str) -> torch.Generator:
+        return stream(self.config.seed, "audit", *names, self.block.label, self.tree.max_length, self.seed)
+
+    @cached_property
+    def model(self) -> MoE:
+        return self.block.model.build(self.block.num_tokens, self.tree.max_length, self._stream("policy"))
+
+    @cached_property
+    def reward_Y(self) -> Float[Tensor, " Y"]:
+        return draw_reward(self.config, self.tree, self.reward, self._stream("reward", self.reward))
+
+    @cached_property
+    def direction_Q(self) -> Float[Tensor, " Q"]:
+        """The direction in which the weights move on."""
+        if self.config.staleness.direction == "random":
+            return random_direction(self.model, self._stream("learner"))
+        policy = target_policy(self.model, self.tree, PROMPT)
+        gradient_Q = true_gradient(Problem(policy, policy.logp(), policy.logp(), self.reward_Y))
+        return gradient_Q * math.sqrt(len(gradient_Q)) / gradient_Q.norm()
+
+    def step(self, staleness: float) -> Float[Tensor, " Q"]:
+        if staleness not in self._steps:
+            self._steps[staleness] = step_at(self.model, self.direction_Q, self.tree, PROMPT, staleness)
+        return self._steps[staleness]
+
+    def target(self, staleness: float) -> RoutedPolicy:
+        if staleness not in self._targets:
+            now = moved(self.model, self.step(staleness))
+            self._targets[staleness] = target_policy(now, self.tree, PROMPT)
+        return self._targets[staleness]
+
+    def problems(self, engine: str, mode: Mode) -> Callable[[float, float], Problem]:
+        """The problem under that engine (distance inf) or the exact one (0), at each staleness."""
+
+        def problem(discrepancy: float, staleness: float) -> Problem:
+            name = "exact" if discrepancy == 0 else engine
+            key = (name if discrepancy == 0 else f"engine {name}", mode, staleness)
+            if key not in self._problems:
+                defects = EngineConfig() if discrepancy == 0 else self.block.engines[engine]
+                self._problems[key] = self._problem(defects, mode, staleness)
+            return self._problems[key]
+
+        return problem
+
+    def _problem(self, engine: EngineConfig, mode: Mode, staleness: float) -> RoutedProblem:
+        step_Q = self.step(staleness)
+        predictor = router_drift(self.model, step_Q) if PASSES[mode].trains_predictor else None
+        return moe_problem(
+            self.model, engine, mode, self.tree, PROMPT, self.reward_Y, step_Q=step_Q, predictor=predictor,
+            seed=self.seed, target=self.target(staleness),
+        )  # fmt: skip
+
+
+__all__ = ["MoeModel", "MoePolicies", "SandboxAudit", "moe_cases"]

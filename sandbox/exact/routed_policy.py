@@ -1,0 +1,96 @@
+"""pi of the sandbox's MoE on a prefix tree: its log-probabilities, their Jacobian, and the routes of every response.
+
+The training engine's own forward and backward, under any PassRouting. Routes are functions of the prefix, because a
+replayed record is one: rows that two responses share hold the same experts in both.
+
+Letters beyond theory/contracts.py: n nodes, Y responses (theory/exact/tree.py), Q trainable parameters.
+Paper: R3 (arXiv 2510.11370) Eq. 8, replayed experts under live gates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sandbox.engines import EngineConfig
+from sandbox.engines.engine import SandboxEngine
+from sandbox.model import MoE
+from sandbox.training.engine import SandboxTrainingEngine
+from theory.algorithm import OptimizerSettings
+from theory.contracts import Prompt, Rollouts
+from theory.exact.policies import JacobianPolicy
+from theory.exact.tree import PrefixTree
+from theory.routing.passes import PassRouting
+from theory.routing.record import RoutingRecord
+
+
+@dataclass(frozen=True)
+class RoutedPolicy(JacobianPolicy):
+    """pi under one routing: log-probabilities, their Jacobian, and the experts that every response's rows used."""
+
+    experts: RoutingRecord
+
+
+def target_policy(model: MoE, tree: PrefixTree, prompt: Prompt) -> RoutedPolicy:
+    """pi at the model's weights, naturally routed: the policy whose E[R] is maximised."""
+    return routed_policy(model, tree, exact_rollouts(model, tree, prompt), PassRouting("natural"))
+
+
+def routed_policy(model: MoE, tree: PrefixTree, rollouts: Rollouts, routing: PassRouting) -> RoutedPolicy:
+    """pi at the model's weights, routed as `routing` says over `rollouts`, which are all responses of the tree.
+
+    The training engine's own forward and backward, one backward an edge; each edge is read from a response through it.
+    """
+    learner = SandboxTrainingEngine(model, OptimizerSettings())
+    values, jacobians = [], []
+    for t, owner_nV in enumerate(_owners(tree)):
+        # A node's V edges at a time.
+        rows = [learner.token_gradients(rollouts.select(b), routing.select(b), t) for b in owner_nV.tolist()]
+        values.append(torch.stack([logp_V for logp_V, _ in rows]).double())
+        jacobians.append(torch.stack([gradient_VQ for _, gradient_VQ in rows]).double())
+    experts = learner.score(rollouts, routing).experts
+    assert experts is not None, "a model with MoE layers was scored without a record of its routes"
+    return RoutedPolicy(tree, tuple(values), tuple(jacobians), experts)
+
+
+def _owners(tree: PrefixTree) -> list[Int[Tensor, "_n V"]]:
+    """The first response through each edge."""
+    owners = [torch.full((n * tree.num_tokens,), tree.num_responses) for n in tree.sizes]
+    for rows, paths in tree.chunks():
+        index_B = torch.arange(rows.start, rows.stop)
+        for t, owner in enumerate(owners):
+            on = paths.is_response_BT[:, t]
+            flat = paths.nodes_BT[on, t] * tree.num_tokens + paths.tokens_BT[on, t]
+            owner.scatter_reduce_(0, flat, index_B[on], "amin")
+    return [owner.view(-1, tree.num_tokens) for owner in owners]
+
+
+def edges_of(tree: PrefixTree, values_YT: Float[Tensor, "Y T"]) -> list[Float[Tensor, "_n V"]]:
+    """A value of every response at every position, as one value an edge, in float64."""
+    return [values_YT[owner_nV, t].double() for t, owner_nV in enumerate(_owners(tree))]
+
+
+def natural_logp(model: MoE, tree: PrefixTree, prompt: Prompt) -> list[Float[Tensor, "_n V"]]:
+    """log pi of every edge, naturally routed, without its gradient."""
+    return edges_of(tree, exact_rollouts(model, tree, prompt).padded().logp_mu_BT)
+
+
+def exact_rollouts(model: MoE, tree: PrefixTree, prompt: Prompt) -> Rollouts:
+    """Every response of the tree with pi's own log-probabilities: those of the engine without defects."""
+    engine = rollout_engine(model, EngineConfig(), tree)
+    engine.load_model(model, version=0)
+    return engine.enumerate(prompt, tree)
+
+
+def rollout_engine(model: MoE, engine: EngineConfig, tree: PrefixTree) -> SandboxEngine:
+    """The configured engine for the model's sizes and type and the tree's end token; it holds no weights yet."""
+    stop_token = tree.num_tokens - 1 if tree.has_end else None
+    return SandboxEngine(model.config, engine.defects, stop_token, dtype=model.norm.dtype, kernels=model.kernels)
+
+
+__all__ = [
+    "RoutedPolicy", "edges_of", "exact_rollouts", "natural_logp", "rollout_engine", "routed_policy", "target_policy",
+]  # fmt: skip

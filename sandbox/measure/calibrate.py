@@ -1,0 +1,222 @@
+"""The sandbox's engine made as wrong as a real one: dials fitted to a trace's KL, its tail of ratios and its routes.
+
+The target is three kinds of figures of a trace: k3 KL(mu, old), F(tau) at several tau, and the share of routers that
+differ. The dials are the formats that engines compute in (of weights, activations and cache) and the noise on router
+logits and on next-token logits. Each trial samples one fixed batch of problems, with the same random numbers, and the
+trainer scores it. (Re-scoring the trainer's own tokens instead costs half, and sees half of the tail: tokens that mu
+alone likes are not among them.)
+Papers: R3 (arXiv 2510.11370) Eq. 2 and 3, sec. 3.2.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import torch
+from scipy.optimize import minimize
+
+from lab.doctor.evidence import gather
+from lab.traces import Trace
+from sandbox.engines import ActivationPrecision, KVPrecision, LogitNoise, RouterNoise, WeightPrecision
+from sandbox.engines.defect import Defect
+from sandbox.engines.engine import SandboxEngine
+from sandbox.measure.defect_table import Bench
+from theory.contracts import Rollouts, TokenScores
+from theory.divergences import extreme_fraction, k3_kl_mu_old
+from theory.routing.measures import router_disagreement
+from theory.routing.passes import PassRouting
+
+TAUS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
+Format = tuple[Defect, ...]
+
+_FP8, _INT8 = WeightPrecision(), WeightPrecision(format="int8")
+FORMATS: tuple[Format, ...] = (
+    (WeightPrecision(format="bf16"),),
+    (WeightPrecision(format="bf16"), ActivationPrecision(format="bf16")),
+    (_FP8,),
+    (_FP8, ActivationPrecision()),
+    (_FP8, ActivationPrecision(), KVPrecision()),
+    (_INT8, ActivationPrecision(format="int8")),
+)
+"""What engines compute in, each tried by itself."""
+NUM_SEARCHED = 2
+"""Formats that noise is tried beside: those that fit best by themselves, and none."""
+GRID = (1e-4, 0.02, 0.2)
+"""Standard deviations that a search starts from."""
+LARGEST = 3.0
+SIMPLER = 1.05
+"""A dial is left out where the fit without it is at most this much worse."""
+
+
+ALIKE = 0.01
+"""Figures that agree to a percent are equal for any purpose."""
+GOOD = math.log(1.25)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the target and of the fit; `floor` is about what chance adds to either, e.g. two tokens' share."""
+
+    name: str
+    target: float
+    fitted: float
+    floor: float
+
+    @property
+    def residual(self) -> float:
+        """log((fitted + floor) / (target + floor)): 0 for a perfect fit, and little for a tail of few tokens."""
+        return math.log((self.fitted + self.floor) / (self.target + self.floor))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The fitted defects, and every figure."""
+
+    defects: tuple[Defect, ...]
+    figures: tuple[Figure, ...]
+
+    @property
+    def residual(self) -> float:
+        """Root of the mean square over the kinds of figures (KL, tail, routes) of log(fitted / target)."""
+        return loss(self.figures)
+
+    @property
+    def word(self) -> str:
+        """How well it fits, in a plain sentence."""
+        factor = math.exp(self.residual)
+        worst = max(self.figures, key=lambda figure: abs(figure.residual))
+        grade = "good" if self.residual < GOOD else "fair" if factor < 2 else "poor"
+        off = f"{worst.name} is off most, by a factor of {math.exp(abs(worst.residual)):.2f}"
+        return f"{grade}: the figures are off by a factor of {factor:.2f} as a rule; {off}"
+
+    def yaml(self) -> str:
+        """The engine block of a sandbox config."""
+        rows = [{"kind": d.model_dump()["kind"]} | d.model_dump(exclude_defaults=True) for d in self.defects]
+        flow = ["{" + ", ".join(f"{key}: {_yaml(value)}" for key, value in row.items()) + "}" for row in rows]
+        return "engine:\n" + ("  defects: []\n" if not rows else "  defects:\n" + "".join(f"    - {r}\n" for r in flow))
+
+
+def _yaml(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def kind_of(name: str) -> str:
+    """KL, tail or routes: each kind weighs as much as another."""
+    return "tail" if name.startswith("F(") else name
+
+
+def loss(figures: Sequence[Figure]) -> float:
+    """Root over the kinds of the mean of the mean squares of their residuals."""
+    kinds: dict[str, list[float]] = {}
+    for figure in figures:
+        kinds.setdefault(kind_of(figure.name), []).append(figure.residual**2)
+    return fmean(fmean(squares) for squares in kinds.values()) ** 0.5
+
+
+def target_of(trace: Trace) -> dict[str, float]:
+    """The figures of a trace; ValueError where log-probabilities are not finite."""
+    seen, mask = gather(trace), trace.is_response
+    if "nonfinite_share" in seen:
+        raise ValueError("logp_mu, logp_old: expected finite log-probabilities to fit to, got some that are not")
+    figures = {"k3 KL": seen["k3_kl"]} | _tail(trace.logp_old[mask], trace.logp_mu[mask])
+    if "router_disagreement" in seen:
+        figures["routers that differ"] = seen["router_disagreement"]
+    return figures
+
+
+def _tail(logp_old_n: torch.Tensor, logp_mu_n: torch.Tensor) -> dict[str, float]:
+    every = torch.ones(len(logp_mu_n), dtype=torch.bool)
+    return {f"F({tau:g})": extreme_fraction(logp_old_n, logp_mu_n, every, tau=tau).item() for tau in TAUS}
+
+
+class Calibration:
+    """A model to try engines on, and the figures that they should have."""
+
+    def __init__(self, bench: Bench, target: Mapping[str, float], num_tokens: int):
+        self.bench, self.target = bench, dict(target)
+        if not bench.trainer.model.config.moe_layers:
+            self.target.pop("routers that differ", None)
+        ours = sum(len(response.tokens) for response in bench.sample(bench.engine(None), draw=0).responses)
+        # Two tokens of the side that has fewer; for the KL what float32 makes of equal engines.
+        self.floors = {kind: 2 / min(ours, num_tokens) for kind in ("tail", "routers that differ")} | {"k3 KL": 1e-9}
+
+    def engine(self, defects: Sequence[Defect]) -> SandboxEngine:
+        """An engine with these defects and the trainer's weights."""
+        trainer, task = self.bench.trainer, self.bench.task
+        model = trainer.model
+        engine = SandboxEngine(
+            model.config, defects, task.tokenizer.eos_id, numerics=self.bench.numerics, kernels=model.kernels
+        )
+        engine.load_weights(self.bench.versions[-1], 0)
+        return engine
+
+    def figures(self, rollouts: Rollouts, scores: TokenScores) -> tuple[Figure, ...]:
+        """The target's figures beside those of these rollouts."""
+        batch = rollouts.padded()
+        mask_BT = batch.is_response_BT
+        mu_n, old_n = batch.logp_mu_BT[mask_BT].double(), scores.logp_BT[mask_BT].double()
+        found = {"k3 KL": k3_kl_mu_old(old_n, mu_n).mean().item()} | _tail(old_n, mu_n)
+        if rollouts.experts is not None and scores.natural is not None:
+            found["routers that differ"] = router_disagreement(rollouts.experts, scores.natural)
+        return tuple(Figure(name, t, found[name], self.floors[kind_of(name)]) for name, t in self.target.items())
+
+    def measured(self, defects: Sequence[Defect], draws: Sequence[int]) -> tuple[Figure, ...]:
+        """The figures of what an engine with these defects samples: means over these draws of the batch."""
+        engine, found = self.engine(defects), []
+        for draw in draws:
+            rollouts = self.bench.sample(engine, draw)
+            found.append(self.figures(rollouts, self.bench.trainer.score(rollouts, PassRouting("natural"))))
+        return tuple(replace(f[0], fitted=fmean(g.fitted for g in f)) for f in zip(*found, strict=True))
+
+    def fitted_stds(self, formats: Format, num_trials: int) -> tuple[float, float]:
+        """Noise of router and next-token logits that fit best beside this format: a grid, then a simplex from there."""
+        has_routers = bool(self.bench.trainer.model.config.moe_layers)
+
+        def trial(logs: Iterable[float]) -> float:
+            stds = [min(math.exp(x), LARGEST) for x in logs]
+            return loss(self.measured(defects_of(formats, stds[0] if has_routers else 0.0, stds[-1]), (0,)))
+
+        axes = [[math.log(std) for std in GRID]] * (2 if has_routers else 1)
+        start = min(itertools.product(*axes), key=trial)
+        simplex = [list(start)] + [
+            [x + (0.7 if i == j else 0.0) for j, x in enumerate(start)] for i in range(len(start))
+        ]
+        options = {"maxfev": num_trials, "initial_simplex": simplex, "xatol": 0.02, "fatol": 1e-3}
+        best = [min(math.exp(x), LARGEST) for x in minimize(trial, start, method="Nelder-Mead", options=options).x]
+        return (best[0] if has_routers else 0.0), best[-1]
+
+    def fit(self, num_draws: int = 4, num_trials: int = 30, formats: Sequence[Format] = FORMATS) -> Fit:
+        """The best engine, without dials that it does not need, and its figures on other draws.
+
+        That is no defect, or a format by itself where one is good: engines round, while noise stands in for what has no
+        dial. Else noise beside the formats that are best; `num_trials` bounds the simplex search of each.
+        """
+        tried, others = range(num_draws), range(num_draws, 2 * num_draws)
+
+        def loss_of(defects: tuple[Defect, ...]) -> tuple[float, tuple[Defect, ...]]:
+            return loss(self.measured(defects, tried)), defects
+
+        candidates = [loss_of(()), *(loss_of(defects) for defects in formats)]
+        value, defects = min(candidates, key=lambda item: item[0])
+        if value <= GOOD:
+            return Fit(defects, self.measured(defects, others))
+        for searched in [(), *(d for _, d in sorted(candidates[1:], key=lambda item: item[0])[:NUM_SEARCHED])]:
+            router, logit = self.fitted_stds(searched, num_trials)
+            noises = [(router, 0.0), (0.0, logit), (router, logit)]
+            candidates += [loss_of(defects_of(searched, *noise)) for noise in noises]
+        least = min(value for value, _ in candidates)
+        close = [(len(defects), value, defects) for value, defects in candidates if value <= least * SIMPLER + ALIKE]
+        defects = min(close, key=lambda item: item[:2])[2]
+        return Fit(defects, self.measured(defects, others))
+
+
+def defects_of(formats: Format, router_std: float, logit_std: float) -> tuple[Defect, ...]:
+    """The defects of these dials; a dial at 0 is left out. Three digits, as they are written down."""
+    out: list[Defect] = list(formats)
+    out += [RouterNoise(std=float(f"{router_std:.3g}"))] if router_std > 0 else []
+    out += [LogitNoise(std=float(f"{logit_std:.3g}"))] if logit_std > 0 else []
+    return tuple(out)

@@ -1,0 +1,236 @@
+"""The table of engine defects: what each dial does to a trained model's policy and routes, and which links it breaks.
+
+Every engine holds the same weights as the trainer (a stale one: earlier ones of the same run), samples the same
+problems with the same seeds, and is scored by the training engine, as on the ladder of real engines.
+Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 3, sec. 3.2 and 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lab.ladder import Estimate, estimate
+from lab.tasks import TextTask
+from sandbox.config import SandboxRun, TrainingBlock
+from sandbox.engines import (
+    ActivationPrecision,
+    KVPrecision,
+    LogitNoise,
+    ReductionOrder,
+    RouterNoise,
+    SamplingMismatch,
+    StaleWeights,
+    WeightPrecision,
+)
+from sandbox.engines.defect import LINKS, Defect
+from sandbox.engines.engine import SandboxEngine
+from sandbox.model import MoE
+from sandbox.run import initial_model, open_task
+from sandbox.training.engine import SandboxTrainingEngine
+from sandbox.training.numerics import of_precision
+from theory.algorithm import Algorithm
+from theory.contracts import Rollouts, Sampling, TokenScores
+from theory.divergences import discrepancy_metrics, masked_mean
+from theory.loop import global_step
+from theory.routing.measures import routing_metrics
+from theory.routing.passes import PASSES, PassRouting
+from theory.step_metrics import old_pass_metrics
+from theory.streams import derive_seed
+
+RUNGS: dict[str, Defect | None] = {
+    "exact": None,
+    "weights fp16": WeightPrecision(format="fp16"),
+    "weights bf16": WeightPrecision(format="bf16"),
+    "weights int8, a scale a channel": WeightPrecision(format="int8"),
+    "weights fp8, a scale a channel": WeightPrecision(),
+    "weights fp8, a scale a block of 32 x 32": WeightPrecision(scale="block", block_size=32),
+    "weights fp8, a scale a tensor": WeightPrecision(scale="tensor"),
+    "activations bf16": ActivationPrecision(format="bf16"),
+    "activations int8, a scale a token": ActivationPrecision(format="int8"),
+    "activations fp8, a scale a token": ActivationPrecision(),
+    "activations fp8, a scale a block of 1 x 32": ActivationPrecision(scale="block", block_size=32),
+    "activations fp8, a scale a tensor": ActivationPrecision(scale="tensor"),
+    "cache bf16": KVPrecision(format="bf16"),
+    "cache int8, a scale a token": KVPrecision(format="int8", scale="token"),
+    "cache fp8, a scale a token": KVPrecision(scale="token"),
+    "cache fp8, scale 1": KVPrecision(),
+    "2 units, partial sums in fp32": ReductionOrder(units=2),
+    "8 units, partial sums in fp32": ReductionOrder(units=8),
+    "8 units, partial sums in bf16": ReductionOrder(units=8, partials="bf16"),
+    "router noise 0.01": RouterNoise(std=0.01),
+    "router noise 0.1": RouterNoise(std=0.1),
+    "router noise 0.3": RouterNoise(std=0.3),
+    "logit noise 0.01": LogitNoise(std=0.01),
+    "logit noise 0.1": LogitNoise(std=0.1),
+    "logit noise 0.3": LogitNoise(std=0.3),
+    "1 version behind": StaleWeights(versions=1),
+    "2 versions behind": StaleWeights(versions=2),
+    "4 versions behind": StaleWeights(versions=4),
+    "4 behind, from a half on new, cache kept": StaleWeights(versions=4, switch_at=0.5),
+    "4 behind, from a half on new, cache recomputed": StaleWeights(versions=4, switch_at=0.5, cache="recomputed"),
+    "temperature 0.9": SamplingMismatch(temperature=0.9),
+    "temperature 0.7": SamplingMismatch(temperature=0.7),
+    "top-p 0.9": SamplingMismatch(top_p=0.9),
+    "top-k 2": SamplingMismatch(top_k=2),
+    "min-p 0.1": SamplingMismatch(min_p=0.1),
+    "temperature 0.7, scored": SamplingMismatch(temperature=0.7, score="processed"),
+    "top-p 0.9, scored": SamplingMismatch(top_p=0.9, score="processed"),
+}
+"""What the table measures: a name and the defect; None is the exact engine."""
+
+REPEATED: dict[str, TrainingBlock] = {
+    "fp32, fixed order": TrainingBlock(),
+    "fp32, 8 units": TrainingBlock(reduction_order=ReductionOrder(units=8)),
+    "bf16, fixed order": TrainingBlock(precision="bf16"),
+    "bf16, 8 units": TrainingBlock(precision="bf16", reduction_order=ReductionOrder(units=8)),
+    "bf16, 8 units, partial sums in bf16": TrainingBlock(
+        precision="bf16", reduction_order=ReductionOrder(units=8, partials="bf16")
+    ),
+}
+"""Training numerics under which the same responses are scored twice, in micro-batches of two sizes."""
+
+METRICS = {
+    "rollout_corr/k3_kl": "k3 KL(mu, old)",
+    "rollout_corr/extreme_frac_tau2": "F(2)",
+    "routing/router_disagreement": "routers that differ",
+    "surprise_gap": "surprise - entropy",
+}
+"""Registered metrics, and mean over tokens of (-log old(y_t) - entropy of old): 0 on average if y_t ~ old."""
+
+# Global steps that are taken first: past a warm-up, so that one version is a full step from the next.
+NUM_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One engine against the trainer, over draws of `num_tokens` tokens in all; metrics by the names of METRICS."""
+
+    name: str
+    defect: Defect | None
+    num_tokens: int
+    metrics: dict[str, Estimate]
+
+    @property
+    def breaks(self) -> str:
+        """The broken links in the chain's order, as words."""
+        words = {"batch": "alone == in a batch", "prefill": "prefill == decode", "trainer": "trainer == engine"}
+        words["sampler"] = "sampler == scorer"
+        broken = () if self.defect is None else self.defect.breaks
+        return ", ".join(words[link] for link in LINKS if link in broken) or "none"
+
+
+class Bench:
+    """A trained model of some versions, its trainer, and the batches that every engine samples."""
+
+    def __init__(self, config: SandboxRun, num_steps: int = NUM_STEPS):
+        """Makes the config's starting model (cold start from its cache), then takes steps with an exact engine."""
+        torch.set_num_threads(1)
+        config = config.settled()
+        self.config, self.algorithm = config, config.algorithm.build()
+        self.task: TextTask = open_task(config)
+        self.numerics = of_precision(config.training.precision)
+        self.trainer = self._trainer(
+            initial_model(config, self.task, "none").compute_with(config.kernels()), config.training
+        )
+        self.versions: list[list[tuple[str, Tensor]]] = [list(self.trainer.named_tensors())]
+        rollout = self.engine(None)
+        for step in range(num_steps):
+            global_step(step, self._natural(), rollout, self.trainer, self.task, config.seed)
+            self.versions.append(list(self.trainer.named_tensors()))
+
+    @property
+    def words(self) -> str:
+        """The model in half a sentence."""
+        model = self.trainer.model.config
+        experts = (
+            f"{model.num_experts} experts, {model.experts_per_token} a token" if model.moe_layers else "no experts"
+        )
+        taught = "" if self.config.cold_start is None else "taught its task, then "
+        return (
+            f"The model: {model.num_layers} layers, width {model.hidden_size}, {experts}, {taught}trained for "
+            f"{len(self.versions) - 1} global steps"
+        )
+
+    def _natural(self) -> Algorithm:
+        return replace(self.algorithm, mode="none")
+
+    def _trainer(self, model: MoE, block: TrainingBlock, micro_batch_size: int | None = None) -> SandboxTrainingEngine:
+        return SandboxTrainingEngine(
+            model,
+            self.algorithm.optimizer,
+            micro_batch_size=micro_batch_size or block.micro_batch_size,
+            keep_reference=self.algorithm.objective.kl_coefficient > 0,
+            numerics=block.numerics(),
+        )
+
+    def engine(self, defect: Defect | None) -> SandboxEngine:
+        """The engine with that defect, handed every version that it can remember, the newest last."""
+        defects = () if defect is None else (defect,)
+        model = self.trainer.model
+        engine = SandboxEngine(
+            model.config, defects, self.task.tokenizer.eos_id, numerics=self.numerics, kernels=model.kernels
+        )
+        newest = len(self.versions) - 1
+        num_older = 0 if engine.stale is None else engine.stale.versions
+        for version in range(max(0, newest - num_older), newest + 1):
+            engine.load_weights(self.versions[version], version)
+        return engine
+
+    def sample(self, engine: SandboxEngine, draw: int) -> Rollouts:
+        """The engine's responses to the draw's problems."""
+        sampling = Sampling(
+            max_tokens=self.algorithm.max_tokens,
+            num_responses=self.algorithm.num_responses,
+            temperature=self.algorithm.temperature,
+            seed=derive_seed(self.config.seed, "defects", draw),
+        )
+        return engine.generate(self.task.prompts(NUM_STEPS + draw, self.algorithm.num_prompts), sampling)
+
+    def rung(self, name: str, num_seeds: int) -> Rung:
+        """The engine of that name against the trainer."""
+        engine, rows, num_tokens = self.engine(RUNGS[name]), [], 0
+        for draw in range(num_seeds):
+            rollouts = self.sample(engine, draw)
+            scores = self.trainer.score(rollouts, PassRouting("natural"))
+            metrics = old_pass_metrics(rollouts, scores, PASSES["none"])
+            rows.append({**metrics, "surprise_gap": surprise_gap(rollouts, scores)})
+            num_tokens += sum(int(r.is_response.sum()) for r in rollouts.responses)
+        return Rung(name, RUNGS[name], num_tokens, _estimates(rows))
+
+    def repeated(self, name: str, num_seeds: int) -> Rung:
+        """Two old passes over the same responses under these training numerics, in micro-batches of two sizes.
+
+        R3 sec. 3.3: the first pass stands for mu, the second for old.
+        """
+        block, exact, rows, num_tokens = REPEATED[name], self.engine(None), [], 0
+        passes = [self._trainer(self.trainer.model, block, size) for size in (64, 24)]
+        for draw in range(num_seeds):
+            rollouts = self.sample(exact, draw)
+            first, second = (trainer.score(rollouts, PassRouting("natural")) for trainer in passes)
+            metrics = discrepancy_metrics(second.logp_BT, first.logp_BT, rollouts.padded().is_response_BT)
+            if first.natural is not None and second.natural is not None:
+                metrics |= routing_metrics(first.natural, second.natural)
+            rows.append(metrics)
+            num_tokens += sum(int(r.is_response.sum()) for r in rollouts.responses)
+        return Rung(name, None, num_tokens, _estimates(rows))
+
+
+def surprise_gap(rollouts: Rollouts, scores: TokenScores) -> float:
+    """Mean over tokens of -log old(y_t) - H(old), nats/token; 0 on average if y_t ~ old, negative if too likely."""
+    mask_BT = rollouts.padded().is_response_BT
+    return masked_mean(-scores.logp_BT - scores.entropy_BT, mask_BT).item()
+
+
+def _estimates(rows: Sequence[dict[str, float]]) -> dict[str, Estimate]:
+    return {name: estimate([row[name] for row in rows]) for name in METRICS if name in rows[0]}
+
+
+def check_rungs(names: Sequence[str]) -> None:
+    """Raises ValueError for a name that is not in RUNGS."""
+    unknown = [name for name in names if name not in RUNGS]
+    if unknown:
+        raise ValueError(f"--rung: expected some of {'; '.join(RUNGS)}, got {'; '.join(unknown)}")

@@ -1,0 +1,66 @@
+"""`firstorder filter`: pass rates of a problem file under the model that a run would start from and its engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+
+from lab.config.strict import ConfigError
+from lab.filtering import Band, ProblemFile, Summary, filter_problems
+from lab.progress import ProgressKind
+from lab.tasks.problems import ProblemsConfig
+from lab.tasks.tokenizers import load_tokenizer
+from sandbox.config import SandboxRun
+from sandbox.engines.engine import SandboxEngine
+from sandbox.model import MoE
+from sandbox.model.checkpoint import load as load_model
+from sandbox.model.checkpoint import to_hf
+from sandbox.run import initial_model, open_task
+from sandbox.training.numerics import of_precision
+from theory.contracts import Sampling
+
+
+def filter_data(
+    config: SandboxRun, data: str, *, num_samples: int, band: Band, progress: ProgressKind = "none"
+) -> Summary:
+    """Filters the problems of `data`, read as the config's task block says; the block's own file is not filtered.
+
+    The model is that of `model.path`, after the cold start where the config has one; mu is its rollout engine, defects
+    included; temperature and length are those of `algorithm.sampling`. Raises what `filter_problems` raises, and
+    ConfigError where the config's task reads no problem file.
+    """
+    config = config.settled()
+    if not isinstance(config.task, ProblemsConfig):
+        raise ConfigError(f"task.kind: expected jsonl or dataset, as which DATA is read, got {config.task.kind}")
+    assert config.model.path is not None, "SandboxRun asks for the model folder of every problem file"
+    config.kernels().set_threads(config.threads or 1)  # as in a run: a rate is that of the run's own rollout engine
+    tokenizer = load_tokenizer(config.model.path)
+    file = ProblemFile.open(config.task.model_copy(update={"path": data}), tokenizer)
+    if config.cold_start is None:
+        model = load_model(config.model.path)
+    else:
+        model = initial_model(config, open_task(config), progress)
+    numerics = of_precision(config.training.precision)
+    kernels = config.kernels()
+    engine = SandboxEngine(model.config, config.engine.defects, tokenizer.eos_id, numerics=numerics, kernels=kernels)
+    engine.load_model(model, version=0)
+    block = config.algorithm.sampling
+    sampling = Sampling(block.max_tokens, num_samples, block.temperature, config.seed)
+    return filter_problems(file, engine, sampling, band, sampler=_sampler(config, model), progress=progress)
+
+
+def _sampler(config: SandboxRun, model: MoE) -> str:
+    """A hash of everything that makes mu: sizes, weights, precision, kernels and defects."""
+    settings = [repr(model.config), config.training.precision, config.engine.model_dump(mode="json")]
+    if config.compile:
+        settings.append("compiled")
+    digest = hashlib.sha256(json.dumps(settings).encode())
+    for name, tensor in to_hf(model):
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+__all__ = ["filter_data"]

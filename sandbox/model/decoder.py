@@ -1,0 +1,176 @@
+"""The decoder: a Qwen3-MoE-shaped transformer whose routers ask a `Routing` which experts to use.
+
+One class covers Qwen3-MoE, OLMoE and Mixtral shapes and their dense twin; sandbox/model/checkpoint.py opens and writes
+them as Hugging Face folders. All arithmetic is that of the model's kernels (sandbox/kernels/), in training, prefill
+and decoding alike.
+
+Letters beyond theory/contracts.py: N = B S rows of a flattened batch, O output width, F MLP hidden width, H query
+heads, h key heads, d head width, P key slots (padded).
+Shapes follow Qwen3 (arXiv 2505.09388), OLMoE (arXiv 2409.02060) and Mixtral (arXiv 2401.04088).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sandbox.kernels import EAGER, MIN_KEYS, Kernels, rotation, rotation_tables, round_up
+from sandbox.kernels.interface import Passes
+from sandbox.kernels.numerics import EXACT, Numerics
+from sandbox.model.config import ModelConfig
+from sandbox.model.kv_cache import KVCache
+from sandbox.model.layers import ExpertMLP, Layer, Pass, Products, Routing, linear, matrix
+from theory.routing.replay import NaturalRouting
+
+
+class MoE(nn.Module):
+    """The decoder. With a generator its weights come from it alone; without one all matrices are zero, to be loaded.
+
+    Matrices ~ N(0, init_std^2 / fan-in), norms 1; embeddings ~ N(0, init_std^2), or N(0, init_std^2 / D) where the head
+    is tied to them, so that logits start with unit variance. At the customary 0.02 a small model's experts hardly
+    matter: its policy would not feel a wrong route.
+    """
+
+    cos_Pd: Tensor
+    sin_Pd: Tensor
+
+    def __init__(self, config: ModelConfig, generator: torch.Generator | None = None, kernels: Kernels = EAGER):
+        super().__init__()
+        self.config = config
+        self.compute_with(kernels)
+        self.embedding = matrix(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_layers))
+        self.norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.head = None if config.tied_head else matrix(config.vocab_size, config.hidden_size)
+        # Positions in whole vector widths: the last lanes of a cosine would depend on the length of the table.
+        position_P = torch.arange(round_up(config.max_positions, 64), dtype=torch.float32)
+        even_d = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
+        angle_Pd = position_P[:, None] * (1.0 / config.rope_theta ** (even_d / config.head_dim))
+        cos_Pd, sin_Pd = rotation_tables(angle_Pd)
+        self.register_buffer("cos_Pd", cos_Pd, persistent=False)
+        self.register_buffer("sin_Pd", sin_Pd, persistent=False)
+        if generator is not None:
+            self._draw(generator)
+
+    @torch.no_grad()
+    def _draw(self, generator: torch.Generator) -> None:
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                continue  # a norm
+            # Stacked experts are (E, in, out), everything else is (out, in).
+            fan_in = parameter.shape[1]
+            if name == "embedding" and self.head is not None:
+                fan_in = 1
+            parameter.normal_(0.0, self.config.init_std / fan_in**0.5, generator=generator)
+
+    def compute_with(self, kernels: Kernels) -> MoE:
+        """This model, with these kernels from now on."""
+        self.kernels, self.gate = kernels, kernels.gate(self.config.gate)
+        self._held: Passes | None = None
+        return self
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, the weights do not change: what whole passes make of them is made once."""
+        before = self._held
+        if before is None and self.kernels.passes is not None:
+            self._held = self.kernels.passes(self)
+        try:
+            yield
+        finally:
+            self._held = before
+
+    def router_parameters(self) -> Iterator[nn.Parameter]:
+        """The router matrix of each MoE layer, in layer order."""
+        return (layer.mlp.router for layer in self.layers if isinstance(layer.mlp, ExpertMLP))  # type: ignore[misc]
+
+    def forward(
+        self,
+        tokens_BS: Int[Tensor, "B S"],
+        routing: Routing | None = None,
+        *,
+        numerics: Numerics = EXACT,
+        cache: KVCache | None = None,
+        positions_B: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B S V"]:
+        """Next-token logits after every token; see `forward_hidden` for the arguments."""
+        hidden_BSD = self.forward_hidden(tokens_BS, routing, numerics=numerics, cache=cache, positions_B=positions_B)
+        return self.logits(hidden_BSD.flatten(0, 1), numerics=numerics).unflatten(0, hidden_BSD.shape[:2])
+
+    def forward_hidden(
+        self,
+        tokens_BS: Int[Tensor, "B S"],
+        routing: Routing | None = None,
+        *,
+        numerics: Numerics = EXACT,
+        cache: KVCache | None = None,
+        positions_B: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B S D"]:
+        """The normalised hidden state of every token, which `logits` turns into logits for the rows that are needed.
+
+        Causal; right padding changes no bit of what stands before it. With a cache, row b's tokens go to the slots from
+        `positions_B[b]` (by default after the tokens it holds) and see the slots before; its length advances by S,
+        padding included: `KVCache.truncate` takes ragged prompts back. No gradients with a cache.
+        Raises ValueError for tokens outside the vocabulary and positions outside the model or the cache.
+        """
+        positions_BS = self._positions(tokens_BS, cache, positions_B)
+        x_BSD = F.embedding(tokens_BS, self.embedding)
+        # Without a cache keys stand in slots 0 to S - 1, whatever their positions.
+        whole = self._whole(numerics) if cache is not None or positions_B is None else None
+        if whole is not None:
+            hidden_BSD = whole.forward(x_BSD, positions_BS, routing or NaturalRouting(), cache, numerics)
+        else:
+            shared = self._prepare(positions_BS, routing or NaturalRouting(), numerics, cache)
+            for layer in self.layers:
+                x_BSD = layer(x_BSD, shared)
+            hidden_BSD = self.kernels.rms_norm(x_BSD, self.norm, self.config.norm_eps)
+        if cache is not None:
+            cache.lengths_B = positions_BS[:, -1] + 1
+        return hidden_BSD
+
+    def logits(self, hidden_ND: Float[Tensor, "N D"], *, numerics: Numerics = EXACT) -> Float[Tensor, "N V"]:
+        """The next-token logits of these rows."""
+        whole = self._whole(numerics) if self._held is not None else None
+        if whole is not None:
+            return numerics.logits(whole.logits(hidden_ND, numerics))
+        head_VD = self.embedding if self.head is None else self.head
+        return numerics.logits(linear(hidden_ND, head_VD, "head", Products(self.kernels, numerics)))
+
+    def _whole(self, numerics: Numerics) -> Passes | None:
+        """The kernels' whole passes, where they have some and this is a pass for them: known as data, no gradients."""
+        if self.kernels.passes is None or torch.is_grad_enabled() or numerics.rounding() is None:
+            return None
+        return self._held or self.kernels.passes(self)
+
+    def _positions(self, tokens_BS: Tensor, cache: KVCache | None, positions_B: Tensor | None) -> Tensor:
+        """Each token's position, (1, S) where all rows begin at 0; checks tokens, positions and cache."""
+        B, S = tokens_BS.shape
+        low, high = (int(v) for v in tokens_BS.aminmax())
+        if low < 0 or high >= self.config.vocab_size:
+            raise ValueError(f"expected token ids in [0, {self.config.vocab_size}), got {low if low < 0 else high}")
+        if positions_B is None:
+            positions_B = torch.zeros(1, dtype=torch.int64) if cache is None else cache.lengths_B
+        first, end = int(positions_B.min()), int(positions_B.max()) + S
+        if first < 0 or end > self.config.max_positions:
+            raise ValueError(f"expected positions in [0, {self.config.max_positions}), got {first} to {end - 1}")
+        if cache is not None:
+            cache.check(positions_B, B, S)
+        return positions_B[:, None] + torch.arange(S)
+
+    def _prepare(self, positions_BS: Tensor, routing: Routing, numerics: Numerics, cache: KVCache | None) -> Pass:
+        S = positions_BS.shape[1]
+        if cache is None:
+            query_BS, num_keys, slots_M = torch.arange(S)[None], S, None
+        else:
+            query_BS, num_keys, slots_M = positions_BS, int(positions_BS.max()) + 1, cache.slots(positions_BS)
+        num_slots = round_up(num_keys, MIN_KEYS)
+        key_mask = self.kernels.key_mask(query_BS + 1, num_slots, self.cos_Pd.dtype)
+        num_heads = self.config.num_heads + self.config.num_kv_heads
+        cos_BSHd, sin_BSHd = (rotation(table, positions_BS, num_heads) for table in (self.cos_Pd, self.sin_Pd))
+        own = self.kernels, self.gate
+        return Pass(*own, numerics, routing, cos_BSHd, sin_BSHd, key_mask, num_slots, cache, slots_M)

@@ -1,0 +1,92 @@
+"""The keys and values of decoded sequences, in static buffers with one length a row, so that prompts may be ragged.
+
+Letters beyond theory/contracts.py: h key heads, C capacity in tokens, d head width, H as h,
+M keys that one pass writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sandbox.kernels import MIN_KEYS, round_up
+from sandbox.model.config import ModelConfig
+
+
+class KVCache:
+    """Keys and values of every layer in static buffers; row b holds `lengths_B[b]` tokens, then garbage."""
+
+    def __init__(self, config: ModelConfig, batch_size: int, capacity: int, dtype: torch.dtype = torch.float32):
+        C = round_up(capacity, MIN_KEYS)
+        shape = (config.num_layers, 2, batch_size, config.num_kv_heads, C, config.head_dim)
+        # Zeros, not empty: a masked slot has weight 0, and 0 times what was left in memory may be NaN.
+        self._hold(torch.zeros(shape, dtype=dtype), torch.zeros(batch_size, dtype=torch.int64))
+
+    def _hold(self, both_L2BhCd: Tensor, lengths_B: Tensor) -> KVCache:
+        self._both_L2BhCd, self.lengths_B = both_L2BhCd, lengths_B
+        self.k_LBhCd, self.v_LBhCd = both_L2BhCd.unbind(1)
+        return self
+
+    @property
+    def capacity(self) -> int:
+        """The number of tokens that a row can hold."""
+        return self.k_LBhCd.shape[3]
+
+    def check(self, positions_B: Tensor, B: int, S: int) -> None:
+        """Raises ValueError where S tokens a row cannot go to the slots from `positions_B`."""
+        if torch.is_grad_enabled():
+            raise ValueError("expected torch.no_grad() with a cache, got a pass with gradients")
+        if positions_B.shape != (B,) or self.lengths_B.shape != (B,):
+            raise ValueError(f"expected {B} rows in the cache, got {self.lengths_B.shape[0]}")
+        if bool((positions_B > self.lengths_B).any()):
+            raise ValueError(f"expected positions of at most {self.lengths_B.tolist()}, got {positions_B.tolist()}")
+        if int(positions_B.max()) + S > self.capacity:
+            raise ValueError(f"expected at most {self.capacity} tokens (capacity), got {int(positions_B.max()) + S}")
+
+    def slots(self, positions_BS: Int[Tensor, "B S"]) -> Int[Tensor, " M"]:
+        """Where `write` puts token s of row b, head by head, its keys and then its values; the same for every layer."""
+        _, _, B, h, C, _ = self._both_L2BhCd.shape
+        first_2B1h = (torch.arange(2 * B * h) * C).view(2, B, 1, h)
+        return (first_2B1h + positions_BS[:, :, None]).flatten()
+
+    def write(
+        self, layer: int, slots_M: Int[Tensor, " M"], k_BSHd: Float[Tensor, "B S H d"], v_BSHd: Float[Tensor, "B S H d"]
+    ) -> None:
+        """Puts keys and values into their slots; `lengths_B` is the caller's to advance."""
+        d = k_BSHd.shape[-1]
+        self._both_L2BhCd[layer].view(-1, d).index_copy_(0, slots_M, torch.cat((k_BSHd, v_BSHd)).view(-1, d))
+
+    def truncate(self, lengths_B: Int[Tensor, " B"]) -> None:
+        """Forgets what lies beyond these lengths: the padding of ragged prompts, after their prefill."""
+        if bool((lengths_B > self.lengths_B).any()):
+            raise ValueError(f"expected lengths of at most {self.lengths_B.tolist()}, got {lengths_B.tolist()}")
+        self.lengths_B = lengths_B.clone()
+
+    def repeat(self, num: int) -> KVCache:
+        """A cache of `num` adjacent copies of each row: prompts prefilled once, then continued by a group."""
+        return self.select(torch.arange(self.lengths_B.shape[0]).repeat_interleave(num))
+
+    def select(self, indices_B: Int[Tensor, " B"]) -> KVCache:
+        """A cache of these rows in this order (a row may come twice); finished rows are dropped in this way."""
+        L, _, _, h, C, d = self._both_L2BhCd.shape
+        both = self._both_L2BhCd.new_zeros(L, 2, len(indices_B), h, C, d)
+        # Only the slots in use are copied; the others are zero.
+        used = self._both_L2BhCd[:, :, :, :, : self._used]
+        both[:, :, :, :, : self._used] = used.index_select(2, indices_B)
+        return object.__new__(KVCache)._hold(both, self.lengths_B[indices_B])
+
+    @staticmethod
+    def concat(parts: Sequence[KVCache]) -> KVCache:
+        """The rows of all parts, which have one capacity, one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        both = torch.cat([part._both_L2BhCd for part in parts], dim=2)
+        return object.__new__(KVCache)._hold(both, torch.cat([part.lengths_B for part in parts]))
+
+    @property
+    def _used(self) -> int:
+        """The slots up to the longest row's end."""
+        return int(self.lengths_B.max()) if self.lengths_B.numel() else 0

@@ -1,0 +1,89 @@
+"""What a sandbox run does after each global step, as a Lightning callback around `lab.recording.Recorder`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+
+from lab.evaluation import evaluate
+from lab.progress import ProgressLines
+from lab.recording import Recorder, Scalars
+from lab.records import RunFolder
+from lab.tasks.tokenizers import Tokenizer
+from sandbox.config import SandboxRun
+from sandbox.engines.engine import SandboxEngine
+from sandbox.model import MoE
+from sandbox.training.learner import Learner
+from theory.contracts import Task
+from theory.streams import derive_seed
+
+
+class Evaluation:
+    """avg@k of pi on the held-out problems: sampled by an exact engine, so that an engine's defect is not evaluated."""
+
+    def __init__(self, config: SandboxRun, engine: SandboxEngine):
+        self.config = config
+        self.engine = engine
+
+    def __call__(self, learner: Learner, number: int) -> Scalars:
+        """The accuracy after `number` global steps."""
+        return self.of(learner.model, learner.task, number)
+
+    def of(self, model: MoE, task: Task, number: int) -> Scalars:
+        """The accuracy of these weights on the task; `number` names the draws."""
+        self.engine.load_model(model, version=number)
+        block = self.config.evaluation
+        return evaluate(
+            self.engine,
+            task,
+            num_samples=block.num_samples,
+            max_prompts=block.max_prompts,
+            max_tokens=self.config.algorithm.sampling.max_tokens,
+            max_turns=self.config.algorithm.sampling.max_turns,
+            temperature=block.temperature,
+            seed=derive_seed(self.config.seed, "evaluation", number),
+        )
+
+
+class Recording(L.Callback):
+    """Writes metrics, traces and checkpoints, under the number of global steps taken (0 is before the first)."""
+
+    def __init__(
+        self,
+        config: SandboxRun,
+        folder: RunFolder,
+        evaluation: Evaluation,
+        progress: ProgressLines | None,
+        tokenizer: Tokenizer,
+    ):
+        self.config = config
+        self.folder = folder
+        self.evaluation = evaluation
+        self.progress = progress
+        self.tokenizer = tokenizer
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, Learner)
+        learner = pl_module
+        self.recorder = Recorder(
+            self.config,
+            self.folder,
+            lambda number: self.evaluation(learner, number),
+            self.progress,
+            trainer.loggers,
+            self.tokenizer.decode,
+        )
+        self.recorder.begin()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Learner)
+        training, rollout = pl_module.training_engine, pl_module.rollout
+
+        def save(number: int) -> None:
+            tensors = training.state_tensors() | rollout.state_tensors()
+            self.folder.save_checkpoint(number, tensors, {}, keep=self.config.checkpoint.keep)
+
+        self.recorder.record(int(batch) + 1, pl_module.result, save)

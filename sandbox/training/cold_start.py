@@ -1,0 +1,172 @@
+"""The cold start: supervised training on generated demonstrations until sampled accuracy reaches a target.
+
+RL needs a model that is sometimes right. The result is a Hugging Face folder, cached by the hash of all that went into
+it, so that runs which differ in engine or algorithm start from the same weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from jaxtyping import Bool
+from torch import Tensor
+
+from lab.evaluation import evaluate
+from lab.recording import NonFiniteError
+from lab.tasks import DemonstratedTask
+from sandbox.config import ColdStartBlock
+from sandbox.engines.engine import SandboxEngine
+from sandbox.model import MoE
+from sandbox.model.checkpoint import load as load_model
+from sandbox.model.checkpoint import save
+from theory.contracts import Environment, Prompt
+from theory.streams import derive_seed, stream
+from theory.turns import sampled_tokens
+
+# Part of the cache key: raise it when the stage's own procedure changes.
+PROCEDURE = 1
+
+Report = Callable[[int, float, float], None]
+
+
+def cold_start(
+    model: MoE,
+    task: DemonstratedTask,
+    block: ColdStartBlock,
+    *,
+    description: dict,
+    max_tokens: int,
+    max_turns: int = 1,
+    report: Report | None = None,
+) -> tuple[MoE, dict[str, float]]:
+    """The model after its supervised stage, and {"accuracy", "num_updates"}; from the cache where it was done before.
+
+    `description` holds the parts of the config that made the model and the task. `report(update, loss, accuracy)` is
+    called at every check. Raises ValueError if the target is not reached within `max_updates`, or if every response
+    that the teacher shows is longer than `max_tokens`.
+    """
+    block = block.model_copy(update={"teacher": block.teacher or task.teachers[0]})
+    limits = {"max_tokens": max_tokens, "max_turns": max_turns}
+    # The first teacher, named or not, and a single turn have the key of the stage before there was a choice.
+    unnamed = {"cache", "teacher"} if block.teacher == task.teachers[0] else {"cache"}
+    limit = max_tokens if max_turns == 1 else limits
+    key = json.dumps([PROCEDURE, torch.__version__, description, block.model_dump(exclude=unnamed), limit])
+    folder = Path(block.cache) / hashlib.sha256(key.encode()).hexdigest()[:12]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            summary = _train(model, task, block, limits, report)
+            _store(model, folder, summary)
+    return load_model(folder), json.loads((folder / "cold_start.json").read_text())
+
+
+def _store(model: MoE, folder: Path, summary: dict[str, float]) -> None:
+    scratch = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
+    try:
+        save(model, scratch)
+        (scratch / "cold_start.json").write_text(json.dumps(summary))
+        os.rename(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _train(
+    model: MoE, task: DemonstratedTask, block: ColdStartBlock, limits: dict[str, int], report: Report | None
+) -> dict[str, float]:
+    stop_token = task.tokenizer.eos_id
+    engine = SandboxEngine(model.config, (), stop_token)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=block.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+    )
+    accuracy = 0.0
+    for update in range(block.max_updates):
+        rate = block.learning_rate * min(1.0, (update + 1) / max(1, block.warmup_updates))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        prompts = task.prompts(derive_seed(block.seed, "cold_start", update), block.batch_size)
+        draws = stream(block.seed, "demonstrations", update)
+        demonstrations = [task.demonstration(p, draws, str(block.teacher)) for p in prompts]
+        if update == 0:
+            _check_fit(demonstrations, block, limits["max_tokens"])
+        masks = [sampled_tokens(task, p, d, stop_token) for p, d in zip(prompts, demonstrations, strict=True)]
+        loss = demonstration_loss(model, prompts, demonstrations, masks)
+        if not torch.isfinite(loss):
+            raise NonFiniteError(f"cold start: the loss of update {update} is {loss.item()}")
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if (update + 1) % block.check_every == 0:
+            engine.load_model(model, version=update + 1)
+            accuracy = _accuracy(engine, task, block, limits, update)
+            if report is not None:
+                report(update + 1, loss.item(), accuracy)
+            if accuracy >= block.target_accuracy:
+                return {"accuracy": accuracy, "num_updates": update + 1}
+    raise ValueError(
+        f"cold_start.target_accuracy: expected to reach {block.target_accuracy} within {block.max_updates} updates, "
+        f"got {accuracy:.3f}"
+    )
+
+
+def _check_fit(demonstrations: Sequence[Sequence[int]], block: ColdStartBlock, max_tokens: int) -> None:
+    """ValueError where none of the responses could be sampled whole: accuracy would stay at 0."""
+    shortest = min(map(len, demonstrations))
+    if shortest > max_tokens:
+        raise ValueError(
+            f"algorithm.sampling.max_tokens: expected room for the responses of cold_start.teacher {block.teacher}, at "
+            f"least {shortest} tokens, got {max_tokens}"
+        )
+
+
+def demonstration_loss(
+    model: MoE, prompts: Sequence[Prompt], demonstrations: Sequence[Sequence[int]], masks: Sequence[Bool[Tensor, " _"]]
+) -> Tensor:
+    """Mean negative log-likelihood, in nats a token, of the demonstrations' tokens where their masks are True."""
+    S = max(len(p.tokens) + len(d) for p, d in zip(prompts, demonstrations, strict=True))
+    tokens_BS = torch.zeros(len(prompts), S, dtype=torch.int64)
+    is_target_BS = torch.zeros(len(prompts), S, dtype=torch.bool)
+    for b, (prompt, demonstration, mask) in enumerate(zip(prompts, demonstrations, masks, strict=True)):
+        start, stop = len(prompt.tokens), len(prompt.tokens) + len(demonstration)
+        tokens_BS[b, :stop] = torch.tensor([*prompt.tokens, *demonstration])
+        is_target_BS[b, start:stop] = mask
+    hidden_BSD = model.forward_hidden(tokens_BS[:, :-1])
+    target_BS = is_target_BS[:, 1:]
+    return torch.nn.functional.cross_entropy(model.logits(hidden_BSD[target_BS]), tokens_BS[:, 1:][target_BS])
+
+
+class _Check:
+    """The task with its check problems in the place of the held-out ones, which the cold start must not see."""
+
+    def __init__(self, task: DemonstratedTask, check: Sequence[Prompt]):
+        self.prompts, self.reward = task.prompts, task.reward
+        self._check = check
+        if isinstance(task, Environment):
+            self.observe = task.observe
+
+    def held_out(self) -> Sequence[Prompt]:
+        return self._check
+
+
+def _accuracy(
+    engine: SandboxEngine, task: DemonstratedTask, block: ColdStartBlock, limits: dict[str, int], update: int
+) -> float:
+    prompts = task.prompts(derive_seed(block.seed, "cold_start_check", update), block.num_check)
+    metrics = evaluate(
+        engine,
+        _Check(task, prompts),
+        num_samples=1,
+        max_prompts=block.num_check,
+        **limits,
+        temperature=1.0,
+        seed=derive_seed(block.seed, "cold_start_sampling", update),
+    )
+    return metrics["eval/accuracy"]

@@ -1,0 +1,331 @@
+"""The sandbox's training engine: scores sampled tokens with `old`, and takes gradient steps with `pi`.
+
+Scoring and training run the same forward pass, so that before the first update of a global step pi equals old bit for
+bit; in float32 on the exact kernels, unless `numerics` says otherwise (sandbox/training/numerics.py).
+Extra letters: n, the valid response tokens of a micro-batch, packed; Q trainable parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lab.recording import NonFiniteError
+from sandbox.kernels.numerics import EXACT, Numerics
+from sandbox.model import MoE, Routing
+from sandbox.model.checkpoint import to_hf
+from theory.algorithm import OptimizerSettings
+from theory.contracts import MiniBatch, NamedTensors, Response, Rollouts, TokenBatch, TokenScores, UpdateStats
+from theory.objectives import Objective, combine_metrics
+from theory.routing.features import RouterFeatures
+from theory.routing.passes import PassRouting
+from theory.routing.predictor import PredictorSettings, PredictorTrainer
+from theory.routing.record import RoutingRecord
+from theory.routing.replay import NaturalRouting, RoutingPass
+
+
+@dataclass
+class Forward:
+    """One micro-batch's forward pass; log-probs carry the graph when gradients are on."""
+
+    batch: TokenBatch
+    logp_BT: Float[Tensor, "B T"]
+    entropy_BT: Float[Tensor, "B T"]
+
+
+@dataclass
+class Collected:
+    """What several micro-batches did with their routers, in order."""
+
+    used: list[RoutingRecord]
+    natural: list[RoutingRecord]
+    features: list[RouterFeatures]
+
+    def add(self, routing: RoutingPass) -> None:
+        """Takes a finished pass's records; a dense model has none."""
+        natural, features = routing.natural, routing.features
+        used = natural if routing.routing.source == "natural" else routing.used
+        if used is not None and natural is not None:
+            self.used.append(used)
+            self.natural.append(natural)
+        if features is not None:
+            self.features.append(features)
+
+
+@dataclass
+class Kept:
+    """An old pass whose graph waits for the update on the same responses."""
+
+    responses: tuple[Response, ...]
+    forward: Forward
+    routing: RoutingPass
+
+    def serves(self, rollouts: Rollouts, routing: PassRouting) -> bool:
+        """Whether a new pass would be this one: the same responses, and natural again or a replay of its experts."""
+        if self.responses is not rollouts.responses:
+            return False
+        if routing.record is None:
+            return routing.source == self.routing.routing.source == "natural"
+        used = self.routing.used
+        return used is not None and bool((routing.record.experts == used.experts).all())
+
+
+class SandboxTrainingEngine:
+    """TrainingEngine over a sandbox MoE: AdamW, warm-up, clipping by global norm, optional predictor (Pr2, Pr3).
+
+    keep_old_pass: the old pass keeps its graph, and an update on the very responses that it scored last trains on it
+    instead of passing again: for global steps of one mini-batch, where pi's pass has the bits of old's, routes included
+    (for R2 by MiniRL, arXiv 2512.01374, Table 1). Not where it has not: inexact numerics, several micro-batches, Pr2,
+    and Pr3, whose old pass has no features.
+    """
+
+    def __init__(
+        self,
+        model: MoE,
+        optimizer: OptimizerSettings,
+        predictor: PredictorSettings | None = None,
+        freeze_router: bool = False,
+        micro_batch_size: int = 128,
+        keep_reference: bool = False,
+        numerics: Numerics = EXACT,
+        keep_old_pass: bool = False,
+    ):
+        self.model = model
+        self.keep_old_pass = keep_old_pass
+        self._kept: Kept | None = None
+        self.numerics = numerics
+        self.reference = deepcopy(model).requires_grad_(False) if keep_reference else None
+        self.settings = optimizer
+        self.micro_batch_size = micro_batch_size
+        self.num_updates = 0
+        for parameter in model.router_parameters():
+            parameter.requires_grad_(not freeze_router)
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self.names = [name for name, _ in trained]
+        self.parameters = [parameter for _, parameter in trained]
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=optimizer.learning_rate,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            fused=True,
+        )
+        self.take_step: Callable[[], object] = self.optimizer.step
+        self.predictor: PredictorTrainer | None = None
+        if predictor is not None:
+            config = model.config
+            self.predictor = PredictorTrainer(
+                config.moe_layers, config.hidden_size, config.num_experts, predictor, dtype=model.norm.dtype
+            )
+
+    def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
+        """log pi_old of every sampled token and the entropy of every next-token distribution, without gradients."""
+        B = len(rollouts)
+        T = max(len(r.tokens) for r in rollouts.responses)
+        logp_BT, entropy_BT = self.model.norm.new_zeros(B, T), self.model.norm.new_zeros(B, T)
+        seen = Collected([], [], [])
+        keeps = self._keeps(rollouts, routing)
+        # Whole passes are without gradients: a pass that keeps its graph has no use for what they hold.
+        with torch.set_grad_enabled(keeps), nullcontext() if keeps else self.model.held():
+            for chosen in self._micro_batches(B):
+                with self._routing_pass(rollouts, routing, chosen) as routing_pass:
+                    forward = self._forward(rollouts.select(chosen).padded(), routing_pass, self.model)
+                width = forward.logp_BT.shape[1]
+                logp_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
+                entropy_BT[chosen[0] : chosen[-1] + 1, :width] = forward.entropy_BT
+                seen.add(routing_pass)
+                self._kept = Kept(rollouts.responses, forward, routing_pass) if keeps else None
+        return TokenScores(logp_BT, entropy_BT, *_concat(seen))
+
+    def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
+        """log pi_ref of every sampled token: the weights that this engine was built with, naturally routed."""
+        if self.reference is None:
+            raise ValueError("score_reference: expected an engine that keeps a reference, got keep_reference=False")
+        T = max(len(r.tokens) for r in rollouts.responses)
+        logp_BT = self.model.norm.new_zeros(len(rollouts), T)
+        with torch.no_grad(), self.reference.held():
+            for chosen in self._micro_batches(len(rollouts)):
+                logp = self._forward(rollouts.select(chosen).padded(), NaturalRouting(), self.reference).logp_BT
+                logp_BT[chosen[0] : chosen[-1] + 1, : logp.shape[1]] = logp
+        return logp_BT
+
+    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
+        """One clipped AdamW step up the objective, then one predictor step if the mini-batch carries features."""
+        rollouts = minibatch.rollouts
+        whole = rollouts.padded()
+        totals = objective.totals(minibatch.logp_old_BT, whole.logp_mu_BT, whole.is_response_BT)
+        logp_pi_BT = torch.zeros_like(minibatch.logp_old_BT)
+        seen = Collected([], [], [])
+        value = torch.zeros(())
+        parts: list[tuple[int, dict[str, Tensor]]] = []
+        self.optimizer.zero_grad(set_to_none=True)
+        for chosen in self._micro_batches(len(rollouts)):
+            with self._with_graph(rollouts, whole, routing, chosen) as (forward, routing_pass):
+                width = forward.logp_BT.shape[1]
+                output = objective(
+                    forward.logp_BT,
+                    minibatch.logp_old_BT[chosen, :width],
+                    forward.batch.logp_mu_BT,
+                    minibatch.advantages_B[chosen],
+                    forward.batch.is_response_BT,
+                    logp_ref_BT=None if minibatch.logp_ref_BT is None else minibatch.logp_ref_BT[chosen, :width],
+                    totals=totals,
+                )
+                (-output.objective).backward()
+            logp_pi_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
+            value += output.objective.detach()
+            parts.append((int(forward.batch.is_response_BT.sum()), output.metrics))
+            seen.add(routing_pass)
+        metrics = combine_metrics(parts) | {"actor/objective": value.item()}
+        metrics |= self._take_step()
+        _, natural, features = _concat(seen)
+        if minibatch.features is not None and self.predictor is not None:
+            assert features is not None, "a mini-batch with cached features was run without capturing pi's logits"
+            rate = metrics["actor/lr"]
+            metrics |= self.predictor.step(minibatch.features, features.logits, rate)
+        return UpdateStats(metrics, logp_pi_BT, natural, features)
+
+    def token_gradients(
+        self, rollouts: Rollouts, routing: PassRouting, position: int
+    ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B Q"]]:
+        """log pi of each response's token at `position`, and its gradient by the Q trainable parameters.
+
+        The forward and backward of `update`, with one backward a response; the responses are one micro-batch.
+        """
+        with self._routing_pass(rollouts, routing, range(len(rollouts))) as routing_pass:
+            logp_BT = self._forward(rollouts.padded(), routing_pass, self.model).logp_BT
+            rows = []
+            for logp in logp_BT[:, position]:
+                parts = torch.autograd.grad(logp, self.parameters, retain_graph=True)
+                rows.append(torch.cat([part.reshape(-1) for part in parts]))
+        return logp_BT[:, position].detach(), torch.stack(rows)
+
+    def named_tensors(self) -> NamedTensors:
+        """The present weights under their Hugging Face names, detached."""
+        return to_hf(self.model)
+
+    def predictor_weights(self) -> dict[int, Tensor]:
+        """W_p by layer number; empty without a predictor."""
+        return {} if self.predictor is None else self.predictor.weights()
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything that a resumed run needs to go on with the same bits: weights, AdamW moments, predictor."""
+        tensors = {f"model.{name}": tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            for key, tensor in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer.{key}.{name}"] = torch.as_tensor(tensor).detach().clone()
+        if self.predictor is not None:
+            tensors |= self.predictor.state_tensors()
+        tensors["num_updates"] = torch.tensor(self.num_updates)
+        return tensors
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `state_tensors`. Raises ValueError where the checkpoint is of another model or mode."""
+        own = self.model.state_dict()
+        given = _with_prefix(tensors, "model.")
+        for name, tensor in own.items():
+            if name not in given:
+                raise ValueError(f"checkpoint does not fit the config: it has no weight {name}")
+            if given[name].shape != tensor.shape:
+                raise ValueError(
+                    f"checkpoint does not fit the config: weight {name} is {tuple(given[name].shape)}, "
+                    f"expected {tuple(tensor.shape)}"
+                )
+        predictor = {name: tensor for name, tensor in tensors.items() if name.startswith("predictor.")}
+        if bool(predictor) != (self.predictor is not None):
+            has, wants = ("a", "none") if predictor else ("no", "one")
+            raise ValueError(
+                f"checkpoint does not fit the config: it has {has} predictor, the replay mode needs {wants}"
+            )
+        self._kept = None  # of the weights until now
+        self.model.load_state_dict(given)
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            state = {}
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                full = f"optimizer.{key}.{name}"
+                if full in tensors:
+                    state[key] = tensors[full].clone()
+            self.optimizer.state[parameter] = state
+        if self.predictor is not None:
+            self.predictor.load_state_tensors(predictor)
+        self.num_updates = int(tensors["num_updates"])
+
+    def _take_step(self) -> dict[str, float]:
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
+        if not torch.isfinite(norm):
+            bad = [
+                n
+                for n, p in zip(self.names, self.parameters, strict=True)
+                if p.grad is not None and not torch.isfinite(p.grad).all()
+            ]
+            raise NonFiniteError(
+                f"actor/grad_norm is {norm.item()}: the gradient of {', '.join(bad[:3])} is not finite"
+            )
+        rate = self.settings.rate_at(self.num_updates)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.take_step()
+        self.num_updates += 1
+        return {"actor/grad_norm": norm.item(), "actor/lr": rate}
+
+    def _micro_batches(self, B: int) -> Iterator[list[int]]:
+        for start in range(0, B, self.micro_batch_size):
+            yield list(range(start, min(B, start + self.micro_batch_size)))
+
+    def _keeps(self, rollouts: Rollouts, routing: PassRouting) -> bool:
+        """Whether this old pass is one that the next update may train on."""
+        is_pass_of_pi = self.numerics is EXACT and routing.source != "predicted" and routing.feature_rows is not None
+        return self.keep_old_pass and is_pass_of_pi and len(rollouts) <= self.micro_batch_size
+
+    @contextmanager
+    def _with_graph(
+        self, rollouts: Rollouts, whole: TokenBatch, routing: PassRouting, chosen: Sequence[int]
+    ) -> Iterator[tuple[Forward, RoutingPass]]:
+        """A micro-batch's pass with gradients: the old pass that was kept for it, or a new one, open until backward."""
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.serves(rollouts, routing):
+            yield kept.forward, kept.routing
+            return
+        batch = whole if len(chosen) == len(rollouts) else rollouts.select(chosen).padded()
+        with self._routing_pass(rollouts, routing, chosen) as routing_pass:
+            yield self._forward(batch, routing_pass, self.model), routing_pass
+
+    def _routing_pass(self, rollouts: Rollouts, routing: PassRouting, chosen: Sequence[int]) -> RoutingPass:
+        num_rows_B = [rollouts.responses[i].num_tokens - 1 for i in chosen]
+        return RoutingPass(routing.select(chosen), num_rows_B, max(num_rows_B), self.model.config.moe_layers)
+
+    def _forward(self, batch: TokenBatch, routing: Routing, model: MoE) -> Forward:
+        """Log-probs (with graph) and entropies of the response tokens; logits are made for those rows alone."""
+        hidden_BSD = model.forward_hidden(batch.tokens_BS[:, :-1], routing, numerics=self.numerics)
+        T = batch.is_response_BT.shape[1]
+        exists_BT = torch.arange(T) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
+        b_n, t_n = exists_BT.nonzero(as_tuple=True)
+        rows_n = batch.predicting_row_BT[b_n, t_n]
+        logits_nV = model.logits(hidden_BSD[b_n, rows_n], numerics=self.numerics)
+        all_logp_nV = torch.log_softmax(logits_nV, dim=-1)
+        tokens_n = batch.tokens_BS[b_n, rows_n + 1]
+        logp_n = all_logp_nV.gather(-1, tokens_n[:, None])[:, 0]
+        logp_BT = torch.zeros(exists_BT.shape, dtype=logp_n.dtype).index_put((b_n, t_n), logp_n)
+        with torch.no_grad():
+            entropy_BT = torch.zeros_like(logp_BT)
+            entropy_BT[b_n, t_n] = -(all_logp_nV.exp() * all_logp_nV).sum(-1)
+        return Forward(batch, logp_BT, entropy_BT)
+
+
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _concat(seen: Collected) -> tuple[RoutingRecord | None, RoutingRecord | None, RouterFeatures | None]:
+    return (
+        RoutingRecord.concat(seen.used) if seen.used else None,
+        RoutingRecord.concat(seen.natural) if seen.natural else None,
+        RouterFeatures.concat(seen.features) if seen.features else None,
+    )

@@ -1,0 +1,55 @@
+"""The Lightning side of a sandbox run: a thin LightningModule whose training step is one global step of the RL loop.
+
+Lightning brings the Trainer, its loggers and its callbacks; the mathematics is in `theory.loop.global_step`.
+"""
+
+from __future__ import annotations
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+
+from sandbox.engines.engine import SandboxEngine
+from sandbox.training.engine import SandboxTrainingEngine
+from theory.algorithm import Algorithm
+from theory.contracts import Task
+from theory.loop import StepResult, global_step
+
+
+class Learner(L.LightningModule):
+    """One batch is the number of a global step; `result` holds what the last one produced."""
+
+    step: int = -1
+    result: StepResult
+
+    def __init__(
+        self, training: SandboxTrainingEngine, rollout: SandboxEngine, task: Task, algorithm: Algorithm, seed: int
+    ):
+        super().__init__()
+        self.automatic_optimization = False
+        self.training_engine = training
+        self.model = training.model
+        self.rollout = rollout
+        self.task = task
+        self.algorithm = algorithm
+        self.seed = seed
+
+    def on_fit_start(self) -> None:
+        # Lightning counts optimiser steps through its own wrapper.
+        self.training_engine.take_step = self.optimizers().step  # pyright: ignore[reportAttributeAccessIssue]
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.step = int(batch)
+        self.result = global_step(self.step, self.algorithm, self.rollout, self.training_engine, self.task, self.seed)
+        if self.rollout.stale is not None:
+            lags = [self.step - response.version for response in self.result.rollouts.responses]
+            self.result.metrics["staleness/version_lag_mean"] = sum(lags) / len(lags)
+            self.result.metrics["staleness/version_lag_max"] = float(max(lags))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.training_engine.optimizer
+
+
+def step_loader(first: int, last: int) -> DataLoader:
+    """Yields the numbers of the global steps first, ..., last - 1."""
+    return DataLoader(torch.arange(first, last), batch_size=None, num_workers=0)  # pyright: ignore[reportArgumentType]

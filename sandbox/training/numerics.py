@@ -1,0 +1,49 @@
+"""The training engine's own arithmetic: fp32, or bf16 products over fp32 master weights, in a fixed or varying order.
+
+What stands here holds in the old pass, the gradient passes and, with the exception of the order of summation, in the
+exact inference engine, which is by definition the training engine's maths. Paper: R3 (arXiv 2510.11370) sec. 3.3.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from sandbox.engines.formats import round_bf16
+from sandbox.engines.reduction_order import ReductionOrder
+from sandbox.kernels.numerics import EXACT, LARGE_PRODUCTS, Numerics, Site, compose
+
+Precision = Literal["fp32", "bf16"]
+
+
+class _Bf16(Numerics):
+    """Mixed precision as autocast does it: bf16 inputs and weights, float32 sums, bf16 outputs; gradients likewise.
+
+    Norms, the residual stream, attention's own products, softmaxes, router logits and vocabulary logits stay float32
+    (Megatron-core's `moe_router_dtype: fp32`), and so do the weights that the optimiser updates.
+    """
+
+    def activation(self, x: Float[Tensor, "*rows D"], site: Site) -> Float[Tensor, "*rows D"]:
+        return round_bf16(x)
+
+    def weight(self, weight: Float[Tensor, "*shape"], site: Site) -> Float[Tensor, "*shape"]:
+        return round_bf16(weight)
+
+    def output(self, x: Float[Tensor, "*rows D"], site: Site) -> Float[Tensor, "*rows D"]:
+        return round_bf16(x) if site in LARGE_PRODUCTS else x
+
+
+def of_precision(precision: Precision) -> Numerics:
+    """The arithmetic of a precision, in a fixed order of summation: a row's bits do not depend on its batch."""
+    return EXACT if precision == "fp32" else _Bf16()
+
+
+def training_numerics(precision: Precision, order: ReductionOrder) -> Numerics:
+    """The arithmetic of the training engine's passes.
+
+    With `order.units` > 1 products are summed as the rows of the micro-batch (padding included) command, so that two
+    passes over the same responses in other micro-batches differ: R3 sec. 3.3's repeated forward.
+    """
+    return compose([of_precision(precision), order.order()])

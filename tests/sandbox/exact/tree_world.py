@@ -1,0 +1,44 @@
+"""A tree, rewards and a tiny model for tests of the exact problems: small enough to enumerate in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sandbox.engines.engine import SandboxEngine
+from sandbox.exact.audit import ENGINES
+from sandbox.exact.routed_policy import rollout_engine
+from sandbox.model import MoE
+from theory.contracts import Prompt
+from theory.exact.tree import PrefixTree
+from theory.objectives import correction, preset
+from theory.streams import stream
+
+TREE = PrefixTree(num_tokens=4, max_length=3, has_end=True)
+PROMPT = Prompt("0", (2, 0), "")
+REWARD_Y = (torch.rand(TREE.num_responses, generator=stream(0, "reward"), dtype=torch.float64) < 0.3).double()
+# A model of which the FP8 engines flip routes, and which the step flips as well.
+SEED = 13
+STALENESS = 1e-2
+TOKEN_IS = preset("reinforce", correction=correction("token_is", numerator="pi"))
+# Sums of some hundred float64 terms of order 1: measured 4e-16 to 3e-15.
+ROUNDING = 1e-13
+
+
+def loaded(model: MoE, name: str) -> SandboxEngine:
+    """The named engine, holding the model's weights."""
+    engine = rollout_engine(model, ENGINES[name], TREE)
+    engine.load_model(model, version=0)
+    return engine
+
+
+def same_edges(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    """Whether all values are the same bits."""
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def furthest(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """The largest difference."""
+    return max(float((x - y).abs().max()) for x, y in zip(a, b, strict=True))

@@ -1,0 +1,261 @@
+"""Compiled operators: a row's bits never depend on its batch, values are the eager ones to rounding; and the build."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lab.config.strict import ConfigError
+from sandbox import kernels
+from sandbox.kernels.compiled import build
+from sandbox.kernels.compiled.gates import compiled_gate
+from tests.sandbox.compiled_world import COMPILED
+from theory.routing import gates
+from theory.routing.gates import GATES
+from theory.streams import stream
+
+SEEDS = st.integers(0, 2**16)
+WIDTHS = st.integers(1, 40)
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=stream(seed, "compiled", *shape))
+
+
+def same_rows(function, rows: Tensor, start: int, stop: int) -> bool:
+    """Whether rows start to stop have the same bits alone, at another address, as in the whole."""
+    shifted = torch.empty(rows[start:stop].numel() + 3)[3:].view_as(rows[start:stop]).copy_(rows[start:stop])
+    return torch.equal(function(shifted), function(rows)[start:stop])
+
+
+@st.composite
+def parts(draw) -> tuple[int, int, int]:
+    """A number of rows, and a part of them."""
+    num = draw(st.integers(1, 40))
+    start = draw(st.integers(0, num - 1))
+    return num, start, draw(st.integers(start + 1, num))
+
+
+@given(SEEDS, parts(), WIDTHS, WIDTHS)
+def test_rows_of_a_product_do_not_depend_on_the_batch(seed, part, width, num_out):
+    """x W^T of some rows alone is, bit for bit, those rows of the whole product, whatever its sizes."""
+    num, *cut = part
+    weight = drawn(seed, num_out, width)
+    assert same_rows(lambda x: COMPILED.linear(x, weight), drawn(seed, num, width), *cut)
+
+
+@given(SEEDS, parts(), WIDTHS)
+def test_rows_of_norms_and_activations_do_not_depend_on_the_batch(seed, part, width):
+    """RMS norm, SwiGLU, sigmoid and rotation give a row the same bits alone as in any batch, for every width."""
+    num, *cut = part
+    weight = drawn(seed, width)
+    x = 3 * drawn(seed, num, 2 * width)
+    assert same_rows(lambda x: COMPILED.rms_norm(x, weight, 1e-6), x[:, :width].contiguous(), *cut)
+    assert same_rows(COMPILED.swiglu, x, *cut)
+    assert same_rows(COMPILED.sigmoid, x, *cut)
+    cos, sin = drawn(seed + 1, 1, 3, 2 * width), drawn(seed + 2, 1, 3, 2 * width)
+    whole = COMPILED.rotate(x[None, :, None].expand(1, num, 3, -1), *(t.expand(1, num, 3, -1) for t in (cos, sin)))
+    few = slice(*cut)
+    n = cut[1] - cut[0]
+    alone = COMPILED.rotate(x[None, few, None].expand(1, n, 3, -1), *(t.expand(1, n, 3, -1) for t in (cos, sin)))
+    assert torch.equal(alone, whole[:, few])
+
+
+@given(SEEDS, parts(), st.sampled_from([(4, 2), (2, 2), (3, 1), (5, 1)]), st.sampled_from([2, 6, 8, 16, 24, 32, 40]))
+def test_attention_of_a_query_depends_on_its_keys_alone(seed, part, heads, width):
+    """A query has the same bits with fewer key slots, in any batch, whatever stands in slots that it does not see."""
+    num, start, stop = part
+    H, h = heads
+    slots = kernels.round_up(num, kernels.MIN_KEYS)
+    q, k, v = drawn(seed, 3, num, H, width), drawn(seed + 1, 3, h, slots, width), drawn(seed + 2, 3, h, slots, width)
+    seen = torch.arange(1, num + 1)[None]
+    whole = COMPILED.attention(q, k, v, seen)
+    few = kernels.round_up(stop, kernels.MIN_KEYS)
+    other_k, other_v = (t[1:2, :, :few].clone().index_fill_(2, torch.arange(stop, few), float("nan")) for t in (k, v))
+    alone = COMPILED.attention(q[1:2, start:stop], other_k, other_v, seen[:, start:stop])
+    assert torch.equal(alone, whole[1:2, start:stop])
+
+
+@given(SEEDS, parts(), st.integers(1, 9), st.integers(1, 4), WIDTHS, st.integers(1, 20))
+def test_rows_of_experts_do_not_depend_on_the_batch(seed, part, num_experts, num_slots, width, hidden):
+    """A row's sum over experts has the same bits whatever the sizes of its experts' groups."""
+    num, start, stop = part
+    num_slots = min(num_slots, num_experts)
+    x, gate_up, down = (
+        drawn(seed, num, width),
+        drawn(seed, num_experts, width, 2 * hidden),
+        drawn(seed, num_experts, hidden, width),
+    )
+    experts = drawn(seed, num, num_experts).topk(num_slots).indices.sort(dim=-1).values
+    weights = drawn(seed + 1, num, num_slots)
+    whole = COMPILED.grouped_experts(x, experts, weights, gate_up, down)
+    few = slice(start, stop)
+    assert torch.equal(COMPILED.grouped_experts(x[few], experts[few], weights[few], gate_up, down), whole[few])
+
+
+@pytest.mark.parametrize("name", sorted(GATES))
+@given(seed=SEEDS, num=st.integers(1, 40), num_experts=st.sampled_from([16, 24, 40, 128]), is_tied=st.booleans())
+def test_gates_are_torchs(name, seed, num, num_experts, is_tied):
+    """The chosen experts are torch's, equal logits included; weights to 2e-6 relative; a row alone is as in the whole.
+
+    Tied logits are integers: equal scores are then equal in both, others far apart, whatever their rounding. A bias
+    that is added to sigmoids makes ties that hang on it, so those are left to the row law.
+    """
+    gate = replace(GATES[name], num_groups=8 if GATES[name].num_groups > 1 else 1)
+    logits = drawn(seed, num, num_experts)
+    logits = (2 * logits).round() if is_tied else logits
+    bias = (2 * drawn(seed, num_experts)).round() if gate.score == "sigmoid" else None
+    ours = compiled_gate(gate)
+    ids, weights = gates.route(logits, 3, ours, bias)
+    assert torch.equal(ids, gates.select(logits, 3, ours, bias))
+    if not (is_tied and gate.score == "sigmoid"):
+        expected_ids = gates.select(logits, 3, gate, bias)
+        assert torch.equal(ids, expected_ids)
+    # A sum of some 40 exponentials of either rounding.
+    torch.testing.assert_close(weights, gates.weigh(logits, ids, gate), rtol=2e-6, atol=0)
+    alone = gates.route(logits[-1:], 3, ours, bias)
+    assert torch.equal(alone[0], ids[-1:])
+    assert torch.equal(alone[1], weights[-1:])
+
+
+@given(
+    seed=SEEDS,
+    num_experts=st.sampled_from([5, 8, 16, 40]),
+    num_slots=st.integers(1, 5),
+    special=st.lists(st.sampled_from([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-45]), max_size=8),
+)
+def test_selection_is_torchs_for_every_float(seed, num_experts, num_slots, special):
+    """NaN counts as largest, infinities and zeros of either sign tie with their like, as in torch.topk."""
+    gate = GATES["softmax_after"]
+    logits = drawn(seed, 6, num_experts)
+    draws = torch.Generator().manual_seed(seed)
+    for value in special:
+        row, expert = (int(torch.randint(n, (1,), generator=draws)) for n in logits.shape)
+        logits[row, expert] = value
+    assert torch.equal(gates.select(logits, num_slots, compiled_gate(gate)), gates.select(logits, num_slots, gate))
+
+
+def test_exponentials_are_exact_to_a_unit_in_the_last_place():
+    """1 / (1 + exp(-x)) to 3e-7 relative over all float32 exponents; 0 and 1 at the ends, NaN of NaN."""
+    x = torch.linspace(-86, 86, 100_001)
+    expected = 1 / (1 + (-x.double()).exp())
+    assert ((COMPILED.sigmoid(x) - expected).abs() / expected).max() < 3e-7
+    ends = COMPILED.sigmoid(torch.tensor([-1e4, -float("inf"), float("inf"), 1e4, float("nan"), 0.0]))
+    assert ends[:4].tolist() == [0, 0, 1, 1]
+    assert ends[4].isnan()
+    assert ends[5] == 0.5
+
+
+def test_the_probe_finds_nothing_broken():
+    """The start-up check of a run holds for the compiled set."""
+    assert kernels.probe(COMPILED) == []
+
+
+def test_other_types_are_refused():
+    """The kernels are float32's: a float64 tensor is an error that names the field, never read as something else."""
+    with pytest.raises(ValueError, match=r"^compile: expected float32 tensors with compile: true, got torch\.float64$"):
+        COMPILED.linear(torch.zeros(3, 8).double(), torch.zeros(8, 8).double())
+
+
+def test_a_build_is_found_again(tmp_path, monkeypatch):
+    """A second build compiles nothing, and other flags are another library."""
+    first = build.build(tmp_path)
+    written = first.stat().st_mtime_ns
+    commands = []
+    run = build._run
+    monkeypatch.setattr(build, "_run", lambda command: commands.append(command) or run(command))
+    assert build.build(tmp_path) == first
+    assert first.stat().st_mtime_ns == written
+    assert len(commands) == 1
+    assert "-E" in commands[0]
+    monkeypatch.setattr(build, "FLAGS", tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS))
+    other = build.build(tmp_path)
+    assert other != first
+    assert sorted(tmp_path.glob("*.so")) == sorted([first, other])
+
+
+def test_processes_that_start_together_build_once(tmp_path):
+    """Of two that ask at the same time one compiles, and says so; the other waits, and both load the same library."""
+    compiler, calls = tmp_path / "cxx", tmp_path / "calls"
+    # A compiler that takes a second more: without a lock both processes are inside it at once.
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *kernels.so*) echo one >> {calls}; sleep 1;; esac\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    code = "import sys; from pathlib import Path; from sandbox.kernels.compiled import build\n"
+    code += "path = build.build(Path(sys.argv[1])); build.Library(path); print(path)"
+    command = [sys.executable, "-c", code, str(tmp_path / "cache")]
+    environment = {**os.environ, "CXX": str(compiler)}
+    both = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert len({out for out, _ in said}) == 1
+    assert calls.read_text().splitlines() == ["one"]
+    assert [err for _, err in said if err] == [f"compile: building the C++ kernels with {compiler}, once\n"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "got"),
+    [
+        ({"PATH": ""}, "none of g++, clang++, c++ on PATH"),
+        ({"CXX": "no-such-compiler"}, "CXX=no-such-compiler, which is not there"),
+    ],
+)
+def test_no_compiler_is_one_line(variables, got, monkeypatch, tmp_path):
+    """Where no compiler is found the error is one line with the field, what was expected and what came."""
+    monkeypatch.delenv("CXX", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    expected = f"compile: expected a C++ compiler for compile: true ($CXX, or one on PATH), got {got}"
+    with pytest.raises(ConfigError) as caught:
+        build.build(tmp_path)
+    assert str(caught.value) == expected
+
+
+def test_the_variable_may_hold_a_command_with_words(monkeypatch, tmp_path):
+    """CXX = "<wrapper> <compiler>" builds with that command."""
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text('#!/bin/sh\ntouch "$0.was_called"\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{wrapper} c++")
+    assert build.build(tmp_path / "cache").exists()
+    assert (tmp_path / "wrapper.was_called").exists()
+
+
+def test_a_compiler_that_fails_is_one_line(monkeypatch, tmp_path):
+    """A compiler that cannot build the sources is named, with its first complaint."""
+    fake = tmp_path / "cxx"
+    fake.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such thing' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("CXX", str(fake))
+    with pytest.raises(ConfigError) as caught:
+        build.build(tmp_path)
+    assert str(caught.value).startswith(f"compile: expected {fake} to build the kernels")
+    assert str(caught.value).endswith("got: x.cpp:1: error: no such thing")
+
+
+def test_nothing_is_built_unless_asked_for():
+    """A run without `compile` never looks for a compiler: importing the sandbox loads no compiled code."""
+    loaded = "[m for m in sys.modules if m.startswith('sandbox.kernels.compiled')]"
+    code = f"import sys, sandbox.training.engine, sandbox.engines.engine; assert not {loaded}"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PATH": ""})
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_an_expert_that_there_is_not_is_an_error(wrong: int):
+    """Ids outside 0 to E - 1 are a ValueError that says so, in the experts and in the gate: they index raw memory."""
+    ids, weights = torch.tensor([[0, wrong]]), torch.full((1, 2), 0.5)
+    gate_up, down = torch.zeros(4, 8, 16), torch.zeros(4, 8, 8)
+    with pytest.raises(ValueError, match="experts: expected ids from 0 to 3"):
+        COMPILED.grouped_experts(torch.zeros(1, 8), ids, weights, gate_up, down)
+    with pytest.raises(ValueError, match="experts: expected ids from 0 to 3"):
+        gates.weigh(torch.zeros(1, 4), ids, compiled_gate(GATES["qwen3"]))

@@ -1,0 +1,184 @@
+"""Defects and training numerics in whole runs, the page that measures them, and how the report names them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from firstorder.cli import app, main
+from lab.config.load import config_hash, load, to_yaml
+from lab.config.strict import ConfigError
+from lab.records import RunFolder
+from lab.report.engine_words import WORDS, defect_words
+from sandbox.config import SandboxRun
+from sandbox.engines import Defects, SamplingMismatch, StaleWeights, WeightPrecision
+from sandbox.measure.defect_table import RUNGS, check_rungs
+from sandbox.run import run
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+CONFIG = """
+name: defects
+backend: sandbox
+seed: 3
+num_steps: 4
+task: {kind: arithmetic, min_digits: 2, max_digits: 3, num_held_out: 8}
+model: {num_layers: 2, hidden_size: 32, num_heads: 2, num_kv_heads: 1, num_experts: 4, expert_size: 16}
+cold_start: null
+algorithm:
+  objective: {preset: minirl}
+  batch: {num_prompts: 4, num_responses: 2, num_minibatches: 2}
+  sampling: {max_tokens: 12}
+  optimizer: {learning_rate: 1e-3, warmup_steps: 0, weight_decay: 0.5}
+evaluation: {every: 4, num_samples: 1, max_prompts: 4}
+checkpoint: {every: 1, keep: 5}
+logging: {loggers: []}
+"""
+STALE = ("--engine.defects", "[{kind: stale_weights, versions: 2, switch_at: 0.5}]")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A config file of a small run in an empty folder."""
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def config(path: Path, *overrides: str) -> SandboxRun:
+    """That config, its runs beside the file."""
+    return load(path, ["--output", str(path.parent / "runs"), *overrides], {"sandbox": SandboxRun})
+
+
+def test_a_stale_run_resumes_with_the_weights_it_remembers(path):
+    """Cut after two of four steps, a run with weights two versions behind ends with the bits of one never cut."""
+    whole = run(config(path, *STALE), progress="none")
+    lags = [row["staleness/version_lag_max"] for row in whole.metrics()[1:]]
+    assert lags == [0, 1, 2, 2]
+    cut = config(path, *STALE)
+    folder = RunFolder.create(path.parent / "runs", "cut", config_hash(cut), datetime.now(UTC))
+    folder.write_config(to_yaml(cut))
+    run(config(path, *STALE, "--num_steps", "2"), folder=folder, progress="none")
+    run(cut, folder=folder, progress="none")
+    assert [row for row in folder.metrics() if row["step"] not in (2,)] == [
+        row for row in whole.metrics() if row["step"] not in (2,)
+    ]  # step 2 was the shorter run's last, which is evaluated
+    a, b = whole.latest_checkpoint(), folder.latest_checkpoint()
+    assert a.tensors.keys() == b.tensors.keys()
+    assert any(name.startswith("rollout_weights.2.") for name in a.tensors)
+    assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors)
+
+
+def test_stale_weights_know_no_predictor(path):
+    """Pr3's features hold the predictor that mu was handed: with older weights they are refused, in one line."""
+    with pytest.raises(ConfigError, match=r"expected a mode other than Pr3 with stale_weights .* got Pr3"):
+        config(path, *STALE, "--algorithm.replay.mode", "Pr3")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_zero"),
+    [
+        (["--training.precision", "bf16"], True),
+        (["--training.precision", "bf16", "--training.micro_batch_size", "3"], True),
+        (["--training.reduction_order.units", "8"], False),
+    ],
+)
+def test_the_exact_engine_shares_the_precision_of_training(path, overrides, is_zero):
+    """KL(mu || old) is exactly 0 in bf16 too, whatever the micro-batches; a varying order of summation ends that.
+
+    A reduction in another order is a matter of 1e-7 of a log-probability: KL around its square.
+    """
+    values = [row["rollout_corr/k3_kl"] for row in run(config(path, *overrides), progress="none").metrics()[1:]]
+    assert [value == 0 for value in values] == [is_zero] * 4
+    assert max(values) < 1e-9
+
+
+def test_bf16_training_keeps_fp32_master_weights(path):
+    """Products are rounded, the weights that the optimiser moves are not: steps far below bf16's are kept."""
+    tensors = run(config(path, "--training.precision", "bf16"), progress="none").latest_checkpoint().tensors
+    weights = tensors["model.layers.0.attention.qkv"]
+    assert weights.dtype == torch.float32
+    assert not torch.equal(weights, weights.bfloat16().float())
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_page_of_the_rungs_that_were_asked_for(path):
+    """One section a defect with its own words, one row a rung; the exact engine's KL is 0 and a defect's is not."""
+    page = path.parent / "page.md"
+    rungs = ["exact", "weights bf16", "weights fp8, a scale a tensor", "4 versions behind", "top-k 2"]
+    words = ["defects", str(path), "--seeds", "2", "--out", str(page), *(w for r in rungs for w in ("--rung", r))]
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0, shown.output
+    text = page.read_text()
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        "## exact", "## weight_precision", "## stale_weights", "## sampling_mismatch",
+    ]  # fmt: skip
+    cells = {row.split(" | ")[0].removeprefix("| "): row.split(" | ")[1:] for row in text.splitlines() if " | " in row}
+    assert [name for name in cells if name in rungs] == rungs
+    assert cells["exact"][:4] == ["none", "0 ± 0", "0 ± 0", "0 ± 0"]
+    assert cells["top-k 2"][:2] == ["sampler == scorer", "0 ± 0"]
+    for name in ("weights bf16", "4 versions behind"):
+        assert cells[name][0] == "trainer == engine" and float(cells[name][1].split(" ± ")[0]) > 0
+    # Random weights: of some 70 tokens only the two most likely are drawn.
+    assert float(cells["top-k 2"][4].split(" ± ")[0]) < -0.1
+
+
+def test_rungs_and_configs_that_are_not_there_are_one_line(path, capsys):
+    """An unknown rung, a folder that is not there, a misspelt field and a cluster config are a user's errors."""
+    for words, message in (
+        (["--rung", "weights fp2"], "--rung: expected some of exact; "),
+        (["--out", str(path.parent / "none" / "page.md")], "--out: expected a file in a folder that exists"),
+        (["--num_step", "3"], "num_step: unknown key"),
+    ):
+        assert main(["defects", str(path), *words]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert message in error
+    cluster = str(DOCS.parent / "configs" / "demo_scaled" / "bf16_r3.yaml")
+    assert main(["defects", cluster]) == 2
+    assert "expected a config of the sandbox, got scaled" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"--rung: expected some of exact; .* got weights fp2"):
+        check_rungs(["exact", "weights fp2"])
+
+
+def test_the_committed_page_has_every_defect():
+    """docs/engine-defects.md is of this code: every rung and kind is in it, with the links that it declares."""
+    text = (DOCS / "engine-defects.md").read_text()
+    for name, defect in RUNGS.items():
+        assert f"| {name} |" in text
+        assert defect is None or f"## {defect.model_dump()['kind']}" in text
+    assert {type(defect) for defect in RUNGS.values() if defect is not None} == set(get_args(get_args(Defects)[0]))
+
+
+# ---- the report's words ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("defect", "words"),
+    [
+        (WeightPrecision(), "weight precision fp8_e4m3 channel"),
+        (WeightPrecision(format="bf16"), "weight precision bf16"),
+        (WeightPrecision(scale="block", block_size=32), "weight precision fp8_e4m3 block 32"),
+        (StaleWeights(versions=3), "stale weights by 3"),
+        (StaleWeights(versions=3, switch_at=0.5), "stale weights by 3, newest from 0.5 on, cache kept"),
+        (SamplingMismatch(top_p=0.9), "sampling mismatch top_p 0.9, raw scores"),
+    ],
+)
+def test_the_report_names_a_defect_by_the_dials_that_act(defect, words):
+    """Settings that do nothing at this setting of the others are left out."""
+    assert defect_words(defect.model_dump()) == words
+
+
+def test_every_dial_of_every_kind_has_words():
+    """No kind's words fail on its defaults, and no word is for a kind that is not there."""
+    kinds = get_args(get_args(Defects)[0])
+    for kind in kinds:
+        assert defect_words(kind().model_dump()).startswith(kind.model_fields["kind"].default.replace("_", " "))
+    assert set(WORDS) <= {kind.model_fields["kind"].default for kind in kinds}

@@ -1,0 +1,211 @@
+"""A disk that is full, a folder that cannot be written, a checkpoint that is damaged, a number that is not finite: one
+clear line, and nothing half-written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import resource
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from firstorder.cli import main
+from lab.files import TEMPORARY
+from lab.recording import NonFiniteError
+from lab.records import RunFolder
+from sandbox.engines.engine import SandboxEngine
+from sandbox.training.engine import SandboxTrainingEngine
+
+CONFIG = """
+name: failing
+backend: sandbox
+num_steps: 3
+task: {kind: arithmetic, min_digits: 2, max_digits: 2, num_held_out: 4}
+model: {num_layers: 1, hidden_size: 32, num_heads: 2, num_kv_heads: 1, num_experts: 4, expert_size: 16}
+engine: {defects: [{kind: weight_precision}]}
+cold_start: null
+algorithm:
+  objective: {preset: minirl}
+  replay: {mode: R3}
+  batch: {num_prompts: 4, num_responses: 2, num_minibatches: 2}
+  sampling: {max_tokens: 8}
+evaluation: {every: 3, num_samples: 1, max_prompts: 4}
+checkpoint: {every: 1}
+traces: {every: 1}
+logging: {loggers: []}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(CONFIG)
+
+
+def train(*words: str) -> int:
+    return main(["train", "config.yaml", "--progress", "none", *words])
+
+
+def fails(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
+    """The one line on stderr with which the command ends."""
+    capsys.readouterr()
+    assert train(*words) == code
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    return err.removeprefix("error: ")
+
+
+def folders() -> list[Path]:
+    return sorted(Path("runs/failing").glob("*Z-*")) if Path("runs").is_dir() else []
+
+
+def check_whole(folder: Path) -> None:
+    """Every file in the folder reads, and there is no temporary one."""
+    assert not [p for p in folder.rglob("*") if TEMPORARY in p.name]
+    assert [row["step"] for row in RunFolder(folder).metrics()] == list(range(len(RunFolder(folder).metrics())))
+    for path in folder.rglob("*.json"):
+        json.loads(path.read_text())
+    for path in folder.rglob("*.safetensors"):
+        safetensors.torch.load_file(path)
+
+
+@contextlib.contextmanager
+def largest_file(num_bytes: int):
+    """The system refuses to write any file past this size, as it would on a disk that has no room for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_stops_the_run_and_it_goes_on_later(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whichever file the disk has no room for (config, checkpoint, report), the run ends in one line that names it;
+    what is there is whole, and with room again the run goes on to the bits of one that was never stopped."""
+    assert train() == 0
+    (whole,) = map(RunFolder, folders())
+    sizes = {p.name: p.stat().st_size for p in whole.path.rglob("*") if p.is_file()}
+    limits = {"config.yaml": 500, "step-": sizes["tensors.safetensors"] - 1, "report.html": sizes["report.html"] - 1}
+    assert max(size for size in sizes.values() if size < 20_000) < limits["step-"] < limits["report.html"]
+    for name, limit in limits.items():
+        with largest_file(limit):
+            message = fails(capsys, "--output", f"runs-{name}")
+        assert re.fullmatch(rf"cannot write \S*{re.escape(name)}\S*: File too large\n", message), message
+        for folder in Path(f"runs-{name}").glob("failing/*Z-*"):
+            check_whole(folder)
+        if name != "report.html":  # after the verdict the run is finished
+            assert train("--output", f"runs-{name}", *(["--resume"] if name == "step-" else [])) == 0
+        folder = RunFolder(sorted(Path(f"runs-{name}").glob("failing/*Z-*"))[-1])
+        check_whole(folder.path)
+        assert folder.metrics() == whole.metrics()
+        a, b = whole.latest_checkpoint(), folder.latest_checkpoint()
+        assert a is not None and b is not None
+        assert all(torch.equal(tensor, b.tensors[name]) for name, tensor in a.tensors.items())
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file where the output folder should be is named, with the system's reason, and stays as it is."""
+    Path("taken").write_text("mine")
+    message = fails(capsys, "--output", "taken")
+    assert message.startswith("cannot make folder taken/failing/") and message.endswith(": Not a directory\n")
+    assert Path("taken").read_text() == "mine"
+
+
+def test_a_damaged_checkpoint_stops_a_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    """One changed byte of either part of the newest checkpoint: its file is named, and the record stays as it was."""
+    assert train() == 0
+    (folder,) = folders()
+    (folder / "verdict.json").unlink()  # as a run that was killed before its end
+    for part in ("tensors.safetensors", "state.json"):
+        path = folder / "checkpoints" / "step-000003" / part
+        good = path.read_bytes()
+        path.write_bytes(good[:-20] + bytes([good[-20] ^ 1]) + good[-19:])
+        before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "manifest.json"}
+        assert re.search(rf"step-000003/{part}: damaged checkpoint \(", fails(capsys, "--resume"))
+        assert {p: p.read_bytes() for p in before} == before and folders() == [folder]
+        path.write_bytes(good)
+    assert train("--resume") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model.path", "nowhere"], "nowhere: no such folder"),
+        (["--task", "{kind: jsonl, path: none.jsonl}", "--model.path", "nowhere"], "nowhere: expected a folder"),
+    ],
+)
+def test_a_run_that_cannot_start_leaves_no_folder(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is found wrong only when the run is made ready is one line, and there is nothing to resume."""
+    assert message in fails(capsys, *words)
+    assert folders() == []
+
+
+# -- numbers that are not finite
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_metric_that_is_not_finite_stops_the_run(
+    value: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step whose row has a NaN or an infinity is written, then the run ends with exit code 1 and a verdict: the line
+    names step, metric and tensors, and no checkpoint holds that step."""
+    real = SandboxEngine.generate
+
+    def spoiled(self: SandboxEngine, prompts, sampling):
+        rollouts = real(self, prompts, sampling)
+        if self.version == 1 and sampling.num_responses == 2:  # the second step's rollout, not an evaluation
+            rollouts.responses[3].logp_mu[0] = -value
+        return rollouts
+
+    monkeypatch.setattr(SandboxEngine, "generate", spoiled)
+    # A corrected-away token leaves the gradients finite, so that the row is what shows it.
+    message = fails(capsys, "--algorithm.objective", "{preset: minirl_no_is}", code=1)
+    assert re.match(r"step 2: \S+ is (nan|inf|-inf): logp_mu of this step is not finite\n", message), message
+    (folder,) = map(RunFolder, folders())
+    rows = folder.metrics()
+    assert [row["step"] for row in rows] == [0, 1, 2] and message.split()[2] in rows[-1]["non_finite"]
+    checkpoint = folder.latest_checkpoint()
+    assert checkpoint is not None and checkpoint.step == 1
+    verdict = json.loads((folder.path / "verdict.json").read_text())
+    assert not verdict["stable"] and verdict["reasons"][0]["rule"] == "non_finite"
+    check_whole(folder.path)
+
+
+def test_a_gradient_that_is_not_finite_names_its_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A weight that turns to inf before the second step's first update: step, metric and tensor are in the line."""
+    real = SandboxTrainingEngine.update
+
+    def poisoned(self: SandboxTrainingEngine, *args):
+        if self.num_updates == 2:
+            self.model.norm.data.fill_(math.inf)
+        return real(self, *args)
+
+    monkeypatch.setattr(SandboxTrainingEngine, "update", poisoned)
+    message = fails(capsys, code=1)
+    assert re.match(r"step 2: actor/grad_norm is nan: the gradient of \S+.* is not finite\n", message), message
+    (folder,) = map(RunFolder, folders())
+    assert folder.metrics()[-1] == {"step": 2, "actor/grad_norm": None, "non_finite": ["actor/grad_norm"]}
+
+
+def test_a_metric_that_overflows_says_so() -> None:
+    """Where all tensors are finite and a metric is not, the line says that it overflowed."""
+    from lab.recording import _check_finite
+    from theory.contracts import Prompt, Response, Rollouts, TokenScores
+    from theory.loop import StepResult
+
+    response = Response(Prompt("", (1,), ""), torch.tensor([1]), torch.zeros(1), torch.ones(1) > 0, "stop", 0)
+    scores = TokenScores(torch.zeros(1, 1), torch.zeros(1, 1))
+    result = StepResult({}, Rollouts((response,)), torch.zeros(1), scores)
+    _check_finite({"rollout_corr/chi2_token": 1e30}, result)
+    with pytest.raises(NonFiniteError, match=r"^rollout_corr/chi2_token is inf: finite logp_mu, .* overflow in it$"):
+        _check_finite({"reward/mean": 0.0, "rollout_corr/chi2_token": math.inf}, result)

@@ -1,0 +1,194 @@
+"""A run that is killed goes on to the same bits; a checkpoint that does not fit, and a folder in use, are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.config.load import config_hash, load
+from lab.files import TEMPORARY
+from lab.recording import NonFiniteError
+from lab.records import RunFolder
+from sandbox.config import SandboxRun
+from sandbox.run import run
+from sandbox.training.engine import SandboxTrainingEngine
+from theory.streams import stream
+
+CONFIG = """
+name: resume
+backend: sandbox
+seed: 3
+num_steps: 16
+task: {kind: arithmetic, min_digits: 2, max_digits: 3, num_held_out: 8}
+model: {num_layers: 2, hidden_size: 32, num_heads: 2, num_kv_heads: 1, num_experts: 4, expert_size: 16}
+engine: {defects: [{kind: weight_precision}, {kind: router_noise, std: 0.1}]}
+cold_start: null
+algorithm:
+  objective: {preset: minirl}
+  replay: {mode: Pr3, predictor: {num_positions: 4}}
+  batch: {num_prompts: 4, num_responses: 2, num_minibatches: 2}
+  sampling: {max_tokens: 12}
+  optimizer: {learning_rate: 1e-3, warmup_steps: 3}
+evaluation: {every: 5, num_samples: 1, max_prompts: 4}
+checkpoint: {every: 1}
+logging: {loggers: [csv]}
+"""
+
+
+def config(tmp_path: Path, *overrides: str) -> SandboxRun:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    return load(path, ["--output", str(tmp_path / "runs"), *overrides], {"sandbox": SandboxRun})
+
+
+def only_folder(tmp_path: Path) -> Path:
+    return next((tmp_path / "runs" / "resume").glob("*Z-*"))
+
+
+def start(tmp_path: Path, *words: str) -> subprocess.Popen:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    command = [sys.executable, "-m", "firstorder", "train", str(tmp_path / "config.yaml")]
+    options = ["--output", str(tmp_path / "runs"), "--progress", "none", *words]
+    return subprocess.Popen(command + options, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def kill_when(process: subprocess.Popen, tmp_path: Path, lines: int) -> None:
+    """Kills the process (-9) once its metrics have that many lines, wherever it then is in its next step."""
+    for _ in range(12_000):
+        files = list((tmp_path / "runs").glob("resume/*/metrics.jsonl"))
+        if files and len(files[0].read_text().splitlines()) >= lines:
+            break
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_killed_runs_resume_to_the_same_bits(tmp_path):
+    """A real process killed twice, anywhere in a step, ends with the metrics and weights of one never stopped."""
+    (tmp_path / "whole").mkdir()
+    whole = run(config(tmp_path / "whole"), progress="none")
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    kill_when(start(cut), cut, lines=3)
+    kill_when(start(cut, "--resume"), cut, lines=8)
+    last = start(cut, "--resume")
+    _, errors = last.communicate(timeout=120)
+    assert last.returncode == 0, errors
+    resumed = RunFolder.open(only_folder(cut))
+    assert resumed.metrics() == whole.metrics()
+    assert [row["step"] for row in resumed.metrics()] == list(range(17))
+    a, b = whole.latest_checkpoint(), resumed.latest_checkpoint()
+    assert a.tensors.keys() == b.tensors.keys()
+    assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors)
+    assert json.loads((resumed.path / "verdict.json").read_text()) == json.loads(
+        (whole.path / "verdict.json").read_text()
+    )
+
+
+def forked(config: SandboxRun, doomed_event: int, count: Path) -> int:
+    """The exit code of a process that goes on with the config's newest unfinished run, or starts one, and kills itself
+    (-9) at its doomed_event-th use of a file of the runs: opened, renamed, removed or made. `count` says how many it
+    met."""
+    child = os.fork()
+    if child == 0:
+        met = 0
+
+        def doom(event: str, args: tuple) -> None:
+            nonlocal met
+            if event in {"open", "os.rename", "os.remove", "os.mkdir"} and config.output in str(args[0]):
+                met += 1
+                if met == doomed_event:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(doom)
+        folder = RunFolder.find_resumable(Path(config.output), config.name, config_hash(config))
+        with contextlib.suppress(BaseException):
+            run(config, folder=folder, progress="none")
+            count.write_text(str(met))
+            os._exit(0)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def test_a_run_killed_at_random_moments_resumes_to_the_same_bits(tmp_path):
+    """Six processes in a row are killed (-9) at uses of a file drawn at random, from start-up to the last step; the
+    seventh ends with the metrics and weights of a run that was never stopped, and no temporary file is left.
+
+    The moments are counted in uses of files, since those are where a kill could leave half of something, and since a
+    count means the same on a slow machine."""
+    (tmp_path / "whole").mkdir()
+    whole = run(config(tmp_path / "whole", "--num_steps", "8"), progress="none")
+    count = tmp_path / "count"
+    (tmp_path / "counted").mkdir()
+    assert forked(config(tmp_path / "counted", "--num_steps", "8"), -1, count) == 0
+    cut = config(tmp_path, "--num_steps", "8")
+    num_uses = int(count.read_text())
+    shares = torch.rand(6, generator=stream(0, "moments of a kill")).tolist()
+    for share in shares:
+        moment = 1 + int(share * num_uses / 4)
+        assert forked(cut, moment, count) == -signal.SIGKILL
+    assert forked(cut, -1, count) == 0
+    resumed = RunFolder.open(sorted((tmp_path / "runs" / "resume").glob("*Z-*/verdict.json"))[-1].parent)
+    assert resumed.metrics() == whole.metrics()
+    a, b = whole.latest_checkpoint(), resumed.latest_checkpoint()
+    assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors)
+    assert not list(resumed.path.glob(f"checkpoints/{TEMPORARY}*"))
+
+
+def test_a_finished_run_is_not_resumed(tmp_path):
+    """--resume on a config whose newest run is finished is one line, exit code 2, and leaves the run as it is."""
+    run(config(tmp_path), progress="none")
+    process = start(tmp_path, "--resume")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert errors.count("\n") == 1
+    assert "expected an unfinished run" in errors
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    """A folder whose checkpoint is of other sizes is one line that names the weight and both shapes."""
+    folder = run(config(tmp_path, "--num_steps", "1"), progress="none")
+    other = config(tmp_path, "--model.hidden_size", "48")
+    with pytest.raises(ValueError, match=r"does not fit the config: weight .* is \(.*32\), expected \(.*48\)"):
+        run(other, folder=folder, progress="none")
+
+
+def test_one_process_a_folder(tmp_path):
+    """A run folder that another process is writing is refused, and not touched."""
+    folder = run(config(tmp_path, "--num_steps", "1"), progress="none")
+    before = folder.metrics()
+    with folder.hold(), pytest.raises(ValueError, match="another process is running this run"):
+        run(config(tmp_path, "--num_steps", "1"), folder=folder, progress="none")
+    assert folder.metrics() == before
+
+
+def test_a_non_finite_gradient_stops_the_run_with_a_verdict(tmp_path, monkeypatch):
+    """A weight that turns to inf ends the run: the error names metric and tensor, the record says which step."""
+    real = SandboxTrainingEngine.update
+
+    def poisoned(self, *args):
+        if self.num_updates == 4:
+            next(self.model.router_parameters()).data.fill_(float("inf"))
+        return real(self, *args)
+
+    monkeypatch.setattr(SandboxTrainingEngine, "update", poisoned)
+    with pytest.raises(NonFiniteError, match=r"actor/grad_norm is nan: the gradient of .* is not finite"):
+        run(config(tmp_path), progress="none")
+    folder = RunFolder.open(only_folder(tmp_path))
+    assert folder.metrics()[-1]["step"] == 3
+    assert folder.metrics()[-1]["non_finite"] == ["actor/grad_norm"]
+    verdict = json.loads((folder.path / "verdict.json").read_text())
+    assert verdict["stable"] is False
+    assert [reason["rule"] for reason in verdict["reasons"]] == ["non_finite"]
