@@ -13,9 +13,7 @@ from lab.tasks.problems import ProblemsConfig
 from sandbox.engines import EngineConfig
 from sandbox.engines.reduction_order import ReductionOrder
 from sandbox.kernels import Kernels, choose
-from sandbox.kernels.numerics import Numerics
 from sandbox.model.config import ModelConfig
-from sandbox.training.numerics import training_numerics
 from theory.routing.gates import GATES
 
 
@@ -75,10 +73,6 @@ class TrainingBlock(Strict):
         default=ReductionOrder(units=1),
         description="how sums depend on the micro-batch; units > 1: repeated forward passes differ",
     )
-
-    def numerics(self) -> Numerics:
-        """The arithmetic of the training engine's passes."""
-        return training_numerics(self.precision, self.reduction_order)
 
 
 class ColdStartBlock(Strict):

@@ -36,7 +36,7 @@ from sandbox.training.callbacks import Evaluation, Recording
 from sandbox.training.cold_start import cold_start
 from sandbox.training.engine import SandboxTrainingEngine
 from sandbox.training.learner import Learner, step_loader
-from sandbox.training.numerics import of_precision
+from sandbox.training.numerics import of_precision, training_numerics
 from theory.loop import hand_over
 from theory.streams import stream
 
@@ -106,7 +106,7 @@ def build_learner(config: SandboxRun, task: TextTask, model: MoE) -> Learner:
         freeze_router=algorithm.freeze_router,
         micro_batch_size=config.training.micro_batch_size,
         keep_reference=algorithm.objective.kl_coefficient > 0,
-        numerics=config.training.numerics(),
+        numerics=training_numerics(config.training.precision, config.training.reduction_order),
         keep_old_pass=algorithm.num_minibatches == 1,
     )
     rollout = build_engine(config, training.model.config, task, config.engine.defects)

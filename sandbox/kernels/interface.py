@@ -4,28 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from sandbox.kernels.numerics import Numerics
 from theory.routing.gates import Gate
 
 
 @runtime_checkable
-class Passes(Protocol):
-    """Whole forward passes without gradients, in the bits of the operators one by one, while weights do not change.
+class Heads(Protocol):
+    """The sizes and conventions of a model's attention: those of its `ModelConfig`."""
 
-    `numerics` are such as state their `rounding()`; hooks that it does not cover are not met.
-    """
+    @property
+    def num_heads(self) -> int: ...
 
-    def forward(self, x_BSD: Tensor, positions_BS: Tensor, routing: Any, cache: Any, numerics: Numerics) -> Tensor:
-        """All layers and the last norm on embedded tokens, (B, S, D), which are used up: `MoE.forward_hidden`."""
-        ...
+    @property
+    def num_kv_heads(self) -> int: ...
 
-    def logits(self, hidden_ND: Tensor, numerics: Numerics) -> Tensor:
-        """Next-token logits of these rows, (N, V), before the hook `logits`."""
-        ...
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def qk_norm(self) -> Literal["head", "projection", "none"]: ...
+
+    @property
+    def norm_eps(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Kernels:
     set_threads: how many threads the process may compute with, torch's included.
     self_attention: what stands between the product of queries, keys and values and that of the heads, in one operator;
     gives None where the set has none for a model's sizes.
-    passes: makes `Passes` of a model, or None where it has none for its sizes.
+    has_passes: whether a model takes whole passes without gradients in one call (sandbox/model/compiled_passes.py).
     """
 
     name: str
@@ -52,4 +55,4 @@ class Kernels:
     gate: Callable[[Gate], Gate]
     set_threads: Callable[[int], None]
     self_attention: Callable[..., Tensor | None] = lambda *arguments: None
-    passes: Callable[[Any], Passes | None] | None = None
+    has_passes: bool = False

@@ -31,7 +31,7 @@ from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
 from sandbox.run import initial_model, open_task
 from sandbox.training.engine import SandboxTrainingEngine
-from sandbox.training.numerics import of_precision
+from sandbox.training.numerics import of_precision, training_numerics
 from theory.algorithm import Algorithm
 from theory.contracts import Rollouts, Sampling, TokenScores
 from theory.divergences import discrepancy_metrics, masked_mean
@@ -164,7 +164,7 @@ class Bench:
             self.algorithm.optimizer,
             micro_batch_size=micro_batch_size or block.micro_batch_size,
             keep_reference=self.algorithm.objective.kl_coefficient > 0,
-            numerics=block.numerics(),
+            numerics=training_numerics(block.precision, block.reduction_order),
         )
 
     def engine(self, defect: Defect | None) -> SandboxEngine:

@@ -13,81 +13,49 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from sandbox.kernels import EAGER, MIN_KEYS, Kernels, rotation, rotation_tables, round_up
-from sandbox.kernels.interface import Passes
+from sandbox.kernels import EAGER, MIN_KEYS, Kernels, rotation, round_up
 from sandbox.kernels.numerics import EXACT, Numerics
 from sandbox.model.config import ModelConfig
 from sandbox.model.kv_cache import KVCache
-from sandbox.model.layers import ExpertMLP, Layer, Pass, Products, Routing, linear, matrix
+from sandbox.model.layers import Pass, Products, linear
+from sandbox.model.routing import Routing
+from sandbox.model.weights import DecoderWeights
 from theory.routing.replay import NaturalRouting
 
+if TYPE_CHECKING:
+    from sandbox.model.compiled_passes import CompiledPasses
 
-class MoE(nn.Module):
-    """The decoder. With a generator its weights come from it alone; without one all matrices are zero, to be loaded.
 
-    Matrices ~ N(0, init_std^2 / fan-in), norms 1; embeddings ~ N(0, init_std^2), or N(0, init_std^2 / D) where the head
-    is tied to them, so that logits start with unit variance. At the customary 0.02 a small model's experts hardly
-    matter: its policy would not feel a wrong route.
-    """
-
-    cos_Pd: Tensor
-    sin_Pd: Tensor
+class MoE(DecoderWeights):
+    """The decoder: its weights and the passes over them, in the arithmetic of one set of kernels."""
 
     def __init__(self, config: ModelConfig, generator: torch.Generator | None = None, kernels: Kernels = EAGER):
-        super().__init__()
-        self.config = config
+        super().__init__(config, generator)
         self.compute_with(kernels)
-        self.embedding = matrix(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_layers))
-        self.norm = nn.Parameter(torch.ones(config.hidden_size))
-        self.head = None if config.tied_head else matrix(config.vocab_size, config.hidden_size)
-        # Positions in whole vector widths: the last lanes of a cosine would depend on the length of the table.
-        position_P = torch.arange(round_up(config.max_positions, 64), dtype=torch.float32)
-        even_d = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
-        angle_Pd = position_P[:, None] * (1.0 / config.rope_theta ** (even_d / config.head_dim))
-        cos_Pd, sin_Pd = rotation_tables(angle_Pd)
-        self.register_buffer("cos_Pd", cos_Pd, persistent=False)
-        self.register_buffer("sin_Pd", sin_Pd, persistent=False)
-        if generator is not None:
-            self._draw(generator)
-
-    @torch.no_grad()
-    def _draw(self, generator: torch.Generator) -> None:
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 1:
-                continue  # a norm
-            # Stacked experts are (E, in, out), everything else is (out, in).
-            fan_in = parameter.shape[1]
-            if name == "embedding" and self.head is not None:
-                fan_in = 1
-            parameter.normal_(0.0, self.config.init_std / fan_in**0.5, generator=generator)
 
     def compute_with(self, kernels: Kernels) -> MoE:
         """This model, with these kernels from now on."""
         self.kernels, self.gate = kernels, kernels.gate(self.config.gate)
-        self._held: Passes | None = None
+        self._held: CompiledPasses | None = None
         return self
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Inside, the weights do not change: what whole passes make of them is made once."""
         before = self._held
-        if before is None and self.kernels.passes is not None:
-            self._held = self.kernels.passes(self)
+        if before is None:
+            self._held = self._passes()
         try:
             yield
         finally:
             self._held = before
-
-    def router_parameters(self) -> Iterator[nn.Parameter]:
-        """The router matrix of each MoE layer, in layer order."""
-        return (layer.mlp.router for layer in self.layers if isinstance(layer.mlp, ExpertMLP))  # type: ignore[misc]
 
     def forward(
         self,
@@ -141,11 +109,19 @@ class MoE(nn.Module):
         head_VD = self.embedding if self.head is None else self.head
         return numerics.logits(linear(hidden_ND, head_VD, "head", Products(self.kernels, numerics)))
 
-    def _whole(self, numerics: Numerics) -> Passes | None:
-        """The kernels' whole passes, where they have some and this is a pass for them: known as data, no gradients."""
-        if self.kernels.passes is None or torch.is_grad_enabled() or numerics.rounding() is None:
+    def _passes(self) -> CompiledPasses | None:
+        """Whole passes at the present weights; None with torch's operators, and for sizes that have none."""
+        if not self.kernels.has_passes:
             return None
-        return self._held or self.kernels.passes(self)
+        from sandbox.model.compiled_passes import passes  # loads C++ kernels, which only a model of them needs
+
+        return passes(self, self.gate)
+
+    def _whole(self, numerics: Numerics) -> CompiledPasses | None:
+        """Whole passes, where there are some and this is a pass for them: known as data, no gradients."""
+        if not self.kernels.has_passes or torch.is_grad_enabled() or numerics.rounding() is None:
+            return None
+        return self._held or self._passes()
 
     def _positions(self, tokens_BS: Tensor, cache: KVCache | None, positions_B: Tensor | None) -> Tensor:
         """Each token's position, (1, S) where all rows begin at 0; checks tokens, positions and cache."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,24 +17,8 @@ from sandbox.kernels import Kernels, product
 from sandbox.kernels.numerics import EXACT, Numerics, Site
 from sandbox.model.config import ModelConfig
 from sandbox.model.kv_cache import KVCache
+from sandbox.model.routing import Routing
 from theory.routing.gates import Gate
-
-
-@runtime_checkable
-class Routing(Protocol):
-    """Decides the experts of a forward pass: NaturalRouting, or a RoutingPass that replays and records."""
-
-    def route(
-        self,
-        layer_number: int,
-        hidden_ND: Float[Tensor, "N D"],
-        logits_NE: Float[Tensor, "N E"],
-        num_slots: int,
-        gate: Gate,
-        selection_bias_E: Float[Tensor, " E"] | None = None,
-    ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
-        """Expert ids, ascending in each row, and their weights; rows are the batch flattened, padding included."""
-        ...
 
 
 @runtime_checkable

@@ -10,7 +10,6 @@ import torch
 
 from sandbox.kernels.compiled import ops
 from sandbox.kernels.compiled.build import library
-from sandbox.kernels.compiled.forward import passes
 from sandbox.kernels.compiled.gates import compiled_gate
 from sandbox.kernels.compiled.self_attention import self_attention
 from sandbox.kernels.interface import Kernels
@@ -35,7 +34,7 @@ COMPILED = Kernels(
     gate=compiled_gate,
     set_threads=set_threads,
     self_attention=self_attention,
-    passes=passes,
+    has_passes=True,
 )
 
 

@@ -74,7 +74,7 @@ class _Weigh(Function):
 
 
 class CompiledGates:
-    """`theory.routing.gates.GateKernels`: a softmax, a tie and a sum have the bits of forward.py's passes."""
+    """`theory.routing.gates.GateKernels`: a softmax, a tie and a sum have the bits of whole passes."""
 
     def __deepcopy__(self, memo: dict) -> CompiledGates:
         return self

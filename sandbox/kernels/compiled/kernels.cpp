@@ -1,5 +1,6 @@
-// The C interface that ops.py and forward.py call through ctypes. All arrays are contiguous float32 unless said; sizes
-// are checked by the caller. At most `threads` threads compute, fewer where there is little to do; the bits are the same.
+// The C interface that ops.py and sandbox/model/compiled_passes.py call through ctypes. All arrays are contiguous
+// float32 unless said; sizes are checked by the caller. At most `threads` threads compute, fewer where there is little
+// to do; the bits are the same.
 #include "backward.hpp"
 #include "pass.hpp"
 #include "self_attention.hpp"

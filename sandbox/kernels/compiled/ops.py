@@ -1,7 +1,7 @@
 """The operators of sandbox/kernels in C++, forward and backward.
 
-Forwards are batch-invariant by construction, and are the row functions of forward.py's whole passes. float32 alone.
-Letters as in sandbox/kernels/__init__.py.
+Forwards are batch-invariant by construction, and are the row functions of whole passes
+(sandbox/model/compiled_passes.py). float32 alone. Letters as in sandbox/kernels/__init__.py.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from sandbox.kernels.compiled.build import library
 from sandbox.kernels.compiled.ops import LANES, plain
 from sandbox.kernels.elementwise import apply
-from sandbox.model.config import ModelConfig
+from sandbox.kernels.interface import Heads
 
 QK_NORMS = ("none", "head", "projection")
 """As `Sizes` of pass.hpp numbers them."""
@@ -25,7 +25,7 @@ class _SelfAttention(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        config: ModelConfig,
+        config: Heads,
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
@@ -63,7 +63,7 @@ class _SelfAttention(Function):
 
 
 def self_attention(
-    config: ModelConfig,
+    config: Heads,
     qkv_BSO: Float[Tensor, "B S O"],
     cos_BSHd: Float[Tensor, "#B S H d"],
     sin_BSHd: Float[Tensor, "#B S H d"],

@@ -36,7 +36,7 @@ from theory.contracts import Rollouts, Sampling
 from theory.streams import stream
 
 SAMPLING = Sampling(max_tokens=5, num_responses=2, seed=5, num_features=4)
-OPERATORS = replace(COMPILED, passes=None)
+OPERATORS = replace(COMPILED, has_passes=False)
 """The compiled operators one by one, hooks in between, without whole passes."""
 
 

@@ -21,7 +21,7 @@ from theory.routing.passes import PassRouting
 from theory.streams import stream
 
 SAMPLING = Sampling(max_tokens=10, num_responses=3, seed=5)
-OPERATORS = replace(COMPILED, passes=None)
+OPERATORS = replace(COMPILED, has_passes=False)
 """The compiled operators one by one, without whole passes."""
 
 

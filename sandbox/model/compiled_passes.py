@@ -1,13 +1,15 @@
 """Whole forward passes without gradients in a few C++ calls, for sampling, prefill and scoring.
 
-They are made of the row functions that the operators of ops.py call, so both give the same bits; the tests hold them
-to it, and what they round to the hooks of `Numerics`. Where nobody asks for routes in between, all layers are one call.
+They are made of the row functions that the operators of sandbox/kernels/compiled/ops.py call, so both give the same
+bits; the tests hold them to it, and what they round to the hooks of `Numerics`. Where nobody asks for routes in
+between, all layers are one call.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -18,13 +20,14 @@ from sandbox.kernels.compiled.gates import SizesStruct, gate_struct
 from sandbox.kernels.compiled.ops import LANES, check_ids, pack, plain, product_of, rms_norm
 from sandbox.kernels.compiled.rounding import address_of, rounded
 from sandbox.kernels.experts import ascending
+from sandbox.kernels.numerics import Numerics
+from sandbox.kernels.rounding import Rounding
+from sandbox.model.kv_cache import KVCache
+from sandbox.model.layers import ExpertMLP, Layer
+from sandbox.model.routing import NaturalRecorder, Routing
+from sandbox.model.weights import DecoderWeights
+from theory.routing.gates import Gate
 from theory.routing.replay import NaturalRouting
-
-if TYPE_CHECKING:
-    from sandbox.kernels.numerics import Numerics
-    from sandbox.kernels.rounding import Rounding
-    from sandbox.model.decoder import MoE
-    from sandbox.model.kv_cache import KVCache
 
 _POINTERS = (
     "attention_norm", "qkv", "q_norm", "k_norm", "o", "mlp_norm", "plain_gate_up", "plain_down", "shared_gate",
@@ -44,17 +47,21 @@ class _BatchStruct(ctypes.Structure):
     _fields_ = (*((name, ctypes.c_int64) for name in ("B", "S", "capacity", "stride")), ("positions", ctypes.c_void_p))
 
 
-def passes(model: MoE) -> CompiledPasses | None:
+def passes(model: DecoderWeights, gate: Gate) -> CompiledPasses | None:
     """The passes of a model at its present weights; None where a head's width is no multiple of LANES."""
-    return None if model.config.head_dim % LANES else CompiledPasses(model)
+    return None if model.config.head_dim % LANES else CompiledPasses(model, gate)
 
 
 class CompiledPasses:
-    """`sandbox.kernels.interface.Passes`, over packed copies of the large weights."""
+    """Whole passes over packed copies of the large weights, in the bits of the operators one by one.
 
-    def __init__(self, model: MoE) -> None:
-        self._model = model
-        self._tensors = [_layer_tensors(layer) for layer in model.layers]
+    They hold while the weights do not change, for numerics that state their `rounding()`; hooks that it does not cover
+    are not met. `gate` is the gate convention by which a routing that is asked weighs its experts.
+    """
+
+    def __init__(self, model: DecoderWeights, gate: Gate) -> None:
+        self._model, self._gate = model, gate
+        self._tensors = [_layer_tensors(layer) for layer in cast(Iterable[Layer], model.layers)]
         self._layers = (_LayerStruct * len(self._tensors))()
         for struct, (tensors, plain_size) in zip(self._layers, self._tensors, strict=True):
             for name, tensor in tensors.items():
@@ -69,15 +76,14 @@ class CompiledPasses:
         self,
         x_BSD: Float[Tensor, "B S D"],
         positions_BS: Int[Tensor, "#B S"],
-        routing: Any,
+        routing: Routing,
         cache: KVCache | None,
         numerics: Numerics,
     ) -> Float[Tensor, "B S D"]:
         """All layers and the last norm. `x_BSD`, the embedded tokens, is used up; positions are the cache's slots.
 
-        A routing with a method `take` gets the natural experts, of all layers at once or of one, and with
-        `keep_features` the routers' inputs and logits; NaturalRouting gets nothing; any other is asked layer by layer,
-        as are numerics with a hook for router logits.
+        A `NaturalRecorder` takes what all layers did at once, and NaturalRouting nothing; any other routing is asked
+        layer by layer, as are numerics with a hook for router logits.
         """
         rounding = numerics.rounding()
         assert rounding is not None, "these numerics are known through their hooks alone"
@@ -91,10 +97,13 @@ class CompiledPasses:
         else:
             k, v, by_layer = cache.k_LBhCd, cache.v_LBhCd, cache.k_LBhCd.stride(0)
         batch = _BatchStruct(B, S, k.shape[3], k.stride(1), positions_BS.data_ptr())
-        if _is_natural(routing) and not rounding.asks_router:
-            self._natural(x_ND, batch, rounding, k, v, by_layer, routing)
+        recorder = routing if isinstance(routing, NaturalRecorder) else None
+        is_natural = recorder is not None or isinstance(routing, NaturalRouting)
+        if is_natural and not rounding.asks_router:
+            self._natural(x_ND, batch, rounding, k, v, by_layer, recorder)
         else:
-            self._routed(x_ND, batch, rounding, k, v, by_layer, routing, numerics)
+            asked = None if is_natural else routing
+            self._routed(x_ND, batch, rounding, k, v, by_layer, asked, recorder, numerics)
         return rms_norm(x_ND, self._model.norm, config.norm_eps).view(B, S, D)
 
     def logits(self, hidden_ND: Float[Tensor, "N D"], numerics: Numerics) -> Float[Tensor, "N V"]:
@@ -104,11 +113,18 @@ class CompiledPasses:
         return product_of(rounded(plain(hidden_ND), rounding.other_inputs), self._head, None, self._head_VD.shape[0])
 
     def _natural(
-        self, x_ND: Tensor, batch: _BatchStruct, rounding: Rounding, k: Tensor, v: Tensor, by_layer: int, routing: Any
+        self,
+        x_ND: Tensor,
+        batch: _BatchStruct,
+        rounding: Rounding,
+        k: Tensor,
+        v: Tensor,
+        by_layer: int,
+        recorder: NaturalRecorder | None,
     ) -> None:
         (N, D), config = x_ND.shape, self._model.config
         L, E, K = len(config.moe_layers), config.num_experts, config.experts_per_token
-        keeps = L > 0 and getattr(routing, "keep_features", False)
+        keeps = L > 0 and recorder is not None and recorder.keep_features
         # One layer more than there are routers: dense layers leave their norm in the place of the next router's input.
         rooms = L + 1 if keeps else 1
         hidden, logits = x_ND.new_empty(rooms, N, D), x_ND.new_empty(rooms, N, E)
@@ -116,8 +132,8 @@ class CompiledPasses:
         at = ctypes.addressof(self._sizes), ctypes.addressof(self._layers), len(self._layers), ctypes.addressof(batch)
         keys = k.data_ptr(), v.data_ptr(), by_layer
         library()("fo_forward", *at, address_of(rounding), *keys, x_ND, keeps, hidden, logits, ids, weights)
-        if hasattr(routing, "take"):
-            routing.take(ids, hidden[:L] if keeps else None, logits[:L] if keeps else None)
+        if recorder is not None:
+            recorder.take(ids, hidden[:L] if keeps else None, logits[:L] if keeps else None)
 
     def _routed(
         self,
@@ -127,7 +143,8 @@ class CompiledPasses:
         k: Tensor,
         v: Tensor,
         by_layer: int,
-        routing: Any,
+        asked: Routing | None,
+        recorder: NaturalRecorder | None,
         numerics: Numerics,
     ) -> None:
         (N, D), model, call, rounds = x_ND.shape, self._model, library(), address_of(rounding)
@@ -140,32 +157,34 @@ class CompiledPasses:
             ids = weights = None
             if "router" in tensors:
                 logits = plain(numerics.router_logits(number, logits))
-                ids, weights = self._chosen(number, hidden, logits, tensors.get("bias"), routing)
+                ids, weights = self._chosen(number, hidden, logits, tensors.get("bias"), asked, recorder)
             call("fo_mlp_half", sizes, layer, rounds, N, hidden, ids, weights, x_ND)
 
     def _chosen(
-        self, number: int, hidden: Tensor, logits: Tensor, bias: Tensor | None, routing: Any
+        self,
+        number: int,
+        hidden: Tensor,
+        logits: Tensor,
+        bias: Tensor | None,
+        asked: Routing | None,
+        recorder: NaturalRecorder | None,
     ) -> tuple[Tensor, Tensor]:
-        """The experts of one layer and their weights: natural ones where the routing leaves them to us."""
+        """The experts of one layer and their weights: natural ones where no routing is asked."""
         config = self._model.config
         K = config.experts_per_token
-        if not _is_natural(routing):
-            ids, weights = ascending(*routing.route(number, hidden, logits, K, self._model.gate, bias))
+        if asked is not None:
+            ids, weights = ascending(*asked.route(number, hidden, logits, K, self._gate, bias))
             check_ids(ids, config.num_experts)
             return ids.contiguous(), plain(weights)
         ids, weights = torch.empty(len(logits), K, dtype=torch.int64), logits.new_empty(len(logits), K)
         library()("fo_route", ctypes.addressof(self._sizes), bias, len(logits), logits, True, ids, weights)
-        if hasattr(routing, "take"):
-            keeps = getattr(routing, "keep_features", False)
-            routing.take(ids[None], hidden[None] if keeps else None, logits[None] if keeps else None)
+        if recorder is not None:
+            keeps = recorder.keep_features
+            recorder.take(ids[None], hidden[None] if keeps else None, logits[None] if keeps else None)
         return ids, weights
 
 
-def _is_natural(routing: Any) -> bool:
-    return isinstance(routing, NaturalRouting) or hasattr(routing, "take")
-
-
-def _sizes(model: MoE, cos_Pd: Tensor, sin_Pd: Tensor) -> SizesStruct:
+def _sizes(model: DecoderWeights, cos_Pd: Tensor, sin_Pd: Tensor) -> SizesStruct:
     config = model.config
     return SizesStruct(
         D=config.hidden_size, H=config.num_heads, h=config.num_kv_heads, d=config.head_dim, E=config.num_experts,
@@ -175,7 +194,7 @@ def _sizes(model: MoE, cos_Pd: Tensor, sin_Pd: Tensor) -> SizesStruct:
     )  # fmt: skip
 
 
-def _layer_tensors(layer: Any) -> tuple[dict[str, Tensor], int]:
+def _layer_tensors(layer: Layer) -> tuple[dict[str, Tensor], int]:
     """A layer's weights under the names of `LayerWeights`, and the hidden width of its plain or shared MLP."""
     attention, mlp = layer.attention, layer.mlp
     out = {
@@ -186,9 +205,8 @@ def _layer_tensors(layer: Any) -> tuple[dict[str, Tensor], int]:
     }
     if attention.config.qk_norm != "none":
         out |= {"q_norm": plain(attention.q_norm.detach()), "k_norm": plain(attention.k_norm.detach())}
-    has_experts = hasattr(mlp, "router")
-    dense = mlp.shared if has_experts else mlp
-    if has_experts:
+    dense = mlp.shared if isinstance(mlp, ExpertMLP) else mlp
+    if isinstance(mlp, ExpertMLP):
         out |= {"router": pack(mlp.router, transposed=True)}
         out |= {name: pack(getattr(mlp, name), transposed=False) for name in ("gate_up", "down")}
         if mlp.selection_bias is not None:

@@ -1,0 +1,49 @@
+"""What the decoder asks of a routing: which experts each token goes to, layer by layer.
+
+Letters beyond theory/contracts.py: N = B S rows of a flattened batch.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from theory.routing.gates import Gate
+
+
+@runtime_checkable
+class Routing(Protocol):
+    """Decides the experts of a forward pass: NaturalRouting, or a RoutingPass that replays and records."""
+
+    def route(
+        self,
+        layer_number: int,
+        hidden_ND: Float[Tensor, "N D"],
+        logits_NE: Float[Tensor, "N E"],
+        num_slots: int,
+        gate: Gate,
+        selection_bias_E: Float[Tensor, " E"] | None = None,
+    ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
+        """Expert ids, ascending in each row, and their weights; rows are the batch flattened, padding included."""
+        ...
+
+
+@runtime_checkable
+class NaturalRecorder(Routing, Protocol):
+    """A routing that leaves the choice of experts to the router and only wants to know it.
+
+    A whole pass chooses by itself, then hands over several layers at once; it need not stop at each layer to ask.
+    """
+
+    keep_features: bool
+
+    def take(
+        self,
+        experts_LNK: Int[Tensor, "L N K"],
+        hidden_LND: Float[Tensor, "L N D"] | None,
+        logits_LNE: Float[Tensor, "L N E"] | None,
+    ) -> None:
+        """The natural experts of consecutive layers; router inputs and logits where `keep_features` asks for them."""
+        ...
