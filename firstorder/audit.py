@@ -49,8 +49,8 @@ def audit(
     """
     from lab.audit.records import PAGE, newest, read
     from lab.config.load import to_yaml
-    from lab.config.strict import ConfigError
     from lab.files import atomic_write
+    from lab.strict import ConfigError
 
     if markdown is not None and not markdown.parent.is_dir():
         raise ConfigError(f"--markdown: expected a file in a folder that exists, got {markdown}")

@@ -30,10 +30,10 @@ def calibrate(
     from firstorder.train import split
     from firstorder.worlds import Schemas
     from lab.config.load import load
-    from lab.config.strict import ConfigError
     from lab.doctor.importers import load_trace
     from lab.files import atomic_write
     from lab.ladder import markdown_table
+    from lab.strict import ConfigError
     from sandbox.config import SandboxRun
 
     trace, rest = split([trace, config, *context.args])

@@ -33,8 +33,8 @@ def defects(
     from firstorder.train import split
     from firstorder.worlds import Schemas
     from lab.config.load import load
-    from lab.config.strict import ConfigError
     from lab.files import atomic_write
+    from lab.strict import ConfigError
     from sandbox.config import SandboxRun
 
     words = [config, *context.args]

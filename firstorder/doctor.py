@@ -27,11 +27,11 @@ def doctor(
     at the same weights), and if it has them the experts of both. docs/doctor.md has the formats, what verl and slime
     dump and lack, and how often the diagnosis is right.
     """
-    from lab.config.strict import ConfigError
     from lab.doctor.diagnosis import diagnose
     from lab.doctor.importers import load_trace
     from lab.doctor.page import Patient, render
     from lab.files import atomic_write
+    from lab.strict import ConfigError
 
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")

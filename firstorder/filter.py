@@ -40,8 +40,8 @@ def filter(
     from firstorder.train import split
     from firstorder.worlds import Schemas
     from lab.config.load import load
-    from lab.config.strict import ConfigError
     from lab.filtering import Band
+    from lab.strict import ConfigError
     from sandbox.config import SandboxRun
 
     path, rest = split([config, data, *context.args])

@@ -33,8 +33,8 @@ def ladder(
       firstorder ladder configs/demo_scaled/base.yaml --rung bf16 --rung 'bf16, fp8 weights'
     """
     from firstorder.plan import read_config
-    from lab.config.strict import ConfigError
     from lab.files import atomic_write
+    from lab.strict import ConfigError
 
     _, _, run_config = read_config([config, *context.args])
     if out is not None and not out.parent.is_dir():

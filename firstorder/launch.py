@@ -39,8 +39,8 @@ def launch(
       firstorder launch configs/scaled/pr2/qwen3_off4.yaml --kind ray --seed 1 --out submit.sh
     """
     from firstorder.plan import read_config
-    from lab.config.strict import ConfigError
     from lab.files import atomic_write
+    from lab.strict import ConfigError
     from scaled.launch import Options, script
     from scaled.plan.summary import make_plan
 

@@ -38,7 +38,7 @@ def plan(
       firstorder plan configs/scaled/pr2/qwen3_off4.yaml --cluster.gpu H100-80GB --rollout.max_num_seqs 40
       firstorder plan configs/scaled/minirl/n1.yaml --mean-tokens 12000 --json --no-dry-run
     """
-    from lab.config.strict import ConfigError
+    from lab.strict import ConfigError
     from scaled.plan.summary import make_plan
 
     _, _, run_config = read_config([config, *context.args])
@@ -55,7 +55,7 @@ def read_config(words: list[str]) -> tuple[str, list[str], ScaledRun]:
     from firstorder.train import split
     from firstorder.worlds import Schemas
     from lab.config.load import load
-    from lab.config.strict import ConfigError
+    from lab.strict import ConfigError
     from scaled.config import ScaledRun
 
     path, overrides = split(words)

@@ -41,8 +41,8 @@ def promote(
     """
     from firstorder.worlds import Schemas
     from lab.config.load import load, to_yaml
-    from lab.config.strict import ConfigError, validate
     from lab.files import atomic_write
+    from lab.strict import ConfigError, validate
     from scaled import promote as promotion
     from scaled.config import ScaledRun
 

@@ -63,7 +63,7 @@ def train(
 
 def split(words: list[str], wanted: str = "CONFIG, the YAML file that describes the run") -> tuple[str, list[str]]:
     """The first word that is no override (`wanted`, for the message where there is none), and the words around it."""
-    from lab.config.strict import ConfigError
+    from lab.strict import ConfigError
 
     position = 0
     while position < len(words) and words[position].startswith("--"):
@@ -76,8 +76,8 @@ def split(words: list[str], wanted: str = "CONFIG, the YAML file that describes 
 def _unfinished(config: RunConfig) -> RunFolder:
     """The newest folder of this very config, if its run did not come to its end; ConfigError otherwise."""
     from lab.config.load import config_hash
-    from lab.config.strict import ConfigError
     from lab.records import RunFolder
+    from lab.strict import ConfigError
 
     folder = RunFolder.find_resumable(Path(config.output), config.name, config_hash(config))
     if folder is None:

@@ -35,7 +35,7 @@ def runner(backend: str) -> Callable[..., Any]:
 
 def _import(backend: str, module: str) -> Any:
     """The module; ConfigError if this version of the project does not have that world yet."""
-    from lab.config.strict import ConfigError
+    from lab.strict import ConfigError
 
     if importlib.util.find_spec(backend) is None or importlib.util.find_spec(module) is None:
         raise ConfigError(f"backend: '{backend}' is not in this version of firstorder; it has no {module}")

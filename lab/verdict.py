@@ -18,8 +18,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from lab.config.strict import Strict
 from lab.levels import Level, highest, levels, noise, series, trailing_mean
+from lab.strict import Strict
 
 REWARD = "reward/mean"
 KL = "rollout_corr/k3_kl"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from lab.config.run import RunConfig
-from lab.config.strict import ConfigError, Strict
+from lab.strict import ConfigError, Strict
 from lab.tasks.problems import ProblemsConfig
 from sandbox.engines import EngineConfig
 from sandbox.engines.reduction_order import ReductionOrder

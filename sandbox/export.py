@@ -14,9 +14,9 @@ import torch
 
 from lab.config.load import load
 from lab.config.run import RunConfig
-from lab.config.strict import ConfigError
 from lab.files import atomic_folder
 from lab.records import RunFolder
+from lab.strict import ConfigError
 from lab.tasks.tokenizers import CharTokenizer
 from sandbox.config import SandboxRun
 from sandbox.model import MoE

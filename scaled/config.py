@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from lab.config.run import RunConfig
-from lab.config.strict import Strict
+from lab.strict import Strict
 from scaled.evidence import Evidence
 
 

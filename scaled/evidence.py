@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from lab.config.strict import Strict
+from lab.strict import Strict
 from lab.verdict import VerdictRules
 
 

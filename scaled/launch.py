@@ -15,7 +15,7 @@ from typing import Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lab.config.strict import ConfigError
+from lab.strict import ConfigError
 from scaled.config import ScaledRun
 
 TEMPLATES = Path(__file__).parent / "launch_templates"

@@ -18,9 +18,9 @@ from typing import Any
 from lab.config.algorithm import AlgorithmConfig
 from lab.config.load import config_hash, load
 from lab.config.run import RunConfig
-from lab.config.strict import ConfigError, validate
 from lab.levels import series
 from lab.records import RunFolder
+from lab.strict import ConfigError, validate
 from lab.verdict import ENTROPY, KL, REWARD, Verdict, judge
 from scaled.config import ModelBlock, ScaledRun
 from scaled.evidence import Evidence, RunEvidence, Spread

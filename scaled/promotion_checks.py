@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from lab.config.load import NOT_HASHED
 from lab.config.run import RunConfig
-from lab.config.strict import ConfigError
 from lab.levels import series
+from lab.strict import ConfigError
 from lab.verdict import Verdict
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from lab.config.algorithm import ObjectiveBlock
 from lab.config.load import load
-from lab.config.strict import Strict
+from lab.strict import Strict
 from theory.exact.groups import Group
 from theory.exact.levels import REWARDS
 from theory.exact.policies import FEATURES

@@ -1,8 +1,1 @@
-"""The configuration of a run: a strict frozen schema, read from YAML with dotted overrides.
-
-Only the base classes are re-exported here: `lab.tasks` builds on them, and `lab.config.run` builds on `lab.tasks`.
-"""
-
-from lab.config.strict import ConfigError, Strict, validate
-
-__all__ = ["ConfigError", "Strict", "validate"]
+"""The configuration of a run: a strict frozen schema (lab/strict.py), read from YAML with dotted overrides."""

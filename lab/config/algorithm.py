@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from lab.config.strict import Strict
+from lab.strict import Strict
 from theory.advantages import ADVANTAGES
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.objectives import AGGREGATIONS, CORRECTIONS, PRESETS, RATIOS, Correction, Objective, correction, preset

@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from lab.config.strict import ConfigError, did_you_mean, validate
+from lab.strict import ConfigError, did_you_mean, validate
 
 Config = TypeVar("Config", bound=BaseModel)
 

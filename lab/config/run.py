@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from lab.config.algorithm import AlgorithmConfig
-from lab.config.strict import Strict
+from lab.strict import Strict
 from lab.tasks import TaskConfig
 from lab.verdict import VerdictRules
 

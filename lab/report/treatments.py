@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from lab.config.algorithm import ObjectiveBlock
 from lab.config.load import NOT_HASHED
-from lab.config.strict import ConfigError, validate
 from lab.report.runs import Run
+from lab.strict import ConfigError, validate
 from theory.objectives import Objective
 
 PRESETS = {

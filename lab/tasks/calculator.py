@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
-from lab.config.strict import Strict
+from lab.strict import Strict
 from lab.tasks.arithmetic import draw_terms
 from lab.tasks.held_out import distinct, is_held_out, most_held_out
 from lab.tasks.tokenizers import CharTokenizer

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from lab.config.strict import Strict
+from lab.strict import Strict
 from lab.tasks.grading import is_parseable
 from lab.tasks.readers import TABLES, read_lines, read_rows, short
 from lab.tasks.tokenizers import ROLES, Message

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from lab.config.strict import Strict
+from lab.strict import Strict
 from sandbox.engines.activation_precision import ActivationPrecision
 from sandbox.engines.kv_precision import KVPrecision
 from sandbox.engines.logit_noise import LogitNoise

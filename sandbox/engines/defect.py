@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.config.strict import Strict
+from lab.strict import Strict
 from sandbox.kernels.numerics import EXACT, Numerics
 from theory.contracts import NamedTensors
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lab.audit.cases import Case, Cases, draw_reward, tree_keys
 from lab.audit.config import AuditConfig, LinearPolicies, Policies, TabularPolicies
-from lab.config.strict import Strict
+from lab.strict import Strict
 from sandbox.engines import EngineConfig
 from sandbox.exact.audit import (
     RoutedPolicy,

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.load import NOT_HASHED, apply, read
-from lab.config.strict import ConfigError, validate
 from lab.files import append_line, whole_lines
 from lab.manifest import manifest
 from lab.records import RunFolder
+from lab.strict import ConfigError, validate
 from sandbox.config import SandboxRun
 from sandbox.ledger.claim import Arm, Row
 

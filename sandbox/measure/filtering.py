@@ -7,9 +7,9 @@ import json
 
 import torch
 
-from lab.config.strict import ConfigError
 from lab.filtering import Band, ProblemFile, Summary, filter_problems
 from lab.progress import ProgressKind
+from lab.strict import ConfigError
 from lab.tasks.problems import ProblemsConfig
 from lab.tasks.tokenizers import load_tokenizer
 from sandbox.config import SandboxRun

@@ -10,7 +10,7 @@ from typing import Any
 
 import pydantic
 
-from lab.config.strict import ConfigError
+from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
 from scaled.model_shape import ModelShape

@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lab.config.strict import ConfigError
+from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.model_shape import ModelShape, load_shape
 from scaled.plan import compute, feasibility, memory, payloads

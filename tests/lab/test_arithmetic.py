@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.config.strict import ConfigError, Strict, validate
+from lab.strict import ConfigError, Strict, validate
 from lab.tasks import DemonstratedTask, TaskConfig, build
 from lab.tasks.arithmetic import ArithmeticConfig, ArithmeticTask
 from lab.tasks.arithmetic_styles import STYLES, longest

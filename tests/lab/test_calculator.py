@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.config.strict import ConfigError, Strict, validate
+from lab.strict import ConfigError, Strict, validate
 from lab.tasks import DemonstratedTask, TaskConfig, build
 from lab.tasks.calculator import CalculatorConfig, CalculatorTask
 from theory.contracts import Environment, Prompt, Response

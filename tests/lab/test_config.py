@@ -14,7 +14,7 @@ from pydantic import Field
 
 from lab.config.algorithm import AlgorithmConfig, ObjectiveBlock
 from lab.config.load import config_hash, load, parse_overrides, read, to_yaml
-from lab.config.strict import ConfigError, Strict, validate
+from lab.strict import ConfigError, Strict, validate
 from lab.verdict import VerdictRules
 from theory.algorithm import Algorithm
 from theory.objectives import CORRECTIONS, PRESETS, preset

@@ -13,7 +13,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lab.config.strict import ConfigError, Strict, validate
+from lab.strict import ConfigError, Strict, validate
 from lab.tasks import TaskConfig
 from lab.tasks.countdown import ALPHABET, TEACHERS, CountdownConfig, CountdownTask, is_right, problem_of, solution
 from theory.contracts import Prompt, Response

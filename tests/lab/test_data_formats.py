@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lab.config.load import to_yaml
-from lab.config.strict import validate
+from lab.strict import validate
 from lab.tasks import TextTask, build
 from lab.tasks.jsonl import DatasetConfig, JsonlConfig
 from lab.tasks.problems import ProblemsConfig

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.config.strict import ConfigError, validate
+from lab.strict import ConfigError, validate
 from lab.tasks import DemonstratedTask, build
 from lab.tasks.jsonl import JsonlConfig
 from lab.tasks.tokenizers import CharTokenizer

@@ -17,8 +17,8 @@ from firstorder.cli import main
 from firstorder.worlds import Schemas
 from lab.config.algorithm import AlgorithmConfig
 from lab.config.load import config_hash, load
-from lab.config.strict import ConfigError, validate
 from lab.records import RunFolder
+from lab.strict import ConfigError, validate
 from lab.verdict import VerdictRules, judge
 from scaled.config import ScaledRun
 from scaled.promote import Run, read_run

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from lab.config.algorithm import AlgorithmConfig, CorrectionBlock
-from lab.config.strict import validate
+from lab.strict import validate
 from scaled.promote import promoted_algorithm
 from scaled.promotion_rules import LEARNING_RATES, MOONLIGHT, MULTIPLIERS, OLMOE, QWEN, RULES
 

@@ -19,8 +19,8 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from lab.config.strict import ConfigError
 from lab.files import atomic_write
+from lab.strict import ConfigError
 
 CACHE = Path("runs/.cache/kernels")
 # Products and sums are contracted where the source says `fma`, and nowhere else: see lanes.hpp.

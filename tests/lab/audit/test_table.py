@@ -16,7 +16,7 @@ from lab.audit.records import read, to_json
 from lab.audit.table import interval, ratios
 from lab.audit.words import turns
 from lab.config.load import config_hash, to_yaml
-from lab.config.strict import ConfigError
+from lab.strict import ConfigError
 from tests.lab.audit.conftest import CONFIG
 from theory.exact.tree import PrefixTree
 from theory.streams import stream

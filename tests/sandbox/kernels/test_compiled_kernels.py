@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lab.config.strict import ConfigError
+from lab.strict import ConfigError
 from sandbox import kernels
 from sandbox.kernels.compiled import build
 from sandbox.kernels.compiled.gates import compiled_gate

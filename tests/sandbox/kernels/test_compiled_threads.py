@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lab.config.load import config_hash
-from lab.config.strict import ConfigError
+from lab.strict import ConfigError
 from sandbox import kernels
 from sandbox.engines.buffers import Recorder
 from sandbox.engines.engine import SandboxEngine

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.config.strict import ConfigError
+from lab.strict import ConfigError
 from sandbox.claims import REGIMES
 from sandbox.ledger.cells import NUM_WINDOWS, Cells, Regime, cell, key, windows
 from sandbox.ledger.claim import Arm

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from firstorder.cli import app, main
 from lab.config.load import config_hash, load, to_yaml
-from lab.config.strict import ConfigError
 from lab.records import RunFolder
 from lab.report.engine_words import WORDS, defect_words
+from lab.strict import ConfigError
 from sandbox.config import SandboxRun
 from sandbox.engines import Defects, SamplingMismatch, StaleWeights, WeightPrecision
 from sandbox.measure.defect_table import RUNGS, check_rungs

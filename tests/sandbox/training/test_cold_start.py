@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lab.config.load import load
-from lab.config.strict import ConfigError
+from lab.strict import ConfigError
 from lab.tasks import build
 from lab.tasks.arithmetic import ArithmeticConfig
 from lab.tasks.calculator import CalculatorConfig
