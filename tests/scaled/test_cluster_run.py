@@ -19,6 +19,7 @@ import pytest
 
 import scaled.checks
 import scaled.run
+import scaled.session
 from lab.config.load import load
 from lab.ray_session import ray_session
 from lab.records import SHARDED, RunFolder
@@ -72,7 +73,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_session() -> Iterator[None]:
     """Runs of this process hold the sandbox's engines."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scaled.run, "Session", SandboxSession)
+        patch.setattr(scaled.session, "Session", SandboxSession)
         yield
 
 

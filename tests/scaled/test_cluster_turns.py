@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import scaled.run
+import scaled.session
 from lab.config.load import load
 from lab.tasks import build as build_task
 from lab.tasks.calculator import ALPHABET
@@ -62,7 +63,7 @@ def config(model: Path, folder: Path, *words: str) -> ScaledRun:
 
 def test_a_run_of_turns_is_that_of_one_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two engines and two ranks report, to the bit, the metrics of the same steps in this process."""
-    monkeypatch.setattr(scaled.run, "Session", SandboxSession)
+    monkeypatch.setattr(scaled.session, "Session", SandboxSession)
     cut = config(model, tmp_path)
     folder = scaled.run.run(cut, progress="none")
     algorithm, task, weights = cut.algorithm.build(), build_task(cut.task), load_model(model)

@@ -21,9 +21,9 @@ from lab.records import RunFolder
 from lab.strict import ConfigError, validate
 from lab.verdict import VerdictRules, judge
 from scaled.config import ScaledRun
-from scaled.promote import Run, read_run
 from scaled.promote import promote as promote_runs
 from scaled.promotion_checks import Accuracy
+from scaled.promotion_runs import Run, read_run
 
 SMOKE = Path(__file__).parents[2] / "configs" / "smoke.yaml"
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import scaled.run
+import scaled.session
 from lab.config.load import load
 from lab.records import RunFolder
 from lab.tasks.arithmetic import ALPHABET
@@ -64,7 +65,7 @@ class Events:
         self.killed: list[str] = []
 
     def wrap(self, patch: pytest.MonkeyPatch) -> None:
-        real = scaled.run.Session._step
+        real = scaled.session.Session._step
 
         def step(session, number, schedule, probe, recorder, training: TrainingGroup, rollout):
             if number == self.rank_in_step and "rank" not in self.killed:
@@ -75,7 +76,7 @@ class Events:
                 os.kill(rollout.pids()[0], signal.SIGKILL)
             real(session, number, schedule, probe, recorder, training, rollout)
 
-        patch.setattr(scaled.run.Session, "_step", step)
+        patch.setattr(scaled.session.Session, "_step", step)
 
 
 @pytest.fixture(scope="module")

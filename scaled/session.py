@@ -1,0 +1,197 @@
+"""A run's ranks and engines on a cluster, and the loop over its global steps.
+
+A lost engine is replaced within a step (`cluster.rollout_group`); a lost rank ends the group of ranks, and the loop
+starts again from the last checkpoint. This module needs Ray: `scaled.run` imports it once it has seen that it is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import partial
+
+from lab.evaluation import evaluate
+from lab.loggers import build_loggers
+from lab.progress import ProgressKind, progress_of
+from lab.recording import NonFiniteError, Recorder, Scalars
+from lab.records import RunFolder
+from lab.report import write_report
+from lab.tasks import TextTask
+from lab.tasks.problems import ProblemsConfig
+from lab.verdict import judge
+from scaled.cluster.groups import rollout_group, training_group
+from scaled.cluster.probe import Probe, ProbeError, allowed, describe
+from scaled.cluster.ray_cluster import Cluster
+from scaled.cluster.rewards import AheadEngine, AheadTask
+from scaled.cluster.rollout_group import RolloutGroup
+from scaled.cluster.schedule import OneStepOff, Synchronous
+from scaled.cluster.training_group import RankDied, TrainingGroup
+from scaled.cluster.transfer import Meter
+from scaled.config import ScaledRun
+from theory.contracts import RolloutEngine, Rollouts, Sampling, Task
+from theory.streams import derive_seed
+
+
+class Session:
+    """A run's ranks and engines on a cluster, and the loop over its global steps."""
+
+    def __init__(self, config: ScaledRun, folder: RunFolder, task: TextTask, places: Cluster):
+        self.config, self.folder, self.task, self.places = config, folder, task, places
+        self.algorithm = config.algorithm.build()
+        self.meter: Meter = Meter()
+        # Grading that runs in processes of its own is worth several threads; the others' is quicker than a thread.
+        self.ahead = AheadTask(task) if isinstance(config.task, ProblemsConfig) else None
+
+    def close(self) -> None:
+        """Gives up rewards that nobody waits for."""
+        if self.ahead is not None:
+            self.ahead.close()
+
+    def train(self, progress: ProgressKind) -> None:
+        """All global steps that are left; ranks that die are replaced `cluster.max_rank_restarts` times."""
+        rollout: RolloutGroup | None = None
+        restarts = 0
+        while True:
+            training: TrainingGroup | None = None
+            try:
+                training = self.ranks()
+                rollout = self.engines() if rollout is None else rollout
+                self._steps(training, rollout, progress)
+                return
+            except RankDied as error:
+                if restarts >= self.config.cluster.max_rank_restarts:
+                    raise RankDied(
+                        f"cluster.max_rank_restarts: {error}; expected at most {restarts} restarts, got {restarts + 1}"
+                    ) from None
+                restarts += 1
+                logging.getLogger(__name__).warning("%s; going on from the last checkpoint", error)
+            finally:
+                if training is not None:
+                    training.close()
+
+    def ranks(self) -> TrainingGroup:
+        """The training engine."""
+        return training_group(self.config, self.places, self.meter)
+
+    def engines(self) -> RolloutGroup:
+        """The rollout engine."""
+        return rollout_group(self.config, self.task.tokenizer.eos_id, self.places, self.meter)
+
+    def _steps(self, training: TrainingGroup, rollout: RolloutGroup, progress: ProgressKind) -> None:
+        config, folder = self.config, self.folder
+        first = 0
+        checkpoint = folder.latest_sharded_checkpoint()
+        if checkpoint is not None:
+            training.load(checkpoint.path)
+            first = checkpoint.step
+        folder.truncate_metrics(first)
+        probe, schedule = self.probe(), self.schedule(training, rollout)
+        shown = progress_of(progress, config.name, config.num_steps, first)
+        loggers = build_loggers(config.logging.loggers, config.name, folder.path, first)
+        decode = self.task.tokenizer.decode
+        recorder = Recorder(config, folder, partial(self._evaluate, rollout), shown, loggers, decode)
+        try:
+            schedule.start(first)
+            recorder.begin(probe(rollout, training, first, self._first_rollouts(rollout, first)))
+            for step in range(first, config.num_steps):
+                self._step(step, schedule, probe, recorder, training, rollout)
+        finally:
+            schedule.close()
+            for logger in loggers:
+                logger.finalize("success" if len(folder.metrics()) > config.num_steps else "aborted")
+            if shown is not None:
+                shown.close()
+
+    def _step(
+        self,
+        step: int,
+        schedule: Synchronous,
+        probe: Probe,
+        recorder: Recorder,
+        training: TrainingGroup,
+        rollout: RolloutGroup,
+    ) -> None:
+        self.meter.take()  # what evaluation and probe took belongs to no step
+        try:
+            with self.meter.seconds("timing_s/step"):
+                result = schedule.step(step)
+        except ArithmeticError:
+            self.folder.append_metrics(step + 1, {"actor/grad_norm": math.inf})
+            finish(self.config, self.folder)
+            raise
+        measured = dict(self.meter.take())
+        try:
+            measured |= probe(rollout, training, step + 1, result.rollouts)
+        except ProbeError:
+            recorder.append(step + 1, result.metrics | measured)
+            raise
+
+        def save(number: int) -> None:
+            self.folder.sharded_checkpoint(number, training.save, keep=self.config.checkpoint.keep)
+
+        try:
+            recorder.record(step + 1, result, save, measured)
+        except NonFiniteError as error:
+            finish(self.config, self.folder)
+            raise NonFiniteError(f"step {step + 1}: {error}") from error
+
+    def schedule(self, training: TrainingGroup, rollout: RolloutGroup) -> Synchronous:
+        """The order of a step's parts that the config asks for."""
+        config = self.config
+        takes_turns = config.cluster.placement == "colocated" and self.places.has_gpus
+        engine, task = self._graded(rollout)
+        parts = (self.algorithm, engine, training, task, config.seed, config.schedule)
+        turn = rollout.turn if takes_turns else None
+        if config.schedule.kind == "synchronous":
+            return Synchronous(*parts, turn)
+        return OneStepOff(config.num_steps, *parts, turn)
+
+    def probe(self) -> Probe:
+        """The check after every push."""
+        config = self.config
+        return Probe(
+            config.probe,
+            allowed(config.probe, config.rollout.precision, config.training),
+            describe(config.rollout.precision),
+            config.seed,
+            is_predicted=self.algorithm.passes.rollout == "predicted",
+        )
+
+    def _first_rollouts(self, rollout: RolloutGroup, version: int) -> Rollouts:
+        """Responses for the probe after the first push, when no step has sampled any."""
+        block = self.config.probe
+        prompts = list(self.task.held_out())[: block.num_sequences]
+        sampling = Sampling(
+            max_tokens=min(self.algorithm.max_tokens, block.num_tokens),
+            num_responses=-(-block.num_sequences // len(prompts)),
+            seed=derive_seed(self.config.seed, "probe", version),
+        )
+        return rollout.generate(prompts, sampling)
+
+    def _graded(self, rollout: RolloutGroup) -> tuple[RolloutEngine, Task]:
+        """Engines and task, with rewards computed ahead where that is worth it."""
+        return (rollout, self.task) if self.ahead is None else (AheadEngine(rollout, self.ahead), self.ahead)
+
+    def _evaluate(self, rollout: RolloutGroup, number: int) -> Scalars:
+        """avg@k on the held-out problems by the run's own engines, in their precision."""
+        block = self.config.evaluation
+        engine, task = self._graded(rollout)
+        return evaluate(
+            engine,
+            task,
+            num_samples=block.num_samples,
+            max_prompts=block.max_prompts,
+            max_tokens=self.algorithm.max_tokens,
+            max_turns=self.algorithm.max_turns,
+            temperature=block.temperature,
+            seed=derive_seed(self.config.seed, "evaluation", number),
+        )
+
+
+def finish(config: ScaledRun, folder: RunFolder) -> None:
+    """Writes the verdict and the report of what the folder holds."""
+    folder.write_verdict(judge(folder.metrics(), config.verdict).to_json())
+    write_report([folder], folder.path / "report.html")
+
+
+__all__ = ["Session", "finish"]
