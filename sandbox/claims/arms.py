@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sandbox.ledger.claim import Arm
+from sandbox.ledger.claim import Arm, OnMap
 
 NO_CLIP = (("algorithm.objective.eps_low", "1.0"), ("algorithm.objective.eps_high", "1e9"))
 """A trust region that never binds: ratios from 0 to a thousand million."""
@@ -34,6 +34,9 @@ or stood just short of what Holm's correction asks; a claim on final accuracy wo
 SHORT = (("num_steps", "40"), ("evaluation.every", "40"), ("traces.every", "40"), ("checkpoint.every", "40"))
 DENSE = (("model.num_experts", "0"),)
 
+MAPS = {"minirl": "MiniRL", "minirl_no_is": "MiniRL without the weight", "grpo": "GRPO"}
+"""Presets whose stability is drawn over engine gap, replay mode and off-policiness, and the titles of their maps."""
+
 
 def arm(
     preset: str, replay: str = "none", n: int = 1, *, name: str = "", changes: tuple[tuple[str, str], ...] = ()
@@ -41,7 +44,8 @@ def arm(
     """A preset under a replay mode with N mini-batches; `name` says what `changes` make of it."""
     words = [preset, *([name] if name else []), *([replay] if replay != "none" else []), f"N{n}"]
     own = (("algorithm.objective.preset", preset), ("algorithm.replay.mode", replay))
-    return Arm("-".join(words), own + (CLIP_HIGHER if preset == "grpo" else ()) + changes, n)
+    on_map = OnMap(MAPS[preset], replay) if preset in MAPS and not name and not changes else None
+    return Arm("-".join(words), own + (CLIP_HIGHER if preset == "grpo" else ()) + changes, n, on_map=on_map)
 
 
 def short(
@@ -53,8 +57,9 @@ def short(
 
 
 def without_clipping(preset: str, replay: str = "none", n: int = 1) -> Arm:
-    """The same with a trust region that never binds."""
-    return arm(preset, replay, n, name="noclip", changes=NO_CLIP)
+    """The same with a trust region that never binds; MiniRL's has a map of its own."""
+    on_map = OnMap("MiniRL without clipping", replay) if preset == "minirl" else None
+    return replace(arm(preset, replay, n, name="noclip", changes=NO_CLIP), on_map=on_map)
 
 
 def with_tis(preset: str, replay: str = "none", n: int = 1) -> Arm:

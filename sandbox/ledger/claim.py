@@ -17,6 +17,14 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class OnMap:
+    """Where an arm stands in a phase diagram: the diagram's title, and the replay mode of its row; N is its column."""
+
+    title: str
+    mode: str
+
+
+@dataclass(frozen=True)
 class Arm:
     """A way to train: what it changes in its regime's config, as dotted keys and YAML values, and N.
 
@@ -35,6 +43,8 @@ class Arm:
     """Whether each seed has an initial model of its own, as a claim on models asks; else all share one."""
     start: Arm | None = None
     """The arm from whose run a branch starts; None for what is made otherwise."""
+    on_map: OnMap | None = field(default=None, compare=False)
+    """Where it is drawn in the maps of stability; None: in none of them. No part of what it is."""
 
     def __post_init__(self) -> None:
         if (self.made_by == "branch") != (self.start is not None):
@@ -203,4 +213,4 @@ class Claim:
         return tuple(dict.fromkeys((*predicted, *self.also)))
 
 
-__all__ = ["FRESH", "Arm", "Claim", "Measure", "Prediction", "Row"]
+__all__ = ["FRESH", "Arm", "Claim", "Measure", "OnMap", "Prediction", "Row"]

@@ -9,7 +9,6 @@ from typing import Any
 
 from lab.report.figures import Caption, Figure, Scale, caption, end_labels
 from lab.report.style import DASHES, PALETTE, number
-from sandbox.claims.arms import arm, without_clipping
 from sandbox.ledger.cells import NUM_WINDOWS, Regime, key
 from sandbox.ledger.claim import Arm, Claim, Row
 from sandbox.ledger.measures import SURVIVAL
@@ -17,13 +16,6 @@ from sandbox.ledger.measures import SURVIVAL
 LOGARITHMIC = ("rollout_corr/k3_kl", "rollout_corr/extreme_frac_tau2", "staleness/k3_kl", "routing/route_kl")
 MODES = ("none", "R2", "R3", "Pr2", "Pr3")
 DEGREES = (1, 2, 4, 8)
-FAMILIES = {
-    "MiniRL": (arm, "minirl"),
-    "MiniRL without clipping": (without_clipping, "minirl"),
-    "MiniRL without the weight": (arm, "minirl_no_is"),
-    "GRPO": (arm, "grpo"),
-}
-"""Objectives whose stability is drawn over engine gap, replay mode and off-policiness."""
 EMPTY = "Empty: not asked for, or not run. With one mini-batch R2 and Pr2 replay what pi routes anyway, and Pr3 is R3."
 
 
@@ -90,15 +82,29 @@ def _figure(id_: str, name: str, lines: Sequence[tuple[Line, Sequence[Point]]]) 
     return Figure(id_, name, caption(name), data, layout, "Means over seeds; bands from the least to the largest.")
 
 
+Map = Mapping[tuple[str, int], Arm]
+"""The arms of a phase diagram, by replay mode and N."""
+
+
+def maps(claims: Sequence[Claim]) -> dict[str, Map]:
+    """The phase diagrams that the claims' arms are drawn in, by title; those with the most arms first."""
+    found: dict[str, dict[tuple[str, int], Arm]] = {}
+    for claim in claims:
+        for one in claim.arms:
+            if one.on_map is not None:
+                found.setdefault(one.on_map.title, {})[one.on_map.mode, one.num_minibatches] = one
+    return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
+
+
 def phase_diagram(
-    family: str, regimes: Sequence[Regime], seeds: Sequence[int], rows: Mapping[str, Row]
+    title: str, arms: Map, regimes: Sequence[Regime], seeds: Sequence[int], rows: Mapping[str, Row]
 ) -> Figure | None:
     """Survival over the regimes (the engine gap) and off-policiness N, for each replay mode; None with under 2 cells.
 
     Means over the seeds that are there.
     """
     places = [(mode, regime) for mode in MODES for regime in regimes]
-    values = [[survival(family, mode, n, regime, seeds, rows) for n in DEGREES] for mode, regime in places]
+    values = [[survival(arms.get((mode, n)), regime, seeds, rows) for n in DEGREES] for mode, regime in places]
     if sum(value is not None for line in values for value in line) < 2:
         return None
     texts = [["" if value is None else f"{value:.2f}" for value in line] for line in values]
@@ -114,15 +120,12 @@ def phase_diagram(
     }
     formula = f"mean over seeds of the {SURVIVAL.words}"
     own = Caption(formula, "1", "here")
-    return Figure(f"map-{family.replace(' ', '-')}", family, own, [cells], layout, EMPTY)
+    return Figure(f"map-{title.replace(' ', '-')}", title, own, [cells], layout, EMPTY)
 
 
-def survival(
-    family: str, mode: str, n: int, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row]
-) -> float | None:
-    """Mean survival of a family's arm over the seeds that are there, in [0, 1]; None without any."""
-    build, preset = FAMILIES[family]
-    found = _rows(regime, build(preset, mode, n), seeds, rows)
+def survival(one: Arm | None, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row]) -> float | None:
+    """Mean survival of an arm over the seeds that are there, in [0, 1]; None without any, or without an arm."""
+    found = [] if one is None else _rows(regime, one, seeds, rows)
     return fmean(SURVIVAL.of(row) for row in found) if found else None
 
 
@@ -130,4 +133,4 @@ def _rows(regime: Regime, one: Arm, seeds: Sequence[int], rows: Mapping[str, Row
     return [rows[name] for seed in seeds if (name := key(regime, one, seed)) in rows]
 
 
-__all__ = ["DEGREES", "FAMILIES", "MODES", "over_updates", "phase_diagram", "survival"]
+__all__ = ["DEGREES", "MODES", "maps", "over_updates", "phase_diagram", "survival"]

@@ -18,7 +18,7 @@ from lab.report.page import TEMPLATES
 from lab.report.style import PALETTE
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import Claim, Row
-from sandbox.ledger.figures import FAMILIES, over_updates, phase_diagram
+from sandbox.ledger.figures import maps, over_updates, phase_diagram
 from sandbox.ledger.page import (
     REACH_TITLES,
     VERDICT_TITLES,
@@ -60,12 +60,12 @@ def render(
     drawn: list[tuple[Figure, str | None]] = []
     most = range(max((len(claim.seen(name, seeds)) for claim in claims for name in claim.regimes), default=0))
     mapped = mapped_regimes(claims, regimes)
-    maps = [phase_diagram(family, mapped, most, rows) for family in FAMILIES]
+    diagrams = [phase_diagram(name, arms, mapped, most, rows) for name, arms in maps(claims).items()]
     for place, regime in enumerate(regimes):
         tried = [claim for claim in claims if regime.name in claim.places]
         drawn += [(figure, str(place)) for claim in tried for figure in over_updates(claim, regime, rows, seeds)]
     seen = {figure.id: figure for figure, _ in drawn}
-    drawn += [(figure, None) for figure in maps if figure is not None]
+    drawn += [(figure, None) for figure in diagrams if figure is not None]
     sections = [
         {
             "number": claim.number, "sentence": claim.sentence, "source": claim.source,
@@ -85,16 +85,16 @@ def render(
         reach_titles=REACH_TITLES, explored=_explored(claims, regimes, found),
         reach=[reach_row(needed[line.claim.number]) for line in made if line.state == OUT_OF_REACH],
         claims=sections, palette=PALETTE, height=HEIGHT,
-        maps=[figure for figure in maps if figure is not None], first=_fullest(regimes, found),
+        maps=[figure for figure in diagrams if figure is not None], first=_fullest(regimes, found),
         warning=WARNING, warning_titles=WARNING_TITLES, warning_rows=warning_rows(rows),
         payload=_payload(drawn), plotly=Markup(get_plotlyjs()),
     )  # fmt: skip
 
 
 def mapped_regimes(claims: Sequence[Claim], regimes: Sequence[Regime]) -> list[Regime]:
-    """The regimes of the claims that run the phase diagrams' arms, which are the steps of the engine gap."""
-    drawn = {build(preset, "Pr2", 8) for build, preset in FAMILIES.values()}
-    names = {name for claim in claims if drawn & set(claim.also) for name in claim.regimes}
+    """The regimes of the claims that run arms for the phase diagrams alone: the steps of the engine gap."""
+    drawing = [claim for claim in claims if any(arm.on_map for arm in claim.also)]
+    names = {name for claim in drawing for name in claim.regimes}
     return [regime for regime in regimes if regime.name in names]
 
 

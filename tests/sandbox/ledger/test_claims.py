@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from sandbox.claims.border_arms import NORMS, at
 from sandbox.exact.cases import MoePolicies, SandboxAudit, moe_cases
 from sandbox.ledger.cells import KEPT, cell, key
 from sandbox.ledger.claim import FRESH, Arm, Claim
-from sandbox.ledger.figures import DEGREES, FAMILIES, MODES
+from sandbox.ledger.figures import DEGREES, MODES, maps
 from sandbox.ledger.html import mapped_regimes
 from theory.metrics import REGISTRY
 
@@ -53,10 +54,21 @@ def test_what_a_claim_shows_is_kept(claim: Claim) -> None:
 
 def test_the_phase_diagrams_of_minirl_have_their_runs() -> None:
     """Every replay mode at N = 2, 4 and 8, and none and R3 at N = 1, with all three kinds of MiniRL, is an arm."""
-    arms = {one for claim in CLAIMS for one in claim.arms}
-    for build, preset in (FAMILIES[name] for name in FAMILIES if name.startswith("MiniRL")):
-        assert {build(preset, mode, n) for mode in MODES for n in DEGREES[1:]} <= arms
-        assert {build(preset, mode, 1) for mode in ("none", "R3")} <= arms
+    drawn = maps(CLAIMS)
+    assert list(drawn) == ["MiniRL", "MiniRL without clipping", "MiniRL without the weight", "GRPO"]
+    for arms in list(drawn.values())[:3]:
+        assert arms.keys() == {(mode, n) for mode in MODES for n in DEGREES[1:]} | {("none", 1), ("R3", 1)}
+
+
+def test_an_arm_is_drawn_where_it_says() -> None:
+    """A preset of a map stands at its mode and N, with and without its trust region; another change has no place."""
+    places = {one.name: (title, *place) for title, arms in maps(CLAIMS).items() for place, one in arms.items()}
+    assert places["minirl-R3-N4"] == ("MiniRL", "R3", 4)
+    assert places["minirl-noclip-Pr2-N8"] == ("MiniRL without clipping", "Pr2", 8)
+    assert places["grpo-N2"] == ("GRPO", "none", 2)
+    others = [arm("minirl", name="tis", changes=(("a", "b"),)), arm("gspo"), at("r0.5", "none", 8, "minirl")]
+    assert all(one.on_map is None for one in others)
+    assert arm("minirl") == replace(arm("minirl"), on_map=None)
 
 
 def test_the_phase_diagrams_show_the_steps_of_the_gap() -> None:
