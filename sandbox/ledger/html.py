@@ -17,7 +17,7 @@ from lab.report.figures import HEIGHT, MARGIN, Figure
 from lab.report.page import TEMPLATES
 from lab.report.style import PALETTE
 from sandbox.ledger.cells import Regime
-from sandbox.ledger.claim import Claim, Row
+from sandbox.ledger.claim import FRESH, Claim, Row
 from sandbox.ledger.figures import maps, over_updates, phase_diagram
 from sandbox.ledger.page import (
     REACH_TITLES,
@@ -86,7 +86,7 @@ def render(
         reach=[reach_row(needed[line.claim.number]) for line in made if line.state == OUT_OF_REACH],
         claims=sections, palette=PALETTE, height=HEIGHT,
         maps=[figure for figure in diagrams if figure is not None], first=_fullest(regimes, found),
-        warning=WARNING, warning_titles=WARNING_TITLES, warning_rows=warning_rows(rows),
+        fresh=FRESH, warning=WARNING, warning_titles=WARNING_TITLES, warning_rows=warning_rows(rows),
         payload=_payload(drawn), plotly=Markup(get_plotlyjs()),
     )  # fmt: skip
 

@@ -40,7 +40,7 @@ and stood in `sandbox/claims/` before the runs that decide it were made.
   number times the least. Holm's correction runs over the claims that have their runs at home; the level is 5% for all
   of them together.
 - *Effect*, with its 95% interval, is that of the prediction on which the word rests. *Power* is the chance that its
-  least powerful prediction is found to hold where the effect is twice its margin (sandbox/ledger/power.py), at the
+  least powerful prediction is found to hold at the effect its seeds are planned for (sandbox/ledger/power.py), at the
   level of Holm's first step. *Cost* is hours of one thread.
 - Every other regime, and seeds below {FRESH}, explore: *for*, *against* and *open* by the same tests without any
   correction. They decide nothing; these statistics were designed when they had been seen (docs/decisions/0007).
