@@ -59,18 +59,37 @@ def fit_all(runs: pd.DataFrame, names: Sequence[str] | None = None, num_draws: i
 
     `runs` has the columns of `table.runs`; those with an exact engine, whose gap has no logarithm, are left out.
     """
-    found = runs.loc[(runs["kl"] > 0) & runs["collapsed"].notna()]
-    assert isinstance(found, pd.DataFrame)
+    found = _known(runs)
     if not 0 < found["collapsed"].to_numpy(dtype=float).sum() < len(found):
         raise ValueError(f"runs: expected some that collapsed and some that did not, got {len(found)} runs of one kind")
     fits = [_fit(name, found, num_draws) for name in names or CANDIDATES]
     return sorted(fits, key=lambda one: one.deviance)
 
 
-def _fit(name: str, runs: pd.DataFrame, num_draws: int) -> Fit:
+def expected(name: str, unaided: pd.DataFrame, runs: pd.DataFrame) -> float:
+    """How many of `runs` would collapse if the regression on the `unaided` ones held for them, in [0, len(runs)].
+
+    The number is that of each run's own first step: under R3 the trainer replays mu's experts there already.
+    """
+    a, b = logistic(*_points(name, _known(unaided)))
+    x, _ = _points(name, _known(runs))
+    return float((1.0 / (1.0 + np.exp(-(a + b * x)))).sum())
+
+
+def _known(runs: pd.DataFrame) -> pd.DataFrame:
+    """Those whose gap has a logarithm and whose end is known."""
+    found = runs.loc[(runs["kl"] > 0) & runs["collapsed"].notna()]
+    assert isinstance(found, pd.DataFrame)
+    return found
+
+
+def _points(name: str, runs: pd.DataFrame) -> tuple[Numbers, Numbers]:
     columns = {column: runs[column].to_numpy(dtype=np.float64) for column in ("kl", "f2", "chi2", "length", "N")}
-    x = np.log(CANDIDATES[name](columns))
-    y = runs["collapsed"].to_numpy(dtype=np.float64)
+    return np.log(CANDIDATES[name](columns)), runs["collapsed"].to_numpy(dtype=np.float64)
+
+
+def _fit(name: str, runs: pd.DataFrame, num_draws: int) -> Fit:
+    x, y = _points(name, runs)
     a, b = logistic(x, y)
     share = y.mean()
     null = -2 * len(y) * (share * math.log(share) + (1 - share) * math.log(1 - share))
@@ -116,4 +135,4 @@ def auc(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
     return float((ranks[ones].sum() - n1 * (n1 + 1) / 2) / (n1 * n0))
 
 
-__all__ = ["CANDIDATES", "RIDGE", "Fit", "auc", "deviance", "fit_all", "logistic"]
+__all__ = ["CANDIDATES", "RIDGE", "Fit", "auc", "deviance", "expected", "fit_all", "logistic"]

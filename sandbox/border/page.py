@@ -10,7 +10,8 @@ import pandas as pd
 from lab.ladder import markdown_table
 from lab.report.style import number
 from sandbox.border.alarm import choose, share_text, tried
-from sandbox.border.fit import Fit, fit_all
+from sandbox.border.fit import Fit, expected, fit_all
+from sandbox.border.pictures import TITLES
 from sandbox.border.table import FIRST, places, runs, story, where
 from sandbox.claims.border_arms import DEGREES, ROUTER_GAPS
 from sandbox.ledger.cells import Regime
@@ -78,6 +79,11 @@ share of false alarms, and tried on the {num_others} runs of seeds from {fresh} 
 
 NUM_ALARMS = 5
 """Alarms that the page shows: the best ones where they were chosen."""
+
+MOVED = """Does a remedy move the gap, or the border? For runs with a remedy, each with `{name}` as its own first step
+has it (under R3 the gap is smaller there already): how many would collapse if the line of no remedy held for them, and
+how many did. As many as expected: the remedy leaves the border where it is. Fewer: it moves the border.
+"""
 
 LIMITS = """## What this does not say
 
@@ -164,7 +170,20 @@ def _number(table: pd.DataFrame) -> str:
         f"## One number for the border\n\n{fits[0].num_runs} runs without a remedy, {fits[0].num_collapsed} collapsed; "
         "P(collapse) = 1 / (1 + exp(-(a + b log x))), x* = where half collapse. Exploratory.\n"
     )
-    return f"{words}\n{markdown_table(titles, lines)}\n{_papers(fits)}"
+    return f"{words}\n{markdown_table(titles, lines)}\n{_moved(table, fits[0].name)}\n{_papers(fits)}"
+
+
+def _moved(table: pd.DataFrame, name: str) -> str:
+    """For every remedy: how many of its runs would collapse by the regression on runs without one, and how many did."""
+    unaided = where(table, remedy="none")
+    lines = []
+    for remedy, title in TITLES.items():
+        own = where(table, remedy=remedy)
+        own = own.loc[(own["kl"] > 0) & own["collapsed"].notna()]
+        if remedy != "none" and len(own):
+            count = int(own["collapsed"].sum())
+            lines.append((title, str(len(own)), f"{expected(name, unaided, own):.1f}", str(count)))
+    return MOVED.format(name=name) + "\n" + markdown_table(("remedy", "runs", "expected", "collapsed"), lines)
 
 
 def _papers(fits: Sequence[Fit]) -> str:

@@ -19,11 +19,12 @@ GAPS: dict[str, str | None] = {
     "r0.2": f"[{_FP8}, {{kind: router_noise, std: 0.2}}]",
     "r0.3": f"[{_FP8}, {{kind: router_noise, std: 0.3}}]",
     "r0.5": None,
+    "r1.0": f"[{_FP8}, {{kind: router_noise, std: 1.0}}]",
     "logits1.1": f"[{_FP8}, {{kind: logit_noise, std: 1.1}}]",
     "logits1.6": f"[{_FP8}, {{kind: logit_noise, std: 1.6}}]",
     "int4": "[{kind: weight_precision, format: int4, scale: block, block_size: 16}, {kind: activation_precision}]",
 }
-"""Engines: FP8 with router noise of 0 to 0.5 (None: the regime's own), and controls that leave the routers alone or do
+"""Engines: FP8 with router noise of 0 to 1 (None: the regime's own), and controls that leave the routers alone or do
 not redraw their error. KL before training on three models: r0.3 0.127, logits1.1 and int4 near it (0.13); r0.5 0.307,
 logits1.6 0.311."""
 
