@@ -52,6 +52,12 @@ def at(gap: str, remedy: str, n: int, preset: str = "grpo") -> Arm:
     return replace(arm(preset, replay, n, name="-".join(words), changes=changes), own_cold_start=True)
 
 
+def slower(arm: Arm) -> Arm:
+    """The arm at half the study's learning rate."""
+    changes = (*arm.changes, ("algorithm.optimizer.learning_rate", "1e-3"))
+    return replace(arm, name=f"{arm.name}-slower", changes=changes)
+
+
 def remedies_at(gap: str, n: int) -> tuple[str, ...]:
     """The remedies that differ there: with one mini-batch R2 and Pr2 are none and Pr3 is R3; an exact engine has no gap
     to weigh, and R3 is R2 under it."""

@@ -1,0 +1,39 @@
+"""Half the learning rate moves the border to a larger N, and does not remove it."""
+
+from __future__ import annotations
+
+from sandbox.claims.border_arms import at, slower
+from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.ledger.course import AREA
+
+CLAIM = Claim(
+    number=45,
+    name="half_the_rate_moves_the_border",
+    sentence="At half the learning rate training without a remedy stands at N = 8 and still falls at N = 16.",
+    source="here; policy staleness as in MiniRL (arXiv 2512.01374) sec. 2.4",
+    home="border",
+    predictions=(
+        Prediction(
+            words="router noise 0.5, N = 8: accuracy at half the rate is higher by 0.05",
+            treatment=slower(at("r0.5", "none", 8)),
+            control=at("r0.5", "none", 8),
+            measure=AREA,
+            expected="more",
+            margin=0.05,
+            planned=0.15,
+        ),
+        Prediction(
+            words="half the rate, N = 16: router noise 0.5 costs more than 0.05 against an exact engine",
+            treatment=slower(at("exact", "none", 16)),
+            control=slower(at("r0.5", "none", 16)),
+            measure=AREA,
+            expected="more",
+            margin=0.05,
+            planned=0.15,
+        ),
+    ),
+    num_seeds=15,
+    first_seed=FRESH,
+    regimes=("border",),
+    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
+)
