@@ -9,7 +9,6 @@ from pydantic import Field, field_validator, model_validator
 
 from lab.config.run import RunConfig
 from lab.strict import ConfigError, Strict
-from lab.tasks.problems import ProblemsConfig
 from sandbox.engines import EngineConfig
 from sandbox.engines.reduction_order import ReductionOrder
 from sandbox.kernels import Kernels, choose
@@ -176,7 +175,7 @@ class SandboxRun(RunConfig):
 
     @model_validator(mode="after")
     def _model_fits(self) -> SandboxRun:
-        if self.model.path is None and isinstance(self.task, ProblemsConfig):
+        if self.model.path is None and self.task.needs_tokenizer:
             kind = self.task.kind
             raise ValueError(f"model.path: expected a Hugging Face folder for a {kind} task (its tokenizer), got null")
         if self.model.path is None and self.model.num_experts == 0 and self.algorithm.replay.mode != "none":

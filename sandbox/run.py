@@ -20,7 +20,6 @@ from lab.records import RunFolder, manifest
 from lab.report import write_report
 from lab.tasks import DemonstratedTask, TextTask
 from lab.tasks import build as build_task
-from lab.tasks.problems import ProblemsConfig
 from lab.tasks.readers import files as files_of
 from lab.tasks.tokenizers import load_tokenizer
 from lab.verdict import judge
@@ -128,7 +127,7 @@ def build_engine(config: SandboxRun, model: ModelConfig, task: TextTask, defects
 
 def open_task(config: SandboxRun) -> TextTask:
     """The config's task, with the model folder's tokenizer where the task brings none of its own."""
-    needs_tokenizer = isinstance(config.task, ProblemsConfig) and config.model.path is not None
+    needs_tokenizer = config.task.needs_tokenizer and config.model.path is not None
     tokenizer = load_tokenizer(Path(str(config.model.path))) if needs_tokenizer else None
     return build_task(config.task, tokenizer=tokenizer)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from lab.tasks import TextTask
 from lab.tasks import build as build_task
-from lab.tasks.problems import ProblemsConfig
 from lab.tasks.tokenizers import load_tokenizer
 from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
@@ -44,14 +43,14 @@ def check_config(config: ScaledRun) -> ModelShape:
 
 def open_task(config: ScaledRun) -> TextTask:
     """The config's task, with the model folder's tokenizer where the task brings none of its own."""
-    tokenizer = load_tokenizer(Path(config.model.path)) if isinstance(config.task, ProblemsConfig) else None
+    tokenizer = load_tokenizer(Path(config.model.path)) if config.task.needs_tokenizer else None
     return build_task(config.task, tokenizer=tokenizer)
 
 
 def check_vocabulary(config: ScaledRun, task: TextTask, shape: ModelShape) -> None:
     """A task's own characters must be all that the model can write; a folder's tokenizer may leave ids unused."""
     needed, has = task.tokenizer.vocab_size, shape.vocab_size
-    own = not isinstance(config.task, ProblemsConfig)
+    own = not config.task.needs_tokenizer
     if needed > has or (own and needed != has):
         least = "" if own else "at least "
         raise ValueError(f"model.path: expected a model of {least}the task's {needed} tokens, got {has}")

@@ -17,7 +17,6 @@ from lab.recording import NonFiniteError, Recorder, Scalars
 from lab.records import RunFolder
 from lab.report import write_report
 from lab.tasks import TextTask
-from lab.tasks.problems import ProblemsConfig
 from lab.verdict import judge
 from scaled.cluster.groups import rollout_group, training_group
 from scaled.cluster.probe import Probe, ProbeError, allowed, describe
@@ -40,7 +39,7 @@ class Session:
         self.algorithm = config.algorithm.build()
         self.meter: Meter = Meter()
         # Grading that runs in processes of its own is worth several threads; the others' is quicker than a thread.
-        self.ahead = AheadTask(task) if isinstance(config.task, ProblemsConfig) else None
+        self.ahead = AheadTask(task) if config.task.grades_in_processes else None
 
     def close(self) -> None:
         """Gives up rewards that nobody waits for."""

@@ -73,7 +73,7 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _turns_are_the_tasks(self) -> RunConfig:
         max_turns = self.algorithm.sampling.max_turns
-        if (max_turns > 1) != (self.task.kind == "calculator"):
+        if (max_turns > 1) != self.task.has_turns:
             expected = "at least 2 for" if max_turns == 1 else "1 for (it has no turns)"
             raise ValueError(
                 f"algorithm.sampling.max_turns: expected {expected} task {self.task.kind}, got {max_turns}"

@@ -19,8 +19,8 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
-from lab.strict import Strict
 from lab.tasks.arithmetic_styles import MARK, STYLES, longest
+from lab.tasks.block import TaskBlock
 from lab.tasks.held_out import distinct, is_held_out, most_held_out
 from lab.tasks.tokenizers import CharTokenizer
 from theory.contracts import Prompt, Response
@@ -30,7 +30,7 @@ ALPHABET = f"0123456789+-=;{MARK}"
 SIGNS = {"add": "+", "subtract": "-"}
 
 
-class ArithmeticConfig(Strict):
+class ArithmeticConfig(TaskBlock):
     """The difficulty dials: more digits or more terms make longer responses and lower accuracy."""
 
     kind: Literal["arithmetic"] = "arithmetic"

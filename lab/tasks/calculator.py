@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 
-from lab.strict import Strict
 from lab.tasks.arithmetic import draw_terms
+from lab.tasks.block import TaskBlock
 from lab.tasks.held_out import distinct, is_held_out, most_held_out
 from lab.tasks.tokenizers import CharTokenizer
 from theory.contracts import Prompt, Response
@@ -33,8 +33,10 @@ CALL = re.compile(r"<(-?[0-9]{1,9})([-+*])([0-9]{1,9})>")
 UNREADABLE = "=?;"
 
 
-class CalculatorConfig(Strict):
+class CalculatorConfig(TaskBlock):
     """The difficulty dials: more operations make more turns, more digits longer numbers to copy."""
+
+    has_turns: ClassVar[bool] = True
 
     kind: Literal["calculator"] = "calculator"
     min_operations: int = Field(1, ge=1, le=8, description="operations of the easiest problems: calls that they need")

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
-from lab.strict import Strict
+from lab.tasks.block import TaskBlock
 from lab.tasks.expressions import BadExpression, evaluate
 from lab.tasks.held_out import distinct, is_held_out
 from lab.tasks.tokenizers import CharTokenizer
@@ -37,7 +37,7 @@ MAX_DRAWS = 2_000
 Operation = Literal["+", "-", "*", "/"]
 
 
-class CountdownConfig(Strict):
+class CountdownConfig(TaskBlock):
     """The difficulty dials: more numbers, more operations and a wider range make the search larger."""
 
     kind: Literal["countdown"] = "countdown"

@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from lab.strict import Strict
+from lab.tasks.block import TaskBlock
 from lab.tasks.grading import is_parseable
 from lab.tasks.readers import TABLES, read_lines, read_rows, short
 from lab.tasks.tokenizers import ROLES, Message
@@ -24,8 +24,11 @@ PROBLEM = "{problem}"
 R3_TEMPLATE = PROBLEM + "\nPlease reason step by step,\nand put your final answer within \\boxed{ }."
 
 
-class ProblemsConfig(Strict):
+class ProblemsConfig(TaskBlock):
     """Where the problems are, how they are put, and which of them are held out."""
+
+    needs_tokenizer: ClassVar[bool] = True
+    grades_in_processes: ClassVar[bool] = True
 
     kind: str
     path: str = Field(min_length=1, description="the file; a relative path counts from the working folder")

@@ -6,16 +6,18 @@ import json
 import string
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lab.tasks import DemonstratedTask, TextTask, build
 from lab.tasks.arithmetic import ArithmeticConfig
+from lab.tasks.calculator import CalculatorConfig
 from lab.tasks.countdown import CountdownConfig
 from lab.tasks.jsonl import JsonlConfig
 from lab.tasks.tokenizers import CharTokenizer
-from theory.contracts import Prompt, Response, Task
+from theory.contracts import Environment, Prompt, Response, Task
 from theory.streams import stream
 
 Make = Callable[[Path], TextTask]
@@ -58,6 +60,20 @@ def test_prompts_are_named_by_their_step(task: TextTask) -> None:
     prompts = [p for step in range(4) for p in task.prompts(step, 5)]
     assert len({p.id for p in prompts}) == len({p.tokens for p in prompts}) == len(set(prompts)) > 5
     assert all(0 <= token < task.tokenizer.vocab_size for p in prompts for token in p.tokens)
+
+
+@pytest.mark.parametrize(
+    "make", [*TASKS.values(), lambda _: build(CalculatorConfig(num_held_out=8))], ids=[*TASKS, "calculator"]
+)
+def test_its_block_says_what_it_is(make: Make, tmp_path: Path) -> None:
+    """The block knows without the task whether it answers responses, and whether it is built without a tokenizer."""
+    task: Any = make(tmp_path)
+    assert task.config.has_turns == isinstance(task, Environment)
+    if task.config.needs_tokenizer:
+        with pytest.raises(ValueError, match=r"^task\.kind: expected a tokenizer"):
+            build(task.config)
+    else:
+        assert build(task.config).tokenizer.vocab_size == task.tokenizer.vocab_size
 
 
 def test_what_is_held_out_is_never_trained_on(task: TextTask) -> None:
