@@ -193,7 +193,7 @@ CORRECTIONS = (
         "C.9",
         "Log-ratios are clamped to +-20 for safety: what should be infinite looks like a large number.",
         "verl's rollout correction, log-ratio safety clamp",
-        (Edit(CALL, "log_gap_BT = numerator_BT - mu_BT", "log_gap_BT = (numerator_BT - mu_BT).clamp(-20, 20)"),),
+        (Edit(CALL, "log_ratio(numerator_BT, mu_BT)", "log_ratio(numerator_BT, mu_BT).clamp(-20, 20)"),),
         "no_gap_is_too_wide",
     ),
     Mutant(
@@ -201,7 +201,7 @@ CORRECTIONS = (
         "C.9",
         "The ratio's logarithm is clamped, which also takes away its gradient outside.",
         "torchforge's REINFORCE clamps the ratio to [0.1, 10]",
-        (Edit(f"{RATIOS}:_token", "log_ratio_BT.exp()", "log_ratio_BT.clamp(-2.3, 2.3).exp()"),),
+        (Edit(f"{RATIOS}:_token", "return log_ratio_BT", "return log_ratio_BT.clamp(-2.3, 2.3)"),),
         "no_gap_is_too_wide",
     ),
     Mutant(
@@ -211,9 +211,9 @@ CORRECTIONS = (
         "no thread: TIS and IcePop mixed up",
         (
             Edit(
-                f"{FIXES}.weights:IcePop.weight",
-                "torch.where(self.truncated(log_gap_BT, is_response_BT), 0.0, log_gap_BT.exp())",
-                "log_gap_BT.exp().clamp(self.lo, self.hi)",
+                f"{FIXES}.weights:IcePop.log_weight",
+                "torch.where(self.truncated(log_gap_BT, is_response_BT), -math.inf, log_gap_BT)",
+                "log_gap_BT.exp().clamp(self.lo, self.hi).log()",
             ),
         ),
         "weights_are_their_formulas",

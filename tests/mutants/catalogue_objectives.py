@@ -14,7 +14,7 @@ OBJECTIVES = (
         "C",
         "The weight is mu/old: it doubles the engine gap instead of taking it out.",
         "sign conventions of k1 differ between verl and AReaL",
-        (Edit(CALL, "log_gap_BT = numerator_BT - mu_BT", "log_gap_BT = mu_BT - numerator_BT"),),
+        (Edit(CALL, "log_ratio(numerator_BT, mu_BT)", "log_ratio(mu_BT, numerator_BT)"),),
         "gradients_are_score_function_forms",
     ),
     Mutant(
@@ -36,7 +36,7 @@ OBJECTIVES = (
         "C",
         "MiniRL's weight is built on old/mu alone, and pi/old is left out of it.",
         "no thread: MiniRL Eq. 7 read without Eq. 5",
-        (Edit(CALL, "weight_BT if ratio_in_weight else weight_BT * ratio_BT.detach()", "weight_BT"),),
+        (Edit(CALL, "weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)", "weight"),),
         "gradients_are_score_function_forms",
     ),
     Mutant(
@@ -49,6 +49,11 @@ OBJECTIVES = (
                 CALL,
                 "_on(is_response_BT, logp_pi_BT.detach()) if self",
                 "_on(is_response_BT, logp_pi_BT) if self",
+            ),
+            Edit(
+                "theory.objectives.trust_regions.base:score",
+                "linear(times(weight_BT, advantages_B1), logp_pi_BT)",
+                "weight_BT * advantages_B1 * logp_pi_BT",
             ),
         ),
         "what_is_stopped_has_no_derivative",
@@ -73,7 +78,7 @@ OBJECTIVES = (
         "C",
         "PPO's bound takes the larger of the clipped and the free term.",
         "no thread: PPO Eq. 7 misread",
-        (Edit(f"{REGIONS}:MinClip.term", "torch.minimum(", "torch.maximum("),),
+        (Edit(f"{REGIONS}:MinClip.term", "self.clipped(tokens, ratio_BT, a", "self.clipped(tokens, ratio_BT, -a"),),
         "gradients_are_score_function_forms",
     ),
     Mutant(
@@ -93,7 +98,13 @@ OBJECTIVES = (
         "C.13",
         "CISPO's clipped weight is not stopped; inside its bounds the gradient has a second term.",
         "symptom of MiniMax-M1 #31",
-        (Edit(f"{REGIONS}:WeightClip.term", "ratio_BT.detach().clamp", "ratio_BT.clamp"),),
+        (
+            Edit(
+                f"{REGIONS}:WeightClip.term",
+                "score(clipped.value_BT, advantages_B1, tokens.logp_pi_BT)",
+                "weight.value_BT * log_ratio_BT.exp().clamp(self.low, self.high) * advantages_B1 * tokens.logp_pi_BT",
+            ),
+        ),
         "gradients_are_score_function_forms",
     ),
     Mutant(

@@ -32,6 +32,7 @@ from tests.theory.laws_objectives import (
 from tests.theory.objective_batches import Batch, Response, approx, log_gaps, make_batch, ratios, tokens_of
 from theory.advantages import ADVANTAGES, FORMULAS
 from theory.objectives import AGGREGATIONS, CORRECTIONS, PRESETS, RATIOS, TRUST_REGIONS, Objective, correction, preset
+from theory.objectives.factors import Factor
 from theory.objectives.trust_regions import Tokens
 
 PAIRS = [(p, c) for p in PRESET_ROWS for c in CORRECTION_ROWS]
@@ -95,10 +96,9 @@ def region_rows(batch: Batch) -> Iterator[tuple[int, Response]]:
 def region_slope(region, batch: Batch) -> Tensor:
     tokens, _, A = seen(batch)
     pi = tokens.logp_pi_BT.clone().requires_grad_()
-    ratio = (pi - tokens.logp_old_BT).exp()
-    gap = (tokens.logp_old_BT - tokens.logp_mu_BT).exp()
-    whole = gap * ratio.detach() if region.takes == "whole" else gap
-    term = region.term(replace(tokens, logp_pi_BT=pi), ratio, whole, A)
+    log_ratio, log_gap = pi - tokens.logp_old_BT, tokens.logp_old_BT - tokens.logp_mu_BT
+    weight = Factor.exp(log_gap + log_ratio if region.takes == "whole" else log_gap)
+    term = region.term(replace(tokens, logp_pi_BT=pi), log_ratio, weight, A)
     (slope,) = torch.autograd.grad(torch.where(batch.mask, term, 0.0).sum(), pi)
     return slope
 

@@ -8,6 +8,7 @@ and App. A, Pr2 (2606.00395) Eq. 10, 11 and 14.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from theory.divergences import ESTIMATORS, masked_mean
 from theory.names import unknown_name
 from theory.objectives.aggregations import Aggregation, Totals, count
 from theory.objectives.corrections import Correction
+from theory.objectives.factors import Factor, log_ratio, wide
 from theory.objectives.kl_penalty import kl_pi_ref
 from theory.objectives.ratios import Ratio
 from theory.objectives.trust_regions import Tokens, TrustRegion
@@ -85,37 +87,43 @@ class Objective:
         """J, in units of the advantage, on the tokens where `is_response_BT`; other positions may hold anything.
 
         `totals` are the denominators of the whole mini-batch where this is a micro-batch of it (`Objective.totals`);
-        by default the batch is its own whole. With every response rejected J is 0, its gradient 0 and
+        by default the batch is its own whole. 16-bit log-probs are computed with in float32; 0/0 and 0 times infinity
+        are 0 (theory/objectives/factors.py). With every response rejected J is 0, its gradient 0 and
         rollout_corr/rejected_fraction 1; with no response token J is 0 and there are no metrics.
         Raises ValueError on shapes that differ, and where a KL coefficient has no `logp_ref_BT` to act on.
         """
         _require_shapes(logp_pi_BT, logp_old_BT, logp_mu_BT, advantages_B, is_response_BT, logp_ref_BT)
-        advantages_B1 = advantages_B.detach()[:, None]
-        old_BT, mu_BT = (_on(is_response_BT, x_BT.detach()) for x_BT in (logp_old_BT, logp_mu_BT))
+        if self.kl_coefficient > 0 and logp_ref_BT is None:
+            raise ValueError(f"{self.name}: expected logp_ref_BT for kl_coefficient {self.kl_coefficient}, got None")
+        logp_pi_BT, advantages_B1 = wide(logp_pi_BT), wide(advantages_B.detach())[:, None]
+        old_BT, mu_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_old_BT, logp_mu_BT))
         kept_BT = self.kept(old_BT, mu_BT, is_response_BT)
         totals = count(kept_BT) if totals is None else totals
 
         numerator_BT = _on(is_response_BT, logp_pi_BT.detach()) if self.correction.numerator == "pi" else old_BT
-        log_gap_BT = numerator_BT - mu_BT
-        # A rejected response's weight may be inf: it is replaced before it meets any gradient.
-        weight_BT = torch.where(kept_BT, self.correction.weight(log_gap_BT, is_response_BT), 0.0)
-
+        log_gap_BT = log_ratio(numerator_BT, mu_BT)
+        weight = self._weight(log_gap_BT, kept_BT, is_response_BT)
         tokens = Tokens(*(_on(kept_BT, x_BT) for x_BT in (logp_pi_BT, old_BT, mu_BT)), is_response_BT=kept_BT)
-        ratio_BT = self.ratio(tokens.logp_pi_BT, tokens.logp_old_BT, kept_BT)
+        log_ratio_BT = self.ratio.log(tokens.logp_pi_BT, tokens.logp_old_BT, kept_BT)
         ratio_in_weight = self.trust_region.takes == "gap" or self.correction.numerator == "pi"
-        whole_BT = weight_BT if ratio_in_weight else weight_BT * ratio_BT.detach()
-        term_BT = self.trust_region.term(tokens, ratio_BT, whole_BT, advantages_B1)
+        whole = weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)
+        term_BT = self.trust_region.term(tokens, log_ratio_BT, whole, advantages_B1)
 
         everything = Tokens(_on(is_response_BT, logp_pi_BT.detach()), old_BT, mu_BT, is_response_BT)
         metrics = self._metrics(everything, advantages_B1)
-        metrics |= self._correction_metrics(weight_BT, log_gap_BT, kept_BT, is_response_BT)
+        metrics |= self._correction_metrics(weight.value_BT, log_gap_BT, kept_BT, is_response_BT)
         if logp_ref_BT is not None:
-            penalty_BT = kl_pi_ref(tokens.logp_pi_BT, _on(kept_BT, logp_ref_BT), self.kl_estimator)
-            term_BT = term_BT - self.kl_coefficient * penalty_BT
-            metrics |= self._kl_metrics(logp_pi_BT, logp_ref_BT, is_response_BT)
-        elif self.kl_coefficient > 0:
-            raise ValueError(f"{self.name}: expected logp_ref_BT for kl_coefficient {self.kl_coefficient}, got None")
+            metrics |= self._kl_metrics(logp_pi_BT, wide(logp_ref_BT), is_response_BT)
+            if self.kl_coefficient > 0:
+                penalty_BT = kl_pi_ref(tokens.logp_pi_BT, _on(kept_BT, wide(logp_ref_BT)), self.kl_estimator)
+                term_BT = term_BT - self.kl_coefficient * penalty_BT
         return ObjectiveOutput(self.aggregation(term_BT, kept_BT, totals), metrics)
+
+    def _weight(self, log_gap_BT: Tensor, kept_BT: Tensor, is_response_BT: Tensor) -> Factor:
+        """The correction's weight on kept tokens, else 0: that of a rejected response may be inf."""
+        value_BT = self.correction.weight(log_gap_BT, is_response_BT)
+        log_BT = self.correction.log_weight(log_gap_BT, is_response_BT)
+        return Factor(torch.where(kept_BT, value_BT, 0.0), torch.where(kept_BT, log_BT, -math.inf))
 
     def totals(
         self,
@@ -133,7 +141,8 @@ class Objective:
         is_response_BT: Bool[Tensor, "B T"],
     ) -> Bool[Tensor, "B T"]:
         """The response tokens of the responses that the correction keeps: the mask that every sum runs over."""
-        log_rho_BT = _on(is_response_BT, logp_old_BT.detach()) - _on(is_response_BT, logp_mu_BT.detach())
+        old_BT, mu_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_old_BT, logp_mu_BT))
+        log_rho_BT = log_ratio(old_BT, mu_BT)
         return is_response_BT & self.correction.keep(log_rho_BT, is_response_BT)[:, None]
 
     # -- metrics

@@ -13,10 +13,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from theory.objectives.factors import log_ratio
+
 
 @dataclass(frozen=True)
 class Ratio:
-    """A named ratio. `symbol` stands for it in formulas; an empty one means that the objective has no ratio."""
+    """A named ratio. `symbol` stands for it in formulas; an empty one means that the objective has no ratio.
+
+    `compute` gives its logarithm from the log-ratios of the tokens, which are 0 off the response.
+    """
 
     name: str
     symbol: str
@@ -30,9 +35,18 @@ class Ratio:
         is_response_BT: Bool[Tensor, "B T"],
     ) -> Float[Tensor, "B T"]:
         """The ratio on every token; 1 in value, with zero gradient, under a False mask where it is a token's own."""
+        return self.log(logp_pi_BT, logp_old_BT, is_response_BT).exp()
+
+    def log(
+        self,
+        logp_pi_BT: Float[Tensor, "B T"],
+        logp_old_BT: Float[Tensor, "B T"],
+        is_response_BT: Bool[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        """The ratio's logarithm on every token, nats; never inf, and -inf where the ratio is 0."""
         # Masked before any arithmetic, so that nan or inf in the padding reaches neither value nor gradient.
-        log_ratio_BT = torch.where(is_response_BT, logp_pi_BT, 0.0) - torch.where(is_response_BT, logp_old_BT, 0.0)
-        return self.compute(log_ratio_BT, is_response_BT)
+        pi_BT, old_BT = (torch.where(is_response_BT, x_BT, 0.0) for x_BT in (logp_pi_BT, logp_old_BT))
+        return self.compute(log_ratio(pi_BT, old_BT), is_response_BT)
 
 
 def _mean_log(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
@@ -41,24 +55,25 @@ def _mean_log(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
 
 
 def _none(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-    return torch.ones_like(log_ratio_BT)
+    return torch.zeros_like(log_ratio_BT)
 
 
 def _token(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-    return log_ratio_BT.exp()
+    return log_ratio_BT
 
 
 def _sequence_geometric(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-    return _mean_log(log_ratio_BT, is_response_BT).exp().expand_as(log_ratio_BT)
+    return _mean_log(log_ratio_BT, is_response_BT).expand_as(log_ratio_BT)
 
 
 def _sequence_geometric_token(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-    # exp(x - sg[x]) is 1 in value and pi / sg[pi] in gradient.
-    return _sequence_geometric(log_ratio_BT, is_response_BT).detach() * (log_ratio_BT - log_ratio_BT.detach()).exp()
+    # x - sg[x] is 0 in value with the gradient of the token's own log pi; where pi is 0, so is the whole ratio.
+    own_BT = torch.where(log_ratio_BT.isneginf(), 0.0, log_ratio_BT - log_ratio_BT.detach())
+    return _sequence_geometric(log_ratio_BT, is_response_BT).detach() + own_BT
 
 
 def _sequence_product(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-    return log_ratio_BT.sum(1, keepdim=True).exp().expand_as(log_ratio_BT)
+    return log_ratio_BT.sum(1, keepdim=True).expand_as(log_ratio_BT)
 
 
 none = Ratio("none", "", "no ratio", _none)

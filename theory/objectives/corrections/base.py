@@ -5,6 +5,7 @@ The base class is the correction that does nothing; the others override what the
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -48,9 +49,13 @@ class Correction:
         keep = f"; keep response i only if {self.rejection}" if self.rejection else ""
         return f"w_t = {self.symbol or '1'}{keep}"
 
+    def log_weight(self, log_gap_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        """The logarithm of each token's weight, nats; -inf where it is 0."""
+        return torch.zeros_like(log_gap_BT)
+
     def weight(self, log_gap_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """The weight of each token, >= 0."""
-        return torch.ones_like(log_gap_BT)
+        return self.log_weight(log_gap_BT, is_response_BT).exp()
 
     def truncated(self, log_gap_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         """Where the weight was cut at its cap, or zeroed."""
@@ -87,7 +92,11 @@ class Truncated(Correction):
     def _log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """log W of each token."""
 
+    def log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        return self._log_weight(log_gap_BT, is_response_BT).clamp(max=math.log(self.cap))
+
     def weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        # Cut after the exponential: the cap is then met to the bit.
         return self._log_weight(log_gap_BT, is_response_BT).exp().clamp(max=self.cap)
 
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ class SeqMIS(Correction):
     def rejection(self) -> str:
         return f"{self.lo:g} <= prod_s old_s/mu_s <= {self.hi:g}"
 
-    def weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        return sequence_sum(log_gap_BT).exp()
+    def log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        return sequence_sum(log_gap_BT)
 
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """Where the product lies in [lo, hi], or is NaN."""

@@ -27,8 +27,8 @@ class TokenIS(Correction):
     def symbol(self) -> str:
         return self._gap()
 
-    def weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        return log_gap_BT.exp()
+    def log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        return log_gap_BT
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class IcePop(Correction):
     def symbol(self) -> str:
         return f"{self._gap()} 1[{self.lo:g} <= {self._gap()} <= {self.hi:g}]"
 
-    def weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        return torch.where(self.truncated(log_gap_BT, is_response_BT), 0.0, log_gap_BT.exp())
+    def log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        return torch.where(self.truncated(log_gap_BT, is_response_BT), -math.inf, log_gap_BT)
 
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """Where rho_t lies outside [lo, hi]."""

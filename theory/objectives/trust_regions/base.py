@@ -12,6 +12,8 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from theory.objectives.factors import Factor, linear, times
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -42,11 +44,11 @@ class TrustRegion(Protocol):
     def term(
         self,
         tokens: Tokens,
-        ratio_BT: Float[Tensor, "B T"],
-        weight_BT: Float[Tensor, "B T"],
+        log_ratio_BT: Float[Tensor, "B T"],
+        weight: Factor,
         advantages_B1: Float[Tensor, "B 1"],
     ) -> Float[Tensor, "B T"]:
-        """What each token adds to the maximised sum. `weight_BT` carries no gradient."""
+        """What each token adds to the maximised sum. Only pi and the ratio carry a gradient."""
         ...
 
     def formula(self, ratio: str, weight: str) -> str:
@@ -68,6 +70,13 @@ class Widths:
             raise ValueError(f"eps_high: expected eps_high >= 0, got {self.eps_high}")
 
 
+def score(
+    weight_BT: Float[Tensor, "B T"], advantages_B1: Float[Tensor, "B 1"], logp_pi_BT: Float[Tensor, "B T"]
+) -> Tensor:
+    """w A log pi with the gradient w A; 0 where w or A is 0, also at log pi = -inf, or of an infinite w."""
+    return linear(times(weight_BT, advantages_B1), logp_pi_BT)
+
+
 def product(*factors: str) -> str:
     """The factors of a formula side by side; empty ones are left out."""
     return " ".join(factor for factor in factors if factor)
@@ -78,4 +87,4 @@ def stopped(weight: str) -> str:
     return f"sg[{weight}]" if weight else ""
 
 
-__all__ = ["Tokens", "TrustRegion", "Widths", "product", "stopped"]
+__all__ = ["Tokens", "TrustRegion", "Widths", "product", "score", "stopped"]

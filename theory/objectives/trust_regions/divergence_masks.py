@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from theory.objectives.trust_regions.base import Tokens, Widths, product, stopped
+from theory.objectives.factors import Factor
+from theory.objectives.trust_regions.base import Tokens, Widths, product, score, stopped
 
 
 def binary_tv(logp_p_BT: Float[Tensor, "*BT"], logp_q_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
@@ -33,8 +34,10 @@ def binary_kl(logp_p_BT: Float[Tensor, "*BT"], logp_q_BT: Float[Tensor, "*BT"]) 
     Source: DPPO Eq. 14, with p = mu. Differs from source: (1) that floor (its authors add 1e-8 to both rests).
     """
     rest_p_BT, rest_q_BT = (_rest(logp_BT) for logp_BT in (logp_p_BT, logp_q_BT))
-    # A token that p excludes adds nothing, whatever q says of it.
-    this_BT = torch.where(logp_p_BT > -math.inf, logp_p_BT.exp() * (logp_p_BT - logp_q_BT), 0.0)
+    # A token that p excludes adds nothing, whatever q says of it; one that q alone excludes is infinitely far, also
+    # where p is too small for a float.
+    this_BT = torch.where(logp_q_BT.isneginf(), math.inf, logp_p_BT.exp() * (logp_p_BT - logp_q_BT))
+    this_BT = torch.where(logp_p_BT.isneginf(), 0.0, this_BT)
     return this_BT + rest_p_BT * (rest_p_BT / rest_q_BT).log()
 
 
@@ -77,10 +80,10 @@ class DivergenceMask(Widths):
         up_BT, down_BT = tokens.logp_pi_BT > anchor_BT, tokens.logp_pi_BT < anchor_BT
         return far_BT & up_BT & (advantages_B1 > 0), far_BT & down_BT & (advantages_B1 < 0)
 
-    def term(self, tokens: Tokens, ratio_BT: Tensor, weight_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+    def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """M_t sg[w] A log pi."""
-        high_BT, low_BT = self.clipped(tokens, ratio_BT, advantages_B1)
-        return torch.where(high_BT | low_BT, 0.0, weight_BT) * advantages_B1 * tokens.logp_pi_BT
+        high_BT, low_BT = self.clipped(tokens, log_ratio_BT.exp(), advantages_B1)
+        return score(torch.where(high_BT | low_BT, 0.0, weight.value_BT), advantages_B1, tokens.logp_pi_BT)
 
     def formula(self, ratio: str, weight: str) -> str:
         """The term, with the rule for M_t."""

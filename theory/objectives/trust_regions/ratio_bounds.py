@@ -12,7 +12,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from theory.objectives.trust_regions.base import Tokens, Widths, product, stopped
+from theory.objectives.factors import Factor, scaled_exp, times
+from theory.objectives.trust_regions.base import Tokens, Widths, product, score, stopped
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class NoRegion:
         """No bound."""
         return
 
-    def term(self, tokens: Tokens, ratio_BT: Tensor, weight_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+    def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """w A log pi."""
-        return weight_BT * advantages_B1 * tokens.logp_pi_BT
+        return score(weight.value_BT, advantages_B1, tokens.logp_pi_BT)
 
     def formula(self, ratio: str, weight: str) -> str:
         """The term."""
@@ -69,10 +70,10 @@ class MiniRLMask(RatioBounds):
     name: ClassVar[str] = "minirl_mask"
     takes: ClassVar[Literal["whole", "gap"]] = "whole"
 
-    def term(self, tokens: Tokens, ratio_BT: Tensor, weight_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+    def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """M_t sg[w] A log pi."""
-        high_BT, low_BT = self.clipped(tokens, ratio_BT.detach(), advantages_B1)
-        return torch.where(high_BT | low_BT, 0.0, weight_BT) * advantages_B1 * tokens.logp_pi_BT
+        high_BT, low_BT = self.clipped(tokens, log_ratio_BT.detach().exp(), advantages_B1)
+        return score(torch.where(high_BT | low_BT, 0.0, weight.value_BT), advantages_B1, tokens.logp_pi_BT)
 
     def formula(self, ratio: str, weight: str) -> str:
         """The term, with the rule for M_t."""
@@ -90,10 +91,16 @@ class MinClip(RatioBounds):
     name: ClassVar[str] = "min_clip"
     takes: ClassVar[Literal["whole", "gap"]] = "gap"
 
-    def term(self, tokens: Tokens, ratio_BT: Tensor, weight_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+    def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """w min(r A, clip(r) A)."""
-        bounded_BT = ratio_BT.clamp(self.low, self.high)
-        return weight_BT * torch.minimum(ratio_BT * advantages_B1, bounded_BT * advantages_B1)
+        ratio_BT = log_ratio_BT.detach().exp()
+        high_BT, low_BT = self.clipped(tokens, ratio_BT, advantages_B1)
+        bound_BT = times(weight.value_BT, ratio_BT.clamp(self.low, self.high) * advantages_B1)
+        idle_BT = (advantages_B1 == 0) & ~bound_BT.isnan()
+        moves_BT = tokens.is_response_BT & ~(high_BT | low_BT | idle_BT)
+        # Where the term is flat its ratio is taken out before the exponential: 0 times its infinite slope is nan.
+        slope_BT = scaled_exp(weight, torch.where(moves_BT, log_ratio_BT, 0.0), advantages_B1)
+        return torch.where(moves_BT, slope_BT, bound_BT)
 
     def formula(self, ratio: str, weight: str) -> str:
         """The term."""
@@ -114,9 +121,10 @@ class WeightClip(RatioBounds):
         """Where r > 1 + eps_high, and where r < 1 - eps_low."""
         return ratio_BT > self.high, ratio_BT < self.low
 
-    def term(self, tokens: Tokens, ratio_BT: Tensor, weight_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+    def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """w sg[clip(r)] A log pi."""
-        return weight_BT * ratio_BT.detach().clamp(self.low, self.high) * advantages_B1 * tokens.logp_pi_BT
+        clipped = weight * Factor.exp(log_ratio_BT).clamp(self.low, self.high)
+        return score(clipped.value_BT, advantages_B1, tokens.logp_pi_BT)
 
     def formula(self, ratio: str, weight: str) -> str:
         """The term."""

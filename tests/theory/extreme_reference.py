@@ -1,0 +1,160 @@
+"""Value and gradient of every preset under every correction in extended numbers: a sign and a logarithm.
+
+Nothing overflows here, and every case stands on its own line: a ratio with numerator 0 is 0, a product with a factor 0
+is 0. Nothing here calls the code it describes.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+
+from theory.objectives import Objective
+
+INF = math.inf
+LARGEST = math.log(sys.float_info.max)
+Logs = list[float]
+
+
+def ratio(a: float, b: float) -> float:
+    """log(a/b) of two log-probabilities."""
+    if a == -INF:
+        return -INF
+    return INF if b == -INF else a - b
+
+
+def product(*logs: float) -> float:
+    """The logarithm of a product."""
+    return -INF if -INF in logs else sum(logs)
+
+
+def number(sign: float, log: float) -> float:
+    """sign exp(log), or inf with that sign."""
+    if sign == 0 or log == -INF:
+        return 0.0
+    return sign * (math.exp(log) if log < LARGEST else INF)
+
+
+def log_of(x: float) -> float:
+    return math.log(x) if x > 0 else -INF
+
+
+# ---- corrections, on the log-gaps of one response --------------------------------------------------------------------
+
+
+def weights(name: str, gap: Logs, p: dict[str, float]) -> Logs:
+    """log w of each token."""
+    T, cap = range(len(gap)), math.log(p.get("cap", INF))
+    if name in ("none", "geo_rs", "k3_rs"):
+        return [0.0 for _ in T]
+    if name in ("token_is", "token_tis"):
+        return [min(x, cap) for x in gap]
+    if name == "prefix_tis":
+        return [min(product(*gap[: t + 1]), cap) for t in T]
+    if name == "minpro":
+        return [min(product(gap[t], min(gap[:t], default=0.0)), cap) for t in T]
+    if name in ("seq_tis", "seq_mis"):
+        return [min(product(*gap), cap) for _ in T]
+    assert name == "icepop"
+    return [x if log_of(p["lo"]) <= x <= log_of(p["hi"]) else -INF for x in gap]
+
+
+def keeps(name: str, rho: Logs, p: dict[str, float]) -> bool:
+    """Whether the response stays."""
+    if name == "seq_mis":
+        return log_of(p["lo"]) <= product(*rho) <= log_of(p["hi"])
+    if name == "geo_rs":
+        return log_of(p["lo"]) <= product(*rho) / len(rho) <= log_of(p["hi"])
+    if name == "k3_rs":
+        k3 = [INF if abs(x) == INF else number(1, x) - 1 - x for x in rho]
+        return sum(k3) / len(rho) <= p["max_k3"]
+    return True
+
+
+# ---- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def divergence(name: str, mu: float, pi: float, eps: float) -> float:
+    """Of "this token or another", mu against pi; a rest is at least the resolution of the type."""
+    if name != "dppo_kl":
+        return abs(math.exp(pi) - math.exp(mu))
+    rest_mu, rest_pi = (max(-math.expm1(x), eps) for x in (mu, pi))
+    if mu == -INF:
+        this = 0.0
+    else:
+        this = INF if pi == -INF else math.exp(mu) * (mu - pi)
+    return this + rest_mu * math.log(rest_mu / rest_pi)
+
+
+def stops(region, r: Logs, pi: Logs, mu: Logs, A: float, eps: float) -> list[bool]:
+    """Which tokens the region stops, for a region that stops tokens."""
+    if region.name in ("none", "weight_clip") or A == 0:
+        return [False] * len(r)
+    width = region.eps_high if A > 0 else region.eps_low
+    if region.name in ("minirl_mask", "min_clip"):
+        return [x > math.log1p(width) if A > 0 else x < log_of(1 - width) for x in r]
+    D = [divergence(region.name, m, p, eps) for m, p in zip(mu, pi, strict=True)]
+    away = [p > m if A > 0 else p < m for m, p in zip(mu, pi, strict=True)]
+    if region.name != "cppo":
+        return [d > width and a for d, a in zip(D, away, strict=True)]
+    left, T, result = 0.0, len(r), []
+    for t in range(T):
+        w = 1 - (1 - region.w_min) * t / (T - 1) if T > 1 else 1.0
+        result.append(w * D[t] > width + min(0.0, left) and away[t])
+        left += w * (region.delta_b - D[t])
+    return result
+
+
+# ---- one response, and a batch of them -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """d J / d log pi of each token, and J's terms, as the equation has them."""
+
+    gradient: list[list[float]]
+    terms: list[float]
+
+
+def _response(objective: Objective, pi: Logs, old: Logs, mu: Logs, A: float, eps: float) -> tuple[Logs, Logs]:
+    """Terms and slopes of one response that is kept, before any denominator."""
+    fix, region, T = objective.correction, objective.trust_region, len(pi)
+    gap = [ratio(a, b) for a, b in zip(pi if fix.numerator == "pi" else old, mu, strict=True)]
+    w = weights(fix.name, gap, vars(fix))
+    own = [ratio(a, b) for a, b in zip(pi, old, strict=True)]
+    is_sequence = objective.ratio.name == "sequence_geometric"
+    assert is_sequence or objective.ratio.name in ("token", "none")
+    r = [product(*own) / T] * T if is_sequence else own if objective.ratio.symbol else [0.0] * T
+    stopped = stops(region, r, pi, mu, A, eps)
+    sign, size = math.copysign(A != 0, A), log_of(abs(A))
+    if region.name == "min_clip":
+        held = [min(max(x, log_of(1 - region.eps_low)), math.log1p(region.eps_high)) for x in r]  # pyright: ignore
+        value = [number(sign, product(w[t], held[t] if stopped[t] else r[t], size)) for t in range(T)]
+        slope = [0.0 if stopped[t] else value[t] for t in range(T)]
+        return value, [sum(slope) / T] * T if is_sequence else slope
+    if region.name == "weight_clip":
+        r = [min(max(x, log_of(1 - region.eps_low)), math.log1p(region.eps_high)) for x in r]  # pyright: ignore
+    whole = w if fix.numerator == "pi" else [product(a, b) for a, b in zip(w, r, strict=True)]
+    c = [-INF if stopped[t] else product(whole[t], size) for t in range(T)]
+    return [number(-sign, product(c[t], log_of(-pi[t]))) for t in range(T)], [number(sign, x) for x in c]
+
+
+def reference(
+    objective: Objective, rows: list[tuple[Logs, Logs, Logs]], advantages: list[float], eps: float
+) -> Extreme:
+    """The objective on responses of (pi, old, mu), their tokens alone; `eps` is the resolution of the arithmetic."""
+    fix = objective.correction
+    kept = [
+        bool(pi) and keeps(fix.name, [ratio(a, b) for a, b in zip(old, mu, strict=True)], vars(fix))
+        for pi, old, mu in rows
+    ]
+    is_mean, tokens = objective.aggregation.name == "length_norm", objective.aggregation.name == "token_mean"
+    denominator = sum((len(row[0]) if tokens else 1) for row, k in zip(rows, kept, strict=True) if k)
+    gradient, terms = [], []
+    for row, A, k in zip(rows, advantages, kept, strict=True):
+        value, slope = _response(objective, *row, A, eps) if k else ([], [0.0] * len(row[0]))
+        scale = (len(row[0]) if is_mean else 1) * max(denominator, 1)
+        gradient.append([x / scale for x in slope])
+        terms += [x / scale for x in value]
+    return Extreme(gradient, terms)

@@ -1,0 +1,103 @@
+"""Weights and ratios by value and by logarithm, so that no product of them is lost to overflow, and none is nan.
+
+A ratio has two places where its equation gives no number. They are filled so: a ratio whose numerator is 0 is 0, also
+over 0, and a factor of 0 makes a product 0, also times infinity. What is nan stays nan: it stops the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_MOST_TERMS = 2.0**24
+"""Log-ratios that a response may add up before the sum of the largest of them is infinite."""
+
+
+def wide(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """The same numbers in float32 where they are in 16 bits, else as they are."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def log_ratio(logp_a_BT: Float[Tensor, "*BT"], logp_b_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """log(a/b), nats; -inf where a is 0, also where b is 0 too; differentiable in a, with gradient 1.
+
+    log(1/0) is finite and so large that its exponential is inf: sums of log-ratios have no inf - inf.
+    """
+    lowest = torch.finfo(logp_b_BT.dtype).min / _MOST_TERMS
+    return logp_a_BT - logp_b_BT.clamp(min=lowest)
+
+
+def times(a_BT: Float[Tensor, "*BT"], b_BT: Float[Tensor, "*#BT"]) -> Float[Tensor, "*BT"]:
+    """a b, and 0 where one is 0 and the other infinite; a constant."""
+    product_BT = a_BT * b_BT
+    is_zero_times_inf_BT = product_BT.isnan() & ~a_BT.isnan() & ~b_BT.isnan()
+    return torch.where(is_zero_times_inf_BT, 0.0, product_BT)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A constant that is >= 0 on every token, with its logarithm, which holds also where the value is 0 or inf."""
+
+    value_BT: Float[Tensor, "*BT"]
+    log_BT: Float[Tensor, "*BT"]
+
+    @staticmethod
+    def exp(log_BT: Float[Tensor, "*BT"]) -> Factor:
+        """The factor with this logarithm."""
+        log_BT = log_BT.detach()
+        return Factor(log_BT.exp(), log_BT)
+
+    def __mul__(self, other: Factor) -> Factor:
+        log_BT = self.log_BT + other.log_BT
+        is_plain_BT = self.is_plain & other.is_plain
+        return Factor(torch.where(is_plain_BT, self.value_BT * other.value_BT, log_BT.exp()), log_BT)
+
+    def clamp(self, low: float, high: float) -> Factor:
+        """The factor within [low, high]."""
+        bounds = torch.tensor([low, high], dtype=self.log_BT.dtype, device=self.log_BT.device).log()
+        return Factor(self.value_BT.clamp(low, high), self.log_BT.clamp(bounds[0], bounds[1]))
+
+    @property
+    def is_plain(self) -> Tensor:
+        """True where the value has all of its digits: neither 0 nor subnormal, nor inf."""
+        info = torch.finfo(self.value_BT.dtype)
+        return (self.value_BT >= info.tiny) & (self.value_BT <= info.max)
+
+
+def scaled_exp(weight: Factor, log_ratio_BT: Float[Tensor, "*BT"], scale_BT: Float[Tensor, "*#BT"]) -> Tensor:
+    """w exp(x) c, differentiable in x with itself as gradient; c is not 0. The logarithms add up where w or exp(x) are
+    too large or too small for a float, though their product may not be."""
+    is_plain_BT = weight.is_plain & Factor.exp(log_ratio_BT).is_plain
+    # Each branch gets 0 where it is not taken, before its exponential: an inf there would be a nan in the gradient.
+    ratio_BT = torch.where(is_plain_BT, log_ratio_BT, 0.0).exp()
+    whole_BT = torch.where(is_plain_BT, 0.0, weight.log_BT + log_ratio_BT).exp()
+    plain_BT = torch.where(is_plain_BT, weight.value_BT, 1.0) * (ratio_BT * scale_BT)
+    return torch.where(is_plain_BT, plain_BT, whole_BT * scale_BT)
+
+
+class _Linear(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(coefficient_BT: Tensor, x_BT: Tensor) -> Tensor:
+        return times(coefficient_BT, x_BT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad_BT: Tensor) -> tuple[None, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None, times(grad_BT, ctx.saved_tensors[0])
+
+
+def linear(coefficient_BT: Float[Tensor, "*BT"], x_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """c x with the gradient c in x, for a constant c: 0 log 0 is 0, and what is infinite in value need not be in c."""
+    return _Linear.apply(coefficient_BT, x_BT)
+
+
+__all__ = ["Factor", "linear", "log_ratio", "scaled_exp", "times", "wide"]
