@@ -87,6 +87,19 @@ def test_gates_are_those_of_transformers(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(weights, expected_weights.gather(1, order).to(weights.dtype), rtol=4 * eps, atol=0)
 
 
+@pytest.mark.parametrize("name", [n for n in ROUTERS if n in SOFTMAX])
+def test_saturated_gates_are_those_of_transformers(name: str) -> None:
+    """Where all scores but a few underflow to 0, the experts of weight 0 that fill the set up are the same too."""
+    gate, generator = CONVENTIONS[name], stream(4, "saturated", name)
+    router = ROUTERS[name](hf_config(gate))
+    router.weight.data = torch.randn(E, D, generator=generator, dtype=torch.float32)
+    hidden = 200 * torch.randn(200, D, generator=generator, dtype=torch.float32)
+    logits, _, expected = router(hidden)
+    experts, weights = route(logits.detach(), K, gate)
+    assert float((weights == 0).double().mean()) > 0.5
+    assert torch.equal(experts, expected.sort(dim=-1).values)
+
+
 @given(seed=seeds)
 def test_softmax_after_is_softmax_before_renormalised(seed: int) -> None:
     """exp(s_k) / sum over the set: the softmax over all experts cancels (R3 Eq. 8)."""

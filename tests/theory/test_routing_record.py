@@ -166,14 +166,28 @@ def test_bad_ids_name_response_row_and_layer(ids: list[int], message: str) -> No
         RoutingRecord.pack(payloads, [4, 6, 3], LAYERS, 8)
 
 
-@pytest.mark.parametrize("K", [1, 2])
-def test_layer_that_was_never_captured_is_an_error(K: int) -> None:
-    """A layer of zeros is an unfilled buffer (vLLM #33013, #35623), also where rows are missing, and for top-1."""
+def with_a_layer_of_zeros(K: int) -> list[Tensor]:
     payloads = draw_payloads(0, [4, 6], 3, K, 8, num_missing=1)
     for payload in payloads:
         payload[:, 1] = torch.where(payload[:, 1] == MISSING, MISSING, 0)
-    with pytest.raises(ValueError, match=r"layer 2: expected routed experts, got id 0 in every slot of all 6"):
-        RoutingRecord.pack(payloads, [4, 6], LAYERS, 8)
+    return payloads
+
+
+ZEROS = r"layer 2: expected routed experts, got id 0 in every slot of all 6"
+
+
+def test_layer_that_was_never_captured_is_an_error() -> None:
+    """A layer of zeros is an unfilled buffer (vLLM #33013, #35623), also where rows are missing."""
+    with pytest.raises(ValueError, match=ZEROS):
+        RoutingRecord.pack(with_a_layer_of_zeros(K=2), [4, 6], LAYERS, 8)
+
+
+def test_a_top_1_layer_may_have_chosen_expert_0_throughout() -> None:
+    """With one slot a row that chose expert 0 looks like one that was never filled: it is kept, and said."""
+    payloads = with_a_layer_of_zeros(K=1)
+    with pytest.warns(UserWarning, match=ZEROS):
+        record = RoutingRecord.pack(payloads, [4, 6], LAYERS, 8)
+    assert record.layer(2).tolist() == torch.cat(payloads)[:, 1].tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])

@@ -8,6 +8,7 @@ Letters beyond theory/contracts.py: N rows of a flattened batch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -39,7 +40,8 @@ class Gate:
     1 already, so that `renormalise` then changes nothing); `sigmoid` is per expert, and before the top-k.
     renormalise: the chosen scores are divided by their sum. scaling: then multiplied by this.
     num_groups, num_top_groups, group_score: only experts of the best groups may be chosen; a group's score is the
-    largest of its experts' (`max`) or the sum of its two largest (`top2_sum`).
+    largest of its experts' (`max`) or the sum of its two largest (`top2_sum`). A softmax so sharp that the best groups
+    have fewer than K scores above 0 is filled up with experts of weight 0, of any group.
     kernels: what computes it; None is this module. No part of the convention.
     """
 
@@ -127,7 +129,7 @@ def _best(scores_NE: Tensor, num_slots: int, gate: Gate, selection_bias_E: Tenso
     if selection_bias_E is not None:
         scores_NE = scores_NE + selection_bias_E.to(scores_NE)
     if gate.num_top_groups < gate.num_groups:
-        scores_NE = _only_top_groups(scores_NE, gate)
+        scores_NE = _only_top_groups(scores_NE, gate, _left_out(gate, selection_bias_E is not None))
     return scores_NE.topk(num_slots, dim=-1).indices.sort(dim=-1).values
 
 
@@ -165,10 +167,17 @@ def _check_sizes(E: int, num_slots: int, gate: Gate) -> None:
         raise ValueError(f"expected from 1 to {size * gate.num_top_groups} slots, got {num_slots}")
 
 
-def _only_top_groups(scores_NE: Tensor, gate: Gate) -> Tensor:
+def _left_out(gate: Gate, is_biased: bool) -> float:
+    """What an expert outside the best groups is compared as: 0 beside plain softmax scores, as DeepSeek-V2 does, else
+    -inf. Where all but K' < K scores of the best groups underflow to 0, the ties are then those of its own router."""
+    is_plain_softmax = gate.score == "softmax" and gate.order == "before" and not is_biased
+    return 0.0 if is_plain_softmax else -math.inf
+
+
+def _only_top_groups(scores_NE: Tensor, gate: Gate, left_out: float) -> Tensor:
     scores_NGS = scores_NE.unflatten(1, (gate.num_groups, -1))
     num_summed = 1 if gate.group_score == "max" else 2
     group_NG = scores_NGS.topk(num_summed, dim=-1).values.sum(dim=-1)
     top = group_NG.topk(gate.num_top_groups, dim=-1).indices
     is_out_NG = torch.ones_like(group_NG, dtype=torch.bool).scatter(1, top, False)
-    return scores_NGS.masked_fill(is_out_NG.unsqueeze(-1), float("-inf")).flatten(1)
+    return scores_NGS.masked_fill(is_out_NG.unsqueeze(-1), left_out).flatten(1)

@@ -87,8 +87,9 @@ class RoutingRecord:
         `layer_numbers` names the payload's L columns; `moe_layer_numbers` the ones to keep (default: all of them). A
         payload of `num_decoder_layers` columns is over all decoder layers and is cut to the kept ones. Exactly one row
         too many (an engine that ran the last token) is dropped with a warning; any other number of rows than S - 1 is
-        an error: a caller that lost rows must say so by -1. A layer whose every recorded id is 0 is an error, as that
-        is what an unfilled buffer looks like. Slots are sorted into ascending order.
+        an error: a caller that lost rows must say so by -1. A layer whose every recorded id is 0 is what an unfilled
+        buffer looks like: an error, or a warning where K = 1, as every row may have chosen expert 0. Slots are sorted
+        into ascending order.
         """
         if len(rows_per_response) != len(num_tokens) or not rows_per_response:
             raise ValueError(
@@ -326,7 +327,10 @@ def _check_all_zero(experts: Int[Tensor, "R L K"], kept: tuple[int, ...], num_ex
     dead = (is_zero | is_missing).all(dim=0) & is_zero.any(dim=0)
     if bool(dead.any()):
         layer = int(dead.nonzero()[0])
-        raise ValueError(
+        words = (
             f"layer {kept[layer]}: expected routed experts, got id 0 in every slot of all "
             f"{int(is_zero[:, layer].sum())} recorded rows (a buffer that was never filled?)"
         )
+        if experts.shape[2] > 1:
+            raise ValueError(words)
+        warnings.warn(words, stacklevel=3)

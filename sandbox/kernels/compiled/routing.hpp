@@ -72,8 +72,8 @@ static void score(const float* logits, long width, bool is_sigmoid, float* padde
     for (long e = 0; e < whole; e++) padded[e] /= total;
 }
 
-// Minus infinity for the experts outside the best groups.
-static void keep_top_groups(float* choosing, long E, const Gate& gate, std::vector<Candidate>& work) {
+// `left_out` for the experts outside the best groups.
+static void keep_top_groups(float* choosing, long E, const Gate& gate, float left_out, std::vector<Candidate>& work) {
     long size = E / gate.num_groups;
     work.clear();
     for (long g = 0; g < gate.num_groups; g++) {
@@ -92,7 +92,7 @@ static void keep_top_groups(float* choosing, long E, const Gate& gate, std::vect
     std::vector<char> is_in(gate.num_groups, 0);
     for (long k = 0; k < gate.num_top_groups; k++) is_in[work[k].second] = 1;
     for (long e = 0; e < E; e++)
-        if (!is_in[e / size]) choosing[e] = -INFINITY;
+        if (!is_in[e / size]) choosing[e] = left_out;
 }
 
 // The K experts of one row, ascending; `scores` are those of `score`, `choosing` has room for E.
@@ -100,7 +100,8 @@ static void select(const float* logits, const float* scores, const float* bias, 
                    float* choosing, std::vector<Candidate>& work, int64_t* experts) {
     const float* base = gate.is_after ? logits : scores;
     for (long e = 0; e < E; e++) choosing[e] = bias ? base[e] + bias[e] : base[e];
-    if (gate.num_top_groups < gate.num_groups) keep_top_groups(choosing, E, gate, work);
+    float left_out = gate.is_sigmoid || gate.is_after || bias ? -INFINITY : 0.0f;
+    if (gate.num_top_groups < gate.num_groups) keep_top_groups(choosing, E, gate, left_out, work);
     if (take_largest(choosing, E, K, experts)) return;
     work.clear();
     for (long e = 0; e < E; e++) work.emplace_back(choosing[e], e);
