@@ -156,6 +156,12 @@ def _num_positions(move: Move) -> Computed:
 
 _SAME = "part of the algorithm that the runs validated"
 
+
+def _correction(move: Move) -> Computed:
+    verl = move.runs.objective.build().correction.verl
+    return value_of(move.runs, "objective.correction"), f"{_SAME}; in verl: {verl}" if verl else _SAME
+
+
 RULES: tuple[Rule, ...] = (
     Rule("objective.preset", "keep", _SAME),
     Rule("objective.eps_low", "keep", f"{_SAME} (0.2 in MiniRL sec. 4.2, R3 Table 12 and {_PR2})"),
@@ -163,7 +169,7 @@ RULES: tuple[Rule, ...] = (
     Rule("objective.delta_b", "keep", f"{_SAME} (CPPO, arXiv 2606.10968, Table 3)"),
     Rule("objective.w_min", "keep", f"{_SAME} (CPPO, arXiv 2606.10968, Table 3)"),
     Rule("objective.cap", "keep", f"{_SAME} (5 in MiniRL sec. 4.2, 2 in R3 Table 12)"),
-    Rule("objective.correction", "keep", _SAME),
+    Rule("objective.correction", "keep", _SAME, _correction),
     Rule("objective.advantage", "keep", _SAME),
     Rule("objective.ratio", "keep", _SAME),
     Rule("objective.aggregation", "keep", _SAME),

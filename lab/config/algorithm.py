@@ -24,13 +24,18 @@ _OPTIMIZER = OptimizerSettings()
 
 
 class CorrectionBlock(Strict):
-    """A correction of the engine gap by name, with its own parameters (cap, lo, hi, ...) beside the name."""
+    """A correction of the engine gap by name, with its own parameters (cap, lo, hi, ...) beside the name.
+
+    Bounds are on old/mu. verl's k1 bounds are on mu/old: its "a_b" is lo = 1/b, hi = 1/a (docs/objectives.md).
+    """
 
     # The correction knows its parameters: `build` refuses any other, and any value out of range.
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float]
 
-    name: str = Field(description=f"one of {', '.join(CORRECTIONS)}")
+    name: str = Field(
+        description=f"one of {', '.join(CORRECTIONS)}; bounds are on old/mu (verl's k1 bounds: on mu/old, inverted)"
+    )
     numerator: Literal["old", "pi"] = Field(default="old", description="the weight is built on old/mu, or on pi/mu")
 
     def build(self) -> Correction:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from theory.objectives import PRESETS
-from theory.objectives.corrections import CORRECTIONS, correction
+from theory.objectives.corrections import CORRECTIONS, Correction, correction
 
 HEAD = """# Objectives
 
@@ -16,6 +16,16 @@ preset is a named one. What stands here is what `describe` prints and what every
 learns, the one that was rolled out, and the engine that sampled.
 """
 
+VERL = """
+## Bounds that verl writes the other way
+
+Every weight and bound here is on old/mu. verl's `rollout_is` has the same ratio, but the bounds of its k1 rejections
+are on mu/old: "a_b" there is lo = 1/b, hi = 1/a here. `firstorder promote` records the numbers for the runs' bounds.
+
+| correction | keeps | in verl |
+|---|---|---|
+"""
+
 
 def page() -> str:
     """The page: a block a preset, then a row a correction."""
@@ -23,7 +33,13 @@ def page() -> str:
     width = max(map(len, CORRECTIONS))
     rows = "\n".join(f"{name:<{width}}  {correction(name).formula}" for name in CORRECTIONS)
     blocks = {"Presets": presets, "Corrections, at their default numbers": rows}
-    return HEAD + "".join(f"\n## {title}\n\n```\n{text}\n```\n" for title, text in blocks.items())
+    sections = "".join(f"\n## {title}\n\n```\n{text}\n```\n" for title, text in blocks.items())
+    return HEAD + sections + VERL + "".join(map(_verl_row, (c() for c in CORRECTIONS.values() if c().verl)))
+
+
+def _verl_row(fix: Correction) -> str:
+    keeps = fix.rejection.replace("|", "\\|")
+    return f"| `{fix.name}` | {keeps} | {fix.verl} |\n"
 
 
 if __name__ == "__main__":

@@ -119,6 +119,15 @@ def test_between_and_beyond_the_rows() -> None:
             mapped(algorithm("grpo", batch={"num_prompts": 80, "num_minibatches": N}), target, QWEN)
 
 
+def test_inverted_bounds_are_said() -> None:
+    """The source of a rejection names verl's own numbers, whose k1 is log(mu/old)."""
+    block = {"preset": "grpo", "correction": {"name": "geo_rs", "lo": 0.8, "hi": 1.6}}
+    runs = validate(AlgorithmConfig, {"objective": block}, "test")
+    _, rows = promoted_algorithm(runs, algorithm(), None)
+    source = next(row.source for row in rows if row.field == "objective.correction")
+    assert source.endswith('; in verl: seq_mean_k1 with rollout_rs_threshold "0.625_1.25", bounds on mu/old')
+
+
 def test_a_model_of_no_paper_keeps_what_is_at_hand() -> None:
     """For a model in no table the target's rate holds, and the multiplier of whoever has the predictor."""
     runs = algorithm(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -144,6 +145,28 @@ def test_formula_holds_the_numbers(name: str) -> None:
         assert "pi" in correction(name, numerator="pi").symbol
 
 
+@pytest.mark.parametrize(("name", "divide"), [("seq_mis", False), ("geo_rs", True)])
+@given(batch=batches(corners=MODERATE), lo=st.floats(0.5, 0.95), hi=st.floats(1.05, 2.0))
+def test_verls_numbers_keep_the_same_responses(name: str, divide: bool, batch: Batch, lo: float, hi: float) -> None:
+    """log(a) <= sum (or mean) of k1 = log(mu/old) <= log(b), with the numbers that `verl` prints, is our rule."""
+    fix = correction(name, lo=lo, hi=hi)
+    words = re.search(r'"(.*)_(.*)"', fix.verl)
+    assert words
+    a, b = (float(x) for x in words.groups())
+    log_rho, length = log_gaps(batch), batch.mask.sum(1).clamp(min=1)
+    k1 = -log_rho.sum(1) / (length if divide else 1)
+    # What lies within the rounding of six printed digits of a bound is decided by it.
+    assume(all(((k1 - math.log(x)).abs() > 1e-5).all() for x in (a, b)))
+    expected = (k1 >= math.log(a)) & (k1 <= math.log(b))
+    assert torch.equal(fix.keep(log_rho, batch.mask), expected)
+
+
+def test_only_k1_bounds_are_inverted() -> None:
+    """verl's names stand at those corrections alone whose bounds it has on mu/old; an open end stays open."""
+    assert {name for name in CORRECTIONS if correction(name).verl} == {"seq_mis", "geo_rs"}
+    assert correction("seq_mis").verl == 'seq_sum_k1 with rollout_rs_threshold "0.5_inf", bounds on mu/old'
+
+
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
@@ -153,7 +176,7 @@ def test_formula_holds_the_numbers(name: str) -> None:
         ("token_tis", {"cap": math.nan}, "expected cap > 0, got nan"),
         ("seq_tis", {"cap": "2"}, "seq_tis: cap: expected a number, got '2'"),
         ("icepop", {"lo": 3.0, "hi": 2.0}, r"icepop: expected 0 <= lo < hi, got lo = 3\.0, hi = 2\.0"),
-        ("geo_rs", {"lo": 1.0, "hi": 1.0}, r"geo_rs: expected 0 <= lo < hi, got lo = 1\.0, hi = 1\.0"),
+        ("geo_rs", {"lo": 1.0, "hi": 1.0}, r"lo = 1\.0, hi = 1\.0 \(on old/mu; verl's k1 .* \[1/b, 1/a\] here\)"),
         ("k3_rs", {"max_k3": -1.0}, r"k3_rs: expected max_k3 >= 0, got -1\.0"),
         ("geo_rs", {"numerator": "pi"}, r"geo_rs: expected numerator to be one of \('old',\), got 'pi'"),
     ],

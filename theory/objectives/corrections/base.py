@@ -44,6 +44,11 @@ class Correction:
         return ""
 
     @property
+    def verl(self) -> str:
+        """verl's name and numbers for the rejection where its bounds are on another ratio; empty where they are not."""
+        return ""
+
+    @property
     def formula(self) -> str:
         """Weight and rejection as text, with the numbers in them."""
         keep = f"; keep response i only if {self.rejection}" if self.rejection else ""
@@ -109,10 +114,10 @@ def sequence_sum(log_gap_BT: Tensor) -> Tensor:
     return log_gap_BT.sum(1, keepdim=True).expand_as(log_gap_BT)
 
 
-def require_interval(name: str, lo: float, hi: float) -> None:
-    """Raises ValueError unless 0 <= lo < hi."""
+def require_interval(name: str, lo: float, hi: float, note: str = "") -> None:
+    """Raises ValueError unless 0 <= lo < hi; the message ends with the note."""
     if not 0 <= lo < hi:
-        raise ValueError(f"{name}: expected 0 <= lo < hi, got lo = {lo}, hi = {hi}")
+        raise ValueError(f"{name}: expected 0 <= lo < hi, got lo = {lo}, hi = {hi}{note}")
 
 
 __all__ = ["Correction", "NoCorrection", "Truncated", "require_interval", "sequence_sum"]

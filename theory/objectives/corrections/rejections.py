@@ -7,6 +7,7 @@ Papers: MIS and Geo-RS (J. Liu et al., 2025), R3 (arXiv 2510.11370) Eq. 2 for k3
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +16,14 @@ from torch import Tensor
 
 from theory import divergences
 from theory.objectives.corrections.base import Correction, require_interval, sequence_sum
+
+_INVERSE = " (on old/mu; verl's k1 bounds are on mu/old: its [a, b] is [1/b, 1/a] here)"
+
+
+def _verl(mode: str, lo: float, hi: float) -> str:
+    """The same bounds in verl, whose k1 is log(mu/old): inverted, and in the other order."""
+    low, high = (math.inf if x == 0 else 1 / x for x in (hi, lo))
+    return f'{mode} with rollout_rs_threshold "{low:.6g}_{high:.6g}", bounds on mu/old'
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class SeqMIS(Correction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_interval(self.name, self.lo, self.hi)
+        require_interval(self.name, self.lo, self.hi, _INVERSE)
 
     @property
     def symbol(self) -> str:
@@ -37,6 +46,10 @@ class SeqMIS(Correction):
     @property
     def rejection(self) -> str:
         return f"{self.lo:g} <= prod_s old_s/mu_s <= {self.hi:g}"
+
+    @property
+    def verl(self) -> str:
+        return _verl("seq_sum_k1", self.lo, self.hi)
 
     def log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         return sequence_sum(log_gap_BT)
@@ -59,11 +72,15 @@ class GeoRS(Correction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_interval(self.name, self.lo, self.hi)
+        require_interval(self.name, self.lo, self.hi, _INVERSE)
 
     @property
     def rejection(self) -> str:
         return f"{self.lo:g} <= (prod_s old_s/mu_s)^(1/|y|) <= {self.hi:g}"
+
+    @property
+    def verl(self) -> str:
+        return _verl("seq_mean_k1", self.lo, self.hi)
 
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """Where the geometric mean lies in [lo, hi], or is NaN."""
