@@ -80,10 +80,11 @@ class ObjectiveBlock(Strict):
 class PredictorBlock(Strict):
     """The route predictor of Pr2 and Pr3; the other modes have none."""
 
-    learning_rate_multiplier: float = Field(
-        default=_PREDICTOR.learning_rate_multiplier,
+    learning_rate_multiplier: float | None = Field(
+        default=None,
         gt=0,
-        description="its learning rate over the model's (Pr2 App. E.1: 1e1 to 1e4 over 1e-6)",
+        description="its learning rate over the model's; null: 1e-3 over optimizer.learning_rate (Pr2 App. E.1: 5e1 to "
+        "1e4 on 2.5e-7 to 2e-6)",
     )
     loss: Literal["kl", "delta"] = Field(
         default=_PREDICTOR.loss,
@@ -184,7 +185,7 @@ class AlgorithmConfig(Strict):
             objective=self.objective.build(),
             mode=self.replay.mode,
             old_gates=self.replay.old_gates,
-            predictor=PredictorSettings(**self.replay.predictor.model_dump()),
+            predictor=self._predictor(),
             **self.batch.model_dump(),
             max_tokens=self.sampling.max_tokens,
             max_turns=self.sampling.max_turns,
@@ -194,6 +195,14 @@ class AlgorithmConfig(Strict):
             freeze_router=self.freeze_router,
             label_noise=self.label_noise or 0.0,
         )
+
+    def _predictor(self) -> PredictorSettings:
+        settings, rate = self.replay.predictor.model_dump(), self.optimizer.learning_rate
+        if settings["learning_rate_multiplier"] is None:
+            # AdamW moves each weight by about its rate: what is kept where the model's rate is another is the product.
+            change = _OPTIMIZER.learning_rate / rate if rate > 0 else 1.0
+            settings["learning_rate_multiplier"] = _PREDICTOR.learning_rate_multiplier * change
+        return PredictorSettings(**settings)
 
     @model_validator(mode="after")
     def _fits_together(self) -> AlgorithmConfig:

@@ -1,7 +1,7 @@
 """Where in the text the engines disagree: routing differences by token, and along one response.
 
 Letters: d in [0, L K], the differing expert choices of one input token over all L layers.
-Paper: R3 (arXiv 2510.11370) App. H for d, Table 11 and Fig. 11 for the pictures.
+Paper: R3 (arXiv 2510.11370) App. H for d, App. L (Table 11, Fig. 11) for the pictures.
 """
 
 from __future__ import annotations

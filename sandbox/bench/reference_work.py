@@ -89,7 +89,7 @@ class Work:
         return Algorithm(
             OBJECTIVE,
             mode=mode,
-            predictor=PredictorSettings(num_positions=num_positions or self.max_tokens),
+            predictor=PredictorSettings(1.0, num_positions=num_positions or self.max_tokens),
             num_prompts=self.num_prompts,
             num_responses=self.num_responses,
             num_minibatches=num_minibatches,

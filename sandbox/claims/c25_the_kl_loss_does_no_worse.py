@@ -13,7 +13,7 @@ CLAIM = Claim(
     number=25,
     name="the_kl_loss_does_no_worse",
     sentence="The predictor's KL loss does no worse than its delta loss.",
-    source="Pr2 (arXiv 2606.00395) App. G",
+    source="Pr2 (arXiv 2606.00395) App. G, Fig. 5a (off-2 there, N = 8 here)",
     home="paper",
     fresh_seeds=38,
     predictions=(

@@ -17,7 +17,7 @@ CLAIM = Claim(
     number=26,
     name="the_multiplier_matters_little",
     sentence="Pr2 does alike over two decades of the predictor's learning rate multiplier.",
-    source="Pr2 (arXiv 2606.00395) App. F, Fig. 5",
+    source="Pr2 (arXiv 2606.00395) App. G, Fig. 5b (1e4 and 1e6 at off-2 there, N = 8 here)",
     home="paper",
     fresh_seeds=13,
     predictions=(

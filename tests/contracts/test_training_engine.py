@@ -68,7 +68,7 @@ def test_replay_uses_the_record_and_keeps_what_it_would_have_chosen(weights, rol
 
 def test_zero_predictor_is_natural_routing(weights, rollouts):
     """With W_p = 0, Pr2's old pass has the bits of R2's: same experts, gates and log-probs (Pr2 Eq. 4-6)."""
-    engine = worlds.training_engine(weights, PredictorSettings())
+    engine = worlds.training_engine(weights, PredictorSettings(1.0))
     predicted = PassRouting("predicted", gates="predicted", predictor=engine.predictor_weights())
     natural = engine.score(rollouts, PassRouting("natural"))
     assert torch.equal(engine.score(rollouts, predicted).logp_BT, natural.logp_BT)
@@ -124,7 +124,7 @@ def test_exported_weights_are_the_policy(weights, rollouts):
 
 def test_state_resumes_to_the_same_bits(weights, rollouts):
     """An engine restored from state_tensors takes the same next update, bit for bit, predictor included."""
-    settings = PredictorSettings(num_positions=4)
+    settings = PredictorSettings(1.0, num_positions=4)
     rows = tuple(torch.arange(len(r.prompt.tokens) - 1, r.num_tokens - 1)[:4] for r in rollouts.responses)
     routing = PassRouting("natural", feature_rows=rows, keep_hidden=True)
 
@@ -152,4 +152,4 @@ def test_a_checkpoint_that_does_not_fit_is_refused(weights):
     with pytest.raises(ValueError, match=r"does not fit the config: weight .* is \(8, .*expected \(4, "):
         other.load_state_tensors(state)
     with pytest.raises(ValueError, match="has no predictor, the replay mode needs one"):
-        worlds.training_engine(weights, PredictorSettings()).load_state_tensors(state)
+        worlds.training_engine(weights, PredictorSettings(1.0)).load_state_tensors(state)

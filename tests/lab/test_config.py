@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -293,6 +294,18 @@ def test_every_correction_can_be_configured(name: str) -> None:
     for given_parameters in ({}, parameters):
         raw = {"objective": {"preset": "ppo", "correction": {"name": name, **given_parameters}}}
         assert validate(AlgorithmConfig, raw, "here").build().objective.correction == CORRECTIONS[name]()
+
+
+@pytest.mark.parametrize("rate", [1e-6, 2e-3])
+def test_without_a_multiplier_the_predictor_has_a_rate_of_its_own(rate: float) -> None:
+    """Multiplier times rate is 1e-3 at any rate: Pr2's 1e3 on 1e-6 (App. E.1); one that is given stands."""
+    raw: dict[str, Any] = {"objective": {"preset": "grpo"}, "optimizer": {"learning_rate": rate}}
+    built = validate(AlgorithmConfig, raw, "here").build()
+    assert built.predictor.learning_rate_multiplier * rate == pytest.approx(1e-3, rel=1e-12)
+    raw["replay"] = {"predictor": {"learning_rate_multiplier": 5}}
+    assert validate(AlgorithmConfig, raw, "here").build().predictor.learning_rate_multiplier == 5
+    raw = {"objective": {"preset": "grpo"}, "optimizer": {"learning_rate": 0.0}}
+    assert math.isfinite(validate(AlgorithmConfig, raw, "here").build().predictor.learning_rate_multiplier)
 
 
 CHANGES: list[tuple[dict[str, Any], str, Any]] = [

@@ -42,7 +42,7 @@ T = TypeVar("T")
 SAMPLING = Sampling(max_tokens=8, num_responses=3, seed=5)
 DEFECT = "weights-fp8-channel"
 BUCKET = 20_000  # bytes: a dozen buckets for these weights
-PREDICTOR = PredictorSettings(num_positions=4)
+PREDICTOR = PredictorSettings(1.0, num_positions=4)
 
 
 def config(num_ranks: int = 2, num_engines: int = 2) -> ScaledRun:

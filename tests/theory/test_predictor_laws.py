@@ -124,7 +124,7 @@ def test_a_linear_drift_is_recovered(name: str) -> None:
     features, drift = draw_features(1, F=64), draw_predictor(1)
     unseen = draw_features(2, F=500)
     pi, pi_unseen = drifted(features, drift), drifted(unseen, drift)
-    trainer = PredictorTrainer(LAYERS, D, E, PredictorSettings(loss=name), dtype=torch.float64)
+    trainer = PredictorTrainer(LAYERS, D, E, PredictorSettings(1.0, name), dtype=torch.float64)
     agreement, losses = [], []
     for step in range(600):
         losses.append(trainer.step(features, pi, lr=0.05 * 0.99**step)["predictor/loss"])
@@ -183,7 +183,7 @@ def test_the_predictor_does_not_know_the_names_of_experts(name: str, seed: int) 
     assert LOSSES[name](pi[..., order], moved, renamed).item() == pytest.approx(expected, rel=1e-12)
     learnt = []
     for x, y in ((features, pi), (moved, pi[..., order])):
-        trainer = PredictorTrainer(LAYERS, D, E, PredictorSettings(loss=name), dtype=torch.float64)
+        trainer = PredictorTrainer(LAYERS, D, E, PredictorSettings(1.0, name), dtype=torch.float64)
         for _ in range(3):
             trainer.step(x, y, lr=0.1)
         learnt.append(trainer.weights())

@@ -23,10 +23,12 @@ from theory.routing.features import RouterFeatures, layer_products
 class PredictorSettings:
     """How the predictor learns: its learning rate as a multiple of the model's, its loss, and feature rows a response.
 
-    The paper's multipliers are 1e1 to 1e4 on learning rates of 1e-6 and below (App. E.1); num_positions is its T_c.
+    The paper's multipliers are 5e1 to 1e4 on learning rates from 2.5e-7 to 2e-6 (App. E.1), for Pr3 1e1 and 1e2
+    (App. F); it has no default. Ours is that of Qwen3-30B at N = 8, which it trains at our default rate (1e3 on 1e-6):
+    the predictor's own rate is then 1e-3, of 1.25e-5 to 2e-2 in its tables. num_positions is its T_c.
     """
 
-    learning_rate_multiplier: float = 1.0
+    learning_rate_multiplier: float = 1e3
     loss: Literal["kl", "delta"] = "kl"
     num_positions: int = 2048
 

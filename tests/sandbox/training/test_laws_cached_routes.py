@@ -15,7 +15,7 @@ from theory.routing.predictor import PredictorSettings
 @pytest.mark.parametrize(("mode", "source"), [("R2", "old"), ("Pr2", "old"), ("R3", "mu"), ("Pr3", "mu")])
 def test_gradient_passes_replay_what_their_mode_says(mode: str, source: str) -> None:
     """R2 without its old pass's own routes would be R3 in its gradient and natural in its ratio (verl #7805)."""
-    settings = PredictorSettings(num_positions=3)
+    settings = PredictorSettings(1.0, num_positions=3)
     algorithm = Algorithm(preset("minirl"), mode=mode, predictor=settings, num_prompts=2, num_responses=2, max_tokens=6)
     weights = worlds.model()
     learner = worlds.training_engine(weights, settings if algorithm.passes.trains_predictor else None)

@@ -24,7 +24,7 @@ from theory.routing.passes import MODES, PassRouting
 from theory.routing.predictor import PredictorSettings
 from theory.turns import roll_out
 
-PREDICTOR = PredictorSettings(num_positions=4)
+PREDICTOR = PredictorSettings(1.0, num_positions=4)
 
 
 class Talking(Talk):
