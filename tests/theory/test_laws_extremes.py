@@ -48,7 +48,8 @@ def cast(batch: Batch, dtype: torch.dtype) -> Batch:
 def one(pi: list[float], old: list[float], mu: list[float], A: float) -> Batch:
     """One response, with a second one that is empty."""
     empty, mask = [0.0] * T, torch.tensor([[True] * T, [False] * T])
-    return Batch(*(torch.tensor([x, empty]) for x in (pi, old, mu)), torch.tensor([A, 0.0]), mask)
+    first, second, third = (torch.tensor([x, empty]) for x in (pi, old, mu))
+    return Batch(first, second, third, torch.tensor([A, 0.0]), mask)
 
 
 FLAT = one([-1.0] * T, [-400.0, -1.0, -1.0], [-1.0] * T, 1.0)
