@@ -150,7 +150,7 @@ class Claim:
     num_seeds: int = 5
     """Seeds of each of its cells in `regimes`: first_seed to first_seed + num_seeds - 1."""
     first_seed: int = 0
-    """The first of those: FRESH for claims whose settings were chosen by looking at runs of smaller ones."""
+    """The first of those: FRESH, or a larger one, for claims that were stated after looking at runs of smaller ones."""
     seeds_in: Mapping[str, int] = field(default_factory=dict)
     """Regimes with another number of seeds, larger than `num_seeds`: those in which runs collapse."""
     regimes: tuple[str, ...] = ("paper", "stress", "hot")
@@ -182,7 +182,8 @@ class Claim:
     def deciding(self, asked: int | None = None) -> range:
         """The seeds that decide it at home: its own number of them, or as many as `asked` for; none below FRESH."""
         own = self.num_seeds if self.first_seed >= FRESH else self.fresh_seeds
-        return range(FRESH, FRESH + (own if asked is None else asked))
+        first = max(FRESH, self.first_seed)
+        return range(first, first + (own if asked is None else asked))
 
     def seen(self, regime: str, asked: int | None = None) -> range:
         """The seeds below FRESH of a regime, which explore: none where it was not tried on them."""

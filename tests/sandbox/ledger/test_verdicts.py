@@ -182,6 +182,8 @@ def test_a_claim_says_how_many_seeds_it_needs() -> None:
     assert findings([claim], [REGIME], _rows(*CLEAR))[0].word is None
     assert findings([claim], [REGIME], _rows(*CLEAR), 5)[0].outcomes[0].effect is not None
     assert list(claim.deciding(2)) == [FRESH, FRESH + 1] and list(claim.seen(REGIME.name)) == []
+    later = replace(claim, first_seed=FRESH + 7)
+    assert list(later.deciding()) == [FRESH + 7 + i for i in range(len(claim.deciding()))]
 
 
 def test_which_runs_are_asked_for() -> None:
