@@ -23,6 +23,10 @@ from firstorder.promote import promote
 from firstorder.report import report
 from firstorder.reproduce import reproduce
 from firstorder.train import train
+from lab.interrupts import Interrupted, interruptible
+
+MOST = 300
+"""Characters of an error's line; --debug shows the rest."""
 
 app = typer.Typer(
     add_completion=False,
@@ -92,13 +96,17 @@ def firstorder(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; exit code 0, 2 for a user's error, 1 for a run that turned non-finite, 130 if interrupted.
+    """Runs the command; exit code 0, 2 for a user's error, 1 for a run that turned non-finite, 70 for a bug of ours.
 
-    Errors are one line on stderr; `--debug` shows where they come from.
+    130 after Ctrl-C and 143 after SIGTERM. Errors are one line on stderr; `--debug` shows where they come from.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return app(args=words, prog_name="firstorder", standalone_mode=False) or 0
+        with interruptible():
+            return app(args=words, prog_name="firstorder", standalone_mode=False) or 0
+    except Interrupted as stop:
+        typer.echo(stop, err=True)
+        return stop.exit_code
     except typer.TyperException as error:
         return _fail(error.format_message())
     except (ValueError, OSError) as error:
@@ -109,9 +117,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             raise
         return _fail(str(error), code=1)
+    except Exception as error:
+        if "--debug" in words:
+            raise
+        kind, text = type(error).__name__, _one_line(error)[:MOST]
+        return _fail(f"{kind}: {text or 'without a word'} (unexpected: --debug shows where)", code=70)
 
 
-def _one_line(error: ValueError | OSError) -> str:
+def _one_line(error: Exception) -> str:
     """What went wrong; a file's name before the system's words about it."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
@@ -120,5 +133,6 @@ def _one_line(error: ValueError | OSError) -> str:
 
 def _fail(message: str, code: int = 2) -> int:
     # Typer passes its own complaints about a value on with pydantic's prefix.
-    typer.echo(f"error: {' '.join(message.replace('Value error, ', '').split())}", err=True)
+    line = " ".join(message.replace("Value error, ", "").split())
+    typer.echo(f"error: {line if len(line) <= MOST else line[: MOST - 4] + ' ...'}", err=True)
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -43,6 +44,7 @@ def train(
     """
     from firstorder.worlds import Schemas, runner
     from lab.config.load import load, to_yaml
+    from lab.interrupts import Interrupted
 
     # An option that stands before CONFIG lands in its place, so the words are put in order again first.
     words = [config, *context.args]
@@ -57,8 +59,17 @@ def train(
         typer.echo(f"sampling.temperature: tokens are drawn at {temperature}; {seen}", err=True)
     run_config = run_config.settled()  # what --resume looks for is the config that ran
     folder = _unfinished(run_config) if resume else None
-    finished = runner(run_config.backend)(run_config, folder=folder, progress=progress)
-    typer.echo(finished.path)
+    if folder is not None and folder.is_finished:  # killed after its verdict
+        from lab.ending import write_page
+
+        with folder.hold():
+            write_page(folder)
+    else:
+        try:
+            folder = runner(run_config.backend)(run_config, folder=folder, progress=progress)
+        except Interrupted as stop:
+            raise Interrupted(stop.signum, _how_to_continue(run_config, words, progress)) from stop
+    typer.echo(folder.path)
 
 
 def split(words: list[str], wanted: str = "CONFIG, the YAML file that describes the run") -> tuple[str, list[str]]:
@@ -71,6 +82,21 @@ def split(words: list[str], wanted: str = "CONFIG, the YAML file that describes 
     if position >= len(words):
         raise ConfigError(f"missing {wanted}")
     return words[position], words[:position] + words[position + 1 :]
+
+
+def _how_to_continue(config: RunConfig, words: list[str], progress: str) -> str:
+    """Where an interrupted run stands, and the command that continues it."""
+    from lab.config.load import config_hash
+    from lab.records import RunFolder
+
+    folder = RunFolder.find_resumable(Path(config.output), config.name, config_hash(config))
+    if folder is None:
+        return " before the run began: nothing is recorded"
+    rows = folder.metrics()
+    step = rows[-1]["step"] if rows else 0
+    shown = [] if progress == "bar" else ["--progress", progress]
+    command = shlex.join(["firstorder", "train", *words, *shown, "--resume"])
+    return f" after step {step} of {config.num_steps}; continue with: {command}"
 
 
 def _unfinished(config: RunConfig) -> RunFolder:

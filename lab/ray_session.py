@@ -13,6 +13,7 @@ from pathlib import Path
 import ray
 
 from lab.files import RecordError, exclusive
+from lab.interrupts import kept_handlers
 
 PREFIX = "fo-ray-"  # short: Ray makes sockets inside, and a socket's path may have 107 bytes
 LOCK = "owner.lock"  # held by the process that made the folder, for as long as it lives
@@ -33,7 +34,8 @@ def ray_session(address: str | None, *, num_cpus: int | None, object_store_bytes
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if address is not None:
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            with kept_handlers():  # Ray's own ends the process with exit code 15, from wherever it stands
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
             raise ValueError(
                 f"cluster.address: no Ray cluster at {address}: {error} (where `ray start` asked for a token, "
@@ -46,15 +48,16 @@ def ray_session(address: str | None, *, num_cpus: int | None, object_store_bytes
         return
     with _own_folder() as temporary:
         try:
-            ray.init(
-                address="local",  # None would join a cluster that somebody else has on this machine
-                num_cpus=num_cpus,
-                object_store_memory=object_store_bytes,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _temp_dir=str(temporary),
-            )
+            with kept_handlers():
+                ray.init(
+                    address="local",  # None would join a cluster that somebody else has on this machine
+                    num_cpus=num_cpus,
+                    object_store_memory=object_store_bytes,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _temp_dir=str(temporary),
+                )
             yield
         finally:
             ray.shutdown()

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from lab.config.run import RunConfig
+from lab.interrupts import held
 from lab.progress import ProgressLines
 from lab.records import RESERVED, RunFolder
 from lab.traces import Trace
@@ -97,8 +98,9 @@ class Recorder:
     def append(self, number: int, row: Scalars) -> None:
         """One row of metrics, to metrics.jsonl first and then to every logger."""
         registry.check(row)
-        self.folder.append_metrics(number, row)
-        self._log(number, row)
+        with held():
+            self.folder.append_metrics(number, row)
+            self._log(number, row)
 
     def _log(self, number: int, row: Scalars) -> None:
         for logger in self.loggers:

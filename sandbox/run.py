@@ -13,16 +13,15 @@ from pathlib import Path
 import lightning as L
 
 from lab.config.load import config_hash, to_yaml
+from lab.ending import finish
 from lab.loggers import build_loggers
 from lab.progress import ProgressKind, progress_of
 from lab.recording import NonFiniteError
 from lab.records import RunFolder, manifest
-from lab.report import write_report
 from lab.tasks import DemonstratedTask, TextTask
 from lab.tasks import build as build_task
 from lab.tasks.readers import files as files_of
 from lab.tasks.tokenizers import load_tokenizer
-from lab.verdict import judge
 from sandbox.config import SandboxRun
 from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
@@ -75,9 +74,12 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
             number = learner.step + 1
             if not folder.metrics() or folder.metrics()[-1]["step"] < number:  # a gradient stops a step before its row
                 folder.append_metrics(number, {"actor/grad_norm": math.inf})
-            _finish(config, folder)
+            finish(config, folder)
             raise NonFiniteError(f"step {number}: {error}") from error
-        _finish(config, folder)
+        finally:
+            if shown is not None:
+                shown.close()
+        finish(config, folder)
     return folder
 
 
@@ -187,11 +189,6 @@ def _fit(config: SandboxRun, folder: RunFolder, learner: Learner, recording: Rec
             default_root_dir=str(folder.path),
         )
         trainer.fit(learner, step_loader(first, config.num_steps))
-
-
-def _finish(config: SandboxRun, folder: RunFolder) -> None:
-    folder.write_verdict(judge(folder.metrics(), config.verdict).to_json())
-    write_report([folder], folder.path / "report.html")
 
 
 __all__ = ["NonFiniteError", "build_engine", "build_learner", "file_hashes", "initial_model", "open_task", "run"]

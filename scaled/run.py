@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.load import config_hash, to_yaml
+from lab.ending import finish
 from lab.progress import ProgressKind
 from lab.records import RunFolder, manifest
 from scaled.checks import check_config, check_turns, check_vocabulary, installed, open_task
@@ -32,7 +33,7 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
     check_turns(config, task)
     # Both need Ray, which `installed` has just looked for.
     from scaled.cluster.ray_cluster import cluster
-    from scaled.session import Session, finish
+    from scaled.session import Session
 
     if folder is None:
         folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))

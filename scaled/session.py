@@ -10,14 +10,13 @@ import logging
 import math
 from functools import partial
 
+from lab.ending import finish
 from lab.evaluation import evaluate
 from lab.loggers import build_loggers
 from lab.progress import ProgressKind, progress_of
 from lab.recording import NonFiniteError, Recorder, Scalars
 from lab.records import RunFolder
-from lab.report import write_report
 from lab.tasks import TextTask
-from lab.verdict import judge
 from scaled.cluster.groups import rollout_group, training_group
 from scaled.cluster.probe import Probe, ProbeError, allowed, describe
 from scaled.cluster.ray_cluster import Cluster
@@ -187,10 +186,4 @@ class Session:
         )
 
 
-def finish(config: ScaledRun, folder: RunFolder) -> None:
-    """Writes the verdict and the report of what the folder holds."""
-    folder.write_verdict(judge(folder.metrics(), config.verdict).to_json())
-    write_report([folder], folder.path / "report.html")
-
-
-__all__ = ["Session", "finish"]
+__all__ = ["Session"]

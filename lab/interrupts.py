@@ -1,0 +1,75 @@
+"""Ctrl-C and SIGTERM as one exception, so that a run which is told to stop unwinds, closes its files and says so."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(BaseException):
+    """The process was told to stop; `exit_code` is 128 + the signal, as shells count, `hint` is how to continue.
+
+    No KeyboardInterrupt, which Lightning turns into exit code 1, and no Exception, which somebody might handle.
+    """
+
+    def __init__(self, signum: int, hint: str = ""):
+        self.signum = signum
+        self.hint = hint
+        super().__init__(f"interrupted by {signal.Signals(signum).name}{hint}")
+
+    @property
+    def exit_code(self) -> int:
+        """130 for Ctrl-C, 143 for SIGTERM."""
+        return 128 + self.signum
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside the block the first SIGINT or SIGTERM raises Interrupted, and a second one ends the process at once.
+
+    Without effect outside of the main thread, to which alone Python delivers signals.
+    """
+    with kept_handlers():
+        if threading.current_thread() is threading.main_thread():
+            for signum in SIGNALS:
+                signal.signal(signum, _interrupt)
+        yield
+
+
+@contextlib.contextmanager
+def kept_handlers() -> Iterator[None]:
+    """Puts the handlers of both signals back after the block: libraries that start inside it set their own."""
+    is_main = threading.current_thread() is threading.main_thread()
+    former = {signum: signal.getsignal(signum) for signum in SIGNALS} if is_main else {}
+    try:
+        yield
+    finally:
+        for signum, handler in former.items():
+            signal.signal(signum, handler)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Puts a signal off until the end of a block whose writes belong together."""
+    waiting: list[int] = []
+    with kept_handlers():
+        if threading.current_thread() is threading.main_thread():
+            for signum in SIGNALS:
+                signal.signal(signum, lambda number, _: waiting.append(number))
+        yield
+    if waiting:
+        signal.raise_signal(waiting[0])
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_DFL)  # whoever asks twice does not want to wait
+    raise Interrupted(signum)
+
+
+__all__ = ["Interrupted", "held", "interruptible", "kept_handlers"]

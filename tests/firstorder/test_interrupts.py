@@ -1,0 +1,80 @@
+"""Laws of being stopped: Ctrl-C and SIGTERM end a run with exit code 130 and 143, whole records and one way on."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from firstorder.cli import app, main
+from lab.files import TEMPORARY
+from lab.records import RunFolder
+from tests.firstorder.test_cli import TINY
+
+STEPS = 100_000
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    """A run of many short steps in a process of its own, in that folder."""
+    (folder / "tiny run.yaml").write_text(TINY.replace("loggers: []", "loggers: [csv]"))
+    words = ["train", "tiny run.yaml", "--num_steps", str(STEPS), "--progress", "none"]
+    command = [sys.executable, "-m", "firstorder", *words]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_steps(process: subprocess.Popen[str], folder: Path, num_rows: int) -> None:
+    """Returns once the run in `folder` has written that many rows."""
+    for _ in range(12_000):
+        files = list(folder.glob("runs/tiny/*/metrics.jsonl"))
+        if files and len(files[0].read_text().splitlines()) >= num_rows:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    raise AssertionError("the run took no step")
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_run_says_how_to_continue(signum: signal.Signals, code: int, tmp_path: Path) -> None:
+    """In training: 128 + the signal, one line with the exact command, every row in metrics and logger, no verdict, and
+    the command continues where it says."""
+    process = start(tmp_path)
+    wait_for_steps(process, tmp_path, 4)
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "") and err.count("\n") == 1, err
+    (folder,) = (tmp_path / "runs" / "tiny").iterdir()
+    rows = RunFolder.open(folder).metrics()
+    said, command = err.removesuffix("\n").split("; continue with: ")
+    assert said == f"interrupted by {signum.name} after step {rows[-1]['step']} of {STEPS}"
+    with open(folder / "csv" / "metrics.csv", newline="") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == [row["step"] for row in rows]
+    assert not (folder / "verdict.json").exists() and not list(folder.rglob(f"{TEMPORARY}*"))
+
+    name, *words = shlex.split(command)
+    assert name == "firstorder"
+    again = subprocess.Popen([sys.executable, "-m", "firstorder", *words], cwd=tmp_path, stderr=subprocess.PIPE)
+    try:
+        wait_for_steps(again, tmp_path, len(rows) + 2)
+    finally:
+        again.kill()
+        again.communicate()
+    assert [path.name for path in (tmp_path / "runs" / "tiny").iterdir()] == [folder.name]
+
+
+def test_any_command_can_be_stopped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A signal in a command without a run is one line; afterwards the process has its own handlers back."""
+    former = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    def wait(**_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(type(app), "__call__", lambda self, **words: wait(**words))
+    assert main(["report"]) == 143
+    assert capsys.readouterr().err == "interrupted by SIGTERM\n"
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == former
