@@ -7,7 +7,6 @@ goes on from there.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import numbers
@@ -22,6 +21,18 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from lab.checkpoints import (
+    SHARDED,
+    STATE,
+    Checkpoint,
+    ShardedCheckpoint,
+    canonical,
+    newest,
+    read_checkpoint,
+    read_shards,
+    sha256,
+)
+from lab.config.strict import validate_json
 from lab.files import (
     TEMPORARY,
     RecordError,
@@ -35,27 +46,10 @@ from lab.files import (
     write_synced,
 )
 from lab.manifest import manifest
+from lab.run_files import MetricsRow, StoredManifest, StoredVerdict, read_stored
 from lab.traces import Trace
 
 RESERVED = ("step", "non_finite")
-STATE, SHARDED = "state.json", "sharded.json"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a run needs to go on after `step`: its tensors by name, and everything else as plain JSON values."""
-
-    step: int
-    tensors: dict[str, Tensor]
-    state: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class ShardedCheckpoint:
-    """A checkpoint that other processes wrote and read: the step after which a run goes on, and its folder."""
-
-    step: int
-    path: Path
 
 
 @dataclass(frozen=True)
@@ -94,20 +88,28 @@ class RunFolder:
 
     @staticmethod
     def find_resumable(root: Path, name: str, config_hash: str) -> RunFolder | None:
-        """The newest run of that name and config hash, if it is unfinished; None otherwise."""
+        """The newest run of that name and config hash, if it lacks steps, verdict or page; None otherwise."""
         # A folder whose process died before it wrote its config holds nothing to go on from.
         folders = sorted(p.parent for p in (Path(root) / name).glob(f"*Z-{config_hash}/config.yaml"))
-        return RunFolder(folders[-1]) if folders and not RunFolder(folders[-1]).is_finished else None
+        if not folders or (RunFolder(folders[-1]).is_finished and (folders[-1] / "report.html").is_file()):
+            return None
+        return RunFolder(folders[-1])
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run came to its end: the verdict is the last thing that it writes before the report."""
+        """Whether the run took its last step: the verdict is the last thing that it writes before its page."""
         return (self.path / "verdict.json").is_file()
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Keeps other processes from writing here; RecordError if one does already. A killed process holds nothing."""
+        """Keeps other processes from writing here; RecordError if one does already. A killed process holds nothing.
+
+        The temporary files that it left behind are removed.
+        """
         with exclusive(self.path / ".lock", f"cannot write in {self.path}: another process is running this run"):
+            with disk_errors(self.path, "clean"):
+                for stray in self.path.rglob(f"{TEMPORARY}*"):  # of a killed process, for nobody else writes here now
+                    shutil.rmtree(stray) if stray.is_dir() else stray.unlink(missing_ok=True)
             yield
 
     def discard(self) -> None:
@@ -146,21 +148,39 @@ class RunFolder:
         append_line(self.path / "metrics.jsonl", json.dumps(line, allow_nan=False).encode())
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl in order; a torn last line is left out, a torn line before it is a ValueError."""
+        """The lines of metrics.jsonl, steps ascending; a torn last line is left out, any other misfit a ValueError."""
         path = self.path / "metrics.jsonl"
-        records = []
+        records: list[dict[str, Any]] = []
         for number, line in enumerate(whole_lines(path), start=1):
-            try:
-                record = json.loads(line)
-                assert isinstance(record, dict) and isinstance(record["step"], int)
-            except (ValueError, KeyError, AssertionError) as error:
-                raise ValueError(f"{path}, line {number}: expected a JSON object with a step, got {line!r}") from error
+            where = f"{path}, line {number}"
+            validate_json(MetricsRow, line, where)
+            record = json.loads(line)
+            if records and record["step"] <= records[-1]["step"]:
+                before = records[-1]["step"]
+                raise ValueError(f"{where}: step: expected one above {before} of the line before, got {record['step']}")
             records.append(record)
         return records
 
+    def verdict(self) -> dict[str, Any] | None:
+        """What verdict.json holds; None for a run that has not ended, ValueError for a file that is none."""
+        return read_stored(self.path / "verdict.json", StoredVerdict)
+
+    def manifest(self) -> dict[str, Any]:
+        """What manifest.json holds, nothing where there is none; ValueError for a file that is none."""
+        return read_stored(self.path / "manifest.json", StoredManifest) or {}
+
     def truncate_metrics(self, last_step: int) -> None:
-        """Drops the lines after `last_step` in one step: what a resumed run will compute again."""
+        """Drops the lines after `last_step` in one step: what a resumed run will compute again.
+
+        ValueError where that step's own line is gone: the run's verdict could no longer be given.
+        """
         kept = [line for line in self.metrics() if line["step"] <= last_step]
+        if last_step > 0 and (not kept or kept[-1]["step"] != last_step):
+            got = f"none after step {kept[-1]['step']}" if kept else "none at all"
+            raise ValueError(
+                f"{self.path / 'metrics.jsonl'}: expected the rows up to step {last_step}, from whose checkpoint the "
+                f"run continues, got {got}; without them it has no verdict: start anew with --fresh"
+            )
         atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
 
     def save_checkpoint(
@@ -176,7 +196,7 @@ class RunFolder:
         # Clones, because safetensors refuses tensors that share memory (tied weights).
         data = safetensors.torch.save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
         body = {"step": step, "state": dict(state)}
-        parts = {"tensors_sha256": _sha256(data), "state_sha256": _sha256(_canonical(body)), **body}
+        parts = {"tensors_sha256": sha256(data), "state_sha256": sha256(canonical(body)), **body}
         path = self._new_checkpoint(step)
         with atomic_folder(path) as folder:
             write_synced(folder / "tensors.safetensors", data)
@@ -185,9 +205,8 @@ class RunFolder:
         return path
 
     def latest_checkpoint(self) -> Checkpoint | None:
-        """The newest whole checkpoint, or None; ValueError with the file's name if its content is damaged."""
-        folders = self._checkpoints(STATE)
-        return _load_checkpoint(folders[-1]) if folders else None
+        """The newest checkpoint, or None; ValueError if it is damaged: the file, and the older one that is whole."""
+        return newest(self._checkpoints(STATE), read_checkpoint)
 
     def sharded_checkpoint(self, step: int, write: Callable[[Path], object], keep: int = 2) -> Path:
         """checkpoints/step-NNNNNN filled by `write(folder)`, by other processes where it asks them; prunes as above.
@@ -214,21 +233,8 @@ class RunFolder:
         return path
 
     def latest_sharded_checkpoint(self) -> ShardedCheckpoint | None:
-        """The newest whole sharded checkpoint, or None; ValueError with the file's name if one is lost or cut."""
-        folders = self._checkpoints(SHARDED)
-        if not folders:
-            return None
-        folder = folders[-1]
-        try:
-            parts = json.loads((folder / SHARDED).read_bytes())
-            step, sizes = int(parts["step"]), dict(parts["bytes"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder / SHARDED}: damaged checkpoint ({error})") from error
-        for name, size in sizes.items():
-            found = (folder / name).stat().st_size if (folder / name).is_file() else None
-            if found != size:
-                raise ValueError(f"{folder / name}: damaged checkpoint (expected {size} bytes, got {found})")
-        return ShardedCheckpoint(step, folder)
+        """The newest sharded checkpoint, or None; ValueError as above if a file of it is lost or cut."""
+        return newest(self._checkpoints(SHARDED), read_shards)
 
     def save_trace(self, step: int, trace: Trace) -> Path:
         """rollouts/step-NNNNNN.safetensors: what the step sampled and scored."""
@@ -240,15 +246,14 @@ class RunFolder:
 
     def traces(self) -> list[Path]:
         """The trace files, oldest step first; `Trace.load` opens one."""
-        return sorted((self.path / "rollouts").glob("step-*.safetensors"), key=_step_of)
+        paths = (self.path / "rollouts").glob("step-*.safetensors")
+        return sorted((path for path in paths if re.fullmatch(r"step-\d+", path.stem)), key=_step_of)
 
     def _new_checkpoint(self, step: int) -> Path:
-        """Where the checkpoint of a step goes; what a killed process left half-written is removed."""
+        """Where the checkpoint of a step goes."""
         path = self.path / "checkpoints" / f"step-{step:06d}"
         with disk_errors(path):
             path.parent.mkdir(exist_ok=True)
-            for stray in path.parent.glob(f"{TEMPORARY}*"):
-                shutil.rmtree(stray)
         return path
 
     def _prune(self, keep: int) -> None:
@@ -258,25 +263,8 @@ class RunFolder:
 
     def _checkpoints(self, *last_parts: str) -> list[Path]:
         """The checkpoint folders that have one of these last-written parts, oldest step first."""
-        folders = (self.path / "checkpoints").glob("step-*")
+        folders = (f for f in (self.path / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d+", f.name))
         return sorted((f for f in folders if any((f / part).is_file() for part in last_parts)), key=_step_of)
-
-
-def _load_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`, both parts compared with the checksums that were written with them."""
-    state_path, tensors_path = folder / STATE, folder / "tensors.safetensors"
-    try:
-        parts = json.loads(state_path.read_bytes())
-        body, tensors_sha256 = {"step": parts["step"], "state": parts["state"]}, parts["tensors_sha256"]
-        if _sha256(_canonical(body)) != parts["state_sha256"]:
-            raise ValueError("its checksum differs from the one written with it")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{state_path}: damaged checkpoint ({error})") from error
-    with disk_errors(tensors_path, "read"):
-        data = tensors_path.read_bytes()
-    if _sha256(data) != tensors_sha256:
-        raise ValueError(f"{tensors_path}: damaged checkpoint (its checksum differs from the one in state.json)")
-    return Checkpoint(parts["step"], safetensors.torch.load(data), parts["state"])
 
 
 def _number(name: str, value: object) -> float | int:
@@ -300,14 +288,6 @@ def _what_is(path: Path) -> str:
 
 def _json(value: Mapping[str, Any]) -> str:
     return json.dumps(dict(value), indent=2, allow_nan=False) + "\n"
-
-
-def _canonical(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, sort_keys=True, allow_nan=False).encode()
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 __all__ = ["Checkpoint", "RecordError", "RunFolder", "ShardedCheckpoint", "Trace", "atomic_write", "manifest"]

@@ -43,6 +43,11 @@ def validate(model_cls: type[Model], raw: Mapping[str, Any], where: str) -> Mode
         text = json.dumps(raw, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: {error}") from error
+    return validate_json(model_cls, text, where)
+
+
+def validate_json(model_cls: type[Model], text: str | bytes, where: str) -> Model:
+    """As `validate`, from the text of a JSON object."""
     try:
         return model_cls.model_validate_json(text)
     except pydantic.ValidationError as error:
@@ -60,6 +65,9 @@ def describe(model_cls: type[pydantic.BaseModel], error: ErrorDetails) -> str:
         message = f"unknown key{did_you_mean(names[-1], known)}"
     elif error["type"] == "missing":
         message = "missing, and it has no default"
+    elif error["type"] == "json_invalid":
+        problem = str(error.get("ctx", {}).get("error")).replace("line 1 column", "column")
+        message = f"not valid JSON ({problem}): {_short(error['input'])}"
     elif error["type"] in ("union_tag_invalid", "union_tag_not_found"):
         context = error.get("ctx", {})
         names.append(str(context.get("discriminator", "")).strip("'"))
@@ -138,5 +146,5 @@ def _plain(value: Any) -> str:
 
 def _short(value: Any) -> str:
     """The value as JSON, cut to one readable length."""
-    text = json.dumps(value, default=str)
+    text = value.decode(errors="replace") if isinstance(value, bytes) else json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."

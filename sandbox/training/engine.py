@@ -248,14 +248,13 @@ class SandboxTrainingEngine:
         self.model.load_state_dict(given)
         for name, parameter in zip(self.names, self.parameters, strict=True):
             state = {}
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                full = f"optimizer.{key}.{name}"
-                if full in tensors:
-                    state[key] = tensors[full].clone()
+            keys = ("step", "exp_avg", "exp_avg_sq")
+            if any(f"optimizer.{key}.{name}" in tensors for key in keys):
+                state = {key: _required(tensors, f"optimizer.{key}.{name}").clone() for key in keys}
             self.optimizer.state[parameter] = state
         if self.predictor is not None:
             self.predictor.load_state_tensors(predictor)
-        self.num_updates = int(tensors["num_updates"])
+        self.num_updates = int(_required(tensors, "num_updates"))
 
     def _take_step(self) -> dict[str, float]:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
@@ -321,6 +320,12 @@ class SandboxTrainingEngine:
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _required(tensors: dict[str, Tensor], name: str) -> Tensor:
+    if name not in tensors:
+        raise ValueError(f"checkpoint does not fit the config: it has no tensor {name}")
+    return tensors[name]
 
 
 def _concat(seen: Collected) -> tuple[RoutingRecord | None, RoutingRecord | None, RouterFeatures | None]:

@@ -51,7 +51,7 @@ def test_a_name_that_leaves_the_root_or_a_time_without_zone_is_refused(
 
 
 def test_only_the_newest_unfinished_run_of_the_same_config_is_resumed(tmp_path: Path) -> None:
-    """A run is resumable until its verdict stands; another config's, or one that never began, is not."""
+    """A run is resumable until its page is there; another config's, or one that never began, is not."""
     hours = {"old": ("aaa", 0), "new": ("aaa", 1), "other": ("bbb", 2), "empty": ("aaa", 3)}
     found = {n: RunFolder.create(tmp_path, "demo", h, NOW + timedelta(hours=t)) for n, (h, t) in hours.items()}
     for name in ("old", "new", "other"):
@@ -59,7 +59,8 @@ def test_only_the_newest_unfinished_run_of_the_same_config_is_resumed(tmp_path: 
     old, new = found["old"], found["new"]
     assert RunFolder.find_resumable(tmp_path, "demo", "aaa") == new != old
     new.write_verdict({"stable": True})
-    assert new.is_finished
+    assert new.is_finished and RunFolder.find_resumable(tmp_path, "demo", "aaa") == new
+    new.write_report("<html>")
     assert RunFolder.find_resumable(tmp_path, "demo", "aaa") is None
     assert RunFolder.find_resumable(tmp_path, "other", "aaa") is None
 
@@ -174,14 +175,97 @@ def test_a_damaged_checkpoint_is_named_and_never_loaded(run: RunFolder, part: st
 
 
 def test_a_half_written_checkpoint_is_passed_over_and_cleared(run: RunFolder) -> None:
-    """A folder without its last-written part, or one that never got its name, does not count."""
+    """A folder without its last-written part, or one that never got its name, does not count; the next to write in the
+    run removes what is temporary, wherever it lies."""
     run.save_checkpoint(3, {"w": torch.zeros(1)}, {})
-    for name in ("step-000005", f"{TEMPORARY}step-000006-x"):
+    for name in ("step-000005", f"{TEMPORARY}step-000006-x", "step-old"):
         (run.path / "checkpoints" / name).mkdir()
+    (run.path / "checkpoints" / f"{TEMPORARY}step-000006-x" / "tensors.safetensors").write_bytes(b"half")
+    (run.path / "rollouts").mkdir()
+    for path in (run.path / f"{TEMPORARY}report.html-x", run.path / "rollouts" / f"{TEMPORARY}step-000006-x"):
+        path.write_text("half")
     found = run.latest_checkpoint()
     assert found is not None and found.step == 3
-    run.save_checkpoint(7, {"w": torch.zeros(1)}, {})
-    assert not list((run.path / "checkpoints").glob(f"{TEMPORARY}*"))
+    with run.hold():
+        assert not list(run.path.rglob(f"{TEMPORARY}*"))
+    assert {path.name for path in (run.path / "checkpoints").iterdir()} == {"step-000003", "step-000005", "step-old"}
+
+
+def test_a_damaged_checkpoint_offers_the_older_one(run: RunFolder) -> None:
+    """The line names the damaged file, and the folder to remove for the newest whole one; without any it says so."""
+    first, second, third = (run.save_checkpoint(step, {"w": torch.zeros(1)}, {}, keep=3) for step in (3, 5, 7))
+    (third / "tensors.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"^{third}/tensors.*that of step 5 is whole: remove {third} to continue"):
+        run.latest_checkpoint()
+    (second / "state.json").write_text("[]")
+    with pytest.raises(ValueError, match=rf"^{third}/tensors.*that of step 3 is whole: remove {third} to continue"):
+        run.latest_checkpoint()
+    (first / "state.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"no other one is whole: start anew with --fresh$"):
+        run.latest_checkpoint()
+
+
+def test_a_damaged_sharded_checkpoint_offers_the_older_one(run: RunFolder) -> None:
+    """The same where many processes wrote it."""
+    paths = [run.sharded_checkpoint(s, lambda folder: (folder / "rank-0").write_bytes(b"abc")) for s in (3, 5)]
+    (paths[1] / "rank-0").write_bytes(b"ab")
+    with pytest.raises(
+        ValueError, match=r"rank-0: damaged .* 3 bytes, got 2\); that of step 3 is whole: remove .*5 to"
+    ):
+        run.latest_sharded_checkpoint()
+
+
+def test_records_that_are_gone_are_not_continued(run: RunFolder) -> None:
+    """A checkpoint without the rows up to it: the file, the step and the way on; the file stays as it is."""
+    for kept, got in (([], "none at all"), ([0, 1, 2], "none after step 2")):
+        (run.path / "metrics.jsonl").unlink(missing_ok=True)
+        for step in kept:
+            run.append_metrics(step, {"reward/mean": 0.5})
+        with pytest.raises(
+            ValueError, match=rf"metrics\.jsonl: expected the rows up to step 3, .* got {got}; .*--fresh$"
+        ):
+            run.truncate_metrics(3)
+        assert len(run.metrics()) == len(kept)
+    run.truncate_metrics(0)
+
+
+@pytest.mark.parametrize("steps", [[0, 2, 1], [0, 1, 1, 2]])
+def test_rows_out_of_order_are_named(run: RunFolder, steps: list[int]) -> None:
+    """A shuffled or doubled row is an error with the file, the line and both steps."""
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in steps))
+    with pytest.raises(ValueError, match=rf"metrics\.jsonl, line 3: step: expected one above {steps[1]} .*, got 1$"):
+        run.metrics()
+
+
+STORED = [
+    (
+        "metrics.jsonl",
+        '{"step": 1, "reward/mean": "high"}\n',
+        'line 1: reward/mean: expected a valid number, got "high"',
+    ),
+    ("metrics.jsonl", '{"step": 1, "reward/mean": NaN}\n', "line 1: reward/mean: expected a finite number, got NaN"),
+    ("metrics.jsonl", '{"step": true}\n', "line 1: step: expected a valid integer, got true"),
+    ("metrics.jsonl", "[1]\n", "line 1: expected an object, got [1]"),
+    ("verdict.json", "[]", "verdict.json: expected an object, got []"),
+    ("verdict.json", '{"reasons": [1]}', "verdict.json: reasons.0: expected an object, got 1"),
+    (
+        "verdict.json",
+        '{"verdict": "fine"}',
+        "verdict.json: verdict: expected 'stable', 'collapsed' or 'undecided', got",
+    ),
+    ("manifest.json", "[]", "manifest.json: expected an object, got []"),
+    ("manifest.json", '{"seed', "manifest.json: not valid JSON (EOF while parsing a string at column 6): {"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "wanted"), STORED, ids=[text.strip() for _, text, _ in STORED])
+def test_an_edited_file_is_one_line(run: RunFolder, name: str, text: str, wanted: str) -> None:
+    """File, line and field, what was expected and what came."""
+    (run.path / name).write_text(text)
+    readers = {"metrics.jsonl": run.metrics, "verdict.json": run.verdict, "manifest.json": run.manifest}
+    with pytest.raises(ValueError) as caught:
+        readers[name]()
+    assert wanted in str(caught.value) and str(run.path / name) in str(caught.value)
 
 
 KILLED = """

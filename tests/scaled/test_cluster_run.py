@@ -22,7 +22,7 @@ import scaled.run
 import scaled.session
 from lab.config.load import load
 from lab.ray_session import ray_session
-from lab.records import SHARDED, RunFolder
+from lab.records import RunFolder
 from lab.report import write_report
 from sandbox.config import SandboxRun
 from scaled.cluster.probe import ProbeError

@@ -99,9 +99,9 @@ def test_a_full_disk_stops_the_run_and_it_goes_on_later(capsys: pytest.CaptureFi
         assert re.fullmatch(rf"cannot write \S*{re.escape(name)}\S*: File too large\n", message), message
         for folder in Path(f"runs-{name}").glob("failing/*Z-*"):
             check_whole(folder)
-        if name != "report.html":  # after the verdict the run is finished
-            assert train("--output", f"runs-{name}", *(["--resume"] if name == "step-" else [])) == 0
+        assert train("--output", f"runs-{name}", *([] if name == "config.yaml" else ["--resume"])) == 0
         folder = RunFolder(sorted(Path(f"runs-{name}").glob("failing/*Z-*"))[-1])
+        assert (folder.path / "report.html").stat().st_size > limits["step-"]
         check_whole(folder.path)
         assert folder.metrics() == whole.metrics()
         a, b = whole.latest_checkpoint(), folder.latest_checkpoint()
@@ -127,10 +127,28 @@ def test_a_damaged_checkpoint_stops_a_resume(capsys: pytest.CaptureFixture[str])
         good = path.read_bytes()
         path.write_bytes(good[:-20] + bytes([good[-20] ^ 1]) + good[-19:])
         before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "manifest.json"}
-        assert re.search(rf"step-000003/{part}: damaged checkpoint \(", fails(capsys, "--resume"))
+        offer = r"that of step 2 is whole: remove runs/\S+/step-000003 to continue from it\n"
+        assert re.search(rf"step-000003/{part}: damaged checkpoint \(.*\); {offer}", fails(capsys, "--resume"))
         assert {p: p.read_bytes() for p in before} == before and folders() == [folder]
         path.write_bytes(good)
     assert train("--resume") == 0
+
+
+def test_a_run_that_lost_its_records_is_not_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A tensor that is gone from a checkpoint is named; a run without metrics.jsonl is refused, and stays as it is."""
+    assert train() == 0
+    (folder,) = map(RunFolder, folders())
+    (folder.path / "verdict.json").unlink()
+    checkpoint = folder.latest_checkpoint()
+    assert checkpoint is not None
+    for name in ("num_updates", next(name for name in checkpoint.tensors if name.startswith("optimizer.exp_avg_sq."))):
+        rest = {key: tensor for key, tensor in checkpoint.tensors.items() if key != name}
+        folder.save_checkpoint(3, rest, {})
+        assert fails(capsys, "--resume") == f"checkpoint does not fit the config: it has no tensor {name}\n"
+    folder.save_checkpoint(3, checkpoint.tensors, {})
+    (folder.path / "metrics.jsonl").unlink()
+    assert "metrics.jsonl: expected the rows up to step 3" in fails(capsys, "--resume")
+    assert folder.latest_checkpoint() is not None and not folder.is_finished
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""The checkpoints of a run folder as they stand on the disk: each is whole, or refused with the file that is not.
+
+One kind holds all tensors of one process with checksums, the other the files that many processes wrote, with sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import safetensors.torch
+from torch import Tensor
+
+from lab.files import disk_errors
+
+STATE, SHARDED = "state.json", "sharded.json"
+"""The last-written part of a checkpoint, by kind."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run needs to go on after `step`: its tensors by name, and everything else as plain JSON values."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ShardedCheckpoint:
+    """A checkpoint that other processes wrote and read: the step after which a run goes on, and its folder."""
+
+    step: int
+    path: Path
+
+
+Found = TypeVar("Found", Checkpoint, ShardedCheckpoint)
+
+
+def newest(folders: Sequence[Path], load: Callable[[Path], Found]) -> Found | None:
+    """The last of these checkpoints; where it is damaged, ValueError that offers the newest whole one before it.
+
+    Continuing from that one is for a person to decide, as the damage may not be the only one.
+    """
+    for folder in folders[-1:]:
+        try:
+            return load(folder)
+        except ValueError as error:
+            whole = None
+            for older in folders[:-1]:
+                with contextlib.suppress(ValueError):
+                    whole = load(older).step
+            offer = "no other one is whole: start anew with --fresh"
+            if whole is not None:
+                offer = f"that of step {whole} is whole: remove {folder} to continue from it"
+            raise ValueError(f"{error}; {offer}") from error
+    return None
+
+
+def read_shards(folder: Path) -> ShardedCheckpoint:
+    """The sharded checkpoint in `folder`, every file compared with the size that was written down."""
+    try:
+        parts = json.loads((folder / SHARDED).read_bytes())
+        step, sizes = int(parts["step"]), dict(parts["bytes"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / SHARDED}: damaged checkpoint ({error})") from error
+    for name, size in sizes.items():
+        found = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if found != size:
+            raise ValueError(f"{folder / name}: damaged checkpoint (expected {size} bytes, got {found})")
+    return ShardedCheckpoint(step, folder)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint in `folder`, both parts compared with the checksums that were written with them."""
+    state_path, tensors_path = folder / STATE, folder / "tensors.safetensors"
+    try:
+        parts = json.loads(state_path.read_bytes())
+        body, tensors_sha256 = {"step": parts["step"], "state": parts["state"]}, parts["tensors_sha256"]
+        if sha256(canonical(body)) != parts["state_sha256"]:
+            raise ValueError("its checksum differs from the one written with it")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{state_path}: damaged checkpoint ({error})") from error
+    with disk_errors(tensors_path, "read"):
+        data = tensors_path.read_bytes()
+    if sha256(data) != tensors_sha256:
+        raise ValueError(f"{tensors_path}: damaged checkpoint (its checksum differs from the one in state.json)")
+    return Checkpoint(parts["step"], safetensors.torch.load(data), parts["state"])
+
+
+def canonical(value: Mapping[str, Any]) -> bytes:
+    """The JSON text whose checksum stands beside a state."""
+    return json.dumps(value, sort_keys=True, allow_nan=False).encode()
+
+
+def sha256(data: bytes) -> str:
+    """The checksum in hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+__all__ = ["SHARDED", "STATE", "Checkpoint", "ShardedCheckpoint", "canonical", "newest"]
+__all__ += ["read_checkpoint", "read_shards", "sha256"]

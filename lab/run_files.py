@@ -1,0 +1,101 @@
+"""What the files of a run folder hold, checked where they are read: an edited or torn one is one line with its name.
+
+Only what a reader relies on is asked for, and keys beyond that are kept, so that runs of other versions stay readable.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pydantic
+
+from lab.config.strict import validate_json
+from lab.files import disk_errors
+
+MOST_STEPS = 10**12
+"""A step beyond it is no step, and no figure could draw it."""
+
+
+class _Stored(pydantic.BaseModel):
+    """A record that may hold more than this version knows."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="allow")
+
+
+class MetricsRow(_Stored):
+    """One line of metrics.jsonl: the global step, and the metrics by name; null for one that was not finite."""
+
+    __pydantic_extra__: dict[str, pydantic.FiniteFloat | None] = pydantic.Field(init=False)
+
+    step: int = pydantic.Field(ge=0, le=MOST_STEPS)
+    non_finite: list[str] = []
+
+
+class StoredReason(_Stored):
+    """One rule that fired (see `lab.verdict.Reason`)."""
+
+    rule: str | None = None
+    step: int = pydantic.Field(ge=0, le=MOST_STEPS)
+    value: pydantic.FiniteFloat | None = None
+    threshold: pydantic.FiniteFloat | None = None
+    sentence: str
+    recovered: bool | None = None
+
+
+class StoredThresholds(_Stored):
+    """The rules' numbers that a page speaks of."""
+
+    window: int | None = pydantic.Field(default=None, ge=1)
+    reward_fall: pydantic.FiniteFloat | None = None
+
+
+class StoredVerdict(_Stored):
+    """verdict.json (see `lab.verdict.Verdict.to_json`)."""
+
+    stable: bool | None = None
+    verdict: Literal["stable", "collapsed", "undecided"] = "undecided"
+    first_step: int | None = pydantic.Field(default=None, ge=0, le=MOST_STEPS)
+    reasons: list[StoredReason] = []
+    undecided: list[str] = []
+    remarks: list[str] = []
+    thresholds: StoredThresholds = StoredThresholds()
+    rules: dict[str, str] = {}
+
+
+class StoredManifest(_Stored):
+    """manifest.json (see `lab.manifest`)."""
+
+    seed: int | None = None
+    commit: str | None = None
+    has_local_changes: bool | None = None
+    engine_kernels: str | None = None
+
+
+class StoredEngine(_Stored):
+    """The `engine:` block of a sandbox run: the defects, or before there were any a name."""
+
+    defects: list[dict[str, Any]] | None = None
+
+
+class StoredConfig(_Stored):
+    """What a page says of a config, of this version or another."""
+
+    name: str | None = None
+    seed: int | None = None
+    engine: StoredEngine | None = None
+
+
+Stored = TypeVar("Stored", bound=_Stored)
+
+
+def read_stored(path: Path, kind: type[Stored]) -> dict[str, Any] | None:
+    """The file's JSON object as it stands, without defaults; None where there is no file, ConfigError for a misfit."""
+    if not path.is_file():
+        return None
+    with disk_errors(path, "read"):
+        data = path.read_bytes()
+    return validate_json(kind, data, str(path)).model_dump(exclude_unset=True)
+
+
+__all__ = ["MetricsRow", "StoredConfig", "StoredManifest", "StoredVerdict", "read_stored"]
