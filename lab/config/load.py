@@ -29,6 +29,11 @@ Config = TypeVar("Config", bound=BaseModel)
 # everything else is hashed.
 NOT_HASHED = ("name", "output", "logging", "evidence", "threads")
 
+MOST_VALUES = 100_000
+"""Values in a config, lists and mappings included."""
+MOST_DEPTH, MOST_BITS = 50, 1024
+"""Levels of lists and mappings, and bits of an integer."""
+
 
 def load(path: str | Path, overrides: Sequence[str], schemas: Mapping[str, type[Config]]) -> Config:
     """The config in the file after the overrides, as the schema that its `backend:` names; ConfigError if it has none.
@@ -53,13 +58,7 @@ def read(path: str | Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path.is_dir():
         hint = "; a run's own is config.yaml in it" if (path / "config.yaml").is_file() else ""
         raise ConfigError(f"{path}: expected a YAML file, got a folder{hint}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
-    raw = _parse(text, str(path))
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected a mapping of keys to values, got {_kind(raw)}")
+    raw = read_mapping(path)
     base = raw.pop("base", None)
     if base is None:
         return raw
@@ -69,6 +68,21 @@ def read(path: str | Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not base_path.is_file():
         raise ConfigError(f"{path}: base: no such file: {base_path}")
     return _merge(read(base_path, (*seen, path.resolve())), raw)
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping in one YAML file, as it stands there."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+    raw = _parse(text, str(path))
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys to values, got {_kind(raw)}")
+    for key in raw:
+        if not isinstance(key, str):
+            raise ConfigError(f"{path}: expected names as keys, got {_kind(key)}")
+    return raw
 
 
 def parse_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -110,10 +124,12 @@ def config_hash(config: BaseModel) -> str:
 
 
 def _parse(text: str, where: str) -> Any:
-    """YAML 1.2 text as plain Python values; ConfigError with the line number."""
+    """YAML 1.2 text as plain Python values of at most MOST_VALUES; ConfigError with the line number."""
     try:
         # The pure parser, because the C one reads YAML 1.1, where `1e-4` is text and `no` is False.
-        return YAML(typ="safe", pure=True).load(text)
+        value = YAML(typ="safe", pure=True).load(text)
+    except RecursionError as error:
+        raise ConfigError(f"{where}: not valid YAML: lists and mappings are nested too deeply") from error
     except MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
         problem = str(error.problem or error.context).splitlines()[0]
@@ -122,6 +138,26 @@ def _parse(text: str, where: str) -> Any:
         raise ConfigError(f"{where}{line}: not valid YAML: {problem}") from error
     except YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from error
+    except (ValueError, TypeError) as error:  # of the constructors of single values: a date of month 13, an odd key
+        raise ConfigError(f"{where}: not valid YAML: {error}") from error
+    _check_size(value, where)
+    return value
+
+
+def _check_size(value: Any, where: str) -> None:
+    """ConfigError for more than a config can need: aliases of aliases stand for any number of values."""
+    count, waiting = 0, [(value, 0)]
+    while waiting:
+        current, depth = waiting.pop()
+        inner = list(current.values()) if isinstance(current, dict) else current if isinstance(current, list) else ()
+        count += 1 + len(inner)
+        if count > MOST_VALUES:
+            raise ConfigError(f"{where}: expected at most {MOST_VALUES} values, got more (aliases count every time)")
+        if depth > MOST_DEPTH:
+            raise ConfigError(f"{where}: expected at most {MOST_DEPTH} levels of lists and mappings, got more")
+        if isinstance(current, int) and current.bit_length() > MOST_BITS:
+            raise ConfigError(f"{where}: expected integers of at most {MOST_BITS} bits, got {current.bit_length()}")
+        waiting += ((each, depth + 1) for each in inner)
 
 
 def _value(key: str, text: str) -> Any:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
+from lab.config.load import read_mapping
+from lab.config.strict import validate
 from lab.levels import Series, series, trailing_mean
 from lab.records import RunFolder
 from lab.report.engine_words import defect_words
 from lab.report.style import fraction, number
+from lab.run_files import StoredConfig
 from lab.traces import Trace
 from lab.verdict import ENTROPY, KL
 
@@ -39,7 +38,7 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """config.yaml as nested mappings; empty where it cannot be read."""
+        """config.yaml as nested mappings."""
         return _config(self.folder)
 
     def setting(self, *keys: str) -> Any:
@@ -61,8 +60,7 @@ class Run:
     @cached_property
     def verdict(self) -> dict[str, Any] | None:
         """verdict.json, or None for a run that has not ended."""
-        path = self.folder.path / "verdict.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        return self.folder.verdict()
 
     @property
     def verdict_word(self) -> str:
@@ -81,8 +79,7 @@ class Run:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """manifest.json, or nothing."""
-        path = self.folder.path / "manifest.json"
-        return json.loads(path.read_text()) if path.is_file() else {}
+        return self.folder.manifest()
 
     @cached_property
     def newest_trace(self) -> Trace | None:
@@ -163,9 +160,6 @@ def shared_prefix(names: Sequence[str]) -> str:
 
 
 def _config(folder: RunFolder) -> dict[str, Any]:
-    """The run's config; empty where the file is missing or is no YAML mapping, for a report shows what there is."""
-    try:
-        found = YAML(typ="safe").load((folder.path / "config.yaml").read_text())
-    except (OSError, YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    """The run's config, of whichever version, as nested mappings; ConfigError where what the page needs is no such."""
+    path = folder.path / "config.yaml"
+    return validate(StoredConfig, read_mapping(path), str(path)).model_dump(exclude_unset=True)

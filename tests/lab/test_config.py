@@ -141,6 +141,10 @@ def test_the_hash_depends_on_what_changes_numbers(change: dict[str, Any]) -> Non
 # -- one line for what is wrong
 
 
+BOMB = "\n".join(["a0: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 13))])
+"""YAML of a kilobyte that stands for a terabyte."""
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -163,7 +167,12 @@ def test_the_hash_depends_on_what_changes_numbers(change: dict[str, Any]) -> Non
         ("table: {a: b}", 'table.a: expected a valid number, got "b"'),
         ("count: x\nrate: x\nmode: x", "(and 2 more)"),
         ("count: x\ncuont: 2", "cuont: unknown key; did you mean 'count'? (expected one of: "),
-        ("name: &a [*a]", "Circular reference"),
+        ("name: &a [*a]", "expected at most 50 levels of lists and mappings, got more"),
+        ("name: " + "[" * 60 + "]" * 60, "expected at most 50 levels of lists and mappings, got more"),
+        ("name: " + "[" * 5_000, "not valid YAML: lists and mappings are nested too deeply"),
+        (BOMB, "expected at most 100000 values, got more (aliases count every time)"),
+        ("name: 0x" + "f" * 5_000, "expected integers of at most 1024 bits, got 20000"),
+        ("name: 2001-13-45", "not valid YAML: month must be in 1..12"),
         ("name: !!binary aGk=", "got bytes"),
     ],
 )
