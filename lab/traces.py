@@ -47,6 +47,7 @@ from theory.routing.record import RoutingRecord
 
 SCHEMA = "firstorder.trace"
 VERSION = "1"
+SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 OPTIONAL = ("logp_pi", "entropy_old", "experts_mu", "experts_old")
 
 
@@ -77,6 +78,10 @@ class Trace:
         if not offsets or offsets[0] != 0 or offsets[-1] != len(self.tokens) or not is_rising:
             raise ValueError(f"offsets: expected to rise from 0 to {len(self.tokens)} tokens, got {_short(offsets)}")
         B = len(offsets) - 1
+        if B == 0:
+            raise ValueError("offsets: expected at least 1 response, got none")
+        if int(self.tokens.min()) < 0:
+            raise ValueError(f"tokens: expected numbers from 0 on, got {int(self.tokens.min())}")
         for name in ("num_prompt", "rewards"):
             if len(getattr(self, name)) != B:
                 raise ValueError(f"{name}: expected {B} values for {B} responses, got {len(getattr(self, name))}")
@@ -194,7 +199,7 @@ class Trace:
                 step=int(metadata["step"]),
                 layer_numbers=tuple(int(n) for n in layers.split(",")) if layers else (),
                 num_experts=int(metadata.get("num_experts", 0)),
-                texts={int(token): str(text) for token, text in json.loads(metadata.get("texts", "{}")).items()},
+                texts=_texts(metadata.get("texts", "{}")),
             )
         except safetensors.SafetensorError as error:
             raise ValueError(f"{path}: expected a safetensors file, got {error}") from error
@@ -213,8 +218,9 @@ def _check_names(tensors: dict[str, Tensor]) -> None:
         if tensor.dim() != ranks.get(name, 1):
             raise ValueError(f"{name}: expected {ranks.get(name, 1)} axes, got shape {tuple(tensor.shape)}")
         is_float = name.startswith("logp") or name in ("rewards", "entropy_old")
-        kind = "float" if is_float else "bool" if name == "is_response" else "int"
-        if kind not in str(tensor.dtype):
+        kind = "float" if is_float else "bool" if name == "is_response" else "signed int"
+        fits = tensor.dtype in SIGNED if kind == "signed int" else kind in str(tensor.dtype)
+        if not fits:
             raise ValueError(f"{name}: expected a type of {kind}, got {tensor.dtype}")
 
 
@@ -229,6 +235,14 @@ def _metadata(data: bytes) -> dict[str, str]:
     if not metadata.get("step", "").isdigit():
         raise ValueError(f"expected a step in the metadata, got {metadata.get('step')!r}")
     return metadata
+
+
+def _texts(text: str) -> dict[int, str]:
+    """What the tokens say; ValueError where that is no object from numbers to text."""
+    texts = json.loads(text)
+    if not isinstance(texts, dict) or not all(token.isdecimal() for token in texts):
+        raise ValueError(f"texts: expected a JSON object from token numbers to text, got {text[:40]!r}")
+    return {int(token): str(words) for token, words in texts.items()}
 
 
 def _pack(values_BT: Float[Tensor, "B T"], lengths: list[int]) -> Float[Tensor, " A"]:

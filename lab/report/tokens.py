@@ -153,9 +153,10 @@ def differences_of(trace: Trace) -> Differences | None:
 
 def mean_by_token(tokens_R: Int[Tensor, " R"], d_R: Float[Tensor, " R"]) -> dict[int, float]:
     """The mean d of each token with at least LEAST_SHARE of the rows."""
-    sums, sizes = torch.bincount(tokens_R, d_R), torch.bincount(tokens_R)
-    kept = (sizes >= LEAST_SHARE * len(tokens_R)) & (sizes > 0)
-    return {int(token): float(sums[token] / sizes[token]) for token in kept.nonzero()[:, 0]}
+    tokens, place_R = tokens_R.unique(return_inverse=True)  # a trace may have ids of any size
+    sums, sizes = torch.bincount(place_R, d_R), torch.bincount(place_R)
+    kept = sizes >= LEAST_SHARE * len(tokens_R)
+    return {int(tokens[i]): float(sums[i] / sizes[i]) for i in kept.nonzero()[:, 0]}
 
 
 def _sources(trace: Trace, b: int) -> list[str]:

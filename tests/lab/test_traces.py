@@ -174,7 +174,7 @@ def test_what_is_no_trace_is_named(tmp_path: Path) -> None:
         (tensors, metadata | {"step": "soon"}, "expected a step in the metadata, got 'soon'"),
         ({k: v for k, v in tensors.items() if k != "offsets"}, metadata, r"missing tensors: \['offsets'\]"),
         (tensors | {"extra": torch.zeros(1)}, metadata, r"unknown tensors: \['extra'\]"),
-        (tensors | {"tokens": torch.zeros(15)}, metadata, "tokens: expected a type of int, got torch.float32"),
+        (tensors | {"tokens": torch.zeros(15)}, metadata, "tokens: expected a type of signed int, got torch.float32"),
         (tensors | {"rewards": torch.zeros(2, 1)}, metadata, r"rewards: expected 1 axes, got shape \(2, 1\)"),
     ]
     for changed, told, message in cases:

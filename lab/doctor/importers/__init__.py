@@ -29,8 +29,8 @@ def load_trace(path: Path) -> Trace:
         if suffix == ".parquet":
             return rows.load_parquet(path)
         if suffix == ".jsonl":
-            lines = rows.read_jsonl(path)
-            return verl.trace(lines) if verl.is_verl(lines) else rows.trace(lines)
+            lines, places = rows.read_jsonl(path)
+            return verl.trace(lines, places) if verl.is_verl(lines) else rows.trace(lines, places)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     if suffix == ".safetensors":

@@ -20,41 +20,74 @@ a dense one, or was not captured, and is left out. The number of experts is the 
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import pydantic
 import torch
 from torch import Tensor
 
+from lab.config.strict import describe
 from lab.files import disk_errors
 from lab.traces import Trace
 from theory.routing.record import RoutingRecord
 
 Row = Mapping[str, Any]
-NEEDED = ("tokens", "num_prompt", "logp_mu", "logp_old")
+Values = list[float | None]
+MOST_EXPERTS = 2**15
+"""Experts that a record's 16 bits can tell apart."""
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file, one a line; ValueError naming the line that is none."""
-    out = []
+class Response(pydantic.BaseModel):
+    """One row. Experts are checked as the tensor that they become: they are many, and may be an array already."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="ignore")
+
+    tokens: list[Annotated[int, pydantic.Field(ge=0, lt=2**31)]]
+    num_prompt: Annotated[int, pydantic.Field(ge=1)]
+    logp_mu: Values
+    logp_old: Values
+    is_response: list[bool] | None = None
+    entropy_old: Values | None = None
+    logp_pi: Values | None = None
+    reward: float | None = None
+    experts_mu: Any = None
+    experts_old: Any = None
+    step: Annotated[int, pydantic.Field(ge=0, lt=2**63)] | None = None
+
+    @property
+    def num_response(self) -> int:
+        """T, the tokens after the prompt."""
+        return len(self.tokens) - self.num_prompt
+
+    def floats(self, name: str) -> Tensor:
+        """A value for each of the T tokens; null is NaN."""
+        return torch.tensor([math.nan if value is None else value for value in getattr(self, name)])
+
+
+def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The objects of a file, one a line, and where each stands; ValueError naming the line that is none."""
+    out, places = [], []
     with disk_errors(path, "read"):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes()
     for i, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"line {i}: expected a JSON object, got {error}") from error
         if not isinstance(row, dict):
             raise ValueError(f"line {i}: expected a JSON object, got {type(row).__name__}")
         out.append(row)
+        places.append(f"line {i}")
     if not out:
         raise ValueError("expected at least 1 row, got an empty file")
-    return out
+    return out, places
 
 
 def load_parquet(path: Path) -> Trace:
@@ -65,71 +98,60 @@ def load_parquet(path: Path) -> Trace:
     except ImportError as error:
         raise ValueError("Parquet needs pyarrow: pip install 'firstorder[data]'") from error
     try:
-        with disk_errors(path, "read"):
-            table = pyarrow.parquet.read_table(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"expected a Parquet file, got {error}") from error
-    if table.num_rows == 0:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"expected a Parquet file, got {' '.join(str(error).split())}") from error
+    if not rows:
         raise ValueError("expected at least 1 row, got none")
-    return trace([{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()])
+    return trace([{name: value for name, value in row.items() if value is not None} for row in rows])
 
 
-def trace(rows: Sequence[Row]) -> Trace:
-    """The trace of these rows; ValueError naming response, field, what was expected and what came."""
-    missing = [name for name in NEEDED if name not in rows[0]]
-    if missing:
-        known = ", ".join(rows[0])
-        raise ValueError(f"{', '.join(missing)}: missing in response 0, which has {known}; see docs/doctor.md")
-    S_B = [_num_tokens(row, b) for b, row in enumerate(rows)]
-    P_B = [_num_prompt(row, b, S) for b, (row, S) in enumerate(zip(rows, S_B, strict=True))]
-    T_B = [S - P for S, P in zip(S_B, P_B, strict=True)]
-    entropy_old, logp_pi = (floats(rows, T_B, name) if name in rows[0] else None for name in ("entropy_old", "logp_pi"))
-    mu, old = (record(rows, S_B, name) for name in ("experts_mu", "experts_old"))
+def trace(rows: Sequence[Row], places: Sequence[str] | None = None) -> Trace:
+    """The trace of these rows; ValueError naming the row's place, the field, what was expected and what came."""
+    places = [f"response {b}" for b in range(len(rows))] if places is None else places
+    responses = [_response(row, place) for row, place in zip(rows, places, strict=True)]
+    for name in ("entropy_old", "logp_pi", "experts_mu", "experts_old"):
+        _check_everywhere(responses, places, name)
+    S_B = [len(response.tokens) for response in responses]
+    mu, old = (record(responses, places, S_B, name) for name in ("experts_mu", "experts_old"))
     mu, old = _alike(mu, old)
-    known = mu or old
-    responded = [row.get("is_response", [True] * T) for row, T in zip(rows, T_B, strict=True)]
+    known, first = mu or old, responses[0]
+
+    def packed(name: str) -> Tensor:
+        return torch.cat([response.floats(name) for response in responses])
+
     return Trace(
-        step=int(rows[0].get("step", 0)),
-        tokens=torch.cat([torch.tensor(row["tokens"], dtype=torch.int32) for row in rows]),
+        step=first.step or 0,
+        tokens=torch.cat([torch.tensor(response.tokens, dtype=torch.int32) for response in responses]),
         offsets=torch.tensor([0, *S_B]).cumsum(0),
-        num_prompt=torch.tensor(P_B),
-        is_response=torch.cat([torch.tensor(part, dtype=torch.bool) for part in responded]),
-        logp_mu=floats(rows, T_B, "logp_mu"),
-        logp_old=floats(rows, T_B, "logp_old"),
-        rewards=torch.tensor([float(row.get("reward", 0.0)) for row in rows]),
+        num_prompt=torch.tensor([response.num_prompt for response in responses]),
+        is_response=torch.cat([_responded(response) for response in responses]),
+        logp_mu=packed("logp_mu"),
+        logp_old=packed("logp_old"),
+        rewards=torch.tensor([response.reward or 0.0 for response in responses]),
         experts_mu=None if mu is None else mu.experts,
         experts_old=None if old is None else old.experts,
         layer_numbers=() if known is None else known.layer_numbers,
         num_experts=0 if known is None else known.num_experts,
-        logp_pi=logp_pi,
-        entropy_old=entropy_old,
+        logp_pi=None if first.logp_pi is None else packed("logp_pi"),
+        entropy_old=None if first.entropy_old is None else packed("entropy_old"),
     )
 
 
-def floats(rows: Sequence[Row], T_B: Sequence[int], name: str) -> Tensor:
-    """The column's values, packed; null is NaN. ValueError where a response has not one value a token."""
-    parts = []
-    for b, (row, T) in enumerate(zip(rows, T_B, strict=True)):
-        values = _field(row, b, name)
-        if len(values) != T:
-            short = "; one is missing: the end token's?" if len(values) == T - 1 else ""
-            raise ValueError(
-                f"{name}: expected {T} values, one a response token, in response {b}, got {len(values)}{short}"
-            )
-        parts.append(torch.tensor([math.nan if value is None else float(value) for value in values]))
-    return torch.cat(parts)
+def refuse_misspelt(row: Row, optional: Iterable[str], place: str) -> None:
+    """ValueError for a column that is none, but spelt like an optional one that is not there."""
+    absent = [name for name in optional if name not in row]
+    for name in row:
+        close = difflib.get_close_matches(str(name), absent, n=1, cutoff=0.8)
+        if close and name not in optional:
+            raise ValueError(f"{place}: {name}: unknown column; did you mean '{close[0]}'? Rename or remove it")
 
 
-def record(rows: Sequence[Row], S_B: Sequence[int], name: str) -> RoutingRecord | None:
-    """The routing record of a column, without layers whose every id is 0; None where the first row has it not."""
-    if rows[0].get(name) is None:
+def record(responses: Sequence[Response], places: Sequence[str], S_B: Sequence[int], name: str) -> RoutingRecord | None:
+    """The routing record of a column, without layers whose every id is 0; None where there is no such column."""
+    if getattr(responses[0], name) is None:
         return None
-    payloads = [torch.as_tensor(_field(row, b, name)).long() for b, row in enumerate(rows)]
-    for b, payload in enumerate(payloads):
-        if payload.dim() != 3:
-            raise ValueError(
-                f"{name}: expected (rows, layers, slots) in response {b}, got shape {tuple(payload.shape)}"
-            )
+    payloads = [_experts(getattr(r, name), f"{place}: {name}") for r, place in zip(responses, places, strict=True)]
     if len({payload.shape[1:] for payload in payloads}) > 1:
         raise ValueError(f"{name}: expected the same layers and slots in all responses, got several")
     every = torch.cat(payloads)
@@ -143,6 +165,56 @@ def record(rows: Sequence[Row], S_B: Sequence[int], name: str) -> RoutingRecord 
         raise ValueError(f"{name}: {error}") from error
 
 
+def _response(row: Row, place: str) -> Response:
+    """The row, once it fits; ValueError with its place and field."""
+    for name, field in Response.model_fields.items():
+        if field.is_required() and row.get(name) is None:
+            raise ValueError(f"{place}: {name}: missing; the row has {', '.join(map(str, row))}; see docs/doctor.md")
+    refuse_misspelt(row, Response.model_fields, place)
+    try:
+        response = Response.model_validate(dict(row))
+    except pydantic.ValidationError as error:
+        raise ValueError(f"{place}: {describe(Response, error.errors(include_url=False)[0])}") from error
+    S, P, T = len(response.tokens), response.num_prompt, response.num_response
+    if S < P:
+        raise ValueError(f"{place}: num_prompt: expected at most the {S} tokens, got {P}")
+    for name in ("logp_mu", "logp_old", "is_response", "entropy_old", "logp_pi"):
+        got = T if getattr(response, name) is None else len(getattr(response, name))
+        if got != T:
+            short = "; one is missing: the end token's?" if got == T - 1 else ""
+            raise ValueError(f"{place}: {name}: expected {T} values, one a response token, got {got}{short}")
+    return response
+
+
+def _check_everywhere(responses: Sequence[Response], places: Sequence[str], name: str) -> None:
+    """ValueError where some responses have the column and some have not."""
+    lacking = [place for r, place in zip(responses, places, strict=True) if getattr(r, name) is None]
+    if lacking and len(lacking) < len(responses):
+        raise ValueError(f"{lacking[0]}: {name}: missing, though other responses have it")
+
+
+def _responded(response: Response) -> Tensor:
+    if response.is_response is None:
+        return torch.ones(response.num_response, dtype=torch.bool)
+    return torch.tensor(response.is_response, dtype=torch.bool)
+
+
+def _experts(value: Any, where: str) -> Tensor:
+    """Expert ids as (rows, layers, slots), -1 where unknown; ValueError for anything else."""
+    try:
+        ids = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{where}: expected ints, rows x layers x slots, got {str(error).splitlines()[0]}") from error
+    if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+        raise ValueError(f"{where}: expected ints, got {str(ids.dtype).removeprefix('torch.')}")
+    if ids.dim() != 3:
+        raise ValueError(f"{where}: expected (rows, layers, slots), got shape {tuple(ids.shape)}")
+    ids = ids.long()
+    if ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < MOST_EXPERTS:
+        raise ValueError(f"{where}: expected ids in [-1, {MOST_EXPERTS}), got {int(ids.min())} to {int(ids.max())}")
+    return ids
+
+
 def _alike(mu: RoutingRecord | None, old: RoutingRecord | None) -> tuple[RoutingRecord | None, RoutingRecord | None]:
     """Both records with the number of experts of the one that has seen more of them."""
     if mu is None or old is None or mu.num_experts == old.num_experts:
@@ -151,28 +223,3 @@ def _alike(mu: RoutingRecord | None, old: RoutingRecord | None) -> tuple[Routing
     dtype = (mu if mu.num_experts == num else old).experts.dtype
     first, second = (RoutingRecord(r.experts.to(dtype), r.offsets, r.layer_numbers, num) for r in (mu, old))
     return first, second
-
-
-def _num_tokens(row: Row, b: int) -> int:
-    """S of a response; ValueError where its tokens are no list of ints."""
-    tokens = _field(row, b, "tokens")
-    if not isinstance(tokens, list):
-        raise ValueError(f"tokens: expected a list of ints in response {b}, got {type(tokens).__name__}")
-    for place, token in enumerate(tokens):
-        if type(token) is not int:  # a bool is an int to isinstance
-            raise ValueError(f"tokens: expected a list of ints in response {b}, got {token!r:.40} at {place}")
-    return len(tokens)
-
-
-def _num_prompt(row: Row, b: int, S: int) -> int:
-    """P of a response; ValueError where it is no int in [0, S]."""
-    P = _field(row, b, "num_prompt")
-    if type(P) is not int or not 0 <= P <= S:
-        raise ValueError(f"num_prompt: expected an int in [0, {S}] (tokens) in response {b}, got {P!r:.40}")
-    return P
-
-
-def _field(row: Row, b: int, name: str) -> Any:
-    if row.get(name) is None:
-        raise ValueError(f"{name}: missing in response {b}")
-    return row[name]

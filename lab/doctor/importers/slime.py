@@ -11,7 +11,7 @@ Files are read without running code from them (`weights_only`), with NumPy array
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from lab.doctor.importers import rows
-from lab.files import disk_errors
+from lab.files import RecordError, disk_errors
 from lab.traces import Trace
 
 # What an unpickled array needs: it names these two functions and its type, and no other.
@@ -31,23 +31,29 @@ def load(path: Path) -> Trace:
     try:
         with disk_errors(path, "read"), torch.serialization.safe_globals(_SAFE):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, ImportError) as error:
-        raise ValueError(f"expected a torch file, got {str(error).splitlines()[0]}") from error
-    except Exception as error:  # torch raises pickle's own errors, of several kinds
-        if type(error).__module__ not in ("_pickle", "pickle"):
-            raise
-        raise ValueError("expected tensors, arrays, numbers and text alone, got other objects: not loaded") from error
+    except RecordError:
+        raise
+    except Exception as error:  # of a torn file torch raises whatever its unpickler stumbles over
+        wanted, got = "a torch file", " ".join(str(error).split())[:80] or type(error).__name__
+        if type(error).__module__ in ("_pickle", "pickle"):
+            wanted, got = "tensors, arrays, numbers and text alone", "other objects: not loaded"
+        raise ValueError(f"expected {wanted}, got {got}") from error
     if not isinstance(content, dict) or not {"samples", "rollout_data"} & set(content):
         got = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
         raise ValueError(f"expected slime's samples or rollout_data, got {got}")
     if "samples" in content:
         return _of_samples(content)
-    return rows.trace(_of_training(content["rollout_data"], int(content.get("rollout_id", 0))))
+    data = content["rollout_data"]
+    if not isinstance(data, dict):
+        raise ValueError(f"rollout_data: expected a dictionary, got {type(data).__name__}")
+    return rows.trace(_of_training(data, content.get("rollout_id")))
 
 
 def _of_samples(content: Mapping[str, Any]) -> Trace:
     """A rollout dump: only with log-probabilities of old added as `log_probs` to each sample is it a trace."""
     samples = content["samples"]
+    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
+        raise ValueError("samples: expected a list of dictionaries, got something else")
     if not samples:
         raise ValueError("samples: expected at least 1, got none")
     if samples[0].get("rollout_log_probs") is None:
@@ -58,41 +64,60 @@ def _of_samples(content: Mapping[str, Any]) -> Trace:
             "--save-debug-train-data and --get-mismatch-metrics instead"
         )
     names = {"response_lengths": "response_length", "loss_masks": "loss_mask", "rewards": "reward"}
-    fields = {name for sample in samples for name in sample}
+    fields = {str(name) for sample in samples for name in sample}
     columns = {name: [sample.get(names.get(name, name)) for sample in samples] for name in [*names, *sorted(fields)]}
-    return rows.trace(_of_training(columns, int(content.get("rollout_id", 0))))
+    return rows.trace(_of_training(columns, content.get("rollout_id")))
 
 
-def _of_training(data: Mapping[str, Sequence[Any]], step: int) -> list[dict[str, Any]]:
+NEEDED = ("tokens", "response_lengths", "rollout_log_probs", "log_probs")
+OPTIONAL = ("loss_masks", "rewards", "rollout_routed_experts")
+
+
+def _of_training(data: Mapping[str, Any], step: Any) -> list[dict[str, Any]]:
+    """The rows of a rank's data; what is in them is checked as rows."""
     if data.get("rollout_log_probs") is None:
         raise ValueError("rollout_data: rollout_log_probs is missing (mu): the engine must return log-probabilities")
     if data.get("log_probs") is None:
         raise ValueError(
             "rollout_data: log_probs is missing (old): add --get-mismatch-metrics, so that the old pass runs"
         )
+    rows.refuse_misspelt(data, (*NEEDED, *OPTIONAL), "rollout_data")
+    names = [*NEEDED, *(name for name in OPTIONAL if data.get(name) is not None)]
+    columns = {name: _column(data, name) for name in names}
+    B = len(columns["tokens"])
+    for name, values in columns.items():
+        if len(values) != B or B == 0:
+            raise ValueError(f"rollout_data: {name}: expected a value for each of the {B} responses, got {len(values)}")
     out = []
-    for b, tokens in enumerate(data["tokens"]):
-        tokens, T = _list(tokens), int(data["response_lengths"][b])
+    for b in range(B):
+        given = {name: values[b] for name, values in columns.items() if values[b] is not None}
+        tokens, T = given.get("tokens"), given.get("response_lengths")
+        if not isinstance(tokens, list) or type(T) is not int:
+            raise ValueError(f"response {b}: expected a list of tokens and an int response_length, got other types")
         for name in ("rollout_log_probs", "log_probs"):
-            if len(data[name][b]) < T - 1:
+            if isinstance(given.get(name), list) and len(given[name]) < T - 1:
                 raise ValueError(
-                    f"{name}: expected {T} values in response {b}, got {len(data[name][b])}; under context parallelism "
+                    f"response {b}: {name}: expected {T} values, got {len(given[name])}; under context parallelism "
                     "a rank has a part alone: dump with --context-parallel-size 1"
                 )
         row = {"tokens": tokens, "num_prompt": len(tokens) - T, "step": step}
-        row |= {"logp_mu": _list(data["rollout_log_probs"][b]), "logp_old": _list(data["log_probs"][b])}
-        masks = data.get("loss_masks")
-        if masks is not None and masks[b] is not None:
-            row["is_response"] = [bool(value) for value in _list(masks[b])]
-        reward = None if data.get("rewards") is None else data["rewards"][b]
-        if isinstance(reward, (int, float)):
+        row |= {"logp_mu": given.get("rollout_log_probs"), "logp_old": given.get("log_probs")}
+        if isinstance(masks := given.get("loss_masks"), list):
+            row["is_response"] = [bool(value) for value in masks]
+        if isinstance(reward := given.get("rewards"), (int, float)):
             row["reward"] = reward
-        experts = data.get("rollout_routed_experts")
-        if experts is not None and experts[b] is not None:
-            row["experts_mu"] = experts[b]
+        row["experts_mu"] = given.get("rollout_routed_experts")
         out.append(row)
     return out
 
 
-def _list(values: Any) -> list[Any]:
-    return values.tolist() if isinstance(values, (torch.Tensor, np.ndarray)) else list(values)
+def _column(data: Mapping[str, Any], name: str) -> list[Any]:
+    """The values of a column, one a response, tensors as lists (but for experts, which are many)."""
+    values = data.get(name)
+    if isinstance(values, (torch.Tensor, np.ndarray)) and values.ndim:
+        values = list(values) if name == "rollout_routed_experts" else values.tolist()
+    if not isinstance(values, (list, tuple)):
+        raise ValueError(f"rollout_data: {name}: expected a list over responses, got {type(values).__name__}")
+    if name == "rollout_routed_experts":
+        return list(values)
+    return [value.tolist() if isinstance(value, (torch.Tensor, np.ndarray)) else value for value in values]

@@ -17,6 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pydantic
+
+from lab.config.strict import describe
 from lab.doctor.importers import rows
 from lab.traces import Trace
 
@@ -32,7 +35,7 @@ def is_verl(lines: Sequence[Mapping[str, Any]]) -> bool:
     return {"input", "output", "score"} <= set(lines[0]) or {"prompts", "responses"} <= set(lines[0])
 
 
-def trace(lines: Sequence[Mapping[str, Any]]) -> Trace:
+def trace(lines: Sequence[Mapping[str, Any]], places: Sequence[str]) -> Trace:
     """The trace of these lines; ValueError naming the fields that the dump lacks and how to add them."""
     missing = [name for name in NAMES if name not in lines[0]]
     if missing:
@@ -41,35 +44,52 @@ def trace(lines: Sequence[Mapping[str, Any]]) -> Trace:
             f"verl's dump lacks {', '.join(missing)}; in _log_rollout_data, put batch.batch[name].tolist() of each in "
             f"reward_extra_infos_to_dump{'; ' + how if how else ''} (docs/doctor.md has the lines)"
         )
-    return rows.trace([_row(line, b) for b, line in enumerate(lines)])
+    return rows.trace([_row(line, place) for line, place in zip(lines, places, strict=True)], places)
 
 
-def _row(line: Mapping[str, Any], b: int) -> dict[str, Any]:
-    width = len(line["prompts"])
-    ids, mask = [*line["prompts"], *line["responses"]], line["attention_mask"]
-    if len(mask) != len(ids):
-        raise ValueError(f"attention_mask: expected {len(ids)} values in response {b}, got {len(mask)}")
-    places = [place for place, is_there in enumerate(mask) if is_there]
-    answer = [place - width for place in places if place >= width]
-    row = {
-        "tokens": [ids[place] for place in places],
-        "num_prompt": len(places) - len(answer),
-        "is_response": [bool(_at(line, "response_mask", place, b)) for place in answer],
-        "logp_mu": [_at(line, "rollout_log_probs", place, b) for place in answer],
-        "logp_old": [_at(line, "old_log_probs", place, b) for place in answer],
-        "reward": line.get("score", 0.0),
-        "step": line.get("step", 0),
+class Line(pydantic.BaseModel):
+    """One line: a response of the batch, padded on both sides. What it holds is checked once the padding is off."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="ignore")
+
+    prompts: list[Any]
+    responses: list[Any]
+    attention_mask: list[int | bool]
+    response_mask: list[int | bool]
+    rollout_log_probs: list[Any]
+    old_log_probs: list[Any]
+    entropys: list[Any] | None = None
+    routed_experts: list[Any] | None = None
+    score: float | None = None
+    step: int | None = None
+
+
+def _row(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
+    rows.refuse_misspelt(raw, Line.model_fields, place)
+    try:
+        line = Line.model_validate(dict(raw))
+    except pydantic.ValidationError as error:
+        raise ValueError(f"{place}: {describe(Line, error.errors(include_url=False)[0])}") from error
+    width, ids = len(line.prompts), [*line.prompts, *line.responses]
+    sizes = {"attention_mask": len(ids), "routed_experts": len(ids)}
+    for name in (*NAMES[2:], "entropys", "routed_experts"):
+        values, size = getattr(line, name), sizes.get(name, len(line.responses))
+        if values is not None and len(values) != size:
+            raise ValueError(f"{place}: {name}: expected {size} values, got {len(values)}")
+    there = [at for at, is_there in enumerate(line.attention_mask) if is_there]
+    answer = [at - width for at in there if at >= width]
+    row: dict[str, Any] = {
+        "tokens": [ids[at] for at in there],
+        "num_prompt": len(there) - len(answer),
+        "is_response": [bool(line.response_mask[at]) for at in answer],
+        "logp_mu": [line.rollout_log_probs[at] for at in answer],
+        "logp_old": [line.old_log_probs[at] for at in answer],
+        "reward": line.score,
+        "step": line.step,
     }
-    if line.get("entropys") is not None:
-        row["entropy_old"] = [_at(line, "entropys", place, b) for place in answer]
-    if line.get("routed_experts") is not None:
+    if line.entropys is not None:
+        row["entropy_old"] = [line.entropys[at] for at in answer]
+    if line.routed_experts is not None:
         # One row a token, padding included; the last token's row is filler.
-        row["experts_mu"] = [line["routed_experts"][place] for place in places[:-1]]
+        row["experts_mu"] = [line.routed_experts[at] for at in there[:-1]]
     return row
-
-
-def _at(line: Mapping[str, Any], name: str, place: int, b: int) -> Any:
-    values = line[name]
-    if place >= len(values):
-        raise ValueError(f"{name}: expected {len(line['responses'])} values in response {b}, got {len(values)}")
-    return values[place]

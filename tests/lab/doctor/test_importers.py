@@ -146,7 +146,7 @@ def samples(**changes: Any) -> dict[str, Any]:
 
 
 LACKING: dict[str, tuple[Callable[[Path], Path], str, str]] = {
-    "no old": (lambda d: write_jsonl(d / "t.jsonl", without("logp_old")), "logp_old: missing in response 0", "tokens"),
+    "no old": (lambda d: write_jsonl(d / "t.jsonl", without("logp_old")), "line 1: logp_old: missing", "tokens"),
     "verl as it is": (
         lambda d: write_jsonl(d / "1.jsonl", [{"input": "a", "output": "b", "gts": "c", "score": 1.0, "step": 1}]),
         "verl's dump lacks prompts, responses, .*old_log_probs", "calculate_log_probs=True",
@@ -202,23 +202,61 @@ def test_what_a_dump_lacks_is_one_line_that_says_how_to_add_it(case: str, tmp_pa
 
 
 WRONG = [
-    ("tokens", "abc", "tokens: expected a list of ints in response 1, got str"),
-    ("tokens", 7, "tokens: expected a list of ints in response 1, got int"),
-    ("tokens", [3, 1.5], "tokens: expected a list of ints in response 1, got 1.5 at 1"),
-    ("tokens", ["3"], "tokens: expected a list of ints in response 1, got '3' at 0"),
-    ("num_prompt", "two", "num_prompt: expected an int in [0, {S}] (tokens) in response 1, got 'two'"),
-    ("num_prompt", 1.5, "num_prompt: expected an int in [0, {S}] (tokens) in response 1, got 1.5"),
-    ("num_prompt", True, "num_prompt: expected an int in [0, {S}] (tokens) in response 1, got True"),
-    ("num_prompt", -1, "num_prompt: expected an int in [0, {S}] (tokens) in response 1, got -1"),
-    ("num_prompt", 10_000, "num_prompt: expected an int in [0, {S}] (tokens) in response 1, got 10000"),
+    ("tokens", "abc", 'tokens: expected a valid list, got "abc"'),
+    ("tokens", 7, "tokens: expected a valid list, got 7"),
+    ("tokens", [3, 1.5], "tokens.1: expected a valid integer, got 1.5"),
+    ("tokens", ["3"], 'tokens.0: expected a valid integer, got "3"'),
+    ("tokens", [-1], "tokens.0: expected a value greater than or equal to 0, got -1"),
+    ("tokens", None, "tokens: missing; the row has "),
+    ("num_prompt", "two", 'num_prompt: expected a valid integer, got "two"'),
+    ("num_prompt", 1.5, "num_prompt: expected a valid integer, got 1.5"),
+    ("num_prompt", True, "num_prompt: expected a valid integer, got true"),
+    ("num_prompt", -1, "num_prompt: expected a value greater than or equal to 1, got -1"),
+    ("num_prompt", 10_000, "num_prompt: expected at most the {S} tokens, got 10000"),
+    ("logp_old", 0.5, "logp_old: expected a valid list, got 0.5"),
+    ("logp_old", [0.5], "logp_old: expected {T} values, one a response token, got 1"),
+    ("reward", "high", 'reward: expected a valid number, got "high"'),
+    ("step", "x", 'step: expected a valid integer, got "x"'),
+    ("is_response", [None], "is_response.0: expected a valid boolean, got null"),
+    ("experts_mu", [[[None]]], "experts_mu: expected ints, rows x layers x slots, got "),
+    ("experts_mu", [[[1.5]]], "experts_mu: expected ints, got float32"),
+    ("experts_mu", [[1]], "experts_mu: expected (rows, layers, slots), got shape (1, 1)"),
+    ("experts_mu", [[[10**6]]], "experts_mu: expected ids in [-1, 32768), got 1000000 to 1000000"),
+    ("experts_old", None, "experts_old: missing, though other responses have it"),
+    ("rewards", 1.0, "rewards: unknown column; did you mean 'reward'? Rename or remove it"),
+    ("experts_mus", [], "experts_mus: unknown column; did you mean 'experts_mu'? Rename or remove it"),
 ]
 
 
 @pytest.mark.parametrize(("name", "value", "words"), WRONG)
 def test_a_wrong_type_is_named(name: str, value: Any, words: str, tmp_path: Path) -> None:
-    """Tokens that are no list of ints and a prompt that is no part of them: field, response, what was expected, what
-    came."""
-    path = write_jsonl(tmp_path / "t.jsonl", [ROWS[0], ROWS[1] | {name: value}, *ROWS[2:]])
+    """Values of another kind, length or range and misspelt columns: file, line, field, what was expected, what came."""
+    misspelt = name.rstrip("s") if name not in ROWS[1] else None
+    row = {key: given for key, given in ROWS[1].items() if key != misspelt} | {name: value}
+    path = write_jsonl(tmp_path / "t.jsonl", [ROWS[0], row, *ROWS[2:]])
     with pytest.raises(ValueError) as caught:
         load_trace(path)
-    assert str(caught.value) == f"{path}: {words.format(S=len(ROWS[1]['tokens']))}"
+    S, T = len(ROWS[1]["tokens"]), len(ROWS[1]["logp_mu"])
+    wanted = words if name.startswith("experts") else words.format(S=S, T=T)
+    assert str(caught.value).startswith(f"{path}: line 2: {wanted}") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["reward", "step"])
+def test_null_is_as_good_as_absent(name: str, tmp_path: Path) -> None:
+    """An optional value that is null is the documented 0."""
+    trace = load_trace(write_jsonl(tmp_path / "t.jsonl", [row | {name: None} for row in ROWS]))
+    assert trace.step == 0 and (name == "step" or not trace.rewards.any())
+
+
+def test_unsigned_counts_are_refused(tmp_path: Path) -> None:
+    """torch cannot compute with uint64: such a tensor in a trace file is named, with its type."""
+    path = tmp_path / "t.safetensors"
+    load_trace(write_jsonl(tmp_path / "t.jsonl", ROWS)).save(path)
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["num_prompt"]["dtype"] = "U64"
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+    with pytest.raises(ValueError, match=rf"^{path}: num_prompt: expected a type of signed int, got torch.uint64$"):
+        load_trace(path)
