@@ -120,11 +120,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in words:
             raise
-        kind, text = type(error).__name__, _one_line(error)[:MOST]
-        return _fail(f"{kind}: {text or 'without a word'} (unexpected: --debug shows where)", code=70)
+        where = " (unexpected: --debug shows where)"
+        return _fail(_cut(f"{type(error).__name__}: {error}", MOST - len(where)) + where, code=70)
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: ValueError | OSError) -> str:
     """What went wrong; a file's name before the system's words about it."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
@@ -133,6 +133,11 @@ def _one_line(error: Exception) -> str:
 
 def _fail(message: str, code: int = 2) -> int:
     # Typer passes its own complaints about a value on with pydantic's prefix.
-    line = " ".join(message.replace("Value error, ", "").split())
-    typer.echo(f"error: {line if len(line) <= MOST else line[: MOST - 4] + ' ...'}", err=True)
+    typer.echo(f"error: {_cut(message.replace('Value error, ', ''), MOST)}", err=True)
     return code
+
+
+def _cut(text: str, most: int) -> str:
+    """The text on one line of at most so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 4]} ..."

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pydantic
 from pydantic_core import ErrorDetails
 
-from theory.names import nearest
+from theory.names import did_you_mean as hint_at
 
 
 class ConfigError(ValueError):
@@ -85,9 +85,10 @@ def describe(model_cls: type[pydantic.BaseModel], error: ErrorDetails) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A clause that names the known name spelt most like `name`, and all of them."""
+    """A clause that names the known name spelt like `name`, if there is one, and all of them."""
     known = list(known)
-    return f"; did you mean '{nearest(name, known)}'? (expected one of: {', '.join(known)})" if known else ""
+    hint = hint_at(name, known)
+    return f"{hint and f'; {hint}'} (expected one of: {', '.join(known)})" if known else ""
 
 
 def _locate(model_cls: type[pydantic.BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], list[str], list[str]]:

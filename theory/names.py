@@ -1,4 +1,4 @@
-"""One error for every name looked up in a table: it says what came, the nearest valid name, and all of them.
+"""One error for every name looked up in a table: it says what came, a valid name spelt like it, and all of them.
 
 `number` is its companion for values: a plain float, or an error that says what came.
 """
@@ -9,18 +9,21 @@ import difflib
 from collections.abc import Iterable
 from numbers import Real
 
+ALIKE = 0.5
+"""The Ratcliff-Obershelp similarity, in [0, 1], from which one name may be meant for another."""
 
-def nearest(name: str, options: Iterable[str]) -> str:
-    """The option spelt most like `name` (Ratcliff-Obershelp similarity; the first of equals)."""
-    return difflib.get_close_matches(name, list(options), n=1, cutoff=0.0)[0]
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """`did you mean 'R3'?`: the option spelt most like `name`, the first of equals; empty where none is alike."""
+    found = difflib.get_close_matches(name, list(options), n=1, cutoff=ALIKE)
+    return f"did you mean {found[0]!r}?" if found else ""
 
 
 def unknown_name(kind: str, name: str, options: Iterable[str]) -> ValueError:
     """The error to raise where `name` is not one of the options of this kind."""
     options = list(options)
-    return ValueError(
-        f"unknown {kind} {name!r}: did you mean {nearest(name, options)!r}? (expected one of: {', '.join(options)})"
-    )
+    hint = did_you_mean(name, options)
+    return ValueError(f"unknown {kind} {name!r}{hint and f': {hint}'} (expected one of: {', '.join(options)})")
 
 
 def number(label: str, value: object) -> float:
@@ -30,4 +33,4 @@ def number(label: str, value: object) -> float:
     return float(value)
 
 
-__all__ = ["nearest", "number", "unknown_name"]
+__all__ = ["did_you_mean", "number", "unknown_name"]

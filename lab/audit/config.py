@@ -20,7 +20,7 @@ from theory.exact.groups import Group
 from theory.exact.levels import REWARDS
 from theory.exact.policies import FEATURES
 from theory.exact.tree import PrefixTree
-from theory.names import nearest
+from theory.names import did_you_mean
 
 Level = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Length = Annotated[int, Field(ge=1)]
@@ -238,6 +238,5 @@ def _distinct(field: str, names: Iterable[str]) -> None:
 def _known(field: str, name: str, known: Iterable[str]) -> None:
     known = list(known)
     if name not in known:
-        raise ValueError(
-            f"{field}: expected one of {', '.join(known)}, got '{name}'; did you mean '{nearest(name, known)}'?"
-        )
+        hint = did_you_mean(name, known)
+        raise ValueError(f"{field}: expected one of {', '.join(known)}, got '{name}'{hint and f'; {hint}'}")

@@ -190,6 +190,24 @@ def load_tokenizer(hf_folder: str | Path) -> HuggingFaceTokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # whatever a broken file makes transformers raise, the user needs the one line
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ValueError(f"{folder}: expected a readable tokenizer, got: {lines[0]}") from error
+        if fault := _config_fault(folder):  # which transformers reads to find the tokenizer's class
+            raise ValueError(f"{folder / 'config.json'}: {fault}") from error
+        raise ValueError(f"{folder}: expected a readable tokenizer, got: {_first_line(error)}") from error
     return HuggingFaceTokenizer(tokenizer, str(folder))
+
+
+def _config_fault(folder: Path) -> str:
+    """Why transformers cannot read the folder's config.json; empty where it can, or where there is none."""
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        return ""
+    try:
+        AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:
+        return f"expected a model's config, got: {_first_line(error)}"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

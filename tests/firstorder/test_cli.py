@@ -132,6 +132,31 @@ def test_debug_shows_the_traceback(tiny: Path) -> None:
         main(["train", str(tiny), "--sed", "3", "--debug"])
 
 
+def test_an_error_of_ours_is_one_line(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What nobody expected: its type and the way to its traceback, exit code 70, and at most 300 characters."""
+
+    def broken(*_: object) -> None:
+        raise KeyError("logp_old" * 100)
+
+    monkeypatch.setattr("lab.config.load.load", broken)
+    assert main(["train", str(tiny)]) == 70
+    err = capsys.readouterr().err
+    assert err.startswith("error: KeyError: 'logp_oldlogp") and err.endswith(" ... (unexpected: --debug shows where)\n")
+    assert err.count("\n") == 1 and len(err) <= len("error: \n") + 300
+    with pytest.raises(KeyError):
+        main(["train", str(tiny), "--debug"])
+
+
+def test_only_alike_names_are_suggested(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that is like none of the known ones is told these, and no guess."""
+    message = fails(capsys, "train", str(tiny), "--zzzz", "3")
+    assert message.startswith(f"{tiny}: zzzz: unknown key (expected one of: name, seed,")
+    message = fails(capsys, "train", str(tiny), "--algorithm.objective.preset", "xyz")
+    assert "unknown preset 'xyz' (expected one of: minirl" in message
+
+
 # -- what the command does
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -263,3 +264,27 @@ def test_what_cannot_be_filtered_is_one_line(data: Path, lines: list[str], capsy
     assert "missing DATA, the file of problems" in capsys.readouterr().err
     with exclusive(Path("data/problems.pass_rates.jsonl"), "held"):
         assert "another process is filtering data/problems.jsonl" in fails(capsys, data)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "qwen3_moe", "num_hidden_layers": "x"}'])
+def test_a_broken_config_is_not_called_the_tokenizers_fault(
+    text: str, data: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers reads config.json to find the tokenizer's class: where that fails, the line names config.json."""
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    (broken / "config.json").write_text(text)
+    assert main(["filter", "config.yaml", str(data), "--progress", "none", "--model.path", str(broken)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {broken / 'config.json'}: expected a model's config, got: ")
+
+
+@pytest.mark.parametrize("gone", ["config.yaml", "data/problems.jsonl", "copy/config.json", "copy/tokenizer.json"])
+def test_a_file_that_is_missing_is_named(
+    gone: str, data: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Config, problems and each part of the model: the line begins with what is not there, or with its folder."""
+    shutil.copytree(model, "copy")
+    Path(gone).unlink()
+    assert main(["filter", "config.yaml", str(data), "--progress", "none", "--model.path", "copy"]) == 2
+    err = capsys.readouterr().err
+    assert (err.count("\n") == 1 and err.startswith(f"error: {gone}: ")) or "copy: expected a tokenizer (one of" in err
