@@ -15,7 +15,7 @@ export OMP_NUM_THREADS := 1
 # Dozens of short-lived processes import vLLM, Ray and Megatron-core: compiled once, they start much faster.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-scaled test test-core test-scaled thorough mutants check format bench lab clean
+.PHONY: help demo demo-scaled test test-core test-scaled thorough mutants check format bench lab clean fuzz
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -50,6 +50,9 @@ test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster wo
 # Shapes are checked by `make test`. Without those checks here a law looks at three times as many examples an hour.
 thorough: $(VENV)/.installed-dev  ## the laws of theory/ on 10,000 examples each (three hours)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -o addopts="--strict-markers --strict-config -q" tests/theory
+
+fuzz: $(VENV)/.installed-dev  ## files that were edited or torn: 1,000 cases of each kind (half an hour)
+	FUZZ_CASES=1000 $(BIN)/python -m pytest -n 2 -o addopts="--strict-markers --strict-config -q" tests/fuzz
 
 # mutmut works on copies, in mutants/, and goes on where it was stopped.
 mutants: $(VENV)/.installed-dev  ## are the tests any good? bugs of the past (minutes), then generated ones (a night)

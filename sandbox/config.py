@@ -20,17 +20,17 @@ class ModelBlock(Strict):
     """A small decoder built from these sizes, or one opened from a Hugging Face folder (`path`)."""
 
     path: str | None = Field(default=None, description="Hugging Face folder to open; the sizes below are then ignored")
-    hidden_size: int = Field(default=64, ge=8, description="width D of the residual stream")
-    num_layers: int = Field(default=3, ge=1, description="decoder layers")
-    num_heads: int = Field(default=4, ge=1, description="query heads")
-    num_kv_heads: int = Field(default=2, ge=1, description="key and value heads (GQA)")
-    head_dim: int = Field(default=16, ge=2, description="width of one head")
-    num_experts: int = Field(default=16, ge=0, description="experts E a MoE layer; 0 makes every layer dense")
+    hidden_size: int = Field(default=64, ge=8, le=2**20, description="width D of the residual stream")
+    num_layers: int = Field(default=3, ge=1, le=1_000, description="decoder layers")
+    num_heads: int = Field(default=4, ge=1, le=2**16, description="query heads")
+    num_kv_heads: int = Field(default=2, ge=1, le=2**16, description="key and value heads (GQA)")
+    head_dim: int = Field(default=16, ge=2, le=2**16, description="width of one head")
+    num_experts: int = Field(default=16, ge=0, le=2**15, description="experts E a MoE layer; 0 makes every layer dense")
     experts_per_token: int = Field(default=2, ge=1, description="slots K")
-    expert_size: int = Field(default=64, ge=1, description="hidden width F of one expert")
-    dense_size: int = Field(default=128, ge=1, description="hidden width of a dense layer's MLP")
+    expert_size: int = Field(default=64, ge=1, le=2**20, description="hidden width F of one expert")
+    dense_size: int = Field(default=128, ge=1, le=2**20, description="hidden width of a dense layer's MLP")
     dense_layers: tuple[int, ...] = Field(default=(), description="indices of layers with a plain MLP")
-    shared_expert_size: int = Field(default=0, ge=0, description="hidden width of the shared expert; 0 for none")
+    shared_expert_size: int = Field(default=0, ge=0, le=2**20, description="width of the shared expert; 0 for none")
     gate: Literal["qwen3", "mixtral", "olmoe", "softmax_after", "deepseek_v2", "deepseek_v3"] = Field(
         default="qwen3", description="gate convention"
     )

@@ -30,6 +30,7 @@ from sandbox.kernels import probe
 from sandbox.model import MoE
 from sandbox.model.checkpoint import load as load_model
 from sandbox.model.config import ModelConfig
+from sandbox.size import check_memory
 from sandbox.training.callbacks import Evaluation, Recording
 from sandbox.training.cold_start import cold_start
 from sandbox.training.engine import SandboxTrainingEngine
@@ -51,6 +52,8 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
     for broken in probe(kernels):
         warnings.warn(f"this machine's kernels are not batch-invariant: {broken}", stacklevel=1)
     task = open_task(config)
+    if config.model.path is None:
+        check_memory(config, config.model.build(task.tokenizer.vocab_size))
     is_fresh = folder is None
     if folder is None:
         folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))

@@ -35,7 +35,9 @@ class ArithmeticConfig(TaskBlock):
 
     kind: Literal["arithmetic"] = "arithmetic"
     min_digits: int = Field(3, ge=1, description="digits of every term in the easiest problems")
-    max_digits: int = Field(5, ge=1, description="digits of every term in the hardest; each count is equally likely")
+    max_digits: int = Field(
+        5, ge=1, le=1000, description="digits of every term in the hardest; counts are equally likely"
+    )
     num_terms: int = Field(2, ge=2, le=10, description="terms of a problem (at most 10, so that a carry is one digit)")
     operation: Literal["add", "subtract"] = Field("add", description="subtract takes two terms, the larger one first")
     num_held_out: int = Field(256, ge=1, description="held-out problems, spread evenly over the digit counts")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,32 @@ MISTAKES = [
     (["--progress", "loud"], "Invalid value for '--progress': 'loud' is not one of 'bar', 'lines', 'none'."),
     (["another.yaml"], "unexpected argument 'another.yaml'; expected overrides such as --algorithm.replay.mode R3"),
 ]
+
+
+TOO_LARGE = [
+    (["--model.num_experts", "1000000000000"], "model.num_experts: expected a value less than or equal to 32768, got"),
+    (["--model.num_layers", "1000000000"], "model.num_layers: expected a value less than or equal to 1000, got"),
+    (["--task.max_digits", "100000"], "task.max_digits: expected a value less than or equal to 1000, got 100000"),
+    (["--task.max_digits", "1" + "0" * 30], "task.max_digits: expected a value less than or equal to 1000, got"),
+    (["--model.hidden_size", "1000000", "--model.expert_size", "1000000"], "(1.2e+13 weights)"),
+    (["--algorithm.batch.num_responses", "10000000000"], "for 20,000,000,000 responses (algorithm.batch, evaluation)"),
+    (["--evaluation.num_samples", "10000000000"], "for 20,000,000,000 responses (algorithm.batch, evaluation)"),
+    (["--algorithm.sampling.max_tokens", "1000000000000"], "of 1,000,000,000,000 tokens"),
+]
+
+
+@pytest.mark.parametrize(("words", "wanted"), TOO_LARGE, ids=[" ".join(words) for words, _ in TOO_LARGE])
+def test_what_cannot_fit_is_refused_at_once(
+    words: list[str], wanted: str, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A size beyond this machine is one line with the estimate, before anything is made."""
+    import sandbox.run  # noqa: F401 (seconds)
+
+    began = time.monotonic()
+    message = fails(capsys, "train", str(tiny), *words, "--progress", "none")
+    assert wanted in message and time.monotonic() - began < 30
+    assert "less than or equal" in message or " GB of memory, got one of at least " in message
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(("words", "wanted"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])

@@ -20,6 +20,7 @@ import pytest
 import scaled.checks
 import scaled.run
 import scaled.session
+from lab.checkpoints import SHARDED
 from lab.config.load import load
 from lab.ray_session import ray_session
 from lab.records import RunFolder
