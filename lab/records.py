@@ -32,7 +32,6 @@ from lab.checkpoints import (
     read_shards,
     sha256,
 )
-from lab.config.strict import validate_json
 from lab.files import (
     TEMPORARY,
     RecordError,
@@ -47,6 +46,7 @@ from lab.files import (
 )
 from lab.manifest import manifest
 from lab.run_files import MetricsRow, StoredManifest, StoredVerdict, read_stored
+from lab.strict import validate_json
 from lab.traces import Trace
 
 RESERVED = ("step", "non_finite")

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 import pydantic
 
-from lab.config.strict import validate_json
 from lab.files import disk_errors
+from lab.strict import validate_json
 
 MOST_STEPS = 10**12
 """A step beyond it is no step, and no figure could draw it."""

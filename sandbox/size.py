@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from lab.config.strict import ConfigError
-
+from lab.strict import ConfigError
 from sandbox.config import SandboxRun
 from sandbox.model.config import ModelConfig
 

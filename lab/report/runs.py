@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import Any
 
 from lab.config.load import read_mapping
-from lab.config.strict import validate
 from lab.levels import Series, series, trailing_mean
 from lab.records import RunFolder
 from lab.report.engine_words import defect_words
 from lab.report.style import fraction, number
 from lab.run_files import StoredConfig
+from lab.strict import validate
 from lab.traces import Trace
 from lab.verdict import ENTROPY, KL
 

@@ -31,8 +31,8 @@ import pydantic
 import torch
 from torch import Tensor
 
-from lab.config.strict import describe
 from lab.files import disk_errors
+from lab.strict import describe
 from lab.traces import Trace
 from theory.routing.record import RoutingRecord
 

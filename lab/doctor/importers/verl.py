@@ -19,8 +19,8 @@ from typing import Any
 
 import pydantic
 
-from lab.config.strict import describe
 from lab.doctor.importers import rows
+from lab.strict import describe
 from lab.traces import Trace
 
 NAMES = ("prompts", "responses", "attention_mask", "response_mask", "rollout_log_probs", "old_log_probs")
