@@ -90,6 +90,7 @@ def reproduce(
         _check_tried(wanted)
         failures = command.run(wanted, place, address=address, jobs=jobs, compiled=compile, say=_say)
     typer.echo(command.write_pages(everything, place), nl=False)
+    typer.echo(place.results / "ledger.html")
     if not page and failures:
         raise ValueError(f"{failures} of the runs could not be made (why is above); the others have their rows")
 

@@ -1,7 +1,8 @@
-"""docs/border.md and its pictures; `python -m tests.pages.border` writes them from the kept rows."""
+"""docs/border.md, its pictures and the README's words on it; `python -m tests.pages.border` writes all from the kept rows."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from sandbox.border.page import markdown
@@ -11,7 +12,9 @@ from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.cells import Cells
 from sandbox.ledger.verdicts import findings
 
-DOCS = Path(__file__).parents[2] / "docs"
+README = Path(__file__).parents[2] / "README.md"
+DOCS = README.parent / "docs"
+BLOCK = re.compile(r"(?<=<!-- border -->\n).*?(?=<!-- /border -->)", re.DOTALL)
 STUDY = range(36, 47)
 """Numbers of the claims that the study tries."""
 
@@ -23,6 +26,21 @@ def page() -> str:
     return markdown(rows, regime, [one for one in findings(CLAIMS, REGIMES, rows) if one.claim.number in STUDY])
 
 
+def block(text: str) -> str:
+    """What the README says of the study, between its two marks: counts and the best number, read from the page's tables."""
+    fell = dict(re.findall(r"^\| ([\w ]+) \| (\d+ of \d+) \|", text, re.MULTILINE))
+    name, border, low, high = re.findall(
+        r"^\| `([^`]+)` \| [^|]+ \| [^|]+ \| ([\d.]+) \| ([\d.]+) to ([\d.]+) \|", text, re.MULTILINE
+    )[0]
+    return (
+        "- **The border of stability** (exploratory: on seeds that were seen before the predictions are decided). At eight updates a\n"
+        f"  rollout and the largest gap, training collapsed in {fell['no remedy']} runs without a remedy and in {fell['R2']} with R2, in\n"
+        f"  {fell['R3']} with R3, {fell['token TIS']} with Token-TIS and {fell['an exact engine']} with an exact engine. Without a\n"
+        f"  remedy half of the runs collapse at {name} = {border} ({low} to {high}), so that gap and staleness act together\n"
+        "  ([study](docs/border.md)).\n"
+    )
+
+
 def pictures() -> dict[str, str]:
     """File name to SVG text: the phase diagram, and what each remedy gains by N."""
     (regime,) = (one for one in REGIMES if one.name == "border")
@@ -32,6 +50,8 @@ def pictures() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    (DOCS / "border.md").write_text(page(), encoding="utf-8")
+    text = page()
+    (DOCS / "border.md").write_text(text, encoding="utf-8")
+    README.write_text(BLOCK.sub(lambda _: block(text), README.read_text(encoding="utf-8")), encoding="utf-8")
     for name, text in pictures().items():
         (DOCS / "images" / name).write_text(text, encoding="utf-8")
