@@ -15,7 +15,7 @@ export OMP_NUM_THREADS := 1
 # Dozens of short-lived processes import vLLM, Ray and Megatron-core: compiled once, they start much faster.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-scaled test test-core test-scaled thorough mutants check format bench lab clean fuzz
+.PHONY: help demo demo-scaled test test-core test-scaled thorough mutants check format bench lab docs clean fuzz
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -80,8 +80,13 @@ lab: $(VENV)/.installed-dev  ## notebooks
 	$(INSTALL) --editable '.[notebooks]'
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
+# Strict: a broken link, anchor or included file ends the build.
+docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/
+	$(BIN)/python -m zensical build --strict --clean
+	@echo site/index.html
+
 clean:  ## remove the environment and everything generated but the runs
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site .cache *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -98,4 +103,8 @@ $(VENV)/.installed-scaled: pyproject.toml requirements/torch.txt requirements/vl
 
 $(VENV)/.installed-dev: pyproject.toml requirements/torch.txt | $(VENV)/bin/python
 	$(INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed-demo
+
+$(VENV)/.installed-docs: pyproject.toml requirements/torch.txt | $(VENV)/bin/python
+	$(INSTALL) --editable '.[docs]'
 	@touch $@ $(VENV)/.installed-demo

@@ -1,4 +1,4 @@
-"""docs/border.md, its pictures and the README's words on it; `python -m tests.pages.border` writes all from the kept rows."""
+"""docs/border.md, its pictures, the README's words on it; `python -m tests.pages.border` writes all from the rows."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ def page() -> str:
 
 
 def block(text: str) -> str:
-    """What the README says of the study, between its two marks: counts and the best number, read from the page's tables."""
+    """What the README says of the study, between its two marks: counts and the best number, from its tables."""
     fell = dict(re.findall(r"^\| ([\w ]+) \| (\d+ of \d+) \|", text, re.MULTILINE))
     name, border, low, high = re.findall(
         r"^\| `([^`]+)` \| [^|]+ \| [^|]+ \| ([\d.]+) \| ([\d.]+) to ([\d.]+) \|", text, re.MULTILINE
     )[0]
+    fallen = [fell[name] for name in ("no remedy", "R2", "R3", "token TIS", "an exact engine")]
+    words = "{} runs without a remedy and in {} with R2,\n  in {} with R3, {} with Token-TIS, {} with an exact engine"
     return (
-        "- **The border of stability** (exploratory: on seeds that were seen before the predictions are decided). At eight updates a\n"
-        f"  rollout and the largest gap, training collapsed in {fell['no remedy']} runs without a remedy and in {fell['R2']} with R2, in\n"
-        f"  {fell['R3']} with R3, {fell['token TIS']} with Token-TIS and {fell['an exact engine']} with an exact engine. Without a\n"
-        f"  remedy half of the runs collapse at {name} = {border} ({low} to {high}), so that gap and staleness act together\n"
-        "  ([study](docs/border.md)).\n"
+        "- **The border of stability** (exploratory: seeds seen before the predictions are decided). At eight\n"
+        f"  updates a rollout and the largest gap, training collapsed in {words.format(*fallen)}.\n"
+        "  Of all numbers made of gap and staleness (N updates a rollout) one tells collapse best: half of the runs\n"
+        f"  without a remedy collapse at {name} = {border} ({low} to {high}); [study](docs/border.md).\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""docs/reference/commands.md and config.md; `python -m tests.pages.commands` writes both from the commands themselves."""
+"""docs/reference/commands.md and config.md; `python -m tests.pages.commands` writes both from the commands."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def config() -> str:
     """The complete configs of one run of each world, every field with its meaning."""
     parts = [
         "# Config schema\n\n<!-- Written by `python -m tests.pages.commands`. -->\n\n"
-        "Every field of a run's config, with its meaning above it. The values are those of one config: other kinds of task,\n"
-        "defect or correction have other fields. `--print-config` prints this of any config, and an unknown field is one line\n"
-        "that names the nearest one.\n"
+        "Every field of a run's config, with its meaning above it. The values are those of one config: other kinds\n"
+        "of task, defect or correction have other fields. `--print-config` prints this of any config, and an unknown\n"
+        "field is one line that names the nearest one.\n"
     ]
     for title, path in (("Sandbox", "configs/demo/none.yaml"), ("Cluster", "configs/scaled/minirl/n8_r3.yaml")):
         text = to_yaml(load(ROOT / path, [], Schemas()))

@@ -1,4 +1,4 @@
-"""Fenced `math` blocks as MathML, which browsers draw themselves: the site needs no script and no network for formulas."""
+"""Fenced `math` blocks as MathML, which browsers draw themselves: formulas need no script and no network."""
 
 from __future__ import annotations
 

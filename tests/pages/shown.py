@@ -1,4 +1,4 @@
-"""The commands and code that README and docs/ show: blocks, the output printed below them, and a shell to run them in."""
+"""The commands and code that README and docs/ show: blocks, the output below them, and a shell to run them in."""
 
 from __future__ import annotations
 

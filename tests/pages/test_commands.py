@@ -31,7 +31,7 @@ def name_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", SHOWING, ids=name_of)
 def test_every_command_is_understood(page: Path) -> None:
-    """Subcommand, options and arguments are the command's own, overrides are fields, configs and make's targets are there."""
+    """Subcommand, options and arguments are the command's own, overrides are fields; configs and targets are there."""
     for words in commands(page):
         if words[0] == "firstorder":
             check_firstorder(words[1:])

@@ -1,0 +1,37 @@
+"""The README is short, and its findings are those of the pages that it links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+FINDINGS = re.findall(
+    r"^- .*?(?=^- |^<|^\n)", re.split(r"^## ", README, flags=re.MULTILINE)[2], re.MULTILINE | re.DOTALL
+)
+
+
+def test_it_is_short() -> None:
+    """At most 900 words, code and the generated lines included: a stranger reads it in five minutes."""
+    assert len(README.split()) <= 900
+
+
+def test_there_are_findings() -> None:
+    """Three at least, each with a link; otherwise the next test would look at nothing."""
+    assert len(FINDINGS) >= 3 and all("](docs/" in finding for finding in FINDINGS[:3])
+
+
+@pytest.mark.parametrize("finding", FINDINGS[:3], ids=lambda text: re.findall(r"\*\*(.*?)\*\*", text)[0])
+def test_a_findings_numbers_stand_in_the_pages_that_it_links(finding: str) -> None:
+    """Each measured number of a finding is in one of its pages as it stands; a page that changes turns this red."""
+    pages = "".join((ROOT / path).read_text(encoding="utf-8") for path in re.findall(r"\]\((docs/[^)]+)\)", finding))
+    numbers = re.findall(r"\d+ of \d+|\d+%|\d\.\d+(?:e-\d+)?", finding)
+    assert numbers and [number for number in numbers if number not in pages] == []
+
+
+def test_every_link_leads_somewhere() -> None:
+    """Relative links and pictures of the README are files of the checkout."""
+    assert [path for path in re.findall(r"\]\(([^):#]+)\)", README) if not (ROOT / path).exists()] == []
