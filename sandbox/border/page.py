@@ -129,7 +129,7 @@ def _predictions(found: Sequence[Finding]) -> str:
     lines, said = [], []
     for finding in (one for one in found if one.decides):
         claim, has_runs = finding.claim, finding.word is not None
-        said.append(f"- {claim.number}. {claim.sentence} **{finding.word if has_runs else 'Runs are missing'}.**")
+        said.append(f"- Claim {claim.number}: {claim.sentence} **{finding.word if has_runs else 'Runs are missing'}.**")
         for one in (one for one in finding.outcomes if one.values):
             stand = word_text(one) if has_runs else f"– ({len(one.values)} of {len(finding.seeds)} seeds)"
             lines.append((str(claim.number), one.prediction.words, effect_text(one), stand))
