@@ -18,7 +18,7 @@ from torch import Tensor
 
 from theory.exact.groups import Classes, Group, Moments, classes, moments
 from theory.exact.policies import TreePolicy
-from theory.exact.tree import Paths
+from theory.exact.tree import Paths, PrefixTree
 from theory.objectives import Objective, Totals
 
 Edges = Sequence[Float[Tensor, "_n V"]]
@@ -55,8 +55,12 @@ class Problem:
 
 def value(problem: Problem) -> float:
     """J_seq = E_pi[R], in units of reward (MiniRL Eq. 1)."""
-    tree = problem.target.tree
-    return float((tree.log_probabilities(problem.target.logp()).exp() * problem.reward_Y).sum())
+    return expected_reward(problem.target.tree, problem.target.logp(), problem.reward_Y)
+
+
+def expected_reward(tree: PrefixTree, logp: Edges, reward_Y: Float[Tensor, " Y"]) -> float:
+    """E[R] of the responses that these conditionals generate, in units of reward."""
+    return float((tree.log_probabilities(logp).exp() * reward_Y).sum())
 
 
 def true_gradient(problem: Problem) -> Float[Tensor, " Q"]:
@@ -196,12 +200,23 @@ def _class_gradients(
 def _coefficients(
     problem: Problem, objective: Objective, logp_pi: Edges, paths: Paths, advantages_B: Float[Tensor, " B"]
 ) -> Float[Tensor, "B T"]:
-    """d J / d log pi_t of each response alone, at denominator 1."""
     tree = problem.target.tree
-    pi_BT = tree.gather(logp_pi, paths).requires_grad_()
-    old_BT, mu_BT = tree.gather(problem.logp_old, paths), tree.gather(problem.logp_mu, paths)
-    output = objective(pi_BT, old_BT, mu_BT, advantages_B, paths.is_response_BT, totals=Totals(1, 1))
-    return torch.autograd.grad(output.objective, pi_BT)[0]
+    pi_BT, old_BT, mu_BT = (tree.gather(x, paths) for x in (logp_pi, problem.logp_old, problem.logp_mu))
+    return coefficients(objective, pi_BT, old_BT, mu_BT, advantages_B, paths.is_response_BT)
+
+
+def coefficients(
+    objective: Objective,
+    pi_BT: Float[Tensor, "B T"],
+    old_BT: Float[Tensor, "B T"],
+    mu_BT: Float[Tensor, "B T"],
+    advantages_B: Float[Tensor, " B"],
+    is_response_BT: Bool[Tensor, "B T"],
+) -> Float[Tensor, "B T"]:
+    """d J / d log pi_t of each response alone, at denominator 1, from the objective's own code."""
+    leaf_BT = pi_BT.detach().requires_grad_()
+    output = objective(leaf_BT, old_BT, mu_BT, advantages_B, is_response_BT, totals=Totals(1, 1))
+    return torch.autograd.grad(output.objective, leaf_BT)[0]
 
 
 def _kept(problem: Problem, objective: Objective, paths: Paths) -> Bool[Tensor, " B"]:
@@ -210,4 +225,4 @@ def _kept(problem: Problem, objective: Objective, paths: Paths) -> Bool[Tensor, 
     return objective.kept(old_BT, mu_BT, paths.is_response_BT).any(1)
 
 
-__all__ = ["Edges", "Estimate", "Problem", "estimate", "true_gradient", "value"]
+__all__ = ["Edges", "Estimate", "Problem", "coefficients", "estimate", "expected_reward", "true_gradient", "value"]

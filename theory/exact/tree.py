@@ -163,9 +163,14 @@ class PrefixTree:
         """A zero for every edge, in float64."""
         return [torch.zeros(n, self.num_tokens, dtype=torch.float64) for n in self.sizes]
 
+    @property
+    def roots(self) -> Float[Tensor, " _n"]:
+        """The probability of each node of depth 0: there is one."""
+        return torch.ones(1, dtype=torch.float64)
+
     def reach(self, logp: Sequence[Float[Tensor, "_n V"]]) -> list[Float[Tensor, " _n"]]:
         """The probability that a response passes each node, a depth at a time."""
-        reach = [torch.ones(1, dtype=torch.float64)]
+        reach = [self.roots]
         for t in range(self.max_length - 1):
             reach.append((reach[t][:, None] * logp[t].exp()[:, : self.num_continuing]).reshape(-1))
         return reach

@@ -1,0 +1,72 @@
+"""Small training problems, and the sampled run that exact training is the limit of."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from theory import advantages
+from theory.exact.engines import Engine, MovablePolicy
+from theory.exact.forest import Forest
+from theory.exact.networks import NetworkPolicy
+from theory.exact.policies import TabularPolicy
+from theory.exact.trajectory import Task
+from theory.exact.tree import Paths, PrefixTree
+from theory.objectives import Objective
+from theory.streams import stream
+
+
+def make_task(
+    kind: str = "network",
+    V: int = 3,
+    T: int = 3,
+    has_end: bool = True,
+    prompts: int = 2,
+    openings: int = 2,
+    seed: int = 0,
+) -> tuple[Task, MovablePolicy]:
+    """Rewards 0, 0.5 or 1, all 0 in the last context, and a random first policy."""
+    forest = Forest.uniform(PrefixTree(3, T, has_end=True), prompts, openings)
+    generator = stream(seed, "exact runs", kind)
+    reward_CY = torch.randint(3, (forest.num_contexts, forest.tree.num_responses), generator=generator).double() / 2
+    if forest.num_contexts > 1:
+        reward_CY[-1] = 0.0
+    if kind == "tabular":
+        return Task(forest, reward_CY.view(-1)), TabularPolicy.random(forest, generator)
+    return Task(forest, reward_CY.view(-1)), NetworkPolicy.random(forest, generator, num_hidden=6)
+
+
+def sampled_run(
+    task: Task,
+    first: MovablePolicy,
+    engine: Engine,
+    objective: Objective,
+    n: int,
+    rate: float,
+    num_updates: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Parameters after updates from n sampled responses a prompt each, as a trainer makes them: its own way throughout.
+
+    Contexts and responses are drawn from mu, advantages are those of the group, the objective is called on the batch.
+    """
+    forest, policy = task.forest, first
+    for _ in range(num_updates):
+        mu, logp = engine.samplers(policy)[0], policy.logp()
+        probability_Y = forest.log_probabilities(mu).exp()
+        rows, gains = [], []
+        for prompt in range(max(forest.prompts) + 1):
+            drawn = torch.multinomial(
+                torch.where(forest.prompt_of_response == prompt, probability_Y, 0.0), n, True, generator=generator
+            )
+            rows.append(drawn)
+            gains.append(advantages.ADVANTAGES[objective.advantage](task.reward_Y[drawn][None])[0])
+        batch, advantages_B = torch.cat(rows), torch.cat(gains)
+        whole = forest.whole
+        paths = Paths(whole.nodes_BT[batch], whole.tokens_BT[batch], whole.is_response_BT[batch])
+        leaf_BT = forest.gather(logp, paths).requires_grad_()
+        out = objective(leaf_BT, leaf_BT.detach(), forest.gather(mu, paths), advantages_B, paths.is_response_BT)
+        edges = forest.zero_edges()
+        forest.scatter(edges, torch.autograd.grad(out.objective, leaf_BT)[0], paths)
+        policy = policy.moved(rate * policy.pullback(edges))
+    return policy.parameters

@@ -1,0 +1,308 @@
+"""Laws of exact training: what a run of expected updates must be, and that sampled runs tend to it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.theory.exact_runs import make_task, sampled_run
+from theory.exact import engines
+from theory.exact.engines import engine
+from theory.exact.estimator import Problem, estimate, true_gradient
+from theory.exact.expected import Batch
+from theory.exact.forest import Forest
+from theory.exact.groups import Group
+from theory.exact.policies import TabularPolicy
+from theory.exact.rates import reinforce, slope
+from theory.exact.training import Settings, train
+from theory.exact.trajectory import COLUMNS, Task
+from theory.objectives import PRESETS, Objective, correction, preset
+from theory.streams import stream
+
+WEIGHTS = ["none", "token_is", "prefix_tis", "seq_tis"]
+GROUPS = [Group(None, "mean"), Group(None, "none"), Group(3)]
+OBJECTIVES: dict[str, Objective] = {
+    **PRESETS,
+    "minirl, geo_rs": preset("minirl", correction=correction("geo_rs", lo=0.8, hi=1.2)),
+    "grpo_dapo, seq_mis": preset("grpo_dapo", correction=correction("seq_mis", lo=0.7, hi=1.3)),
+}
+
+
+def exact() -> engines.Engine:
+    return engines.Engine("exact", 0.0, lambda policy: [policy.logp()])
+
+
+# ---- the expected update ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_update_is_the_audit_s(name: str) -> None:
+    """On one prompt, at three distinct pi, old and mu, it is the mean that the audit gives, to rounding."""
+    for kind in ("network", "tabular"):
+        task, policy = make_task(kind, prompts=1, openings=1)
+        generator = stream(0, "update", kind)
+        old = policy.moved(0.3 * torch.randn(policy.parameters.shape, generator=generator, dtype=torch.float64))
+        mu = engine("fixed", 0.5, old, generator).samplers(old)[0]
+        for group in GROUPS:
+            update = Batch(task.forest, mu, old.logp(), task.reward_Y, OBJECTIVES[name], group).update(policy)
+            audited = estimate(Problem(policy, mu, old.logp(), task.reward_Y), OBJECTIVES[name], group)
+            assert torch.allclose(update.gradient, audited.mean, atol=1e-13)
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=["mean", "none", "three"])
+def test_prompts_are_averaged_and_openings_compared(group: Group) -> None:
+    """Two prompts give the mean of what the audit gives for each, whose openings share a baseline."""
+    task, policy = make_task("tabular")
+    assert isinstance(policy, TabularPolicy)
+    logp, forest = policy.logp(), task.forest
+    mu = engine("fixed", 0.5, policy, stream(0, "prompts")).samplers(policy)[0]
+    update = Batch(forest, mu, logp, task.reward_Y, preset("minirl"), group).update(policy)
+    one = Forest.uniform(forest.tree, 1, 2)
+
+    def half(edges: list[Tensor], prompt: int) -> list[Tensor]:
+        return [x.chunk(2)[prompt] for x in edges]
+
+    for prompt in range(2):
+        own = TabularPolicy(one, tuple(half(list(policy.logits), prompt)))
+        reward_Y = task.reward_Y.chunk(2)[prompt]
+        audited = estimate(Problem(own, half(mu, prompt), own.logp(), reward_Y), preset("minirl"), group)
+        flat = torch.cat([x.reshape(-1) for x in half(list(TabularPolicy(forest, policy.logits).logits), prompt)])
+        assert len(flat) == len(audited.mean)
+        parts = update.gradient.split([x.numel() for x in policy.logits])
+        mine = torch.cat([part.chunk(2)[prompt] for part in parts])
+        assert torch.allclose(mine, audited.mean / 2, atol=1e-14)
+
+
+def test_a_sequence_weight_follows_the_true_gradient() -> None:
+    """Whole weights leave no bias, whatever the engine; nor does any weight under an exact one (MiniRL Eq. 2)."""
+    task, first = make_task()
+    found = train(
+        task,
+        first,
+        engine("fixed", 0.5, first, stream(0, "noise")),
+        Settings(reinforce("seq_tis"), rate=0.1, num_updates=3),
+    )
+    assert max(found["bias"]) < 1e-10
+    assert min(found["kl_mu_old"]) > 1e-2
+
+
+# ---- the drift -------------------------------------------------------------------------------------------------------
+
+
+def test_the_drift_is_what_centring_takes_off() -> None:
+    """Without a weight, gradient less drift is E_mu[A sum_t (g_t - E_mu[g_t | y_<t])], summed a response at a time."""
+    task, policy = make_task(prompts=1, openings=2)
+    forest, logp = task.forest, policy.logp()
+    mu = engine("fixed", 0.5, policy, stream(0, "drift")).samplers(policy)[0]
+    update = Batch(forest, mu, logp, task.reward_Y, reinforce("none"), Group(None)).update(policy)
+    scores = []  # of every edge, a depth at a time: one-hot cotangents
+    for t, n in enumerate(forest.sizes):
+        for node in range(n):
+            for token in range(forest.num_tokens):
+                edges = forest.zero_edges()
+                edges[t][node, token] = 1.0
+                scores.append(policy.pullback(edges))
+    score_EQ = torch.stack(scores)
+    flat_mu_E = torch.cat([x.reshape(-1) for x in mu]).exp()
+    mean_NQ = (flat_mu_E[:, None] * score_EQ).view(-1, forest.num_tokens, score_EQ.shape[1]).sum(1)
+    probability_Y = forest.log_probabilities(mu).exp()
+    A_Y = task.reward_Y - (probability_Y * task.reward_Y).sum()
+    centred = torch.zeros_like(update.gradient)
+    for y in range(forest.num_responses):
+        for t in range(int(forest.lengths[y])):
+            g = score_EQ[forest.edge_BT[y, t]] - mean_NQ[forest.node_BT[y, t]]
+            centred += probability_Y[y] * A_Y[y] * g
+    assert float(update.drift.norm()) > 1e-2
+    assert torch.allclose(update.gradient - update.drift, centred, atol=1e-14)
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_only_an_unweighted_update_drifts(weight: str) -> None:
+    """E_mu[w_t g_t | y_<t] = 0 for the token, prefix and sequence weight (theory/exact/decomposition.py, fact 1)."""
+    task, policy = make_task()
+    mu = engine("fixed", 0.5, policy, stream(0, "drift")).samplers(policy)[0]
+    drift = Batch(task.forest, mu, policy.logp(), task.reward_Y, reinforce(weight), Group(None)).update(policy).drift
+    assert (float(drift.norm()) > 1e-3) == (weight == "none")
+    assert weight == "none" or float(drift.norm()) < 1e-15
+
+
+def test_where_all_is_lost_an_unweighted_update_is_drift_alone() -> None:
+    """In a context that never pays, tabular logits move by drift and by nothing else; centred they stay as they are."""
+    task, first = make_task("tabular")
+    own = engine("fixed", 0.5, first, stream(0, "lost"))
+
+    def moved(centred: bool) -> float:
+        end = train(task, first, own, Settings(reinforce("none"), "sgd", 1.0, 3, centred=centred)).policy
+        return max(float((a - b)[-1].abs().max()) for a, b in zip(end.logp(), first.logp(), strict=True))
+
+    assert moved(centred=False) > 1e-3
+    assert moved(centred=True) < 1e-14
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight", ["none", "token_is"])
+def test_under_an_exact_engine_reward_never_falls_along_the_flow(weight: str) -> None:
+    """With N = 1 and mu = pi the flow climbs grad J, so J(t) is monotone: at each of 20 steps of 2 units of time."""
+    for seed in range(2):
+        task, first = make_task(seed=seed, T=2)
+        found = train(task, first, exact(), Settings(reinforce(weight), "flow", rate=2.0, num_updates=20))
+        gains = [b - a for a, b in zip(found["reward"], found["reward"][1:], strict=False)]
+        assert min(gains) > 0
+        assert found["reward"][-1] > found["reward"][0] + 0.05
+        assert min(found["distance"]) > 0
+
+
+def test_equal_engines_leave_nothing_of_mu() -> None:
+    """mu = pi: bias, drift, gaps and staleness are 0, J(mu) is J(pi), and every weight gives one and the same run."""
+    task, first = make_task()
+    ends = []
+    for weight in WEIGHTS:
+        found = train(task, first, exact(), Settings(reinforce(weight), "sgd", 0.5, 10))
+        for name in ("bias", "drift_norm", "kl_mu_old", "kl_old_mu", "kl_mu_pi", "kl_old_pi", "draw_error"):
+            assert max(found[name]) < 1e-12, name
+        assert found["reward_mu"] == found["reward"]
+        assert min(found["cosine"]) == pytest.approx(1.0, abs=1e-12)
+        ends.append(found.policy.parameters)
+    assert all(torch.allclose(end, ends[0], atol=1e-13) for end in ends)
+
+
+def test_orders_of_the_integrators() -> None:
+    """Euler's steps (sgd) are of order 1 and the flow's of order 4, under an engine error: measured by halving."""
+    task, first = make_task(T=2)
+    own, time = engine("fixed", 0.3, first, stream(0, "order")), 4.0
+
+    def end(optimizer: str, n: int) -> Tensor:
+        settings = Settings(reinforce("none"), optimizer, time / n, n, observe_every=n)
+        return train(task, first, own, settings).policy.parameters
+
+    truth = end("flow", 32)
+    for optimizer, numbers, order, within in (("sgd", (32, 64, 128), 1, 0.05), ("flow", (2, 4, 8), 4, 0.3)):
+        errors = [float((end(optimizer, n) - truth).norm()) for n in numbers]
+        assert slope([time / n for n in numbers], errors) == pytest.approx(order, abs=within)
+
+
+@pytest.mark.parametrize("name", ["reinforce", "minirl"])
+def test_sampled_runs_tend_to_the_exact_one(name: str) -> None:
+    """||theta_n - theta|| after 5 updates falls as n^(-1/2), n responses a prompt: slope measured from n = 64 to 4096.
+
+    The root mean square over 12 runs has an error of some 5% (a few dozen directions a run), the slope of some 0.02.
+    """
+    task, first = make_task(T=2)
+    own, objective = engine("fixed", 0.3, first, stream(0, "sampled")), preset(name)
+    limit = train(task, first, own, Settings(objective, "sgd", 0.5, 5)).policy.parameters
+    numbers = (64.0, 512.0, 4096.0)
+    errors = []
+    for n in numbers:
+        runs = [sampled_run(task, first, own, objective, int(n), 0.5, 5, stream(i, "run", str(n))) for i in range(12)]
+        errors.append(math.sqrt(sum(float((run - limit).square().sum()) for run in runs) / len(runs)))
+    assert slope(numbers, errors) == pytest.approx(-0.5, abs=0.06)
+
+
+def test_same_seed_same_bits() -> None:
+    """A run depends on its arguments alone: every column and parameter again, bit for bit."""
+    task, first = make_task()
+    settings = Settings(preset("minirl"), num_updates=6, num_minibatches=2)
+    one, two = (train(task, first, engine("fresh", 0.3, first, stream(3, "noise")), settings) for _ in range(2))
+    assert one.columns == two.columns
+    assert torch.equal(one.policy.parameters, two.policy.parameters)
+
+
+def test_mini_batches_share_a_rollout() -> None:
+    """N updates learn from one rollout, that of its start: staleness is 0 at the first of them and grows."""
+    task, first = make_task()
+    own, objective = engine("fixed", 0.3, first, stream(0, "n")), preset("minirl")
+    found = train(task, first, own, Settings(objective, "sgd", 0.5, 6, num_minibatches=3))
+    stale = found["kl_old_pi"]
+    assert stale[0] == stale[3] == 0.0
+    assert 0 < stale[1] < stale[2] and 0 < stale[4] < stale[5]
+    assert found["kl_mu_old"][0] == found["kl_mu_old"][2] != found["kl_mu_old"][3]
+    policy = first
+    for _ in range(2):
+        batch = Batch(task.forest, own.samplers(policy)[0], policy.logp(), task.reward_Y, objective, Group(None))
+        for _ in range(3):
+            policy = policy.moved(0.5 * batch.update(policy).gradient)
+    assert torch.allclose(found.policy.parameters, policy.parameters, atol=1e-14)
+
+
+def test_an_engine_that_lags_samples_from_former_weights() -> None:
+    """mu at step k is the policy of step k - lag; old is the trainer's own present one."""
+    task, first = make_task()
+    found = train(task, first, exact(), Settings(reinforce("token_is"), "sgd", 0.5, 4, lag=2))
+    assert found["kl_mu_old"][0] == 0.0 and min(found["kl_mu_old"][1:]) > 0
+    assert found["reward_mu"] == tuple(found["reward"][k] for k in (0, 0, 0, 1, 2))
+    assert max(found["kl_old_pi"]) == 0.0
+
+
+def test_fresh_noise_states_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines of 32 draws differ in their gradients by sqrt(2) stated errors, to within a factor of 1.6."""
+    monkeypatch.setattr(engines, "NUM_DRAWS", 32)
+    task, first = make_task()
+    found = []
+    for seed in range(6):
+        own = engine("fresh", 0.3, first, stream(seed, "fresh"))
+        run = train(task, first, own, Settings(reinforce("none"), "sgd", 1.0, 1))
+        found.append((run.policy.parameters - first.parameters, run["draw_error"][0] * run["gradient_norm"][0]))
+    mean = torch.stack([g for g, _ in found]).mean(0)
+    actual = math.sqrt(sum(float((g - mean).square().sum()) for g, _ in found) / (len(found) - 1))
+    stated = math.sqrt(sum(e**2 for _, e in found) / len(found))
+    assert 1 / 1.6 < actual / stated < 1.6
+    one = train(task, first, engine("fixed", 0.3, first, stream(0, "x")), Settings(reinforce("none"), num_updates=0))
+    assert one["draw_error"] == (0.0,)
+
+
+def test_tokens_that_are_never_sampled_count_for_nothing() -> None:
+    """Under top-p the update is the limit of one where the cut tokens have a probability that goes to 0."""
+    task, policy = make_task()
+    cut = engine("top_p", 0.3, policy, stream(0, "x")).samplers(policy)[0]
+    assert any((x == -math.inf).any() for x in cut)
+    nearly = [x.clamp(min=-40.0).log_softmax(1) for x in cut]
+    for weight in WEIGHTS:
+        a, b = (
+            Batch(task.forest, mu, policy.logp(), task.reward_Y, reinforce(weight), Group(None)).update(policy)
+            for mu in (cut, nearly)
+        )
+        if weight == "none":
+            assert torch.allclose(a.gradient, b.gradient, atol=1e-12) and torch.allclose(a.drift, b.drift, atol=1e-12)
+        assert a.gradient.isfinite().all() and a.drift.isfinite().all()
+
+
+def test_a_trajectory_holds_what_is_asked_for() -> None:
+    """All columns, a value for every observed update, the last included; the first row is about the first policy."""
+    task, first = make_task()
+    found = train(task, first, exact(), Settings(reinforce("none"), num_updates=7, observe_every=3))
+    assert found.updates == (0, 3, 6, 7)
+    assert set(found.columns) == set(COLUMNS)
+    assert all(len(values) == 4 for values in found.columns.values())
+    logp = first.logp()
+    truth = true_gradient(Problem(first, logp, logp, task.reward_Y))
+    assert found["true_norm"][0] == float(truth.norm())
+    best = task.reward_Y.view(task.forest.num_contexts, -1).max(1).values.mean()
+    assert found["reward"][0] + found["distance"][0] == pytest.approx(float(best))
+
+
+def test_bad_settings_are_refused() -> None:
+    """An unknown optimizer, numbers out of range, a KL penalty, a flow with N > 1, wrong rewards: each in one line."""
+    objective = preset("minirl")
+    with pytest.raises(ValueError, match=r"optimizer.*'adamw'.*adam"):
+        Settings(objective, "adamw")
+    with pytest.raises(ValueError, match="num_minibatches: expected at least 1, got 0"):
+        Settings(objective, num_minibatches=0)
+    with pytest.raises(ValueError, match="rate: expected a rate > 0, got 0"):
+        Settings(objective, rate=0.0)
+    with pytest.raises(ValueError, match=r"minirl: expected kl_coefficient 0 .*, got 0\.1"):
+        Settings(preset("minirl", kl_coefficient=0.1))
+    with pytest.raises(ValueError, match="flow: expected num_minibatches 1 and lag 0, got 2 and 0"):
+        Settings(objective, "flow", num_minibatches=2)
+    task, first = make_task()
+    with pytest.raises(ValueError, match="expected finite rewards, got nan"):
+        Task(task.forest, torch.full_like(task.reward_Y, math.nan))
+    with pytest.raises(ValueError, match=f"expected {task.forest.num_responses} rewards, one a response"):
+        Task(task.forest, task.reward_Y[1:])
+    other, _ = make_task(prompts=3)
+    with pytest.raises(ValueError, match="first: expected a policy on the task's forest"):
+        train(other, first, exact(), Settings(objective))

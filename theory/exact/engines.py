@@ -1,0 +1,179 @@
+"""Errors of an inference engine, as maps from the policy that was rolled out to the mu that sampled.
+
+Each error has a dial, 0 for none, that is set once, at the first policy, so that mu starts at a stated distance; what
+the distance becomes is then a result of training. An error of fresh noise has many mu, all equally likely.
+
+Letters: theory/exact/tree.py. Paper: MiniRL (arXiv 2512.01374) Eq. 5 and sec. 4.3, whose FP8 engine these take apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from theory.exact.levels import Edges, disturbed, logit_noise, scale_at, token_kl
+from theory.exact.policies import TreePolicy
+from theory.exact.tree import PrefixTree
+from theory.names import unknown_name
+
+
+@runtime_checkable
+class MovablePolicy(TreePolicy, Protocol):
+    """A policy that can be trained: its parameters are one vector, and it can be had at others."""
+
+    @property
+    def parameters(self) -> Float[Tensor, " Q"]:
+        """The parameters."""
+        ...
+
+    def moved(self, step: Float[Tensor, " Q"]) -> MovablePolicy:
+        """The policy at parameters + step."""
+        ...
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine error with its dial set. `samplers(policy)` are the mu of one rollout, each as likely as the others."""
+
+    name: str
+    scale: float
+    samplers: Callable[[MovablePolicy], Sequence[Edges]]
+
+
+Dial = Callable[[MovablePolicy, float], Sequence[Edges]]
+"""The samplers of a policy at a scale >= 0."""
+
+NUM_DRAWS = 16
+"""Samplers of an engine whose noise is fresh; the trajectory states the error that so few leave."""
+
+
+def _fixed(first: MovablePolicy, generator: torch.Generator) -> Dial:
+    """log p + scale e: one normal draw an edge, for good. An error that depends on the context and never changes."""
+    noise = logit_noise(first.tree, generator)
+    return lambda policy, scale: [disturbed(policy.logp(), noise, scale)]
+
+
+def _fresh(first: MovablePolicy, generator: torch.Generator) -> Dial:
+    """The same with new noise in every pass: the expectation over it is a mean over NUM_DRAWS draws."""
+    noises = [logit_noise(first.tree, generator) for _ in range(NUM_DRAWS)]
+    return lambda policy, scale: [disturbed(policy.logp(), noise, scale) for noise in noises]
+
+
+def _low_rank(first: MovablePolicy, generator: torch.Generator) -> Dial:
+    """log p + scale a(node) b: every context errs along one direction of the vocabulary, by an amount of its own."""
+    V = first.tree.num_tokens
+    along_V = torch.randn(V, generator=generator, dtype=torch.float64)
+    noise = [torch.randn(n, 1, generator=generator, dtype=torch.float64) * along_V for n in first.tree.sizes]
+    return lambda policy, scale: [disturbed(policy.logp(), noise, scale)]
+
+
+def _shared(first: MovablePolicy, generator: torch.Generator) -> Dial:
+    """log p + scale b: the same error in every context, as of a last layer that is off."""
+    along_V = torch.randn(first.tree.num_tokens, generator=generator, dtype=torch.float64)
+    noise = [along_V.expand(n, -1) for n in first.tree.sizes]
+    return lambda policy, scale: [disturbed(policy.logp(), noise, scale)]
+
+
+def _weights(first: MovablePolicy, generator: torch.Generator) -> Dial:
+    """The policy at theta + scale e, e one normal draw a parameter, for good."""
+    noise = torch.randn(first.parameters.shape, generator=generator, dtype=torch.float64)
+    return lambda policy, scale: [policy.moved(scale * noise).logp()]
+
+
+def _sharper(first: MovablePolicy, generator: torch.Generator) -> Dial:
+    """(1 + scale) log p: a temperature below 1 that the trainer does not know of."""
+    return lambda policy, scale: [_tempered(policy.logp(), 1 + scale)]
+
+
+def _flatter(first: MovablePolicy, generator: torch.Generator) -> Dial:
+    """log p / (1 + scale): a temperature above 1 that the trainer does not know of."""
+    return lambda policy, scale: [_tempered(policy.logp(), 1 / (1 + scale))]
+
+
+def _top_p(first: MovablePolicy, generator: torch.Generator) -> Dial:
+    """The likeliest tokens that hold a share 1 - scale of the probability, renormalised; the others are not sampled."""
+    return lambda policy, scale: [[_nucleus(logp_nV, 1 - scale) for logp_nV in policy.logp()]]
+
+
+def _rounded(first: MovablePolicy, generator: torch.Generator) -> Dial:
+    """theta on a grid whose step is scale times its largest entry: INT8 is 1/127, INT4 1/7. To the nearest point."""
+
+    def samplers(policy: MovablePolicy, scale: float) -> list[Edges]:
+        theta = policy.parameters
+        step = scale * theta.abs().max()
+        return [policy.moved((theta / step).round() * step - theta).logp() if scale > 0 else policy.logp()]
+
+    return samplers
+
+
+ERRORS: dict[str, Callable[[MovablePolicy, torch.Generator], Dial]] = {
+    "fixed": _fixed,
+    "fresh": _fresh,
+    "low_rank": _low_rank,
+    "shared": _shared,
+    "weights": _weights,
+    "sharper": _sharper,
+    "flatter": _flatter,
+    "top_p": _top_p,
+    "rounded": _rounded,
+}
+"""The engine errors by name; a draw of each is made once, from the generator."""
+
+
+def engine(name: str, scale: float, first: MovablePolicy, generator: torch.Generator) -> Engine:
+    """The named error at this scale; "exact" is none, whatever the scale. Raises ValueError for an unknown name."""
+    if name == "exact":
+        return Engine(name, 0.0, lambda policy: [policy.logp()])
+    if name not in ERRORS:
+        raise unknown_name("engine error", name, ("exact", *ERRORS))
+    if not scale >= 0:
+        raise ValueError(f"{name}: expected a scale >= 0, got {scale}")
+    dial = ERRORS[name](first, generator)
+    return Engine(name, scale, lambda policy: dial(policy, scale))
+
+
+def engine_at(name: str, level: float, first: MovablePolicy, generator: torch.Generator) -> Engine:
+    """The named error at the scale where KL(mu || pi) of the first policy is `level`, nats a token.
+
+    Raises ValueError for an error that steps over levels as it grows (top_p, rounded): it is asked for by its scale.
+    """
+    if name in ("top_p", "rounded"):
+        raise ValueError(f"{name}: expected a scale, since its KL jumps as tokens or weights change; got level {level}")
+    if name == "exact":
+        return engine(name, 0.0, first, generator)
+    if name not in ERRORS:
+        raise unknown_name("engine error", name, ("exact", *ERRORS))
+    dial, logp = ERRORS[name](first, generator), first.logp()
+
+    def distance(scale: float) -> float:
+        return mean_kl(first.tree, dial(first, scale), logp)
+
+    scale = scale_at(distance, level)
+    return Engine(name, scale, lambda policy: dial(policy, scale))
+
+
+def mean_kl(tree: PrefixTree, samplers: Sequence[Edges], logp: Edges) -> float:
+    """The mean of KL(mu || pi) a token over the samplers, nats."""
+    return sum(token_kl(tree, mu, logp) for mu in samplers) / len(samplers)
+
+
+def _tempered(logp: Edges, factor: float) -> list[Float[Tensor, "_n V"]]:
+    return [(factor * logp_nV).log_softmax(1) for logp_nV in logp]
+
+
+def _nucleus(logp_nV: Float[Tensor, "n V"], share: float) -> Float[Tensor, "n V"]:
+    ordered_nV, order_nV = logp_nV.sort(dim=1, descending=True)
+    before_nV = ordered_nV.exp().cumsum(1) - ordered_nV.exp()
+    # The first token has nothing before it and always stays.
+    cut_nV = torch.where(before_nV < share, ordered_nV, -math.inf)
+    cut_nV[:, 0] = ordered_nV[:, 0]
+    return torch.empty_like(logp_nV).scatter_(1, order_nV, cut_nV).log_softmax(1)
+
+
+__all__ = ["ERRORS", "NUM_DRAWS", "Engine", "MovablePolicy", "engine", "engine_at", "mean_kl"]

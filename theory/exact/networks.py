@@ -1,0 +1,95 @@
+"""A small network as a policy on a tree: nothing is linear and every parameter is shared, as in a language model.
+
+One hidden layer of tanh reads the context and all tokens so far. Log-probabilities of all nodes come from one pass, and
+any number of pull-backs from its graph. Letters: theory/exact/policies.py; C contexts, N all nodes, H hidden units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from theory.exact.forest import Forest
+from theory.exact.policies import JacobianPolicy
+from theory.exact.tree import Paths
+
+
+def node_features(forest: Forest) -> Float[Tensor, "N F"]:
+    """Of every node, depth by depth: its prompt, which of the prompt's openings, its depth, and each token so far.
+
+    All as one-hot vectors; positions that are still to come are 0.
+    """
+    V, T = forest.num_tokens, forest.max_length
+    prompts_C = torch.tensor(forest.prompts)
+    same_CC = (prompts_C[:, None] == prompts_C).long()
+    openings_C = same_CC.tril().sum(1) - 1
+    known_CF = torch.cat([one_hot(prompts_C), one_hot(openings_C)], dim=1)
+    rows = []
+    for t in range(T):
+        prefixes = forest.prefixes(t)
+        tokens = one_hot(prefixes, V).flatten(1)
+        later = torch.zeros(len(prefixes), (T - t) * V, dtype=torch.int64)
+        depth = one_hot(torch.full((len(prefixes),), t), T)
+        rows.append(torch.cat([known_CF[forest.context_of_node(t)], depth, tokens, later], dim=1))
+    return torch.cat(rows).double()
+
+
+@dataclass(frozen=True)
+class NetworkPolicy:
+    """logits = tanh(features W + b) U + c; `parameters` are W, b, U and c in one vector."""
+
+    tree: Forest
+    parameters: Float[Tensor, " Q"]
+    inputs: Float[Tensor, "N F"]
+    num_hidden: int
+
+    @staticmethod
+    def random(forest: Forest, generator: torch.Generator, scale: float = 1.0, num_hidden: int = 32) -> NetworkPolicy:
+        """Entries of W ~ N(0, 2/F), of U ~ N(0, scale^2/H), which gives logits of about that scale; b and c are 0."""
+        inputs = node_features(forest)
+        F, H, V = inputs.shape[1], num_hidden, forest.num_tokens
+        W = torch.randn(F, H, generator=generator, dtype=torch.float64) * (2 / F) ** 0.5
+        U = torch.randn(H, V, generator=generator, dtype=torch.float64) * scale / H**0.5
+        flat = torch.cat([W.reshape(-1), torch.zeros(H).double(), U.reshape(-1), torch.zeros(V).double()])
+        return NetworkPolicy(forest, flat, inputs, num_hidden)
+
+    def moved(self, step: Float[Tensor, " Q"]) -> NetworkPolicy:
+        """The policy at parameters + step."""
+        return replace(self, parameters=self.parameters + step)
+
+    @cached_property
+    def _graph(self) -> tuple[Float[Tensor, " Q"], Float[Tensor, "N V"]]:
+        """The parameters as a leaf, and log pi of every node as a function of them."""
+        leaf = self.parameters.detach().clone().requires_grad_()
+        F, H, V = self.inputs.shape[1], self.num_hidden, self.tree.num_tokens
+        W, b, U, c = leaf.split([F * H, H, H * V, V])
+        hidden = torch.tanh(torch.addmm(b, self.inputs, W.view(F, H)))
+        return leaf, torch.addmm(c, hidden, U.view(H, V)).log_softmax(1)
+
+    def logp(self) -> list[Float[Tensor, "_n V"]]:
+        """log pi of every edge."""
+        return list(self._graph[1].detach().split(list(self.tree.sizes)))
+
+    def pullback(self, cotangents: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Q"]:
+        """sum over edges of cotangent x grad log pi(edge)."""
+        leaf, logp_NV = self._graph
+        return torch.autograd.grad(logp_NV, leaf, torch.cat(list(cotangents)), retain_graph=True)[0]
+
+    def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
+        """||sum_t c_t grad log pi_t||^2 of each path."""
+        leaf, logp_NV = self._graph
+        each = torch.eye(logp_NV.numel(), dtype=torch.float64).view(-1, *logp_NV.shape)
+        J_EQ = torch.autograd.grad(logp_NV, leaf, each, retain_graph=True, is_grads_batched=True)[0]
+        J_NVQ = J_EQ.view(*logp_NV.shape, -1)
+        return JacobianPolicy(self.tree, tuple(self.logp()), J_NVQ.split(list(self.tree.sizes))).squared_norms(
+            coefficients_BT, paths
+        )
+
+
+__all__ = ["NetworkPolicy", "node_features"]

@@ -1,0 +1,141 @@
+"""Exact training: runs whose every update is an expectation. No sample is drawn, so what harms a run is bias alone.
+
+A step rolls out all responses of an engine's mu with their probabilities, then makes N updates on them, each on the
+whole expected batch: what N mini-batches of a large rollout come to as it grows. A run of n sampled responses a prompt
+is 1/sqrt(n) away from it (tests/theory/test_exact_training.py).
+
+Letters: theory/exact/tree.py and forest.py. Papers: MiniRL (arXiv 2512.01374) Eq. 5, 7 and sec. 4.3.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from theory.exact.engines import Engine, MovablePolicy
+from theory.exact.expected import Batch, Update
+from theory.exact.groups import Group
+from theory.exact.trajectory import COLUMNS, Task, Trajectory, observe
+from theory.names import unknown_name
+from theory.objectives import Objective
+
+OPTIMIZERS = ("sgd", "adam", "flow")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run trains.
+
+    `optimizer` is sgd, adam, or flow: d theta / d time = expected gradient, `rate` units of time an update by one step
+    of Runge and Kutta's fourth order, whose mu follows pi within the step. `num_minibatches` is N, `lag` how many steps
+    old the weights are that an engine rolls out. `centred` takes the drift off every update. Raises ValueError for an
+    unknown optimizer, numbers out of range, a KL penalty, which has no reference here, and a flow with N > 1 or a lag.
+    """
+
+    objective: Objective
+    optimizer: str = "adam"
+    rate: float = 1e-2
+    num_updates: int = 400
+    num_minibatches: int = 1
+    lag: int = 0
+    centred: bool = False
+    group: Group = field(default_factory=lambda: Group(None, "mean"))
+    observe_every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown_name("optimizer", self.optimizer, OPTIMIZERS)
+        for name, least in (("num_updates", 0), ("num_minibatches", 1), ("lag", 0), ("observe_every", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+        if not self.rate > 0:
+            raise ValueError(f"rate: expected a rate > 0, got {self.rate}")
+        if self.objective.kl_coefficient > 0:
+            raise ValueError(
+                f"{self.objective.name}: expected kl_coefficient 0 (there is no reference), got "
+                f"{self.objective.kl_coefficient}"
+            )
+        if self.optimizer == "flow" and (self.num_minibatches, self.lag) != (1, 0):
+            raise ValueError(
+                f"flow: expected num_minibatches 1 and lag 0, got {self.num_minibatches} and {self.lag}: a flow has no "
+                f"steps between rollouts"
+            )
+
+
+def train(task: Task, first: MovablePolicy, engine: Engine, settings: Settings) -> Trajectory:
+    """The run from `first`, observed every `observe_every` updates and at its end.
+
+    Raises ValueError for a policy on another forest than the task's.
+    """
+    if first.tree != task.forest:
+        raise ValueError(f"first: expected a policy on the task's forest, {task.forest}, got one on {first.tree}")
+    observed: list[int] = []
+    columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
+    step = torch.zeros_like(first.parameters)
+    move = _mover(task, first, engine, settings, step)
+    policy, former, batches = first, deque([first], maxlen=settings.lag + 1), []
+    for number in range(settings.num_updates + 1):
+        if number % settings.num_minibatches == 0:
+            former.append(policy)
+            batches = _rolled_out(task, engine, settings, policy, former[0])
+        updates = [batch.update(policy) for batch in batches]
+        gradients_KQ = _gradients(updates, settings.centred)
+        is_last = number == settings.num_updates
+        if is_last or number % settings.observe_every == 0:
+            observed.append(number)
+            for name, value in observe(task, policy, updates, gradients_KQ).items():
+                columns[name].append(value)
+        if not is_last:
+            move(gradients_KQ.mean(0))
+            policy = first.moved(step.detach())
+    return Trajectory(tuple(observed), {name: tuple(values) for name, values in columns.items()}, policy)
+
+
+def _rolled_out(
+    task: Task, engine: Engine, settings: Settings, policy: MovablePolicy, sampling: MovablePolicy
+) -> list[Batch]:
+    """What the engine samples from the weights that it holds, a batch for each of its mu."""
+    old = policy.logp()
+    samplers = engine.samplers(sampling)
+    return [Batch(task.forest, mu, old, task.reward_Y, settings.objective, settings.group) for mu in samplers]
+
+
+def _gradients(updates: Sequence[Update], centred: bool) -> Float[Tensor, "K Q"]:
+    return torch.stack([one.gradient - one.drift if centred else one.gradient for one in updates])
+
+
+def _mover(
+    task: Task, first: MovablePolicy, engine: Engine, settings: Settings, step: Float[Tensor, " Q"]
+) -> Callable[[Tensor], None]:
+    """What moves `step`, the way from `first`, in place by one update, given the gradient there."""
+    if settings.optimizer == "flow":
+
+        def slope(at: Tensor) -> Tensor:
+            policy = first.moved(at)
+            batches = _rolled_out(task, engine, settings, policy, policy)
+            return _gradients([batch.update(policy) for batch in batches], settings.centred).mean(0)
+
+        return lambda gradient: _runge_kutta(step, settings.rate, gradient, slope)
+    kind = torch.optim.SGD if settings.optimizer == "sgd" else torch.optim.Adam
+    optimizer = kind([step.requires_grad_()], lr=settings.rate, maximize=True)
+
+    def follow(gradient: Tensor) -> None:
+        step.grad = gradient
+        optimizer.step()
+
+    return follow
+
+
+def _runge_kutta(step: Tensor, time: float, a: Tensor, slope: Callable[[Tensor], Tensor]) -> None:
+    b = slope(step + time / 2 * a)
+    c = slope(step + time / 2 * b)
+    d = slope(step + time * c)
+    step += time / 6 * (a + 2 * b + 2 * c + d)
+
+
+__all__ = ["OPTIMIZERS", "Settings", "train"]

@@ -1,0 +1,126 @@
+"""What is true of a policy in training, exactly: reward, distances, entropy, and how right its next update is.
+
+Letters: theory/exact/tree.py and forest.py. Papers: MiniRL (arXiv 2512.01374) Eq. 1, 2, 5 and sec. 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from theory import divergences
+from theory.exact.engines import MovablePolicy, mean_kl
+from theory.exact.estimator import Estimate, Problem, expected_reward, true_gradient
+from theory.exact.expected import Update
+from theory.exact.forest import Forest
+from theory.exact.levels import Edges, expected_length, token_kl
+
+COLUMNS: dict[str, str] = {
+    "reward": "J(pi) = E_pi[R], in units of reward",
+    "reward_mu": "J(mu), the reward that a run's own metrics would show",
+    "distance": "the largest J of any policy on the forest, less J(pi)",
+    "entropy": "entropy of pi's next token, nats, over the tokens that pi generates",
+    "kl_mu_old": "KL(mu || old), the engine's gap at the rollout, nats a token",
+    "kl_old_mu": "KL(old || mu), nats a token; inf where mu never takes what old does",
+    "kl_mu_pi": "KL(mu || pi), gap and staleness together, nats a token",
+    "kl_old_pi": "KL(old || pi), the staleness, nats a token",
+    "gradient_norm": "length of the expected update's gradient",
+    "true_norm": "length of grad J(pi)",
+    "drift_norm": "length of the drift in the objective's expected gradient (theory/exact/expected.py)",
+    "bias": "||expected gradient - grad J|| / ||grad J||",
+    "cosine": "cosine of the angle between the two",
+    "draw_error": "standard error that a mean over a fresh engine's draws leaves, over the gradient's length; else 0",
+}
+"""The columns of a trajectory. The gradient is the one that is followed: without its drift where that is centred."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained on: contexts, and the reward of each of their responses.
+
+    Raises ValueError where the rewards are not one a response, or not finite.
+    """
+
+    forest: Forest
+    reward_Y: Float[Tensor, " Y"]
+
+    def __post_init__(self) -> None:
+        num = self.forest.num_responses
+        if self.reward_Y.shape != (num,):
+            raise ValueError(
+                f"reward_Y: expected {num} rewards, one a response of each context, got shape "
+                f"{tuple(self.reward_Y.shape)}"
+            )
+        if not self.reward_Y.isfinite().all():
+            raise ValueError(f"reward_Y: expected finite rewards, got {self.reward_Y[~self.reward_Y.isfinite()][0]}")
+
+    @property
+    def optimum(self) -> float:
+        """The largest J of any policy: the best response in every context."""
+        best_C = self.reward_Y.view(self.forest.num_contexts, -1).max(1).values
+        return float((self.forest.roots * best_C).sum())
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Exact quantities over a run: `columns` by name (COLUMNS), a value for each of the `updates` made before it.
+
+    `policy` is the last one.
+    """
+
+    updates: tuple[int, ...]
+    columns: Mapping[str, tuple[float, ...]]
+    policy: MovablePolicy
+
+    def __getitem__(self, column: str) -> tuple[float, ...]:
+        """The values of a column."""
+        return self.columns[column]
+
+
+def mean_entropy(forest: Forest, logp: Edges) -> float:
+    """Entropy of the next token over the tokens that a policy generates, nats, in [0, log V] (MiniRL sec. 4.2)."""
+    total = sum(
+        float((reach_n * divergences.entropy(logp_nV)).sum())
+        for reach_n, logp_nV in zip(forest.reach(logp), logp, strict=True)
+    )
+    return total / expected_length(forest, logp)
+
+
+def observe(
+    task: Task, policy: MovablePolicy, updates: Sequence[Update], gradients_KQ: Float[Tensor, "K Q"]
+) -> dict[str, float]:
+    """Every column at `policy`, about to follow the mean of `gradients_KQ`, those of the updates or what centring left.
+
+    There is one update for each sampler of the engine.
+    """
+    batches = [update.batch for update in updates]
+    forest, logp, old = task.forest, policy.logp(), batches[0].logp_old
+    samplers, K = [batch.logp_mu for batch in batches], len(batches)
+    gradient = gradients_KQ.mean(0)
+    truth = true_gradient(Problem(policy, logp, logp, task.reward_Y))
+    estimate = Estimate(gradient, truth, 0.0)
+    reward = expected_reward(forest, logp, task.reward_Y)
+    spread = float(gradients_KQ.var(0).sum() / K) ** 0.5 if K > 1 else 0.0
+    return {
+        "reward": reward,
+        "reward_mu": sum(expected_reward(forest, mu, task.reward_Y) for mu in samplers) / K,
+        "distance": task.optimum - reward,
+        "entropy": mean_entropy(forest, logp),
+        "kl_mu_old": mean_kl(forest, samplers, old),
+        "kl_old_mu": sum(token_kl(forest, old, mu) for mu in samplers) / K,
+        "kl_mu_pi": mean_kl(forest, samplers, logp),
+        "kl_old_pi": token_kl(forest, old, logp),
+        "gradient_norm": float(gradient.norm()),
+        "true_norm": float(truth.norm()),
+        "drift_norm": float(torch.stack([update.drift for update in updates]).mean(0).norm()),
+        "bias": estimate.bias,
+        "cosine": estimate.cosine,
+        "draw_error": spread / float(gradient.norm()) if K > 1 else 0.0,
+    }
+
+
+__all__ = ["COLUMNS", "Task", "Trajectory", "mean_entropy", "observe"]
