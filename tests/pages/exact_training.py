@@ -1,13 +1,12 @@
 """Exact training under engine errors and their remedies: the tables and the picture of docs/exact-training.md.
 
-`python -m tests.pages.exact_training` prints the tables and writes the picture: 320 runs of one to two seconds each,
+`python -m tests.pages.exact_training` prints the tables and writes the picture: 360 runs of one to two seconds each,
 on two processes. test_exact_training.py computes parts of them again.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -73,18 +72,22 @@ ERRORS = {
         Error("flatter, logits / 1.3", "flatter", scale=0.3),
         Error("along one direction, KL 0.057", "low_rank", 0.057),
         Error("top-p 0.9", "top_p", scale=0.1),
-        Error("weights rounded to INT4", "rounded", scale=1 / 7),
     )
 }
+CASES = {"sparse": tuple(ERRORS), "single": ("fixed by context, KL 0.18", "sharper, logits x 1.3")}
+"""Which errors are tried under which reward: a random quarter of an open context's responses is right, or one is."""
 NUMBERS = ("entropy", "entropy where lost", "reward")
 
 
 @cache
-def problem(seed: int) -> tuple[Task, NetworkPolicy]:
-    """Six prompts with three openings each, of which two are lost; sparse rewards; a random network."""
+def problem(seed: int, reward: str = "sparse") -> tuple[Task, NetworkPolicy]:
+    """Six prompts with three openings each, of which two are lost, that is never pay; a random network."""
     forest = Forest.uniform(PrefixTree(3, 5), NUM_PROMPTS, NUM_OPENINGS)
-    generator = stream(seed, "exact training page")
-    reward_CY = REWARDS["sparse"](forest, generator).view(forest.num_contexts, -1)
+    generator, num = stream(seed, "exact training page"), forest.tree.num_responses
+    if reward == "sparse":
+        reward_CY = REWARDS[reward](forest, generator).view(-1, num)
+    else:
+        reward_CY = torch.stack([REWARDS[reward](forest.tree, generator) for _ in range(forest.num_contexts)])
     for prompt in range(NUM_PROMPTS):
         lost = torch.randperm(NUM_OPENINGS, generator=generator)[1:]
         reward_CY[prompt * NUM_OPENINGS + lost] = 0.0
@@ -99,9 +102,9 @@ def lost_entropy(task: Task, policy: NetworkPolicy) -> float:
     return mean_entropy(Forest.uniform(forest.tree, int(is_lost_C.sum())), logp)
 
 
-def run(error: Error, remedy: str, seed: int, observe_every: int = NUM_UPDATES) -> Trajectory:
+def run(error: Error, remedy: str, seed: int, reward: str = "sparse", observe_every: int = NUM_UPDATES) -> Trajectory:
     """One exact run: Adam, one update a rollout, infinite groups."""
-    task, first = problem(seed)
+    task, first = problem(seed, reward)
     objective = reinforce("none" if remedy == "centred" else remedy)
     settings = Settings(
         objective, rate=1e-2, num_updates=NUM_UPDATES, centred=remedy == "centred", observe_every=observe_every
@@ -109,20 +112,20 @@ def run(error: Error, remedy: str, seed: int, observe_every: int = NUM_UPDATES) 
     return train(task, first, error.build(first, seed), settings)
 
 
-def ends(title: str, remedy: str, seed: int) -> tuple[float, ...]:
+def ends(title: str, remedy: str, seed: int, reward: str = "sparse") -> tuple[float, ...]:
     """Where one run ends, by NUMBERS."""
-    found = run(ERRORS[title], remedy, seed)
+    found = run(ERRORS[title], remedy, seed, reward)
     assert isinstance(found.policy, NetworkPolicy)
-    return found["entropy"][-1], lost_entropy(problem(seed)[0], found.policy), found["reward"][-1]
+    return found["entropy"][-1], lost_entropy(problem(seed, reward)[0], found.policy), found["reward"][-1]
 
 
-def cell(rows: Sequence[tuple[float, ...]], number: str) -> str:
+def cell(ends: Sequence[tuple[float, ...]], number: str) -> str:
     """A mean over problems, and the smallest and largest of them."""
-    values = [row[NUMBERS.index(number)] for row in rows]
+    values = [end[NUMBERS.index(number)] for end in ends]
     return f"{mean(values):.3f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def table(found: dict[tuple[str, str], list[tuple[float, ...]]], number: str) -> str:
+def table(found: Mapping[tuple[str, str], Sequence[tuple[float, ...]]], number: str) -> str:
     """A table in Markdown: errors by remedies."""
     titles = dict.fromkeys(title for title, _ in found)
     head = [f"| {number} at the end | {' | '.join(TITLES[r] for r in REMEDIES)} |", "|---" * (len(REMEDIES) + 1) + "|"]
@@ -130,41 +133,45 @@ def table(found: dict[tuple[str, str], list[tuple[float, ...]]], number: str) ->
     return "\n".join([*head, *rows])
 
 
-def figure(titles: Sequence[str] = ("fixed by context, KL 0.18", "sharper, logits x 1.3"), seed: int = 0) -> Figure:
-    """Entropy and reward over updates: one policy, two engines, four remedies."""
+def figure(reward: str = "sparse", seed: int = 0) -> Figure:
+    """Entropy and reward over updates: one first policy, two engines, four remedies."""
     matplotlib.rcParams |= {"font.size": 9}
-    drawn = Figure(figsize=(7.2, 4.6), layout="constrained")
+    titles = CASES["single"]
+    drawn = Figure(figsize=(7.4, 4.8), layout="constrained")
     axes = drawn.subplots(2, len(titles), sharex=True, sharey="row")
     for x, title in enumerate(titles):
         for place, remedy in enumerate(("none", "token_is", "seq_tis", "centred")):
-            found = run(ERRORS[title], remedy, seed, observe_every=5)
-            style = {"color": PALETTE[place].line, "lw": 1.4, "ls": ("-", "-", "--", "-.")[place]}
+            found = run(ERRORS[title], remedy, seed, reward, observe_every=4)
+            style = {"color": PALETTE[place].line, "lw": 1.5, "ls": ("-", "-", "--", "-.")[place]}
             axes[0, x].plot(found.updates, found["entropy"], label=TITLES[remedy], **style)
             axes[1, x].plot(found.updates, found["reward"], **style)
-        axes[0, x].set_title(f"engine: {title}")
+        axes[0, x].set_title(f"engine error: {title}")
         axes[1, x].set_xlabel("updates")
-        axes[1, x].axhline(problem(seed)[0].optimum, color="#888888", lw=0.8, ls=":")
-    axes[0, 0].set(ylabel="entropy of pi, nats", ylim=(0, None))
-    axes[1, 0].set(ylabel="expected reward J(pi)", ylim=(0, None))
-    axes[0, 0].legend(frameon=False)
+        best = problem(seed, reward)[0].optimum
+        axes[1, x].axhline(best, color="#888888", lw=0.8, ls=":")
+        axes[1, x].text(NUM_UPDATES, best, "best policy", ha="right", va="bottom", color="#666666", fontsize=8)
+    axes[0, 0].set(ylabel="entropy of pi, nats a token", ylim=(0, None), xlim=(0, NUM_UPDATES))
+    axes[1, 0].set(ylabel="expected reward J(pi)", ylim=(0, 1.12 * best))
+    axes[0, -1].legend(frameon=False, fontsize=8)
     for axis in axes.ravel():
         axis.spines[["top", "right"]].set_visible(False)
     return drawn
 
 
-def main(titles: Sequence[str]) -> None:
-    """Prints each error's row as soon as it is there, then the tables; draws the picture."""
-    titles = titles or tuple(ERRORS)
-    jobs = [(title, remedy, seed) for title in titles for remedy in REMEDIES for seed in range(NUM_PROBLEMS)]
-    found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
-    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
-        for job, end in zip(jobs, pool.map(ends, *zip(*jobs, strict=True)), strict=True):
-            found.setdefault(job[:2], []).append(end)
-            print(*job, *(f"{x:.4f}" for x in end), file=sys.stderr, flush=True)
-    for number in NUMBERS:
-        print("\n" + table(found, number), flush=True)
+def main() -> None:
+    """Prints the tables of each kind of reward, and draws the picture."""
+    for reward, titles in CASES.items():
+        jobs = [
+            (title, remedy, seed, reward) for title in titles for remedy in REMEDIES for seed in range(NUM_PROBLEMS)
+        ]
+        found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+        with ProcessPoolExecutor(NUM_PROCESSES) as pool:
+            for (title, remedy, *_), end in zip(jobs, pool.map(ends, *zip(*jobs, strict=True)), strict=True):
+                found.setdefault((title, remedy), []).append(end)
+        for number in NUMBERS:
+            print(f"{table(found, number)}\n", flush=True)
     PICTURE.write_text(svg(figure()), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -3,9 +3,9 @@
 A response adds a u(y) to the update: u is the gradient that the objective's own code gives it at advantage +1 or -1
 and denominator 1, a its expected advantage over denominator (theory/exact/groups.py). The drift is what the update
 would be if each token's advantage were the mean one of its prefix, E_mu[a | y_<t]: what no choice of token earned. It
-is 0 where E_mu[w_t g_t | y_<t] = 0, that is under a token, prefix or sequence weight; without one it is
--sum_t E_mu[E_mu[a | y_<t] grad KL_t(mu || pi)]. An unweighted update less its drift is that of the score centred
-under mu, g_t - E_mu[g_t | y_<t] (arXiv 2609.20807).
+is 0 where E_mu[w_t g_t | y_<t] = 0, that is under a token, prefix or sequence weight, as long as mu samples all that pi
+does (top-p does not); without a weight it is -sum_t E_mu[E_mu[a | y_<t] grad KL_t(mu || pi)]. An unweighted update less
+its drift is that of the score centred under mu, g_t - E_mu[g_t | y_<t] (arXiv 2609.20807).
 
 Letters: theory/exact/tree.py, forest.py and groups.py. Papers: MiniRL (arXiv 2512.01374) Eq. 2, 4 and sec. 4.3.
 """
@@ -115,10 +115,11 @@ class Batch:
 
     def coefficients(self, pi_BT: Float[Tensor, "B T"], sign: float, on_B: Bool[Tensor, " B"]) -> Float[Tensor, "B T"]:
         """d J / d log pi_t at advantage `sign` of the responses `on_B`; 0 for the others."""
-        rows = (x_BT[on_B] for x_BT in (pi_BT, self.old_BT, self.mu_BT))
+        pi_bT, old_bT, mu_bT = (x_BT[on_B] for x_BT in (pi_BT, self.old_BT, self.mu_BT))
         signs_B = torch.full((int(on_B.sum()),), sign, dtype=torch.float64)
         found_BT = torch.zeros_like(pi_BT)
-        found_BT[on_B] = coefficients(self.objective, *rows, signs_B, self.forest.whole.is_response_BT[on_B])
+        mask_bT = self.forest.whole.is_response_BT[on_B]
+        found_BT[on_B] = coefficients(self.objective, pi_bT, old_bT, mu_bT, signs_B, mask_bT)
         return found_BT
 
 
