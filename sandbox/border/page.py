@@ -60,7 +60,8 @@ The design and its predictions were written before the runs that decide them
 PICTURE = """![Accuracy over gap and staleness, a panel per remedy](images/border.svg)
 
 *Mean held-out accuracy of pi over the run, sampled by an exact engine. A run has collapsed where its last quarter is
-below half of its highest level, the one before training included. Grey: not run yet.*
+below half of its highest level, the one before training included; below the accuracy stands how many of the runs did,
+where any did. Grey: not run yet.*
 """
 
 SIGN = """## The sign of the weight

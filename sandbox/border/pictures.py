@@ -75,7 +75,7 @@ def _panel(axis: Axes, places: pd.DataFrame, remedy: str, top: float) -> None:
             ink = "white" if share < 0.55 else "black"
             axis.text(x, y - 0.12, f"{place['area']:.2f}", ha="center", va="center", color=ink)
             if place["collapsed"] > 0:
-                fell = f"{round(place['collapsed'] * place['n'])}/{place['n']:.0f} fell"
+                fell = f"{round(place['collapsed'] * place['n'])}/{place['n']:.0f}"
                 axis.text(x, y + 0.27, fell, ha="center", va="center", color=ink, fontsize=6, weight="bold")
     axis.set_title(TITLES[remedy])
     axis.set(xlim=(-0.5, len(DEGREES) - 0.5), ylim=(len(ROUTER_GAPS) - 0.5, -0.5))
