@@ -24,6 +24,7 @@ from theory.objectives import Objective, preset
 from theory.routing.features import draw_rows
 from theory.routing.gates import GATES
 from theory.routing.passes import PassRouting
+from theory.routing.predictor import PredictorSettings
 from theory.routing.record import RoutingRecord
 from theory.streams import stream
 
@@ -74,9 +75,13 @@ def write_model(folder: Path, dense: tuple[int, ...] = (), gate: str = "qwen3", 
 
 
 def algorithm(mode: str = "Pr2", **changes: Any) -> Algorithm:
-    """MiniRL with an AdamW that is not ruled by the sign of rounding errors: its eps is of the gradients' own size."""
+    """MiniRL with an AdamW that is not ruled by the sign of rounding errors: its eps is of the gradients' own size.
+
+    The predictor learns at the model's rate: at a default made for rates of 1e-6 rounding would grow a thousandfold.
+    """
     optimizer = {"learning_rate": 1e-2, "weight_decay": 0.1, "eps": 1e-4, **changes.pop("optimizer", {})}
-    fields = {"objective": preset("minirl"), "num_prompts": 4, "num_responses": 2, **changes}
+    fields = {"objective": preset("minirl"), "num_prompts": 4, "num_responses": 2, "predictor": PredictorSettings(1.0)}
+    fields |= changes
     return Algorithm(mode=mode, optimizer=OptimizerSettings(**optimizer), **fields)
 
 
