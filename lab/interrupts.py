@@ -32,12 +32,14 @@ class Interrupted(BaseException):
 def interruptible() -> Iterator[None]:
     """Inside the block the first SIGINT or SIGTERM raises Interrupted, and a second one ends the process at once.
 
-    Without effect outside of the main thread, to which alone Python delivers signals.
+    Without effect outside of the main thread, to which alone Python delivers signals. A signal that the process was
+    started to ignore stays ignored: `nohup` and a shell's `&` do so with SIGINT.
     """
     with kept_handlers():
         if threading.current_thread() is threading.main_thread():
             for signum in SIGNALS:
-                signal.signal(signum, _interrupt)
+                if signal.getsignal(signum) is not signal.SIG_IGN:
+                    signal.signal(signum, _interrupt)
         yield
 
 
@@ -68,7 +70,8 @@ def held() -> Iterator[None]:
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     for each in SIGNALS:
-        signal.signal(each, signal.SIG_DFL)  # whoever asks twice does not want to wait
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            signal.signal(each, signal.SIG_DFL)  # whoever asks twice does not want to wait
     raise Interrupted(signum)
 
 

@@ -14,18 +14,25 @@ import pytest
 
 from firstorder.cli import app, main
 from lab.files import TEMPORARY
+from lab.interrupts import Interrupted, interruptible
 from lab.records import RunFolder
 from tests.firstorder.test_cli import TINY
 
 STEPS = 100_000
 
 
+def listen() -> None:
+    """Undoes what tests that were started by `nohup` or a shell's `&` inherit: SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(folder: Path) -> subprocess.Popen[str]:
-    """A run of many short steps in a process of its own, in that folder."""
+    """A run of many short steps in a process of its own, in that folder; whoever starts it kills it."""
     (folder / "tiny run.yaml").write_text(TINY.replace("loggers: []", "loggers: [csv]"))
     words = ["train", "tiny run.yaml", "--num_steps", str(STEPS), "--progress", "none"]
     command = [sys.executable, "-m", "firstorder", *words]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, preexec_fn=listen)
 
 
 def wait_for_steps(process: subprocess.Popen[str], folder: Path, num_rows: int) -> None:
@@ -44,9 +51,12 @@ def test_a_stopped_run_says_how_to_continue(signum: signal.Signals, code: int, t
     """In training: 128 + the signal, one line with the exact command, every row in metrics and logger, no verdict, and
     the command continues where it says."""
     process = start(tmp_path)
-    wait_for_steps(process, tmp_path, 4)
-    process.send_signal(signum)
-    out, err = process.communicate(timeout=60)
+    try:
+        wait_for_steps(process, tmp_path, 4)
+        process.send_signal(signum)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert (process.returncode, out) == (code, "") and err.count("\n") == 1, err
     (folder,) = (tmp_path / "runs" / "tiny").iterdir()
     rows = RunFolder.open(folder).metrics()
@@ -58,13 +68,29 @@ def test_a_stopped_run_says_how_to_continue(signum: signal.Signals, code: int, t
 
     name, *words = shlex.split(command)
     assert name == "firstorder"
-    again = subprocess.Popen([sys.executable, "-m", "firstorder", *words], cwd=tmp_path, stderr=subprocess.PIPE)
+    again = subprocess.Popen(
+        [sys.executable, "-m", "firstorder", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
     try:
         wait_for_steps(again, tmp_path, len(rows) + 2)
     finally:
         again.kill()
         again.communicate()
     assert [path.name for path in (tmp_path / "runs" / "tiny").iterdir()] == [folder.name]
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """Under `nohup`, SIGINT ignored: the block and what follows it ignore it too, and still end at SIGTERM."""
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interruptible():
+            signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            with pytest.raises(Interrupted, match="SIGTERM"):
+                signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def test_any_command_can_be_stopped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
