@@ -15,6 +15,7 @@ import torch
 from lab.config.load import load
 from lab.config.run import RunConfig
 from lab.files import atomic_folder
+from lab.hf.families import FAMILIES, OWN
 from lab.records import RunFolder
 from lab.strict import ConfigError
 from lab.tasks.tokenizers import CharTokenizer
@@ -22,7 +23,6 @@ from sandbox.config import SandboxRun
 from sandbox.model import MoE
 from sandbox.model.checkpoint import load as load_model
 from sandbox.model.checkpoint import save
-from sandbox.model.hf_config import family
 from sandbox.run import initial_model, open_task
 
 TOKENIZER_FILES = (
@@ -73,10 +73,11 @@ def write(model: MoE, tokenizer: CharTokenizer | Path, to: Path) -> bool:
 
     Raises ValueError where the model is one that only this project opens, and where `to` holds anything else.
     """
-    if family(model.config) == "firstorder_moe":
+    if model.config.shape().family == OWN:
+        classes = ", ".join(row.hf_class for row in FAMILIES.values() if "sandbox" in row.worlds and not row.is_own)
         raise ValueError(
-            "model: expected one that transformers has a class for (Qwen3, Qwen3-MoE, OLMoE, Mixtral, dots.llm1), got "
-            "one with a gate or shared expert that none of them has"
+            f"model: expected one that transformers has a class for ({classes}), got one with a gate, a norm or a "
+            "shared expert that none of them has"
         )
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         if to.is_dir() and _holds(to, lambda folder: _fill(model, tokenizer, folder)):

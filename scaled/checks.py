@@ -6,12 +6,13 @@ import importlib.metadata
 import importlib.util
 from pathlib import Path
 
+from lab.hf import ModelShape
 from lab.tasks import TextTask
 from lab.tasks import build as build_task
 from lab.tasks.tokenizers import load_tokenizer
 from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
-from scaled.model_shape import ModelShape, load_shape
+from scaled.model_shape import load_shape
 from scaled.plan.feasibility import check_lengths
 from theory.contracts import Environment
 

@@ -1,8 +1,8 @@
-"""Hugging Face folders in and out: config.json and safetensors of Qwen3-MoE, OLMoE, Mixtral, dots.llm1 and dense Qwen3.
+"""Hugging Face folders in and out: config.json and safetensors of the architectures in lab/hf/families.py.
 
 One table of views binds every Hugging Face name to the part of our parameters that holds it; reading, writing and the
 weight hand-over between engines all go through it. What the decoder cannot do is refused, never ignored; pickles are
-never opened. A model that none of these classes can express (a gated shared expert, say) is written under our own
+never opened. A model that no public class can express (a gated shared expert, say) is written under our own
 architecture name: it opens here, not in transformers.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sandbox.model.config import ModelConfig
+from lab.hf import ModelShape, config_fields, misfits, misshapen, parse_shape, read_json
+from lab.hf.shape import Parts
+from sandbox.model.config import ModelConfig, config_of
 from sandbox.model.decoder import MoE
-from sandbox.model.hf_config import config_from_hf, config_to_hf, family
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -30,7 +31,7 @@ INDEX = "model.safetensors.index.json"
 def load(folder: str | Path) -> MoE:
     """The model of a Hugging Face folder, in float32. Raises FileNotFoundError or ValueError with one clear line."""
     folder = Path(folder)
-    model = MoE(config_from_hf(_read_json(folder / "config.json"), where=str(folder / "config.json")))
+    model = MoE(_config(folder / "config.json"))
     try:
         load_hf(model, _read_tensors(folder))
     except ValueError as error:
@@ -38,12 +39,20 @@ def load(folder: str | Path) -> MoE:
     return model
 
 
+def _config(file: Path) -> ModelConfig:
+    shape = parse_shape(read_json(file), str(file), "sandbox")
+    try:
+        return config_of(shape)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
 def save(model: MoE, folder: str | Path) -> None:
     """Writes config.json and model.safetensors, each atomically, so that transformers and `load` open the folder."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(model.embedding.dtype).removeprefix("torch.")
-    text = json.dumps({**config_to_hf(model.config), "dtype": dtype}, indent=2) + "\n"
+    text = json.dumps({**config_fields(model.config.shape()), "dtype": dtype}, indent=2) + "\n"
     save_file(dict(to_hf(model)), folder / (WEIGHTS + ".partial"), metadata={"format": "pt"})
     os.replace(folder / (WEIGHTS + ".partial"), folder / WEIGHTS)
     (folder / "config.json.partial").write_text(text, encoding="utf-8")
@@ -52,7 +61,7 @@ def save(model: MoE, folder: str | Path) -> None:
 
 def to_hf(model: MoE) -> Iterator[tuple[str, Tensor]]:
     """Copies of the weights under their Hugging Face names, detached and contiguous."""
-    for name, view in _views(model).items():
+    for name, view in _views(model, model.config.shape()).items():
         yield name, view.detach().clone(memory_format=torch.contiguous_format)
 
 
@@ -64,7 +73,8 @@ def load_hf(model: MoE, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
     `experts.down_proj` (E, D, F)), and a tied model's redundant `lm_head.weight`. Raises ValueError that names the
     missing, unexpected, repeated and misshapen weights.
     """
-    views, stacked = _views(model), _stacked_views(model)
+    shape = model.config.shape()
+    views, stacked = _views(model, shape), _stacked_views(model, shape)
     copies: list[tuple[Tensor, Tensor]] = []
     given: dict[str, Tensor] = {}
     seen: set[str] = set()
@@ -75,24 +85,20 @@ def load_hf(model: MoE, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
         given[name] = tensor
         if name == "lm_head.weight" and model.head is None:
             continue
-        canonical = name if name in views else _canonical(model.config, name)
+        canonical = name if name in views else shape.in_files(name)
         target, covers = (views[canonical], [canonical]) if canonical in views else stacked.get(canonical, (None, []))
         if target is None:
             problems["unexpected"].append(name)
         elif seen.intersection(covers):
             problems["repeated"].append(name)
-        elif tensor.shape != target.shape or not tensor.is_floating_point():
-            problems["misshapen"].append(
-                f"{name} (expected {tuple(target.shape)}, got {tuple(tensor.shape)} {str(tensor.dtype)[6:]})"
-            )
+        elif wrong := misshapen(name, target.shape, tensor):
+            problems["misshapen"].append(wrong)
         else:
             copies.append((target, tensor))
         seen.update(covers)
     problems = {"missing": [name for name in views if name not in seen], **problems}
-    if any(problems.values()):
-        raise ValueError(
-            "weights do not fit the model: " + "; ".join(_named(*item) for item in problems.items() if item[1])
-        )
+    if found := misfits(problems):
+        raise ValueError(f"weights do not fit the model: {found}")
     _check_tied(model, given)
     for target, tensor in copies:
         target.copy_(tensor)
@@ -105,105 +111,67 @@ def _check_tied(model: MoE, given: dict[str, Tensor]) -> None:
         raise ValueError("lm_head.weight: expected the embeddings (the config ties them), got other values")
 
 
-def _named(kind: str, names: list[str], limit: int = 5) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{kind} {', '.join(names[:limit])}{more}"
-
-
-def _moe_prefix(config: ModelConfig, layer_number: int) -> str:
-    block = "block_sparse_moe" if family(config) == "mixtral" else "mlp"
-    return f"model.layers.{layer_number}.{block}."
-
-
-def _canonical(config: ModelConfig, name: str) -> str:
-    """Mixtral's block is called `mlp` in memory and `block_sparse_moe` in files; both are taken."""
-    return name.replace(".mlp.", ".block_sparse_moe.") if family(config) == "mixtral" else name
-
-
-def _layers(model: MoE) -> list[Any]:
-    return list(model.layers)
-
-
-def _views(model: MoE) -> dict[str, Tensor]:
+def _views(model: MoE, shape: ModelShape) -> dict[str, Tensor]:
     """Every Hugging Face name and the view of our parameters that it stands for, in its Hugging Face shape."""
-    views = {"model.embed_tokens.weight": model.embedding.data, "model.norm.weight": model.norm.data}
-    if model.head is not None:
-        views["lm_head.weight"] = model.head.data
-    for number, layer in enumerate(_layers(model)):
-        prefix = f"model.layers.{number}."
-        views[prefix + "input_layernorm.weight"] = layer.attention_norm.data
-        views[prefix + "post_attention_layernorm.weight"] = layer.mlp_norm.data
-        views |= _attention_views(layer.attention, model.config, prefix + "self_attn.")
-        if number in model.config.dense_layers:
-            views |= _mlp_views(layer.mlp, prefix + "mlp.")
+    outer = {"embedding": model.embedding.data, "norm": model.norm.data}
+    views = _bound(shape.outer(), outer if model.head is None else outer | {"head": model.head.data})
+    layers: Any = model.layers
+    for number, layer in enumerate(layers):
+        views |= _bound(shape.norms(number), {"attention": layer.attention_norm.data, "mlp": layer.mlp_norm.data})
+        views |= _bound(shape.attention(number), _attention_views(layer.attention))
+        if number in shape.dense_layers:
+            views |= _bound(shape.mlp(number), _mlp_views(layer.mlp))
         else:
-            views |= _expert_views(layer.mlp, model.config, _moe_prefix(model.config, number))
+            views |= _expert_views(layer.mlp, shape, number)
     return views
 
 
-def _attention_views(attention: Any, config: ModelConfig, prefix: str) -> dict[str, Tensor]:
+def _bound(parts: Parts, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    assert parts.keys() == views.keys(), (parts, views.keys())
+    return {weight.name: views[part] for part, weight in parts.items()}
+
+
+def _attention_views(attention: Any) -> dict[str, Tensor]:
+    config = attention.config
     H, h, d = config.num_heads, config.num_kv_heads, config.head_dim
     q, k, v = attention.qkv.data.split([H * d, h * d, h * d])
     views = {"q_proj": q, "k_proj": k, "v_proj": v, "o_proj": attention.o.data}
-    if config.qk_norm != "none":
-        views |= {"q_norm": attention.q_norm.data, "k_norm": attention.k_norm.data}
-    return {f"{prefix}{name}.weight": view for name, view in views.items()}
+    if config.qk_norm == "none":
+        return views
+    return views | {"q_norm": attention.q_norm.data, "k_norm": attention.k_norm.data}
 
 
-def _mlp_views(mlp: Any, prefix: str) -> dict[str, Tensor]:
+def _mlp_views(mlp: Any) -> dict[str, Tensor]:
     gate, up = mlp.gate_up.data.chunk(2)
-    views = {"gate_proj": gate, "up_proj": up, "down_proj": mlp.down.data}
-    return {f"{prefix}{name}.weight": view for name, view in views.items()}
+    return {"gate": gate, "up": up, "down": mlp.down.data}
 
 
-def _expert_views(mlp: Any, config: ModelConfig, prefix: str) -> dict[str, Tensor]:
-    views = {prefix + "gate.weight": mlp.router.data}
-    if mlp.selection_bias is not None:
-        views[prefix + "gate.e_score_correction_bias"] = mlp.selection_bias
-    names = ("w1", "w3", "w2") if family(config) == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+def _expert_views(mlp: Any, shape: ModelShape, layer: int) -> dict[str, Tensor]:
+    bias, shared_gate = mlp.selection_bias, mlp.shared_gate
+    router = {"router": mlp.router.data} | ({} if bias is None else {"selection_bias": bias})
+    views = _bound(shape.router(layer), router)
     stacks = *mlp.gate_up.data.transpose(1, 2).chunk(2, dim=1), mlp.down.data.transpose(1, 2)
     for e, of_expert in enumerate(zip(*(stack.unbind() for stack in stacks), strict=True)):
-        views |= {f"{prefix}experts.{e}.{name}.weight": view for name, view in zip(names, of_expert, strict=True)}
-    if mlp.shared is not None:
-        name = "shared_experts." if family(config) == "dots1" else "shared_expert."
-        views |= _mlp_views(mlp.shared, prefix + name)
-    if mlp.shared_gate is not None:
-        views[prefix + "shared_expert_gate.weight"] = mlp.shared_gate.data
-    return views
+        views |= _bound(shape.expert(layer, e), dict(zip(("gate", "up", "down"), of_expert, strict=True)))
+    shared = {} if mlp.shared is None else _mlp_views(mlp.shared)
+    return views | _bound(
+        shape.shared_expert(layer), shared if shared_gate is None else shared | {"shared_gate": shared_gate.data}
+    )
 
 
-def _stacked_views(model: MoE) -> dict[str, tuple[Tensor, list[str]]]:
+def _stacked_views(model: MoE, shape: ModelShape) -> dict[str, tuple[Tensor, list[str]]]:
     """The names of stacked experts: their view, and the per-expert names that they stand for."""
-    stacked = {}
-    mixtral = family(model.config) == "mixtral"
-    gate_up, down = (("w1", "w3"), ("w2",)) if mixtral else (("gate_proj", "up_proj"), ("down_proj",))
-    for number in model.config.moe_layers:
-        mlp, prefix = _layers(model)[number].mlp, _moe_prefix(model.config, number) + "experts."
-        for name, parts, parameter in (("gate_up_proj", gate_up, mlp.gate_up), ("down_proj", down, mlp.down)):
-            covers = [f"{prefix}{e}.{part}.weight" for e in range(model.config.num_experts) for part in parts]
-            stacked[prefix + name] = (parameter.data.transpose(1, 2), covers)
-    return stacked
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent}: no such folder")
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: no such file; expected a Hugging Face folder with config.json and safetensors"
-        )
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
+    layers: Any = model.layers
+    return {
+        name: (getattr(layers[number].mlp, parameter).data.transpose(1, 2), covers)
+        for number in shape.moe_layers
+        for parameter, (name, covers) in zip(("gate_up", "down"), shape.stacked_experts(number).items(), strict=True)
+    }
 
 
 def _files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
-        weight_map = _read_json(folder / INDEX).get("weight_map")
+        weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise ValueError(f"{INDEX}: expected a weight_map from weight names to file names")
         outside = [name for name in weight_map.values() if Path(name).name != name]

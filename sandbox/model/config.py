@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
 
+from lab.hf import ModelShape, family_of
 from theory.routing.gates import GATES, Gate, select
 
 
@@ -92,3 +93,17 @@ class ModelConfig:
     def moe_layers(self) -> tuple[int, ...]:
         """The decoder layers that have a router, ascending: the layer numbers of a routing record."""
         return tuple(n for n in range(self.num_layers) if n not in self.dense_layers)
+
+    def shape(self) -> ModelShape:
+        """This model as Hugging Face folders state it, under the public architecture that computes exactly it."""
+        has_bias = self.gate.score == "sigmoid" and bool(self.moe_layers)
+        shape = ModelShape("", **{name: getattr(self, name) for name in _SHARED}, has_selection_bias=has_bias)
+        return replace(shape, family=family_of(shape))
+
+
+_SHARED = tuple(field.name for field in fields(ModelConfig) if field.name != "init_std")
+
+
+def config_of(shape: ModelShape) -> ModelConfig:
+    """The decoder of a shape without latent attention. Raises ValueError for sizes that do not fit together."""
+    return ModelConfig(**{name: getattr(shape, name) for name in _SHARED})

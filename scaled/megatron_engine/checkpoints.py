@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_pytorch
 
+from lab.hf import ModelShape
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.optimizer import RankOptimizer
 from scaled.megatron_engine.parallel import Layout
 from scaled.megatron_engine.policy import Policy
 from scaled.megatron_engine.predictor import StagePredictor
-from scaled.model_shape import ModelShape
 
 # Of Megatron's formats for the distributed optimiser the only one that another tensor or pipeline parallelism reads;
 # gathered over gloo, as the other way sends through a GPU.

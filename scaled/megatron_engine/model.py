@@ -15,11 +15,11 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 
+from lab.hf import ModelShape
 from scaled.config import TrainingBlock
 from scaled.megatron_engine import cpu_shims, parallel
 from scaled.megatron_engine.parallel import Layout, check_layout
 from scaled.megatron_engine.specs import layer_specs
-from scaled.model_shape import ModelShape
 
 # Field, what it must be, and why: what a replayed row would not reach, or what a recomputed pass would not repeat.
 REPLAYABLE: tuple[tuple[str, Any, str], ...] = (
@@ -122,12 +122,11 @@ def _parallel_fields(training: TrainingBlock) -> dict[str, Any]:
 
 
 def _expert_fields(shape: ModelShape, training: TrainingBlock) -> dict[str, Any]:
-    shared = shape.num_shared_experts * shape.expert_size
     return {
         "num_moe_experts": shape.num_experts,
         "moe_router_topk": shape.experts_per_token,
         "moe_ffn_hidden_size": shape.expert_size,
-        "moe_shared_expert_intermediate_size": shared or None,
+        "moe_shared_expert_intermediate_size": shape.shared_expert_size or None,
         "moe_layer_freq": [int(n not in shape.dense_layers) for n in range(shape.num_layers)],
         "moe_token_dispatcher_type": training.token_dispatcher,
         "moe_grouped_gemm": cpu_shims.has_fused_kernels(),

@@ -2,15 +2,16 @@
 
 Where there are several (queries, keys and values; gate and up) each is seen as `blocks` of adjacent rows, and block i
 of the parameter is the blocks i of its parts, one after the other: a tensor-parallel shard is then a run of blocks.
-Imports nothing of Megatron.
+The tensors' own names and shapes are lab/hf's. Imports nothing of Megatron.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from scaled.model_shape import ModelShape
+from lab.hf import ModelShape
+from lab.hf.shape import Parts
 
 
 @dataclass(frozen=True)
@@ -29,100 +30,75 @@ class Rule:
     is_copy: bool = False
 
 
+# Megatron's name without `.weight`: the parts of it in lab/hf's table, and the axis that is split.
+Named = Mapping[str, tuple[tuple[str, ...], int | None]]
+OUTER: Named = {
+    "embedding.word_embeddings": (("embedding",), 0),
+    "output_layer": (("head",), 0),
+    "decoder.final_layernorm": (("norm",), None),
+}
+NORMS: Named = {"input_layernorm": (("attention",), None), "pre_mlp_layernorm": (("mlp",), None)}
+ROUTER: Named = {"router": (("router",), None), "router.expert_bias": (("selection_bias",), None)}
+MLP: Named = {"linear_fc1": (("gate", "up"), 0), "linear_fc2": (("down",), 1)}
+ATTENTION: Named = {
+    "linear_qkv": (("q_proj", "k_proj", "v_proj"), 0),
+    "linear_proj": (("o_proj",), 1),
+    "q_layernorm": (("q_norm",), None),
+    "k_layernorm": (("k_norm",), None),
+}
+LATENT_ATTENTION: Named = {
+    "linear_q_proj": (("q_proj",), 0),
+    "linear_q_down_proj": (("q_a_proj",), 0),
+    "linear_q_up_proj": (("q_b_proj",), 0),
+    "q_layernorm": (("q_a_layernorm",), None),
+    "linear_kv_down_proj": (("kv_a_proj_with_mqa",), 0),
+    "linear_kv_up_proj": (("kv_b_proj",), 0),
+    "kv_layernorm": (("kv_a_layernorm",), None),
+    "linear_proj": (("o_proj",), 1),
+}
+
+
 def rule(shape: ModelShape, name: str, layer: int | None = None, expert: int | None = None) -> Rule:
     """The rule of a Megatron parameter by its name within the layer (`self_attention.linear_qkv.weight`).
 
     Outside a layer `layer` is None; of an expert's parameter `name` is the part after its number, `expert` that number
     among all experts. Raises ValueError for a name that has no rule.
     """
+    name = name.removesuffix(".weight")
     if layer is None:
-        return _outer_rule(shape, name)
+        is_tied_head = name == "output_layer" and shape.tied_head
+        return _rule(OUTER, shape.outer(), "embedding.word_embeddings" if is_tied_head else name, is_copy=is_tied_head)
     if expert is not None:
-        size, prefix = shape.expert_size, f"model.layers.{layer}.mlp.experts.{expert}"
-        return _mlp_rule(shape, name, prefix, size, is_expert=True)
-    prefix = f"model.layers.{layer}"
+        return _rule(MLP, shape.expert(layer, expert), name, is_expert=True)
     if name.startswith("self_attention."):
-        return _attention_rule(shape, name.removeprefix("self_attention."), f"{prefix}.self_attn")
+        return _attention_rule(shape, layer, name.removeprefix("self_attention."))
     if name.startswith("mlp.shared_experts."):
-        size = shape.num_shared_experts * shape.expert_size
-        return _mlp_rule(shape, name.removeprefix("mlp.shared_experts."), f"{prefix}.mlp.shared_experts", size)
-    D, E = shape.hidden_size, shape.num_experts
-    plain = {
-        "input_layernorm.weight": Rule((f"{prefix}.input_layernorm.weight",), ((D,),)),
-        "pre_mlp_layernorm.weight": Rule((f"{prefix}.post_attention_layernorm.weight",), ((D,),)),
-        "mlp.router.weight": Rule((f"{prefix}.mlp.gate.weight",), ((E, D),)),
-        "mlp.router.expert_bias": Rule((f"{prefix}.mlp.gate.e_score_correction_bias",), ((E,),)),
-    }
-    return (
-        plain[name] if name in plain else _mlp_rule(shape, name.removeprefix("mlp."), f"{prefix}.mlp", shape.dense_size)
-    )
+        return _rule(MLP, shape.shared_expert(layer), name.removeprefix("mlp.shared_experts."))
+    if name.startswith("mlp.router"):
+        return _rule(ROUTER, shape.router(layer), name.removeprefix("mlp."))
+    if name.startswith("mlp."):
+        return _rule(MLP, shape.mlp(layer), name.removeprefix("mlp."))
+    return _rule(NORMS, shape.norms(layer), name)
 
 
-def _outer_rule(shape: ModelShape, name: str) -> Rule:
-    V, D = shape.vocab_size, shape.hidden_size
-    embedding = Rule(("model.embed_tokens.weight",), ((V, D),), axis=0)
-    head = Rule(("lm_head.weight",), ((V, D),), axis=0)
-    tied = Rule(embedding.names, embedding.shapes, axis=0, is_copy=True)
-    rules = {
-        "embedding.word_embeddings.weight": embedding,
-        "output_layer.weight": tied if shape.tied_head else head,
-        "decoder.final_layernorm.weight": Rule(("model.norm.weight",), ((D,),)),
-    }
-    return _known(rules, name)
-
-
-def _mlp_rule(shape: ModelShape, name: str, prefix: str, size: int, is_expert: bool = False) -> Rule:
-    D = shape.hidden_size
-    up = (f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight")
-    rules = {
-        "linear_fc1.weight": Rule(up, ((size, D), (size, D)), axis=0, is_expert=is_expert),
-        "linear_fc2.weight": Rule((f"{prefix}.down_proj.weight",), ((D, size),), axis=1, is_expert=is_expert),
-    }
-    return _known(rules, name)
-
-
-def _attention_rule(shape: ModelShape, name: str, prefix: str) -> Rule:
+def _attention_rule(shape: ModelShape, layer: int, name: str) -> Rule:
+    parts = shape.attention(layer)
     if shape.latent_attention is not None:
-        return _latent_rule(shape, name, prefix)
-    D, d, H, h = shape.hidden_size, shape.head_dim, shape.num_heads, shape.num_kv_heads
-    is_whole = shape.qk_norm == "projection"
-    qkv = tuple(f"{prefix}.{part}_proj.weight" for part in "qkv")
-    rules = {
-        "linear_qkv.weight": Rule(qkv, ((H * d, D), (h * d, D), (h * d, D)), axis=0, blocks=h),
-        "linear_proj.weight": Rule((f"{prefix}.o_proj.weight",), ((D, H * d),), axis=1),
-        "q_layernorm.weight": Rule(
-            (f"{prefix}.q_norm.weight",), ((H * d if is_whole else d,),), 0 if is_whole else None
-        ),
-        "k_layernorm.weight": Rule(
-            (f"{prefix}.k_norm.weight",), ((h * d if is_whole else d,),), 0 if is_whole else None
-        ),
-    }
-    return _known(rules, name)
+        return _rule(LATENT_ATTENTION, parts, name)
+    if name == "linear_qkv":
+        return _rule(ATTENTION, parts, name, blocks=shape.num_kv_heads)
+    # A norm over the whole projection is split with its heads.
+    is_split_norm = name.endswith("_layernorm") and shape.qk_norm == "projection"
+    return _rule(ATTENTION, parts, name, **({"axis": 0} if is_split_norm else {}))
 
 
-def _latent_rule(shape: ModelShape, name: str, prefix: str) -> Rule:
-    a, D, H = shape.latent_attention, shape.hidden_size, shape.num_heads
-    assert a is not None
-    query_size, rank = H * (a.no_position_dim + a.position_dim), a.query_rank or 0
-    expanded = H * (a.no_position_dim + a.value_dim)
-    table: dict[str, tuple[str, tuple[int, ...], int | None]] = {
-        "linear_q_proj": ("q_proj", (query_size, D), 0),
-        "linear_q_down_proj": ("q_a_proj", (rank, D), 0),
-        "linear_q_up_proj": ("q_b_proj", (query_size, rank), 0),
-        "q_layernorm": ("q_a_layernorm", (rank,), None),
-        "linear_kv_down_proj": ("kv_a_proj_with_mqa", (a.key_value_rank + a.position_dim, D), 0),
-        "linear_kv_up_proj": ("kv_b_proj", (expanded, a.key_value_rank), 0),
-        "kv_layernorm": ("kv_a_layernorm", (a.key_value_rank,), None),
-        "linear_proj": ("o_proj", (D, H * a.value_dim), 1),
-    }
-    theirs, size, axis = _known(table, name.removesuffix(".weight"))
-    return Rule((f"{prefix}.{theirs}.weight",), (size,), axis)
-
-
-def _known(rules: dict[str, Any], name: str) -> Any:
-    if name not in rules:
-        raise ValueError(f"expected one of the parameters {', '.join(rules)}, got {name}")
-    return rules[name]
+def _rule(named: Named, parts: Parts, name: str, **changes: int | bool) -> Rule:
+    known = [one for one, (of, _) in named.items() if parts.keys() >= set(of)]
+    if name not in known:
+        raise ValueError(f"expected one of the parameters {', '.join(known)}, got {name}")
+    of, axis = named[name]
+    names, shapes = zip(*(parts[part] for part in of), strict=True)
+    return Rule(names, shapes, **{"axis": axis, **changes})
 
 
 __all__ = ["Rule", "rule"]

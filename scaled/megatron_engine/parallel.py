@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lab.hf import ModelShape
 from scaled.config import TrainingBlock
-from scaled.model_shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def check_layout(shape: ModelShape, training: TrainingBlock) -> None:
         ("tensor_parallel", tp, "attention heads", shape.num_heads),
         ("tensor_parallel", tp, "key-value heads", shape.num_kv_heads),
         ("tensor_parallel", tp, "dense hidden units", shape.dense_size if shape.dense_layers else 0),
-        ("tensor_parallel", tp, "shared-expert hidden units", shape.num_shared_experts * shape.expert_size),
+        ("tensor_parallel", tp, "shared-expert hidden units", shape.shared_expert_size),
         ("expert_parallel", ep, "experts", shape.num_experts),
         ("expert_tensor_parallel", etp, "hidden units of an expert", shape.expert_size),
         ("pipeline_parallel x training.virtual_pipeline", stages, "decoder layers", shape.num_layers),

@@ -23,6 +23,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
+from lab.hf import ModelShape
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.micro_batches import MicroBatch
 from scaled.megatron_engine.model import build_model
@@ -31,7 +32,6 @@ from scaled.megatron_engine.parts import RoutePart, TokenPart, route_part
 from scaled.megatron_engine.replay import ChunkReplay, in_flight, local_routing
 from scaled.megatron_engine.scoring import ResponseHead, token_scores
 from scaled.megatron_engine.weights import load_hf
-from scaled.model_shape import ModelShape
 from theory.routing.passes import PassRouting
 from theory.routing.replay import RoutingPass
 

@@ -35,8 +35,8 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
+from lab.hf import ModelShape
 from scaled.megatron_engine import cpu_shims
-from scaled.model_shape import ModelShape
 
 
 class Norm(torch.nn.RMSNorm):

@@ -18,10 +18,9 @@ from megatron.core import parallel_state
 from safetensors import safe_open
 from torch import Tensor
 
+from lab.hf import ModelShape, some
 from scaled.megatron_engine.names import Rule, rule
 from scaled.megatron_engine.parallel import Layout
-from scaled.model_shape import ModelShape
-from scaled.weight_names import weight_shapes
 
 # Constants that old checkpoints carry and that every engine computes from the config.
 DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")
@@ -109,7 +108,7 @@ def load_hf(
             weight.tensor.data.zero_()
         for part, name in enumerate(weight.rule.names):
             places.setdefault(name, []).append((weight, part))
-    expected = weight_shapes(shape)
+    expected = shape.weights()
     seen: set[str] = set()
     unexpected: list[str] = []
     for name, size, read in _entries(source):
@@ -124,9 +123,9 @@ def load_hf(
         for weight, part in places.get(name, ()):
             _fill(weight, part, read(weight.slices(part)))
     if unexpected:
-        raise ValueError(f"expected the tensors of a {shape.family} model, got besides them {_some(unexpected)}")
+        raise ValueError(f"expected the tensors of a {shape.family} model, got besides them {some(unexpected)}")
     if missing := [name for name in expected if name not in seen]:
-        raise ValueError(f"expected {len(expected)} tensors, missing {_some(missing)}")
+        raise ValueError(f"expected {len(expected)} tensors, missing {some(missing)}")
 
 
 def _fill(weight: Weight, part: int, piece: Tensor) -> None:
@@ -135,10 +134,6 @@ def _fill(weight: Weight, part: int, piece: Tensor) -> None:
         place[tuple(slice(0, size) for size in piece.shape)].copy_(piece)
     else:
         place.copy_(piece.reshape(place.shape))
-
-
-def _some(names: list[str], limit: int = 5) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 Read = Callable[[tuple[slice, ...]], Tensor]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
-from scaled.model_shape import ModelShape
 from scaled.plan import memory, payloads
 from scaled.plan.hardware import Gpu
 

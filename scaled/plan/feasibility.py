@@ -10,10 +10,10 @@ from typing import Any
 
 import pydantic
 
+from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
-from scaled.model_shape import ModelShape
 from scaled.plan import memory, payloads
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB, Memory

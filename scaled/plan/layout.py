@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.hf import LatentAttention, ModelShape
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.parallel import check_layout
-from scaled.model_shape import LatentAttention, ModelShape
 from theory.routing.gates import Gate
 
 LIMIT_S = 300

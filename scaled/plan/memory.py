@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
-from scaled.model_shape import ModelShape
 from scaled.plan import payloads
 
 GIB = 2**30
@@ -85,7 +85,7 @@ def rank_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) 
             split += 3 * shape.hidden_size * shape.dense_size
         else:
             whole += shape.num_router_parameters
-            split += shape.num_shared_experts * shape.num_expert_parameters
+            split += shape.num_shared_parameters
             shares = training.expert_parallel * training.expert_tensor_parallel
             experts += shape.num_experts * shape.num_expert_parameters // shares
         dense += whole + split // tp
@@ -132,7 +132,7 @@ def mlp_activations(shape: ModelShape, number: int, b: int) -> int:
     if number in shape.dense_layers:
         return b * (2 * D + 3 * shape.dense_size)
     slots = shape.experts_per_token * (2 * D + 3 * shape.expert_size)
-    return b * (2 * D + slots + 3 * shape.num_shared_experts * shape.expert_size) + 8 * shape.num_experts
+    return b * (2 * D + slots + 3 * shape.shared_expert_size) + 8 * shape.num_experts
 
 
 def kept_activations(shape: ModelShape, number: int, training: TrainingBlock) -> tuple[int, int]:

@@ -8,7 +8,7 @@ Letters: L MoE layers, K slots, E experts, D model width, F expert width, S toke
 
 from __future__ import annotations
 
-from scaled.model_shape import ModelShape
+from lab.hf import ModelShape
 from theory.routing.record import index_dtype
 
 INT16_BYTES, INT32_BYTES = 2, 4
@@ -58,8 +58,8 @@ def predictor_flops_per_token(shape: ModelShape) -> int:
 
 def expert_flops_per_token(shape: ModelShape) -> int:
     """FLOPs of one token's experts, forward: 6 L (K + shared) D F (Pr2 App. E.2)."""
-    experts = shape.experts_per_token + shape.num_shared_experts
-    return 2 * len(shape.moe_layers) * experts * shape.num_expert_parameters
+    experts = shape.experts_per_token * shape.num_expert_parameters + shape.num_shared_parameters
+    return 2 * len(shape.moe_layers) * experts
 
 
 def kv_bytes_per_token(shape: ModelShape, element_bytes: int = 2, tensor_parallel: int = 1) -> int:

@@ -6,9 +6,10 @@ import importlib.util
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
-from scaled.model_shape import ModelShape, load_shape
+from scaled.model_shape import load_shape
 from scaled.plan import compute, feasibility, memory, payloads
 from scaled.plan.compute import StepCompute
 from scaled.plan.hardware import Gpu, gpu_named

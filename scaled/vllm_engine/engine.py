@@ -28,7 +28,6 @@ from scaled.vllm_engine import environment, routes
 from scaled.vllm_engine.quantize import DTYPES, Kernels, check_precision, choose_kernels, quantised, quantization_config
 from scaled.vllm_engine.requests import OPTIONS, Request, check_tokens, sampling_params, scoring_params
 from scaled.vllm_engine.weights_check import check_weights
-from scaled.weight_names import weight_shapes
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 from theory.routing.features import RouterFeatures
 from theory.routing.record import RoutingRecord, offsets_of
@@ -70,7 +69,7 @@ class VllmEngine:
         self.num_packed_layers = 0
         self._rollout, self._stop_token = rollout, stop_token
         self._has_graph_features = features_under_graphs
-        self._expected = weight_shapes(self.shape)
+        self._expected = self.shape.weights()
         self._num_requests = 0
         self._abort = threading.Event()
         self._folder = Path(tempfile.mkdtemp(prefix="firstorder-vllm-"))

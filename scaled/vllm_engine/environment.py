@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Literal
 
+from lab.hf import ModelShape
 from scaled.config import RolloutBlock
-from scaled.model_shape import ModelShape
 
 OLMOE_EPS = 1e-5  # written into vLLM's OLMoE
 

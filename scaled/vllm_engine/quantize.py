@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
+from lab.hf import ModelShape
 from scaled.config import PrecisionBlock, RolloutBlock
-from scaled.model_shape import ModelShape
 
 BLOCK = 128
 FP8_MAX = 448.0  # the largest finite e4m3fn value
@@ -123,7 +123,7 @@ def quantization_config(shape: ModelShape, precision: PrecisionBlock, kernels: K
     """config.json's quantization_config for this precision; None where weights are in the compute type."""
     if kernels == "rounded":
         return None
-    gates = [f"model.layers.{n}.mlp.gate" for n in shape.moe_layers]
+    gates = [shape.router(n)["router"].name.removesuffix(".weight") for n in shape.moe_layers]
     latent = (
         []
         if shape.latent_attention is None

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from scaled.model_shape import ModelShape
+from lab.hf import ModelShape
 from theory.routing.record import MISSING, RoutingRecord
 
 

@@ -25,9 +25,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lab.hf import parse_shape
 from scaled.config import TrainingBlock
-from scaled.model_shape import parse_shape
-from scaled.weight_names import weight_shapes
 from theory.streams import stream
 
 COMMON: dict[str, Any] = {
@@ -116,7 +115,7 @@ def tiny_folder(folder: Path, family: str = "qwen3_moe", seed: int = 0, num_file
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     generator = stream(seed, "tiny_folder", family)
-    tensors = {name: _draw(name, size, generator) for name, size in weight_shapes(parse_shape(fields)).items()}
+    tensors = {name: _draw(name, size, generator) for name, size in parse_shape(fields).weights().items()}
     where = {name: f"model-{i % num_files}.safetensors" for i, name in enumerate(tensors)}
     for file in sorted(set(where.values())):
         own = {name: tensor for name, tensor in tensors.items() if where[name] == file}

@@ -18,11 +18,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lab.hf import ModelShape, parse_shape
 from scaled.config import ModelBlock
 from scaled.megatron_engine.parts import assemble_scores, assemble_stats
-from scaled.model_shape import ModelShape, parse_shape
 from scaled.plan import memory
-from scaled.weight_names import weight_shapes
 from tests.scaled.megatron_world import free_ports, joined, spawn
 from tests.scaled.rank_world import algorithm, training
 from theory.contracts import MiniBatch, Prompt, Response, Rollouts
@@ -54,7 +53,7 @@ def write_model(folder: Path) -> ModelShape:
         noise = torch.randn(size, generator=draws, device="cuda", dtype=torch.bfloat16)
         return (noise / size[1] ** 0.5).cpu()
 
-    save_file({name: draw(size) for name, size in weight_shapes(shape).items()}, folder / "model.safetensors")
+    save_file({name: draw(size) for name, size in shape.weights().items()}, folder / "model.safetensors")
     return shape
 
 

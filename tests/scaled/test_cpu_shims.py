@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from lab.hf import ModelShape, parse_shape
 from scaled.config import TrainingBlock
-from scaled.model_shape import ModelShape, parse_shape
 from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_config
 
 # Shim -> a word of the error without it. The order is that in which a first run meets them.

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from lab.hf import ModelShape, parse_shape
 from scaled.config import TrainingBlock
-from scaled.model_shape import ModelShape, parse_shape
 from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_config
 from theory.routing.gates import GATES, Gate, route
 from theory.streams import stream

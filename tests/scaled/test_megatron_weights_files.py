@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from lab.hf import parse_shape
 from scaled.config import ModelBlock, TrainingBlock
 from scaled.megatron_engine.names import rule
-from scaled.model_shape import load_shape, parse_shape
-from scaled.weight_names import weight_shapes
+from scaled.model_shape import load_shape
 from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_config, tiny_folder
 from tests.scaled.rank_world import algorithm, batch, on_host
 from theory.contracts import MiniBatch
@@ -267,7 +267,7 @@ def test_bf16_keeps_the_selection_bias(folders: dict[str, Path]) -> None:
 def test_names_hold_all_parameters(family: str) -> None:
     """The shapes of all names sum to ModelShape's count of parameters, but for the selection bias, which is none."""
     shape = parse_shape(tiny_config(family))
-    sizes = {n: torch.Size(s).numel() for n, s in weight_shapes(shape).items() if not n.endswith("correction_bias")}
+    sizes = {n: torch.Size(s).numel() for n, s in shape.weights().items() if not n.endswith("correction_bias")}
     assert sum(sizes.values()) == shape.num_parameters
 
 

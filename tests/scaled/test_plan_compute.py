@@ -11,8 +11,9 @@ from transformers import OlmoeConfig, OlmoeForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from firstorder.worlds import Schemas
 from lab.config.load import load
+from lab.hf import parse_shape
 from scaled.config import ScaledRun, TrainingBlock
-from scaled.model_shape import load_shape, parse_shape
+from scaled.model_shape import load_shape
 from scaled.plan import compute
 from scaled.plan.hardware import gpu_named
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.hf import ModelShape
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.parallel import Layout, check_layout, layers_of
-from scaled.model_shape import ModelShape, load_shape
+from scaled.model_shape import load_shape
 from scaled.plan.layout import RankPlan, dry_run, total_parameters
 
 GIB = 2**30

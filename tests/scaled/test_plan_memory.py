@@ -10,8 +10,9 @@ import pytest
 
 from firstorder.worlds import Schemas
 from lab.config.load import load
+from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
-from scaled.model_shape import ModelShape, load_shape
+from scaled.model_shape import load_shape
 from scaled.plan import feasibility, memory, payloads
 from scaled.plan.hardware import GPUS, gpu_named
 from scaled.plan.layout import dry_run

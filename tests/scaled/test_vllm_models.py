@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lab.hf import config_fields
 from sandbox.model import MoE
 from sandbox.model.checkpoint import save, to_hf
-from sandbox.model.hf_config import config_to_hf
 from scaled.config import RolloutBlock
 from scaled.model_shape import load_shape
 from scaled.vllm_engine import environment
@@ -52,7 +52,7 @@ def test_what_vllm_would_compute_otherwise_is_refused(tmp_path):
         (replace(olmoe, norm_eps=1e-6), {}, "rms_norm_eps: vLLM computes OLMoE with 1e-05 .* got 1e-06"),
         (world.model_config(), {"max_model_len": 5000}, "max_position_embeddings = 4096, got 5000"),
     ]:
-        (tmp_path / "config.json").write_text(json.dumps(config_to_hf(config)))
+        (tmp_path / "config.json").write_text(json.dumps(config_fields(config.shape())))
         with pytest.raises(ValueError, match=message):
             VllmEngine(tmp_path, RolloutBlock(**rollout), world.STOP)
     with pytest.raises(ValueError, match=r"without latent attention on a CPU .* got deepseek_v3"):

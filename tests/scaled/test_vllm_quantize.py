@@ -10,14 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.hf import ModelShape, config_fields, parse_shape
 from sandbox.model import MoE
 from sandbox.model.checkpoint import to_hf
-from sandbox.model.hf_config import config_to_hf
 from scaled.config import PrecisionBlock, RolloutBlock
-from scaled.model_shape import ModelShape, load_shape, parse_shape
+from scaled.model_shape import load_shape
 from scaled.vllm_engine import quantize
 from scaled.vllm_engine.quantize import block_fp8, channel_int8, dequantised, is_quantised
-from scaled.weight_names import weight_shapes
 from tests.scaled import vllm_world as world
 from theory.routing.gates import GATES
 from theory.streams import stream
@@ -67,7 +66,7 @@ def test_what_a_format_holds_comes_back_exactly():
 
 def test_routers_and_what_decides_stay_as_they_are():
     """Gates, embeddings, norms and the head are not quantised; attention, MLP and expert matrices are."""
-    kept = {name for name in weight_shapes(parse_shape(config_to_hf(world.model_config()))) if not is_quantised(name)}
+    kept = {name for name in tiny().weights() if not is_quantised(name)}
     assert kept == {
         "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight",
         *(f"model.layers.{n}.{m}.weight" for n in range(3) for m in
@@ -84,7 +83,7 @@ def test_names_are_those_of_the_checkpoint(changes):
     """The table from config.json is name for name and shape for shape what a checkpoint of the model holds."""
     config = replace(world.model_config(), **changes)
     held = {name: tuple(t.shape) for name, t in to_hf(MoE(config, stream(0, "names")))}
-    assert weight_shapes(parse_shape(config_to_hf(config))) == held
+    assert parse_shape(config_fields(config.shape())).weights() == held == config.shape().weights()
 
 
 @pytest.mark.parametrize("query_rank", [None, 24])
@@ -110,11 +109,11 @@ def test_deepseek_names_are_transformers_own(query_rank):
         else:
             held[name] = tuple(tensor.shape)
     fields = {"model_type": "deepseek_v3", "topk_method": "noaux_tc", "rms_norm_eps": 1e-6, **sizes}
-    assert weight_shapes(parse_shape(fields)) == held
+    assert parse_shape(fields).weights() == held
 
 
 def tiny() -> ModelShape:
-    return parse_shape(config_to_hf(world.model_config()))
+    return world.model_config().shape()
 
 
 @pytest.mark.parametrize(

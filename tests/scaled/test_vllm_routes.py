@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaled.model_shape import ModelShape, parse_shape
+from lab.hf import ModelShape, parse_shape
 from scaled.vllm_engine import routes
 from scaled.vllm_engine.capture import FeatureRequest, FeatureStore, RouteStore, Step
 from theory.streams import stream

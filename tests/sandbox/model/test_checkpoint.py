@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 import sandbox.model
 from sandbox.model import ModelConfig, MoE
 from sandbox.model.checkpoint import load, load_hf, save, to_hf
-from sandbox.model.hf_config import family
 from tests.sandbox.model.hf_shapes import SHAPES
 from tests.sandbox.model.test_model import CONFIGS, Recorder
 from theory.routing.gates import GATES
@@ -80,16 +79,16 @@ def test_families():
         "qwen3": "qwen3_moe", "dense": "qwen3", "olmoe": "olmoe", "mixtral": "mixtral", "shared": "firstorder_moe",
         "groups": "firstorder_moe", "sigmoid": "firstorder_moe", "wide": "qwen3_moe",
     }  # fmt: skip
-    assert {name: family(config) for name, config in CONFIGS.items()} == expected
-    assert family(replace(CONFIGS["wide"], gate=GATES["softmax_after"])) == "qwen3_moe"
-    assert family(replace(CONFIGS["mixtral"], gate=GATES["olmoe"])) == "firstorder_moe"
+    assert {name: config.shape().family for name, config in CONFIGS.items()} == expected
+    assert replace(CONFIGS["wide"], gate=GATES["softmax_after"]).shape().family == "qwen3_moe"
+    assert replace(CONFIGS["mixtral"], gate=GATES["olmoe"]).shape().family == "firstorder_moe"
     dots1 = replace(CONFIGS["sigmoid"], shared_expert_size=2 * CONFIGS["sigmoid"].expert_size, dense_layers=(0,))
-    assert family(dots1) == "dots1"
+    assert dots1.shape().family == "dots1"
     for other in (
         {"shared_expert_size": 0}, {"shared_expert_size": dots1.expert_size + 1}, {"shared_expert_gate": True},
         {"dense_layers": (1,)}, {"qk_norm": "none"}, {"gate": replace(dots1.gate, group_score="max")},
     ):  # fmt: skip
-        assert family(replace(dots1, **other)) == "firstorder_moe", other
+        assert replace(dots1, **other).shape().family == "firstorder_moe", other
 
 
 def test_softmax_after_opens_in_transformers(tmp_path):

@@ -1,0 +1,87 @@
+"""The architectures, a row each: what a public class fixes and its config.json does not say.
+
+A model is written under the first row that computes exactly it (`writer.py`), else under our own, which stands last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+World = Literal["sandbox", "scaled"]
+BOTH: tuple[World, ...] = ("sandbox", "scaled")
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture. Defaults are those of most rows; the defaults of fields are what transformers assumes.
+
+    worlds: which open it; a row of `scaled` needs tests on Megatron-core and vLLM.
+    qk_norm: RMSNorm of queries and keys per `head`, over the whole `projection`, or `none`; None: the file says.
+    dense: layers without experts: `all`, `none`, the `first` (first_k_dense_replace), or as `listed` (mlp_only_layers,
+    decoder_sparse_step).
+    num_experts, expert_size: the fields that hold them.
+    gate: `qwen` is a softmax over all experts, `deepseek` has groups, a factor and shared experts besides.
+    score: of an expert in a `deepseek` gate; with `states_score` the file's scoring_func comes first.
+    norm_topk_prob: where the file is silent; `always`: whatever it says. softmax_after: our files of it may say that
+    the softmax comes after the choice of experts, which is the renormalised one but for rounding.
+    window: a sliding window is on where use_sliding_window says so (`switched`), where it has a width (`set`), or in
+    the layers above max_window_layers (`layers`).
+    block, projections, shared: how its weights are called.
+    is_own: our own architecture, whose file states every convention.
+    """
+
+    model_type: str
+    hf_class: str
+    qk_norm: Literal["head", "projection", "none"] | None
+    worlds: tuple[World, ...] = ("sandbox",)
+    dense: Literal["all", "none", "first", "listed"] = "none"
+    num_experts: str = "num_experts"
+    expert_size: str = "moe_intermediate_size"
+    gate: Literal["qwen", "deepseek"] = "qwen"
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    states_score: bool = False
+    norm_topk_prob: bool | Literal["always"] = False
+    softmax_after: bool = False
+    min_shared_experts: int = 0
+    window: Literal["switched", "set", "layers"] = "switched"
+    is_latent: bool = False
+    head_dim: int | None = None
+    norm_eps: float = 1e-6
+    rope_theta: float = 1e4
+    block: str = "mlp"
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared: str = "shared_experts"
+    is_own: bool = False
+
+
+ROWS = (
+    Family("qwen3", "Qwen3ForCausalLM", "head", dense="all", head_dim=128),
+    Family("qwen3_moe", "Qwen3MoeForCausalLM", "head", BOTH, dense="listed", softmax_after=True),
+    Family(
+        "olmoe", "OlmoeForCausalLM", "projection", BOTH,
+        expert_size="intermediate_size", window="set", norm_eps=1e-5,
+    ),
+    Family(
+        "mixtral", "MixtralForCausalLM", "none",
+        num_experts="num_local_experts", expert_size="intermediate_size", norm_topk_prob="always", window="set",
+        norm_eps=1e-5, rope_theta=1e6, block="block_sparse_moe", projections=("w1", "w3", "w2"),
+    ),
+    Family(
+        "dots1", "Dots1ForCausalLM", "head",
+        dense="first", num_experts="n_routed_experts", gate="deepseek", score="sigmoid", min_shared_experts=1,
+        window="layers",
+    ),
+    Family(
+        "deepseek_v2", "DeepseekV2ForCausalLM", "none", ("scaled",), is_latent=True,
+        dense="first", num_experts="n_routed_experts", gate="deepseek", states_score=True,
+    ),
+    Family(
+        "deepseek_v3", "DeepseekV3ForCausalLM", "none", ("scaled",), is_latent=True,
+        dense="first", num_experts="n_routed_experts", gate="deepseek", score="sigmoid", states_score=True,
+        norm_topk_prob=True,
+    ),
+    Family("firstorder_moe", "FirstOrderMoEForCausalLM", None, dense="listed", shared="shared_expert", is_own=True),
+)  # fmt: skip
+FAMILIES = {row.model_type: row for row in ROWS}
+OWN = ROWS[-1].model_type

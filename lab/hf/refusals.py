@@ -1,0 +1,110 @@
+"""What is refused of a config.json, and why: one list for both worlds. What is not refused is computed as it says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from lab.hf.families import BOTH, FAMILIES, Family, World
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A field that must be absent, null or `value`; `why` says what it means."""
+
+    field: str
+    value: Any
+    why: str
+    worlds: tuple[World, ...] = BOTH
+
+
+PLAIN = (
+    Plain("attention_bias", False, "attention has no biases"),
+    Plain("qkv_bias", False, "attention has no biases"),
+    Plain("mlp_bias", False, "MLPs have no biases"),
+    Plain("hidden_act", "silu", "MLPs are gated by it"),
+    Plain("clip_qkv", None, "queries, keys and values are not clipped"),
+    Plain("use_sliding_window", False, "a token sees all before it"),
+    Plain("partial_rotary_factor", 1.0, "heads are rotated whole"),
+    Plain("attention_dropout", 0.0, "a pass repeats its bits"),
+    Plain("router_jitter_noise", 0.0, "a pass repeats its bits"),
+    Plain("quantization_config", None, "weights are floating-point numbers"),
+    Plain("moe_layer_freq", 1, "every layer after the dense ones has experts"),
+    Plain("decoder_sparse_step", 1, "another was never tried with Megatron-core and vLLM", worlds=("scaled",)),
+)
+# Fields that only configs with latent attention have (DeepSeek-V2 and V3, Moonlight, Kimi).
+LATENT = ("kv_lora_rank", "q_lora_rank")
+
+
+def known_family(fields: dict[str, Any], world: World | None) -> Family:
+    """The row of the file's class, or of its model_type where it names no class; ValueError where `world` has none."""
+    names, model_type = fields.get("architectures") or [], fields.get("model_type")
+    meant = [row for row in FAMILIES.values() if (names == [row.hf_class] if names else row.model_type == model_type)]
+    opened = [row for row in FAMILIES.values() if world is None or world in row.worlds]
+    found = [row for row in meant if row in opened]
+    _refuse_latent(fields, found or opened, names)
+    if not found:
+        expected = ", ".join(row.hf_class for row in opened)
+        got = names if names else f"{names} with model_type {_json(model_type)}"
+        other = f", which only backend {meant[0].worlds[0]} opens" if meant else ""
+        raise ValueError(f"architectures: expected one of {expected}, got {got}{other}")
+    if model_type not in (None, found[0].model_type):
+        raise ValueError(
+            f"model_type: expected {found[0].model_type}, that of {found[0].hf_class}, got {_json(model_type)}"
+        )
+    return found[0]
+
+
+def _refuse_latent(fields: dict[str, Any], rows: list[Family], names: list[str]) -> None:
+    if any(row.is_latent for row in rows):
+        return
+    for name in LATENT:
+        if fields.get(name) is not None:
+            opens, came = ", ".join(row.hf_class for row in rows), ", ".join(names) or "no named class"
+            raise ValueError(
+                f"{name}: expected none (the grouped-query attention of {opens}), got {_json(fields[name])}, the "
+                f"latent attention of {came}"
+            )
+
+
+def refuse(fields: dict[str, Any], family: Family, world: World | None) -> None:
+    """ValueError with the field, its plain value and the reason, where a field would change what the model computes."""
+    for row in PLAIN:
+        value = fields.get(row.field)
+        if value is not None and value != row.value and (world is None or world in row.worlds):
+            raise _refusal(row.field, row.value, row.why, value)
+    _refuse_windows(fields, family)
+    for name in ("rope_parameters", "rope_scaling"):  # transformers 5 repeats the parameters under the old name
+        value = fields.get(name)
+        if value is not None and not _is_default_rope(value):
+            raise ValueError(f"{name}: expected the default rotation, got {_json(value)}")
+    if family.is_latent and fields.get("rope_interleave") is False:
+        raise _refusal("rope_interleave", True, "neighbours are rotated", False)
+
+
+def _refuse_windows(fields: dict[str, Any], family: Family) -> None:
+    window, why = fields.get("sliding_window"), "a token sees all before it"
+    # Qwen files carry a window that their use_sliding_window switches off; elsewhere a window is a window.
+    if family.window == "set" and window is not None:
+        raise _refusal("sliding_window", None, why, window)
+    layers = fields.get("layer_types") or []
+    if family.window == "layers" and not layers and fields.get("sliding_window", 4096) is not None:
+        is_windowed = int(fields["num_hidden_layers"]) > int(fields.get("max_window_layers", 62))
+        layers = ["sliding_attention"] * is_windowed
+    if odd := sorted(set(layers) - {"full_attention"}):
+        raise ValueError(f"layer_types: expected full_attention alone ({why}), got {', '.join(odd)}")
+
+
+def _is_default_rope(rope: Any) -> bool:
+    known = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
+    return isinstance(rope, dict) and all(name == "rope_theta" or known.get(name) == v for name, v in rope.items())
+
+
+def _refusal(field: str, plain: Any, why: str, value: Any) -> ValueError:
+    return ValueError(f"{field}: expected {_json(plain)} ({why}), got {_json(value)}")
+
+
+def _json(value: Any) -> str:
+    """A field's value as it stands in the file, on one line."""
+    return json.dumps(value)

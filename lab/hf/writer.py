@@ -1,0 +1,102 @@
+"""A ModelShape as config.json, under the public architecture that computes exactly it, or under our own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from lab.hf.families import FAMILIES, OWN, Family
+from lab.hf.reader import OWN_GATE, parse_shape
+from lab.hf.shape import ModelShape
+
+
+def family_of(shape: ModelShape) -> str:
+    """The first architecture whose config.json states this model exactly, whatever `shape.family` says."""
+    wanted = _without_what_is_unused(shape)
+    for row in FAMILIES.values():
+        if not row.is_latent and _states(row, wanted):
+            return row.model_type
+    return OWN
+
+
+def _states(family: Family, shape: ModelShape) -> bool:
+    named = replace(shape, family=family.model_type)
+    try:
+        return parse_shape(config_fields(named)) == named
+    except ValueError:
+        return False
+
+
+def _without_what_is_unused(shape: ModelShape) -> ModelShape:
+    plain = shape if shape.dense_layers else replace(shape, dense_size=0)
+    if shape.moe_layers:
+        return plain
+    unset = {name: getattr(ModelShape, name) for name in _OF_EXPERTS}
+    return replace(plain, **unset)
+
+
+_OF_EXPERTS = (
+    "num_experts", "experts_per_token", "expert_size", "shared_expert_size", "shared_expert_gate", "gate",
+    "has_selection_bias",
+)  # fmt: skip
+
+
+def config_fields(shape: ModelShape) -> dict[str, Any]:
+    """The fields of config.json for this model under `shape.family`, an architecture with grouped-query attention."""
+    family = FAMILIES[shape.family]
+    fields: dict[str, Any] = {
+        "architectures": [family.hf_class],
+        "model_type": family.model_type,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "max_position_embeddings": shape.max_positions,
+        "tie_word_embeddings": shape.tied_head,
+        "attention_bias": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    return fields | _mlp_fields(shape, family)
+
+
+def _mlp_fields(shape: ModelShape, family: Family) -> dict[str, Any]:
+    dense = {} if family.dense == "none" else {"intermediate_size": shape.dense_size}
+    if family.dense == "all":
+        return dense
+    fields: dict[str, Any] = {
+        "num_experts_per_tok": shape.experts_per_token,
+        # A softmax over the chosen ones is the renormalised softmax over all, but for rounding.
+        "norm_topk_prob": shape.gate.renormalise or shape.gate.order == "after",
+        family.num_experts: shape.num_experts,
+    }
+    if family.gate == "deepseek":
+        fields["n_shared_experts"] = shape.shared_expert_size // max(1, shape.expert_size)
+    fields |= {family.expert_size: shape.expert_size, **dense}
+    if family.dense == "first":
+        fields["first_k_dense_replace"] = len(shape.dense_layers)
+    elif family.dense == "listed":
+        fields |= {"mlp_only_layers": list(shape.dense_layers), "decoder_sparse_step": 1}
+    if family.gate == "deepseek":
+        fields |= {"n_group": shape.gate.num_groups, "topk_group": shape.gate.num_top_groups}
+        fields["routed_scaling_factor"] = shape.gate.scaling
+    if family.window == "layers":
+        fields["sliding_window"] = None
+    return fields | _own_fields(shape, family)
+
+
+def _own_fields(shape: ModelShape, family: Family) -> dict[str, Any]:
+    gate = shape.gate
+    if family.is_own:
+        names = ("qk_norm", "shared_expert_size", "shared_expert_gate")
+        return {name: getattr(shape, name) for name in names} | {OWN_GATE: asdict(gate)}
+    is_plain_after = gate.order == "after" and (gate.scaling, gate.num_groups) == (1.0, 1)
+    # Read here to the bit; transformers passes the field over and computes the renormalised softmax.
+    return {OWN_GATE: asdict(gate)} if family.softmax_after and is_plain_after else {}
