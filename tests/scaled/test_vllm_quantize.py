@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -84,32 +83,6 @@ def test_names_are_those_of_the_checkpoint(changes):
     config = replace(world.model_config(), **changes)
     held = {name: tuple(t.shape) for name, t in to_hf(MoE(config, stream(0, "names")))}
     assert parse_shape(config_fields(config.shape())).weights() == held == config.shape().weights()
-
-
-@pytest.mark.parametrize("query_rank", [None, 24])
-def test_deepseek_names_are_transformers_own(query_rank):
-    """For DeepSeek-V3 the table is transformers' state dict, its stacked experts taken apart."""
-    transformers = pytest.importorskip("transformers")
-    sizes: dict[str, Any] = {
-        "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
-        "intermediate_size": 20, "first_k_dense_replace": 1, "n_shared_experts": 2, "n_group": 1, "topk_group": 1,
-        "q_lora_rank": query_rank, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
-    }  # fmt: skip
-    with torch.device("meta"):
-        model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**sizes))
-    held: dict[str, tuple[int, ...]] = {}
-    for name, tensor in model.state_dict().items():
-        stem, _, stacked = name.partition(".experts.")
-        if stacked == "gate_up_proj":
-            E, two_F, D = tensor.shape
-            held |= {f"{stem}.experts.{e}.{p}_proj.weight": (two_F // 2, D) for e in range(E) for p in ("gate", "up")}
-        elif stacked == "down_proj":
-            held |= {f"{stem}.experts.{e}.down_proj.weight": tuple(tensor.shape[1:]) for e in range(len(tensor))}
-        else:
-            held[name] = tuple(tensor.shape)
-    fields = {"model_type": "deepseek_v3", "topk_method": "noaux_tc", "rms_norm_eps": 1e-6, **sizes}
-    assert parse_shape(fields).weights() == held
 
 
 def tiny() -> ModelShape:
