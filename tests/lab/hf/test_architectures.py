@@ -17,9 +17,9 @@ from theory.routing.gates import GATES
 SIZES: dict[str, Any] = {
     "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "num_experts_per_tok": 2, "moe_intermediate_size": 12, "intermediate_size": 20, "first_k_dense_replace": 1,
-    "max_position_embeddings": 64, "n_shared_experts": 2, "n_group": 1, "topk_group": 1, "kv_lora_rank": 16, "q_lora_rank": None,
+    "max_position_embeddings": 64, "n_shared_experts": 2, "n_group": 1, "topk_group": 1, "kv_lora_rank": 16,
     "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "bos_token_id": None, "eos_token_id": None,
-    "pad_token_id": None,
+    "pad_token_id": None, "q_lora_rank": None,
 }  # fmt: skip
 LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 PUBLIC = [name for name, row in FAMILIES.items() if not row.is_own]
