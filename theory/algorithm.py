@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
+from theory.fields import About, require_ranges
 from theory.objectives import Objective
 from theory.routing.passes import MODES, PASSES, Mode, Passes
 from theory.routing.predictor import PredictorSettings
@@ -14,12 +15,17 @@ from theory.routing.predictor import PredictorSettings
 class OptimizerSettings:
     """AdamW, linear warm-up to a constant rate, clipping by global norm; defaults of R3 (arXiv 2510.11370) Tab. 12."""
 
-    learning_rate: float = 1e-6
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    warmup_steps: int = 0
-    max_grad_norm: float = 1.0
+    learning_rate: Annotated[float, About("rate after warm-up", ge=0)] = 1e-6
+    betas: Annotated[tuple[float, float], About("decay rates of both moments, each in [0, 1)")] = (0.9, 0.999)
+    eps: Annotated[float, About("added to the root of the second moment", gt=0)] = 1e-8
+    weight_decay: Annotated[float, About("decoupled weight decay", ge=0)] = 0.1
+    warmup_steps: Annotated[int, About("updates of linear warm-up", ge=0)] = 0
+    max_grad_norm: Annotated[float, About("global norm to which gradients are clipped", gt=0)] = 1.0
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas: expected two numbers in [0, 1), got {list(self.betas)}")
 
     def rate_at(self, num_updates: int) -> float:
         """The learning rate of the update after `num_updates` updates: linear from rate / warmup_steps to the rate."""
@@ -28,8 +34,35 @@ class OptimizerSettings:
         return self.learning_rate * min(1.0, (num_updates + 1) / self.warmup_steps)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """One global step is P prompts x G responses, split into N mini-batches; N is the degree of off-policiness."""
+
+    num_prompts: Annotated[int, About("P", ge=1)] = 16
+    num_responses: Annotated[int, About("G, responses a prompt, whose rewards are compared", ge=2)] = 8
+    num_minibatches: Annotated[int, About("N, updates a global step; 1 is on-policy. Must divide P", ge=1)] = 1
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        if self.num_prompts % self.num_minibatches:
+            raise ValueError(
+                f"num_minibatches: expected a divisor of num_prompts = {self.num_prompts}, got {self.num_minibatches}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """How responses are drawn in the rollout."""
+
+    max_tokens: Annotated[int, About("longest response, in tokens, all its turns and observations", ge=1)] = 64
+    max_turns: Annotated[int, About("turns of a response, where the task answers (calculator)", ge=1)] = 1
+    temperature: Annotated[
+        float, About("sampling temperature; log-probabilities and weights are those at 1: no metric sees another", gt=0)
+    ] = 1.0
+
+
 @dataclass(frozen=True)
-class Algorithm:
+class Algorithm(SamplingSettings, BatchSettings):
     """One RL recipe: P prompts x G responses a global step, N mini-batches, an objective and a routing-replay mode.
 
     `dynamic_sampling_rounds` is how many times prompts may be drawn to fill P groups with mixed rewards; 1 keeps every
@@ -39,33 +72,22 @@ class Algorithm:
     """
 
     objective: Objective
-    mode: str = "none"
-    old_gates: Literal["predicted", "live"] = "predicted"
+    mode: Annotated[str, About("whose experts are replayed: none, R2 (old's), R3 (mu's), Pr2, Pr3")] = "none"
+    old_gates: Annotated[
+        Literal["predicted", "live"], About("gates of Pr2's old pass: the predicted ones (Pr2 Eq. 6), or the live ones")
+    ] = "predicted"
     predictor: PredictorSettings = field(default_factory=PredictorSettings)
-    num_prompts: int = 16
-    num_responses: int = 8
-    num_minibatches: int = 1
-    max_tokens: int = 64
-    max_turns: int = 1
-    temperature: float = 1.0
     dynamic_sampling_rounds: int = 1
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    freeze_router: bool = False
-    label_noise: float = 0.0
+    freeze_router: Annotated[bool, About("keep the router's weights as they are (R3 App. C)")] = False
+    label_noise: Annotated[
+        float, About("share of rewards R that the advantages see as 1 - R; metrics keep R", ge=0, le=1)
+    ] = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mode not in MODES:
             raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {self.mode!r}")
-        if self.max_turns < 1:
-            raise ValueError(f"max_turns: expected at least 1, got {self.max_turns}")
-        if self.num_responses < 2:
-            raise ValueError(f"num_responses: expected at least 2, whose rewards compare, got {self.num_responses}")
-        if self.num_prompts % self.num_minibatches:
-            raise ValueError(
-                f"num_minibatches must divide num_prompts, got {self.num_minibatches} and {self.num_prompts}"
-            )
-        if not 0 <= self.label_noise <= 1:
-            raise ValueError(f"label_noise: expected a share in [0, 1], got {self.label_noise}")
         if self.label_noise and self.dynamic_sampling_rounds > 1:
             raise ValueError("label_noise: expected 0 beside dynamic sampling, which looks at true rewards")
         if self.freeze_router and self.passes.trains_predictor:

@@ -1,13 +1,16 @@
 """One error for every name looked up in a table: it says what came, a valid name spelt like it, and all of them.
 
-`number` is its companion for values: a plain float, or an error that says what came.
+`number` is its companion for values: a plain float, or an error that says what came; `listed` fills a table.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Real
+from typing import Any, TypeVar
+
+Named = TypeVar("Named")
 
 ALIKE = 0.5
 """The Ratcliff-Obershelp similarity, in [0, 1], from which one name may be meant for another."""
@@ -26,6 +29,18 @@ def unknown_name(kind: str, name: str, options: Iterable[str]) -> ValueError:
     return ValueError(f"unknown {kind} {name!r}{hint and f': {hint}'} (expected one of: {', '.join(options)})")
 
 
+def listed(table: dict[str, Any]) -> Callable[[Named], Named]:
+    """Decorator that puts what has a `name` into the table under it; AssertionError where the name is taken."""
+
+    def add(named: Named) -> Named:
+        name = vars(named)["name"]
+        assert name not in table, f"two things are called {name!r}"
+        table[name] = named
+        return named
+
+    return add
+
+
 def number(label: str, value: object) -> float:
     """The value as a float. Raises ValueError where it is no real number (a bool is none)."""
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -33,4 +48,4 @@ def number(label: str, value: object) -> float:
     return float(value)
 
 
-__all__ = ["did_you_mean", "number", "unknown_name"]
+__all__ = ["did_you_mean", "listed", "number", "unknown_name"]

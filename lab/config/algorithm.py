@@ -1,26 +1,36 @@
 """The `algorithm:` block: what a run optimises and how, in words that no engine and no model appears in.
 
 It is the part of a configuration that moves from the sandbox to a cluster unchanged; `build()` turns it into
-`theory.algorithm.Algorithm`, whose names and ranges it takes from `theory`, so that a new preset or correction needs no
-line here. Papers: MiniRL (arXiv 2512.01374), R3 (2510.11370), Pr2 (2606.00395).
+`theory.algorithm.Algorithm`. Names, defaults, ranges and descriptions follow from the dataclasses of `theory`, so that
+a new preset, correction or number of one needs no line here. Papers: MiniRL (arXiv 2512.01374), R3 (2510.11370), Pr2
+(2606.00395).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, create_model, model_validator
 
+from lab.config.derive import Derived, derived
 from lab.strict import Strict
 from theory.advantages import ADVANTAGES
-from theory.algorithm import Algorithm, OptimizerSettings
-from theory.objectives import AGGREGATIONS, CORRECTIONS, PRESETS, RATIOS, Correction, Objective, correction, preset
-from theory.objectives.presets import OVERRIDES
+from theory.algorithm import Algorithm, BatchSettings, OptimizerSettings, SamplingSettings
+from theory.fields import about
+from theory.objectives import (
+    AGGREGATIONS,
+    CORRECTIONS,
+    NUMBERS,
+    OVERRIDES,
+    PRESETS,
+    RATIOS,
+    Correction,
+    Objective,
+    correction,
+    preset,
+)  # fmt: skip
 from theory.routing.passes import Mode
 from theory.routing.predictor import PredictorSettings
-
-_PREDICTOR = PredictorSettings()
-_OPTIMIZER = OptimizerSettings()
 
 
 class CorrectionBlock(Strict):
@@ -43,25 +53,33 @@ class CorrectionBlock(Strict):
         return correction(self.name, numerator=self.numerator, **self.__pydantic_extra__)
 
 
-class ObjectiveBlock(Strict):
+class _Preset(Strict):
+    preset: str = Field(description=f"a named composition: {', '.join(PRESETS)}")
+
+
+def _number(name: str) -> Any:
+    """An optional number of the presets; one that a single preset has begins with that preset's name."""
+    having = [p for p, o in PRESETS.items() if name in about(type(o.trust_region)) | about(type(o.correction))]
+    words = f"{having[0]}: {NUMBERS[name].words}" if len(having) == 1 else NUMBERS[name].words
+    bounds: dict[str, Any] = NUMBERS[name].bounds
+    return (float | None, Field(default=None, description=words, **bounds))
+
+
+if TYPE_CHECKING:
+    _Numbers = _Preset
+else:
+    _Numbers = create_model("_Numbers", __base__=_Preset, **{name: _number(name) for name in NUMBERS})
+
+
+class ObjectiveBlock(_Numbers):
     """A preset, and what is changed in it; null leaves the preset's own choice."""
 
-    preset: str = Field(description=f"a named composition: {', '.join(PRESETS)}")
-    eps_low: float | None = Field(default=None, gt=0, description="lower width of the trust region")
-    eps_high: float | None = Field(default=None, gt=0, description="upper width of the trust region")
-    delta_b: float | None = Field(
-        default=None, ge=0, le=1, description="cppo: divergence a token that a prefix may spend"
-    )
-    w_min: float | None = Field(
-        default=None, gt=0, le=1, description="cppo: weight of the last position, of 1 at the first"
-    )
-    cap: float | None = Field(default=None, gt=0, description="upper bound C of the preset's truncated correction")
     correction: CorrectionBlock | None = Field(default=None, description="another correction of the engine gap")
     advantage: str | None = Field(default=None, description=f"another advantage: {', '.join(ADVANTAGES)}")
     ratio: str | None = Field(default=None, description=f"another ratio: {', '.join(RATIOS)}")
     aggregation: str | None = Field(default=None, description=f"another aggregation: {', '.join(AGGREGATIONS)}")
-    kl_coefficient: float = Field(default=0.0, ge=0, description="beta of the penalty KL(pi || ref)")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="estimator of that penalty")
+    kl_coefficient: float = derived(Objective, "kl_coefficient")
+    kl_estimator: Literal["k1", "k2", "k3"] = derived(Objective, "kl_estimator")
 
     def build(self) -> Objective:
         """The objective; ValueError for an unknown name, and for a change that the preset has no use for."""
@@ -80,59 +98,25 @@ class ObjectiveBlock(Strict):
 class PredictorBlock(Strict):
     """The route predictor of Pr2 and Pr3; the other modes have none."""
 
-    learning_rate_multiplier: float | None = Field(
-        default=None,
-        gt=0,
-        description="its learning rate over the model's; null: 1e-3 over optimizer.learning_rate (Pr2 App. E.1: 5e1 to "
-        "1e4 on 2.5e-7 to 2e-6)",
-    )
-    loss: Literal["kl", "delta"] = Field(
-        default=_PREDICTOR.loss,
-        description="kl: the predicted distribution (Pr2 Eq. 8); delta: the change of logits (App. G)",
-    )
-    num_positions: int = Field(
-        default=_PREDICTOR.num_positions,
-        ge=1,
-        description="T_c: rows a response whose features are kept (Pr2 App. E.1)",
-    )
+    learning_rate_multiplier: float | None = derived(PredictorSettings, "learning_rate_multiplier", default=None)
+    loss: Literal["kl", "delta"] = derived(PredictorSettings, "loss")
+    num_positions: int = derived(PredictorSettings, "num_positions")
 
 
 class ReplayBlock(Strict):
     """Which pass routes how."""
 
-    mode: Mode = Field(default="none", description="whose experts are replayed: none, R2 (old's), R3 (mu's), Pr2, Pr3")
-    old_gates: Literal["predicted", "live"] = Field(
-        default="predicted", description="gates of Pr2's old pass: the predicted ones (Pr2 Eq. 6), or the live ones"
-    )
+    mode: Mode = derived(Algorithm, "mode")
+    old_gates: Literal["predicted", "live"] = derived(Algorithm, "old_gates")
     predictor: PredictorBlock = Field(default_factory=PredictorBlock, description="the route predictor of Pr2 and Pr3")
 
 
-class BatchBlock(Strict):
-    """One global step is P prompts x G responses, split into N mini-batches; N is the degree of off-policiness."""
-
-    num_prompts: int = Field(default=16, ge=1, description="P")
-    num_responses: int = Field(default=8, ge=2, description="G, responses a prompt, whose rewards are compared")
-    num_minibatches: int = Field(default=1, ge=1, description="N, updates a global step; 1 is on-policy. Must divide P")
-
-    @model_validator(mode="after")
-    def _splits_evenly(self) -> BatchBlock:
-        if self.num_prompts % self.num_minibatches:
-            raise ValueError(
-                f"num_minibatches: expected a divisor of num_prompts = {self.num_prompts}, got {self.num_minibatches}"
-            )
-        return self
+class BatchBlock(Derived, BatchSettings):  # pyright: ignore[reportGeneralTypeIssues]
+    """One global step: its prompts, responses and mini-batches."""
 
 
-class SamplingBlock(Strict):
+class SamplingBlock(Derived, SamplingSettings):  # pyright: ignore[reportGeneralTypeIssues]
     """How responses are drawn in the rollout."""
-
-    max_tokens: int = Field(default=64, ge=1, description="longest response, in tokens, all its turns and observations")
-    max_turns: int = Field(default=1, ge=1, description="turns of a response, where the task answers (calculator)")
-    temperature: float = Field(
-        default=1.0,
-        gt=0,
-        description="sampling temperature; log-probabilities and weights are those at 1: no metric sees another",
-    )
 
 
 class DynamicSamplingBlock(Strict):
@@ -142,25 +126,8 @@ class DynamicSamplingBlock(Strict):
     max_rounds: int = Field(default=4, ge=2, description="draws of prompts a global step, at most")
 
 
-class OptimizerBlock(Strict):
+class OptimizerBlock(Derived, OptimizerSettings):  # pyright: ignore[reportGeneralTypeIssues]
     """AdamW with linear warm-up to a constant rate; defaults of R3 (arXiv 2510.11370), Table 12."""
-
-    learning_rate: float = Field(default=_OPTIMIZER.learning_rate, ge=0, description="rate after warm-up")
-    betas: tuple[float, float] = Field(
-        default=_OPTIMIZER.betas, description="decay rates of both moments, each in [0, 1)"
-    )
-    eps: float = Field(default=_OPTIMIZER.eps, gt=0, description="added to the root of the second moment")
-    weight_decay: float = Field(default=_OPTIMIZER.weight_decay, ge=0, description="decoupled weight decay")
-    warmup_steps: int = Field(default=_OPTIMIZER.warmup_steps, ge=0, description="updates of linear warm-up")
-    max_grad_norm: float = Field(
-        default=_OPTIMIZER.max_grad_norm, gt=0, description="global norm to which gradients are clipped"
-    )
-
-    @model_validator(mode="after")
-    def _betas_decay(self) -> OptimizerBlock:
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas: expected two numbers in [0, 1), got {list(self.betas)}")
-        return self
 
 
 class AlgorithmConfig(Strict):
@@ -174,10 +141,8 @@ class AlgorithmConfig(Strict):
         default_factory=DynamicSamplingBlock, description="drawing again where a group teaches nothing (DAPO)"
     )
     optimizer: OptimizerBlock = Field(default_factory=OptimizerBlock, description="AdamW")
-    freeze_router: bool = Field(default=False, description="keep the router's weights as they are (R3 App. C)")
-    label_noise: float | None = Field(
-        default=None, gt=0, le=1, description="share of rewards R that the advantages see as 1 - R; metrics keep R"
-    )
+    freeze_router: bool = derived(Algorithm, "freeze_router")
+    label_noise: float | None = derived(Algorithm, "label_noise", default=None, gt=0, ge=None)
 
     def build(self) -> Algorithm:
         """The algorithm as the loop takes it; ValueError where the parts do not fit together."""
@@ -187,9 +152,7 @@ class AlgorithmConfig(Strict):
             old_gates=self.replay.old_gates,
             predictor=self._predictor(),
             **self.batch.model_dump(),
-            max_tokens=self.sampling.max_tokens,
-            max_turns=self.sampling.max_turns,
-            temperature=self.sampling.temperature,
+            **self.sampling.model_dump(),
             dynamic_sampling_rounds=self.dynamic_sampling.max_rounds if self.dynamic_sampling.enabled else 1,
             optimizer=OptimizerSettings(**self.optimizer.model_dump()),
             freeze_router=self.freeze_router,
@@ -200,8 +163,8 @@ class AlgorithmConfig(Strict):
         settings, rate = self.replay.predictor.model_dump(), self.optimizer.learning_rate
         if settings["learning_rate_multiplier"] is None:
             # AdamW moves each weight by about its rate: what is kept where the model's rate is another is the product.
-            change = _OPTIMIZER.learning_rate / rate if rate > 0 else 1.0
-            settings["learning_rate_multiplier"] = _PREDICTOR.learning_rate_multiplier * change
+            change = OptimizerSettings().learning_rate / rate if rate > 0 else 1.0
+            settings["learning_rate_multiplier"] = PredictorSettings().learning_rate_multiplier * change
         return PredictorSettings(**settings)
 
     @model_validator(mode="after")

@@ -15,18 +15,8 @@ from lab.config.algorithm import ObjectiveBlock
 from lab.config.load import NOT_HASHED
 from lab.report.runs import Run
 from lab.strict import ConfigError, validate
-from theory.objectives import Objective
+from theory.objectives import CORRECTIONS, Objective
 
-PRESETS = {
-    "minirl": "MiniRL", "minirl_lengthnorm": "MiniRL with length norm", "minirl_no_is": "MiniRL without its weight",
-    "reinforce": "REINFORCE", "ppo": "PPO", "grpo": "GRPO", "grpo_dapo": "GRPO-DAPO", "dr_grpo": "Dr. GRPO",
-    "cispo": "CISPO", "gspo": "GSPO", "minpro": "MinPRO", "dppo_tv": "DPPO-TV", "dppo_kl": "DPPO-KL", "cppo": "CPPO",
-}  # fmt: skip
-CORRECTIONS = {
-    "none": "no weight", "token_is": "Token-IS", "token_tis": "Token-TIS", "prefix_tis": "Prefix-TIS",
-    "minpro": "MinPRO's weight", "seq_tis": "Seq-TIS", "icepop": "IcePop", "seq_mis": "Seq-MIS", "geo_rs": "Geo-RS",
-    "k3_rs": "K3-RS",
-}  # fmt: skip
 REPLAY = {
     "R2": "R2 replays the old pass's experts in the gradient passes",
     "R3": "R3 replays mu's experts in all training passes",
@@ -59,15 +49,14 @@ class Treatment:
     @property
     def preset(self) -> str | None:
         """The objective's preset, as papers spell it."""
-        name = None if self.objective is None else self.objective.name
-        return None if name is None else PRESETS.get(name, name)
+        return None if self.objective is None else self.objective.title
 
     @property
     def own_correction(self) -> str | None:
         """The correction that the config puts in the place of the preset's."""
         block = self.run.setting("algorithm", "objective", "correction")
         name = block.get("name") if isinstance(block, dict) else None
-        return None if name is None else CORRECTIONS.get(str(name), str(name))
+        return None if name is None else CORRECTIONS[name].title if name in CORRECTIONS else str(name)
 
     @property
     def replay(self) -> str | None:

@@ -19,10 +19,10 @@ def test_warm_up_is_linear_then_constant():
     ("changes", "message"),
     [
         ({"mode": "R4"}, "expected one of none, R2, R3, Pr2, Pr3, got 'R4'"),
-        ({"num_prompts": 6, "num_minibatches": 4}, "must divide num_prompts, got 4 and 6"),
+        ({"num_prompts": 6, "num_minibatches": 4}, "num_minibatches: expected a divisor of num_prompts = 6, got 4"),
         ({"mode": "Pr2", "freeze_router": True}, "freeze_router leaves Pr2's predictor nothing to predict"),
-        ({"num_responses": 1}, "num_responses: expected at least 2, whose rewards compare, got 1"),
-        ({"label_noise": 1.5}, r"label_noise: expected a share in \[0, 1\], got 1.5"),
+        ({"num_responses": 1}, "num_responses: expected num_responses >= 2, got 1"),
+        ({"label_noise": 1.5}, r"label_noise: expected 0 <= label_noise <= 1, got 1\.5"),
         ({"label_noise": 0.1, "dynamic_sampling_rounds": 2}, "label_noise: expected 0 beside dynamic sampling"),
     ],
 )

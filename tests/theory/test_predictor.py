@@ -156,9 +156,9 @@ def test_losses_refuse_what_they_cannot_compare() -> None:
 
 def test_settings_are_checked() -> None:
     """Each setting out of its range is an error that says what came."""
-    with pytest.raises(ValueError, match=r"positive learning_rate_multiplier, got 0\.0"):
+    with pytest.raises(ValueError, match=r"learning_rate_multiplier: expected learning_rate_multiplier > 0, got 0\.0"):
         PredictorSettings(learning_rate_multiplier=0.0)
-    with pytest.raises(ValueError, match="at least 1 position per response, got 0"):
+    with pytest.raises(ValueError, match="num_positions: expected num_positions >= 1, got 0"):
         PredictorSettings(num_positions=0)
     with pytest.raises(ValueError, match="at least one MoE layer"):
         PredictorTrainer([], D, E, PredictorSettings())

@@ -8,11 +8,12 @@ from __future__ import annotations
 from theory.objectives.aggregations import AGGREGATIONS, Aggregation, Totals
 from theory.objectives.corrections import CORRECTIONS, Correction, correction
 from theory.objectives.objective import Objective, ObjectiveOutput, combine_metrics
-from theory.objectives.presets import OVERRIDES, PRESETS, preset
+from theory.objectives.presets import NUMBERS, OVERRIDES, PRESETS, preset
 from theory.objectives.ratios import RATIOS, Ratio
 from theory.objectives.trust_regions import TRUST_REGIONS, TrustRegion
 
 __all__ = [
-    "AGGREGATIONS", "CORRECTIONS", "OVERRIDES", "PRESETS", "RATIOS", "TRUST_REGIONS", "Aggregation", "Correction",
-    "Objective", "ObjectiveOutput", "Ratio", "Totals", "TrustRegion", "combine_metrics", "correction", "preset",
+    "AGGREGATIONS", "CORRECTIONS", "NUMBERS", "OVERRIDES", "PRESETS", "RATIOS", "TRUST_REGIONS", "Aggregation",
+    "Correction", "Objective", "ObjectiveOutput", "Ratio", "Totals", "TrustRegion", "combine_metrics", "correction",
+    "preset",
 ]  # fmt: skip

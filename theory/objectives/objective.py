@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from theory import advantages
 from theory.divergences import ESTIMATORS, masked_mean
+from theory.fields import About, require_ranges
 from theory.names import unknown_name
 from theory.objectives.aggregations import Aggregation, Totals, count
 from theory.objectives.corrections import Correction
@@ -41,7 +43,8 @@ class ObjectiveOutput:
 
 @dataclass(frozen=True)
 class Objective:
-    """A composed objective. `advantage` names a function of theory/advantages.py, which the loop applies to rewards.
+    """A composed objective. `advantage` names a function of theory/advantages.py, which the loop applies to rewards;
+    `title` is the name as papers spell it.
 
     Raises ValueError on unknown names, a negative KL coefficient, and a correction whose weight already holds pi under
     a trust region that multiplies by the ratio itself.
@@ -53,16 +56,16 @@ class Objective:
     trust_region: TrustRegion
     correction: Correction
     aggregation: Aggregation
-    kl_coefficient: float = 0.0
-    kl_estimator: str = "k3"
+    kl_coefficient: Annotated[float, About("beta of the penalty KL(pi || ref)", ge=0)] = 0.0
+    kl_estimator: Annotated[str, About("estimator of that penalty")] = "k3"
+    title: str = ""
 
     def __post_init__(self) -> None:
         if self.advantage not in advantages.ADVANTAGES:
             raise unknown_name("advantage", self.advantage, advantages.ADVANTAGES)
         if self.kl_estimator not in ESTIMATORS:
             raise unknown_name("KL estimator", self.kl_estimator, ESTIMATORS)
-        if not self.kl_coefficient >= 0:
-            raise ValueError(f"{self.name}: expected kl_coefficient >= 0, got {self.kl_coefficient}")
+        require_ranges(self, self.name)
         if not self.ratio.symbol and self.trust_region.name != "none":
             raise ValueError(f"{self.name}: expected a ratio for the trust region {self.trust_region.name}, got none")
         if self.correction.numerator == "pi" and self.trust_region.takes == "gap":

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from theory.fields import About, require_ranges
 from theory.routing.features import RouterFeatures, layer_products
 
 
@@ -28,15 +29,22 @@ class PredictorSettings:
     the predictor's own rate is then 1e-3, of 1.25e-5 to 2e-2 in its tables. num_positions is its T_c.
     """
 
-    learning_rate_multiplier: float = 1e3
-    loss: Literal["kl", "delta"] = "kl"
-    num_positions: int = 2048
+    learning_rate_multiplier: Annotated[
+        float,
+        About(
+            "its learning rate over the model's; null: 1e-3 over optimizer.learning_rate (Pr2 App. E.1: 5e1 to 1e4 on "
+            "2.5e-7 to 2e-6)",
+            gt=0,
+        ),
+    ] = 1e3
+    loss: Annotated[
+        Literal["kl", "delta"],
+        About("kl: the predicted distribution (Pr2 Eq. 8); delta: the change of logits (App. G)"),
+    ] = "kl"
+    num_positions: Annotated[int, About("T_c: rows a response whose features are kept (Pr2 App. E.1)", ge=1)] = 2048
 
     def __post_init__(self) -> None:
-        if not self.learning_rate_multiplier > 0:
-            raise ValueError(f"expected a positive learning_rate_multiplier, got {self.learning_rate_multiplier}")
-        if self.num_positions < 1:
-            raise ValueError(f"expected at least 1 position per response, got {self.num_positions}")
+        require_ranges(self)
         if self.loss not in LOSSES:
             raise ValueError(f"expected loss to be one of {sorted(LOSSES)}, got {self.loss!r}")
 

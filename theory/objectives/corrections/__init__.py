@@ -15,14 +15,11 @@ from dataclasses import fields
 from typing import Any
 
 from theory.names import number, unknown_name
-from theory.objectives.corrections.base import Correction, NoCorrection
-from theory.objectives.corrections.rejections import K3RS, GeoRS, SeqMIS
-from theory.objectives.corrections.weights import IcePop, MinPRO, PrefixTIS, SeqTIS, TokenIS, TokenTIS
+from theory.objectives.corrections.base import CORRECTIONS, Correction, NoCorrection
 
-CORRECTIONS: dict[str, type[Correction]] = {
-    c.name: c for c in (NoCorrection, TokenIS, TokenTIS, PrefixTIS, MinPRO, SeqTIS, IcePop, SeqMIS, GeoRS, K3RS)
-}
-"""The ten corrections by name."""
+# Weights stand before rejections in the table, and so in what is printed.
+from theory.objectives.corrections.weights import IcePop, MinPRO, PrefixTIS, SeqTIS, TokenIS, TokenTIS  # isort: skip
+from theory.objectives.corrections.rejections import K3RS, GeoRS, SeqMIS  # isort: skip
 
 
 def correction(name: str, **params: Any) -> Correction:

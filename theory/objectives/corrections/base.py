@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from theory.fields import About, require_ranges
+from theory.names import listed
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,11 @@ class Correction:
     """The base: weight 1, nothing truncated, nothing rejected. `log_gap_BT` is log(numerator/mu), 0 off the response.
 
     All log-gaps that the methods take are constants, already 0 where `is_response_BT` is False; what a method returns
-    off the response is of no meaning.
+    off the response is of no meaning. `title` is the name as papers spell it.
     """
 
     name: ClassVar[str]
+    title: ClassVar[str] = ""
     weighted: ClassVar[bool] = True
 
     numerator: Literal["old", "pi"] = "old"
@@ -32,6 +36,7 @@ class Correction:
         allowed = ("old", "pi") if self.weighted else ("old",)
         if self.numerator not in allowed:
             raise ValueError(f"{self.name}: expected numerator to be one of {allowed}, got {self.numerator!r}")
+        require_ranges(self, self.name)
 
     @property
     def symbol(self) -> str:
@@ -74,11 +79,17 @@ class Correction:
         return f"{self.numerator}_{index}/mu_{index}"
 
 
+CORRECTIONS: dict[str, type[Correction]] = {}
+"""The corrections by name."""
+
+
+@listed(CORRECTIONS)
 @dataclass(frozen=True)
 class NoCorrection(Correction):
     """w_t = 1: the engines are taken to be equal (MiniRL sec. 4.3, "wo. train-infer-is")."""
 
     name: ClassVar[str] = "none"
+    title: ClassVar[str] = "no weight"
     weighted: ClassVar[bool] = False
 
 
@@ -86,12 +97,7 @@ class NoCorrection(Correction):
 class Truncated(Correction):
     """min(W, cap) for a weight W whose logarithm `_log_weight` gives."""
 
-    cap: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.cap > 0:
-            raise ValueError(f"{self.name}: expected cap > 0, got {self.cap}")
+    cap: Annotated[float, About("upper bound C of the preset's truncated correction", gt=0)] = 2.0
 
     @abstractmethod
     def _log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
@@ -120,4 +126,4 @@ def require_interval(name: str, lo: float, hi: float, note: str = "") -> None:
         raise ValueError(f"{name}: expected 0 <= lo < hi, got lo = {lo}, hi = {hi}{note}")
 
 
-__all__ = ["Correction", "NoCorrection", "Truncated", "require_interval", "sequence_sum"]
+__all__ = ["CORRECTIONS", "Correction", "NoCorrection", "Truncated", "require_interval", "sequence_sum"]

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from theory import divergences
-from theory.objectives.corrections.base import Correction, require_interval, sequence_sum
+from theory.fields import About
+from theory.names import listed
+from theory.objectives.corrections.base import CORRECTIONS, Correction, require_interval, sequence_sum
 
 _INVERSE = " (on old/mu; verl's k1 bounds are on mu/old: its [a, b] is [1/b, 1/a] here)"
 
@@ -26,11 +28,13 @@ def _verl(mode: str, lo: float, hi: float) -> str:
     return f'{mode} with rollout_rs_threshold "{low:.6g}_{high:.6g}", bounds on mu/old'
 
 
+@listed(CORRECTIONS)
 @dataclass(frozen=True)
 class SeqMIS(Correction):
     """w_t = prod_s rho_s; a response whose product prod_s old/mu lies outside [lo, hi] is rejected, not cut."""
 
     name: ClassVar[str] = "seq_mis"
+    title: ClassVar[str] = "Seq-MIS"
 
     lo: float = 0.0
     hi: float = 2.0
@@ -60,11 +64,13 @@ class SeqMIS(Correction):
         return ~((product_B < self.lo) | (product_B > self.hi))
 
 
+@listed(CORRECTIONS)
 @dataclass(frozen=True)
 class GeoRS(Correction):
     """w_t = 1; a response whose geometric mean (prod_s rho_s)^(1/|y|) lies outside [lo, hi] is rejected."""
 
     name: ClassVar[str] = "geo_rs"
+    title: ClassVar[str] = "Geo-RS"
     weighted: ClassVar[bool] = False
 
     lo: float = 0.99
@@ -88,6 +94,7 @@ class GeoRS(Correction):
         return ~((mean_B < self.lo) | (mean_B > self.hi))
 
 
+@listed(CORRECTIONS)
 @dataclass(frozen=True)
 class K3RS(Correction):
     """w_t = 1; a response whose mean k3 of KL(mu || old) exceeds max_k3 nats a token is rejected.
@@ -96,14 +103,10 @@ class K3RS(Correction):
     """
 
     name: ClassVar[str] = "k3_rs"
+    title: ClassVar[str] = "K3-RS"
     weighted: ClassVar[bool] = False
 
-    max_k3: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.max_k3 >= 0:
-            raise ValueError(f"{self.name}: expected max_k3 >= 0, got {self.max_k3}")
+    max_k3: Annotated[float, About("largest mean k3 of a kept response, nats a token", ge=0)] = 0.01
 
     @property
     def rejection(self) -> str:

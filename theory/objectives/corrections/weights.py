@@ -14,14 +14,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from theory.objectives.corrections.base import Correction, Truncated, require_interval, sequence_sum
+from theory.names import listed
+from theory.objectives.corrections.base import CORRECTIONS, Correction, Truncated, require_interval, sequence_sum
 
 
+@listed(CORRECTIONS)
 @dataclass(frozen=True)
 class TokenIS(Correction):
     """w_t = rho_t: the token's own importance weight, untruncated (MiniRL Eq. 3 with numerator "pi")."""
 
     name: ClassVar[str] = "token_is"
+    title: ClassVar[str] = "Token-IS"
 
     @property
     def symbol(self) -> str:
@@ -31,11 +34,13 @@ class TokenIS(Correction):
         return log_gap_BT
 
 
+@listed(CORRECTIONS)
 @dataclass(frozen=True)
 class TokenTIS(Truncated):
     """w_t = min(rho_t, cap): truncated token weight (MiniRL sec. 4.2: cap 5 on pi/mu)."""
 
     name: ClassVar[str] = "token_tis"
+    title: ClassVar[str] = "Token-TIS"
 
     @property
     def symbol(self) -> str:
@@ -45,11 +50,13 @@ class TokenTIS(Truncated):
         return log_gap_BT
 
 
+@listed(CORRECTIONS)
 @dataclass(frozen=True)
 class PrefixTIS(Truncated):
     """w_t = min(prod_{s <= t} rho_s, cap): per-decision weight, that of everything which led to the token."""
 
     name: ClassVar[str] = "prefix_tis"
+    title: ClassVar[str] = "Prefix-TIS"
 
     @property
     def symbol(self) -> str:
@@ -59,20 +66,7 @@ class PrefixTIS(Truncated):
         return log_gap_BT.cumsum(1)
 
 
-@dataclass(frozen=True)
-class SeqTIS(Truncated):
-    """w_t = min(prod_s rho_s, cap): the response's weight on each of its tokens (MiniRL Eq. 2 with "pi", cap inf)."""
-
-    name: ClassVar[str] = "seq_tis"
-
-    @property
-    def symbol(self) -> str:
-        return f"min(prod_s {self._gap('s')}, {self.cap:g})"
-
-    def _log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        return sequence_sum(log_gap_BT)
-
-
+@listed(CORRECTIONS)
 @dataclass(frozen=True)
 class MinPRO(Truncated):
     """w_t = min(rho_t min_{s < t} rho_s, cap): the token's ratio times the smallest ratio before it; w_1 = rho_1.
@@ -85,6 +79,7 @@ class MinPRO(Truncated):
     """
 
     name: ClassVar[str] = "minpro"
+    title: ClassVar[str] = "MinPRO's weight"
 
     @property
     def symbol(self) -> str:
@@ -98,11 +93,29 @@ class MinPRO(Truncated):
         return log_gap_BT + torch.where(before_BT, smallest_BT, 0.0)
 
 
+@listed(CORRECTIONS)
+@dataclass(frozen=True)
+class SeqTIS(Truncated):
+    """w_t = min(prod_s rho_s, cap): the response's weight on each of its tokens (MiniRL Eq. 2 with "pi", cap inf)."""
+
+    name: ClassVar[str] = "seq_tis"
+    title: ClassVar[str] = "Seq-TIS"
+
+    @property
+    def symbol(self) -> str:
+        return f"min(prod_s {self._gap('s')}, {self.cap:g})"
+
+    def _log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        return sequence_sum(log_gap_BT)
+
+
+@listed(CORRECTIONS)
 @dataclass(frozen=True)
 class IcePop(Correction):
     """w_t = rho_t inside [lo, hi], else 0. A zeroed token stays in the mask and in every denominator."""
 
     name: ClassVar[str] = "icepop"
+    title: ClassVar[str] = "IcePop"
 
     lo: float = 0.5
     hi: float = 5.0

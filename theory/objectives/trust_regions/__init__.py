@@ -8,14 +8,9 @@ DPPO (2602.04879), CPPO (2606.10968).
 
 from __future__ import annotations
 
-from theory.objectives.trust_regions.base import Tokens, TrustRegion
+from theory.objectives.trust_regions.base import TRUST_REGIONS, Tokens, TrustRegion
 from theory.objectives.trust_regions.divergence_masks import CPPO, BinaryKL, BinaryTV, binary_kl, binary_tv
 from theory.objectives.trust_regions.ratio_bounds import MinClip, MiniRLMask, NoRegion, WeightClip
-
-TRUST_REGIONS: dict[str, type[TrustRegion]] = {
-    r.name: r for r in (NoRegion, MiniRLMask, MinClip, WeightClip, BinaryTV, BinaryKL, CPPO)
-}
-"""The trust regions by name."""
 
 __all__ = [
     "CPPO", "TRUST_REGIONS", "BinaryKL", "BinaryTV", "MinClip", "MiniRLMask", "NoRegion", "Tokens", "TrustRegion",

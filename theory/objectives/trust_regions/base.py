@@ -7,11 +7,12 @@ ratio as it is, and only the engine gap old/mu from a correction. Weights come i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from theory.fields import About, require_ranges
 from theory.objectives.factors import Factor, linear, times
 
 
@@ -56,18 +57,19 @@ class TrustRegion(Protocol):
         ...
 
 
+TRUST_REGIONS: dict[str, type[TrustRegion]] = {}
+"""The trust regions by name."""
+
+
 @dataclass(frozen=True)
 class Widths:
     """How far pi may go: `eps_high` where A > 0 pushes it up, `eps_low` where A < 0 pushes it down; inf is no bound."""
 
-    eps_low: float
-    eps_high: float
+    eps_low: Annotated[float, About("lower width of the trust region", ge=0)]
+    eps_high: Annotated[float, About("upper width of the trust region", ge=0)]
 
     def __post_init__(self) -> None:
-        if not self.eps_low >= 0:
-            raise ValueError(f"eps_low: expected eps_low >= 0, got {self.eps_low}")
-        if not self.eps_high >= 0:
-            raise ValueError(f"eps_high: expected eps_high >= 0, got {self.eps_high}")
+        require_ranges(self)
 
 
 def score(
@@ -87,4 +89,4 @@ def stopped(weight: str) -> str:
     return f"sg[{weight}]" if weight else ""
 
 
-__all__ = ["Tokens", "TrustRegion", "Widths", "product", "score", "stopped"]
+__all__ = ["TRUST_REGIONS", "Tokens", "TrustRegion", "Widths", "product", "score", "stopped"]

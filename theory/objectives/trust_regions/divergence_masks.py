@@ -11,14 +11,18 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from theory.fields import About
+from theory.names import listed
 from theory.objectives.factors import Factor
-from theory.objectives.trust_regions.base import Tokens, Widths, product, score, stopped
+from theory.objectives.trust_regions.base import TRUST_REGIONS, Tokens, Widths, product, score, stopped
+
+_TABLE_3 = "CPPO, arXiv 2606.10968, Table 3"
 
 
 def binary_tv(logp_p_BT: Float[Tensor, "*BT"], logp_q_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
@@ -92,6 +96,7 @@ class DivergenceMask(Widths):
         return f"{product('M_t', stopped(weight), 'A', 'log pi_t')} [M_t = 0 where {way} and {self.rule}; {eps}]"
 
 
+@listed(TRUST_REGIONS)
 @dataclass(frozen=True)
 class BinaryTV(DivergenceMask):
     """DPPO-Binary-TV: too far where |pi_t - mu_t| > eps. Source: DPPO Eq. 12 and 13.
@@ -114,6 +119,7 @@ class BinaryTV(DivergenceMask):
         return binary_tv(tokens.logp_pi_BT, logp_anchor_BT) > eps_B1
 
 
+@listed(TRUST_REGIONS)
 @dataclass(frozen=True)
 class BinaryKL(DivergenceMask):
     """DPPO-Binary-KL: too far where KL(mu_t || pi_t) of "this token or another" > eps. Source: DPPO Eq. 12 and 14.
@@ -135,6 +141,7 @@ class BinaryKL(DivergenceMask):
         return binary_kl(logp_anchor_BT, tokens.logp_pi_BT) > eps_B1
 
 
+@listed(TRUST_REGIONS)
 @dataclass(frozen=True)
 class CPPO(DivergenceMask):
     """Too far where w_t D_t > min(eps, eps + delta_b W_(t-1) - S_(t-1)), with D_t = |pi_t - mu_t|.
@@ -151,15 +158,8 @@ class CPPO(DivergenceMask):
 
     eps_low: float = 0.15
     eps_high: float = 0.15
-    delta_b: float = 0.015
-    w_min: float = 0.8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.delta_b <= 1:
-            raise ValueError(f"delta_b: expected 0 <= delta_b <= 1, got {self.delta_b}")
-        if not 0 < self.w_min <= 1:
-            raise ValueError(f"w_min: expected 0 < w_min <= 1, got {self.w_min}")
+    delta_b: Annotated[float, About("divergence a token that a prefix may spend", ge=0, le=1, source=_TABLE_3)] = 0.015
+    w_min: Annotated[float, About("weight of the last position, of 1 at the first", gt=0, le=1, source=_TABLE_3)] = 0.8
 
     @property
     def rule(self) -> str:

@@ -12,10 +12,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from theory.names import listed
 from theory.objectives.factors import Factor, scaled_exp, times
-from theory.objectives.trust_regions.base import Tokens, Widths, product, score, stopped
+from theory.objectives.trust_regions.base import TRUST_REGIONS, Tokens, Widths, product, score, stopped
 
 
+@listed(TRUST_REGIONS)
 @dataclass(frozen=True)
 class NoRegion:
     """w A log pi: the score function, unbounded. Gradient w A grad log pi (MiniRL Eq. 3 with w = pi/mu)."""
@@ -60,6 +62,7 @@ class RatioBounds(Widths):
         return (advantages_B1 > 0) & (ratio_BT > self.high), (advantages_B1 < 0) & (ratio_BT < self.low)
 
 
+@listed(TRUST_REGIONS)
 @dataclass(frozen=True)
 class MiniRLMask(RatioBounds):
     """M_t sg[w] A log pi: the gradient stops where old says that pi has gone far enough (decoupled PPO).
@@ -81,6 +84,7 @@ class MiniRLMask(RatioBounds):
         return f"{product('M_t', stopped(weight), 'A', 'log pi_t')} [{stop}]"
 
 
+@listed(TRUST_REGIONS)
 @dataclass(frozen=True)
 class MinClip(RatioBounds):
     """w min(r A, clip(r, 1 - eps_low, 1 + eps_high) A): the pessimistic bound of PPO and GRPO.
@@ -107,6 +111,7 @@ class MinClip(RatioBounds):
         return product(weight, f"min({ratio} A, clip({ratio}, {self.low:g}, {self.high:g}) A)")
 
 
+@listed(TRUST_REGIONS)
 @dataclass(frozen=True)
 class WeightClip(RatioBounds):
     """w sg[clip(r, 1 - eps_low, 1 + eps_high)] A log pi: the weight is bounded, no token's gradient is stopped.
