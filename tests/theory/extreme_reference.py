@@ -94,6 +94,9 @@ def stops(region, r: Logs, pi: Logs, mu: Logs, A: float, eps: float) -> list[boo
     width = region.eps_high if A > 0 else region.eps_low
     if region.name in ("minirl_mask", "min_clip"):
         return [x > math.log1p(width) if A > 0 else x < log_of(1 - width) for x in r]
+    if region.name == "dual_clip":
+        c = math.log(region.clip_ratio_c)
+        return [x > math.log1p(width) if A > 0 else x < log_of(1 - width) or x > c for x in r]
     D = [divergence(region.name, m, p, eps) for m, p in zip(mu, pi, strict=True)]
     away = [p > m if A > 0 else p < m for m, p in zip(mu, pi, strict=True)]
     if region.name != "cppo":
@@ -128,8 +131,10 @@ def _response(objective: Objective, pi: Logs, old: Logs, mu: Logs, A: float, eps
     r = [product(*own) / T] * T if is_sequence else own if objective.ratio.symbol else [0.0] * T
     stopped = stops(region, r, pi, mu, A, eps)
     sign, size = math.copysign(A != 0, A), log_of(abs(A))
-    if region.name == "min_clip":
-        held = [min(max(x, log_of(1 - region.eps_low)), math.log1p(region.eps_high)) for x in r]  # pyright: ignore
+    if region.name in ("min_clip", "dual_clip"):
+        is_dual = region.name == "dual_clip" and A < 0
+        most = math.log(region.clip_ratio_c) if is_dual else math.log1p(region.eps_high)  # pyright: ignore
+        held = [min(max(x, log_of(1 - region.eps_low)), most) for x in r]  # pyright: ignore
         value = [number(sign, product(w[t], held[t] if stopped[t] else r[t], size)) for t in range(T)]
         slope = [0.0 if stopped[t] else value[t] for t in range(T)]
         return value, [sum(slope) / T] * T if is_sequence else slope

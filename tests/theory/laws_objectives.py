@@ -21,6 +21,7 @@ from tests.theory.objective_batches import (
     bounded_weight,
     cppo_far,
     divergence_stops,
+    dual_stops,
     kl_far,
     ratio_stops,
     ratios,
@@ -31,6 +32,7 @@ from tests.theory.objective_batches import (
 )  # fmt: skip
 from theory.objectives import Objective, correction, preset
 from theory.objectives import trust_regions as tr
+from theory.objectives.presets.dual_clip import DualClip
 
 # ---- advantages ------------------------------------------------------------------------------------------------------
 
@@ -197,10 +199,15 @@ _TV = divergence_stops(tv_far, 0.03, 0.05)
 _KL = divergence_stops(kl_far, 0.005, 0.01)
 _CPPO = divergence_stops(cppo_far(0.03, 0.5), 0.04, 0.06)
 _RATIO = ratio_stops(0.1, 0.2)
+_DUAL = dual_stops(0.1, 0.2, 1.4)
 REGION_ROWS = {
     "none": RegionRow(tr.NoRegion(), tr.NoRegion(), no_stops, stopped_whole(no_stops)),
     "minirl_mask": RegionRow(tr.MiniRLMask(0.1, 0.2), tr.MiniRLMask(1.0, math.inf), _RATIO, stopped_whole(_RATIO)),
     "min_clip": RegionRow(tr.MinClip(0.1, 0.2), tr.MinClip(1.0, math.inf), _RATIO, stopped_whole(_RATIO), scored=False),
+    "dual_clip": RegionRow(
+        DualClip(0.1, 0.2, 1.4), DualClip(1.0, math.inf, math.inf), _DUAL, stopped_whole(_DUAL),
+        scored=False, signed=False,
+    ),
     "weight_clip": RegionRow(
         tr.WeightClip(0.1, 0.2), tr.WeightClip(1.0, math.inf), unsigned_stops(0.1, 0.2), bounded_weight(0.1, 0.2),
         signed=False,
@@ -290,6 +297,9 @@ PRESET_ROWS = {
     "dppo_tv": _diverging("group_mean", "token_sum", tv_far, 0.15),
     "dppo_kl": _diverging("group_mean", "token_sum", kl_far, 0.05),
     "cppo": _diverging("group_norm", "token_mean", cppo_far(0.015, 0.8), 0.15),
+    "ppo_dual_clip": _stopping(
+        "group_mean", "token_sum", lambda low, high: dual_stops(low, high, 3.0), (0.2, 0.2), scored=False
+    ),
 }
 
 

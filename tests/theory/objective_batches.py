@@ -104,6 +104,10 @@ def ratio_stops(eps_low: float, eps_high: float) -> Stops:
     return lambda x: [(x.A > 0 and r > 1 + eps_high, x.A < 0 and r < 1 - eps_low) for r in x.r]
 
 
+def dual_stops(eps_low: float, eps_high: float, c: float) -> Stops:
+    return lambda x: [(x.A > 0 and r > 1 + eps_high, x.A < 0 and (r < 1 - eps_low or r > c)) for r in x.r]
+
+
 def unsigned_stops(eps_low: float, eps_high: float) -> Stops:
     return lambda x: [(r > 1 + eps_high, r < 1 - eps_low) for r in x.r]
 

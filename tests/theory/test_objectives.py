@@ -252,3 +252,22 @@ def test_first_order(name: str, batch: Batch) -> None:
     """With pi = old = mu every preset's gradient is REINFORCE's under the same aggregation."""
     reinforce = preset("reinforce", aggregation=PRESETS[name].aggregation)
     same(batch.gradient(preset(name)), batch.gradient(reinforce))
+
+
+@pytest.mark.parametrize("c", [1.5, 3.0, math.inf])
+def test_dual_clip_is_trls_two_sided_clip(c: float) -> None:
+    """max(min(r A, clip(r) A), c A) where A < 0 is TRL's min(min(r, delta) A, clip(r) A) with delta = c, for either A.
+
+    With c = inf it is PPO. Both are written here from their formulas; ratios from 0.02 to 50.
+    """
+    log_r = torch.linspace(-4.0, 4.0, 81, dtype=torch.float64)[:, None]
+    old, mask = torch.full_like(log_r, -5.0), torch.ones_like(log_r, dtype=torch.bool)
+    objective = preset("ppo_dual_clip", clip_ratio_c=c)
+    for A in (1.0, -1.0):
+        r = log_r.exp()
+        expected = torch.minimum(r.clamp(max=c) * A, r.clamp(0.8, 1.2) * A).mean()
+        advantages = torch.full((81,), A, dtype=torch.float64)
+        value = objective(old + log_r, old, old, advantages, mask).objective
+        torch.testing.assert_close(value, expected, rtol=1e-14, atol=0)
+        if c == math.inf:
+            assert torch.equal(value, preset("ppo")(old + log_r, old, old, advantages, mask).objective)

@@ -95,11 +95,15 @@ class MinClip(RatioBounds):
     name: ClassVar[str] = "min_clip"
     takes: ClassVar[Literal["whole", "gap"]] = "gap"
 
+    def held(self, ratio_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+        """The ratio at its bound, for the tokens where one binds."""
+        return ratio_BT.clamp(self.low, self.high)
+
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """w min(r A, clip(r) A)."""
         ratio_BT = log_ratio_BT.detach().exp()
         high_BT, low_BT = self.clipped(tokens, ratio_BT, advantages_B1)
-        bound_BT = times(weight.value_BT, ratio_BT.clamp(self.low, self.high) * advantages_B1)
+        bound_BT = times(weight.value_BT, self.held(ratio_BT, advantages_B1) * advantages_B1)
         idle_BT = (advantages_B1 == 0) & ~bound_BT.isnan()
         moves_BT = tokens.is_response_BT & ~(high_BT | low_BT | idle_BT)
         # Where the term is flat its ratio is taken out before the exponential: 0 times its infinite slope is nan.
