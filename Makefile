@@ -15,7 +15,7 @@ export OMP_NUM_THREADS := 1
 # Dozens of short-lived processes import vLLM, Ray and Megatron-core: compiled once, they start much faster.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-scaled test test-core test-scaled thorough mutants check format bench lab docs clean fuzz
+.PHONY: help demo demo-scaled test test-core test-scaled test-peers thorough mutants check format bench lab docs clean fuzz
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -46,6 +46,10 @@ test-core: check  ## what holds without vLLM and Megatron-core: checks, tests, e
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
 	$(BIN)/pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python
 	printf '%s\n' tests/scaled/test_*.py | xargs -P 2 -n 1 $(BIN)/python -m pytest
+
+test-peers: $(VENV)/.installed-dev  ## our losses and gradients beside verl's own
+	$(BIN)/python -m pip install --no-deps verl==0.9.1
+	$(BIN)/python -m pytest tests/peers
 
 # Shapes are checked by `make test`. Without those checks here a law looks at three times as many examples an hour.
 thorough: $(VENV)/.installed-dev  ## the laws of theory/ on 10,000 examples each (three hours)

@@ -32,6 +32,34 @@ OBJECTIVES = (
         "the_ratio_is_counted_once",
     ),
     Mutant(
+        "second_clip_ignores_the_sign",
+        "C",
+        "Dual clip's bound c stops a token whatever the sign of its advantage.",
+        "no thread: 1912.09729 read without its case A < 0",
+        (
+            Edit(
+                "theory.objectives.presets.dual_clip:DualClip.clipped",
+                "((advantages_B1 < 0) & (ratio_BT > self.clip_ratio_c))",
+                "(ratio_BT > self.clip_ratio_c)",
+            ),
+        ),
+        "bounds_are_their_formulas",
+    ),
+    Mutant(
+        "second_clip_has_no_value",
+        "C",
+        "Where c binds the term is that of PPO's upper bound, and not c A.",
+        "no thread: a clip that is flat at another height",
+        (
+            Edit(
+                "theory.objectives.presets.dual_clip:DualClip.held",
+                "below_c_BT = ratio_BT.clamp(self.low, self.clip_ratio_c)",
+                "below_c_BT = super().held(ratio_BT, advantages_B1)",
+            ),
+        ),
+        "dual_clip_is_its_formula",
+    ),
+    Mutant(
         "gap_goes_without_the_ratio",
         "C",
         "MiniRL's weight is built on old/mu alone, and pi/old is left out of it.",

@@ -17,6 +17,7 @@ from tests.theory import test_laws_rollouts as rollouts
 from tests.theory import test_laws_wide_gaps as wide_gaps
 from tests.theory import test_objective_laws as laws
 from tests.theory import test_objective_masks as masks
+from tests.theory import test_objectives as objectives
 from tests.theory import test_presets as presets
 from tests.theory.laws_objectives import ADVANTAGE_ROWS, AGGREGATION_ROWS, CORRECTION_ROWS, PRESET_ROWS, REGION_ROWS
 from tests.theory.objective_batches import Batch, make_batch
@@ -133,6 +134,7 @@ OBJECTIVES = (
     Law("padding_keeps_the_holes", times(rollouts.test_padding_keeps_every_token_and_every_hole)),
     Law("unsampled_tokens_are_in_no_objective", times(rollouts.test_tokens_that_mu_did_not_sample_are_in_no_objective)),
     Law("the_ratio_is_counted_once", times(presets.test_the_ratio_is_never_counted_twice, {"name": "ppo"})),
+    Law("dual_clip_is_its_formula", times(objectives.test_dual_clip_is_trls_two_sided_clip, {"c": 1.5}, {"c": 3.0})),
     Law("the_penalty_is_taken_off", times(kl_penalty.test_kl_penalty_is_taken_off, {"estimator": "k2"})),
 )
 
