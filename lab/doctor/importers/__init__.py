@@ -1,41 +1,117 @@
 """Traces from what other systems dump: one file a format, chosen by what the file is.
 
-| file               | whose                                     | mu | old | experts        | module     |
-|--------------------|-------------------------------------------|----|-----|----------------|------------|
-| .safetensors       | ours (lab/traces.py has the schema)       | x  | x   | of both        |            |
-| .jsonl, .parquet   | anyone's: a row a response (rows.py)      | x  | x   | of both        | rows.py    |
-| .jsonl             | verl, `trainer.rollout_data_dir`          | +  | +   | + of mu        | verl.py    |
-| .pt                | slime, `--save-debug-rollout-data`        | x  |     | x of mu        | slime.py   |
-| .pt                | slime, `--save-debug-train-data`          | x  | x   | x of mu        | slime.py   |
-
-x: as dumped; +: once a few lines are added to the trainer, which the error of a file without them says.
+rows.py has the schema that every other format is turned into, row by row; format.py says what is known of a format;
+FORMATS is the list that `firstorder doctor --list-formats` prints and docs/doctor.md shows.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lab.doctor.importers import rows, slime, verl
+from lab.doctor.importers import columns as mapped
+from lab.doctor.importers import miles, nemo_rl, open_instruct, prime_rl, refused, rows, skyrl, slime, verl, vllm
+from lab.doctor.importers.format import About, Dump, Placed
+from lab.doctor.importers.reading import read_jsonl, read_parquet
+from lab.doctor.importers.torch_files import content_of
+from lab.files import RecordError
 from lab.traces import Trace
+
+BY_ROWS = (nemo_rl.FORMAT, prime_rl.FORMAT, verl.FORMAT, open_instruct.FORMAT, vllm.FORMAT, rows.FORMAT)
+"""Formats of rows, asked in this order: the last takes what no other knows."""
+BY_TORCH = (miles.FORMAT, slime.FORMAT, skyrl.FORMAT)
+"""Formats of torch files, asked in this order."""
+OURS = About(
+    "ours", ".safetensors, as in a run's rollouts/", "tokens, mu, old, entropies, pi, rewards, experts of both",
+    "Nothing.", "lab/traces.py",
+)  # fmt: skip
+MAPPED = About(
+    "any", ".jsonl, .parquet or .safetensors with --columns ours=theirs,...", "the columns that are named",
+    "The columns that are not.", "lab/doctor/importers/columns.py",
+)  # fmt: skip
+FORMATS: tuple[About, ...] = (OURS, *BY_ROWS[::-1], *BY_TORCH, refused.TEXTS, MAPPED)
+"""All, in the order in which they are shown."""
+OLD = ("logp_old", "entropy_old", "experts_old", "logp_pi")
+"""Columns that `--old` may bring."""
+
+
+def load_dump(path: Path, columns: Mapping[str, str] | None = None, old: Path | None = None) -> Dump:
+    """The trace in a file of any known format, and what is to be known of it.
+
+    `columns` names the file's own columns (columns.py); `old` is a file of rows, in the same order, with the trainer's
+    side. ValueError of one line, with the file's name, its row and field, where there is no trace in it.
+    """
+    path = Path(path)
+    try:
+        return _load(path, columns, old)
+    except RecordError:
+        raise
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(text if text.startswith(f"{path}: ") else f"{path}: {text}") from error
 
 
 def load_trace(path: Path) -> Trace:
-    """The trace in a file of any known format; ValueError, with the file's name and the field, where there is none."""
-    path = Path(path)
+    """The trace of `load_dump`, alone."""
+    return load_dump(path).trace
+
+
+def _load(path: Path, columns: Mapping[str, str] | None, old: Path | None) -> Dump:
+    refused.refuse_pickle(path)
     suffix = path.suffix
-    try:
-        if suffix == ".pt":
-            return slime.load(path)
-        if suffix == ".parquet":
-            return rows.load_parquet(path)
-        if suffix == ".jsonl":
-            lines, places = rows.read_jsonl(path)
-            return verl.trace(lines, places) if verl.is_verl(lines) else rows.trace(lines, places)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    if suffix == ".safetensors":
-        return Trace.load(path)
-    raise ValueError(f"{path}: expected a trace as .safetensors, .jsonl, .parquet or .pt, got {suffix or 'no suffix'}")
+    if suffix == ".safetensors" and columns is None:
+        return Dump(Trace.load(path), "trace")
+    if suffix == ".pt":
+        return _of_torch(path)
+    readers = {".jsonl": read_jsonl, ".parquet": read_parquet, ".safetensors": mapped.read_safetensors}
+    if suffix not in readers:
+        wanted = ".safetensors, .jsonl, .parquet or .pt"
+        raise ValueError(f"expected a trace as {wanted}, got {suffix or 'no suffix'}")
+    placed = readers[suffix](path)
+    first = next(placed)
+    placed = itertools.chain([first], placed)
+    refused.refuse_texts(first[0])
+    if columns is not None:
+        trace = rows.packed(_with_old(((mapped.read(raw, place, columns), place) for raw, place in placed), old))
+        return Dump(trace, "columns", unused=tuple(n for n in first[0] if n not in columns.values()))
+    form = next(form for form in BY_ROWS if form.is_mine(first[0]))
+    if not form.has_old and old is None:
+        raise ValueError(f"{form.name}'s dump has no log-probabilities of old. {HOW_OLD}")
+    read = ((row, place) for raw, place in placed for row in form.read(raw, place))
+    trace = rows.packed(_with_old(read, old))
+    return Dump(trace, form.name, form.caveat(trace), form.unused(first[0]))
 
 
-__all__ = ["load_trace"]
+HOW_OLD = (
+    "Bring them by --old FILE: a .jsonl or .parquet with a row a response, in the same order: logp_old, and if there "
+    "are any entropy_old, experts_old, logp_pi"
+)
+
+
+def _with_old(placed: Iterator[Placed], old: Path | None) -> Iterator[Placed]:
+    """The rows, each with the trainer's side from the other file; ValueError where the files are not as long."""
+    if old is None:
+        yield from placed
+        return
+    others = (read_parquet if old.suffix == ".parquet" else read_jsonl)(old)
+    for mine, other in itertools.zip_longest(placed, others):
+        if mine is None or other is None:
+            raise ValueError(
+                f"--old {old}: expected as many rows as responses; the {'dump' if mine is None else 'file'} ends first"
+            )
+        (row, place), (theirs, _) = mine, other
+        yield {**row, **{name: theirs[name] for name in OLD if name in theirs}}, place
+
+
+def _of_torch(path: Path) -> Dump:
+    """A torch file: slime's, miles's or SkyRL's."""
+    content = content_of(path)
+    form = next((form for form in BY_TORCH if form.is_mine(content)), None)
+    if form is None:
+        raise ValueError(f"expected slime's samples or rollout_data, got {', '.join(map(str, content))}")
+    trace = rows.packed((row, f"response {b}") for b, row in enumerate(form.read(content, "")))
+    return Dump(trace, form.name, form.caveat(trace), form.unused(content))
+
+
+__all__ = ["FORMATS", "Dump", "load_dump", "load_trace"]

@@ -21,25 +21,26 @@ a dense one, or was not captured, and is left out. The number of experts is the 
 from __future__ import annotations
 
 import difflib
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import pydantic
 import torch
 from torch import Tensor
 
-from lab.files import disk_errors
+from lab.doctor.importers.format import Format, Placed, Row
 from lab.strict import describe
 from lab.traces import Trace
 from theory.routing.record import RoutingRecord
 
-Row = Mapping[str, Any]
 Values = list[float | None]
 MOST_EXPERTS = 2**15
 """Experts that a record's 16 bits can tell apart."""
+FLOATS = ("logp_mu", "logp_old", "entropy_old", "logp_pi")
+PACKED = ("tokens", "num_prompt", "is_response", "rewards", *FLOATS)
+ROUTED = ("experts_mu", "experts_old")
+OPTIONAL = ("entropy_old", "logp_pi", *ROUTED)
 
 
 class Response(pydantic.BaseModel):
@@ -69,73 +70,67 @@ class Response(pydantic.BaseModel):
         return torch.tensor([math.nan if value is None else value for value in getattr(self, name)])
 
 
-def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The objects of a file, one a line, and where each stands; ValueError naming the line that is none."""
-    out, places = [], []
-    with disk_errors(path, "read"):
-        text = path.read_bytes()
-    for i, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"line {i}: expected a JSON object, got {error}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"line {i}: expected a JSON object, got {type(row).__name__}")
-        out.append(row)
-        places.append(f"line {i}")
-    if not out:
-        raise ValueError("expected at least 1 row, got an empty file")
-    return out, places
+class Columns:
+    """The columns of a trace, taken row by row as tensors: a row is let go of once it is read."""
+
+    def __init__(self) -> None:
+        self.places: list[str] = []
+        self.values: dict[str, list[Tensor]] = {name: [] for name in (*PACKED, *ROUTED)}
+        self.step = 0
+
+    def add(self, row: Row, place: str) -> None:
+        """Takes a row; ValueError naming its place, the field, what was expected and what came."""
+        response = _response(row, place)
+        if not self.places:
+            self.step = response.step or 0
+        self.places.append(place)
+        for name, tensor in _tensors(response, place).items():
+            self.values[name].append(tensor)
+        for name in OPTIONAL:
+            num = len(self.values[name])
+            if 0 < num < len(self.places):
+                raise ValueError(f"{place}: {name}: missing, though other responses have it")
+            if num == 1 < len(self.places):
+                raise ValueError(f"{self.places[0]}: {name}: missing, though other responses have it")
+
+    def trace(self) -> Trace:
+        """The trace of what was taken."""
+        S_B = [len(tokens) for tokens in self.values["tokens"]]
+        mu, old = (record(self.values[name], self.places, S_B, name) for name in ROUTED)
+        mu, old = _alike(mu, old)
+        known = mu or old
+        of = {name: torch.cat(tensors) for name, tensors in self.values.items() if tensors and name in PACKED}
+        return Trace(
+            step=self.step,
+            tokens=of["tokens"],
+            num_prompt=of["num_prompt"],
+            is_response=of["is_response"],
+            rewards=of["rewards"],
+            logp_mu=of["logp_mu"],
+            logp_old=of["logp_old"],
+            logp_pi=of.get("logp_pi"),
+            entropy_old=of.get("entropy_old"),
+            offsets=torch.tensor([0, *S_B]).cumsum(0),
+            experts_mu=None if mu is None else mu.experts,
+            experts_old=None if old is None else old.experts,
+            layer_numbers=() if known is None else known.layer_numbers,
+            num_experts=0 if known is None else known.num_experts,
+        )
 
 
-def load_parquet(path: Path) -> Trace:
-    """The trace in a Parquet file of this schema; ValueError where pyarrow is missing or the file does not fit."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ValueError("Parquet needs pyarrow: pip install 'firstorder[data]'") from error
-    try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"expected a Parquet file, got {' '.join(str(error).split())}") from error
-    if not rows:
+def packed(placed: Iterable[Placed]) -> Trace:
+    """The trace of rows with their places; ValueError for the first one that does not fit."""
+    columns = Columns()
+    for row, place in placed:
+        columns.add(row, place)
+    if not columns.places:
         raise ValueError("expected at least 1 row, got none")
-    return trace([{name: value for name, value in row.items() if value is not None} for row in rows])
+    return columns.trace()
 
 
-def trace(rows: Sequence[Row], places: Sequence[str] | None = None) -> Trace:
-    """The trace of these rows; ValueError naming the row's place, the field, what was expected and what came."""
-    places = [f"response {b}" for b in range(len(rows))] if places is None else places
-    responses = [_response(row, place) for row, place in zip(rows, places, strict=True)]
-    for name in ("entropy_old", "logp_pi", "experts_mu", "experts_old"):
-        _check_everywhere(responses, places, name)
-    S_B = [len(response.tokens) for response in responses]
-    mu, old = (record(responses, places, S_B, name) for name in ("experts_mu", "experts_old"))
-    mu, old = _alike(mu, old)
-    known, first = mu or old, responses[0]
-
-    def packed(name: str) -> Tensor:
-        return torch.cat([response.floats(name) for response in responses])
-
-    return Trace(
-        step=first.step or 0,
-        tokens=torch.cat([torch.tensor(response.tokens, dtype=torch.int32) for response in responses]),
-        offsets=torch.tensor([0, *S_B]).cumsum(0),
-        num_prompt=torch.tensor([response.num_prompt for response in responses]),
-        is_response=torch.cat([_responded(response) for response in responses]),
-        logp_mu=packed("logp_mu"),
-        logp_old=packed("logp_old"),
-        rewards=torch.tensor([response.reward or 0.0 for response in responses]),
-        experts_mu=None if mu is None else mu.experts,
-        experts_old=None if old is None else old.experts,
-        layer_numbers=() if known is None else known.layer_numbers,
-        num_experts=0 if known is None else known.num_experts,
-        logp_pi=None if first.logp_pi is None else packed("logp_pi"),
-        entropy_old=None if first.entropy_old is None else packed("entropy_old"),
-    )
+def trace(rows: Iterable[Row]) -> Trace:
+    """The trace of these rows; ValueError naming the response, the field, what was expected and what came."""
+    return packed((row, f"response {b}") for b, row in enumerate(rows))
 
 
 def refuse_misspelt(row: Row, optional: Iterable[str], place: str) -> None:
@@ -147,20 +142,22 @@ def refuse_misspelt(row: Row, optional: Iterable[str], place: str) -> None:
             raise ValueError(f"{place}: {name}: unknown column; did you mean '{close[0]}'? Rename or remove it")
 
 
-def record(responses: Sequence[Response], places: Sequence[str], S_B: Sequence[int], name: str) -> RoutingRecord | None:
+def record(payloads: list[Tensor], places: Sequence[str], S_B: Sequence[int], name: str) -> RoutingRecord | None:
     """The routing record of a column, without layers whose every id is 0; None where there is no such column."""
-    if getattr(responses[0], name) is None:
+    if not payloads:
         return None
-    payloads = [_experts(getattr(r, name), f"{place}: {name}") for r, place in zip(responses, places, strict=True)]
-    if len({payload.shape[1:] for payload in payloads}) > 1:
-        raise ValueError(f"{name}: expected the same layers and slots in all responses, got several")
-    every = torch.cat(payloads)
-    kept = [layer for layer in range(every.shape[1]) if bool((every[:, layer] > 0).any())]
+    for payload, place in zip(payloads, places, strict=True):
+        if payload.shape[1:] != payloads[0].shape[1:]:
+            here, first = tuple(payload.shape[1:]), tuple(payloads[0].shape[1:])
+            raise ValueError(f"{place}: {name}: expected (layers, slots) {first} as in {places[0]}, got {here}")
+    seen = torch.stack([(payload > 0).any(0).any(-1) for payload in payloads]).any(0)
+    kept = seen.nonzero()[:, 0].tolist()
     if not kept:
         raise ValueError(f"{name}: expected expert ids, got none above 0: the routes were not captured")
+    most = max(int(payload.max()) for payload in payloads if payload.numel())
     try:
-        cut = [payload[:, kept] for payload in payloads]
-        return RoutingRecord.pack(cut, S_B, kept, int(every.max()) + 1)
+        cut = payloads if len(kept) == len(seen) else [payload[:, kept] for payload in payloads]
+        return RoutingRecord.pack(cut, S_B, kept, most + 1)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
@@ -186,17 +183,19 @@ def _response(row: Row, place: str) -> Response:
     return response
 
 
-def _check_everywhere(responses: Sequence[Response], places: Sequence[str], name: str) -> None:
-    """ValueError where some responses have the column and some have not."""
-    lacking = [place for r, place in zip(responses, places, strict=True) if getattr(r, name) is None]
-    if lacking and len(lacking) < len(responses):
-        raise ValueError(f"{lacking[0]}: {name}: missing, though other responses have it")
-
-
-def _responded(response: Response) -> Tensor:
-    if response.is_response is None:
-        return torch.ones(response.num_response, dtype=torch.bool)
-    return torch.tensor(response.is_response, dtype=torch.bool)
+def _tensors(response: Response, place: str) -> dict[str, Tensor]:
+    """The row as tensors, by the names of a trace; what the row has not is not there."""
+    T = response.num_response
+    sampled = [True] * T if response.is_response is None else response.is_response
+    out = {
+        "tokens": torch.tensor(response.tokens, dtype=torch.int32),
+        "num_prompt": torch.tensor([response.num_prompt]),
+        "is_response": torch.tensor(sampled, dtype=torch.bool),
+        "rewards": torch.tensor([response.reward or 0.0]),
+    }
+    out |= {name: response.floats(name) for name in FLOATS if getattr(response, name) is not None}
+    routes = {name: getattr(response, name) for name in ROUTED}
+    return out | {name: _experts(value, f"{place}: {name}") for name, value in routes.items() if value is not None}
 
 
 def _experts(value: Any, where: str) -> Tensor:
@@ -209,10 +208,11 @@ def _experts(value: Any, where: str) -> Tensor:
         raise ValueError(f"{where}: expected ints, got {str(ids.dtype).removeprefix('torch.')}")
     if ids.dim() != 3:
         raise ValueError(f"{where}: expected (rows, layers, slots), got shape {tuple(ids.shape)}")
-    ids = ids.long()
+    if ids.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch compares none of them
+        ids = ids.long()
     if ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < MOST_EXPERTS:
         raise ValueError(f"{where}: expected ids in [-1, {MOST_EXPERTS}), got {int(ids.min())} to {int(ids.max())}")
-    return ids
+    return ids.to(torch.int16)
 
 
 def _alike(mu: RoutingRecord | None, old: RoutingRecord | None) -> tuple[RoutingRecord | None, RoutingRecord | None]:
@@ -223,3 +223,11 @@ def _alike(mu: RoutingRecord | None, old: RoutingRecord | None) -> tuple[Routing
     dtype = (mu if mu.num_experts == num else old).experts.dtype
     first, second = (RoutingRecord(r.experts.to(dtype), r.offsets, r.layer_numbers, num) for r in (mu, old))
     return first, second
+
+
+FORMAT = Format(
+    name="rows", files="any .jsonl or .parquet with these columns",
+    has="tokens, mu, old; entropies, pi, rewards and experts of both where their columns are there",
+    lacks="Nothing, if all columns are there.", source="lab/doctor/importers/rows.py",
+    uses=tuple(Response.model_fields), is_mine=lambda first: True, read=lambda raw, place: [raw],
+)  # fmt: skip

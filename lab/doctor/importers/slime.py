@@ -1,55 +1,44 @@
-"""slime's dumps, torch files: of rollouts (`--save-debug-rollout-data`), of training (`--save-debug-train-data`).
+"""slime's and miles's dumps of rollouts (`--save-debug-rollout-data`) and of training (`--save-debug-train-data`).
 
 Rollouts: {"rollout_id", "samples": [{tokens, response_length, loss_mask, reward, rollout_log_probs,
 rollout_routed_experts, ...}]}: mu, its tokens and its routes, and nothing of the trainer. Training, a file a rank:
 {"rollout_id", "rank", "rollout_data": {tokens, response_lengths, loss_masks, rewards, rollout_log_probs, log_probs,
 rollout_routed_experts, ...}}, lists over responses: `log_probs` is old, there if the old pass ran
 (`--get-mismatch-metrics` makes it run), and whole without context parallelism.
-
-Files are read without running code from them (`weights_only`), with NumPy arrays allowed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from lab.doctor.importers import rows
-from lab.files import RecordError, disk_errors
-from lab.traces import Trace
-
-# What an unpickled array needs: it names these two functions and its type, and no other.
-_SAFE = [np.ndarray, np.dtype, np.empty(0).__reduce__()[0], *{type(np.dtype(t)) for t in "bhilqBHILQfd"}]
+from lab.doctor.importers.format import Format, Row
 
 
-def load(path: Path) -> Trace:
-    """The trace of a training dump; ValueError naming what a dump lacks and which flag adds it."""
-    try:
-        with disk_errors(path, "read"), torch.serialization.safe_globals(_SAFE):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except RecordError:
-        raise
-    except Exception as error:  # of a torn file torch raises whatever its unpickler stumbles over
-        wanted, got = "a torch file", " ".join(str(error).split())[:80] or type(error).__name__
-        if type(error).__module__ in ("_pickle", "pickle"):
-            wanted, got = "tensors, arrays, numbers and text alone", "other objects: not loaded"
-        raise ValueError(f"expected {wanted}, got {got}") from error
-    if not isinstance(content, dict) or not {"samples", "rollout_data"} & set(content):
-        got = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
-        raise ValueError(f"expected slime's samples or rollout_data, got {got}")
+def _is_mine(content: Mapping[str, Any]) -> bool:
+    return bool({"samples", "rollout_data"} & set(content))
+
+
+def _columns(content: Row) -> Iterable[str]:
+    samples, data = content.get("samples"), content.get("rollout_data")
+    return (samples[0] if isinstance(samples, list) and samples else data) or ()
+
+
+def _read(content: Row, place: str) -> Iterator[Row]:
+    """The rows of a dump; ValueError naming what it lacks and which flag adds it."""
     if "samples" in content:
         return _of_samples(content)
     data = content["rollout_data"]
     if not isinstance(data, dict):
         raise ValueError(f"rollout_data: expected a dictionary, got {type(data).__name__}")
-    return rows.trace(_of_training(data, content.get("rollout_id")))
+    return _of_training(data, content.get("rollout_id"))
 
 
-def _of_samples(content: Mapping[str, Any]) -> Trace:
+def _of_samples(content: Mapping[str, Any]) -> Iterator[Row]:
     """A rollout dump: only with log-probabilities of old added as `log_probs` to each sample is it a trace."""
     samples = content["samples"]
     if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
@@ -66,14 +55,14 @@ def _of_samples(content: Mapping[str, Any]) -> Trace:
     names = {"response_lengths": "response_length", "loss_masks": "loss_mask", "rewards": "reward"}
     fields = {str(name) for sample in samples for name in sample}
     columns = {name: [sample.get(names.get(name, name)) for sample in samples] for name in [*names, *sorted(fields)]}
-    return rows.trace(_of_training(columns, content.get("rollout_id")))
+    return _of_training(columns, content.get("rollout_id"))
 
 
 NEEDED = ("tokens", "response_lengths", "rollout_log_probs", "log_probs")
 OPTIONAL = ("loss_masks", "rewards", "rollout_routed_experts")
 
 
-def _of_training(data: Mapping[str, Any], step: Any) -> list[dict[str, Any]]:
+def _of_training(data: Mapping[str, Any], step: Any) -> Iterator[Row]:
     """The rows of a rank's data; what is in them is checked as rows."""
     if data.get("rollout_log_probs") is None:
         raise ValueError("rollout_data: rollout_log_probs is missing (mu): the engine must return log-probabilities")
@@ -88,7 +77,6 @@ def _of_training(data: Mapping[str, Any], step: Any) -> list[dict[str, Any]]:
     for name, values in columns.items():
         if len(values) != B or B == 0:
             raise ValueError(f"rollout_data: {name}: expected a value for each of the {B} responses, got {len(values)}")
-    out = []
     for b in range(B):
         given = {name: values[b] for name, values in columns.items() if values[b] is not None}
         tokens, T = given.get("tokens"), given.get("response_lengths")
@@ -107,8 +95,7 @@ def _of_training(data: Mapping[str, Any], step: Any) -> list[dict[str, Any]]:
         if isinstance(reward := given.get("rewards"), (int, float)):
             row["reward"] = reward
         row["experts_mu"] = given.get("rollout_routed_experts")
-        out.append(row)
-    return out
+        yield row
 
 
 def _column(data: Mapping[str, Any], name: str) -> list[Any]:
@@ -121,3 +108,12 @@ def _column(data: Mapping[str, Any], name: str) -> list[Any]:
     if name == "rollout_routed_experts":
         return list(values)
     return [value.tolist() if isinstance(value, (torch.Tensor, np.ndarray)) else value for value in values]
+
+
+FORMAT = Format(
+    name="slime, miles", files=".pt of --save-debug-train-data, a file a rank (of --save-debug-rollout-data: mu alone)",
+    has="tokens, mu, mu's experts, rewards; old with --get-mismatch-metrics", lacks="old's experts, entropies.",
+    source="THUDM/slime slime/utils/train_data_utils.py at 624b824, radixark/miles at 31f1ca9",
+    uses=(*NEEDED, *OPTIONAL, "response_length", "loss_mask", "reward"),
+    is_mine=_is_mine, read=_read, columns=_columns,
+)  # fmt: skip

@@ -1,50 +1,56 @@
 """verl's rollout dump: `trainer.rollout_data_dir` writes <step>.jsonl, a line a response.
 
-As it is a line holds texts and rewards alone (`input`, `output`, `gts`, `score`, `step`, and what the reward function
-adds): no tokens and no log-probabilities, so nothing can be said of engines. The batch has them, and its rows can be
-added to the dump in `RayPPOTrainer._log_rollout_data`, before `_dump_generations` is called:
+As it is a line holds texts and rewards alone (`input`, `output`, `gts`, `score`, `step`, `uid`): no tokens and no
+log-probabilities, so nothing can be said of engines. A few lines add what the trainer has (docs/doctor.md has both):
 
-    for name in ("prompts", "responses", "attention_mask", "response_mask", "rollout_log_probs", "old_log_probs"):
-        reward_extra_infos_to_dump[name] = batch.batch[name].tolist()
+- with `trainer.use_v1: true`, today's default (`verl/trainer/ppo/v1/trainer_base.py`), the transfer queue holds the
+  fields, each a nested tensor without padding; a hook on `PPOTrainer._log_rollout_data` writes them to a file;
+- with the old trainer (`verl/trainer/ppo/ray_trainer.py`) the batch holds them, padded: prompts on the left, responses
+  on the right, with an `attention_mask` that says where; `reward_extra_infos_to_dump` takes them into the dump.
 
-with `actor_rollout_ref.rollout.calculate_log_probs=True`, without which `rollout_log_probs` is not there, and with
-`"routed_experts"` where R3 is on. Under `algorithm.rollout_correction.bypass_mode` `old_log_probs` are mu's own, and
-the doctor finds nothing wrong. Prompts are padded on the left, responses on the right; the masks say where.
+Both need `actor_rollout_ref.rollout.calculate_log_probs=True`, without which `rollout_log_probs` is not there, and have
+`routed_experts` where R3 is on. Under `algorithm.rollout_correction.bypass_mode` `old_log_probs` are mu's own, and the
+doctor finds nothing wrong. Both sides' log-probabilities are at the sampling temperature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pydantic
 
 from lab.doctor.importers import rows
+from lab.doctor.importers.format import Format, Row
 from lab.strict import describe
 from lab.traces import Trace
 
-NAMES = ("prompts", "responses", "attention_mask", "response_mask", "rollout_log_probs", "old_log_probs")
+NAMES = ("prompts", "responses", "response_mask", "rollout_log_probs", "old_log_probs")
 HOW = {
     "rollout_log_probs": "set actor_rollout_ref.rollout.calculate_log_probs=True and add it to the dump",
-    "old_log_probs": "add it to the dump (it is in the batch after the old pass, unless in bypass mode)",
+    "old_log_probs": "add it to the dump (it is there after the old pass)",
 }
 
 
-def is_verl(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether these lines are verl's: they have its text fields or its batch's names."""
-    return {"input", "output", "score"} <= set(lines[0]) or {"prompts", "responses"} <= set(lines[0])
+def _is_mine(first: Row) -> bool:
+    return {"input", "output", "score"} <= set(first) or {"prompts", "responses"} <= set(first)
 
 
-def trace(lines: Sequence[Mapping[str, Any]], places: Sequence[str]) -> Trace:
-    """The trace of these lines; ValueError naming the fields that the dump lacks and how to add them."""
-    missing = [name for name in NAMES if name not in lines[0]]
+def _read(raw: Row, place: str) -> Iterator[Row]:
+    missing = [name for name in NAMES if name not in raw]
     if missing:
         how = "; ".join(f"{name}: {HOW[name]}" for name in missing if name in HOW)
         raise ValueError(
-            f"verl's dump lacks {', '.join(missing)}; in _log_rollout_data, put batch.batch[name].tolist() of each in "
-            f"reward_extra_infos_to_dump{'; ' + how if how else ''} (docs/doctor.md has the lines)"
+            f"{place}: verl's dump lacks {', '.join(missing)}; docs/doctor.md has the hook of ten lines that adds them"
+            f"{'; ' + how if how else ''}"
         )
-    return rows.trace([_row(line, place) for line, place in zip(lines, places, strict=True)], places)
+    yield _row(raw, place)
+
+
+def _caveat(trace: Trace) -> str:
+    if not trace.logp_mu.equal(trace.logp_old):
+        return ""
+    return "old_log_probs equal rollout_log_probs everywhere: under bypass_mode verl copies them, and no old pass ran."
 
 
 class Line(pydantic.BaseModel):
@@ -54,17 +60,18 @@ class Line(pydantic.BaseModel):
 
     prompts: list[Any]
     responses: list[Any]
-    attention_mask: list[int | bool]
     response_mask: list[int | bool]
     rollout_log_probs: list[Any]
     old_log_probs: list[Any]
+    attention_mask: list[int | bool] | None = None
+    entropy: list[Any] | None = None
     entropys: list[Any] | None = None
     routed_experts: list[Any] | None = None
     score: float | None = None
     step: int | None = None
 
 
-def _row(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _row(raw: Row, place: str) -> dict[str, Any]:
     rows.refuse_misspelt(raw, Line.model_fields, place)
     try:
         line = Line.model_validate(dict(raw))
@@ -72,11 +79,12 @@ def _row(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
         raise ValueError(f"{place}: {describe(Line, error.errors(include_url=False)[0])}") from error
     width, ids = len(line.prompts), [*line.prompts, *line.responses]
     sizes = {"attention_mask": len(ids), "routed_experts": len(ids)}
-    for name in (*NAMES[2:], "entropys", "routed_experts"):
+    for name in (*NAMES[2:], "attention_mask", "entropy", "entropys", "routed_experts"):
         values, size = getattr(line, name), sizes.get(name, len(line.responses))
         if values is not None and len(values) != size:
             raise ValueError(f"{place}: {name}: expected {size} values, got {len(values)}")
-    there = [at for at, is_there in enumerate(line.attention_mask) if is_there]
+    mask = [True] * len(ids) if line.attention_mask is None else line.attention_mask
+    there = [at for at, is_there in enumerate(mask) if is_there]
     answer = [at - width for at in there if at >= width]
     row: dict[str, Any] = {
         "tokens": [ids[at] for at in there],
@@ -87,9 +95,19 @@ def _row(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
         "reward": line.score,
         "step": line.step,
     }
-    if line.entropys is not None:
-        row["entropy_old"] = [line.entropys[at] for at in answer]
+    entropies = line.entropys if line.entropy is None else line.entropy
+    if entropies is not None:
+        row["entropy_old"] = [entropies[at] for at in answer]
     if line.routed_experts is not None:
         # One row a token, padding included; the last token's row is filler.
         row["experts_mu"] = [line.routed_experts[at] for at in there[:-1]]
     return row
+
+
+FORMAT = Format(
+    name="verl", files="<step>.jsonl in trainer.rollout_data_dir, with a hook of ten lines",
+    has="with the hook: tokens, mu, old, entropy of old, mu's experts, scores",
+    lacks="As dumped: all but texts and scores. With the hook: old's experts.",
+    source="verl-project/verl verl/trainer/ppo/v1/trainer_base.py, verl/trainer/ppo/ray_trainer.py at 1dda039",
+    uses=tuple(Line.model_fields), is_mine=_is_mine, read=_read, caveat=_caveat,
+)  # fmt: skip

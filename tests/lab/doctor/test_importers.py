@@ -94,7 +94,15 @@ def write_slime(path: Path, rows: list[dict[str, Any]], **changes: Any) -> Path:
 def differing(a: Trace, b: Trace) -> set[str]:
     """The fields in which two traces differ."""
     pairs = {f.name: (getattr(a, f.name), getattr(b, f.name)) for f in fields(Trace)}
-    return {n for n, (x, y) in pairs.items() if not (torch.equal(x, y) if isinstance(x, Tensor) else x == y)}
+    return {n for n, (x, y) in pairs.items() if not _same(x, y)}
+
+
+def _same(x: Any, y: Any) -> bool:
+    return (
+        torch.equal(x, y)
+        if isinstance(x, Tensor) and isinstance(y, Tensor)
+        else x is y or type(x) is type(y) and x == y
+    )
 
 
 WRITERS: dict[str, tuple[Callable[..., Path], set[str]]] = {
@@ -179,7 +187,8 @@ LACKING: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     ),
     "no torch file": (lambda d: (d / "r.pt").write_bytes(b"x") and d / "r.pt", "r.pt: expected", ""),
     "no JSON": (
-        lambda d: (d / "t.jsonl").write_text("{}\n{oops") and d / "t.jsonl", "line 2: expected a JSON object", "",
+        lambda d: (d / "t.jsonl").write_text(json.dumps(ROWS[0]) + "\n{oops") and d / "t.jsonl",
+        "line 2: expected a JSON object", "",
     ),
     "nothing in it": (lambda d: (d / "t.jsonl").write_text("\n") and d / "t.jsonl", "at least 1 row", ""),
     "another kind": (lambda d: d / "t.csv", r"expected a trace as .safetensors, .jsonl, .parquet or .pt, got .csv", ""),

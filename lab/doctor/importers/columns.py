@@ -1,0 +1,101 @@
+"""Any dump of rows, once its columns are named: `--columns tokens=input_ids,logp_mu=gen_logprobs,logp_old=...`.
+
+Beside the columns of rows.py a name may be `prompt_tokens` and `response_tokens` (in place of tokens and num_prompt)
+and `length` (the tokens of a row that are there; what follows is padding). Values stand beside the T response tokens,
+or beside all S tokens, prompt included: then `is_response` or `num_prompt` says where the response begins.
+
+A safetensors file has one tensor a column, of B rows: (B, S) or (B, T), and (B,) for `num_prompt`, `length`, `reward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+from lab.doctor.importers import rows
+from lab.doctor.importers.aligned import listed, masked, unprompted
+from lab.doctor.importers.format import Placed, Row
+from lab.files import disk_errors
+from lab.strict import did_you_mean
+
+OURS = (*rows.Response.model_fields, "prompt_tokens", "response_tokens", "length")
+BESIDE = ("is_response", *rows.FLOATS)
+"""Columns with a value beside each token."""
+
+
+def parse(text: str) -> dict[str, str]:
+    """Our names and theirs; ValueError naming the part that is no `ours=theirs`."""
+    out: dict[str, str] = {}
+    for part in text.split(","):
+        ours, equals, theirs = (piece.strip() for piece in part.partition("="))
+        if not equals or not theirs:
+            raise ValueError(f"--columns: expected ours=theirs, with a comma between pairs, got {part!r}")
+        if ours not in OURS:
+            raise ValueError(f"--columns: {ours}: unknown name{did_you_mean(ours, OURS)}")
+        if ours in out:
+            raise ValueError(f"--columns: {ours}: named twice")
+        out[ours] = theirs
+    return out
+
+
+def read(raw: Row, place: str, names: Mapping[str, str]) -> Row:
+    """The row of rows.py; ValueError with the place and the file's own name of a column that does not fit."""
+    row: dict[str, Any] = {}
+    for ours, theirs in names.items():
+        if raw.get(theirs) is None:
+            raise ValueError(f"{place}: {theirs} ({ours}): missing; the row has {', '.join(map(str, raw))}")
+        row[ours] = raw[theirs]
+    if "response_tokens" in row:
+        prompt, response = (listed(row, name, place) for name in ("prompt_tokens", "response_tokens"))
+        row |= {"tokens": [*prompt, *response], "num_prompt": len(prompt)}
+    return _cut(row, place)
+
+
+def _cut(row: dict[str, Any], place: str) -> Row:
+    """The row without its padding, its values beside response tokens alone."""
+    tokens = listed(row, "tokens", place)
+    has_length, W, S = "length" in row, len(tokens), row.pop("length", len(tokens))
+    if type(S) is not int or not 1 <= S <= W:
+        raise ValueError(f"{place}: length: expected an int from 1 to {W} tokens, got {S!r}")
+    whole = [name for name in BESIDE if isinstance(row.get(name), list) and len(row[name]) == W]
+    row |= {name: row[name][:S] for name in ("tokens", *whole)}
+    tokens, P = row["tokens"], row.get("num_prompt")
+    if "is_response" in row:
+        row["is_response"] = masked(listed(row, "is_response", place), "is_response", place)
+    if P is None and "is_response" not in whole:
+        raise ValueError(f"{place}: num_prompt: missing, and is_response has no value for each of the {W} tokens")
+    if P is None:
+        if not has_length:  # what follows the last sampled token is padding, or observations that nothing follows
+            stop = max((at + 1 for at, is_one in enumerate(row["is_response"]) if is_one), default=W)
+            row |= {name: row[name][:stop] for name in ("tokens", *whole)}
+            tokens = row["tokens"]
+        columns = {name: row[name] for name in whole if name != "is_response"}
+        short = [name for name in BESIDE if name in row and name not in whole]
+        if short:
+            raise ValueError(f"{place}: {short[0]}: expected {W} values, one a token as in is_response")
+        return row | unprompted(tokens, row["is_response"], columns)
+    if type(P) is int and P > 0:
+        row |= {name: row[name][P:] for name in whole}
+    return row
+
+
+def read_safetensors(path: Path) -> Iterator[Placed]:
+    """The rows of a file of one tensor a column; ValueError where it is no such file."""
+    try:
+        with disk_errors(path, "read"), safetensors.safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"expected a safetensors file, got {error}") from error
+    sizes = {name: len(tensor) if tensor.dim() else 0 for name, tensor in tensors.items()}
+    B = max(sizes.values(), default=0)
+    odd = [name for name, size in sizes.items() if size != B]
+    if odd or not B:
+        raise ValueError(
+            f"{odd[0] if odd else 'tensors'}: expected {B or 'some'} rows, got {sizes.get(odd[0]) if odd else 0}"
+        )
+    for b in range(B):
+        values = {name: tensor[b] for name, tensor in tensors.items()}
+        yield {name: v if v.dim() > 1 else v.tolist() for name, v in values.items()}, f"response {b}"

@@ -1,0 +1,56 @@
+"""What is known of a dump: whose it is, what it holds and lacks, and how its rows become rows of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lab.traces import Trace
+
+Row = Mapping[str, Any]
+Placed = tuple[Row, str]
+"""A row, and where it stands in its file."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a reader is told of a dump: its files, what it has and lacks, and the file that writes it, with commit."""
+
+    name: str
+    files: str
+    has: str
+    lacks: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Format(About):
+    """A dump that is read: row by row, or as the one dictionary of a torch file.
+
+    `is_mine` looks at the first row (or at the dictionary); `read` turns a row (the dictionary) at a place into
+    rows of rows.py. `uses` are the columns that are read, of those that `columns` finds. `caveat` says of a trace
+    what its verdict must be read with, "" for nothing; ValueError where nothing can be said of engines.
+    """
+
+    uses: tuple[str, ...]
+    is_mine: Callable[[Row], bool]
+    read: Callable[[Row, str], Iterable[Row]]
+    caveat: Callable[[Trace], str] = lambda trace: ""
+    columns: Callable[[Row], Iterable[str]] = lambda first: first
+    has_old: bool = True
+    """Whether the dump holds the trainer's side; where it does not, `--old` brings it."""
+
+    def unused(self, first: Row) -> tuple[str, ...]:
+        """The columns that nothing is read from."""
+        return tuple(str(name) for name in self.columns(first) if name not in self.uses)
+
+
+@dataclass(frozen=True, eq=False)
+class Dump:
+    """What a file gave: its trace, whose it is, what to keep in mind, and the columns that nothing was read from."""
+
+    trace: Trace
+    format: str
+    caveat: str = ""
+    unused: tuple[str, ...] = ()

@@ -1,0 +1,99 @@
+"""miles's policy loss dump: `policy_loss_debug/rank_{R}_call_{C}.pt` under `--dump-details`, a micro-batch a file.
+
+`miles/backends/training_utils/debug_dump.py` writes {"rank", "call", "samples": [...], "ppo_kl", "pg_loss", "finite"}.
+A sample:
+
+| field              | holds    | meaning                                                                              |
+|--------------------|----------|--------------------------------------------------------------------------------------|
+| total_length       | int      | S, prompt and response                                                               |
+| response_length    | int      | T                                                                                    |
+| rollout_log_probs  | T floats | mu; there if the engine returned them                                                |
+| old_log_probs      | T floats | old, or mu itself under `--use-rollout-logprobs`                                     |
+| train_log_probs    | T floats | pi, of the gradient pass                                                             |
+| local_loss_mask    | T floats | 1 where the sampled token is trained on                                              |
+
+Besides: index, advantages, train_rollout_abs_diff. There are no tokens: every one gets a number of its own, so that
+no two contexts are alike and no clue is made of them. Under context parallelism a rank has a part of each response.
+Where `old_log_probs` is `rollout_log_probs` to the bit, pi stands for old, and the caveat says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from lab.doctor.importers.format import Format, Row
+from lab.traces import Trace
+
+SIDES = ("rollout_log_probs", "old_log_probs", "train_log_probs")
+NO_TOKENS = "The dump has no tokens: what is read off repeats, prompts and end tokens is left out."
+PI = "pi stands for old here (--use-rollout-logprobs, or no old pass): they are equal only before updates."
+
+
+def _columns(content: Row) -> Iterable[str]:
+    samples = content.get("samples")
+    return samples[0] if isinstance(samples, list) and samples and isinstance(samples[0], dict) else ()
+
+
+def _is_mine(content: Row) -> bool:
+    return "train_log_probs" in _columns(content)
+
+
+def _caveat(trace: Trace) -> str:
+    return f"{NO_TOKENS} {PI}" if trace.logp_pi is not None and trace.logp_old.equal(trace.logp_pi) else NO_TOKENS
+
+
+def _read(content: Row, place: str) -> Iterator[Row]:
+    samples, numbers = content["samples"], itertools.count()
+    old = "train_log_probs" if _is_copied(samples) else "old_log_probs"
+    for b, sample in enumerate(samples):
+        S, T = (_length(sample, name, b) for name in ("total_length", "response_length"))
+        mu, logp_old, pi = (_values(sample, name, b, T) for name in (SIDES[0], old, SIDES[2]))
+        mask = _values(sample, "local_loss_mask", b, T)
+        yield {
+            "tokens": list(itertools.islice(numbers, S)), "num_prompt": S - T, "is_response": [x > 0 for x in mask],
+            "logp_mu": mu, "logp_old": logp_old, "logp_pi": pi,
+        }  # fmt: skip
+
+
+def _is_copied(samples: list[Any]) -> bool:
+    """Whether old_log_probs are rollout_log_probs to the bit in every sample."""
+    for sample in samples:
+        mu, old = (sample.get(name) if isinstance(sample, dict) else None for name in SIDES[:2])
+        if not isinstance(mu, torch.Tensor) or not isinstance(old, torch.Tensor) or not torch.equal(mu, old):
+            return False
+    return True
+
+
+def _length(sample: Any, name: str, b: int) -> int:
+    value = sample.get(name) if isinstance(sample, dict) else None
+    if type(value) is not int:
+        raise ValueError(f"response {b}: {name}: expected an int, got {type(value).__name__}")
+    return value
+
+
+def _values(sample: Mapping[str, Any], name: str, b: int, T: int) -> list[float]:
+    values = sample.get(name)
+    if values is None and name == SIDES[0]:
+        raise ValueError(f"response {b}: {name}: missing (mu): the engine must be asked for log-probabilities")
+    if not isinstance(values, torch.Tensor) or values.dim() != 1:
+        got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+        raise ValueError(f"response {b}: {name}: expected a tensor of {T} values, got {got}")
+    if len(values) != T:
+        raise ValueError(
+            f"response {b}: {name}: expected {T} values, got {len(values)}; under context parallelism a rank has a "
+            "part alone: dump with --context-parallel-size 1"
+        )
+    return values.tolist()
+
+
+FORMAT = Format(
+    name="miles, policy loss", files="policy_loss_debug/rank_{R}_call_{C}.pt", has="mu, old, pi",
+    lacks="Tokens (no clue of repeats, prompts or end tokens), experts of both, entropies, rewards.",
+    source="radixark/miles miles/backends/training_utils/debug_dump.py at 31f1ca9",
+    uses=("total_length", "response_length", "local_loss_mask", *SIDES),
+    is_mine=_is_mine, read=_read, caveat=_caveat, columns=_columns,
+)  # fmt: skip

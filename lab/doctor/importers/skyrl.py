@@ -1,0 +1,60 @@
+"""SkyRL's training input, saved as tensors instead of as a pickle (refused.py has the line that does it).
+
+`skyrl/backends/skyrl_train/training_batch.py`, `TrainingInput`: B rows, padded on the left.
+
+| field                   | shape         | meaning                                                                    |
+|-------------------------|---------------|----------------------------------------------------------------------------|
+| sequences               | (B, S)        | prompt and response                                                        |
+| attention_mask          | (B, S)        | 1 where a token is                                                         |
+| response_mask           | (B, T)        | 1 where a response token is                                                |
+| loss_mask               | (B, T)        | 0 besides where no model sampled the token                                 |
+| rollout_logprobs        | (B, T)        | mu                                                                         |
+| action_log_probs        | (B, T)        | old: the forward pass before the updates                                   |
+| rollout_expert_indices  | (B, S, L, K)  | optional: mu's experts                                                     |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from lab.doctor.importers.format import Format, Row
+
+WHOLE = ("sequences", "attention_mask")
+RESPONSE = ("response_mask", "loss_mask", "rollout_logprobs", "action_log_probs")
+EXPERTS = "rollout_expert_indices"
+
+
+def _is_mine(content: Row) -> bool:
+    return {"sequences", "response_mask"} <= set(content)
+
+
+def _read(content: Row, place: str) -> Iterator[Row]:
+    for names, like in ((WHOLE, "sequences"), (RESPONSE, "response_mask")):
+        for name in names:
+            value, model = content.get(name), content[like]
+            shape = tuple(model.shape) if isinstance(model, Tensor) else ()
+            if not isinstance(value, Tensor) or value.dim() != 2 or tuple(value.shape) != shape:
+                got = tuple(value.shape) if isinstance(value, Tensor) else "none" if value is None else f"{value!r:.40}"
+                raise ValueError(f"{name}: expected a tensor (B, tokens) as {like} is, of shape {shape}, got {got}")
+    if len(content["sequences"]) != len(content["response_mask"]):
+        B = len(content["sequences"])
+        raise ValueError(f"response_mask: expected {B} rows as in sequences, got {len(content['response_mask'])}")
+    for b in range(len(content["sequences"])):
+        is_there, is_part = content["attention_mask"][b].bool(), content["response_mask"][b].bool()
+        tokens = content["sequences"][b][is_there].tolist()
+        mask, mu, old = (content[name][b][is_part].tolist() for name in RESPONSE[1:])
+        row = {"tokens": tokens, "num_prompt": len(tokens) - len(mu), "is_response": [x > 0 for x in mask]}
+        experts = content.get(EXPERTS)
+        if isinstance(experts, Tensor) and experts.dim() == 4:
+            row["experts_mu"] = experts[b][is_there][:-1]
+        yield row | {"logp_mu": mu, "logp_old": old}
+
+
+FORMAT = Format(
+    name="SkyRL", files="dumped_data/*.pkl is refused; the same batch as tensors in a .pt is read",
+    has="tokens, mu, old, mu's experts", lacks="old's experts, entropies. As dumped it is a pickle, and is not opened.",
+    source="NovaSky-AI/SkyRL skyrl/train/trainer.py, skyrl/backends/skyrl_train/training_batch.py at a956457",
+    uses=(*WHOLE, *RESPONSE, EXPERTS), is_mine=_is_mine, read=_read,
+)  # fmt: skip

@@ -1,0 +1,72 @@
+"""vLLM's own outputs, a line a request: the fields of `RequestOutput` and, in `outputs`, of each `CompletionOutput`.
+
+`vllm/outputs.py`: prompt_token_ids, outputs: [{token_ids, logprobs, routed_experts, ...}]. `logprobs` has for each
+token an object from token id to {"logprob", "rank", "decoded_token"}; that of the sampled token is mu
+(`SamplingParams(logprobs=0)`; with `logprobs_mode="raw_logprobs"`, the default, before temperature and masks).
+`routed_experts` (`enable_return_routed_experts`) is (rows, layers, slots), a list or, as the HTTP server returns it, a
+base64-encoded .npy file. Written from Python, `output` a RequestOutput:
+
+    {"prompt_token_ids": output.prompt_token_ids, "outputs": [
+        {"token_ids": list(one.token_ids), "routed_experts": one.routed_experts.tolist(),
+         "logprobs": [{id: {"logprob": x.logprob} for id, x in at.items()} for at in one.logprobs]}
+        for one in output.outputs]}
+
+mu alone: the trainer's log-probabilities have to come from elsewhere (`--old`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from lab.doctor.importers.aligned import listed
+from lab.doctor.importers.format import Format, Row
+
+
+def _is_mine(first: Row) -> bool:
+    return {"prompt_token_ids", "outputs"} <= set(first)
+
+
+def _read(raw: Row, place: str) -> Iterator[Row]:
+    prompt = listed(raw, "prompt_token_ids", place)
+    for i, output in enumerate(listed(raw, "outputs", place)):
+        where = f"{place}: outputs.{i}"
+        if not isinstance(output, dict):
+            raise ValueError(f"{where}: expected an object, got {type(output).__name__}")
+        tokens = listed(output, "token_ids", where)
+        logprobs = listed(output, "logprobs", where, len(tokens))
+        pairs = enumerate(zip(logprobs, tokens, strict=True))
+        mu = [_of_sampled(at, token, f"{where}.logprobs.{t}") for t, (at, token) in pairs]
+        experts = output.get("routed_experts")
+        if isinstance(experts, str):
+            experts = _decoded(experts, where)
+        yield {"tokens": [*prompt, *tokens], "num_prompt": len(prompt), "logp_mu": mu, "experts_mu": experts}
+
+
+def _of_sampled(at: Any, token: Any, where: str) -> Any:
+    """The log-probability of the sampled token among those of its position."""
+    found = at.get(str(token)) if isinstance(at, dict) else None
+    value = found.get("logprob") if isinstance(found, dict) else found
+    if value is None:
+        raise ValueError(f"{where}: expected an object with the sampled token {token}, got {str(at)[:40]}")
+    return value
+
+
+def _decoded(text: str, where: str) -> np.ndarray:
+    try:
+        return np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False).astype(np.int64)
+    except (binascii.Error, ValueError, EOFError) as error:
+        raise ValueError(f"{where}.routed_experts: expected a base64-encoded .npy array, got {text[:16]!r}") from error
+
+
+FORMAT = Format(
+    name="vLLM", files="RequestOutputs as .jsonl", has="tokens, mu, mu's experts (`routed_experts`)",
+    lacks="old (bring it with --old), old's experts, entropies, rewards.",
+    source="vllm-project/vllm vllm/outputs.py",
+    uses=("prompt_token_ids", "outputs"), is_mine=_is_mine, read=_read, has_old=False,
+)  # fmt: skip

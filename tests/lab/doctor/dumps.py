@@ -1,0 +1,159 @@
+"""Dumps of other frameworks as these write them, from rows of ours: a writer a format.
+
+Each writer follows the framework's own code, which its importer's docstring names: padding, place and type of every
+field, and the fields that the importer leaves alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+Rows = list[dict[str, Any]]
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """The file with a JSON object a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def whole(row: dict[str, Any], name: str, before: float, width: int | None = None) -> list[Any]:
+    """A value for every token: `before` on the prompt, and on padding up to `width`."""
+    values = [before] * row["num_prompt"] + list(row[name])
+    return values + [before] * ((width or len(values)) - len(values))
+
+
+def nemo_rl(folder: Path, rows: Rows) -> Path:
+    """`train_data_step3.jsonl`: padded on the right, mu 0 where no token was sampled, old everywhere but at place 0."""
+    W, out = max(len(row["tokens"]) for row in rows) + 2, []
+    for idx, row in enumerate(rows):
+        S, mask = len(row["tokens"]), whole(row, "is_response", 0, W)
+        mu = [x if is_one else 0.0 for x, is_one in zip(whole(row, "logp_mu", 0.0, W), mask, strict=True)]
+        old = [0.0, *[-1.25] * (row["num_prompt"] - 1), *row["logp_old"], *[0.0] * (W - S)]
+        out.append(
+            {
+                "content": "2+3=5",
+                "rewards": row["reward"],
+                "input_lengths": S,
+                "token_ids": row["tokens"] + [0] * (W - S),
+            }
+            | {"token_loss_mask": [int(x) for x in mask], "sample_loss_mask": 1.0, "advantages": [0.5] * W}
+            | {"generation_logprobs": mu, "prev_logprobs": old, "idx": idx}
+        )
+    return lines(folder / "train_data_step3.jsonl", out)
+
+
+def prime_rl(folder: Path, rows: Rows) -> Path:
+    """`token_exports/step_12/rank_0.jsonl`, schema_version 1: without padding, all columns beside the tokens."""
+    out = []
+    for i, row in enumerate(rows):
+        S, nothing = len(row["tokens"]), [None] * len(row["tokens"])
+        out.append(
+            {"schema_version": 1, "step": 12, "rank": 0, "micro_step": 0, "micro_sequence_idx": i}
+            | {"export_sequence_idx": i, "env_name": "arithmetic", "token_ids": row["tokens"]}
+            | {"position_ids": list(range(S)), "loss_mask": [bool(x) for x in whole(row, "is_response", 0)]}
+            | {"advantages": [0.5] * S, "inference_logprobs": whole(row, "logp_mu", 0.0)}
+            | {"trainer_logprobs": whole(row, "logp_old", -11.9), "entropy": whole(row, "entropy_old", 11.9)}
+            | {"mismatch_kl": nothing, "log_importance_ratio": nothing, "importance_ratio": nothing}
+            | {"prob_delta": nothing, "is_masked": nothing, "is_masked_high": nothing, "is_masked_low": nothing}
+            | {"rl_weights": nothing, "ce_weights": nothing, "ref_kl_weights": nothing}
+        )
+    return lines(folder / "token_exports" / "step_12" / "rank_0.jsonl", out)
+
+
+def verl_v1(folder: Path, rows: Rows) -> Path:
+    """What the hook of docs/doctor.md writes: the transfer queue's fields without padding, a routing row a token."""
+    out = []
+    for row in rows:
+        P, filler = row["num_prompt"], [[[0] * len(layer) for layer in row["experts_mu"][0]]]
+        out.append(
+            {"step": 12, "prompts": row["tokens"][:P], "responses": row["tokens"][P:], "score": row["reward"]}
+            | {"response_mask": [int(x) for x in row["is_response"]], "rollout_log_probs": row["logp_mu"]}
+            | {"old_log_probs": row["logp_old"], "entropy": row["entropy_old"]}
+            | {"routed_experts": row["experts_mu"] + filler}
+        )
+    return lines(folder / "12.engines.jsonl", out)
+
+
+def miles(folder: Path, rows: Rows, is_copied: bool = False) -> Path:
+    """`policy_loss_debug/rank_0_call_0.pt`: three log-probs a sample, no tokens; `is_copied`: old is mu's own."""
+    samples = []
+    for index, row in enumerate(rows):
+        mu, old = torch.tensor(row["logp_mu"]), torch.tensor(row["logp_old"])
+        samples.append(
+            {"index": index, "total_length": len(row["tokens"]), "response_length": len(mu), "train_log_probs": old}
+            | {"old_log_probs": mu if is_copied else old, "advantages": torch.ones(len(mu)), "rollout_log_probs": mu}
+            | {"local_loss_mask": torch.tensor(row["is_response"]).float(), "train_rollout_abs_diff": (old - mu).abs()}
+        )
+    path = folder / "policy_loss_debug" / "rank_0_call_0.pt"
+    path.parent.mkdir(parents=True)
+    rest = {"ppo_kl": torch.zeros(3), "pg_loss": torch.zeros(3), "finite": {"ppo_kl": True, "pg_loss": True}}
+    torch.save({"rank": 0, "call": 0, "samples": samples, **rest}, path)
+    return path
+
+
+def open_instruct(folder: Path, rows: Rows) -> Path:
+    """`{run}_rollouts_000000.jsonl`: RolloutRecords."""
+    records = [
+        {"step": 0, "sample_idx": i, "prompt_idx": i // 2, "prompt_tokens": row["tokens"][: row["num_prompt"]]}
+        | {"response_tokens": row["tokens"][row["num_prompt"] :], "reward": row["reward"], "advantage": 0.5}
+        | {"finish_reason": "stop", "dataset": "gsm8k", "ground_truth": None, "request_info": None}
+        | {"logprobs": row["logp_mu"]}
+        for i, row in enumerate(rows)
+    ]
+    return lines(folder / "grpo_rollouts_000000.jsonl", records)
+
+
+def vllm(folder: Path, rows: Rows) -> Path:
+    """RequestOutputs of one completion each; every other one with its routes as the HTTP server encodes them."""
+    out = []
+    for i, row in enumerate(rows):
+        P, experts = row["num_prompt"], np.array(row["experts_mu"], dtype=np.uint8)
+        buffer = io.BytesIO()
+        np.save(buffer, experts)
+        routes = base64.b64encode(buffer.getvalue()).decode() if i % 2 else experts.tolist()
+        logprobs = [
+            {str(token): {"logprob": x, "rank": 1, "decoded_token": "?"}, "99": {"logprob": -9.0, "rank": 2}}
+            for token, x in zip(row["tokens"][P:], row["logp_mu"], strict=True)
+        ]
+        completion = {"index": 0, "text": "5", "token_ids": row["tokens"][P:], "logprobs": logprobs}
+        completion |= {"routed_experts": routes, "finish_reason": "stop"}
+        out.append({"request_id": str(i), "prompt_token_ids": row["tokens"][:P], "outputs": [completion]})
+    return lines(folder / "vllm.jsonl", out)
+
+
+def skyrl(folder: Path, rows: Rows) -> Path:
+    """The tensors of a TrainingInputBatch, padded on the left, as the line that SkyRL's refusal gives saves them."""
+    S, T = max(len(row["tokens"]) for row in rows) + 1, max(len(row["logp_mu"]) for row in rows) + 1
+
+    def left(values: list[Any], width: int) -> torch.Tensor:
+        tensor = torch.tensor(values)
+        return torch.cat([tensor.new_zeros((width - len(tensor), *tensor.shape[1:])), tensor])
+
+    whole_rows = [row["experts_mu"] + row["experts_mu"][-1:] for row in rows]
+    content = {
+        "sequences": torch.stack([left(row["tokens"], S) for row in rows]),
+        "attention_mask": torch.stack([left([1] * len(row["tokens"]), S) for row in rows]),
+        "response_mask": torch.stack([left([1] * len(row["logp_mu"]), T) for row in rows]),
+        "loss_mask": torch.stack([left([float(x) for x in row["is_response"]], T) for row in rows]),
+        "rollout_logprobs": torch.stack([left(row["logp_mu"], T) for row in rows]),
+        "action_log_probs": torch.stack([left(row["logp_old"], T) for row in rows]),
+        "rollout_expert_indices": torch.stack([left(routes, S) for routes in whole_rows]),
+        "advantages": torch.zeros(len(rows), T),
+    }
+    torch.save(content, path := folder / "batch.pt")
+    return path
+
+
+def old_side(folder: Path, rows: Rows) -> Path:
+    """The trainer's side alone, as `--old` takes it."""
+    names = ("logp_old", "entropy_old", "experts_old")
+    return lines(folder / "old.jsonl", [{name: row[name] for name in names} for row in rows])

@@ -1,0 +1,179 @@
+"""Laws of the importers of other frameworks: each dump comes back as our trace, and what does not fit is named."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from lab.doctor.importers import FORMATS, columns, load_dump, load_trace
+from lab.doctor.importers.format import Format
+from tests.lab.doctor import dumps
+from tests.lab.doctor.test_importers import ROWS, differing, write_jsonl, write_parquet
+
+NO_ROUTES = {"experts_mu", "experts_old", "layer_numbers", "num_experts"}
+WHOLE = [row | {"is_response": [True] * len(row["logp_mu"])} for row in ROWS]
+"""Rows without observations, for formats that cannot say what is one."""
+EVERY: dict[str, tuple[Callable[..., Path], set[str], str, set[str]]] = {
+    "NeMo-RL": (
+        dumps.nemo_rl, {"entropy_old", *NO_ROUTES}, "", {"content", "sample_loss_mask", "advantages", "idx"},
+    ),
+    "prime-rl": (dumps.prime_rl, {"rewards", "step", *NO_ROUTES}, "exports pi", {"advantages", "mismatch_kl", "rank"}),
+    "verl": (dumps.verl_v1, {"experts_old", "step"}, "", set()),
+    "miles, policy loss": (
+        dumps.miles, {"tokens", "logp_pi", "entropy_old", "rewards", *NO_ROUTES}, "no tokens", {"index", "advantages"},
+    ),
+    "SkyRL": (dumps.skyrl, {"experts_old", "entropy_old", "rewards"}, "", {"advantages"}),
+}  # fmt: skip
+"""Formats with both sides: writer, what differs from our trace, words of the caveat, some columns that are not used."""
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_frameworks_dump_is_our_trace(name: str, tmp_path: Path) -> None:
+    """Tokens, both sides, masks and routes come back as they were but for what the format lacks, and that is said."""
+    write, lacks, caveat, unused = EVERY[name]
+    ours = load_trace(write_jsonl(tmp_path / "ours.jsonl", ROWS))
+    dump = load_dump(write(tmp_path, ROWS))
+    sampled = ours.is_response
+    assert dump.format == name and caveat in dump.caveat and bool(caveat) == bool(dump.caveat)
+    assert unused <= set(dump.unused)
+    assert torch.equal(dump.trace.logp_mu[sampled], ours.logp_mu[sampled])
+    assert differing(dump.trace, ours) - {"logp_mu"} == lacks
+
+
+@pytest.mark.parametrize("write", [dumps.open_instruct, dumps.vllm])
+def test_what_an_engine_wrote_is_whole_with_the_trainers_side(write: Callable[..., Path], tmp_path: Path) -> None:
+    """mu alone is refused with the way out; with `--old` the trace is ours, and a file of fewer rows is named."""
+    path, old = write(tmp_path, WHOLE), dumps.old_side(tmp_path, WHOLE)
+    with pytest.raises(ValueError, match=r"no log-probabilities of old. Bring them by --old FILE"):
+        load_trace(path)
+    ours = load_trace(write_jsonl(tmp_path / "ours.jsonl", WHOLE))
+    lacks = {"rewards"} if write is dumps.vllm else {"experts_mu"}
+    assert differing(load_dump(path, old=old).trace, ours) == lacks
+    short = dumps.lines(tmp_path / "short.jsonl", [json.loads(line) for line in old.read_text().splitlines()[:-1]])
+    with pytest.raises(
+        ValueError, match=r"--old .*short.jsonl: expected as many rows as responses; the file ends first"
+    ):
+        load_dump(path, old=short)
+
+
+def test_miles_takes_pi_where_old_is_mus_own(tmp_path: Path) -> None:
+    """Under --use-rollout-logprobs the trainer's side is pi, and the caveat says that it stands for old."""
+    dump = load_dump(dumps.miles(tmp_path, ROWS, is_copied=True))
+    assert dump.trace.logp_pi is not None and torch.equal(dump.trace.logp_old, dump.trace.logp_pi)
+    assert "pi stands for old" in dump.caveat and not torch.equal(dump.trace.logp_mu, dump.trace.logp_old)
+
+
+def test_a_skipped_old_pass_is_no_old(tmp_path: Path) -> None:
+    """NeMo-RL's zeros for a pass that did not run are refused with the setting that makes it run."""
+    path = dumps.nemo_rl(tmp_path, [row | {"logp_old": [0.0] * len(row["logp_old"])} for row in ROWS])
+    with pytest.raises(ValueError, match=r"prev_logprobs: all 0: .*force_on_policy_ratio=false"):
+        load_trace(path)
+
+
+def test_a_pickle_is_not_opened(tmp_path: Path) -> None:
+    """SkyRL's pickle is refused by its name, before a byte of it is read, with the line that writes tensors instead."""
+    path = tmp_path / "global_step_3_training_input.pkl"
+    path.write_bytes(pickle.dumps({"sequences": 1}))
+    with pytest.raises(ValueError, match=r"can run any code.*torch.save\(\{name: x") as caught:
+        load_trace(path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_texts_are_no_trace(tmp_path: Path) -> None:
+    """TRL's table of completions is refused with the page that has the way out."""
+    rows = [{"step": 1, "prompt": "2+3=", "completion": "5", "correct": 1.0, "advantage": 0.5}]
+    with pytest.raises(ValueError, match=r"no tokens and no log-probabilities.*watch-the-mismatch.md"):
+        load_trace(write_parquet(tmp_path / "completions_00001.parquet", rows))
+
+
+BROKEN: dict[str, tuple[Callable[..., Path], str, Any, str]] = {
+    "a null list": (dumps.nemo_rl, "generation_logprobs", None, "line 2: generation_logprobs: missing; the row has"),
+    "a short list": (dumps.nemo_rl, "prev_logprobs", [-1.0], "line 2: prev_logprobs: expected 14 values, one a t"),
+    "a mask of 2": (dumps.nemo_rl, "token_loss_mask", [2] * 14, "line 2: token_loss_mask.0: expected 0 or 1, got 2"),
+    "a length too long": (dumps.nemo_rl, "input_lengths", 15, "line 2: input_lengths: expected an int from 1 to 14"),
+    "no list": (dumps.prime_rl, "entropy", 3.0, "line 2: entropy: expected a list, got float"),
+    "a text": (dumps.prime_rl, "trainer_logprobs", ["x"] * 12, "line 2: logp_old.0: expected a valid number, got"),
+    "a null field": (dumps.verl_v1, "old_log_probs", None, "line 2: old_log_probs: expected a valid list, got null"),
+    "a short field": (dumps.verl_v1, "rollout_log_probs", [-1.0], "line 2: rollout_log_probs: expected 10 values"),
+    "no logprobs": (dumps.open_instruct, "logprobs", None, "line 2: logprobs: missing; the row has step, "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_row_that_does_not_fit_is_one_line(case: str, tmp_path: Path) -> None:
+    """Nulls, short lists and other kinds: file, row and field, what was expected and what came."""
+    write, name, value, words = BROKEN[case]
+    path = write(tmp_path, ROWS)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[1][name] = value
+    dumps.lines(path, rows)
+    with pytest.raises(ValueError) as caught:
+        load_dump(path, old=dumps.old_side(tmp_path, ROWS) if write is dumps.open_instruct else None)
+    assert str(caught.value).startswith(f"{path}: {words}") and "\n" not in str(caught.value)
+
+
+def test_columns_of_any_name_are_read(tmp_path: Path) -> None:
+    """Renamed columns, prompts apart, masks over all tokens or padding: with the map it is our trace."""
+    ours = load_trace(write_jsonl(tmp_path / "ours.jsonl", ROWS))
+    apart = [
+        {
+            "p": r["tokens"][: r["num_prompt"]],
+            "r": r["tokens"][r["num_prompt"] :],
+            "a": r["logp_mu"],
+            "b": r["logp_old"],
+        }
+        | {"m": r["is_response"], "extra": 1}
+        for r in ROWS
+    ]
+    names = columns.parse("prompt_tokens=p, response_tokens=r,logp_mu=a,logp_old=b,is_response=m")
+    dump = load_dump(write_jsonl(tmp_path / "apart.jsonl", apart), names)
+    lacks = {"entropy_old", "rewards", *NO_ROUTES}
+    assert differing(dump.trace, ours) == lacks and dump.unused == ("extra",)
+    W = max(len(row["tokens"]) for row in ROWS) + 1
+    padded = {
+        "ids": torch.tensor([row["tokens"] + [0] * (W - len(row["tokens"])) for row in ROWS]),
+        "size": torch.tensor([len(row["tokens"]) for row in ROWS]),
+        "mask": torch.tensor([dumps.whole(row, "is_response", 0, W) for row in ROWS]),
+        "a": torch.tensor([dumps.whole(row, "logp_mu", 0.0, W) for row in ROWS]),
+        "b": torch.tensor([dumps.whole(row, "logp_old", 0.0, W) for row in ROWS]),
+    }
+    safetensors.torch.save_file(padded, path := tmp_path / "batch.safetensors")
+    names = columns.parse("tokens=ids,length=size,is_response=mask,logp_mu=a,logp_old=b")
+    assert differing(load_dump(path, names).trace, ours) == lacks
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tokens", "--columns: expected ours=theirs, with a comma between pairs, got 'tokens'"),
+        ("logp_nu=x", "--columns: logp_nu: unknown name; did you mean 'logp_mu'?"),
+        ("tokens=a,tokens=b", "--columns: tokens: named twice"),
+    ],
+)
+def test_a_map_that_is_none_is_one_line(text: str, words: str) -> None:
+    """A pair without =, a name that is none of ours, a name twice."""
+    with pytest.raises(ValueError) as caught:
+        columns.parse(text)
+    assert str(caught.value).startswith(words)
+
+
+def test_a_column_that_is_not_there_is_named_as_the_file_names_it(tmp_path: Path) -> None:
+    """The file's own name stands before ours, with what the row has."""
+    path = write_jsonl(tmp_path / "t.jsonl", [{"ids": [1, 2]}])
+    with pytest.raises(ValueError, match=r"line 1: gen \(logp_mu\): missing; the row has ids"):
+        load_dump(path, columns.parse("tokens=ids,logp_mu=gen,logp_old=b,num_prompt=n"))
+
+
+def test_every_format_says_what_it_lacks_and_where_that_stands() -> None:
+    """Every format has its own name, a sentence on what it lacks, and a source with a path."""
+    assert len({about.name for about in FORMATS}) == len(FORMATS)
+    for about in FORMATS:
+        assert about.lacks.endswith(".") and "/" in about.source and about.has and about.files
+    assert set(EVERY) <= {about.name for about in FORMATS if isinstance(about, Format)}
