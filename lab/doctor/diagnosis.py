@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lab.doctor.causes import CAUSES, UNKNOWN, Cause
 from lab.doctor.evidence import CLUES, gather
+from lab.doctor.words import HARMLESS
 from lab.report.style import number
 from lab.traces import Trace
 
@@ -30,6 +31,20 @@ class Diagnosis:
         return [first, second] if self.strengths[second] >= NAMED else [first]
 
     @property
+    def fault(self) -> Cause | None:
+        """The strongest cause where it is a fault; None for nothing wrong and for rounding too small to matter."""
+        first = self.named[0]
+        harmless = first.name == "precision" and self.seen["k3_kl"] < HARMLESS
+        return None if first.name == "nothing" or harmless else first
+
+    @property
+    def verdict(self) -> str:
+        """What it looks like, in one sentence."""
+        first = self.named[0]
+        lead = "it looks like" if self.fault else "nothing to mend; it looks like"
+        return f"{lead} {first.title} (strength {self.strengths[first]:.2f})."
+
+    @property
     def caution(self) -> str | None:
         """That there are fewer tokens than the rules were tried on; None where there are enough."""
         num = int(self.seen["num_tokens"])
@@ -38,14 +53,17 @@ class Diagnosis:
         return f"{num:,} tokens are few: the rules were tried on {TRIED_ON:,} and more. A larger trace tells more."
 
     def lines(self) -> list[str]:
-        """The diagnosis in plain words: for each named cause what it is, its evidence, and what to do."""
-        out = [] if self.caution is None else [self.caution]
-        for place, cause in enumerate(self.named):
-            lead = "It looks like" if place == 0 else "Or, less likely,"
-            out += [f"{lead} {cause.title} (strength {self.strengths[cause]:.2f}).", f"  {cause.words(self.seen)}"]
-            out += [f"    {name:<34} {value}" for name, value in self.evidence(cause)]
-            out.append(f"  Fix: {cause.fix}")
+        """The verdict, what to do first, and for each named cause what it is with its evidence, in plain words."""
+        first, *others = self.named
+        out = [self.verdict, f"Do first: {first.fix}", *([] if self.caution is None else [self.caution])]
+        out += self._told(first)
+        for cause in others:
+            out += [f"Or, less likely, {cause.title} (strength {self.strengths[cause]:.2f}).", *self._told(cause)]
+            out.append(f"  Then: {cause.fix}")
         return out
+
+    def _told(self, cause: Cause) -> list[str]:
+        return [f"  {cause.words(self.seen)}", *(f"    {name:<34} {value}" for name, value in self.evidence(cause))]
 
     def evidence(self, cause: Cause) -> list[tuple[str, str]]:
         """The clues that speak for or against a cause: title and value."""

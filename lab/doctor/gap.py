@@ -6,6 +6,8 @@ Papers: R3 (arXiv 2510.11370) Eq. 2 and 3; MiniRL (arXiv 2512.01374) Eq. 5.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -98,8 +100,7 @@ def noise_share(view: View) -> float | None:
     sum over such groups of m tokens of m s^2 / sum of d^2, s^2 the unbiased variance of d within the group: 1 for
     independent noise of mean 0, 0 for engines that are functions of the context.
     """
-    keys = torch.stack([view.context_n, view.token_n], 1)
-    _, group_n, sizes = keys.unique(dim=0, return_inverse=True, return_counts=True)
+    _, group_n, sizes = view.draw_n.unique(return_inverse=True, return_counts=True)
     is_many_n = sizes[group_n] > 1
     total = view.d_n[is_many_n].square().sum()
     if int(is_many_n.sum()) < MIN_TOKENS or total == 0:
@@ -130,16 +131,19 @@ def _fall(view: View) -> tuple[float, int] | None:
     # A deviation of 1e-6 of a logit is float32 rounding: what is below counts as that.
     log_n = view.size_n[is_open_n].clamp(min=1e-6).log()
     at_n, part_n = view.position_n[is_open_n], _prompt_numbers(view)[view.response_n][is_open_n] % NUM_PARTS
-    best = None
-    for t in range(1, int(view.position_n.max())):
-        falls = []
-        for part in range(NUM_PARTS):
-            before, after = log_n[(part_n == part) & (at_n < t)], log_n[(part_n == part) & (at_n >= t)]
-            if min(len(before), len(after)) >= max(MIN_TOKENS, (len(before) + len(after)) / 8):
-                falls.append((before.mean() - after.mean()).item())
-        if len(falls) == NUM_PARTS and (best is None or min(falls) > best[0]):
-            best = (min(falls), t)
-    return best
+    num_places = int(view.position_n.max()) + 1
+    place_n, shape = part_n * num_places + at_n, (NUM_PARTS, num_places)
+    counts = torch.bincount(place_n, minlength=NUM_PARTS * num_places).view(shape).cumsum(1)
+    sums = torch.bincount(place_n, log_n, minlength=NUM_PARTS * num_places).view(shape).cumsum(1)
+    # Column t - 1 has what stands before position t.
+    before, after = counts[:, :-1], counts[:, -1:] - counts[:, :-1]
+    falls = (sums[:, :-1] / before - (sums[:, -1:] - sums[:, :-1]) / after).nan_to_num(-math.inf).amin(0)
+    is_seen = (torch.minimum(before, after) >= (counts[:, -1:] / 8).clamp(min=MIN_TOKENS)).all(0)
+    is_seen[-1:] = False  # a fall at the last position is that of the end tokens
+    if not bool(is_seen.any()):
+        return None
+    t = int(falls.masked_fill(~is_seen, -math.inf).argmax())
+    return falls[t].item(), t + 1
 
 
 def _prompt_numbers(view: View) -> Tensor:

@@ -29,7 +29,7 @@ def collision_z(view: View) -> float | None:
     divided by the root of the sum of squares over contexts.
     """
     _, context_n, visits = view.context_n.unique(return_inverse=True, return_counts=True)
-    _, group_n, sizes = torch.stack([context_n, view.token_n], 1).unique(dim=0, return_inverse=True, return_counts=True)
+    _, group_n, sizes = view.draw_n.unique(return_inverse=True, return_counts=True)
     excess_n = (sizes[group_n] - 1) - (visits[context_n] - 1) * view.mu_n.exp()
     excess = torch.zeros(len(visits), dtype=torch.float64).index_add(0, context_n, excess_n)
     if int((visits > 1).sum()) < MIN_TOKENS or not bool((excess != 0).any()):

@@ -63,6 +63,11 @@ class View:
         return len(self.mu_n)
 
     @cached_property
+    def draw_n(self) -> Int[Tensor, " n"]:
+        """The same number for the same token after the same context."""
+        return self.context_n * (self.token_n.max() + 1) + self.token_n
+
+    @cached_property
     def d_n(self) -> Float[Tensor, " n"]:
         """log old - log mu, nats."""
         return self.old_n - self.mu_n

@@ -8,6 +8,10 @@ Seen = Mapping[str, float]
 """The clues by name."""
 
 
+HARMLESS = 1e-6
+"""A k3 KL below this, nats a token, is of rounding that no update is moved by."""
+
+
 def share(value: float) -> str:
     """A share in percent."""
     return f"{100 * value:.3g} %"
@@ -59,7 +63,7 @@ def small(seen: Seen) -> str:
             f"{share(seen['router_disagreement'])} of the routers differ with it, as they would from rounding, and "
             f"{share(seen.get('flip_share_of_kl', 0))} of the KL sits on their tokens: replay takes that part out."
         )
-    harmless = " At this size it is harmless." if seen["k3_kl"] < 1e-6 else ""
+    harmless = " At this size it is harmless." if seen["k3_kl"] < HARMLESS else ""
     repeat = seen.get("noise_share")
     again = ""
     if repeat is not None:

@@ -18,7 +18,7 @@ def test_words_and_page_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
     page = tmp_path / "page.html"
     assert (
         main(["doctor", str(tmp_path / "good.safetensors"), str(tmp_path / "late.safetensors"), "--out", str(page)])
-        == 0
+        == 3
     )
     told, html = capsys.readouterr().out, page.read_text()
     assert told.index("good.safetensors:") < told.index("nothing wrong") < told.index("late.safetensors:")

@@ -18,7 +18,9 @@ from lab.doctor.importers.torch_files import content_of
 from lab.files import RecordError
 from lab.traces import Trace
 
-BY_ROWS = (nemo_rl.FORMAT, prime_rl.FORMAT, verl.FORMAT, open_instruct.FORMAT, vllm.FORMAT, rows.FORMAT)
+BY_ROWS = (
+    nemo_rl.FORMAT, prime_rl.FORMAT, verl.FORMAT, open_instruct.FORMAT, vllm.FORMAT, miles.DASHBOARD, rows.FORMAT,
+)  # fmt: skip
 """Formats of rows, asked in this order: the last takes what no other knows."""
 BY_TORCH = (miles.FORMAT, slime.FORMAT, skyrl.FORMAT)
 """Formats of torch files, asked in this order."""

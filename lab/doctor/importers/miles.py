@@ -15,6 +15,9 @@ A sample:
 Besides: index, advantages, train_rollout_abs_diff. There are no tokens: every one gets a number of its own, so that
 no two contexts are alike and no clue is made of them. Under context parallelism a rank has a part of each response.
 Where `old_log_probs` is `rollout_log_probs` to the bit, pi stands for old, and the caveat says so.
+
+`dashboard_columns/rollout_{N}.parquet` (`miles/ray/rollout/debug_data.py`) has a row a sample: sample_index,
+response_length, total_length, tokens, loss_mask, rollout_log_probs: mu alone.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Any
 
 import torch
 
+from lab.doctor.importers.aligned import listed, masked
 from lab.doctor.importers.format import Format, Row
 from lab.traces import Trace
 
@@ -96,4 +100,23 @@ FORMAT = Format(
     source="radixark/miles miles/backends/training_utils/debug_dump.py at 31f1ca9",
     uses=("total_length", "response_length", "local_loss_mask", *SIDES),
     is_mine=_is_mine, read=_read, caveat=_caveat, columns=_columns,
+)  # fmt: skip
+
+
+def _of_dashboard(raw: Row, place: str) -> Iterator[Row]:
+    tokens, T = listed(raw, "tokens", place), raw.get("response_length")
+    if type(T) is not int:
+        raise ValueError(f"{place}: response_length: expected an int, got {type(T).__name__}")
+    row = {"tokens": tokens, "num_prompt": len(tokens) - T, "logp_mu": listed(raw, "rollout_log_probs", place, T)}
+    if raw.get("loss_mask") is not None:
+        row["is_response"] = masked(listed(raw, "loss_mask", place, T), "loss_mask", place)
+    yield row
+
+
+DASHBOARD = Format(
+    name="miles, dashboard", files="dashboard_columns/rollout_{N}.parquet", has="tokens, mu",
+    lacks="old (bring it with --old), experts of both, entropies, rewards.",
+    source="radixark/miles miles/ray/rollout/debug_data.py at 31f1ca9",
+    uses=("response_length", "tokens", "loss_mask", "rollout_log_probs"),
+    is_mine=lambda first: {"sample_index", "total_length", "tokens"} <= set(first), read=_of_dashboard, has_old=False,
 )  # fmt: skip

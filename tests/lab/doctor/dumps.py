@@ -100,6 +100,25 @@ def miles(folder: Path, rows: Rows, is_copied: bool = False) -> Path:
     return path
 
 
+def dashboard(folder: Path, rows: Rows) -> Path:
+    """miles's `rollout_0.parquet`: a row a sample, int32 tokens, int8 masks, float32 log-probs, eight rows a group."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    table = pa.table(
+        {
+            "sample_index": pa.array(range(len(rows)), pa.int32()),
+            "response_length": pa.array([len(row["logp_mu"]) for row in rows], pa.int32()),
+            "total_length": pa.array([len(row["tokens"]) for row in rows], pa.int32()),
+            "tokens": pa.array([row["tokens"] for row in rows], pa.list_(pa.int32())),
+            "loss_mask": pa.array([[int(x) for x in row["is_response"]] for row in rows], pa.list_(pa.int8())),
+            "rollout_log_probs": pa.array([row["logp_mu"] for row in rows], pa.list_(pa.float32())),
+        }
+    )
+    parquet.write_table(table, path := folder / "rollout_0.parquet", row_group_size=8)
+    return path
+
+
 def open_instruct(folder: Path, rows: Rows) -> Path:
     """`{run}_rollouts_000000.jsonl`: RolloutRecords."""
     records = [

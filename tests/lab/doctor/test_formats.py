@@ -47,14 +47,20 @@ def test_a_frameworks_dump_is_our_trace(name: str, tmp_path: Path) -> None:
     assert differing(dump.trace, ours) - {"logp_mu"} == lacks
 
 
-@pytest.mark.parametrize("write", [dumps.open_instruct, dumps.vllm])
+@pytest.mark.parametrize("write", [dumps.open_instruct, dumps.vllm, dumps.dashboard])
 def test_what_an_engine_wrote_is_whole_with_the_trainers_side(write: Callable[..., Path], tmp_path: Path) -> None:
     """mu alone is refused with the way out; with `--old` the trace is ours, and a file of fewer rows is named."""
     path, old = write(tmp_path, WHOLE), dumps.old_side(tmp_path, WHOLE)
     with pytest.raises(ValueError, match=r"no log-probabilities of old. Bring them by --old FILE"):
         load_trace(path)
     ours = load_trace(write_jsonl(tmp_path / "ours.jsonl", WHOLE))
-    lacks = {"rewards"} if write is dumps.vllm else {"experts_mu"}
+    lacks = (
+        {"rewards"}
+        if write is dumps.vllm
+        else {"experts_mu"}
+        if write is dumps.open_instruct
+        else {"rewards", "experts_mu"}
+    )
     assert differing(load_dump(path, old=old).trace, ours) == lacks
     short = dumps.lines(tmp_path / "short.jsonl", [json.loads(line) for line in old.read_text().splitlines()[:-1]])
     with pytest.raises(

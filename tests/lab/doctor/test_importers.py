@@ -101,7 +101,7 @@ def _same(x: Any, y: Any) -> bool:
     return (
         torch.equal(x, y)
         if isinstance(x, Tensor) and isinstance(y, Tensor)
-        else x is y or type(x) is type(y) and x == y
+        else x is y or (type(x) is type(y) and x == y)
     )
 
 

@@ -1,0 +1,86 @@
+"""The doctor within a training loop: a diagnosis of a batch that is in memory, as tensors or as lists of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.doctor.diagnosis import Diagnosis
+from lab.doctor.diagnosis import diagnose as diagnose_trace
+from lab.doctor.importers import rows
+from lab.doctor.importers.aligned import masked, unprompted
+from lab.doctor.importers.format import Placed
+
+Batch = Tensor | Sequence[Any]
+"""B rows: a padded tensor, or a list of rows of their own lengths (tensors or lists)."""
+
+
+def diagnose(
+    tokens: Batch,
+    logp_mu: Batch,
+    logp_old: Batch,
+    is_sampled: Batch,
+    *,
+    prompts: Batch | None = None,
+    entropy_old: Batch | None = None,
+    experts_mu: Batch | None = None,
+    experts_old: Batch | None = None,
+) -> Diagnosis:
+    """What is wrong with the two engines that scored this batch, with its clues in `seen`, by name.
+
+    Place s of each row holds tokens[s], its log-probability in nats under mu (the engine that sampled) and under old
+    (the trainer at the same weights), and whether mu sampled it: prompts, tool output and padding are 0 in
+    `is_sampled`, and their values are not looked at. With `prompts` the rows are responses, and each follows its
+    prompt; padding that equal prompts share does no harm. What follows the last sampled token is left out. Experts are
+    (tokens with the prompt's, L, K), of which the last row may be missing; -1 where unknown.
+
+    ValueError naming the row and the field that does not fit, and where no token was sampled.
+
+    >>> from lab.doctor import diagnose
+    >>> found = diagnose([[7, 4, 4]], [[0, -1.0, -2.0]], [[0, -1.0, -2.0]], [[0, 1, 1]])
+    >>> found.fault is None, found.seen["k3_kl"]
+    (True, 0.0)
+    """
+    given = {"logp_mu": logp_mu, "logp_old": logp_old, "entropy_old": entropy_old}
+    values = {name: batch for name, batch in given.items() if batch is not None}
+    routes = {
+        name: batch for name, batch in (("experts_mu", experts_mu), ("experts_old", experts_old)) if batch is not None
+    }
+    sized = {"tokens": tokens, "is_sampled": is_sampled, **values, **routes}
+    if prompts is not None:
+        sized["prompts"] = prompts
+    for name, batch in sized.items():
+        if len(batch) != len(tokens):
+            raise ValueError(f"{name}: expected {len(tokens)} rows as in tokens, got {len(batch)}")
+    return diagnose_trace(rows.packed(_rows(tokens, is_sampled, values, prompts, routes)))
+
+
+def _rows(
+    tokens: Batch, is_sampled: Batch, values: dict[str, Batch], prompts: Batch | None, routes: dict[str, Batch]
+) -> Iterator[Placed]:
+    for b in range(len(tokens)):
+        place, ids = f"row {b}", _list(tokens[b])
+        mask = masked(_list(is_sampled[b]), "is_sampled", place)
+        columns = {name: _list(batch[b]) for name, batch in values.items()}
+        for name, values_S in (("is_sampled", mask), *columns.items()):
+            if len(values_S) != len(ids):
+                raise ValueError(f"{place}: {name}: expected {len(ids)} values, one a token, got {len(values_S)}")
+        stop = max((at + 1 for at, is_one in enumerate(mask) if is_one), default=0)
+        if stop == 0:
+            continue  # a response that is masked as a whole says nothing
+        ids, mask = ids[:stop], mask[:stop]
+        columns = {name: values_S[:stop] for name, values_S in columns.items()}
+        if prompts is None:
+            row = unprompted(ids, mask, columns)
+        else:
+            prompt = _list(prompts[b])
+            row = {"tokens": [*prompt, *ids], "num_prompt": len(prompt), "is_response": mask, **columns}
+        num_rows = len(row["tokens"]) - 1
+        yield row | {name: torch.as_tensor(batch[b])[:num_rows] for name, batch in routes.items()}, place
+
+
+def _list(row: Any) -> list[Any]:
+    return row.tolist() if hasattr(row, "tolist") else list(row)
