@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.doctor.importers import rows, verl
-from tests.pages.doctor import FIRST_DRAW, FORMATS, PLANTS, SMALL, Ward, confusion, num_right
+from tests.pages.doctor import FIRST_DRAW, PLANTS, SMALL, Ward, confusion, formats, num_right
 
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 SOME = [
@@ -46,7 +46,7 @@ def test_the_page_has_every_plant_and_is_right_as_often_as_the_test_asks() -> No
 
 def test_the_page_names_every_field() -> None:
     """What a row needs, and what verl's dump has to be given, stand on the page by name."""
-    assert FORMATS in PAGE
+    assert formats() in PAGE
     needed = [name for name, field in rows.Response.model_fields.items() if field.is_required()]
     assert needed == ["tokens", "num_prompt", "logp_mu", "logp_old"] and all(f"`{name}`" in PAGE for name in needed)
     assert all(f'"{name}"' in PAGE for name in verl.NAMES)

@@ -25,11 +25,11 @@ BY_ROWS = (
 BY_TORCH = (miles.FORMAT, slime.FORMAT, skyrl.FORMAT)
 """Formats of torch files, asked in this order."""
 OURS = About(
-    "ours", ".safetensors, as in a run's rollouts/", "tokens, mu, old, entropies, pi, rewards, experts of both",
+    "trace", ".safetensors, as in a run's rollouts/", "tokens, mu, old, entropies, pi, rewards, experts of both",
     "Nothing.", "lab/traces.py",
 )  # fmt: skip
 MAPPED = About(
-    "any", ".jsonl, .parquet or .safetensors with --columns ours=theirs,...", "the columns that are named",
+    "columns", ".jsonl, .parquet or .safetensors with --columns ours=theirs,...", "the columns that are named",
     "The columns that are not.", "lab/doctor/importers/columns.py",
 )  # fmt: skip
 FORMATS: tuple[About, ...] = (OURS, *BY_ROWS[::-1], *BY_TORCH, refused.TEXTS, MAPPED)
@@ -63,7 +63,7 @@ def _load(path: Path, columns: Mapping[str, str] | None, old: Path | None) -> Du
     refused.refuse_pickle(path)
     suffix = path.suffix
     if suffix == ".safetensors" and columns is None:
-        return Dump(Trace.load(path), "trace")
+        return Dump(Trace.load(path), OURS.name)
     if suffix == ".pt":
         return _of_torch(path)
     readers = {".jsonl": read_jsonl, ".parquet": read_parquet, ".safetensors": mapped.read_safetensors}
@@ -76,7 +76,7 @@ def _load(path: Path, columns: Mapping[str, str] | None, old: Path | None) -> Du
     refused.refuse_texts(first[0])
     if columns is not None:
         trace = rows.packed(_with_old(((mapped.read(raw, place, columns), place) for raw, place in placed), old))
-        return Dump(trace, "columns", unused=tuple(n for n in first[0] if n not in columns.values()))
+        return Dump(trace, MAPPED.name, unused=tuple(n for n in first[0] if n not in columns.values()))
     form = next(form for form in BY_ROWS if form.is_mine(first[0]))
     if not form.has_old and old is None:
         raise ValueError(f"{form.name}'s dump has no log-probabilities of old. {HOW_OLD}")

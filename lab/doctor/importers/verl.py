@@ -105,7 +105,7 @@ def _row(raw: Row, place: str) -> dict[str, Any]:
 
 
 FORMAT = Format(
-    name="verl", files="<step>.jsonl in trainer.rollout_data_dir, with a hook of ten lines",
+    name="verl", files="{step}.jsonl of trainer.rollout_data_dir, with a hook of ten lines",
     has="with the hook: tokens, mu, old, entropy of old, mu's experts, scores",
     lacks="As dumped: all but texts and scores. With the hook: old's experts.",
     source="verl-project/verl verl/trainer/ppo/v1/trainer_base.py, verl/trainer/ppo/ray_trainer.py at 1dda039",

@@ -1,0 +1,203 @@
+"""Laws of `lab.doctor.diagnose`, and of the lines of the pages that call it in other frameworks' trainers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lab.doctor import diagnose
+from lab.doctor.diagnosis import diagnose as diagnose_trace
+from lab.doctor.importers import load_dump, rows
+from tests.lab.doctor.test_importers import ROWS
+
+DOCS = Path(__file__).parents[3] / "docs"
+TRACE = rows.trace([{name: row[name] for name in ROWS[0] if name != "reward"} for row in ROWS])
+SEEN = diagnose_trace(TRACE).seen
+PROMPTS = [row["tokens"][: row["num_prompt"]] for row in ROWS]
+RESPONSES = [row["tokens"][row["num_prompt"] :] for row in ROWS]
+MASKS = [[int(x) for x in row["is_response"]] for row in ROWS]
+
+
+def column(name: str) -> list[Any]:
+    return [row[name] for row in ROWS]
+
+
+def padded(values: list[list[Any]], fill: float, to_the_left: bool = False) -> Tensor:
+    """The rows as one tensor."""
+    W = max(map(len, values)) + 2
+    return torch.tensor([[fill] * (W - len(v)) + v if to_the_left else v + [fill] * (W - len(v)) for v in values])
+
+
+def test_a_batch_is_the_trace_of_its_rows() -> None:
+    """Lists, padded tensors and rows with their prompts give the clues of the trace with the same values."""
+    routes = {"experts_mu": column("experts_mu"), "experts_old": column("experts_old")}
+    mu, old, entropy = column("logp_mu"), column("logp_old"), column("entropy_old")
+    apart = diagnose(RESPONSES, mu, old, MASKS, prompts=PROMPTS, entropy_old=entropy, **routes)
+    sides = (padded(values, math.nan) for values in (mu, old))
+    tensors = diagnose(
+        padded(RESPONSES, 0), *sides, padded(MASKS, 0), prompts=torch.tensor(PROMPTS),
+        entropy_old=padded(entropy, math.nan),
+    )  # fmt: skip
+    before = [[0] * len(prompt) for prompt in PROMPTS]
+    joined = diagnose(
+        [row["tokens"] for row in ROWS],
+        *([zeros + values for zeros, values in zip(before, side, strict=True)] for side in (mu, old)),
+        [zeros + mask for zeros, mask in zip(before, MASKS, strict=True)],
+        entropy_old=[zeros + values for zeros, values in zip(before, entropy, strict=True)], **routes,
+    )  # fmt: skip
+    assert dict(joined.seen) == pytest.approx(dict(apart.seen))
+    for name in ("k3_kl", "rho_mean", "size", "surprise_gap", "correlation", "num_tokens"):
+        assert apart.seen[name] == pytest.approx(SEEN[name]) == pytest.approx(tensors.seen[name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"logp_mu": [[-1.0]]}, "logp_mu: expected 6 rows as in tokens, got 1"),
+        ({"is_sampled": [[2] * len(mask) for mask in MASKS]}, "row 0: is_sampled.0: expected 0 or 1, got 2"),
+        ({"logp_old": [[-1.0]] * 6}, "row 0: logp_old: expected 10 values, one a token, got 1"),
+        ({"is_sampled": [[0] * len(mask) for mask in MASKS]}, "expected at least 1 row"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_one_line(changes: dict[str, Any], words: str) -> None:
+    """Other numbers of rows or values, and masks of other numbers, are named."""
+    given = {"tokens": RESPONSES, "logp_mu": column("logp_mu"), "logp_old": column("logp_old"), "is_sampled": MASKS}
+    with pytest.raises(ValueError, match=re.escape(words)):
+        diagnose(**(given | changes), prompts=PROMPTS)
+
+
+# ---- the pages' lines ------------------------------------------------------------------------------------------------
+
+
+def code(page: str, heading: str) -> str:
+    """The first Python block below a heading of a page."""
+    text = (DOCS / page).read_text().split(f"# {heading}\n")[1]
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+
+
+FIELDS = {
+    "prompts": PROMPTS, "responses": RESPONSES, "response_mask": MASKS, "rollout_log_probs": column("logp_mu"),
+    "old_log_probs": column("logp_old"),
+}  # fmt: skip
+
+
+class Queue:
+    """verl's transfer queue: fields of a batch as nested tensors, those alone that are asked for."""
+
+    @staticmethod
+    def kv_batch_get(*, keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, Tensor]:
+        assert keys == ["a"] and partition_id == "train"
+        values = {name: [torch.tensor(row) for row in FIELDS[name]] for name in select_fields}
+        return {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in values.items()}
+
+
+BATCH = SimpleNamespace(keys=["a"], partition_id="train")
+
+
+class PPOTrainer:
+    """The two methods of verl's PPOTrainer that the pages' lines stand on, with their signatures."""
+
+    global_steps = 12
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def _log_rollout_data(self, batch: Any, timing_raw: dict[str, float], rollout_data_dir: str) -> None:
+        self.calls.append(f"dump {rollout_data_dir}")
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, float]) -> Any:
+        metrics["actor/entropy"] = 0.5
+        return batch
+
+
+def test_verls_hook_writes_what_the_doctor_reads(tmp_path: Path) -> None:
+    """The page's lines on the transfer queue's nested tensors: the file is the trace, and verl's dump still runs."""
+    names = {"PPOTrainer": type("Trainer", (PPOTrainer,), {}), "tq": Queue, "os": os, "json": json}
+    exec(code("doctor.md", "What to add to verl"), names)
+    trainer, folder = names["PPOTrainer"](), str(tmp_path / "dump")
+    trainer._log_rollout_data(BATCH, {}, folder)
+    dump = load_dump(tmp_path / "dump" / "12.engines.jsonl")
+    assert trainer.calls == [f"dump {folder}"] and dump.format == "verl" and dump.trace.step == 12
+    for name in ("tokens", "num_prompt", "is_response", "logp_mu", "logp_old"):
+        assert torch.equal(getattr(dump.trace, name), getattr(TRACE, name)), name
+
+
+def test_verls_callback_logs_the_clues(capsys: pytest.CaptureFixture[str]) -> None:
+    """verl's metrics get every clue beside its own, and a fault is printed with its step."""
+    names = {"PPOTrainer": type("Trainer", (PPOTrainer,), {}), "tq": Queue}
+    exec(code("how-to/watch-the-mismatch.md", "verl"), names)
+    metrics: dict[str, float] = {}
+    assert names["PPOTrainer"]()._compute_old_log_prob(BATCH, metrics=metrics) is BATCH
+    assert metrics["actor/entropy"] == 0.5 and metrics["doctor/k3_kl"] == pytest.approx(SEEN["k3_kl"])
+    assert capsys.readouterr().out.startswith("doctor, step 12: it looks like ")
+
+
+def test_trls_callback_logs_the_clues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's metrics of the mode get every clue of what the method returns, tools masked; without both sides none."""
+    batch = {
+        "prompt_ids": padded(PROMPTS, 0, to_the_left=True), "completion_ids": padded(RESPONSES, 0),
+        "completion_mask": padded([[1] * len(mask) for mask in MASKS], 0), "tool_mask": padded(MASKS, 1),
+        "sampling_per_token_logps": padded(column("logp_mu"), 0.0),
+        "old_per_token_logps": padded(column("logp_old"), 0.0),
+    }  # fmt: skip
+
+    class GRPOTrainer:
+        model = SimpleNamespace(training=True)
+
+        def __init__(self) -> None:
+            self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+
+        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+            return {name: value for name, value in batch.items() if name not in inputs}
+
+    module = ModuleType("trl")
+    module.GRPOTrainer = GRPOTrainer  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "trl", module)
+    names: dict[str, Any] = {}
+    exec(code("how-to/watch-the-mismatch.md", "TRL"), names)
+    trainer = names["Watched"]()
+    assert "old_per_token_logps" not in trainer._generate_and_score_completions(["old_per_token_logps"])
+    assert not trainer._metrics["train"]
+    trainer._generate_and_score_completions([])
+    assert trainer._metrics["train"]["doctor/k3_kl"] == [pytest.approx(SEEN["k3_kl"])]
+    assert trainer._metrics["train"]["doctor/num_tokens"] == [SEEN["num_tokens"]]
+
+
+def test_nemo_rls_callback_logs_the_clues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logger still writes the file, and logs the clues of a step's training data, not of other files."""
+    logged: list[Any] = []
+
+    class Logger:
+        def log_batched_dict_as_jsonl(self, to_log: dict[str, Any], filename: str) -> None:
+            logged.append(filename)
+
+        def log_metrics(self, metrics: dict[str, Any], step: int, prefix: str | None = "") -> None:
+            logged.append((prefix, step, metrics["k3_kl"]))
+
+    for name in ("nemo_rl", "nemo_rl.utils", "nemo_rl.utils.logger"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["nemo_rl.utils.logger"].Logger = Logger  # pyright: ignore[reportAttributeAccessIssue]
+    exec(code("how-to/watch-the-mismatch.md", "NeMo-RL"), {})
+    before = [[0] * len(prompt) for prompt in PROMPTS]
+
+    def whole(values: list[list[Any]]) -> list[list[Any]]:
+        return padded([zeros + v for zeros, v in zip(before, values, strict=True)], 0).tolist()
+
+    batch = {
+        "token_ids": padded([row["tokens"] for row in ROWS], 0).tolist(), "token_loss_mask": whole(MASKS),
+        "generation_logprobs": whole(column("logp_mu")), "prev_logprobs": whole(column("logp_old")),
+    }  # fmt: skip
+    Logger().log_batched_dict_as_jsonl(batch, "train_data_step7.jsonl")
+    Logger().log_batched_dict_as_jsonl({}, "val_data_step7.jsonl")
+    assert logged == ["train_data_step7.jsonl", ("doctor", 7, pytest.approx(SEEN["k3_kl"])), "val_data_step7.jsonl"]
