@@ -79,7 +79,8 @@ def doctor(
     patients, told = [], []
     for index, (path, label) in enumerate(zip(traces, _labels(traces), strict=True)):
         dump = load_dump(path, names, old)
-        patients.append(patient := Patient(label, index, dump.trace, diagnose(dump.trace)))
+        label += ", with pi in place of old" if dump.is_pi else ""
+        patients.append(patient := Patient(label, index, dump.trace, diagnose(dump.trace), dump.caveat))
         told.append(_object(patient, dump))
         if not as_json:
             typer.echo("\n".join(_lines(patient, dump)))
@@ -123,6 +124,7 @@ def _object(patient: Patient, dump: Dump) -> dict[str, Any]:
     found = patient.diagnosis
     return {
         "trace": patient.label,
+        "is_pi": dump.is_pi,
         "verdict": found.verdict,
         "do_first": found.named[0].fix,
         "fault": None if found.fault is None else found.fault.name,

@@ -36,6 +36,7 @@ class Patient:
     index: int
     newest_trace: Trace
     diagnosis: Diagnosis
+    caveat: str = ""
 
     @property
     def shown(self) -> list[tuple[str, str]]:

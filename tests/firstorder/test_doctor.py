@@ -85,11 +85,12 @@ def test_rounding_too_small_to_matter_is_no_fault(tmp_path: Path, capsys: pytest
 
 
 def test_json_has_the_verdict_the_clues_and_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One object on stdout and nothing else: verdict, fault, strengths that are all there, caveat and unused columns."""
+    """One object on stdout and nothing else: verdict, fault, all strengths, caveat and unused columns."""
     path = dumps.prime_rl(tmp_path, ROWS)
     code = main(["doctor", str(path), "--json", "--out", str(tmp_path / "page.html")])
     (told,) = json.loads(capsys.readouterr().out)["traces"]
     assert (code == 3) == (told["fault"] is not None)
+    assert told["trace"] == "rank_0.jsonl, with pi in place of old" and told["is_pi"]
     assert told["format"] == "prime-rl" and "exports pi" in told["caveat"] and "mismatch_kl" in told["unused"]
     assert told["clues"]["num_tokens"] == sum(sum(row["is_response"]) for row in ROWS)
     assert set(told["strengths"]) == {cause.name for cause in CAUSES} | {"unknown"}

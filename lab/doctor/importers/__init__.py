@@ -82,7 +82,7 @@ def _load(path: Path, columns: Mapping[str, str] | None, old: Path | None) -> Du
         raise ValueError(f"{form.name}'s dump has no log-probabilities of old. {HOW_OLD}")
     read = ((row, place) for raw, place in placed for row in form.read(raw, place))
     trace = rows.packed(_with_old(read, old))
-    return Dump(trace, form.name, form.caveat(trace), form.unused(first[0]))
+    return Dump(trace, form.name, form.caveat(trace), form.unused(first[0]), form.is_pi(trace))
 
 
 HOW_OLD = (
@@ -113,7 +113,7 @@ def _of_torch(path: Path) -> Dump:
     if form is None:
         raise ValueError(f"expected slime's samples or rollout_data, got {', '.join(map(str, content))}")
     trace = rows.packed((row, f"response {b}") for b, row in enumerate(form.read(content, "")))
-    return Dump(trace, form.name, form.caveat(trace), form.unused(content))
+    return Dump(trace, form.name, form.caveat(trace), form.unused(content), form.is_pi(trace))
 
 
 __all__ = ["FORMATS", "Dump", "load_dump", "load_trace"]

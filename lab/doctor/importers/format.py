@@ -37,6 +37,8 @@ class Format(About):
     is_mine: Callable[[Row], bool]
     read: Callable[[Row, str], Iterable[Row]]
     caveat: Callable[[Trace], str] = lambda trace: ""
+    is_pi: Callable[[Trace], bool] = lambda trace: False
+    """Whether the trainer's side is pi, of the gradient pass, in place of old."""
     columns: Callable[[Row], Iterable[str]] = lambda first: first
     has_old: bool = True
     """Whether the dump holds the trainer's side; where it does not, `--old` brings it."""
@@ -54,3 +56,5 @@ class Dump:
     format: str
     caveat: str = ""
     unused: tuple[str, ...] = ()
+    is_pi: bool = False
+    """Whether pi stands in the place of old."""

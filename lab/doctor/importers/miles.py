@@ -46,8 +46,12 @@ def _is_mine(content: Row) -> bool:
     return "train_log_probs" in _columns(content)
 
 
+def _is_pi(trace: Trace) -> bool:
+    return trace.logp_pi is not None and trace.logp_old.equal(trace.logp_pi)
+
+
 def _caveat(trace: Trace) -> str:
-    return f"{NO_TOKENS} {PI}" if trace.logp_pi is not None and trace.logp_old.equal(trace.logp_pi) else NO_TOKENS
+    return f"{NO_TOKENS} {PI}" if _is_pi(trace) else NO_TOKENS
 
 
 def _read(content: Row, place: str) -> Iterator[Row]:
@@ -99,7 +103,7 @@ FORMAT = Format(
     lacks="Tokens (no clue of repeats, prompts or end tokens), experts of both, entropies, rewards.",
     source="radixark/miles miles/backends/training_utils/debug_dump.py at 31f1ca9",
     uses=("total_length", "response_length", "local_loss_mask", *SIDES),
-    is_mine=_is_mine, read=_read, caveat=_caveat, columns=_columns,
+    is_mine=_is_mine, read=_read, caveat=_caveat, is_pi=_is_pi, columns=_columns,
 )  # fmt: skip
 
 

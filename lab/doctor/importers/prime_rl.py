@@ -46,5 +46,5 @@ FORMAT = Format(
     lacks="old (pi stands for it: equal only before updates), experts of both, rewards.",
     source="PrimeIntellect-ai/prime-rl src/prime_rl/trainer/rl/token_export.py at 559b447",
     uses=("token_ids", "loss_mask", *COLUMNS, "step"),
-    is_mine=_is_mine, read=_read, caveat=lambda trace: CAVEAT,
+    is_mine=_is_mine, read=_read, caveat=lambda trace: CAVEAT, is_pi=lambda trace: True,
 )  # fmt: skip
