@@ -18,6 +18,7 @@ from lab.doctor.diagnosis import diagnose
 from lab.doctor.importers import load_trace
 from lab.traces import Trace
 from tests.fuzz.mutations import misfit, num_cases, spoil, torn
+from tests.lab.doctor import dumps
 from tests.lab.doctor.test_importers import ROWS, slime_data, write_jsonl, write_parquet, write_slime, write_verl
 
 ODD: tuple[Any, ...] = (
@@ -93,8 +94,43 @@ def spoiled_trace(folder: Path, rng: random.Random) -> Path:
     return path
 
 
+def spoiled_tensors(write: Callable[[Path, list[dict[str, Any]]], Path], key: str | None) -> Any:
+    """Another framework's torch file with a field that is gone or of another kind, in one sample where it has some."""
+
+    def make(folder: Path, rng: random.Random) -> Path:
+        path = write(folder, ROWS)
+        content = torch.load(path, weights_only=True)
+        target = content if key is None else rng.choice(content[key])
+        name = rng.choice(sorted(target))
+        how = rng.randrange(4)
+        if how == 0:
+            del target[name]
+        elif how == 1:
+            target[name] = (
+                target[name][:-1] if isinstance(target[name], torch.Tensor) else rng.choice([None, "x", -1, 2**70])
+            )
+        else:
+            target[name] = rng.choice([*ODD, None, "x", -1, 2**70])
+        if key is not None and rng.random() < 0.1:
+            content[key] = rng.choice([None, [], [1], {}, "x"])
+        torch.save(content, path)
+        return path
+
+    return make
+
+
+def in_folder(write: Callable[[Path, list[dict[str, Any]]], Path]) -> Callable[[Path, list[dict[str, Any]]], Path]:
+    """A writer that is given its folder, as one that is given its file."""
+    return lambda path, rows: write(path.parent, rows)
+
+
 FORMATS = {
     "rows": spoiled_lines(write_jsonl),
+    "nemo_rl": spoiled_lines(in_folder(dumps.nemo_rl)),
+    "prime_rl": spoiled_lines(in_folder(dumps.prime_rl)),
+    "verl_v1": spoiled_lines(in_folder(dumps.verl_v1)),
+    "miles": spoiled_tensors(dumps.miles, "samples"),
+    "skyrl": spoiled_tensors(dumps.skyrl, None),
     "verl": spoiled_lines(write_verl),
     "parquet": spoiled_parquet,
     "slime": spoiled_slime,

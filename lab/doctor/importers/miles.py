@@ -87,9 +87,10 @@ def _values(sample: Mapping[str, Any], name: str, b: int, T: int) -> list[float]
     values = sample.get(name)
     if values is None and name == SIDES[0]:
         raise ValueError(f"response {b}: {name}: missing (mu): the engine must be asked for log-probabilities")
-    if not isinstance(values, torch.Tensor) or values.dim() != 1:
-        got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
-        raise ValueError(f"response {b}: {name}: expected a tensor of {T} values, got {got}")
+    if not isinstance(values, torch.Tensor) or values.dim() != 1 or not values.is_floating_point():
+        is_tensor = isinstance(values, torch.Tensor)
+        got = f"{values.dtype} of shape {tuple(values.shape)}" if is_tensor else type(values).__name__
+        raise ValueError(f"response {b}: {name}: expected a float tensor of {T} values, got {got}")
     if len(values) != T:
         raise ValueError(
             f"response {b}: {name}: expected {T} values, got {len(values)}; under context parallelism a rank has a "

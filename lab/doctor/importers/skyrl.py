@@ -41,13 +41,15 @@ def _read(content: Row, place: str) -> Iterator[Row]:
     if len(content["sequences"]) != len(content["response_mask"]):
         B = len(content["sequences"])
         raise ValueError(f"response_mask: expected {B} rows as in sequences, got {len(content['response_mask'])}")
+    experts, whole = content.get(EXPERTS), tuple(content["sequences"].shape)
+    if isinstance(experts, Tensor) and (experts.dim() != 4 or tuple(experts.shape[:2]) != whole):
+        raise ValueError(f"{EXPERTS}: expected (B, S, layers, slots), (B, S) {whole}, got {tuple(experts.shape)}")
     for b in range(len(content["sequences"])):
         is_there, is_part = content["attention_mask"][b].bool(), content["response_mask"][b].bool()
         tokens = content["sequences"][b][is_there].tolist()
         mask, mu, old = (content[name][b][is_part].tolist() for name in RESPONSE[1:])
         row = {"tokens": tokens, "num_prompt": len(tokens) - len(mu), "is_response": [x > 0 for x in mask]}
-        experts = content.get(EXPERTS)
-        if isinstance(experts, Tensor) and experts.dim() == 4:
+        if isinstance(experts, Tensor):
             row["experts_mu"] = experts[b][is_there][:-1]
         yield row | {"logp_mu": mu, "logp_old": old}
 
