@@ -110,13 +110,16 @@ def _failing(text: str) -> set[str]:
 
 
 def _lines(patient: Patient, dump: Dump) -> list[str]:
-    """The verdict, what to do first, what was read, and the evidence."""
+    """The verdict, the first thing to do, the data, the evidence, and where it stands among published figures."""
+    from lab.doctor import standing
+
     verdict, first, *rest = patient.diagnosis.lines()
     num, B = int(patient.diagnosis.seen["num_tokens"]), len(dump.trace)
     read = [f"{num:,} sampled tokens of {B:,} responses, read as {dump.format}."]
     caveat = [f"Caveat: {dump.caveat}"] if dump.caveat else []
     unused = [f"Not used: {', '.join(dump.unused)}."] if dump.unused else []
-    return [f"{patient.label}: {verdict}", first, *caveat, *read, *unused, *rest]
+    stands = standing.lines(standing.figures_of(dump.trace))
+    return [f"{patient.label}: {verdict}", first, *caveat, *read, *unused, *rest, *stands]
 
 
 def _object(patient: Patient, dump: Dump) -> dict[str, Any]:
