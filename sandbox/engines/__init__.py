@@ -8,9 +8,12 @@ from pydantic import Field, model_validator
 
 from lab.strict import Strict
 from sandbox.engines.activation_precision import ActivationPrecision
+from sandbox.engines.expert_layout import ExpertLayout
 from sandbox.engines.kv_precision import KVPrecision
 from sandbox.engines.logit_noise import LogitNoise
+from sandbox.engines.partial_weights import PartialWeights
 from sandbox.engines.reduction_order import ReductionOrder
+from sandbox.engines.routed_scaling import RoutedScaling
 from sandbox.engines.router_noise import RouterNoise
 from sandbox.engines.sampling_mismatch import SamplingMismatch
 from sandbox.engines.stale_weights import StaleWeights
@@ -24,6 +27,9 @@ Defects = Annotated[
     | RouterNoise
     | LogitNoise
     | StaleWeights
+    | PartialWeights
+    | ExpertLayout
+    | RoutedScaling
     | SamplingMismatch,
     Field(discriminator="kind"),
 ]
@@ -41,7 +47,7 @@ class EngineConfig(Strict):
 
     @model_validator(mode="after")
     def _has_one_of_each(self) -> EngineConfig:
-        for kind in ("stale_weights", "sampling_mismatch"):
+        for kind in ("stale_weights", "partial_weights", "sampling_mismatch"):
             num = sum(defect.kind == kind for defect in self.defects)
             if num > 1:
                 raise ValueError(f"defects: expected at most 1 {kind}, got {num}")

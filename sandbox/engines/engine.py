@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sandbox.engines.buffers import Buffers, Recorder, empty_buffers
 from sandbox.engines.defect import Defect, kept_weights
+from sandbox.engines.partial_weights import FirstWeights
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.engines.prompt_pass import padded, run_prompts
 from sandbox.engines.rollouts import rollouts_of
@@ -61,13 +62,15 @@ class SandboxEngine:
         self.version = -1
         self.stale = next((d for d in self.defects if isinstance(d, StaleWeights) and d.versions > 0), None)
         self.history = None if self.stale is None else WeightHistory(self.model, self.stale.versions)
+        self.first = FirstWeights(self.defects)
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """Takes the weights through every defect's storage, in order; `version` is then what it samples from.
 
-        Under stale weights it goes on sampling from an older set, with that one's version.
+        Under stale weights it goes on sampling from an older set, with that one's version; withheld tensors stay the
+        first ones.
         """
-        stored = kept_weights(self.defects, named_tensors)
+        stored = kept_weights(self.defects, self.first.arrived(named_tensors))
         if self.history is None:
             load_hf(self.model, stored)
         else:
@@ -82,13 +85,15 @@ class SandboxEngine:
             yield
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What a resumed run needs besides the newest weights, which it hands over: the older sets, if any."""
-        return {} if self.history is None else self.history.state_tensors()
+        """What a resumed run needs besides the newest weights, which it hands over: older sets and tensors, if any."""
+        older = {} if self.history is None else self.history.state_tensors()
+        return older | self.first.state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_tensors`, before the newest weights are loaded; other tensors are passed over."""
         if self.history is not None:
             self.history.load_state_tensors(tensors)
+        self.first.load_state_tensors(tensors)
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:

@@ -18,9 +18,12 @@ from lab.tasks import TextTask
 from sandbox.config import SandboxRun, TrainingBlock
 from sandbox.engines import (
     ActivationPrecision,
+    ExpertLayout,
     KVPrecision,
     LogitNoise,
+    PartialWeights,
     ReductionOrder,
+    RoutedScaling,
     RouterNoise,
     SamplingMismatch,
     StaleWeights,
@@ -72,6 +75,14 @@ RUNGS: dict[str, Defect | None] = {
     "4 versions behind": StaleWeights(versions=4),
     "4 behind, from a half on new, cache kept": StaleWeights(versions=4, switch_at=0.5),
     "4 behind, from a half on new, cache recomputed": StaleWeights(versions=4, switch_at=0.5, cache="recomputed"),
+    "nothing arrives after the first hand-over": PartialWeights(),
+    "experts never arrive": PartialWeights(missing="experts"),
+    "attention never arrives": PartialWeights(missing="attention"),
+    "routers never arrive": PartialWeights(missing="routers"),
+    "experts one place on, last layer": ExpertLayout(),
+    "gate and up swapped, last layer": ExpertLayout(moved="halves"),
+    "routed sum times 0.4": RoutedScaling(),
+    "routed sum times 0.8": RoutedScaling(factor=0.8),
     "temperature 0.9": SamplingMismatch(temperature=0.9),
     "temperature 0.7": SamplingMismatch(temperature=0.7),
     "top-p 0.9": SamplingMismatch(top_p=0.9),
@@ -175,7 +186,7 @@ class Bench:
             model.config, defects, self.task.tokenizer.eos_id, numerics=self.numerics, kernels=model.kernels
         )
         newest = len(self.versions) - 1
-        num_older = 0 if engine.stale is None else engine.stale.versions
+        num_older = newest if isinstance(defect, PartialWeights) else engine.stale.versions if engine.stale else 0
         for version in range(max(0, newest - num_older), newest + 1):
             engine.load_weights(self.versions[version], version)
         return engine

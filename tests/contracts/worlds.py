@@ -8,9 +8,12 @@ import torch
 
 from sandbox.engines import (
     ActivationPrecision,
+    ExpertLayout,
     KVPrecision,
     LogitNoise,
+    PartialWeights,
     ReductionOrder,
+    RoutedScaling,
     RouterNoise,
     SamplingMismatch,
     WeightPrecision,
@@ -39,6 +42,9 @@ DEFECTS: dict[str, tuple[Defect, ...]] = {
     "router-noise": (RouterNoise(std=0.3),),
     "cache-fp8": (KVPrecision(),),
     "reduction-order": (ReductionOrder(),),
+    "experts-never-arrive": (PartialWeights(missing="experts"),),
+    "experts-one-place-on": (ExpertLayout(),),
+    "routed-sum": (RoutedScaling(),),
     "logit-noise": (LogitNoise(std=0.3),),
     "truncated": (SamplingMismatch(top_p=0.95),),
     "processed-scores": (SamplingMismatch(temperature=1.2, score="processed"),),
@@ -70,8 +76,10 @@ def model(seed: int = 0, **kwargs) -> MoE:
 
 
 def rollout_engine(name: str, weights: MoE) -> SandboxEngine:
-    """The engine of that name, holding the model's weights as version 0."""
+    """The engine of that name, holding the model's weights as version 0; what it withholds are another model's."""
     engine = SandboxEngine(weights.config, DEFECTS[name], stop_token=STOP)
+    if any(isinstance(defect, PartialWeights) for defect in DEFECTS[name]):
+        engine.load_model(model(seed=1, num_experts=weights.config.num_experts), version=-1)
     engine.load_model(weights, version=0)
     return engine
 

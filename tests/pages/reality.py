@@ -22,6 +22,7 @@ from lab.doctor.published import CHI2, EXTREME, K1, K3, LOGP_GAP, PEARSON, PROB_
 from lab.doctor.standing import figures_of
 from lab.files import atomic_write
 from lab.traces import Trace
+from sandbox.config import SandboxRun
 from sandbox.engines import LogitNoise, RouterNoise
 from sandbox.engines.defect import Defect
 from sandbox.measure.defect_table import Bench
@@ -120,7 +121,9 @@ def read(path: Path) -> list[Prediction]:
 
 def main() -> None:
     """Every target in every family, written as they are done."""
-    bench = Bench(load(CONFIG, [], Schemas()), num_steps=0)
+    config = load(CONFIG, [], Schemas())
+    assert isinstance(config, SandboxRun)
+    bench = Bench(config, num_steps=0)
     done: list[Prediction] = []
     for report in targets():
         for family in FAMILIES:

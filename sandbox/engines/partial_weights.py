@@ -1,0 +1,71 @@
+"""Defect: a hand-over that leaves tensors out, so that the engine goes on with those it was started with.
+
+verl#7495: a weight sync that carried no LoRA tensor, so that the engine sampled from the initial policy all along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from sandbox.engines.defect import BREAKS_TRAINER, Defect, Link
+from theory.contracts import NamedTensors
+
+PREFIX = "rollout_first."
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "all": ("",),
+    "experts": (".experts.",),
+    "attention": (".self_attn.",),
+    "routers": (".mlp.gate.", ".block_sparse_moe.gate."),
+}
+"""What is left out: parts of the Hugging Face names."""
+
+
+class PartialWeights(Defect):
+    """Tensors of one part of the model stay what they were at the first hand-over; all others follow the trainer.
+
+    Breaks trainer == engine from the second hand-over on, the more the further those tensors have been trained.
+    """
+
+    kind: Literal["partial_weights"] = "partial_weights"
+    missing: Literal["all", "experts", "attention", "routers"] = Field(
+        default="all", description="the tensors that never arrive; all: the engine keeps its first weights"
+    )
+
+    @property
+    def breaks(self) -> frozenset[Link]:
+        return BREAKS_TRAINER
+
+    def withholds(self, name: str) -> bool:
+        """Whether the tensor of that Hugging Face name stays what it was first."""
+        return any(part in name for part in PARTS[self.missing])
+
+
+class FirstWeights:
+    """The tensors of the first hand-over that these defects withhold from later ones."""
+
+    def __init__(self, defects: Sequence[Defect]):
+        self._defects = [defect for defect in defects if isinstance(defect, PartialWeights)]
+        self._first: dict[str, Tensor] = {}
+
+    def arrived(self, named_tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+        """What of a hand-over arrives: a withheld tensor is the first one of its name."""
+        for name, tensor in named_tensors:
+            if not any(defect.withholds(name) for defect in self._defects):
+                yield name, tensor
+                continue
+            if name not in self._first:
+                self._first[name] = tensor.detach().clone()
+            yield name, self._first[name]
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What a resumed run needs besides the newest weights."""
+        return {PREFIX + name: tensor for name, tensor in self._first.items()}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_tensors`; other tensors are passed over."""
+        found = {key.removeprefix(PREFIX): tensor for key, tensor in tensors.items() if key.startswith(PREFIX)}
+        self._first = {name: tensor.clone() for name, tensor in found.items()}
