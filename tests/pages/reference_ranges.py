@@ -41,21 +41,22 @@ ROWS = """## Reports
 
 REALITY = """## A check that can fail
 
-The sandbox's model (`configs/arithmetic.yaml`, 2 layers of 8 experts) is given one noise, set by a report's k3 KL alone;
-its other figures are then held against the report's. The factor within which each was expected was written down before
-the first run (`tests/pages/reality.py`). {fit} draws of a batch set the noise, {test} others are measured. "Off by" is
-found over published; of Pearson's r it is 1 - r.
+The sandbox's model (`configs/arithmetic.yaml`, 2 layers of 8 experts) is given one noise, set by a report's k3 KL
+alone; its other figures are then held against the report's. The factor within which each was expected was written down
+before the first run (`tests/pages/reality.py`). {fit} draws of a batch set the noise, {test} others are measured. "Off
+by" is found over published; of Pearson's r it is 1 - r.
 
 {score}
 """
 
 READING = """
-Under noise on next-token logits k1 and chi2 follow from k3, as they must for small errors without a tail (chi2 is about
-twice k3). The rest does not carry over. At the same k3 the sandbox's probability and log-probability differences are too
-small: its KL sits on fewer tokens. Under noise on router logits the tail is too heavy as well (F(2) up to 44 times, chi2
-3.4 times what is reported); one other expert is half of a token's experts here, and an eighth in Qwen3-30B-A3B. That
-tail makes k3 itself vary: on the other draws it is up to 2.1 times the target. Take F(2) and chi2 of router noise in the
-sandbox as an upper end, not as a forecast. Moonlight's F(2) cannot be tested on 82,000 tokens: 1.4 were expected.
+Under noise on next-token logits k1 and chi2 follow from k3, as they must for small errors without a tail (chi2 is
+about twice k3). The rest does not carry over. At the same k3 the sandbox's probability and log-probability differences
+are too small: its KL sits on fewer tokens. Under noise on router logits the tail is too heavy as well (F(2) up to 44
+times, chi2 3.4 times what is reported); one other expert is half of a token's experts here, and an eighth in
+Qwen3-30B-A3B. That tail makes k3 itself vary: on the other draws it is up to 2.1 times the target. Take F(2) and chi2
+of router noise in the sandbox as an upper end, not as a forecast. Moonlight's F(2) cannot be tested on 82,000 tokens:
+1.4 were expected.
 """
 
 
