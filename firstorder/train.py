@@ -39,8 +39,8 @@ def train(
       firstorder train configs/demo/none.yaml --algorithm.optimizer.betas '[0.9, 0.99]' --print-config
       firstorder train configs/demo/none.yaml --resume
 
-    Results go to runs/<name>/<UTC time>-<config hash>/. A killed run goes on with --resume, to the same bits as if it
-    had never stopped.
+    Results go to runs/<name>/<UTC time>-<config hash>/; the last lines say how the run ended and where its page is. A
+    killed run goes on with --resume, to the same bits as if it had never stopped.
     """
     from firstorder.worlds import Schemas, runner
     from lab.config.load import load, to_yaml
@@ -59,9 +59,10 @@ def train(
         typer.echo(f"sampling.temperature: tokens are drawn at {temperature}; {seen}", err=True)
     run_config = run_config.settled()  # what --resume looks for is the config that ran
     folder = _unfinished(run_config) if resume else None
-    if folder is not None and folder.is_finished:  # killed after its verdict
-        from lab.ending import write_page
 
+    from lab.ending import last_words, write_page
+
+    if folder is not None and folder.is_finished:  # killed after its verdict
         with folder.hold():
             write_page(folder)
     else:
@@ -69,7 +70,7 @@ def train(
             folder = runner(run_config.backend)(run_config, folder=folder, progress=progress)
         except Interrupted as stop:
             raise Interrupted(stop.signum, _how_to_continue(run_config, words, progress)) from stop
-    typer.echo(folder.path)
+    typer.echo("\n".join(last_words(folder)))
 
 
 def split(words: list[str], wanted: str = "CONFIG, the YAML file that describes the run") -> tuple[str, list[str]]:

@@ -1,10 +1,12 @@
-"""The end of a run, the same in both worlds: the verdict on its records, then its page."""
+"""The end of a run, the same in both worlds: the verdict on its records, its page, and three lines that say both."""
 
 from __future__ import annotations
 
 from lab.config.run import RunConfig
 from lab.records import RunFolder
 from lab.report import write_report
+from lab.report.runs import ACCURACY, Run, load_runs
+from lab.report.story import alone, listed, reasons
 from lab.verdict import judge
 
 
@@ -19,4 +21,30 @@ def write_page(folder: RunFolder) -> None:
     write_report([folder], folder.path / "report.html")
 
 
-__all__ = ["finish", "write_page"]
+def last_words(folder: RunFolder) -> list[str]:
+    """Three lines for the terminal: the verdict and why, held-out accuracy from first to last, the page's path."""
+    (run,) = load_runs([folder])
+    return [f"{run.name}: {alone(run)}: {_why(run)}.", _accuracy(run), str(folder.path / "report.html")]
+
+
+def _why(run: Run) -> str:
+    """The rules that fired, what could not be judged, or that no rule fired, with the remarks on a stable run."""
+    verdict = run.verdict or {}
+    if verdict.get("reasons"):
+        return listed(reasons(run))
+    remarks = [str(remark).rstrip(".") for remark in verdict.get("remarks", ())]
+    return "; ".join([*map(str, verdict.get("undecided", ())), *remarks]) or "no rule of the verdict fired"
+
+
+def _accuracy(run: Run) -> str:
+    values = run.series(ACCURACY)
+    if not values:
+        return "held-out accuracy: not measured"
+    (first, start), (last, end) = values[0], values[-1]
+    if first == last:
+        return f"held-out accuracy: {start:.3f} at step {first}, its only measurement"
+    step, highest = max(values, key=lambda pair: pair[1])
+    return f"held-out accuracy: {start:.3f} -> {end:.3f} (highest {highest:.3f}, at step {step})"
+
+
+__all__ = ["finish", "last_words", "write_page"]

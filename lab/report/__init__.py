@@ -1,5 +1,5 @@
-"""report.html: what one run did, or several side by side, on one self-contained interactive page."""
+"""The pages' one shell and look, and report.html: what one run did, or several side by side, on one page."""
 
-from lab.report.page import render, write_report
+from lab.report.run_page import render, write_report
 
 __all__ = ["render", "write_report"]

@@ -7,12 +7,16 @@ unit, source) comes from `theory.metrics.REGISTRY`; colours are left to the page
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
+
 from lab.levels import Series, trailing_mean
 from lab.report.runs import Run
+from lab.report.story import first_step, reasons
 from lab.report.style import DASHES, PALETTE, number, spread
 from theory.metrics import REGISTRY
 
@@ -82,9 +86,11 @@ class Lines:
         window = smoothing_window(max(len(values) for _, values in found)) if self.style == "noisy" else 1
         scale = Scale.of([value for _, values in found for _, value in values], self.axis)
         data = run_lines(found, window, scale, marked=self.style == "points")
+        smooth = [(run, trailing_mean(values, window)) for run, values in found]
+        data += [cross for run, values in smooth if (cross := collapse_cross(run, values, scale)) is not None]
         layout = over_steps([values for _, values in found], scale)
         if len(runs) > 1:
-            ends = [(run, values[-1][0], trailing_mean(values, window)[-1][1]) for run, values in found]
+            ends = [(run, *values[-1]) for run, values in smooth]
             layout["annotations"] = end_labels(ends, scale)
         note = smoothing_note(window) + ("Zeros stand on the lowest tick." if scale.floor is not None else "")
         return Figure(self.id, self.title, caption(self.name), data, layout, note)
@@ -125,11 +131,14 @@ class Scale:
         """Where the value is drawn: itself, or the floor where a log axis cannot draw it."""
         return self.floor if self.floor is not None and value <= 0 else value
 
+    def height(self, value: float) -> float:
+        """Where the value is drawn in the axis's own terms: its logarithm on a log axis."""
+        placed = self.place(value)
+        return math.log10(placed) if self.is_log else placed
+
     def pixels(self, value: float, height: float = PLOT_HEIGHT) -> float:
         """Pixels above the bottom of a plot of this height."""
-        placed = self.place(value)
-        position = math.log10(placed) if self.is_log else placed
-        return (position - self.low) / (self.high - self.low) * height
+        return (self.height(value) - self.low) / (self.high - self.low) * height
 
     def axis(self) -> dict[str, Any]:
         """plotly's axis; a log axis has whole decades, or 1, 2, 5 where they are few, and the floor's tick reads 0."""
@@ -182,6 +191,28 @@ def over_steps(found: Sequence[Series], scale: Scale) -> dict[str, Any]:
         "xaxis": {"title": {"text": "global step"}, "range": _step_range(min(steps), max(steps))},
         "yaxis": scale.axis(),
         "hovermode": "x unified",
+    }
+
+
+def collapse_cross(run: Run, smooth: Series, scale: Scale) -> dict[str, Any] | None:
+    """The mark on a collapsed run's curve where its first rule began to hold; its hover text is the rule."""
+    step = first_step(run)
+    if step is None or not smooth[0][0] <= step <= smooth[-1][0]:
+        return None
+    # A sparse curve may have no value at that step: the cross stands on the line that joins its neighbours.
+    heights = [scale.height(value) for _, value in smooth]
+    y = float(np.interp(step, [at for at, _ in smooth], heights))
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [step],
+        "y": [10.0**y if scale.is_log else y],
+        "name": run.label,
+        "cliponaxis": False,
+        "meta": {"run": run.index, "role": "collapse"},
+        # In short lines: the hover box of a phone is narrow.
+        "customdata": ["<br>".join(textwrap.wrap(f"collapsed: {reasons(run)[0]}", 40))],
+        "hovertemplate": "%{customdata}",
     }
 
 

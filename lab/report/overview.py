@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from lab.report.figures import (
     Figure,
     Scale,
     caption,
+    collapse_cross,
     end_labels,
     over_steps,
     run_lines,
@@ -19,7 +19,7 @@ from lab.report.figures import (
     smoothing_window,
 )
 from lab.report.runs import Run
-from lab.report.story import first_step, reasons
+from lab.report.story import first_step
 from lab.verdict import REWARD
 
 HEIGHT = 440
@@ -38,13 +38,13 @@ def reward_picture(runs: Sequence[Run]) -> Figure | None:
     data = run_lines(found, window, scale, marked=False)
     for trace in data:
         trace["line"] |= {"width": 1 if trace["meta"]["role"] == "raw" else 2.5}
-    data += [cross for run, values in smooth if (cross := _cross(run, values)) is not None]
+    data += [cross for run, values in smooth if (cross := collapse_cross(run, values, scale)) is not None]
     layout = over_steps([values for _, values in found], scale)
     if len(runs) > 1:
         layout["annotations"] = _labels(smooth, scale)
     note = smoothing_note(window)
     if any(trace["meta"]["role"] == "collapse" for trace in data):
-        note += "A cross marks the step from which the first rule of the verdict held; the table has the rules."
+        note += "A cross marks the step from which the first rule of the verdict held; hovering tells the rule."
     return Figure("reward", "Reward in training", caption(REWARD), data, layout, note, HEIGHT)
 
 
@@ -53,26 +53,6 @@ def _window(runs: Sequence[Run], num_values: int) -> int:
     windows = {(run.verdict or {}).get("thresholds", {}).get("window") for run in runs}
     window = windows.pop() if len(windows) == 1 else None
     return window if window is not None and 3 * window <= num_values else smoothing_window(num_values)
-
-
-def _cross(run: Run, smooth: Series) -> dict[str, Any] | None:
-    """The mark on a collapsed run's curve; its hover text is the rule."""
-    step = first_step(run)
-    before = [(at, value) for at, value in smooth if step is not None and at <= step]
-    if not before:
-        return None
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [before[-1][0]],
-        "y": [before[-1][1]],
-        "name": run.label,
-        "cliponaxis": False,
-        "meta": {"run": run.index, "role": "collapse"},
-        # In short lines: the hover box of a phone is narrow.
-        "customdata": ["<br>".join(textwrap.wrap(f"collapsed: {reasons(run)[0]}", 40))],
-        "hovertemplate": "%{customdata}",
-    }
 
 
 def _labels(smooth: Sequence[tuple[Run, Series]], scale: Scale) -> list[dict[str, Any]]:

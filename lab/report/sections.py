@@ -5,17 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lab.report.figures import FigureFunction, Lines
-from lab.report.pictures import ROUTING_LEVELS, deviation_tails, extreme_curve, probability_scatter, ratio_parts
+from lab.report.pictures import (
+    ROUTING_LEVELS,
+    deviation_tails,
+    extreme_curve,
+    probability_scatter,
+    ratio_parts,
+    time_parts,
+)
 from lab.report.runs import ACCURACY, EXTREME
 from lab.report.tokens import token_difference, token_map
 from lab.verdict import ENTROPY, KL
 
 LEARNING: tuple[FigureFunction, ...] = (Lines("accuracy", "Held-out accuracy", ACCURACY, style="points"),)
 DISCREPANCY: tuple[FigureFunction, ...] = (
-    Lines("k3-kl", "KL between rollout and training engine", KL, axis="log"),
-    Lines("extreme-fraction", "Extreme tokens, F(2)", EXTREME, axis="log"),
-    Lines("effective-sample-size", "Effective sample size", "rollout_corr/eff_sample_size"),
-    Lines("truncated-fraction", "Tokens cut by the correction", "rollout_corr/truncated_fraction"),
+    Lines("k3-kl", "KL between rollout and training engine", KL, axis="log", style="noisy"),
+    Lines("extreme-fraction", "Extreme tokens, F(2)", EXTREME, axis="log", style="noisy"),
+    Lines("effective-sample-size", "Effective sample size", "rollout_corr/eff_sample_size", style="noisy"),
+    Lines("truncated-fraction", "Tokens cut by the correction", "rollout_corr/truncated_fraction", style="noisy"),
     probability_scatter,
     extreme_curve,
 )
@@ -30,10 +37,10 @@ OPTIMISATION: tuple[FigureFunction, ...] = (
     Lines("turns", "Turns of a response", "turns/mean", style="noisy"),
 )
 ROUTING: tuple[FigureFunction, ...] = (
-    Lines("router-disagreement", "Routers that disagree", "routing/router_disagreement"),
-    Lines("token-disagreement", "Tokens with a differing router", "routing/token_disagreement"),
-    Lines("topk-agreement", "Top-k agreement of cached and present route", "routing/topk_agreement"),
-    Lines("route-kl", "KL between cached and present route", "routing/route_kl", axis="log"),
+    Lines("router-disagreement", "Routers that disagree", "routing/router_disagreement", style="noisy"),
+    Lines("token-disagreement", "Tokens with a differing router", "routing/token_disagreement", style="noisy"),
+    Lines("topk-agreement", "Top-k agreement of cached and present route", "routing/topk_agreement", style="noisy"),
+    Lines("route-kl", "KL between cached and present route", "routing/route_kl", axis="log", style="noisy"),
     Lines("native-rows", "Rows without a record under replay", "routing/native_rows"),
     deviation_tails,
     *ROUTING_LEVELS,
@@ -43,6 +50,10 @@ ROUTING: tuple[FigureFunction, ...] = (
 PREDICTOR: tuple[FigureFunction, ...] = (
     Lines("predictor-loss", "Predictor loss", "predictor/loss", axis="log", style="noisy"),
     Lines("predictor-norm", "Size of the predictor", "predictor/weight_norm"),
+)
+TIMING: tuple[FigureFunction, ...] = (
+    Lines("step-time", "Time of a global step", "timing_s/step", style="noisy"),
+    time_parts,
 )
 
 
@@ -72,4 +83,5 @@ SECTIONS = (
         ROUTING,
     ),
     Section("predictor", "Route predictor", "Does the predictor learn where the router is going?", PREDICTOR),
+    Section("timing", "Timing", "How long does a global step take, and where does the time go?", TIMING),
 )

@@ -88,7 +88,7 @@ def _headline(found: Sequence[Group]) -> list[Sentence]:
     runs = [run for group in found for run in group.runs]
     words = [run.verdict_word for run in runs]
     if len(runs) == 1:
-        return [[Words(f"{_alone(runs[0])}.")]]
+        return [[Words(f"{alone(runs[0])}.")]]
     pure = all(len({run.verdict_word for run in group.runs}) == 1 for group in found)
     if len(set(words)) == 1 or len(found) > MANY or not pure:
         return [[Words(f"{_counts(words)}.")]]
@@ -100,7 +100,8 @@ def _headline(found: Sequence[Group]) -> list[Sentence]:
     return sentences
 
 
-def _alone(run: Run) -> str:
+def alone(run: Run) -> str:
+    """A run's verdict in a clause: `Training collapsed at step 24 of 60`."""
     num_steps = run.metrics[-1]["step"] if run.metrics else 0
     if run.verdict_word == "collapsed":
         return f"Training collapsed at step {first_step(run)} of {num_steps}"
@@ -113,7 +114,7 @@ def _counts(words: Sequence[str]) -> str:
         verb = OUTCOMES[words[0]].replace("is ", "are ")
         return f"{'Both' if len(words) == 2 else f'All {len(words)}'} runs {verb}"
     counts = [_verb(words.count(word), word) for word in OUTCOMES if word in words]
-    return f"Of {len(words)} runs {_list(counts)}"
+    return f"Of {len(words)} runs {listed(counts)}"
 
 
 def _verb(num: int, word: str) -> str:
@@ -128,9 +129,9 @@ def _collapse(group: Group) -> Sentence:
     start = _start(group)
     if len(group.runs) > 1:
         steps = sorted(int((run.verdict or {})["first_step"]) for run in fallen)
-        at = ("at step " if len(steps) == 1 else "at steps ") + _list([str(step) for step in steps])
+        at = ("at step " if len(steps) == 1 else "at steps ") + listed([str(step) for step in steps])
         return [*start, Words(f" {len(fallen)} of {len(group.runs)} runs collapsed, {at}.")]
-    return [*start, Words(f" {_list(reasons(fallen[0]))}.")]
+    return [*start, Words(f" {listed(reasons(fallen[0]))}.")]
 
 
 def _remarks(group: Group) -> Sentence:
@@ -231,5 +232,6 @@ def _joined(items: Sequence[Sentence]) -> Sentence:
     return sentence
 
 
-def _list(texts: Sequence[str]) -> str:
+def listed(texts: Sequence[str]) -> str:
+    """`a, b and c`."""
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

@@ -211,9 +211,11 @@ def test_a_temperature_that_no_metric_sees_is_said(tiny: Path, capsys: pytest.Ca
 
 
 def test_a_run_leaves_a_folder_and_a_report(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`train` prints the folder of its run; `report` takes it, or the folder above it, and prints the page."""
+    """`train` ends in verdict, accuracy and page; `report` takes the folder, or the one above, and prints the page."""
     assert main(["train", str(tiny), "--progress", "none"]) == 0
-    folder = Path(capsys.readouterr().out.splitlines()[-1])
+    verdict, accuracy, page = capsys.readouterr().out.splitlines()[-3:]
+    folder = Path(page).parent
+    assert verdict.startswith("tiny: The run is undecided after ") and accuracy.startswith("held-out accuracy: ")
     assert folder.parent == Path("runs/tiny")
     assert {"config.yaml", "manifest.json", "metrics.jsonl", "verdict.json", "report.html"} <= {
         path.name for path in folder.iterdir()

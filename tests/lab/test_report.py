@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 import pytest
 from hypothesis import example, given
@@ -191,7 +192,7 @@ def test_figures_are_valid_plotly(html: str) -> None:
 
 
 def test_the_curves_are_the_records(runs: list[RunFolder], html: str) -> None:
-    """On a plain figure x and y are the recorded steps and values, zeros on the lowest tick excepted."""
+    """Each line, or the faint one under a trailing mean, is the recorded steps and values; zeros are on the floor."""
     figures = {figure["id"]: figure for figure in payload(html)["figures"]}
     names = {
         "router-disagreement": "routing/router_disagreement",
@@ -199,11 +200,58 @@ def test_the_curves_are_the_records(runs: list[RunFolder], html: str) -> None:
         "k3-kl": "rollout_corr/k3_kl",
     }
     for figure, name in names.items():
-        for trace in figures[figure]["data"]:
+        traces = [trace for trace in figures[figure]["data"] if trace["meta"]["role"] != "collapse"]
+        raw = [trace for trace in traces if trace["meta"]["role"] == "raw"] or traces
+        assert len(raw) == len(runs)
+        for trace in raw:
             records = [r for r in runs[trace["meta"]["run"]].metrics() if name in r]
             assert trace["x"] == [r["step"] for r in records]
             drawn = [y for y, r in zip(trace["y"], records, strict=True) if r[name] != 0 or figure != "k3-kl"]
             assert drawn == [r[name] for r in records if r[name] != 0 or figure != "k3-kl"]
+
+
+def test_every_curve_has_the_collapse_and_its_rule(runs: list[RunFolder], html: str) -> None:
+    """On each line figure a collapsed run's cross stands at its first step, on its curve, and hovering tells the rule.
+
+    The curve is joined linearly in the axis's own terms; 1e-6 of the axis is far less than a pixel.
+    """
+    figures = {figure["id"]: figure for figure in payload(html)["figures"]}
+    for name in ("reward", "accuracy", "k3-kl", "entropy", "router-disagreement"):
+        is_log = figures[name]["layout"]["yaxis"].get("type") == "log"
+        traces = figures[name]["data"]
+        crosses = {t["meta"]["run"]: t for t in traces if t["meta"]["role"] == "collapse"}
+        assert sorted(crosses) == [1, 2]
+        for run, cross in crosses.items():
+            verdict = runs[run].verdict()
+            assert verdict is not None and cross["x"] == [verdict["first_step"]]
+            assert "collapsed: the KL between mu and old rose" in cross["customdata"][0].replace("<br>", " ")
+            (line,) = (t for t in traces if t["meta"] == {"run": run, "role": "line"})
+            heights = np.log10(line["y"]) if is_log else np.array(line["y"])
+            wanted = np.interp(cross["x"][0], line["x"], heights)
+            drawn = math.log10(cross["y"][0]) if is_log else cross["y"][0]
+            assert abs(drawn - wanted) < 1e-6
+
+
+def test_the_kl_is_smoothed(runs: list[RunFolder], html: str) -> None:
+    """The bold KL curve is the trailing mean of the records, a fifteenth of the run wide."""
+    (figure,) = (figure for figure in payload(html)["figures"] if figure["id"] == "k3-kl")
+    values = [row["rollout_corr/k3_kl"] for row in runs[4].metrics()]
+    (line,) = (t for t in figure["data"] if t["meta"] == {"run": 4, "role": "line"})
+    expected = [sum(values[max(0, i - 3) : i + 1]) / len(values[max(0, i - 3) : i + 1]) for i in range(60)]
+    assert line["y"] == pytest.approx(expected, rel=1e-12)  # rounding of float64 sums
+
+
+def test_the_time_of_a_step_is_shown_where_it_was_taken(tmp_path: Path) -> None:
+    """Bars of the mean seconds of the recorded parts, in the order of a step; no panel without any."""
+    (run,) = write_demo(tmp_path, DEMO[:1], num_steps=2)
+    assert "time-parts" not in render([run])
+    for step, seconds in ((3, 2.0), (4, 4.0)):
+        row = {"timing_s/step": 3 * seconds, "timing_s/update_actor": 2 * seconds, "timing_s/gen": seconds}
+        run.append_metrics(step, row)
+    figures = {figure["id"]: figure for figure in payload(render([run]))["figures"]}
+    assert figures["step-time"]["data"][0]["y"] == [6.0, 12.0]
+    (bars,) = figures["time-parts"]["data"]
+    assert (bars["x"], bars["y"]) == (["sampling", "updates"], [3.0, 6.0])
 
 
 def test_no_data_is_absent_and_zero_is_shown(tmp_path: Path) -> None:
@@ -219,7 +267,8 @@ def test_no_data_is_absent_and_zero_is_shown(tmp_path: Path) -> None:
 
 def test_every_caption_comes_from_the_registry(html: str) -> None:
     """Each line figure prints the registered formula and source of its metric."""
-    text = html.replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&").replace("&#39;", "'")
+    text = re.sub(r"</?a\b[^>]*>", "", html)
+    text = text.replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&").replace("&#39;", "'")
     for section in SECTIONS:
         for figure in section.figures:
             name = getattr(figure, "name", None)

@@ -1,0 +1,77 @@
+"""The page of one run, or of several side by side: story, table, what differs, figures and records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.files import atomic_write
+from lab.records import RunFolder
+from lab.report.differences import Difference, differences
+from lab.report.overview import reward_picture
+from lab.report.page import page
+from lab.report.runs import Run, load_runs, shared_prefix
+from lab.report.sections import SECTIONS
+from lab.report.story import story
+
+
+def write_report(run_folders: Sequence[RunFolder], out: Path, *, refresh_s: int | None = None) -> None:
+    """Writes the page for one run, or for several side by side in this order, to the file `out`.
+
+    With `refresh_s` an open page loads itself again after that many seconds.
+    """
+    atomic_write(out, render(run_folders, refresh_s=refresh_s))
+
+
+def render(run_folders: Sequence[RunFolder], *, refresh_s: int | None = None) -> str:
+    """The page as text; ValueError for no run folder."""
+    runs = load_runs(run_folders)
+    drawn = [(section, [f for f in (draw(runs) for draw in section.figures) if f is not None]) for section in SECTIONS]
+    sections = [(section, figures) for section, figures in drawn if figures]
+    picture = reward_picture(runs)
+    figures = [*([] if picture is None else [picture]), *(figure for _, some in sections for figure in some)]
+    found = differences(runs)
+    return page(
+        "page.html.jinja",
+        figures,
+        num_runs=len(runs),
+        title=_title(runs),
+        runs=runs,
+        rows=[run.row() for run in runs],
+        story=story(runs),
+        picture=picture,
+        sections=sections,
+        rules=_rules(runs),
+        differing=[[Setting.of(one, run) for one in found] for run in runs] if found else None,
+        usual=[Setting(one.field, one.name, one.usual) for one in found if one.usual is not None],
+        refresh_s=refresh_s,
+    )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field by its dotted and its short name, with the value that the page shows, None for the usual one."""
+
+    field: str
+    name: str
+    value: str | None
+
+    @staticmethod
+    def of(one: Difference, run: Run) -> Setting:
+        """The run's value of the field."""
+        value = one.values[run.index]
+        return Setting(one.field, one.name, None if value == one.usual else value)
+
+
+def _title(runs: Sequence[Run]) -> str:
+    if len(runs) == 1:
+        return runs[0].name
+    shared = shared_prefix([run.name for run in runs]).rstrip("-_ ")
+    return f"{shared}: {len(runs)} runs" if shared else f"{len(runs)} runs"
+
+
+def _rules(runs: Sequence[Run]) -> dict[str, str]:
+    """The rules of the verdict where all finished runs were judged by the same ones; nothing otherwise."""
+    found = [run.verdict.get("rules", {}) for run in runs if run.verdict is not None]
+    return found[0] if found and all(rules == found[0] for rules in found) else {}

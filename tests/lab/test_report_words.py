@@ -1,0 +1,112 @@
+"""Laws of the report's words: what differs is what the configs differ in, and every linked word has its entry."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from markupsafe import escape
+
+from lab.records import RunFolder
+from lab.report import render
+from lab.report.differences import UNSET, differences
+from lab.report.glossary import TERMS, Glossary
+from lab.report.runs import load_runs
+from tests.lab.synthetic_runs import DEMO, write_demo
+
+
+def change(folder: RunFolder, old: str, new: str) -> None:
+    """Changes config.yaml in place; the old text must be there."""
+    path = folder.path / "config.yaml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[RunFolder]:
+    """Three runs of one config under three names and seeds."""
+    found = write_demo(tmp_path, (DEMO[1],) * 3, num_steps=5)
+    for i, folder in enumerate(found):
+        change(folder, "name: demo-none", f"name: demo-{i}")
+    return found
+
+
+def test_names_seeds_and_places_are_no_difference(folders: list[RunFolder]) -> None:
+    """Runs that differ in name, seed, output, loggers and threads alone have no such column."""
+    change(folders[1], "backend: sandbox", "backend: sandbox\noutput: elsewhere\nthreads: 7\nlogging: [csv]")
+    assert differences(load_runs(folders)) == []
+    assert "what differs" not in render(folders)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name", "values"),
+    [
+        ("num_steps: 5", "num_steps: 50", "num_steps", ("5", "50", "5")),
+        ("correction: null", "correction: null, eps_low: 0.2", "objective.eps_low", (UNSET, "0.2", UNSET)),
+        ("correction: null", "correction: {name: token_is}", "objective.correction", ("none", "token_is", "none")),
+        ("num_prompts: 16", "num_prompts: 17", "batch.num_prompts", ("16", "17", "16")),
+        ("backend: sandbox", "backend: sandbox\nnew: {block: {x: 1.0e-9}}", "new", (UNSET, "block x 1e-09", UNSET)),
+        ("scale: channel", "scale: channel, seed: 5", "engine.defects", None),
+    ],
+)
+def test_any_field_that_differs_is_found(
+    folders: list[RunFolder], old: str, new: str, name: str, values: tuple[str, ...] | None
+) -> None:
+    """One field changed in one run is the one difference, with the values as they stand, whatever the field."""
+    change(folders[1], old, new)
+    (found,) = differences(load_runs(folders))
+    assert found.name == name and (values is None or found.values == values)
+    assert found.usual == found.values[0] == found.values[2] != found.values[1]
+    html = render(folders)
+    cells = re.findall(r'<td class="differs">(.*?)</td>', html, re.DOTALL)
+    assert [f'title="{found.field}">{found.name} <b>{found.values[1]}</b>' in cell for cell in cells] == [
+        False, True, False
+    ]  # fmt: skip
+
+
+def test_a_column_of_its_own_tells_what_it_tells(folders: list[RunFolder]) -> None:
+    """Replay, preset and N are not said twice; a setting that the engine's words leave out is said."""
+    change(folders[1], "mode: none", "mode: R3")
+    change(folders[2], "preset: grpo", "preset: minirl")
+    assert differences(load_runs(folders)) == []
+    change(folders[1], "defects: [", "prefix_cache: false, defects: [")
+    (found,) = differences(load_runs(folders))
+    assert found.field == "engine.prefix_cache"
+
+
+def test_two_runs_show_both_values(folders: list[RunFolder]) -> None:
+    """Of two runs neither has the usual value: clip against no clip reads as such, not as one preset twice."""
+    change(folders[0], "correction: null", "correction: null, eps_high: 0.27")
+    change(folders[1], "correction: null", "correction: null, eps_high: null")
+    (found,) = differences(load_runs(folders[:2]))
+    assert found.values == ("0.27", "none") and found.usual is None
+    html = render(folders[:2])
+    assert all(f"objective.eps_high <b>{value}</b>" in html for value in found.values)
+
+
+def test_short_names_tell_fields_apart(folders: list[RunFolder]) -> None:
+    """Two fields that end alike keep as much of their names as tells them apart."""
+    change(folders[1], "backend: sandbox", "backend: sandbox\na: {x: {y: {z: 1}}}\nb: {x: {y: {z: 1}}}")
+    change(folders[0], "backend: sandbox", "backend: sandbox\na: {x: {y: {z: 2}}}\nb: {x: {y: {z: 2}}}")
+    names = [found.name for found in differences(load_runs(folders[:2]))]
+    assert names == ["a.x.y.z", "b.x.y.z"]
+
+
+def test_the_glossary_has_the_words_that_were_linked() -> None:
+    """The first use of a word in a text is linked; parts of other words and markup are left alone."""
+    glossary = Glossary()
+    html = glossary.explained("mu/old <b> mu, cold, mu_t, k3_kl, F(2)")
+    assert html.count("<a ") == 3 and "&lt;b&gt;" in html
+    assert [word for _, word, _ in glossary.used] == ["mu", "old", "F(2)"]
+    assert re.sub(r"<[^>]+>", "", html) == "mu/old &lt;b&gt; mu, cold, mu_t, k3_kl, F(2)"
+
+
+def test_every_link_of_a_page_has_its_entry(tmp_path: Path) -> None:
+    """A page's links inside itself lead somewhere, and mu, old, k3 and F(2) are among the words explained."""
+    html = render(write_demo(tmp_path, DEMO[:2], num_steps=5))
+    targets = re.findall(r'href="#([^"]+)"', html)
+    assert targets and all(html.count(f'id="{target}"') == 1 for target in targets)
+    assert all(f"<dd>{escape(TERMS[word])}</dd>" in html for word in ("mu", "old", "F(2)", "k3"))
+    assert "Defined here" not in html
