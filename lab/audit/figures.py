@@ -7,6 +7,7 @@ colour. Figures, scales and colours are the report's. Letters: theory/contracts.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -53,6 +54,40 @@ class Slice:
 
 
 SliceFigure = Callable[[Slice], Figure | None]
+
+
+def overview(medians: pd.DataFrame, series: Mapping[tuple[str, str], int], labels: Sequence[str]) -> Figure:
+    """The bias of every objective over all cases, the least on top: a dot at the middle case, a line over the middle
+    half of the cases; open dots are the bias that no rescaling removes."""
+    found = at_middle(at_longest(medians))
+    quartiles = {
+        (run, name): [tidy(float(q)) for q in np.nanquantile(numbers(part, name), (0.25, 0.5, 0.75))]
+        for key, part in parts(found, ["objective", "mode"])
+        for run in [series[key["objective"], key["mode"]]]
+        for name in ("bias", "direction_bias")
+        if not np.isnan(numbers(part, name)).all()
+    }
+    scale = _scale([value for some in quartiles.values() for value in some], "log")
+    data: list[dict[str, Any]] = []
+    for (run, name), (low, centre, high) in quartiles.items():
+        role = "line" if name == "bias" else "open"
+        if name == "bias":
+            ends = _trace(run, labels, "line", [scale.place(low), scale.place(high)], [labels[run]] * 2)
+            data.append(ends | {"mode": "lines", "line": {"width": 4}, "opacity": 0.45, "hoverinfo": "skip"})
+        words = f"{COLUMNS[name]}: {number(centre)}, middle half of the cases {number(low)} to {number(high)}"
+        dot = _trace(run, labels, role, [scale.place(centre)], [labels[run]]) | {"mode": "markers"}
+        data.append(dot | _hover(["<br>".join(textwrap.wrap(words, 40))]))
+    order = sorted({run for run, _ in quartiles}, key=lambda run: -quartiles.get((run, "bias"), [0.0] * 3)[1])
+    layout = {
+        "xaxis": scale.axis() | {"title": {"text": "distance from the true gradient, in its lengths"}},
+        "yaxis": {"type": "category", "categoryorder": "array", "categoryarray": [labels[run] for run in order]}
+        | {"automargin": True},
+        "hovermode": "closest",
+        "margin": {"l": 12},
+    }
+    note = f"{MIDDLE} Dot: the middle case; line: the middle half of the cases; open dot: what no rescaling removes."
+    caption = Caption(COLUMNS["bias"], "1", "here")
+    return Figure("overview", "Bias of each objective", caption, data, layout, note, 90 + 34 * len(order))
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,16 @@
-"""The page of an audit: a summary in plain words, the table, and its figures, in the report's own style.
-
-One self-contained file: plotly.js is inside it once, and no address is loaded.
-"""
+"""The page of an audit: one picture and what it says in words, then the table and a figure for every question."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import jinja2
 import pandas as pd
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from lab.audit.config import AuditConfig
-from lab.audit.figures import SLICE_FIGURES, Slice, along_distance, ratio_map
+from lab.audit.figures import SLICE_FIGURES, Slice, along_distance, overview, ratio_map
 from lab.audit.table import (
     CASE,
     COLUMNS,
@@ -32,13 +26,12 @@ from lab.audit.table import (
     sample_sizes,
     text_columns,
 )
-from lab.audit.words import group_words, sentences
-from lab.report.figures import HEIGHT, MARGIN, Figure
-from lab.report.page import TEMPLATES
-from lab.report.style import PALETTE
+from lab.audit.words import group_words, headline, sentences
+from lab.report.figures import Figure
+from lab.report.page import page
 
-PIECES = (TEMPLATES.parents[1] / "audit" / "template", TEMPLATES)
-"""Where templates are looked for: the audit's own, then the report's."""
+NUM_FIRST = 3
+"""Sentences of the summary on the first screen; the rest stand below."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +62,13 @@ def render(config: AuditConfig, frame: pd.DataFrame, manifest: Mapping[str, Any]
     if maps and config.compare is not None:
         question = f"Blue: {config.compare.first} has less bias than {config.compare.second}; orange: more."
         sections.append(Section("maps", f"{config.compare.first} against {config.compare.second}", question, maps))
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PIECES), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("audit.html.jinja").render(
-        title=config.name, sentences=sentences(config, frame), choices=choices, series=labels, palette=PALETTE,
-        height=HEIGHT, columns=text_columns(frame), meaning=_meaning(frame), sections=sections, manifest=manifest,
-        rows=_table_rows(found, series, labels, choices, frame), folder=frame.attrs.get("config_hash", ""),
-        config_text=config_text, payload=_payload(drawn, maps, len(labels)), plotly=Markup(get_plotlyjs()),
+    picture, said = overview(found, series, labels), sentences(config, frame)
+    return page(
+        "audit.html.jinja", [*drawn, *maps, picture], num_runs=len(labels), own=Path(__file__).parent / "template",
+        title=config.name, headline=headline(frame), sentences=said[:NUM_FIRST], notes=said[NUM_FIRST:],
+        picture=picture, choices=choices, series=labels, columns=text_columns(frame), meaning=_meaning(frame),
+        sections=sections, manifest=manifest, rows=_table_rows(found, series, labels, choices, frame),
+        folder=frame.attrs.get("config_hash", ""), config_text=config_text,
     )  # fmt: skip
 
 
@@ -154,14 +146,3 @@ def _table_rows(
 def _meaning(frame: pd.DataFrame) -> dict[str, str]:
     errors = {error_column(n): f"sqrt(bias^2 + variance / {n})" for n in sample_sizes(frame)}
     return COLUMNS | errors
-
-
-def _payload(drawn: Sequence[tuple[Figure, str]], maps: Sequence[Figure], num: int) -> Markup:
-    """What the page's script draws from; no `<` can end its element early."""
-    figures = [{"id": f.id, "data": f.data, "layout": f.layout, "slice": key} for f, key in drawn]
-    figures += [{"id": f.id, "data": f.data, "layout": f.layout} for f in maps]
-    payload = {
-        "height": HEIGHT, "margin": MARGIN, "num_runs": num, "palette": [asdict(ink) for ink in PALETTE],
-        "figures": figures,
-    }  # fmt: skip
-    return Markup(json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))

@@ -34,15 +34,22 @@ def group_words(group: str, baseline: str) -> str:
 
 
 def sentences(config: AuditConfig, frame: pd.DataFrame) -> list[str]:
-    """The summary: what was enumerated, which objectives are least biased, which err least, where bias comes from."""
+    """The summary: which objectives are least biased, which err least, where bias comes from; then the two that are
+    compared, and what was enumerated."""
     found = at_middle(at_longest(medians(frame)))
-    said = [_scope(frame), _ranking(found)]
-    errors = _errors(frame, found)
-    split = _split(found)
-    said += [one for one in (errors, split) if one]
+    said = [_ranking(found), *(one for one in (_errors(frame, found), _split(found)) if one)]
     if config.compare is not None:
         said += _comparison(frame, config.compare.first, config.compare.second)
-    return said
+    return [*said, _scope(frame)]
+
+
+def headline(frame: pd.DataFrame) -> str:
+    """Which objective's expected gradient is nearest to the true one, and which one's is furthest from it."""
+    each = _by_objective(at_middle(at_longest(medians(frame))), "bias")
+    if len(each) < 2:
+        return f"How far {', '.join(each)} is from the true gradient"
+    least, most = min(each, key=each.__getitem__), max(each, key=each.__getitem__)
+    return f"Of {len(each)} objectives {least} is nearest to the true gradient, {most} furthest from it."
 
 
 def _scope(frame: pd.DataFrame) -> str:
@@ -68,7 +75,8 @@ def _ranking(found: pd.DataFrame) -> str:
             f"the {words} is least with {least} ({number(tidy(each[least]))}) and most with {most} "
             f"({number(tidy(each[most]))})"
         )
-    return f"At the longest responses and middle distances, as medians over cases, {'; '.join(said)}."
+    words = "; ".join(said)
+    return f"{words[0].upper()}{words[1:]}; both in lengths of the true gradient."
 
 
 def _errors(frame: pd.DataFrame, found: pd.DataFrame) -> str:

@@ -16,7 +16,10 @@ from sandbox.ledger.measures import SURVIVAL
 LOGARITHMIC = ("rollout_corr/k3_kl", "rollout_corr/extreme_frac_tau2", "staleness/k3_kl", "routing/route_kl")
 MODES = ("none", "R2", "R3", "Pr2", "Pr3")
 DEGREES = (1, 2, 4, 8)
-EMPTY = "Empty: not asked for, or not run. With one mini-batch R2 and Pr2 replay what pi routes anyway, and Pr3 is R3."
+EMPTY = (
+    "Orange: broke at once; blue: never. Empty: not asked for, or not run. With one mini-batch R2 and Pr2 replay what pi "
+    "routes anyway, and Pr3 is R3."
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def phase_diagram(
     cells = {
         "type": "heatmap", "x": [f"N = {n}" for n in DEGREES], "y": names, "z": values, "zmin": 0.0, "zmax": 1.0,
         "text": texts, "texttemplate": "%{text}", "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
-        "reversescale": True, "showscale": False, "meta": {"run": 0, "role": "map"}, "xgap": 2, "ygap": 1,
+        "showscale": False, "meta": {"run": 0, "role": "share"}, "xgap": 2, "ygap": 1,
     }  # fmt: skip
     layout = {
         "xaxis": {"type": "category"},

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-
-from lab.report.figures import HEIGHT, MARGIN, Figure
-from lab.report.page import TEMPLATES
-from lab.report.style import PALETTE
+from lab.report.figures import Figure
+from lab.report.page import Drawn, page
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import FRESH, Claim, Row
 from sandbox.ledger.figures import maps, over_updates, phase_diagram
@@ -31,6 +24,7 @@ from sandbox.ledger.page import (
 )
 from sandbox.ledger.power import needs
 from sandbox.ledger.summary import (
+    OPEN,
     OUT_OF_REACH,
     Line,
     counts_text,
@@ -44,8 +38,6 @@ from sandbox.ledger.summary import (
 )
 from sandbox.ledger.verdicts import Finding
 
-PIECES = (Path(__file__).parent / "template", TEMPLATES)
-
 
 def render(
     claims: Sequence[Claim],
@@ -57,15 +49,17 @@ def render(
     """The page as text."""
     needed = needs(claims, regimes, rows)
     made = lines(claims, found, needed)
-    drawn: list[tuple[Figure, str | None]] = []
+    drawn: list[Drawn] = []
+    seen: dict[str, Figure] = {}
     most = range(max((len(claim.seen(name, seeds)) for claim in claims for name in claim.regimes), default=0))
     mapped = mapped_regimes(claims, regimes)
     diagrams = [phase_diagram(name, arms, mapped, most, rows) for name, arms in maps(claims).items()]
     for place, regime in enumerate(regimes):
         tried = [claim for claim in claims if regime.name in claim.places]
-        drawn += [(figure, str(place)) for claim in tried for figure in over_updates(claim, regime, rows, seeds)]
-    seen = {figure.id: figure for figure, _ in drawn}
-    drawn += [(figure, None) for figure in diagrams if figure is not None]
+        placed = [(figure, str(place)) for claim in tried for figure in over_updates(claim, regime, rows, seeds)]
+        seen |= {figure.id: figure for figure, _ in placed}
+        drawn += placed
+    drawn += [figure for figure in diagrams if figure is not None]
     sections = [
         {
             "number": claim.number, "sentence": claim.sentence, "source": claim.source,
@@ -76,18 +70,15 @@ def render(
         }
         for claim in claims
     ]  # fmt: skip
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PIECES), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("ledger.html.jinja").render(
-        title="What the papers found, tried again", sentences=_sentences(made, rows), regimes=regimes,
-        titles=VERDICT_TITLES, table=[_cells(line) for line in made if line.state != OUT_OF_REACH],
+    return page(
+        "ledger.html.jinja", drawn, own=Path(__file__).parent / "template",
+        title="What the papers found, tried again", sentence=_sentence(made), spent=spent(rows), regimes=regimes,
+        tiles=_tiles(made), titles=VERDICT_TITLES,
+        table=[_cells(line) for line in made if line.state != OUT_OF_REACH],
         reach_titles=REACH_TITLES, explored=_explored(claims, regimes, found),
         reach=[reach_row(needed[line.claim.number]) for line in made if line.state == OUT_OF_REACH],
-        claims=sections, palette=PALETTE, height=HEIGHT,
-        maps=[figure for figure in diagrams if figure is not None], first=_fullest(regimes, found),
+        claims=sections, maps=[figure for figure in diagrams if figure is not None], first=_fullest(regimes, found),
         fresh=FRESH, warning=WARNING, warning_titles=WARNING_TITLES, warning_rows=warning_rows(rows),
-        payload=_payload(drawn), plotly=Markup(get_plotlyjs()),
     )  # fmt: skip
 
 
@@ -104,11 +95,21 @@ def _fullest(regimes: Sequence[Regime], found: Sequence[Finding]) -> int:
     return max(range(len(regimes)), key=lambda i: (counts[regimes[i].name], -i))
 
 
-def _sentences(made: Sequence[Line], rows: Mapping[str, Row]) -> list[str]:
+def _sentence(made: Sequence[Line]) -> str:
+    return (
+        f"Of {len(made)} claims {counts_text(made)}; each is decided in one regime, by predictions that were written "
+        "before the runs that decide it."
+    )
+
+
+def _tiles(made: Sequence[Line]) -> list[dict[str, Any]]:
+    """The claims by state, in the table's order: the page's picture, a tile a claim."""
+    states = dict.fromkeys(line.state for line in made)
     return [
-        f"{len(made)} claims, each decided in one regime: {counts_text(made)}.",
-        f"{spent(rows)} No verdict is typed by hand; predictions were written before the runs that decide them.",
-    ]
+        {"text": "without all runs" if state == OPEN else state, "word": "none" if state == OPEN else state,
+         "claims": [line.claim for line in made if line.state == state]}
+        for state in states
+    ]  # fmt: skip
 
 
 def _cells(line: Line) -> dict[str, Any]:
@@ -146,18 +147,6 @@ def _predictions(regimes: Sequence[Regime], found: Sequence[Finding]) -> list[di
                 "word": outcome.stand or "none", "text": word_text(outcome),
             })  # fmt: skip
     return rows
-
-
-def _payload(drawn: Sequence[tuple[Figure, str | None]]) -> Markup:
-    """What the page's script draws from; no `<` can end its element early."""
-    payload = {
-        "height": HEIGHT, "margin": MARGIN, "num_runs": 0, "palette": [asdict(ink) for ink in PALETTE],
-        "figures": [
-            {"id": f.id, "data": f.data, "layout": f.layout} | ({} if place is None else {"slice": place})
-            for f, place in drawn
-        ],
-    }  # fmt: skip
-    return Markup(json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 __all__ = ["mapped_regimes", "render"]

@@ -18,6 +18,9 @@
   }
   const mapColours = () => [[0, mixed(lineColour(0), 0.6)], [0.5, mixed(lineColour(0), 0)], [1, mixed(lineColour(1), 0.6)]];
 
+  // Of a share no value has the page's own colour, which means that there is none.
+  const shareColours = () => [[0, mixed(lineColour(1), 0.85)], [0.5, mixed(lineColour(6), 0.3)], [1, mixed(lineColour(0), 0.7)]];
+
   // Cells stand in columns one unit apart: as large as fits, so that they never cover one another.
   function cellSize(figure, width) {
     const [left, right] = figure.layout.xaxis.range;
@@ -28,10 +31,12 @@
     const { run, role } = trace.meta;
     const out = { ...trace, visible: !hidden.has(run), showlegend: false };
     if (role === "map") return { ...out, colorscale: mapColours(), textfont: { size: 11, color: colour("--text") } };
+    if (role === "share") return { ...out, colorscale: shareColours(), textfont: { size: 11, color: colour("--text") } };
     if (role === "band") return { ...out, fillcolor: `${lineColour(run)}26`, line: { width: 0 } };
     if (role === "light-bar") out.marker = { color: mixed(lineColour(run), 0.4) };
     else if (role === "collapse") out.marker = { symbol: "x", size: 13, color: lineColour(run), line: { width: 2, color: colour("--page") } };
     else if (role === "mark") out.marker = { color: colour("--text"), size: 7, symbol: "line-ew-open", line: { width: 2 } };
+    else if (role === "open") out.marker = { symbol: "circle-open", size: 9, color: lineColour(run), line: { width: 2 } };
     else if (role === "cloud") out.marker = { color: lineColour(run), size: 3.5, opacity: 0.55 };
     else if (role === "cells") {
       const size = cellSize(figure, width);
