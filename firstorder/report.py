@@ -20,6 +20,9 @@ def report(
         ),
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write the page again as the runs go on, until they end; it refreshes.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
     """Write an interactive page of curves and verdicts that needs no network and no other file.
@@ -31,17 +34,22 @@ def report(
     Examples:
       firstorder report runs/demo-exact
       firstorder report runs/demo-* --out runs/demo.html --open
+      firstorder report runs/demo-none --watch --open
     """
     from lab.report import write_report
+    from lab.report.watching import EVERY_S
+    from lab.report.watching import watch as watch_runs
 
     folders = [_run_folder(run) for run in runs]
     if out is None and len(folders) > 1:
         raise ValueError(f"--out: expected a file for the page of these {len(folders)} runs, got nothing")
     page = folders[0].path / "report.html" if out is None else out
-    write_report(folders, page)
+    write_report(folders, page, refresh_s=EVERY_S if watch else None)
     typer.echo(page)
     if open_page:
         typer.launch(str(page))
+    if watch:
+        watch_runs(folders, page)
 
 
 def _run_folder(path: Path) -> RunFolder:

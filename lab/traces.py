@@ -181,7 +181,7 @@ class Trace:
             metadata["num_experts"] = str(self.num_experts)
         if self.texts:
             metadata["texts"] = json.dumps(self.texts, ensure_ascii=False)
-        atomic_write(path, safetensors.torch.save(tensors, metadata))
+        atomic_write(path, _ordered(safetensors.torch.save(tensors, metadata)))
 
     @staticmethod
     def load(path: Path) -> Trace:
@@ -222,6 +222,19 @@ def _check_names(tensors: dict[str, Tensor]) -> None:
         fits = tensor.dtype in SIGNED if kind == "signed int" else kind in str(tensor.dtype)
         if not fits:
             raise ValueError(f"{name}: expected a type of {kind}, got {tensor.dtype}")
+
+
+def _ordered(data: bytes) -> bytes:
+    """The file with its metadata in the order of their names.
+
+    safetensors writes them in an order that changes from process to process; the length of the header does not.
+    """
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    assert len(text) <= size, (len(text), size)
+    return data[:8] + text.ljust(size) + data[8 + size :]
 
 
 def _metadata(data: bytes) -> dict[str, str]:

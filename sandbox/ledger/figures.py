@@ -17,8 +17,8 @@ LOGARITHMIC = ("rollout_corr/k3_kl", "rollout_corr/extreme_frac_tau2", "stalenes
 MODES = ("none", "R2", "R3", "Pr2", "Pr3")
 DEGREES = (1, 2, 4, 8)
 EMPTY = (
-    "Orange: broke at once; blue: never. Empty: not asked for, or not run. With one mini-batch R2 and Pr2 replay what pi "
-    "routes anyway, and Pr3 is R3."
+    "Orange: broke at once; blue: never. Empty: not asked for, or not run. With one mini-batch R2 and Pr2 replay what "
+    "pi routes anyway, and Pr3 is R3."
 )
 
 

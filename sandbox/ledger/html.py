@@ -97,7 +97,7 @@ def _fullest(regimes: Sequence[Regime], found: Sequence[Finding]) -> int:
 
 def _sentence(made: Sequence[Line]) -> str:
     return (
-        f"Of {len(made)} claims {counts_text(made)}; each is decided in one regime, by predictions that were written "
+        f"{len(made)} claims, {counts_text(made)}: each is decided in one regime, by predictions that were written "
         "before the runs that decide it."
     )
 

@@ -13,6 +13,7 @@ from lab.report import render
 from lab.report.differences import UNSET, differences
 from lab.report.glossary import TERMS, Glossary
 from lab.report.runs import load_runs
+from lab.report.watching import EVERY_S, watch
 from tests.lab.synthetic_runs import DEMO, write_demo
 
 
@@ -110,3 +111,26 @@ def test_every_link_of_a_page_has_its_entry(tmp_path: Path) -> None:
     assert targets and all(html.count(f'id="{target}"') == 1 for target in targets)
     assert all(f"<dd>{escape(TERMS[word])}</dd>" in html for word in ("mu", "old", "F(2)", "k3"))
     assert "Defined here" not in html
+
+
+def test_a_watched_page_follows_its_run(tmp_path: Path) -> None:
+    """It is written as records come, not otherwise, refreshes until the verdict, and is then the run's own page."""
+    (run,) = write_demo(tmp_path, DEMO[:1], num_steps=25)
+    verdict, out, pages = run.verdict(), tmp_path / "page.html", list[str]()
+    (run.path / "verdict.json").unlink()
+
+    def sleep(seconds: float) -> None:
+        pages.append(out.read_text() if out.exists() else "")
+        assert seconds == EVERY_S
+        if len(pages) == 1:
+            out.unlink()  # nothing has changed: nothing is written
+        elif len(pages) == 2:
+            run.append_metrics(26, {"reward/mean": 0.5})
+        else:
+            run.write_verdict(verdict or {})
+
+    watch([run], out, sleep)
+    reload = f"location.reload(), {1000 * EVERY_S})"
+    assert [reload in page for page in pages] == [True, False, True] and pages[1] == ""
+    assert "The run is unfinished after 26 steps." in pages[2]
+    assert out.read_text() == render([run]) and reload not in out.read_text()

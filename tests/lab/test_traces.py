@@ -102,6 +102,19 @@ def test_a_saved_trace_comes_back_to_the_bit(tmp_path: Path) -> None:
     assert [path.stem for path in run.traces()] == ["step-999999", "step-1000000"]
 
 
+def test_files_of_one_trace_are_equal_in_bytes(tmp_path: Path) -> None:
+    """A trace saved twenty times is one file: safetensors alone orders its metadata anew each time."""
+    trace = replace(example(), texts={1: "ein „ä“ \u2028", 2: '"\\'})
+    files = set()
+    for i in range(20):
+        trace.save(tmp_path / f"{i}.safetensors")
+        files.add((tmp_path / f"{i}.safetensors").read_bytes())
+    assert len(files) == 1
+    assert same(Trace.load(tmp_path / "0.safetensors"), trace)
+    with safetensors.safe_open(tmp_path / "0.safetensors", "pt") as file:
+        assert list(file.metadata()) != [] and file.metadata()["schema"] == SCHEMA
+
+
 def test_the_file_is_the_documented_one(tmp_path: Path) -> None:
     """A reader that knows safetensors and the docstring alone finds the types and the metadata written there."""
     example().save(tmp_path / "t.safetensors")

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -13,8 +14,8 @@ from lab.audit import AuditConfig, medians
 from lab.audit.config import AuditObjective
 from lab.audit.page import render
 from lab.audit.study import study
-from lab.audit.table import ratios
-from lab.audit.words import sentences
+from lab.audit.table import at_longest, at_middle, ratios, tidy
+from lab.audit.words import headline, sentences
 from lab.config.load import to_yaml
 from lab.report.style import number
 from tests.lab.test_report import FRAME, Page, attribute_in, browse, payload, with_script
@@ -28,6 +29,8 @@ def test_the_summary_is_computed(config: AuditConfig, frame: pd.DataFrame) -> No
     other = frame.assign(objective=frame["objective"].map(lambda name: swap.get(name, name)))
     assert "least with grpo" in " ".join(sentences(config, other))
     assert f"{len(frame):,} rows" in said
+    assert headline(frame) == "Of 4 objectives sequence is nearest to the true gradient, grpo furthest from it."
+    assert headline(other) == "Of 4 objectives grpo is nearest to the true gradient, sequence furthest from it."
 
 
 def test_every_number_of_the_study_is_in_the_tables(config: AuditConfig, frame: pd.DataFrame) -> None:
@@ -49,7 +52,7 @@ def html(config: AuditConfig, frame: pd.DataFrame) -> str:
     return render(config, frame, {"seed": 0, "versions": {"torch": "2"}}, to_yaml(config))
 
 
-FIGURES = {"bias-kl", "direction-kl", "bias-length", "error-n", "split", "trade-off"}
+FIGURES = {"overview", "bias-kl", "direction-kl", "bias-length", "error-n", "split", "trade-off"}
 
 
 def test_the_page_is_whole_and_loads_nothing(html: str) -> None:
@@ -70,6 +73,21 @@ def test_the_curves_are_the_medians(html: str, frame: pd.DataFrame) -> None:
         "and baseline == 'mean' and objective == 'token' and asked_staleness == 3e-3"
     )
     assert line["x"] == sorted(found["kl_mu_pi"]) and sorted(line["y"]) == sorted(found["bias"])
+
+
+def test_the_picture_is_sorted_and_computed(html: str, frame: pd.DataFrame) -> None:
+    """Dots are the medians over cases of each objective's bias, lines the quartiles, the least biased on top."""
+    figure = next(f for f in payload(html)["figures"] if f["id"] == "overview")
+    found = at_middle(at_longest(medians(frame)))
+    dots = {t["name"]: t for t in figure["data"] if t["meta"]["role"] == "line" and t["mode"] == "markers"}
+    lines = {t["name"]: t for t in figure["data"] if t["mode"] == "lines"}
+    each = {name: part["bias"].to_numpy() for name, part in found.groupby("objective")}
+    for name, values in each.items():
+        low, centre, high = (tidy(float(q)) for q in np.quantile(values, (0.25, 0.5, 0.75)))
+        assert not centre or dots[name]["x"] == [centre]
+        assert lines[name]["x"][1] == high and (not low or lines[name]["x"][0] == low)
+    order = figure["layout"]["yaxis"]["categoryarray"]
+    assert order == sorted(each, key=lambda name: -tidy(float(np.median(each[name]))))
 
 
 PROBE = """

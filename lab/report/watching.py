@@ -1,0 +1,40 @@
+"""The page of runs that are still running: written again as records come, and loaded again by an open browser."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lab.records import RunFolder
+from lab.report.run_page import write_report
+
+EVERY_S = 10
+"""Seconds between two looks at the records, and between two loads of an open page."""
+
+
+def watch(folders: Sequence[RunFolder], out: Path, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Writes the page whenever a record of these runs has changed, until all of them have their verdict.
+
+    The last page is the one of the finished runs, which does not load itself again.
+    """
+    seen = None
+    while True:
+        # Asked before the page is written: a run that ends in between is written once more.
+        is_over, found = all(folder.is_finished for folder in folders), [_state(folder) for folder in folders]
+        if is_over:
+            write_report(folders, out)
+            return
+        if found != seen:
+            write_report(folders, out, refresh_s=EVERY_S)
+            seen = found
+        sleep(EVERY_S)
+
+
+def _state(folder: RunFolder) -> tuple[int, bool, int]:
+    """What changes with every record: bytes of metrics.jsonl, whether there is a verdict, the number of traces."""
+    path = folder.path / "metrics.jsonl"
+    return path.stat().st_size if path.is_file() else 0, folder.is_finished, len(folder.traces())
+
+
+__all__ = ["EVERY_S", "watch"]
