@@ -16,15 +16,29 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from theory.exact.estimator import coefficients
 from theory.exact.forest import Forest
-from theory.exact.groups import Group, classes, moments
+from theory.exact.groups import Classes, Group, Moments, classes, moments
 from theory.exact.levels import Edges
 from theory.exact.policies import TreePolicy
 from theory.objectives import Objective
+
+
+@dataclass(frozen=True)
+class PromptGroup:
+    """One prompt's part in a batch of finite groups: how likely it is, its responses, and their groups' moments.
+
+    `within_y` is the probability of a response of its class.
+    """
+
+    probability: float
+    rows_y: Int[Tensor, " y"]
+    within_y: Float[Tensor, " y"]
+    classes: Classes
+    moments: Moments
 
 
 @dataclass(frozen=True)
@@ -57,20 +71,23 @@ class Batch:
         return torch.where((self.probability_Y > 0)[:, None], mu_BT, self.old_BT)
 
     @cached_property
+    def kept_Y(self) -> Bool[Tensor, " Y"]:
+        """Whether the objective keeps any token of each response."""
+        return self.objective.kept(self.old_BT, self.mu_BT, self.forest.whole.is_response_BT).any(1)
+
+    @cached_property
     def shares_sY(self) -> Float[Tensor, "2 Y"]:
         """E[|a|] of every response where a > 0, and where a < 0: its advantage over the denominator, by sign.
 
         In an infinite group the denominator is that of all prompts; that of a finite one is the group's own.
         """
-        paths = self.forest.whole
-        kept_Y = self.objective.kept(self.old_BT, self.mu_BT, paths.is_response_BT).any(1)
-        by_length = self.objective.aggregation.counts == "tokens"
         if self.group.num_responses is not None:
-            return self._finite_shares_sY(self.group.num_responses, kept_Y, by_length)
+            return self._finite_shares_sY()
+        by_length = self.objective.aggregation.counts == "tokens"
         size_Y = self.forest.lengths if by_length else torch.ones_like(self.forest.lengths)
-        denominator = (self.probability_Y * torch.where(kept_Y, size_Y, 0)).sum()
+        denominator = (self.probability_Y * torch.where(self.kept_Y, size_Y, 0)).sum()
         centred_Y = self.reward_Y - self._baseline_P[self.forest.prompt_of_response]
-        share_Y = torch.where(kept_Y, centred_Y, 0.0) / denominator.clamp(min=torch.finfo(torch.float64).tiny)
+        share_Y = torch.where(self.kept_Y, centred_Y, 0.0) / denominator.clamp(min=torch.finfo(torch.float64).tiny)
         return torch.stack([share_Y.clamp(min=0), (-share_Y).clamp(min=0)])
 
     @property
@@ -83,17 +100,31 @@ class Batch:
         total_P = zero_P.index_add(0, prompt_Y, self.probability_Y)
         return zero_P.index_add(0, prompt_Y, self.probability_Y * self.reward_Y) / total_P
 
-    def _finite_shares_sY(self, G: int, kept_Y: Tensor, by_length: bool) -> Tensor:
-        prompt_Y = self.forest.prompt_of_response
-        shares_sY = torch.zeros(2, len(prompt_Y), dtype=torch.float64)
+    @cached_property
+    def groups(self) -> list[PromptGroup]:
+        """What a finite group makes of each prompt's responses, by prompt; none where the group is infinite."""
+        G, prompt_Y = self.group.num_responses, self.forest.prompt_of_response
+        if G is None:
+            return []
+        by_length = self.objective.aggregation.counts == "tokens"
+        found = []
         for prompt in range(int(prompt_Y.max()) + 1):
-            on = prompt_Y == prompt
-            probability_Y = self.probability_Y[on] / self.probability_Y[on].sum()
-            of = classes(probability_Y, self.reward_Y[on], kept_Y[on], self.forest.lengths[on], by_length)
-            first_sC = moments(self.objective, G, of).first_sC
+            rows_y = (prompt_Y == prompt).nonzero()[:, 0]
+            probability_y = self.probability_Y[rows_y]
+            total = float(probability_y.sum())
+            kept_y, length_y = self.kept_Y[rows_y], self.forest.lengths[rows_y]
+            of = classes(probability_y / total, self.reward_Y[rows_y], kept_y, length_y, by_length)
             # A class that mu never samples has the weight 0, and no share.
-            each_sC = first_sC / of.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
-            shares_sY[:, on] = each_sC[:, of.index_Y]
+            reach_C = of.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
+            within_y = probability_y / total / reach_C[of.index_Y]
+            found.append(PromptGroup(total, rows_y, within_y, of, moments(self.objective, G, of)))
+        return found
+
+    def _finite_shares_sY(self) -> Tensor:
+        shares_sY = torch.zeros(2, len(self.probability_Y), dtype=torch.float64)
+        for one in self.groups:
+            reach_C = one.classes.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
+            shares_sY[:, one.rows_y] = (one.moments.first_sC / reach_C)[:, one.classes.index_Y]
         return shares_sY
 
     @cached_property
@@ -113,14 +144,13 @@ class Batch:
         """What the batch makes of pi = `policy`."""
         return Update(self, policy, self.forest.values_BT(policy.logp()))
 
-    def coefficients(self, pi_BT: Float[Tensor, "B T"], sign: float, on_B: Bool[Tensor, " B"]) -> Float[Tensor, "B T"]:
-        """d J / d log pi_t at advantage `sign` of the responses `on_B`; 0 for the others."""
-        pi_bT, old_bT, mu_bT = (x_BT[on_B] for x_BT in (pi_BT, self.old_BT, self.mu_BT))
-        signs_B = torch.full((int(on_B.sum()),), sign, dtype=torch.float64)
-        found_BT = torch.zeros_like(pi_BT)
-        mask_bT = self.forest.whole.is_response_BT[on_B]
-        found_BT[on_B] = coefficients(self.objective, pi_bT, old_bT, mu_bT, signs_B, mask_bT)
-        return found_BT
+    def coefficients(
+        self, pi_BT: Float[Tensor, "B T"], rows_b: Int[Tensor, " b"], signs_b: Float[Tensor, " b"]
+    ) -> Float[Tensor, "b T"]:
+        """d J / d log pi_t of these responses, each at its own sign of advantage."""
+        mask_bT = self.forest.whole.is_response_BT[rows_b]
+        pi_bT, old_bT, mu_bT = (x_BT[rows_b] for x_BT in (pi_BT, self.old_BT, self.mu_BT))
+        return coefficients(self.objective, pi_bT, old_bT, mu_bT, signs_b, mask_bT)
 
 
 @dataclass(frozen=True)
@@ -144,20 +174,22 @@ class Update:
 
     def _weighted(self, shares_s: Float[Tensor, "2 Y _T"]) -> Float[Tensor, " Q"]:
         """The expected gradient at these shares, by sign, of responses or of their tokens."""
-        total_BT = torch.zeros_like(self.pi_BT)
-        for share_BT, sign in zip(shares_s, (1.0, -1.0), strict=True):
-            # An objective may treat the signs in different ways, and most responses have one.
-            on_B = (share_BT > 0).any(1)
-            total_BT += share_BT * self.batch.coefficients(self.pi_BT, sign, on_B)
-        return self._pullback(total_BT)
+        return self.pullback(self.batch.probability_Y[:, None] * self.combined(shares_s))
 
-    def _pullback(self, coefficients_BT: Tensor) -> Float[Tensor, " Q"]:
+    def combined(self, weights_s: Float[Tensor, "2 Y _T"]) -> Float[Tensor, "B T"]:
+        """sum over signs of weight times coefficient, of every token."""
+        # An objective may treat the signs in different ways, and most responses have one.
+        sign_b, rows_b = (weights_s != 0).any(2).nonzero(as_tuple=True)
+        found_bT = self.batch.coefficients(self.pi_BT, rows_b, 1.0 - 2.0 * sign_b.double())
+        return torch.zeros_like(self.pi_BT).index_add_(0, rows_b, weights_s[sign_b, rows_b] * found_bT)
+
+    def pullback(self, weighted_BT: Float[Tensor, "B T"]) -> Float[Tensor, " Q"]:
+        """sum over tokens of weight times grad log pi."""
         forest = self.batch.forest
-        # After the end a coefficient is 0, whichever edge it is added to.
-        weighted_BT = self.batch.probability_Y[:, None] * coefficients_BT
         flat_E = torch.zeros(forest.num_edges, dtype=torch.float64)
+        # After the end a coefficient is 0, whichever edge it is added to.
         flat_E.index_add_(0, forest.edge_BT.view(-1), weighted_BT.view(-1))
         return self.policy.pullback(flat_E.view(-1, forest.num_tokens).split(list(forest.sizes)))
 
 
-__all__ = ["Batch", "Update"]
+__all__ = ["Batch", "PromptGroup", "Update"]

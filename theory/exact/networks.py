@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from theory.exact.forest import Forest
-from theory.exact.policies import JacobianPolicy
 from theory.exact.tree import Paths
+
+CHUNK = 8192
+"""Paths whose norms are computed at a time."""
 
 
 def node_features(forest: Forest) -> Float[Tensor, "N F"]:
@@ -82,14 +84,28 @@ class NetworkPolicy:
         return torch.autograd.grad(logp_NV, leaf, torch.cat(list(cotangents)), retain_graph=True)[0]
 
     def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
-        """||sum_t c_t grad log pi_t||^2 of each path."""
-        leaf, logp_NV = self._graph
-        each = torch.eye(logp_NV.numel(), dtype=torch.float64).view(-1, *logp_NV.shape)
-        J_EQ = torch.autograd.grad(logp_NV, leaf, each, retain_graph=True, is_grads_batched=True)[0]
-        J_NVQ = J_EQ.view(*logp_NV.shape, -1)
-        return JacobianPolicy(self.tree, tuple(self.logp()), J_NVQ.split(list(self.tree.sizes))).squared_norms(
-            coefficients_BT, paths
-        )
+        """||sum_t c_t grad log pi_t||^2 of each path.
+
+        grad log pi_t has the parts r h^T and r of U and c, d x^T and d of W and b: r = e_y - pi, h the hidden units,
+        d = (1 - h^2) U r. So products of two tokens are (h.h' + 1)(r.r') + (x.x' + 1)(d.d'), and no gradient is formed.
+        """
+        F, H, V = self.inputs.shape[1], self.num_hidden, self.tree.num_tokens
+        W, b, U, _ = self.parameters.split([F * H, H, H * V, V])
+        hidden_NH, logp_NV = torch.tanh(torch.addmm(b, self.inputs, W.view(F, H))), torch.cat(self.logp())
+        starts_T = torch.tensor([sum(self.tree.sizes[:t]) for t in range(self.tree.max_length)])
+        norms = []
+        for nodes_BT, tokens_BT, c_BT in zip(
+            (paths.nodes_BT + starts_T).split(CHUNK),
+            paths.tokens_BT.split(CHUNK),
+            coefficients_BT.double().split(CHUNK),
+            strict=True,
+        ):
+            h_BTH, x_BTF = hidden_NH[nodes_BT], self.inputs[nodes_BT]
+            r_BTV = c_BT[..., None] * (one_hot(tokens_BT, V) - logp_NV[nodes_BT].exp())
+            d_BTH = (1 - h_BTH.square()) * (r_BTV @ U.view(H, V).T)
+            outer = (h_BTH @ h_BTH.mT + 1) * (r_BTV @ r_BTV.mT)
+            norms.append((outer + (x_BTF @ x_BTF.mT + 1) * (d_BTH @ d_BTH.mT)).sum((1, 2)))
+        return torch.cat(norms)
 
 
 __all__ = ["NetworkPolicy", "node_features"]

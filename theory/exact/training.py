@@ -1,4 +1,5 @@
 """Exact training: runs whose every update is an expectation. No sample is drawn, so what harms a run is bias alone.
+Noise comes back by a dial: Gaussian, with the exact covariance of a batch of B responses.
 
 A step rolls out all responses of an engine's mu with their probabilities, then makes N updates on them, each on the
 whole expected batch: what N mini-batches of a large rollout come to as it grows. A run of n sampled responses a prompt
@@ -9,6 +10,7 @@ Letters: theory/exact/tree.py and forest.py. Papers: MiniRL (arXiv 2512.01374) E
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from torch import Tensor
 from theory.exact.engines import Engine, MovablePolicy
 from theory.exact.expected import Batch, Update
 from theory.exact.groups import Group
+from theory.exact.noise import draw
 from theory.exact.trajectory import COLUMNS, Task, Trajectory, observe
 from theory.names import unknown_name
 from theory.objectives import Objective
@@ -33,8 +36,10 @@ class Settings:
 
     `optimizer` is sgd, adam, or flow: d theta / d time = expected gradient, `rate` units of time an update by one step
     of Runge and Kutta's fourth order, whose mu follows pi within the step. `num_minibatches` is N, `lag` how many steps
-    old the weights are that an engine rolls out. `centred` takes the drift off every update. Raises ValueError for an
-    unknown optimizer, numbers out of range, a KL penalty, which has no reference here, and a flow with N > 1 or a lag.
+    old the weights are that an engine rolls out. `centred` takes the drift off every update. A finite `batch_size` B
+    adds the Gaussian noise of B responses to each (theory/exact/noise.py). Raises ValueError for an unknown optimizer,
+    numbers out of range, a KL penalty, which has no reference here, a flow with N > 1, a lag or noise, and for noise on
+    a centred score whose objective treats the signs of advantages in different ways.
     """
 
     objective: Objective
@@ -45,6 +50,7 @@ class Settings:
     lag: int = 0
     centred: bool = False
     group: Group = field(default_factory=lambda: Group(None, "mean"))
+    batch_size: float = math.inf
     observe_every: int = 1
 
     def __post_init__(self) -> None:
@@ -60,18 +66,40 @@ class Settings:
                 f"{self.objective.name}: expected kl_coefficient 0 (there is no reference), got "
                 f"{self.objective.kl_coefficient}"
             )
+        if not self.batch_size > 0:
+            raise ValueError(f"batch_size: expected a number > 0, or inf for no noise, got {self.batch_size}")
+        if self.is_noisy and self.optimizer == "flow":
+            raise ValueError(f"flow: expected batch_size inf, got {self.batch_size}: a flow has no noise")
+        if self.is_noisy and self.centred and self.objective.trust_region.name != "none":
+            raise ValueError(
+                f"{self.objective.name}: expected the trust region none under a centred score with noise, got "
+                f"{self.objective.trust_region.name}"
+            )
         if self.optimizer == "flow" and (self.num_minibatches, self.lag) != (1, 0):
             raise ValueError(
                 f"flow: expected num_minibatches 1 and lag 0, got {self.num_minibatches} and {self.lag}: a flow has no "
                 f"steps between rollouts"
             )
 
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the batch is finite."""
+        return self.batch_size < math.inf
 
-def train(task: Task, first: MovablePolicy, engine: Engine, settings: Settings) -> Trajectory:
-    """The run from `first`, observed every `observe_every` updates and at its end.
 
-    Raises ValueError for a policy on another forest than the task's.
+def train(
+    task: Task,
+    first: MovablePolicy,
+    engine: Engine,
+    settings: Settings,
+    generator: torch.Generator | None = None,
+) -> Trajectory:
+    """The run from `first`, observed every `observe_every` updates and at its end; noise is drawn from `generator`.
+
+    Raises ValueError for a policy on another forest than the task's, and for noise without a generator.
     """
+    if settings.is_noisy and generator is None:
+        raise ValueError(f"generator: expected one for the noise of batch_size {settings.batch_size}, got None")
     if first.tree != task.forest:
         raise ValueError(f"first: expected a policy on the task's forest, {task.forest}, got one on {first.tree}")
     observed: list[int] = []
@@ -88,10 +116,10 @@ def train(task: Task, first: MovablePolicy, engine: Engine, settings: Settings) 
         is_last = number == settings.num_updates
         if is_last or number % settings.observe_every == 0:
             observed.append(number)
-            for name, value in observe(task, policy, updates, gradients_KQ).items():
+            for name, value in observe(task, policy, updates, gradients_KQ, settings.centred).items():
                 columns[name].append(value)
         if not is_last:
-            move(gradients_KQ.mean(0))
+            move(gradients_KQ.mean(0) + _noise(updates, settings, generator))
             policy = first.moved(step.detach())
     return Trajectory(tuple(observed), {name: tuple(values) for name, values in columns.items()}, policy)
 
@@ -107,6 +135,14 @@ def _rolled_out(
 
 def _gradients(updates: Sequence[Update], centred: bool) -> Float[Tensor, "K Q"]:
     return torch.stack([one.gradient - one.drift if centred else one.gradient for one in updates])
+
+
+def _noise(
+    updates: Sequence[Update], settings: Settings, generator: torch.Generator | None
+) -> Float[Tensor, " Q"] | float:
+    if generator is None or not settings.is_noisy:
+        return 0.0
+    return draw(updates, settings.centred, generator) / settings.batch_size**0.5
 
 
 def _mover(

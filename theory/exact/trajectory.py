@@ -5,6 +5,7 @@ Letters: theory/exact/tree.py and forest.py. Papers: MiniRL (arXiv 2512.01374) E
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from theory.exact.estimator import Estimate, Problem, expected_reward, true_grad
 from theory.exact.expected import Update
 from theory.exact.forest import Forest
 from theory.exact.levels import Edges, expected_length, token_kl
+from theory.exact.noise import variance
 
 COLUMNS: dict[str, str] = {
     "reward": "J(pi) = E_pi[R], in units of reward",
@@ -33,6 +35,7 @@ COLUMNS: dict[str, str] = {
     "drift_norm": "length of the drift in the objective's expected gradient (theory/exact/expected.py)",
     "bias": "||expected gradient - grad J|| / ||grad J||",
     "cosine": "cosine of the angle between the two",
+    "variance": "trace of the covariance of one response's share: B responses leave variance / B; nan if centred",
     "draw_error": "standard error that a mean over a fresh engine's draws leaves, over the gradient's length; else 0",
 }
 """The columns of a trajectory. The gradient is the one that is followed: without its drift where that is centred."""
@@ -91,7 +94,11 @@ def mean_entropy(forest: Forest, logp: Edges) -> float:
 
 
 def observe(
-    task: Task, policy: MovablePolicy, updates: Sequence[Update], gradients_KQ: Float[Tensor, "K Q"]
+    task: Task,
+    policy: MovablePolicy,
+    updates: Sequence[Update],
+    gradients_KQ: Float[Tensor, "K Q"],
+    centred: bool = False,
 ) -> dict[str, float]:
     """Every column at `policy`, about to follow the mean of `gradients_KQ`, those of the updates or what centring left.
 
@@ -119,6 +126,7 @@ def observe(
         "drift_norm": float(torch.stack([update.drift for update in updates]).mean(0).norm()),
         "bias": estimate.bias,
         "cosine": estimate.cosine,
+        "variance": math.nan if centred else variance(updates),
         "draw_error": spread / float(gradient.norm()) if K > 1 else 0.0,
     }
 
