@@ -17,15 +17,13 @@ from torch import Tensor
 from lab.audit.cases import BUILDERS, Builder, Case
 from lab.audit.config import AuditConfig, AuditObjective
 from lab.audit.table import COLUMNS, error_column
+from lab.casebook import Rows
 from lab.config.load import config_hash
 from theory.exact.estimator import Estimate, Problem, estimate, true_gradient
 from theory.exact.groups import Group
 from theory.exact.levels import sequence_kl, token_kl
 from theory.objectives import Objective
 from theory.streams import stream
-
-Rows = list[dict[str, Any]]
-"""The rows of one case."""
 
 
 def audit(

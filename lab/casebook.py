@@ -1,0 +1,127 @@
+"""Records of what is enumerated case by case: a folder with config, manifest, one JSON file of columns, and a page.
+
+Until all cases are there their rows stand in cases.jsonl, a line a case, from which work that was killed goes on. The
+JSON holds columns, not rows: {"name", "config_hash", "meaning": {column: words}, "columns": {column: [values]}}.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel
+
+from lab.config.load import config_hash, to_yaml
+from lab.files import append_line, atomic_write, disk_errors, whole_lines
+from lab.manifest import manifest
+from lab.records import RunFolder
+
+CASES = "cases.jsonl"
+
+Rows = list[dict[str, Any]]
+"""The rows of one case."""
+
+
+@runtime_checkable
+class Recorded(Protocol):
+    """A config that says where its records go."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def output(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def create(config: Recorded) -> RunFolder:
+    """A new record folder, with the resolved config and what it runs on."""
+    assert isinstance(config, BaseModel)
+    folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
+    folder.write_config(to_yaml(config))
+    folder.write_manifest(manifest(config.seed))
+    return folder
+
+
+def resumable(config: Recorded, file: str) -> RunFolder | None:
+    """The newest folder of this config, if it was cut short, that is without `file`; None otherwise."""
+    assert isinstance(config, BaseModel)
+    folders = sorted(
+        p.parent for p in (Path(config.output) / config.name).glob(f"*Z-{config_hash(config)}/config.yaml")
+    )
+    return RunFolder(folders[-1]) if folders and not (folders[-1] / file).is_file() else None
+
+
+def keep_case(folder: RunFolder, rows: Rows) -> None:
+    """Adds the rows of the next case to cases.jsonl, and waits until the disk has them."""
+    plain = [{name: _plain(value) for name, value in row.items()} for row in rows]
+    append_line(folder.path / CASES, json.dumps(plain, allow_nan=False).encode())
+
+
+def kept_cases(folder: RunFolder) -> list[Rows]:
+    """The rows of each case in cases.jsonl, nan where null stands; ValueError with the line of a damaged one."""
+    path, cases = folder.path / CASES, []
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            rows = json.loads(line)
+            if not isinstance(rows, list):
+                raise TypeError("no list")
+            cases.append([{k: math.nan if v is None else v for k, v in row.items()} for row in rows])
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ValueError(f"{path}:{number}: expected the rows of a case, got {line[:60]!r}") from error
+    return cases
+
+
+def to_json(frame: pd.DataFrame, meanings: Mapping[str, str]) -> str:
+    """The frame as the text of its JSON file; no data is null."""
+    columns = {str(name): [_plain(value) for value in frame[name]] for name in frame}
+    meaning = {name: meanings[name] for name in columns if name in meanings}
+    return json.dumps({**frame.attrs, "meaning": meaning, "columns": columns}, allow_nan=False) + "\n"
+
+
+def read(path: str | Path, kind: str) -> pd.DataFrame:
+    """The dataframe in a JSON file of columns; ValueError with the file's name where it holds none of `kind`."""
+    path = Path(path)
+    with disk_errors(path, "read"):
+        text = path.read_text(encoding="utf-8")
+    try:
+        parts = json.loads(text)
+        frame = pd.DataFrame(parts["columns"])
+        frame.attrs |= {"name": parts["name"], "config_hash": parts["config_hash"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected the records of {kind}, got damaged ones ({error})") from error
+    return frame
+
+
+def write(folder: RunFolder, file: str, text: str) -> Path:
+    """Writes the JSON file, which ends the work; its path."""
+    path = folder.path / file
+    atomic_write(path, text)
+    (folder.path / CASES).unlink(missing_ok=True)
+    return path
+
+
+def newest(path: Path, file: str) -> Path | None:
+    """The `file` that a path means: of a record folder, or of the newest one inside; None where there is none."""
+    if (path / file).is_file():
+        return path / file
+    inside = sorted(path.glob(f"*/{file}"))
+    return inside[-1] if inside else None
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value; what is missing or not finite is null."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)) else value
+
+
+__all__ = [
+    "CASES", "Recorded", "Rows", "create", "keep_case", "kept_cases", "newest", "read", "resumable", "to_json", "write",
+]  # fmt: skip

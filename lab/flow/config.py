@@ -1,0 +1,164 @@
+"""What a flow trains: problems, engine errors, objectives, updates a rollout (N) and batch sizes (B); each cell a run.
+
+Paper: MiniRL (arXiv 2512.01374) Eq. 5, whose two gaps are the errors and N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from lab.audit.config import AuditObjective, GroupBlock
+from lab.config.load import load
+from lab.strict import Strict
+from theory.exact.engines import ERRORS
+from theory.exact.forest import Forest
+from theory.exact.levels import REWARDS
+from theory.exact.training import OPTIMIZERS, Settings
+from theory.exact.tree import PrefixTree
+from theory.names import did_you_mean, unknown_name
+
+Count = Annotated[int, Field(ge=1)]
+BatchSize = Annotated[float, Field(gt=0)]
+
+
+class ProblemsBlock(Strict):
+    """Random problems: prompts with openings that the environment draws, rewards, and a first policy each."""
+
+    count: int = Field(default=4, ge=1, description="problems: first policies, rewards and errors of their own")
+    num_tokens: int = Field(default=3, ge=2, description="tokens of the vocabulary, the end token included")
+    length: int = Field(default=4, ge=1, description="tokens that the policy generates, at most")
+    has_end: bool = Field(default=False, description="whether the last token ends a response (ragged lengths)")
+    prompts: int = Field(default=3, ge=1, description="prompts, each as likely as any other")
+    openings: int = Field(default=3, ge=1, description="first tokens of each prompt, drawn by the environment")
+    lost: int = Field(default=2, ge=0, description="openings of each prompt after which nothing earns a reward")
+    reward: str = Field(default="sparse", description=f"of the other contexts, one of {', '.join(REWARDS)}")
+    policy: Literal["network", "tabular"] = Field(default="network", description="shared parameters, or free logits")
+    scale: float = Field(default=1.0, gt=0, description="standard deviation of the first policy's logits")
+
+    @model_validator(mode="after")
+    def _exists(self) -> ProblemsBlock:
+        if self.reward not in REWARDS:
+            raise unknown_name("reward", self.reward, REWARDS)
+        if self.lost >= self.openings:
+            raise ValueError(f"lost: expected fewer than openings ({self.openings}), got {self.lost}")
+        self.forest()
+        return self
+
+    def forest(self) -> Forest:
+        """The contexts and their responses; ValueError for more than can be enumerated."""
+        return Forest.uniform(PrefixTree(self.num_tokens, self.length, self.has_end), self.prompts, self.openings)
+
+
+class ErrorBlock(Strict):
+    """An engine error, by the KL at which it starts, or by its scale (top_p and rounded have no other)."""
+
+    kind: str = Field(description=f"exact, or one of {', '.join(ERRORS)}")
+    token_kl: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="KL(mu || pi) of the first policy, nats a token"
+    )
+    scale: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="the dial itself")
+
+    @model_validator(mode="after")
+    def _has_one_dial(self) -> ErrorBlock:
+        if self.kind != "exact" and self.kind not in ERRORS:
+            raise unknown_name("kind", self.kind, ("exact", *ERRORS))
+        given = [name for name in ("token_kl", "scale") if getattr(self, name) is not None]
+        if len(given) != (self.kind != "exact"):
+            wanted = "neither token_kl nor scale" if self.kind == "exact" else "one of token_kl and scale"
+            raise ValueError(f"{self.kind}: expected {wanted}, got {' and '.join(given) or 'neither'}")
+        if self.kind in ("top_p", "rounded") and self.scale is None:
+            raise ValueError(f"{self.kind}: expected scale, got token_kl: its KL jumps as tokens or weights change")
+        return self
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        if self.kind == "exact":
+            return "exact"
+        return f"{self.kind}, KL {self.token_kl:g}" if self.scale is None else f"{self.kind}, scale {self.scale:g}"
+
+    @property
+    def level(self) -> float:
+        """The number on the gap's axis; 0 for an exact engine."""
+        return (self.token_kl or 0.0) if self.scale is None else self.scale
+
+
+class FlowObjective(AuditObjective):
+    """An objective, with the score centred under mu or not."""
+
+    centred: bool = Field(default=False, description="take the drift off every update (arXiv 2609.20807)")
+
+
+class TrainingBlock(Strict):
+    """How every run trains."""
+
+    optimizer: str = Field(default="adam", description=f"one of {', '.join(OPTIMIZERS)}")
+    rate: float = Field(default=1e-2, gt=0, description="learning rate; of a flow, units of time an update")
+    num_updates: int = Field(default=200, ge=1, description="updates of a run")
+    lag: int = Field(default=0, ge=0, description="how many updates old the weights are that the engine holds")
+    group: GroupBlock = Field(default_factory=GroupBlock, description="how advantages arise")
+    observe_every: int = Field(default=10, ge=1, description="updates between two rows of the dataframe")
+
+
+class FlowConfig(Strict):
+    """One study by exact training."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+=-]*$", description="the records' folder is <output>/<name>/<time>-<hash>"
+    )
+    seed: int = Field(default=0, ge=0, description="root of every named random stream")
+    backend: Literal["exact"] = Field(default="exact", description="exact: policies that are enumerated")
+    problems: ProblemsBlock = Field(default_factory=ProblemsBlock, description="what is trained on")
+    errors: tuple[ErrorBlock, ...] = Field(min_length=1, description="engines that sample")
+    objectives: tuple[FlowObjective, ...] = Field(min_length=1, description="remedies that are compared")
+    num_minibatches: tuple[Count, ...] = Field(default=(1,), min_length=1, description="N, updates a rollout")
+    batch_sizes: tuple[BatchSize, ...] = Field(
+        default=(math.inf,), min_length=1, description="B, responses whose Gaussian noise an update has; .inf for none"
+    )
+    training: TrainingBlock = Field(default_factory=TrainingBlock, description="optimizer, updates, groups")
+    output: str = Field(default="runs", min_length=1, description="folder of all record folders")
+
+    @model_validator(mode="after")
+    def _cells_exist(self) -> FlowConfig:
+        for field, names in (
+            ("objectives", [one.name for one in self.objectives]),
+            ("errors", [one.label for one in self.errors]),
+            ("num_minibatches", [str(n) for n in self.num_minibatches]),
+            ("batch_sizes", [str(size) for size in self.batch_sizes]),
+        ):
+            for name, count in Counter(names).items():
+                if count > 1:
+                    raise ValueError(f"{field}: expected distinct values, got '{name}' {count} times")
+        for objective in self.objectives:
+            for n in self.num_minibatches:
+                for size in self.batch_sizes:
+                    self.settings(objective, n, size)
+        return self
+
+    def settings(self, objective: FlowObjective, num_minibatches: int, batch_size: float) -> Settings:
+        """How one run trains; ValueError for what no run can do."""
+        of = self.training
+        return Settings(
+            objective.build(), of.optimizer, of.rate, of.num_updates, num_minibatches, of.lag, objective.centred,
+            of.group.build(), batch_size, of.observe_every,
+        )  # fmt: skip
+
+    def objective(self, label: str) -> FlowObjective:
+        """The objective of that label; ValueError for another."""
+        for one in self.objectives:
+            if one.name == label:
+                return one
+        known = [one.name for one in self.objectives]
+        hint = did_you_mean(label, known)
+        raise ValueError(f"objective: expected one of {', '.join(known)}, got '{label}'{hint and f'; {hint}'}")
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> FlowConfig:
+    """The flow config in a YAML file, after overrides such as `--seed 1`; ConfigError, one line, if it is none."""
+    return load(path, overrides, {"exact": FlowConfig})

@@ -1,0 +1,110 @@
+"""The study itself: every problem, engine error, objective, N and B of a config, trained exactly, a row an observation.
+
+A case is one problem under one error. Paper: MiniRL (arXiv 2512.01374) Eq. 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+import torch
+
+from lab.casebook import Rows
+from lab.config.load import config_hash
+from lab.flow.config import ErrorBlock, FlowConfig
+from lab.flow.table import COLUMNS
+from theory.exact.engines import Engine, MovablePolicy, engine, engine_at
+from theory.exact.levels import REWARDS
+from theory.exact.networks import NetworkPolicy
+from theory.exact.policies import TabularPolicy
+from theory.exact.training import train
+from theory.exact.trajectory import Task, Trajectory, mean_entropy
+from theory.streams import stream
+
+
+def flow(
+    config: FlowConfig,
+    report: Callable[[int, int, str], None] | None = None,
+    former: Sequence[Rows] = (),
+    keep: Callable[[Rows], None] | None = None,
+) -> pd.DataFrame:
+    """One row a problem, error, objective, N, B and observed update, with the columns of `lab.flow.COLUMNS`.
+
+    `attrs` has the config's name and hash. `report(done, total, words)` is called after every case. `former` are the
+    rows of the first cases, from a call that was cut short; `keep(rows)` is given those of every other case.
+    """
+    cases = [(problem, error) for problem in range(config.problems.count) for error in config.errors]
+    rows: Rows = []
+    for done, (problem, error) in enumerate(cases):
+        found = former[done] if done < len(former) else _case(config, problem, error)
+        if keep is not None and done >= len(former):
+            keep(found)
+        rows += found
+        if report is not None:
+            report(done + 1, len(cases), f"problem {problem}, {error.label}")
+    frame = pd.DataFrame(rows, columns=[*COLUMNS])
+    # JSON has no infinity: what it holds as missing is no noise.
+    frame["B"] = frame["B"].fillna(math.inf)
+    frame.attrs |= {"name": config.name, "config_hash": config_hash(config)}
+    return frame
+
+
+def problem_of(config: FlowConfig, number: int) -> tuple[Task, MovablePolicy]:
+    """The contexts and rewards of one problem, and its first policy."""
+    block, forest = config.problems, config.problems.forest()
+    generator = stream(config.seed, "flow", "problem", number)
+    reward_CY = torch.stack([REWARDS[block.reward](forest.tree, generator) for _ in range(forest.num_contexts)])
+    for prompt in range(block.prompts):
+        lost = torch.randperm(block.openings, generator=generator)[: block.lost]
+        reward_CY[prompt * block.openings + lost] = 0.0
+    kind = NetworkPolicy if block.policy == "network" else TabularPolicy
+    return Task(forest, reward_CY.reshape(-1)), kind.random(forest, generator, block.scale)
+
+
+def engine_of(config: FlowConfig, number: int, error: ErrorBlock, first: MovablePolicy) -> Engine:
+    """The engine of one problem: its draw is the same at every level of a kind."""
+    generator = stream(config.seed, "flow", "engine", number, error.kind)
+    if error.token_kl is not None:
+        return engine_at(error.kind, error.token_kl, first, generator)
+    return engine(error.kind, error.scale or 0.0, first, generator)
+
+
+def run_of(
+    config: FlowConfig, number: int, error: ErrorBlock, objective: str, num_minibatches: int, batch_size: float
+) -> Trajectory:
+    """One run of the study; its noise is the same for every error and objective."""
+    task, first = problem_of(config, number)
+    settings = config.settings(config.objective(objective), num_minibatches, batch_size)
+    generator = stream(config.seed, "flow", "noise", number, num_minibatches, str(batch_size))
+    return train(task, first, engine_of(config, number, error, first), settings, generator)
+
+
+def _case(config: FlowConfig, number: int, error: ErrorBlock) -> Rows:
+    task, _ = problem_of(config, number)
+    rows = []
+    for objective in config.objectives:
+        for n in config.num_minibatches:
+            for size in config.batch_sizes:
+                found = run_of(config, number, error, objective.name, n, size)
+                place = {"problem": number, "error": error.label, "kind": error.kind, "level": error.level}
+                place |= {"objective": objective.name, "N": n, "B": size}
+                place |= {"optimum": task.optimum, "entropy_lost": math.nan}
+                for i, update in enumerate(found.updates):
+                    rows.append(place | {"update": update} | {name: of[i] for name, of in found.columns.items()})
+                rows[-1]["entropy_lost"] = lost_entropy(task, found.policy)
+    return rows
+
+
+def lost_entropy(task: Task, policy: MovablePolicy) -> float:
+    """Entropy of pi's next token in the contexts that never pay, nats; nan where each pays."""
+    forest = task.forest
+    is_lost_C = task.reward_Y.view(forest.num_contexts, -1).max(1).values == 0
+    if not is_lost_C.any():
+        return math.nan
+    logp = [x[is_lost_C[forest.context_of_node(t)]] for t, x in enumerate(policy.logp())]
+    return mean_entropy(type(forest).uniform(forest.tree, int(is_lost_C.sum())), logp)
+
+
+__all__ = ["engine_of", "flow", "lost_entropy", "problem_of", "run_of"]

@@ -1,0 +1,172 @@
+"""The dataframe of a flow: its columns, where its runs end, means over problems with their intervals, and in words.
+
+Units are problems: an interval is a 95% bootstrap interval of a mean over them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from rich.box import SIMPLE
+from rich.table import Table
+from scipy import stats
+
+from lab.audit.table import distinct, numbers, parts, where
+from lab.report.style import number
+from theory.exact import trajectory
+from theory.streams import derive_seed
+
+COLUMNS: dict[str, str] = {
+    "problem": "number of the problem: a first policy, rewards and an error draw of its own",
+    "error": "engine error and its dial",
+    "kind": "kind of engine error",
+    "level": "its dial: KL(mu || pi) of the first policy in nats a token, or the scale",
+    "objective": "label of the objective",
+    "N": "updates a rollout",
+    "B": "responses whose noise an update has; inf (null in JSON) for none",
+    "update": "updates made before this row",
+    "optimum": "the largest J of any policy",
+    **trajectory.COLUMNS,
+    "entropy_lost": "entropy where no response pays, nats a token; last row of a run",
+}
+"""Name to meaning of every column."""
+
+CELL = ("error", "kind", "level", "objective", "N", "B")
+"""What a mean over problems keeps apart."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over problems with its 95% bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+    num: int
+
+    def __str__(self) -> str:
+        return f"{number(self.mean)} [{number(self.low)}, {number(self.high)}]"
+
+    @property
+    def leaves_out_0(self) -> bool:
+        """Whether 0 is outside."""
+        return self.low > 0 or self.high < 0
+
+
+def interval(values: NDArray[np.float64], *names: str | int) -> Interval:
+    """The mean of the values, one a problem, and its interval; `names` is the stream of the resampling.
+
+    Equal values are their own interval. Raises ValueError for none, and for a value that is not finite.
+    """
+    if len(values) == 0 or not np.isfinite(values).all():
+        raise ValueError(f"expected finite values of at least 1 problem, got {values.tolist()}")
+    centre = float(values.mean())
+    if np.ptp(values) == 0:
+        return Interval(centre, centre, centre, len(values))
+    rng = np.random.default_rng(derive_seed(0, "flow", "bootstrap", *names))
+    drawn = stats.bootstrap((values,), np.mean, n_resamples=2000, method="percentile", vectorized=True, rng=rng)
+    bounds = drawn.confidence_interval
+    return Interval(centre, float(bounds.low), float(bounds.high), len(values))
+
+
+def ends(frame: pd.DataFrame) -> pd.DataFrame:
+    """The last row of every run."""
+    return where(frame, frame["update"] == frame["update"].max())
+
+
+def means(frame: pd.DataFrame, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Of each cell the intervals of these columns at the end."""
+    rows = []
+    for place, part in parts(ends(frame), CELL):
+        found = {name: interval(numbers(part, name), name, *map(str, place.values())) for name in names}
+        rows.append(place | found)
+    return rows
+
+
+def difference(frame: pd.DataFrame, name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Interval:
+    """The interval over problems of a column at the end in the cells `first`, less that in `second`.
+
+    Both name columns with the values that they want; the runs of one problem are paired. Raises ValueError where they
+    are not as many.
+    """
+    pair = []
+    for wanted in (first, second):
+        part = ends(frame)
+        for column, value in wanted.items():
+            part = where(part, part[column] == value)
+        pair.append(part.sort_values(["problem", *CELL]))
+    if len(pair[0]) != len(pair[1]) or pair[0].empty:
+        raise ValueError(
+            f"expected as many runs of both, got {len(pair[0])} and {len(pair[1])} of {first} and {second}"
+        )
+    gaps = pd.DataFrame(
+        {"problem": pair[0]["problem"].to_numpy(), "gap": numbers(pair[0], name) - numbers(pair[1], name)}
+    )
+    each = gaps.groupby("problem")["gap"].mean().to_numpy(dtype=np.float64)
+    return interval(each, name, *map(str, [*first.values(), *second.values()]))
+
+
+def focus(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows at the least N and the largest B: bias of the engine error alone, as far as it was asked for."""
+    least, largest = min(distinct(frame, "N")), max(distinct(frame, "B"))
+    return where(frame, (frame["N"] == least) & (frame["B"] == largest))
+
+
+def sentences(frame: pd.DataFrame) -> list[str]:
+    """Three sentences on where the runs end: what was trained, what happens to entropy, and to reward."""
+    num, found = len(distinct(frame, "problem")), focus(frame)
+    runs, n = len(ends(frame)), min(distinct(frame, "N"))
+    noise = "no sampling noise" if math.isinf(max(distinct(frame, "B"))) else "the least noise asked for"
+    said = [f"{runs:,} runs of exact expected updates on {num} problems; the picture has N = {n:g} and {noise}."]
+    for name, words in (("entropy", "Entropy"), ("reward", "Expected reward")):
+        rows = means(found, [name])
+        low, high = (pick(rows, key=lambda row: row[name].mean) for pick in (min, max))
+        said.append(
+            f"{words} at the end is lowest under {low['error']} with {low['objective']} ({low[name]}) and highest under "
+            f"{high['error']} with {high['objective']} ({high[name]}): means and 95% intervals over problems."
+        )
+    return said
+
+
+TEXT = {"reward": "reward", "entropy": "entropy", "kl_mu_pi": "KL mu, pi", "bias": "bias", "cosine": "cosine"}
+"""Column to heading of the terminal's and the page's table."""
+
+
+def table_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """A row a cell: its names, and the means at the end as text, with intervals of reward and entropy."""
+    rows = []
+    for place, part in parts(ends(frame), CELL):
+        cells = []
+        for name in TEXT:
+            values = numbers(part, name)
+            whole = name in ("reward", "entropy")
+            names = [name, *map(str, place.values())]
+            cells.append(str(interval(values, *names)) if whole else number(float(np.nanmean(values))))
+        rows.append(place | {"cells": cells})
+    return rows
+
+
+def terminal_tables(frame: pd.DataFrame) -> Iterator[Table]:
+    """One rich table an engine error: a line each objective, N and B."""
+    num = len(distinct(frame, "problem"))
+    for key, part in parts(frame, ["error"]):
+        title = f"{key['error']}; ends of runs, means over {num} problems"
+        table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE)
+        table.add_column("objective", no_wrap=True)
+        for head in ("N", "B", *TEXT.values()):
+            table.add_column(head, justify="right", no_wrap=True)
+        for row in table_rows(part):
+            table.add_row(row["objective"], number(row["N"]), number(row["B"]), *row["cells"])
+        yield table
+
+
+__all__ = [
+    "CELL", "COLUMNS", "TEXT", "Interval", "difference", "ends", "focus", "interval", "means", "sentences", "table_rows",
+    "terminal_tables",
+]  # fmt: skip

@@ -1,0 +1,94 @@
+"""Laws of a flow: its rows are exact runs, case by case, and a mistake in its config is one line."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab.casebook import Rows
+from lab.flow import FlowConfig, ends, flow, load_config
+from lab.flow.run import run_of
+from lab.flow.table import difference, interval
+from lab.strict import ConfigError
+
+CONFIG = """
+name: tiny
+backend: exact
+problems: {count: 2, num_tokens: 2, length: 2, prompts: 1, openings: 2, lost: 1}
+errors: [{kind: fixed, token_kl: 0.1}, {kind: exact}]
+objectives: [{preset: reinforce, label: none}, {preset: reinforce, label: centred, centred: true}]
+num_minibatches: [1, 2]
+batch_sizes: [8, .inf]
+training: {num_updates: 4, observe_every: 2}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> FlowConfig:
+    """The smallest study with two of everything."""
+    (tmp_path / "tiny.yaml").write_text(CONFIG)
+    return load_config(tmp_path / "tiny.yaml")
+
+
+def test_rows_are_the_runs(config: FlowConfig) -> None:
+    """A row an observed update of each run; it holds that run's own numbers, and KL(mu || pi) starts where asked."""
+    frame = flow(config)
+    assert len(frame) == 2 * 2 * 2 * 2 * 2 * 3 and len(ends(frame)) == 32
+    row = frame.query("problem == 1 and kind == 'fixed' and objective == 'none' and N == 2 and B == 8 and update == 4")
+    again = run_of(config, 1, config.errors[0], "none", 2, 8.0)
+    assert row["reward"].item() == again["reward"][-1] and row["entropy"].item() == again["entropy"][-1]
+    first = frame.query("kind == 'fixed' and update == 0")
+    assert np.allclose(first["kl_mu_pi"], 0.1, rtol=1e-6)
+    # Under an exact engine there is no drift to take off, so both objectives make one run where there is no noise.
+    exact = frame.query("kind == 'exact' and B == inf")
+    none, centred = (exact[exact["objective"] == name]["reward"].to_numpy() for name in ("none", "centred"))
+    assert np.allclose(none, centred, atol=1e-12)
+
+
+def test_a_flow_goes_on(config: FlowConfig) -> None:
+    """Given the rows of the first cases it makes the others alone, and the frame is the same."""
+    kept: list[Rows] = []
+    whole = flow(config, keep=kept.append)
+    rest: list[Rows] = []
+    again = flow(config, former=kept[:3], keep=rest.append)
+    assert len(kept) == 4 and len(rest) == 1 and again.equals(whole)
+
+
+def test_a_difference_pairs_the_runs_of_a_problem(config: FlowConfig) -> None:
+    """It is the mean over problems of the gap between two objectives' ends, and its interval is that of the gaps."""
+    frame = flow(config)
+    cell = {"kind": "fixed", "N": 1, "B": math.inf}
+    found = difference(frame, "entropy", cell | {"objective": "none"}, cell | {"objective": "centred"})
+    part = ends(frame).query("kind == 'fixed' and N == 1 and B == inf").pivot(index="problem", columns="objective")
+    gaps = (part["entropy"]["none"] - part["entropy"]["centred"]).to_numpy()
+    assert found.mean == pytest.approx(gaps.mean()) and found.low >= gaps.min() and found.high <= gaps.max()
+    with pytest.raises(ValueError, match="expected finite values of at least 1 problem"):
+        interval(np.array([math.nan]))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (["--errors", "[{kind: fixd, scale: 1}]"], "fixd"),
+        (["--errors", "[{kind: fixed}]"], "fixed: expected one of token_kl and scale, got neither"),
+        (["--errors", "[{kind: top_p, token_kl: 0.1}]"], "top_p: expected scale, got token_kl"),
+        (["--problems.lost", "2"], "lost: expected fewer than openings (2), got 2"),
+        (["--num_minibatches", "[1, 1]"], "num_minibatches: expected distinct values, got '1' 2 times"),
+        (["--training.optimizer", "adamw"], "optimizer"),
+    ],
+)
+def test_bad_configs_are_refused(override: list[str], message: str, tmp_path: Path) -> None:
+    """An unknown kind, no dial or the wrong one, no open context, a value twice, an unknown optimizer: one line each."""
+    (tmp_path / "tiny.yaml").write_text(CONFIG)
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "tiny.yaml", override)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", sorted(Path("configs/flow").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_flow_config_loads(path: Path) -> None:
+    """Each file under configs/flow/ is a config of this version."""
+    assert load_config(path).name
