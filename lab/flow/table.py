@@ -102,9 +102,7 @@ def difference(frame: pd.DataFrame, name: str, first: Mapping[str, Any], second:
             part = where(part, part[column] == value)
         pair.append(part.sort_values(["problem", *CELL]))
     if len(pair[0]) != len(pair[1]) or pair[0].empty:
-        raise ValueError(
-            f"expected as many runs of both, got {len(pair[0])} and {len(pair[1])} of {first} and {second}"
-        )
+        raise ValueError(f"expected as many runs of both, got {len(pair[0])} and {len(pair[1])}")
     gaps = pd.DataFrame(
         {"problem": pair[0]["problem"].to_numpy(), "gap": numbers(pair[0], name) - numbers(pair[1], name)}
     )
@@ -167,6 +165,6 @@ def terminal_tables(frame: pd.DataFrame) -> Iterator[Table]:
 
 
 __all__ = [
-    "CELL", "COLUMNS", "TEXT", "Interval", "difference", "ends", "focus", "interval", "means", "sentences", "table_rows",
-    "terminal_tables",
+    "CELL", "COLUMNS", "TEXT", "Interval", "difference", "ends", "focus", "interval", "means", "sentences",
+    "table_rows", "terminal_tables",
 ]  # fmt: skip

@@ -81,7 +81,7 @@ def test_a_difference_pairs_the_runs_of_a_problem(config: FlowConfig) -> None:
     ],
 )
 def test_bad_configs_are_refused(override: list[str], message: str, tmp_path: Path) -> None:
-    """An unknown kind, no dial or the wrong one, no open context, a value twice, an unknown optimizer: one line each."""
+    """An unknown kind or optimizer, no dial or the wrong one, no open context, a value twice: one line."""
     (tmp_path / "tiny.yaml").write_text(CONFIG)
     with pytest.raises(ConfigError) as caught:
         load_config(tmp_path / "tiny.yaml", override)
