@@ -126,8 +126,8 @@ def sentences(frame: pd.DataFrame) -> list[str]:
         rows = means(found, [name])
         low, high = (pick(rows, key=lambda row: row[name].mean) for pick in (min, max))
         said.append(
-            f"{words} at the end is lowest under {low['error']} with {low['objective']} ({low[name]}) and highest under "
-            f"{high['error']} with {high['objective']} ({high[name]}): means and 95% intervals over problems."
+            f"{words} at the end is lowest under {low['error']} with {low['objective']} ({low[name]}) and highest "
+            f"under {high['error']} with {high['objective']} ({high[name]}): means and 95% intervals over problems."
         )
     return said
 

@@ -22,7 +22,7 @@ errors: [{kind: fixed, token_kl: 0.1}, {kind: exact}]
 objectives: [{preset: reinforce, label: none}, {preset: reinforce, label: centred, centred: true}]
 num_minibatches: [1, 2]
 batch_sizes: [8, .inf]
-training: {num_updates: 4, observe_every: 2}
+training: {optimizer: sgd, rate: 0.5, num_updates: 4, observe_every: 2}
 """
 
 
@@ -43,7 +43,7 @@ def test_rows_are_the_runs(config: FlowConfig) -> None:
     first = frame.query("kind == 'fixed' and update == 0")
     assert np.allclose(first["kl_mu_pi"], 0.1, rtol=1e-6)
     # Under an exact engine there is no drift to take off, so both objectives make one run where there is no noise.
-    exact = frame.query("kind == 'exact' and B == inf")
+    exact = frame.query("kind == 'exact' and B == @math.inf")
     none, centred = (exact[exact["objective"] == name]["reward"].to_numpy() for name in ("none", "centred"))
     assert np.allclose(none, centred, atol=1e-12)
 
@@ -62,7 +62,9 @@ def test_a_difference_pairs_the_runs_of_a_problem(config: FlowConfig) -> None:
     frame = flow(config)
     cell = {"kind": "fixed", "N": 1, "B": math.inf}
     found = difference(frame, "entropy", cell | {"objective": "none"}, cell | {"objective": "centred"})
-    part = ends(frame).query("kind == 'fixed' and N == 1 and B == inf").pivot(index="problem", columns="objective")
+    part = (
+        ends(frame).query("kind == 'fixed' and N == 1 and B == @math.inf").pivot(index="problem", columns="objective")
+    )
     gaps = (part["entropy"]["none"] - part["entropy"]["centred"]).to_numpy()
     assert found.mean == pytest.approx(gaps.mean()) and found.low >= gaps.min() and found.high <= gaps.max()
     with pytest.raises(ValueError, match="expected finite values of at least 1 problem"):
