@@ -11,7 +11,8 @@ from lab.verdict import judge
 
 
 def finish(config: RunConfig, folder: RunFolder) -> None:
-    """Writes verdict.json, from which on no step is taken again, and report.html."""
+    """Writes the hashes of the records, verdict.json, from which on no step is taken again, and report.html."""
+    folder.seal()
     folder.write_verdict(judge(folder.metrics(), config.verdict).to_json())
     write_page(folder)
 

@@ -24,9 +24,14 @@ class RecordError(ValueError):
 
 @contextlib.contextmanager
 def disk_errors(path: Path, action: str = "write") -> Iterator[None]:
-    """Turns an OSError inside the block into a RecordError that names `path` and the reason."""
+    """Turns an OSError inside the block into a RecordError that names `path` and the reason.
+
+    ChildProcessError comes as it is: a process that died while it wrote (a rank of a cluster) says nothing of the disk.
+    """
     try:
         yield
+    except ChildProcessError:
+        raise
     except OSError as error:
         raise RecordError(f"cannot {action} {path}: {error.strerror or error}") from error
 

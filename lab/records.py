@@ -126,6 +126,20 @@ class RunFolder:
         """manifest.json: what the run ran on (see `manifest`)."""
         atomic_write(self.path / "manifest.json", _json(manifest))
 
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 in hex digits of config, metrics, traces and the last-written part of each checkpoint, by path.
+
+        That part holds the checksums of the checkpoint's tensors, or the sizes of its files.
+        """
+        files = [self.path / "config.yaml", self.path / "metrics.jsonl", *self.traces()]
+        files += [folder / part for folder in self._checkpoints(STATE, SHARDED) for part in (STATE, SHARDED)]
+        with disk_errors(self.path, "read"):
+            return {str(f.relative_to(self.path)): sha256(f.read_bytes()) for f in files if f.is_file()}
+
+    def seal(self) -> None:
+        """Adds `hashes` to manifest.json: what a finished run recorded, to be compared with later."""
+        self.write_manifest(self.manifest() | {"sha256": self.hashes()})
+
     def write_verdict(self, verdict: Mapping[str, Any]) -> None:
         """verdict.json: stable or not, and why (see `lab.verdict`); from now on the run is finished."""
         atomic_write(self.path / "verdict.json", _json(verdict))

@@ -55,7 +55,7 @@ class Evidence(Strict):
 
     runs: tuple[RunEvidence, ...] = Field(min_length=1, description="the runs, by seed; times are UTC")
     engine: str = Field(description="the inference engine they ran against, as JSON")
-    verdict_rules: VerdictRules = Field(description="the thresholds of their verdicts")
+    verdict_rules: VerdictRules = Field(description="the thresholds that they were judged by at promotion")
     final: dict[str, Spread] = Field(
         description="metrics at the end, over the runs: of each its mean over the last verdict_rules.window values"
     )
@@ -65,3 +65,4 @@ class Evidence(Strict):
     allowed_unstable: str | None = Field(
         default=None, min_length=1, description="why it was promoted without stable runs of several seeds"
     )
+    unknown: tuple[str, ...] = Field(default=(), description="what the runs' records cannot show, a sentence each")

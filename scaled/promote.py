@@ -12,10 +12,21 @@ from lab.config.algorithm import AlgorithmConfig
 from lab.levels import series
 from lab.strict import ConfigError, validate
 from lab.verdict import ENTROPY, KL, REWARD
+from scaled import promotion_runs
 from scaled.config import ModelBlock, ScaledRun
 from scaled.evidence import Evidence, RunEvidence, Spread
 from scaled.model_shape import SHAPES, load_shape
-from scaled.promotion_checks import accuracy, reasons, require_kept_accuracy, require_same_config, require_stable, short
+from scaled.promotion_checks import (
+    accuracy,
+    reasons,
+    require_kept_accuracy,
+    require_own_records,
+    require_same_config,
+    require_sealed,
+    require_stable,
+    short,
+    unknown,
+)
 from scaled.promotion_rules import LEARNING_RATES, RULES, Move, value_of
 from scaled.promotion_runs import Run
 
@@ -42,9 +53,10 @@ def promote(
 ) -> tuple[ScaledRun, tuple[Mapped, ...]]:
     """The target with the runs' algorithm and evidence, and what became of each field of the algorithm.
 
-    Raises ConfigError, in one line, where the runs differ in more than the seed, where they are not stable runs of
-    several seeds or end with a lower accuracy than they began with (a text in `allow_unstable` lets that pass and is
-    recorded; see `promotion_checks`), and where what comes out is no valid config.
+    Raises ConfigError, in one line, where the runs differ in more than the seed, where one's records are another's,
+    where they are not stable runs of several seeds, end with a lower accuracy than they began with or have no hashes of
+    their files (a text in `allow_unstable` lets these three pass and is recorded; see `promotion_checks`), and where
+    what comes out is no valid config.
     """
     if allow_unstable is not None and not allow_unstable.strip():
         raise ConfigError("--allow-unstable: expected a reason, got an empty text")
@@ -52,9 +64,11 @@ def promote(
         raise ConfigError("expected at least 1 run, got none")
     runs = sorted(runs, key=lambda run: run.config.seed)
     require_same_config(runs)
+    require_own_records(runs)
     if allow_unstable is None:
         require_stable(runs)
         require_kept_accuracy(runs)
+        require_sealed(runs)
     algorithm, mapped = promoted_algorithm(runs[0].config.algorithm, target.algorithm, _table_model(target.model))
     evidence = _evidence(runs, mapped, allow_unstable)
     raw = target.model_dump(mode="json")
@@ -95,10 +109,11 @@ def _evidence(runs: Sequence[Run], mapped: Sequence[Mapped], allow_unstable: str
     return Evidence(
         runs=tuple(map(_run_evidence, runs)),
         engine=json.dumps(runs[0].config.model_dump(mode="json").get("engine")),
-        verdict_rules=runs[0].config.verdict,
+        verdict_rules=promotion_runs.RULES,
         final={name: spread for name, spread in spreads.items() if spread is not None},
         mapped={m.field: f"{short(m.runs)} -> {short(m.promoted)}: {m.source}" for m in mapped if m.runs != m.promoted},
         allowed_unstable=allow_unstable,
+        unknown=unknown(runs),
     )
 
 
@@ -123,7 +138,7 @@ def _run_evidence(run: Run) -> RunEvidence:
 
 def _spread(runs: Sequence[Run], name: str) -> Spread | None:
     """The metric's final values over the runs: each run's mean over its last `window` values, of accuracy the last."""
-    window = 1 if name == "eval/accuracy" else runs[0].config.verdict.window
+    window = 1 if name == "eval/accuracy" else promotion_runs.RULES.window
     recorded = [[value for _, value in series(run.metrics, name)] for run in runs]
     finals = [fmean(values[-window:]) for values in recorded if values]
     if not finals:

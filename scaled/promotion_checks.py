@@ -1,17 +1,24 @@
-"""What runs must show before their algorithm is promoted: one config, several stable seeds, no accuracy lost."""
+"""What runs must show before their algorithm is promoted: one config, several stable seeds, no accuracy lost,
+records of their own."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from lab.config.load import NOT_HASHED
 from lab.config.run import RunConfig
 from lab.levels import series
+from lab.records import RunFolder
 from lab.strict import ConfigError
+from lab.traces import Trace
 from lab.verdict import Verdict
 from scaled.promotion_runs import Run
 
@@ -72,6 +79,58 @@ def require_stable(runs: Sequence[Run]) -> None:
             f"seed: expected runs of at least {MIN_SEEDS} seeds, got 1 (seed {runs[0].config.seed}), and one seed is "
             f"no evidence of stability; train another one, {WAY_OUT}"
         )
+
+
+def require_own_records(runs: Sequence[Run]) -> None:
+    """ConfigError where two runs of different seeds sampled the same tokens, or ended with the same weights."""
+    for one, other in itertools.combinations(runs, 2):
+        for what in ("rollouts", "checkpoints"):
+            for name, content in _contents(one.path, what).items():
+                if content == _contents(other.path, what).get(name):
+                    raise ConfigError(
+                        f"seed: expected runs of their own, got the same {name} in {one.name} (seed "
+                        f"{one.config.seed}) and {other.name} (seed {other.config.seed}): one is "
+                        "a copy, or neither learned anything"
+                    )
+
+
+def _contents(path: Path, what: str) -> dict[str, Any]:
+    """What different seeds make different, by file: the tokens of each trace, the checksum of each checkpoint."""
+    if what == "checkpoints":
+        states = sorted((path / what).glob("step-*/state.json"))
+        return {str(s.relative_to(path)): json.loads(s.read_bytes())["tensors_sha256"] for s in states}
+    traces = ((p, Trace.load(p)) for p in RunFolder(path).traces())
+    return {str(p.relative_to(path)): (t.tokens.tolist(), torch.nan_to_num(t.logp_mu).tolist()) for p, t in traces}
+
+
+def unknown(runs: Sequence[Run]) -> tuple[str, ...]:
+    """What the records cannot show, a sentence each."""
+    lines = [
+        "Records that agree with each other and with their hashes can still be made up by whoever writes all of them: "
+        "training the same config and seed again, on the same commit and kind of machine, gives the same bits."
+    ]
+    for run in runs:
+        steps = run.config.num_steps
+        if run.num_traced < steps:
+            lines.append(
+                f"{run.name}: {steps - run.num_traced} of {steps} steps have metrics and no trace behind them."
+            )
+        if not run.is_sealed:
+            lines.append(f"{run.name}: manifest.json has no hashes: a change of single files would not be seen.")
+        if run.manifest.get("commit") is None or run.manifest.get("has_local_changes"):
+            lines.append(f"{run.name}: the code that ran is no commit: it cannot be looked up.")
+    lines.append("No trace stands behind eval/accuracy.")
+    return tuple(lines)
+
+
+def require_sealed(runs: Sequence[Run]) -> None:
+    """ConfigError where a run's manifest has no hashes of its files."""
+    for run in runs:
+        if not run.is_sealed:
+            raise ConfigError(
+                f"{run.name}: manifest.json: expected the SHA-256 of the run's files, got none: it was edited after "
+                f"the run, or the run is of a former version of firstorder; {WAY_OUT}"
+            )
 
 
 def reasons(verdict: Verdict) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The finished sandbox runs that a promotion stands on, read from their folders.
 
-Nothing a run folder says is taken on trust: its config must have the hash in the folder's name, and its metrics must
-give the verdict that stands beside them.
+Nothing a run folder says is taken on trust: its config must have the hash in the folder's name, its files those in its
+manifest, its metrics must agree with its traces, and are judged anew by rules that no config can slacken.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from lab.config.load import config_hash, load
 from lab.config.run import RunConfig
 from lab.records import RunFolder
 from lab.strict import ConfigError
-from lab.verdict import Verdict, judge
+from lab.verdict import Verdict, VerdictRules, judge
+from scaled.promotion_records import EDITED, check_checkpoint, check_hashes, check_traces
+
+RULES = VerdictRules()
+"""What a promotion judges by, whatever the `verdict` block of the runs says; that one may only be stricter."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,15 @@ class Run:
     """One finished sandbox run whose folder agrees with itself."""
 
     name: str
+    path: Path
     config: RunConfig
     hash: str
     started: str
     manifest: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
     verdict: Verdict
+    is_sealed: bool
+    num_traced: int
 
 
 def read_run(path: Path, schemas: Mapping[str, type[RunConfig]]) -> Run:
@@ -51,22 +58,31 @@ def read_run(path: Path, schemas: Mapping[str, type[RunConfig]]) -> Run:
     manifest = _read_json(folder.path / "manifest.json")
     if manifest.get("seed") != config.seed:
         raise ConfigError(
-            f"{path}: manifest.json: expected the config's seed {config.seed}, got {manifest.get('seed')}: "
-            "the folder was edited after the run"
+            f"{path}: manifest.json: expected the config's seed {config.seed}, got {manifest.get('seed')}: {EDITED}"
         )
+    is_sealed = folder.is_finished and check_hashes(folder)
+    verdict = _verdict(folder, config)
+    if not any(reason.rule == "non_finite" for reason in verdict.reasons):
+        check_checkpoint(folder, config)
     return Run(
         name=f"{config.name}/{folder.path.resolve().name}",
+        path=folder.path.resolve(),
         config=config,
         hash=found[2],
         started=f"{datetime.strptime(found[1], '%Y%m%dT%H%M%SZ'):%Y-%m-%d %H:%M:%S}",
         manifest=manifest,
         metrics=folder.metrics(),
-        verdict=_verdict(folder, config),
+        verdict=verdict,
+        is_sealed=is_sealed,
+        num_traced=check_traces(folder, config, folder.metrics()),
     )
 
 
 def _verdict(folder: RunFolder, config: RunConfig) -> Verdict:
-    """The verdict on the folder's metrics, by the rules of now; where the run was given its own by them, it is that."""
+    """The verdict on the folder's metrics by RULES, or by the run's own rules where only those call it unstable.
+
+    ConfigError where the written one is another than the run's own rules of this version give.
+    """
     steps = [line["step"] for line in folder.metrics()]
     last = steps[-1] if steps else 0
     if not folder.is_finished:
@@ -74,21 +90,21 @@ def _verdict(folder: RunFolder, config: RunConfig) -> Verdict:
             f"{folder.path}: expected a finished run, got one that stopped after step {last} of {config.num_steps}, "
             "without a verdict; `firstorder train CONFIG --resume` goes on with it"
         )
-    verdict = judge(folder.metrics(), config.verdict)
+    own, ours = judge(folder.metrics(), config.verdict), judge(folder.metrics(), RULES)
     written = _read_json(folder.path / "verdict.json")
-    is_cut_short = any(reason.rule == "non_finite" for reason in verdict.reasons)
+    is_cut_short = any(reason.rule == "non_finite" for reason in ours.reasons)
     # A folder of former rules may have another word; what it says is no evidence of anything.
-    if written.get("rules") == config.verdict.describe() and written.get("verdict") != verdict.word:
+    if written.get("rules") == config.verdict.describe() and written.get("verdict") != own.word:
         raise ConfigError(
-            f"{folder.path}: verdict.json: expected {verdict.word}, which is what metrics.jsonl gives, got "
-            f"{written.get('verdict')}: the folder was edited after the run"
+            f"{folder.path}: verdict.json: expected {own.word}, which is what metrics.jsonl gives, got "
+            f"{written.get('verdict')}: {EDITED}"
         )
     if not is_cut_short and [step for step in steps if step > 0] != list(range(1, config.num_steps + 1)):
         raise ConfigError(
             f"{folder.path}: metrics.jsonl: expected every step from 1 to {config.num_steps}, got {len(steps)} lines "
-            f"up to step {last}: the folder was edited after the run"
+            f"up to step {last}: {EDITED}"
         )
-    return verdict
+    return own if ours.stable and not own.stable else ours
 
 
 def _read_json(path: Path) -> dict[str, Any]:

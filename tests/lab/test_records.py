@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -48,6 +49,35 @@ def test_a_name_that_leaves_the_root_or_a_time_without_zone_is_refused(
     """A run folder is always directly under root/<name>, and its time is unambiguous."""
     with pytest.raises(ValueError, match="expected"):
         RunFolder.create(tmp_path, name, "abc123", now)
+
+
+def test_a_process_that_dies_while_it_writes_is_no_disk_error(tmp_path: Path) -> None:
+    """ChildProcessError of a checkpoint's writers comes as it is and leaves the former one; a disk's is RecordError."""
+    run = RunFolder.create(tmp_path, "demo", "aaa", NOW)
+    run.sharded_checkpoint(1, lambda folder: (folder / "part").write_bytes(b"1"))
+    for error, expected in ((ChildProcessError("rank 1 died"), ChildProcessError), (OSError(28, "full"), RecordError)):
+
+        def write(folder: Path, error: OSError = error) -> None:
+            (folder / "part").write_bytes(b"2")
+            raise error
+
+        with pytest.raises(expected):
+            run.sharded_checkpoint(2, write)
+        assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step-000001"]
+
+
+def test_a_sealed_run_has_the_hashes_of_its_records(tmp_path: Path) -> None:
+    """The manifest keeps what it had, and names config, metrics and checkpoint with the SHA-256 of their bytes."""
+    run = RunFolder.create(tmp_path, "demo", "aaa", NOW)
+    run.write_config("name: demo\n")
+    run.write_manifest({"seed": 3})
+    run.append_metrics(1, {"reward/mean": 0.5})
+    run.save_checkpoint(1, {"w": torch.zeros(2)}, {})
+    run.seal()
+    names = ["checkpoints/step-000001/state.json", "config.yaml", "metrics.jsonl"]
+    assert run.manifest()["seed"] == 3 and sorted(run.manifest()["sha256"]) == names
+    for name, found in run.hashes().items():
+        assert found == hashlib.sha256((run.path / name).read_bytes()).hexdigest() == run.manifest()["sha256"][name]
 
 
 def test_only_the_newest_unfinished_run_of_the_same_config_is_resumed(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from lab.records import RunFolder
 from lab.report import write_report
 from sandbox.config import SandboxRun
 from scaled.cluster.probe import ProbeError
-from scaled.cluster.training_group import RankDied
+from scaled.cluster.training_group import RankDied, TrainingGroup
 from scaled.config import ScaledRun
 from tests.scaled.cluster_world import SandboxSession, save_model
 
@@ -130,6 +130,25 @@ def test_ranks_in_another_folder_write_the_runs_checkpoints(
     checkpoint = RunFolder.open(next((here / "runs" / "cut").iterdir())).latest_sharded_checkpoint()
     assert checkpoint is not None and not list(there.iterdir())
     assert {path.name for path in checkpoint.path.iterdir()} == {f"rank-{i}.safetensors" for i in (0, 1)} | {SHARDED}
+
+
+def test_a_rank_that_dies_during_a_checkpoint(
+    model: Path, whole: RunFolder, in_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that is killed while it writes costs the steps since the last checkpoint, and changes no number."""
+    save, killed = TrainingGroup.save, []
+
+    def dying(self: TrainingGroup, folder: Path) -> None:
+        if not killed and "step-000004" in folder.name:
+            killed.append(self.pids()[1])
+            (folder / "half").write_bytes(b"written before")
+            os.kill(killed[0], signal.SIGKILL)
+        save(self, folder)
+
+    monkeypatch.setattr(TrainingGroup, "save", dying)
+    folder = scaled.run.run(config(model, tmp_path), progress="none")
+    assert len(killed) == 1 and computed(folder) == computed(whole)
+    assert {p.name for p in (folder.path / "checkpoints").iterdir()} == {"step-000004", "step-000006"}
 
 
 def test_too_many_dead_ranks_are_one_clear_error(
