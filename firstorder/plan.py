@@ -23,6 +23,14 @@ def plan(
         int | None,
         typer.Option(min=1, metavar="N", help="Mean tokens of a sequence, for time; 30 % of the longest if not given."),
     ] = None,
+    longest_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Tokens of a batch's longest sequence, to which training pads; rollout.max_model_len if not given.",
+        ),
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
     """Say what the run of CONFIG needs of every GPU, what it moves and what it costs, before there is a GPU.
@@ -39,12 +47,14 @@ def plan(
       firstorder plan configs/scaled/minirl/n1.yaml --mean-tokens 12000 --json --no-dry-run
     """
     from lab.strict import ConfigError
-    from scaled.plan.summary import make_plan
+    from scaled.plan.summary import has_megatron, make_plan
 
     _, _, run_config = read_config([config, *context.args])
-    made = make_plan(run_config, mean_tokens)
-    if dry_run:
+    made = make_plan(run_config, mean_tokens, longest_tokens)
+    if dry_run and has_megatron():
         made = _with_dry_run(made)
+    elif dry_run:
+        typer.echo("the dry run was left out: megatron-core, which builds the ranks, is not installed", err=True)
     _print(made, as_json)
     if made.misfits:
         raise ConfigError("; ".join(made.misfits))

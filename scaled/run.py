@@ -14,7 +14,7 @@ from lab.config.load import config_hash, to_yaml
 from lab.ending import finish
 from lab.progress import ProgressKind
 from lab.records import RunFolder, manifest
-from scaled.checks import check_config, check_turns, check_vocabulary, installed, open_task
+from scaled.checks import check_config, check_prompts, check_vocabulary, installed, open_task
 from scaled.config import ScaledRun
 from scaled.vllm_engine.quantize import choose_kernels
 
@@ -30,7 +30,7 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
     shape = check_config(config)
     task = open_task(config)
     check_vocabulary(config, task, shape)
-    check_turns(config, task)
+    check_prompts(config, task)
     # Both need Ray, which `installed` has just looked for.
     from scaled.cluster.ray_cluster import cluster
     from scaled.session import Session

@@ -87,7 +87,8 @@ def work(
     if not wanted:
         return
     task = ray.remote(num_cpus=1, max_retries=0)(run_cell)
-    with ray_session(address, num_cpus=jobs or os.cpu_count(), object_store_bytes=OBJECT_STORE_BYTES):
+    places = jobs or os.cpu_count()
+    with ray_session(address, num_cpus=places, object_store_bytes=OBJECT_STORE_BYTES, field="--address"):
         running = {task.remote(cell, root, probes, compiled): cell for cell in wanted}
         while running:
             (ready,), _ = ray.wait(list(running), num_returns=1)

@@ -1,21 +1,29 @@
 """A Ray cluster for one run: joined or started, with a place for every rank and every engine, and gone afterwards.
 
-Separate placement gives ranks and engines their own GPUs. Colocated placement lays engine i over the GPUs of ranks
-[i * TP, (i + 1) * TP), which must stand on one machine; they take turns. Where the cluster has no GPU, places are CPUs.
+The ranks of a TP group, and of an EP group that fits, stand on one machine. Separate placement gives ranks and engines
+their own GPUs. Colocated placement lays engine i over the GPUs of ranks [i * TP, (i + 1) * TP); they take turns. Where
+the cluster has no GPU, places are CPUs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lab.ray_session import ray_session
@@ -94,17 +102,21 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
     memory = int(config.cluster.object_store_gib * 2**30)
     num_cpus = None if _sees_gpus() else num_places(config)
     with ray_session(config.cluster.address, num_cpus=num_cpus, object_store_bytes=memory):
-        has_gpus = ray.cluster_resources().get("GPU", 0) > 0
-        bundles, places = places_of(config, has_gpus)
+        node_gpus = int(max(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]))
+        bundles, places = places_of(config, node_gpus)
         _check_resources(config, bundles)
         group = placement_group(bundles, strategy="PACK")
-        made = Cluster(has_gpus, group, places, logs)
+        made = Cluster(node_gpus > 0, group, places, logs)
         try:
             if not group.wait(PLACEMENT_TIMEOUT_S):
                 raise ValueError(
                     f"cluster.address: expected {_total(bundles)} free on the cluster, got no placement within "
                     f"{PLACEMENT_TIMEOUT_S:g} s"
                 )
+            if node_gpus > 0:
+                nodes = placement_group_table(group)["bundles_to_node_id"]
+                num_units = 1 + max(place.bundle for (role, _), place in places.items() if role == "rank")
+                made.places = by_node(places, [nodes[b] for b in range(len(bundles))], num_units)
             yield made
         finally:
             for actor in list(made.actors):
@@ -123,38 +135,79 @@ def num_places(config: ScaledRun) -> int:
     return config.training.num_ranks + config.rollout.num_engines
 
 
-def places_of(config: ScaledRun, has_gpus: bool) -> tuple[list[dict[str, float]], dict[tuple[Role, int], Place]]:
-    """The bundles to reserve, and each actor's place in them.
+def places_of(config: ScaledRun, node_gpus: int) -> tuple[list[dict[str, float]], dict[tuple[Role, int], Place]]:
+    """The bundles to reserve, and each actor's place in them, on machines of `node_gpus` GPUs (0: places are CPUs).
 
-    Raises ValueError where colocated engines need more GPUs than the ranks have.
+    Ray keeps a bundle on one machine, so ranks come in bundles of whole tensor- and expert-parallel groups (`unit`).
+    Raises ValueError where colocated engines need more GPUs than the ranks have, or a TP group more than a machine.
     """
     ranks, engines = config.training.num_ranks, config.rollout.num_engines
     width = config.rollout.tensor_parallel
     places: dict[tuple[Role, int], Place] = {}
-    if not has_gpus:
+    if node_gpus == 0:
         for i in range(ranks):
             places["rank", i] = Place(i)
         for i in range(engines):
             places["engine", i] = Place(ranks + i)
         return [{"CPU": 1.0} for _ in range(ranks + engines)], places
-    if config.cluster.placement == "separate":
-        for i in range(ranks):
-            places["rank", i] = Place(i, num_gpus=1.0)
-        for i in range(engines):
-            places["engine", i] = Place(ranks + i, num_gpus=float(width))
-        bundles = [{"CPU": 1.0, "GPU": 1.0} for _ in range(ranks)]
-        return bundles + [{"CPU": 1.0, "GPU": float(width)} for _ in range(engines)], places
-    if engines * width > ranks:
+    is_colocated = config.cluster.placement == "colocated"
+    if is_colocated and engines * width > ranks:
         raise ValueError(
             f"rollout.num_engines: expected at most training.num_ranks = {ranks} GPUs for colocated engines, got "
             f"{engines} engines x tensor_parallel {width} = {engines * width}"
         )
+    size = unit(config, node_gpus)
+    num_units = -(-ranks // size)
+    bundles = [{"CPU": (2.0 if is_colocated else 1.0) * size, "GPU": float(size)} for _ in range(num_units)]
     for i in range(ranks):
-        places["rank", i] = Place(i // width, num_gpus=1.0)
+        places["rank", i] = Place(i // size, num_gpus=1.0)
     for i in range(engines):
-        places["engine", i] = Place(i, num_gpus=0.0, shares=tuple(range(i * width, (i + 1) * width)))
-    num_bundles = -(-ranks // width)
-    return [{"CPU": 2.0 * width, "GPU": float(width)} for _ in range(num_bundles)], places
+        if is_colocated:
+            places["engine", i] = Place(i * width // size, shares=tuple(range(i * width, (i + 1) * width)))
+        else:
+            places["engine", i] = Place(num_units + i, num_gpus=float(width))
+            bundles.append({"CPU": 1.0, "GPU": float(width)})
+    return bundles, places
+
+
+def unit(config: ScaledRun, node_gpus: int) -> int:
+    """Ranks that stay on one machine of `node_gpus` GPUs: whole TP groups, colocated engines, and EP groups that fit.
+
+    Megatron numbers the ranks of a TP group, and those of an EP x ETP group, one after the other. Raises ValueError
+    where not even TP groups and engines fit; logs a line where EP groups do not.
+    """
+    training = config.training
+    width = config.rollout.tensor_parallel if config.cluster.placement == "colocated" else 1
+    experts = training.expert_parallel * training.expert_tensor_parallel
+    least = math.lcm(training.tensor_parallel, width)
+    if least > node_gpus:
+        raise ValueError(
+            f"training.tensor_parallel: expected groups of ranks, with the engines on them, within a machine of "
+            f"{node_gpus} GPUs, got {least}"
+        )
+    whole = math.lcm(least, experts)
+    if whole <= node_gpus:
+        return whole
+    logging.getLogger(__name__).warning(
+        "training.expert_parallel: groups of %d ranks span machines of %d GPUs, and so does their all-to-all",
+        experts,
+        node_gpus,
+    )
+    return least
+
+
+def by_node(
+    places: dict[tuple[Role, int], Place], nodes: Sequence[str], num_units: int
+) -> dict[tuple[Role, int], Place]:
+    """The places with the ranks' `num_units` bundles in the order of their machines; `nodes` names each bundle's.
+
+    So neighbours stand together as far as they can: pipeline stages, replicas, EP groups larger than a machine.
+    """
+    order = sorted(range(num_units), key=lambda b: (nodes.index(nodes[b]), b))
+    return {
+        actor: replace(place, bundle=order[place.bundle]) if place.bundle < num_units else place
+        for actor, place in places.items()
+    }
 
 
 def _check_resources(config: ScaledRun, bundles: list[dict[str, float]]) -> None:

@@ -7,6 +7,7 @@ Ray moves them to disk if it needs the room.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -198,8 +199,8 @@ class RolloutGroup:
         """Why the engine counts as lost (None: it does not), and its answer; what its own code raised is raised."""
         try:
             return None, ray.get(ref, timeout=self.timeout_s)
-        except RayActorError as error:
-            return _first_line(error), None
+        except RayActorError:
+            return "its process ended", None
         except GetTimeoutError:
             return self._late(method), None
         except RayTaskError as error:
@@ -219,6 +220,9 @@ class RolloutGroup:
                     f"restarts, got {self.restarts + 1}"
                 )
             self.restarts += 1
+            logging.getLogger(__name__).warning(
+                "engine %d was lost (%s; its output is in logs/engine-%d.log); another takes its place", i, reason, i
+            )
             self.meter.add("rollout/engine_restarts", 1.0)
             self.cluster.kill(self.actors[i])
             self.actors[i] = self.cluster.spawn("engine", i, EngineActor)
@@ -252,10 +256,6 @@ def shares(count: int, parts: int) -> list[tuple[int, int]]:
     for i in range(parts):
         bounds.append(bounds[-1] + size + (i < rest))
     return list(pairwise(bounds))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 __all__ = ["BuildEngine", "Engine", "EngineLost", "RolloutGroup", "build_vllm", "shares"]

@@ -223,7 +223,7 @@ class TrainingGroup:
     def _raise(self, error: Exception, rank: int) -> None:
         """RankDied where some rank is dead or lost to a collective, else the error of this rank's own code."""
         if isinstance(error, RayActorError):
-            raise RankDied(f"rank {rank} of {len(self.actors)} died: {str(error).strip().splitlines()[0]}") from None
+            raise RankDied(f"rank {rank} of {len(self.actors)} died: its process ended") from None
         cause: Exception = getattr(error, "cause", error)
         if not isinstance(cause, (ValueError, ArithmeticError)):
             # A collective that broke: a neighbour's death, if there was one, is known within moments.

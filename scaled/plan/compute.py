@@ -1,7 +1,8 @@
 r"""Tokens, FLOPs and seconds of one global step, from a roofline whose every assumption is a number below.
 
 Matrix work counts 2 FLOPs a weight and token, attention 2 S H (d_qk + d_v) a token and layer over a causal half.
-The estimate is for a mean length of sequences: its only input that no config states.
+The estimate is for a mean and a longest length of a batch's sequences: its only inputs that no config states.
+Training computes every response at the longest one's length, as `megatron_engine.micro_batches` pads them.
 
 Letters: S tokens of a sequence, H heads, E experts, K slots, M micro-batches.
 """
@@ -36,12 +37,17 @@ MEAN_LENGTH_SHARE = 0.3
 
 @dataclass(frozen=True)
 class StepCompute:
-    """Tokens, FLOPs and seconds of one global step."""
+    """Tokens, FLOPs and seconds of one global step.
+
+    `tokens` are those of prompts and responses; `padded_tokens` the positions that a training pass computes for them.
+    """
 
     num_responses: int
     mean_tokens: int
+    longest_tokens: int
     max_tokens: int
     tokens: int
+    padded_tokens: int
     rollout_flops: float
     score_flops: float
     update_flops: float
@@ -164,11 +170,24 @@ def push_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> float:
     return 2 * size / (push_bandwidth(config, gpu) * 1e9 * PUSH_EFFICIENCY)
 
 
-def step_compute(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens: int | None = None) -> StepCompute:
+def padded_width(longest: int, training: TrainingBlock) -> int:
+    """Positions of a response in a training pass: the inputs of the longest one, in multiples of TP."""
+    tp = training.tensor_parallel
+    return -(-(longest - 1) // tp) * tp
+
+
+def step_compute(
+    config: ScaledRun,
+    shape: ModelShape,
+    gpu: Gpu,
+    mean_tokens: int | None = None,
+    longest_tokens: int | None = None,
+) -> StepCompute:
     """Tokens, FLOPs and seconds of one global step whose sequences have `mean_tokens` tokens on average.
 
-    By default R3's measured share of the longest sequence. One draw of prompts: dynamic sampling multiplies the
-    rollout by its draws. Training takes turns with the rollout, unless the schedule is one step off.
+    By default R3's measured share of rollout.max_model_len; the longest of a batch, `longest_tokens`, is by default of
+    that length, as thousands of responses have one that reaches it. One draw of prompts: dynamic sampling multiplies
+    the rollout by its draws. Training takes turns with the rollout, unless the schedule is one step off.
     """
     algorithm = config.algorithm.build()
     num_responses = algorithm.num_prompts * algorithm.num_responses
@@ -176,9 +195,15 @@ def step_compute(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens: in
     S = round(MEAN_LENGTH_SHARE * longest) if mean_tokens is None else mean_tokens
     if not 1 <= S <= longest:
         raise ValueError(f"--mean-tokens: expected from 1 to rollout.max_model_len = {longest}, got {S}")
-    forward = num_responses * forward_flops(shape, S)
-    score = forward * (2 if algorithm.objective.kl_coefficient > 0 else 1)
-    update = forward * update_factor(shape, config.training, S)
+    widest = longest if longest_tokens is None else longest_tokens
+    if not S <= widest <= longest:
+        raise ValueError(
+            f"--longest-tokens: expected from the mean, {S}, to rollout.max_model_len = {longest}, got {widest}"
+        )
+    width = padded_width(widest, config.training)
+    padded = num_responses * forward_flops(shape, width)
+    score = padded * (2 if algorithm.objective.kl_coefficient > 0 else 1)
+    update = padded * update_factor(shape, config.training, width)
     rollout_s = rollout_seconds(config, shape, gpu, S)
     training_s = training_seconds(config, gpu, score + update)
     push_s = push_seconds(config, shape, gpu)
@@ -186,6 +211,7 @@ def step_compute(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens: in
     step_s = together + push_s
     gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
     return StepCompute(
-        num_responses, S, algorithm.max_tokens, num_responses * S, forward, score, update, rollout_s, training_s,
+        num_responses, S, widest, algorithm.max_tokens, num_responses * S, num_responses * width,
+        num_responses * forward_flops(shape, S), score, update, rollout_s, training_s,
         push_s, step_s, gpus * step_s / 3600,
     )  # fmt: skip

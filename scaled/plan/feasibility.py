@@ -91,6 +91,15 @@ def check_lengths(config: ScaledRun, shape: ModelShape) -> None:
         )
 
 
+def check_engine_step(config: ScaledRun) -> None:
+    """Raises ConfigError where an engine step cannot hold a token of every sequence, which vLLM refuses."""
+    tokens, sequences = config.rollout.max_num_batched_tokens, config.rollout.max_num_seqs
+    if tokens < sequences:
+        raise ConfigError(
+            f"rollout.max_num_batched_tokens: expected at least rollout.max_num_seqs = {sequences}, got {tokens}"
+        )
+
+
 def gpus_needed(config: ScaledRun) -> int:
     """GPUs of all ranks and engines: their sum on GPUs of their own, the larger of both where they take turns."""
     ranks = config.training.num_ranks
@@ -107,6 +116,11 @@ def check_places(config: ScaledRun) -> None:
             f"cluster.num_nodes: expected at least {need} GPUs for {config.training.num_ranks} ranks and "
             f"{config.rollout.num_engines} engines of {config.rollout.tensor_parallel}, {cluster.placement}, got "
             f"{cluster.num_nodes} x {cluster.gpus_per_node} = {have}; fits from {-(-need // cluster.gpus_per_node)} on"
+        )
+    if config.training.tensor_parallel > cluster.gpus_per_node:
+        raise ConfigError(
+            f"training.tensor_parallel: expected at most cluster.gpus_per_node = {cluster.gpus_per_node}, so that no "
+            f"TP group spans two machines, got {config.training.tensor_parallel}"
         )
     if cluster.gpus_per_node % config.rollout.tensor_parallel:
         raise ConfigError(

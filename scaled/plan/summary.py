@@ -81,7 +81,7 @@ class Plan:
         }
 
 
-def make_plan(config: ScaledRun, mean_tokens: int | None = None) -> Plan:
+def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens: int | None = None) -> Plan:
     """The plan of a config; what does not fit is in its `misfits`.
 
     Raises ConfigError, naming the field, where something does not divide or the cluster has too few GPUs.
@@ -89,8 +89,9 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None) -> Plan:
     shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
     feasibility.check_divides(config, shape)
     feasibility.check_lengths(config, shape)
+    feasibility.check_engine_step(config)
     feasibility.check_places(config)
-    step = compute.step_compute(config, shape, gpu, mean_tokens)
+    step = compute.step_compute(config, shape, gpu, mean_tokens, longest_tokens)
     return Plan(
         config=config,
         shape=shape,
@@ -135,8 +136,10 @@ def assumptions(plan: Plan) -> list[str]:
         "Memory is for sequences of rollout.max_model_len tokens in every place; activations count fused attention "
         "and tokens spread evenly over experts.",
         f"{memory.CONTEXT / GIB:g} GiB a process for CUDA context, NCCL buffers and workspaces.",
-        f"Time and FLOPs are for sequences of {mean} tokens on average, {mean / longest:.0%} of the longest "
+        f"Time and FLOPs are for sequences of {mean} tokens on average, {mean / longest:.0%} of rollout.max_model_len "
         "(R3, arXiv 2510.11370, Table 8, measured 30 %); --mean-tokens sets it.",
+        f"Training pads every response to the longest of its batch, {plan.compute.longest_tokens} tokens: "
+        f"{plan.compute.padded_tokens / plan.compute.tokens:.1f} positions a token; --longest-tokens sets it.",
         f"Training reaches {compute.TRAINING_EFFICIENCY:.0%} of {plan.gpu.bf16_tflops:g} TFLOP/s (dense bf16), "
         f"communication included; decoding {compute.DECODE_BANDWIDTH_EFFICIENCY:.0%} of {plan.gpu.hbm_gb_s:g} GB/s or "
         f"{compute.DECODE_FLOPS_EFFICIENCY:.0%} of the peak rate, whichever is slower, and "
@@ -146,20 +149,26 @@ def assumptions(plan: Plan) -> list[str]:
     ]
     if plan.config.cluster.placement == "colocated":
         lines.append("Colocated ranks and engines stay resident together: vLLM keeps its gpu_memory_utilization.")
+    training, node = plan.config.training, plan.config.cluster.gpus_per_node
+    experts = training.expert_parallel * training.expert_tensor_parallel
+    if experts > node:
+        lines.append(f"EP x ETP groups of {experts} ranks span machines of {node} GPUs: training is slower than this.")
     if plan.config.algorithm.dynamic_sampling.enabled:
         rounds = plan.config.algorithm.dynamic_sampling.max_rounds
         lines.append(f"Dynamic sampling draws up to {rounds} times; tokens, FLOPs and time count one draw.")
     return lines
 
 
+def has_megatron() -> bool:
+    """Whether Megatron-core, with which the dry run builds, is installed."""
+    return importlib.util.find_spec("megatron") is not None and importlib.util.find_spec("megatron.core") is not None
+
+
 def dry_run_layout(plan: Plan) -> list[RankPlan]:
     """The first rank of each pipeline stage, built by Megatron-core on the meta device in a process of its own.
 
-    Raises ConfigError where Megatron-core is not installed, where it refuses the layout, and where a rank has other
-    weights than the plan counts.
+    Raises ConfigError where Megatron-core refuses the layout, and where a rank has other weights than the plan counts.
     """
-    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
-        raise ConfigError("--no-dry-run: expected where megatron-core is not installed: the dry run builds with it")
     training = plan.config.training
     try:
         ranks = dry_run(plan.shape, training)
@@ -247,10 +256,10 @@ def _payloads(plan: Plan) -> Table:
 def _compute(plan: Plan) -> Table:
     step = plan.compute
     table = _table("Compute of a global step", "stage", "tokens", "PFLOP", "seconds")
-    flops = (("rollout", step.rollout_flops, step.rollout_s), ("old and reference pass", step.score_flops, None))
-    for name, count, seconds in flops:
-        table.add_row(name, f"{step.tokens:,}", f"{count / 1e15:,.0f}", "" if seconds is None else f"{seconds:,.0f}")
-    table.add_row("updates (seconds with the line above)", f"{step.tokens:,}", f"{step.update_flops / 1e15:,.0f}",
+    table.add_row("rollout", f"{step.tokens:,}", f"{step.rollout_flops / 1e15:,.0f}", f"{step.rollout_s:,.0f}")
+    padded = f"{step.padded_tokens:,}"
+    table.add_row("old and reference pass, padded", padded, f"{step.score_flops / 1e15:,.0f}", "")
+    table.add_row("updates, padded (seconds with the line above)", padded, f"{step.update_flops / 1e15:,.0f}",
                   f"{step.training_s:,.0f}")  # fmt: skip
     table.add_row("push", "", "", f"{step.push_s:,.0f}")
     table.add_section()

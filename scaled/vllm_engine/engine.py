@@ -26,7 +26,7 @@ from scaled.config import RolloutBlock
 from scaled.model_shape import load_shape
 from scaled.vllm_engine import environment, routes
 from scaled.vllm_engine.quantize import DTYPES, Kernels, check_precision, choose_kernels, quantised, quantization_config
-from scaled.vllm_engine.requests import OPTIONS, Request, check_tokens, sampling_params, scoring_params
+from scaled.vllm_engine.requests import OPTIONS, Request, check_room, check_tokens, sampling_params, scoring_params
 from scaled.vllm_engine.weights_check import check_weights
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 from theory.routing.features import RouterFeatures
@@ -173,10 +173,11 @@ class VllmEngine:
         TimeoutError, after aborting all, if no token comes for `timeout_s`.
         """
         self._check_ready(sampling)
-        sampling.limits(len(prompts) * sampling.num_responses)  # raises where draws are not these responses'
+        limits = sampling.limits(len(prompts) * sampling.num_responses)  # raises for draws of other responses
         longest = self._rollout.max_model_len - 1
         check_tokens([p.tokens for p in prompts], "prompts", longest, self.shape.vocab_size)
         requests = [Request(prompt) for prompt in prompts for _ in range(sampling.num_responses)]
+        check_room([r.prompt for r in requests], limits, self._rollout.max_model_len)
         with_features = sampling.num_features > 0
         self._call("start_recording", with_features, self._has_graph_features)
         by_name = {}

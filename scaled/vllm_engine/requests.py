@@ -123,3 +123,13 @@ def check_tokens(sequences: Sequence[Sequence[int]], field_name: str, longest: i
         outside = [token for token in tokens if not 0 <= token < vocab_size]
         if outside:
             raise ValueError(f"{field_name}[{i}]: expected token ids in [0, {vocab_size}), got {outside[0]}")
+
+
+def check_room(prompts: Sequence[Prompt], limits: Sequence[int], max_model_len: int) -> None:
+    """Raises ValueError for a prompt that leaves its response less than its limit: vLLM would cut it and say length."""
+    for prompt, limit in zip(prompts, limits, strict=True):
+        if len(prompt.tokens) + limit > max_model_len:
+            raise ValueError(
+                f"rollout.max_model_len: expected at least {len(prompt.tokens)} + {limit} = "
+                f"{len(prompt.tokens) + limit} for prompt {prompt.id} and its response, got {max_model_len}"
+            )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 import ray
 
-from lab.ray_session import ray_session
+from lab import ray_session as module
+from lab.ray_session import ray_session, reach
 
 OWNER = """
 import time
@@ -46,3 +50,43 @@ def test_the_next_session_removes_what_a_killed_one_left(tmp_path: Path, monkeyp
         for owner in owners:
             owner.kill()
             owner.communicate()
+
+
+@pytest.mark.parametrize(("field", "words"), [("cluster.address", {}), ("--address", {"field": "--address"})])
+def test_an_address_without_a_cluster_is_one_line(
+    field: str, words: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closed port, one that is silent, one that speaks something else and a word: a line, and Ray is not asked."""
+    monkeypatch.setattr(module, "CONNECT_S", 0.2)
+    monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("ray.init was called"))
+    with contextlib.ExitStack() as stack:
+        closed, silent, other = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3))
+        ports = [s.getsockname()[1] for s in (closed, silent, other)]
+        closed.close()
+
+        def speak() -> None:
+            connection = other.accept()[0]
+            connection.recv(64)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.close()
+
+        thread = threading.Thread(target=speak)
+        thread.start()
+        reasons = ("Connection refused", "no answer within 0.2 s", "does not speak gRPC")
+        for port, reason in zip(ports, reasons, strict=True):
+            with (
+                pytest.raises(ValueError, match=f"^{field}: no Ray cluster at 127.0.0.1:{port}: .*{reason}$"),
+                ray_session(f"127.0.0.1:{port}", num_cpus=1, object_store_bytes=2**20, **words),
+            ):
+                pass
+        thread.join()
+    with pytest.raises(ValueError, match=f"^{field}: expected auto or host:port of a Ray cluster, got somewhere$"):
+        reach("somewhere", field)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_cluster_is_reached() -> None:
+    """Ray's own head answers as it should."""
+    with ray_session(None, num_cpus=1, object_store_bytes=100 * 2**20):
+        reach(ray.get_runtime_context().gcs_address, "cluster.address")

@@ -9,9 +9,11 @@ import pytest
 from firstorder.worlds import Schemas
 from lab.config.load import load
 from sandbox.model.checkpoint import save
-from scaled.checks import check_config
+from scaled.checks import check_config, check_prompts, open_task
 from scaled.config import ScaledRun
+from scaled.vllm_engine.requests import check_room
 from tests.scaled import vllm_world
+from theory.contracts import Prompt
 
 CONFIG = """
 name: lengths
@@ -51,6 +53,10 @@ def config(model: Path, folder: Path, *words: str) -> ScaledRun:
             ["--rollout.max_num_seqs", "65"],
             r"^rollout.max_num_batched_tokens: expected at least rollout.max_num_seqs = 65, got 64$",
         ),
+        (
+            ["--cluster.object_store_gib", "1e-5"],
+            r"^cluster.object_store_gib: expected at least \S+ for two buckets of weights of \S+ MiB .*, got 1e-05$",
+        ),
     ],
 )
 def test_what_the_engine_would_refuse_is_refused_at_once(
@@ -60,6 +66,30 @@ def test_what_the_engine_would_refuse_is_refused_at_once(
     check_config(config(model, tmp_path))
     with pytest.raises(ValueError, match=message):
         check_config(config(model, tmp_path, *words))
+
+
+def test_a_prompt_that_would_cut_its_response_is_refused() -> None:
+    """vLLM shortens a response that does not fit behind its prompt; a token more than fits is refused instead."""
+    prompts = [Prompt("short", (1,) * 4, ""), Prompt("long", (1,) * 9, "")]
+    check_room(prompts, [12, 7], 16)
+    with pytest.raises(
+        ValueError, match=r"^rollout.max_model_len: expected at least 9 \+ 8 = 17 for prompt long .* got 16$"
+    ):
+        check_room(prompts, [12, 8], 16)
+
+
+def test_a_held_out_prompt_must_leave_room(model: Path, tmp_path: Path) -> None:
+    """At the start, of any task: the longest held-out prompt and a whole response fit into the engine."""
+    made = config(model, tmp_path, "--task", "{kind: arithmetic, min_digits: 2, max_digits: 3, num_held_out: 8}")
+    task = open_task(made)
+    longest = max(len(prompt.tokens) for prompt in task.held_out())
+    fits = made.rollout.model_copy(update={"max_model_len": longest + 28})
+    check_prompts(made.model_copy(update={"rollout": fits}), task)
+    short = made.rollout.model_copy(update={"max_model_len": longest + 27})
+    with pytest.raises(
+        ValueError, match=f"rollout.max_model_len: expected at least {longest + 28} .*, got {longest + 27}"
+    ):
+        check_prompts(made.model_copy(update={"rollout": short}), task)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=str)

@@ -308,10 +308,10 @@ def test_colocated_engines_lie_over_the_ranks_gpus() -> None:
     raw = config(num_ranks=4, num_engines=2).model_dump()
     raw["rollout"]["tensor_parallel"] = 2
     raw["cluster"]["placement"] = "colocated"
-    bundles, places = ray_cluster.places_of(ScaledRun.model_validate(raw), has_gpus=True)
+    bundles, places = ray_cluster.places_of(ScaledRun.model_validate(raw), node_gpus=8)
     assert [bundle["GPU"] for bundle in bundles] == [2.0, 2.0]
     assert places["engine", 1].shares == (2, 3) and places["engine", 1].num_gpus == 0
     assert [places["rank", i].bundle for i in range(4)] == [0, 0, 1, 1]
     raw["rollout"]["num_engines"] = 3
     with pytest.raises(ValueError, match=r"rollout.num_engines: expected at most .* 4 GPUs .* = 6"):
-        ray_cluster.places_of(ScaledRun.model_validate(raw), has_gpus=True)
+        ray_cluster.places_of(ScaledRun.model_validate(raw), node_gpus=8)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from firstorder.cli import main
+from scaled.plan import summary
 
 CONFIG = "configs/scaled/minirl/n8_r3.yaml"
 
@@ -86,6 +87,8 @@ WAYS_OUT = [
     (["--cluster.gpu", "H900"], r"cluster\.gpu: expected one of A100-80GB, .*, got H900"),
     (["--rollout.max_model_len", "50000"], r"rollout\.max_model_len: expected at most .* 40960 positions, got 50000"),
     (["--rollout.max_model_len", "33000"], r"rollout\.max_model_len: .* = 2048 \+ 32768 = 34816, got 33000"),
+    (["--rollout.max_num_batched_tokens", "32", "--rollout.max_num_seqs", "33"],
+     r"rollout\.max_num_batched_tokens: expected at least rollout\.max_num_seqs = 33, got 32"),
     (["--rollout.timeout_s", "60"], r"rollout\.timeout_s: expected more than the rollout's estimated \d+ s, got 60"),
     (["--mean-tokens", "99999"], r"--mean-tokens: expected from 1 to rollout\.max_model_len = 34816, got 99999"),
     (["--model.shape", "qwen9"], r"model\.shape: expected one of .*, got qwen9"),
@@ -120,6 +123,15 @@ def test_planning_imports_no_engine():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_without_megatron_the_dry_run_is_left_out(capsys, monkeypatch):
+    """The plan is whole without Megatron-core, and one line on stderr says that nothing was built."""
+    monkeypatch.setattr(summary, "has_megatron", lambda: False)
+    assert main(["plan", CONFIG, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["fits"] and json.loads(out)["dry_run"] == []
+    assert err == "the dry run was left out: megatron-core, which builds the ranks, is not installed\n"
 
 
 def test_the_dry_run_is_part_of_the_plan(capsys):

@@ -13,9 +13,12 @@ from firstorder.worlds import Schemas
 from lab.config.load import load
 from lab.hf import parse_shape
 from scaled.config import ScaledRun, TrainingBlock
+from scaled.megatron_engine.micro_batches import split
+from scaled.megatron_engine.parallel import Layout
 from scaled.model_shape import load_shape
 from scaled.plan import compute
 from scaled.plan.hardware import gpu_named
+from theory.contracts import Prompt, Response, Rollouts
 
 QWEN, MOONLIGHT, OLMOE = (load_shape("-", name) for name in ("qwen3-30b-a3b", "moonlight-16b-a3b", "olmoe-1b-7b"))
 H100 = gpu_named("H100-80GB")
@@ -134,6 +137,45 @@ def test_reference_pass_is_counted():
     penalised = compute.step_compute(recipe("--algorithm.objective.kl_coefficient", "1e-3"), QWEN, H100, 5000)
     assert penalised.score_flops == 2 * plain.score_flops and penalised.update_flops == plain.update_flops
     assert plain.total_flops == plain.rollout_flops + plain.score_flops + plain.update_flops
+
+
+def positions_computed(config: ScaledRun, lengths: list[int]) -> int:
+    """Positions of all data-parallel ranks' micro-batches, of responses of these lengths to prompts of 5 tokens."""
+    training, responses = config.training, []
+    for length in lengths:
+        tokens, sampled = torch.ones(length, dtype=torch.int64), torch.ones(length, dtype=torch.bool)
+        responses.append(Response(Prompt("p", (1,) * 5, ""), tokens, torch.zeros(length), sampled, "stop", 0))
+    batch, total = Rollouts(tuple(responses)).padded(), 0
+    for rank in range(training.data_parallel):
+        layout = Layout(rank, training.data_parallel, 0, training.tensor_parallel, 0, 1, 0, 1, 0, 1, 0, 1, ((0,),))
+        total += sum(micro.tokens_bS.numel() for micro in split(batch, layout, training, torch.device("cpu")))
+    return total
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 4])
+def test_training_counts_the_positions_that_it_computes(tensor_parallel: int) -> None:
+    """Seven responses of 20 tokens and one of 200: training computes eight of 204 positions for 380 tokens."""
+    config = recipe(
+        "--training.num_ranks", str(2 * tensor_parallel), "--training.tensor_parallel", str(tensor_parallel),
+        "--training.expert_parallel", "1", "--training.micro_batch_size", "2",
+        "--algorithm.batch.num_prompts", "1", "--algorithm.batch.num_responses", "8",
+    )  # fmt: skip
+    lengths = [20] * 7 + [200]
+    mean = -(-sum(lengths) // 8) + 5
+    step = compute.step_compute(config, QWEN, H100, mean, 205)
+    assert positions_computed(config, lengths) == step.padded_tokens == 8 * 204
+    one = compute.step_compute(config, QWEN, H100, 205, 205)
+    assert step.update_flops == one.update_flops and step.rollout_flops < one.rollout_flops / 4
+
+
+def test_padding_is_what_makes_training_long() -> None:
+    """Qwen3-30B at N = 8: with one response at the limit training takes 6.5 times as long as without padding."""
+    config = load("configs/scaled/minirl/n8_r3.yaml", [], Schemas())
+    assert isinstance(config, ScaledRun)
+    padded, even = (compute.step_compute(config, QWEN, H100, None, longest) for longest in (None, 10_445))
+    assert padded.training_s == pytest.approx(4455, abs=1) and even.training_s == pytest.approx(689, abs=1)
+    with pytest.raises(ValueError, match=r"--longest-tokens: expected from the mean, 10445, to .* = 34816, got 10000"):
+        compute.step_compute(config, QWEN, H100, None, 10_000)
 
 
 def test_mean_tokens_must_be_possible():

@@ -94,11 +94,16 @@ def test_mean_length_is_r3_table_8():
 
 @pytest.mark.parametrize(("recipe", "updates"), [("n1", 1), ("n8_r3", 8)])
 def test_minirl_gpu_hours(recipe, updates):
-    """MiniRL sec. 4.2 spends 5 to 6 GPU hours a gradient step; the estimate, on 64 GPUs of which half wait, 12 to 14.
+    """MiniRL sec. 4.2 spends 5 to 6 GPU hours a gradient step; the estimate, on 64 GPUs of which half wait, 12 to 14
+    without padding, and 20 to 22 with it.
 
-    The two must agree to a factor of 3: cluster, concurrency and mean length are not printed.
+    The former must agree to a factor of 3: cluster, concurrency, mean length and packing are not printed.
     """
     config = load(f"configs/scaled/minirl/{recipe}.yaml", [], Schemas())
     assert isinstance(config, ScaledRun)
-    step = compute.step_compute(config, QWEN, gpu_named(config.cluster.gpu))
+    gpu = gpu_named(config.cluster.gpu)
+    mean = round(compute.MEAN_LENGTH_SHARE * config.rollout.max_model_len)
+    step = compute.step_compute(config, QWEN, gpu, mean, mean)
+    padded = compute.step_compute(config, QWEN, gpu)
+    assert 20 < padded.gpu_hours / updates < 22
     assert 5.5 / 3 < step.gpu_hours / updates < 5.5 * 3

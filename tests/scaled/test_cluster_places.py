@@ -1,0 +1,57 @@
+"""Laws of where ranks and engines stand: groups that exchange most share a machine; what cannot is refused or said."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from firstorder.worlds import Schemas
+from lab.config.load import load
+from scaled.cluster.ray_cluster import Place, by_node, places_of, unit
+from scaled.config import ScaledRun
+
+
+def recipe(*overrides: str) -> ScaledRun:
+    config = load("configs/scaled/minirl/n8_r3.yaml", list(overrides), Schemas())
+    assert isinstance(config, ScaledRun)
+    return config
+
+
+COLOCATED = ("--cluster.placement", "colocated", "--rollout.num_engines", "16", "--rollout.tensor_parallel", "2")
+
+
+@pytest.mark.parametrize("words", [(), COLOCATED, ("--training.expert_parallel", "2")], ids=["n8_r3", "shared", "ep2"])
+def test_groups_share_a_bundle(words: tuple[str, ...]) -> None:
+    """Every TP and EP group of the shipped layout, and every engine, is in one bundle, which Ray keeps on a machine."""
+    config = recipe(*words)
+    bundles, places = places_of(config, node_gpus=8)
+    for size in (config.training.tensor_parallel, config.training.expert_parallel):
+        for start in range(0, 32, size):
+            assert len({places["rank", i].bundle for i in range(start, start + size)}) == 1
+    for i in range(16):
+        engine = places["engine", i]
+        assert all(places["rank", r].bundle == engine.bundle for r in engine.shares)
+        assert engine.num_gpus == (0 if words == COLOCATED else 2)
+    used = [sum(p.num_gpus for p in places.values() if p.bundle == b) for b in range(len(bundles))]
+    assert used == [bundle["GPU"] for bundle in bundles] and sum(used) == (32 if words == COLOCATED else 64)
+
+
+def test_units_follow_the_order_of_machines() -> None:
+    """Ray deals bundles to machines in any order: ranks go through them machine by machine, engines stay."""
+    places = {("rank", i): Place(i // 2) for i in range(8)} | {("engine", 0): Place(4), ("engine", 1): Place(1)}
+    found = by_node(places, ["b", "a", "b", "a", "c"], num_units=4)
+    assert [found["rank", i].bundle for i in range(8)] == [0, 0, 2, 2, 1, 1, 3, 3]
+    assert found["engine", 0].bundle == 4 and found["engine", 1].bundle == found["rank", 2].bundle
+
+
+def test_what_a_machine_cannot_hold(caplog: pytest.LogCaptureFixture) -> None:
+    """A TP group larger than a machine is refused with both numbers; an EP group larger than one is said in a line."""
+    with pytest.raises(ValueError, match=r"^training.tensor_parallel: expected .* machine of 2 GPUs, got 4$"):
+        places_of(recipe(), node_gpus=2)
+    with caplog.at_level(logging.WARNING):
+        assert unit(recipe(), 8) == 8 and caplog.messages == []
+        assert unit(recipe(), 4) == 4
+    assert caplog.messages == [
+        "training.expert_parallel: groups of 8 ranks span machines of 4 GPUs, and so does their all-to-all"
+    ]
