@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_pytorch
 
 from lab.hf import ModelShape
 from scaled.config import TrainingBlock
+from scaled.megatron_engine.checkpoint_index import check_pickles
 from scaled.megatron_engine.optimizer import RankOptimizer
 from scaled.megatron_engine.parallel import Layout
 from scaled.megatron_engine.policy import Policy
@@ -81,10 +82,12 @@ def save(rank: Checkpointed, folder: Path) -> None:
 def load(rank: Checkpointed, folder: Path) -> None:
     """Takes everything from `folder`, in this layout or another; a collective.
 
-    Raises ValueError where there is no checkpoint, and where it is of another model or mode.
+    Raises ValueError where there is no checkpoint, where it holds more than values, and where it is of another model or
+    mode.
     """
     if not (folder / "metadata.json").is_file():
         raise ValueError(f"expected a checkpoint folder with metadata.json, got {folder}")
+    check_pickles(folder)
     found = dist_checkpointing.load_common_state_dict(str(folder))
     _check(rank, found["about"])
     if rank.predictor is not None:

@@ -28,8 +28,14 @@ DECODE_BANDWIDTH_EFFICIENCY = 0.5
 STEP_OVERHEAD = 10e-3
 """Seconds of one decoding step that no byte explains: kernel launches and all-reduces of a 48-layer model."""
 
-PUSH_EFFICIENCY = 0.5
-"""Share of the bandwidth between GPUs in pushing weights."""
+PUSH_GB_S = 1.0
+"""GB/s of a push, from the ranks over the driver and its object store into all engines: 0.9 to 1.3 on one machine."""
+
+PUSH_SPILLED_GB_S = 0.14
+"""The same where the object store does not hold all weights at once, and spills to the disk."""
+
+QUANTISE_GB_S = 0.34
+"""GB/s of training weights that an engine quantises, on one thread: 61 GB in three minutes."""
 
 MEAN_LENGTH_SHARE = 0.3
 """Mean over longest sequence: R3 (arXiv 2510.11370) Table 8 measured 203,989,395 / (10 x 2048) of 32,768 tokens."""
@@ -159,15 +165,20 @@ def training_seconds(config: ScaledRun, gpu: Gpu, flops: float) -> float:
     return bubble * flops / (training.num_ranks * peak * 1e12 * TRAINING_EFFICIENCY)
 
 
-def push_bandwidth(config: ScaledRun, gpu: Gpu) -> float:
-    """GB/s of a push: the link between GPUs on a cluster of one machine, the network on a larger one."""
-    return gpu.link_gb_s if config.cluster.num_nodes == 1 else gpu.network_gb_s
+def push_rate(config: ScaledRun, size: int) -> float:
+    """GB/s at which `size` bytes of weights reach the engines: all go through the driver's machine, once.
+
+    A cluster that runs already (cluster.address) is taken to have room for them in its object store.
+    """
+    fits = config.cluster.address is not None or size <= config.cluster.object_store_gib * memory.GIB
+    return PUSH_GB_S if fits else PUSH_SPILLED_GB_S
 
 
-def push_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> float:
-    """Seconds until every engine has the weights: once out of the ranks and once into each, in training precision."""
+def push_seconds(config: ScaledRun, shape: ModelShape) -> float:
+    """Seconds until every engine has the weights: through the driver in training precision, then quantised if asked."""
     size = memory.ELEMENT_BYTES[config.training.precision] * shape.num_parameters
-    return 2 * size / (push_bandwidth(config, gpu) * 1e9 * PUSH_EFFICIENCY)
+    quantised = 0.0 if config.rollout.precision.weights == "same" else size / (QUANTISE_GB_S * 1e9)
+    return size / (push_rate(config, size) * 1e9) + quantised
 
 
 def padded_width(longest: int, training: TrainingBlock) -> int:
@@ -206,7 +217,7 @@ def step_compute(
     update = padded * update_factor(shape, config.training, width)
     rollout_s = rollout_seconds(config, shape, gpu, S)
     training_s = training_seconds(config, gpu, score + update)
-    push_s = push_seconds(config, shape, gpu)
+    push_s = push_seconds(config, shape)
     together = max(rollout_s, training_s) if config.schedule.kind == "one_step_off" else rollout_s + training_s
     step_s = together + push_s
     gpus = config.cluster.num_nodes * config.cluster.gpus_per_node

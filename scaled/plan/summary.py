@@ -143,8 +143,9 @@ def assumptions(plan: Plan) -> list[str]:
         f"Training reaches {compute.TRAINING_EFFICIENCY:.0%} of {plan.gpu.bf16_tflops:g} TFLOP/s (dense bf16), "
         f"communication included; decoding {compute.DECODE_BANDWIDTH_EFFICIENCY:.0%} of {plan.gpu.hbm_gb_s:g} GB/s or "
         f"{compute.DECODE_FLOPS_EFFICIENCY:.0%} of the peak rate, whichever is slower, and "
-        f"{compute.STEP_OVERHEAD * 1e3:g} ms a step; a push {compute.PUSH_EFFICIENCY:.0%} of "
-        f"{compute.push_bandwidth(plan.config, plan.gpu):g} GB/s.",
+        f"{compute.STEP_OVERHEAD * 1e3:g} ms a step; a push "
+        f"{compute.push_rate(plan.config, plan.payloads['weights pushed to one engine']):g} GB/s, over the driver and "
+        f"its object store, and {compute.QUANTISE_GB_S:g} GB/s of quantisation where engines quantise (measured).",
         f"{plan.gpu.name}: {plan.gpu.source}.",
     ]
     if plan.config.cluster.placement == "colocated":

@@ -1,0 +1,78 @@
+"""The pickles of a sharded checkpoint, read by their own classes alone before Megatron reads them.
+
+torch reads the index, `.metadata`, and every value that is no tensor by pickle, which calls whatever a file names.
+Whoever can write into a checkpoint's folder could run code in every rank that continues from it. So a file that names
+anything beyond the classes of an index is refused, and so is a value that `torch.load(weights_only=True)` refuses; what
+passes can do no more in torch's own reader. Source of the danger: Python's documentation of `pickle`.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+
+INDEX = ".metadata"
+
+CLASSES = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch": {"Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"},
+    "torch.serialization": {"_get_layout"},
+    "pathlib": {"PosixPath", "PurePosixPath"},
+    "collections": {"OrderedDict"},
+}  # fmt: skip
+"""What an index is made of, by module: types that do nothing but hold values."""
+
+DAMAGED = (OSError, EOFError, AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError)
+"""What reading raises for bytes that are no pickle, or one of something else."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows CLASSES and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in CLASSES.get(module, ()):
+            raise pickle.UnpicklingError(f"{module}.{name}")
+        return super().find_class(module, name)
+
+
+def check_pickles(folder: Path) -> None:
+    """ValueError, with the file, where a checkpoint's index or a value in it names what no checkpoint is made of."""
+    index = _index(folder / INDEX)
+    for key, place in (index.storage_data or {}).items():
+        if not isinstance(index.state_dict_metadata.get(key.fqn), BytesStorageMetadata):
+            continue
+        path = folder / place.relative_path
+        try:
+            with open(path, "rb") as file:
+                file.seek(place.offset)
+                value = io.BytesIO(file.read(place.length))
+            with torch.serialization.safe_globals([io.BytesIO]):  # Megatron's extra states are bytes in one of these
+                torch.load(value, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, *DAMAGED) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(f"{path}: expected plain values, got {key.fqn}, which is none ({reason})") from None
+
+
+def _index(path: Path) -> Metadata:
+    try:
+        with open(path, "rb") as file:
+            found = _Unpickler(file).load()
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path}: expected the index of a checkpoint, got one that names {error}") from None
+    except DAMAGED as error:
+        raise ValueError(f"{path}: expected the index of a checkpoint, got a damaged file ({error})") from None
+    if not isinstance(found, Metadata):
+        raise ValueError(f"{path}: expected the index of a checkpoint, got {type(found).__name__}")
+    return found
+
+
+__all__ = ["INDEX", "check_pickles"]
