@@ -106,8 +106,8 @@ def difference(frame: pd.DataFrame, name: str, first: Mapping[str, Any], second:
     gaps = pd.DataFrame(
         {"problem": pair[0]["problem"].to_numpy(), "gap": numbers(pair[0], name) - numbers(pair[1], name)}
     )
-    each = gaps.groupby("problem")["gap"].mean().to_numpy(dtype=np.float64)
-    return interval(each, name, *map(str, [*first.values(), *second.values()]))
+    means = pd.DataFrame({"gap": gaps.groupby("problem")["gap"].mean()})
+    return interval(numbers(means, "gap"), name, *map(str, [*first.values(), *second.values()]))
 
 
 def focus(frame: pd.DataFrame) -> pd.DataFrame:
