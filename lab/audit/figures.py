@@ -87,7 +87,7 @@ def overview(medians: pd.DataFrame, series: Mapping[tuple[str, str], int], label
     }
     note = f"{MIDDLE} Dot: the middle case; line: the middle half of the cases; open dot: what no rescaling removes."
     caption = Caption(COLUMNS["bias"], "1", "here")
-    return Figure("overview", "Bias of each objective", caption, data, layout, note, 90 + 34 * len(order))
+    return Figure("bias-overview", "Bias of each objective", caption, data, layout, note, 90 + 34 * len(order))
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def html(config: AuditConfig, frame: pd.DataFrame) -> str:
     return render(config, frame, {"seed": 0, "versions": {"torch": "2"}}, to_yaml(config))
 
 
-FIGURES = {"overview", "bias-kl", "direction-kl", "bias-length", "error-n", "split", "trade-off"}
+FIGURES = {"bias-overview", "bias-kl", "direction-kl", "bias-length", "error-n", "split", "trade-off"}
 
 
 def test_the_page_is_whole_and_loads_nothing(html: str) -> None:
@@ -77,7 +77,7 @@ def test_the_curves_are_the_medians(html: str, frame: pd.DataFrame) -> None:
 
 def test_the_picture_is_sorted_and_computed(html: str, frame: pd.DataFrame) -> None:
     """Dots are the medians over cases of each objective's bias, lines the quartiles, the least biased on top."""
-    figure = next(f for f in payload(html)["figures"] if f["id"] == "overview")
+    figure = next(f for f in payload(html)["figures"] if f["id"] == "bias-overview")
     found = at_middle(at_longest(medians(frame)))
     dots = {t["name"]: t for t in figure["data"] if t["meta"]["role"] == "line" and t["mode"] == "markers"}
     lines = {t["name"]: t for t in figure["data"] if t["mode"] == "lines"}
