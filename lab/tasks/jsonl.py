@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 
@@ -32,9 +33,8 @@ class ProblemTask:
         self.tokenizer = tokenizer
         self.max_response_tokens = config.max_response_tokens
         train, held_out = split(config)
-        self._solutions = {p.identity: p for p in train if p.solution is not None}
-        self._train = tuple(prompt_of(p, config, tokenizer) for p in train)
-        self._held_out = tuple(prompt_of(p, config, tokenizer) for p in held_out)
+        self._train = Prompts(train, config, tokenizer)
+        self._held_out = Prompts(held_out, config, tokenizer)
 
     def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
         """The next `num_prompts` problems: numbers [step * num_prompts, (step + 1) * num_prompts) of the endless walk.
@@ -61,10 +61,7 @@ class DemonstratedProblemTask(ProblemTask):
 
     def __init__(self, config: ProblemsConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self._demonstrations = {
-            prompt.id: self._encode_solution(problem)
-            for prompt, problem in zip(self._train, self._solutions.values(), strict=True)
-        }
+        self._demonstrations = {problem.where: self._encode_solution(problem) for problem in self._train.problems}
 
     @property
     def teachers(self) -> tuple[str, ...]:
@@ -91,6 +88,27 @@ class DemonstratedProblemTask(ProblemTask):
                 f"{self.config.max_response_tokens} tokens, got {len(tokens)}"
             )
         return tokens
+
+
+class Prompts(Sequence[Prompt]):
+    """The prompts of problems, all checked at once and each made when it is asked for: tokens take much memory."""
+
+    def __init__(self, problems: list[Problem], config: ProblemsConfig, tokenizer: Tokenizer) -> None:
+        self.problems, self._config, self._tokenizer = problems, config, tokenizer
+        for problem in problems:
+            prompt_of(problem, config, tokenizer)
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Prompt, ...]: ...
+    def __getitem__(self, index: int | slice) -> Prompt | tuple[Prompt, ...]:
+        if isinstance(index, slice):
+            return tuple(prompt_of(p, self._config, self._tokenizer) for p in self.problems[index])
+        return prompt_of(self.problems[index], self._config, self._tokenizer)
+
+    def __len__(self) -> int:
+        return len(self.problems)
 
 
 def prompt_of(problem: Problem, config: ProblemsConfig, tokenizer: Tokenizer) -> Prompt:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from lab.tasks.readers import TABLES, read_lines, read_rows, short
 from lab.tasks.tokenizers import ROLES, Message
 
 PROBLEM = "{problem}"
+SAID_EVERY = 100_000
+"""Problems after which reading a file says how far it is."""
 R3_TEMPLATE = PROBLEM + "\nPlease reason step by step,\nand put your final answer within \\boxed{ }."
 
 
@@ -73,7 +76,7 @@ class DatasetConfig(ProblemsConfig):
     kind: Literal["dataset"] = "dataset"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One row; `where` is `path:number` for messages. `before` are the messages before the problem's own, if any."""
 
@@ -97,14 +100,15 @@ def read_problems(config: ProblemsConfig, path: str) -> list[Problem]:
     Keys besides the configured ones are ignored. A problem that comes twice is bad: its copies could fall on both sides
     of the held-out split.
     """
-    problems: list[Problem] = []
-    first: dict[str, str] = {}
+    first: dict[str, Problem] = {}
     for where, row in _rows(config, path):
         problem = _problem(config, row, where)
-        if problem.identity in first:
-            raise ValueError(f"{where}: expected a new problem, got that of {first[problem.identity]} again")
-        first[problem.identity] = where
-        problems.append(problem)
+        before = first.setdefault(problem.identity, problem)
+        if before is not problem:
+            raise ValueError(f"{where}: expected a new problem, got that of {before.where} again")
+        if len(first) % SAID_EVERY == 0:
+            print(f"{path}: {len(first):,} problems read", file=sys.stderr, flush=True)
+    problems = list(first.values())
     if not problems:
         raise ValueError(f"{path}: expected at least one problem, got an empty file")
     return problems

@@ -38,11 +38,7 @@ def read_rows(path: str, example: str) -> Iterator[Row]:
 
 def read_lines(path: str, example: str) -> Iterator[Row]:
     """The lines of a JSON Lines file; blank ones are skipped but counted."""
-    try:
-        lines = Path(path).read_bytes().splitlines()
-    except OSError as error:
-        raise ValueError(f"{path}: expected a file of problems, got: {error.strerror or error}") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
@@ -55,6 +51,16 @@ def read_lines(path: str, example: str) -> Iterator[Row]:
         if not isinstance(row, dict):
             raise ValueError(f"{where}: expected a JSON object such as {example}, got {short(row)}")
         yield where, row
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    """The lines one by one, without their ends: a large file is never held whole."""
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                yield from line.splitlines()
+    except OSError as error:
+        raise ValueError(f"{path}: expected a file of problems, got: {error.strerror or error}") from error
 
 
 def files(path: str) -> list[Path]:

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.tasks import grading
@@ -195,3 +195,11 @@ def test_grading_is_silent(capfd, caplog):
 def test_parseable_answers(answer, expected):
     """A reference answer counts as readable if Math-Verify finds an expression in it."""
     assert is_parseable(answer) is expected
+
+
+@given(st.from_regex(grading._NUMBER, fullmatch=True))
+@settings(max_examples=30)  # each asks the grading process
+def test_a_plain_number_needs_no_asking(answer):
+    """What is taken for parseable by its form alone is parseable by Math-Verify."""
+    assert is_parseable(answer)
+    assert grading._POOL.ask({"answer": answer, "limit_s": grading.LIMIT_S})

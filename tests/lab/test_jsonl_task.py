@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lab.strict import ConfigError, validate
-from lab.tasks import DemonstratedTask, build
+from lab.tasks import DemonstratedTask, build, grading
 from lab.tasks.jsonl import JsonlConfig
 from lab.tasks.tokenizers import CharTokenizer
 from theory.contracts import Prompt, Response, Task
@@ -228,3 +228,16 @@ def test_wrong_fields_are_one_line(block, words):
     with pytest.raises(ConfigError) as caught:
         validate(JsonlConfig, {"kind": "jsonl", "path": "x.jsonl", **block}, "config.yaml")
     assert words in str(caught.value)
+
+
+def test_answers_that_are_numbers_or_known_are_not_asked_for_again(tmp_path, monkeypatch):
+    """A thousand problems with numbers and one expression as answers ask the grading process once."""
+    asked = []
+    monkeypatch.setattr(grading._POOL, "ask", lambda request: not asked.append(request["answer"]))
+    grading.is_parseable.cache_clear()
+    answers = [r"\frac{1}{7}" if i % 2 else str(-i / 2) for i in range(1000)]
+    lines = [{"problem": f"Problem {i}", "answer": answer} for i, answer in enumerate(answers)]
+    task = build(JsonlConfig(path=write(tmp_path / "many.jsonl", lines)), TOKENIZER)
+    grading.is_parseable.cache_clear()  # of what the stand-in said
+    assert asked == [r"\frac{1}{7}"]
+    assert sorted(p.answer for p in (*task.prompts(0, 900), *task.held_out())) == sorted(answers)
