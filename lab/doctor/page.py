@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from lab.doctor.diagnosis import Diagnosis
 from lab.doctor.evidence import CLUES
 from lab.doctor.view import View
-from lab.report.figures import HEIGHT, MARGIN, Caption, Figure
-from lab.report.page import TEMPLATES
+from lab.report.figures import Caption, Figure
+from lab.report.page import page
 from lab.report.pictures import MAX_POINTS, ROUTING_LEVELS, extreme_curve, probability_scatter
-from lab.report.style import PALETTE, number
+from lab.report.style import number
 from lab.traces import Trace
 
-PIECES = (TEMPLATES.parents[1] / "doctor" / "template", TEMPLATES)
-"""Where templates are looked for: the doctor's own, then the report's."""
 NUM_SHOWN = 3
 """Causes of a trace in the table."""
 
@@ -49,22 +44,11 @@ def render(patients: Sequence[Patient]) -> str:
     """The page as text."""
     draws = (probability_scatter, extreme_curve, along_response, logits, *ROUTING_LEVELS[:2])
     figures = [figure for figure in (draw(patients) for draw in draws) if figure is not None]
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PIECES), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
     title = patients[0].label if len(patients) == 1 else f"{len(patients)} traces"
-    return environment.get_template("doctor.html.jinja").render(
-        title=title, patients=patients, figures=figures, palette=PALETTE, height=HEIGHT, clues=CLUES, number=number,
-        payload=_payload(figures, len(patients)), plotly=Markup(get_plotlyjs()),
+    return page(
+        "doctor.html.jinja", figures, num_runs=len(patients), own=Path(__file__).parent / "template",
+        title=title, patients=patients, figures=figures, clues=CLUES, number=number,
     )  # fmt: skip
-
-
-def _payload(figures: Sequence[Figure], num: int) -> Markup:
-    payload = {
-        "height": HEIGHT, "margin": MARGIN, "num_runs": num, "palette": [asdict(ink) for ink in PALETTE],
-        "figures": [{"id": f.id, "data": f.data, "layout": f.layout} for f in figures],
-    }  # fmt: skip
-    return Markup(json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def along_response(patients: Sequence[Patient]) -> Figure | None:
