@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections import Counter
 from fractions import Fraction
@@ -141,8 +142,11 @@ def test_a_demonstration_is_right_and_no_neighbour_of_it_is(values, step, teache
         assert answer_with(task, prompt, f"#1#{answer}") == 1.0
         assert answer_with(task, prompt, answer) == 0.0
         numbers, target = problem_of(prompt)
-        for wrong in (f"{answer}+{numbers[0]}-{numbers[0]}", f"{answer}+0", f"{answer}+1-1", f"{target}", f"-{answer}",
-                      f"({answer}", f"{answer})", f"{answer}=", f" {answer}"[1:] + ";", f"{answer}#", ""):  # fmt: skip
+        # A number that is still there twice may be added and subtracted: that answer is right, too.
+        spare = Counter(numbers) - Counter(int(text) for text in re.findall(r"\d+", answer))
+        doubled = [f"{answer}+{number}-{number}" for number in (numbers[0], 1) if spare[number] < 2]
+        for wrong in (*doubled, f"{answer}+0", f"{target}", f"-{answer}", f"({answer}", f"{answer})",
+                      f"{answer}=", f" {answer}"[1:] + ";", f"{answer}#", ""):  # fmt: skip
             assert answer_with(task, prompt, f"#{wrong}") == 0.0, wrong
         assert not is_right(answer, numbers, target + 1, task.config)
         if task.config.use_all:
