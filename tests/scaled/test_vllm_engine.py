@@ -179,15 +179,17 @@ def test_a_temperature_near_zero_is_greedy(engine):
 
 
 def test_prompts_that_do_not_fit_are_refused(engine):
-    """Too long, empty and out-of-vocabulary prompts are one line with the numbers; the longest that fits runs."""
+    """Too long, empty and out-of-vocabulary prompts, and those whose response would be cut, are one line with the
+    numbers; the longest that fits runs."""
     for tokens, message in [
         ((2,) * 256, r"prompts\[0\]: expected 1 to 255 tokens \(rollout.max_model_len - 1\), got 256"),
         ((), r"prompts\[0\]: expected 1 to 255 tokens .*, got 0"),
         ((2, 64), r"prompts\[0\]: expected token ids in \[0, 64\), got 64"),
+        ((2,) * 233, r"rollout.max_model_len: expected at least 233 \+ 24 = 257 for prompt p .*, got 256"),
     ]:
         with pytest.raises(ValueError, match=message):
             engine.generate([Prompt("p", tokens, "")], SAMPLING)
-    longest = engine.generate([Prompt("p", (2,) * 255, "")], SAMPLING)
+    longest = engine.generate([Prompt("p", (2,) * 255, "")], Sampling(max_tokens=1, num_responses=4, seed=5))
     assert [len(r.tokens) for r in longest.responses] == [1] * 4
 
 
