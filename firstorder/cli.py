@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _one_line(error: ValueError | OSError) -> str:
-    """What went wrong; a file's name before the system's words about it."""
+    """The message of an error; a file's name before the system's words about it."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
     return str(error)

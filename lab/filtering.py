@@ -80,7 +80,7 @@ class ProblemFile:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a filter measured and kept."""
+    """The measurements of a filter, and the problems that it kept."""
 
     rates: tuple[float, ...]
     band: Band

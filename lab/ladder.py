@@ -1,4 +1,4 @@
-"""What a ladder of inference engines measures against one trainer, and how its table is written.
+"""The ladder of inference engines: its measurements against one trainer, and its table.
 
 A rung's metrics are means over independent draws with 95% intervals, so that the ladder of real engines
 (`firstorder ladder`) and that of simulated defects (`firstorder defects`) can be held against each other.
@@ -20,7 +20,7 @@ TITLES = {
     "routing/router_disagreement": "routers that differ",
     "routing/token_disagreement": "tokens with one",
 }
-"""What is measured on a rung, by registered name, and what the table calls it."""
+"""The measurements of a rung, by registered name, and their names in the table."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, commit, host. Numbers are only comparable, and bits only equal, where these agree."""
+"""The environment of a run: versions, commit, host. Numbers are comparable, and bits equal, only where these agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CODE = tuple(f":/{name}" for name in ("theory", "lab", "sandbox", "scaled", "fir
 
 
 def manifest(seed: int) -> dict[str, Any]:
-    """What a run ran on: seed, package versions, git commit (absent outside a checkout), Python, platform, CPU."""
+    """The environment of a run: seed, package versions, git commit (if in a checkout), Python, platform, CPU."""
     versions = {}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

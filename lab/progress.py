@@ -1,4 +1,4 @@
-"""What a person sees of a running run: one line every few steps, or a live bar; the same in every world."""
+"""The progress of a run on the terminal: one line every few steps, or a live bar; the same in every world."""
 
 from __future__ import annotations
 

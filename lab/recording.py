@@ -1,4 +1,4 @@
-"""What stands on disk after each global step, and in which order: metrics, then the trace, then the checkpoint.
+"""The writes to disk after each global step, in their order: metrics, then the trace, then the checkpoint.
 
 A metrics row is written before the checkpoint that contains it, so a run that is killed in between drops it and
 computes it again. Rows are numbered by the global steps taken; row 0 is the evaluation before the first.
@@ -29,7 +29,7 @@ class NonFiniteError(ArithmeticError):
 
 @runtime_checkable
 class MetricLogger(Protocol):
-    """What a logger must do: take one row under its step number. Lightning's loggers do."""
+    """The logger interface: take one row under its step number. Lightning's loggers do."""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Takes a row."""

@@ -176,11 +176,11 @@ class RunFolder:
         return records
 
     def verdict(self) -> dict[str, Any] | None:
-        """What verdict.json holds; None for a run that has not ended, ValueError for a file that is none."""
+        """The content of verdict.json; None for a run that has not ended, ValueError for a file that is none."""
         return read_stored(self.path / "verdict.json", StoredVerdict)
 
     def manifest(self) -> dict[str, Any]:
-        """What manifest.json holds, nothing where there is none; ValueError for a file that is none."""
+        """The content of manifest.json, empty where there is none; ValueError for a file that is none."""
         return read_stored(self.path / "manifest.json", StoredManifest) or {}
 
     def truncate_metrics(self, last_step: int) -> None:

@@ -1,4 +1,4 @@
-"""What the files of a run folder hold, checked where they are read: an edited or torn one is one line with its name.
+"""The files of a run folder, checked where they are read: an edited or torn one is one line with its name.
 
 Only what a reader relies on is asked for, and keys beyond that are kept, so that runs of other versions stay readable.
 """
@@ -79,7 +79,7 @@ class StoredEngine(_Stored):
 
 
 class StoredConfig(_Stored):
-    """What a page says of a config, of this version or another."""
+    """The words of a page on a config, of this version or another."""
 
     name: str | None = None
     seed: int | None = None

@@ -22,7 +22,7 @@ from theory.names import did_you_mean as hint_at
 
 
 class ConfigError(ValueError):
-    """What the user gave cannot be a config; the message is one line for that user."""
+    """The user's input cannot be a config; the message is one line for that user."""
 
 
 class Strict(pydantic.BaseModel):
@@ -139,7 +139,7 @@ def _field_types(block: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> str:
-    """What YAML reads beyond JSON: a date is taken as its text, anything else is refused."""
+    """Values of YAML beyond JSON: a date is taken as its text, anything else is refused."""
     if isinstance(value, datetime.date):
         return value.isoformat()
     raise TypeError(f"a config holds text, numbers, lists and mappings only, got {type(value).__name__} {value!r}")

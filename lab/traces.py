@@ -251,7 +251,7 @@ def _metadata(data: bytes) -> dict[str, str]:
 
 
 def _texts(text: str) -> dict[int, str]:
-    """What the tokens say; ValueError where that is no object from numbers to text."""
+    """The text of the tokens; ValueError where that is no object from numbers to text."""
     texts = json.loads(text)
     if not isinstance(texts, dict) or not all(token.isdecimal() for token in texts):
         raise ValueError(f"texts: expected a JSON object from token numbers to text, got {text[:40]!r}")

@@ -29,7 +29,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
-"""What goes along where the model was opened from a folder."""
+"""The files that are copied where the model was opened from a folder."""
 
 
 def initial(config: SandboxRun, report: bool = True) -> MoE:
@@ -90,7 +90,7 @@ def write(model: MoE, tokenizer: CharTokenizer | Path, to: Path) -> bool:
 
 
 def tokenizer_of(config: SandboxRun) -> CharTokenizer | Path:
-    """What the model of this config reads with: its task's characters, or the files of the folder it comes from."""
+    """The tokenizer of this config's model: its task's characters, or the files of the folder it comes from."""
     if config.model.path is not None:
         return Path(config.model.path)
     tokenizer = open_task(config).tokenizer

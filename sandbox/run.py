@@ -1,4 +1,4 @@
-"""One sandbox run from config to verdict: cold start, RL, record, report; a killed run goes on from its checkpoint."""
+"""One sandbox run from config to verdict: cold start, RL, record, report; a killed run continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold before a cluster run starts: packages, config against files, task against model and engine."""
+"""The conditions under which a cluster run starts: packages, config against files, task against model and engine."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Spread(Strict):
 
 
 class Evidence(Strict):
-    """What the algorithm block of this config was seen to do, and where the config departs from what was seen."""
+    """The evidence for the algorithm block of this config, and where the config departs from it."""
 
     runs: tuple[RunEvidence, ...] = Field(min_length=1, description="the runs, by seed; times are UTC")
     engine: str = Field(description="the inference engine they ran against, as JSON")

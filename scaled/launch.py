@@ -30,7 +30,7 @@ _IMAGE = re.compile(r"[\w./@:#+~-]+")
 
 @dataclass(frozen=True)
 class Options:
-    """What the config does not know: where on the cluster, for how long, in which container."""
+    """The facts that the config does not know: where on the cluster, for how long, in which container."""
 
     partition: str | None = None
     account: str | None = None

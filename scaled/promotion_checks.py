@@ -1,4 +1,4 @@
-"""What runs must show before their algorithm is promoted: one config, several stable seeds, no accuracy lost,
+"""The conditions under which an algorithm is promoted: one config, several stable seeds, no accuracy lost,
 records of their own."""
 
 from __future__ import annotations

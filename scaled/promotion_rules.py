@@ -1,4 +1,4 @@
-"""What becomes of each field of the algorithm block on the way from a sandbox run to a cluster config: one table.
+"""The fate of each field of the algorithm block on the way from a sandbox run to a cluster config: one table.
 
 What says *which* algorithm it is stays as the runs had it; what says how large or how fast comes from the target, or,
 where it depends on N (mini-batches a global step), from the numbers that the papers print for the target's model.
@@ -73,7 +73,7 @@ Computed = tuple[Any, str]
 
 @dataclass(frozen=True)
 class Rule:
-    """What happens to one field: it is kept, taken from the target, or computed; `source` says why."""
+    """The fate of one field: it is kept, taken from the target, or computed; `source` says why."""
 
     field: str
     action: Literal["keep", "target", "rule"]

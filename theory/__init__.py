@@ -1,1 +1,1 @@
-"""What is optimised, and what can be proved of it: pure functions of tensors, the contracts, and the one RL loop."""
+"""Objectives and their provable properties, as pure functions of tensors; the contracts; the one RL loop."""

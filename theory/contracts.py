@@ -198,7 +198,7 @@ class TokenScores:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """What one gradient update sees. `index` counts from 0 within the global step; `num_minibatches` is N.
+    """The inputs of one gradient update. `index` counts from 0 within the global step; `num_minibatches` is N.
 
     `logp_ref_BT` is there where the objective has a KL penalty, `features` where the predictor learns.
     """
@@ -214,7 +214,7 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """What one gradient update did: scalar metrics by registered name, and pi's values before the step was taken.
+    """The result of one gradient update: scalar metrics by registered name, and pi's values before the step was taken.
 
     `natural` are the experts that pi's live logits would choose; `features` holds pi's router logits on the rows of
     the mini-batch's cached features (the targets of the predictor, Pr2 Eq. 8).

@@ -49,7 +49,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one global step produced: registered metrics, and the data behind them (for traces)."""
+    """The result of one global step: registered metrics, and the data behind them (for traces)."""
 
     metrics: dict[str, float]
     rollouts: Rollouts
@@ -59,7 +59,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class OldPass:
-    """What the old pass found, and how the gradient passes that follow will route.
+    """The result of the old pass, and the routing of the gradient passes that follow.
 
     `cached` holds the experts that count as this batch's cached route; `cached_logits` the router logits that chose
     them; `teacher` the features (h_old, p_old) from which the predictor learns, where the mode trains one.

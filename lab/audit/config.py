@@ -1,4 +1,4 @@
-"""What an audit enumerates: policies, how far apart they are, rewards, groups and objectives; every pairing is a cell.
+"""The config of an audit: policies, their distances, rewards, groups and objectives; every pairing is a cell.
 
 Tabular and linear policies need no world. The sandbox adds a Mixture-of-Experts kind of policies in a subclass, which
 `backend: sandbox` asks for (sandbox/exact/cases.py). Paper: MiniRL (arXiv 2512.01374) Eq. 5 names the two gaps.
@@ -63,7 +63,7 @@ class TabularPolicies(Policies):
 
     @property
     def label(self) -> str:
-        """What the tables call these policies."""
+        """The name of these policies in tables."""
         return _label("tabular", self)
 
 
@@ -77,7 +77,7 @@ class LinearPolicies(Policies):
 
     @property
     def label(self) -> str:
-        """What the tables call these policies."""
+        """The name of these policies in tables."""
         return _label(self.features, self)
 
 

@@ -128,7 +128,7 @@ class _Measured:
         return self._estimates[key]
 
     def distances(self, level: tuple[float, float]) -> dict[str, float]:
-        """What was asked, and what the policies are."""
+        """The question, and the policies."""
         problem = self.problem(level)
         tree, mu, old, pi = problem.target.tree, problem.logp_mu, problem.logp_old, problem.target.logp()
         return {

@@ -55,7 +55,7 @@ COLUMNS: dict[str, str] = {
 """Name to meaning of every column but the errors, error_<n>."""
 
 CASE = ("policy", "engine", "mode", "reward", "group", "baseline")
-"""What never mixes in a median."""
+"""The columns whose values never mix in a median."""
 LEVEL = ("length", "asked_discrepancy", "asked_staleness")
 BIASES = ("bias", "direction_bias", "bias_discrepancy", "bias_staleness", "bias_on_policy")
 

@@ -1,4 +1,4 @@
-"""What an audit found, in sentences whose every number is computed from its rows."""
+"""The findings of an audit, in sentences whose every number is computed from its rows."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class EvaluationBlock(Strict):
 
 
 class CheckpointBlock(Strict):
-    """What a killed run goes on from."""
+    """The checkpoints from which a killed run continues."""
 
     every: int = Field(default=10, ge=1, description="global steps between checkpoints; the last step always makes one")
     keep: int = Field(default=2, ge=1, description="checkpoints kept, the newest ones")
@@ -49,7 +49,7 @@ class LoggingBlock(Strict):
 
 
 class RunConfig(Strict):
-    """What every world's run has; `backend` says which world, and its subclass fixes the value."""
+    """The fields of a run in every world; `backend` says which world, and its subclass fixes the value."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+=-]*$", description="the run's folder is <output>/<name>/<time>-<hash>"
@@ -60,7 +60,9 @@ class RunConfig(Strict):
     task: TaskConfig = Field(description="where prompts and rewards come from")
     algorithm: AlgorithmConfig = Field(description="what is optimised and how, in words that hold in every world")
     evaluation: EvaluationBlock = Field(default_factory=EvaluationBlock, description="held-out accuracy")
-    checkpoint: CheckpointBlock = Field(default_factory=CheckpointBlock, description="what a killed run goes on from")
+    checkpoint: CheckpointBlock = Field(
+        default_factory=CheckpointBlock, description="files from which a killed run continues"
+    )
     traces: TraceBlock = Field(default_factory=TraceBlock, description="what single steps sampled and scored")
     verdict: VerdictRules = Field(default_factory=VerdictRules, description="when a run counts as collapsed")
     logging: LoggingBlock = Field(default_factory=LoggingBlock, description="where metrics go besides metrics.jsonl")

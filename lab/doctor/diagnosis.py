@@ -19,7 +19,7 @@ TRIED_ON = 2500
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was seen, and every cause's strength in [0, 1], the strongest first."""
+    """The evidence, and the strength of every cause in [0, 1], the strongest first."""
 
     seen: Mapping[str, float]
     strengths: Mapping[Cause, float]

@@ -1,4 +1,4 @@
-"""What a trace says of a pair of engines, as numbers: each clue is one function of the tokens, with its formula.
+"""The evidence of a trace on a pair of engines, as numbers: each clue is one function of the tokens, with its formula.
 
 d = log old - log mu of a sampled token, rho = e^d, p its probability under old, token ~ mu. No data: no clue.
 Papers: R3 (arXiv 2510.11370) Eq. 2 and 3, sec. 3.2; MiniRL (arXiv 2512.01374) Eq. 5.

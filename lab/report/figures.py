@@ -31,7 +31,7 @@ MAX_LABEL = 18
 
 @dataclass(frozen=True)
 class Caption:
-    """What a figure shows: the formula, its unit, and where it comes from."""
+    """The content of a figure: the formula, its unit, and where it comes from."""
 
     formula: str
     unit: str
@@ -54,7 +54,7 @@ class Figure:
 
 @runtime_checkable
 class Named(Protocol):
-    """What has a line in a figure: its place in the palette and its name."""
+    """A line in a figure: its place in the palette and its name."""
 
     @property
     def index(self) -> int: ...
@@ -217,7 +217,7 @@ def collapse_cross(run: Run, smooth: Series, scale: Scale) -> dict[str, Any] | N
 
 
 def smoothing_note(window: int) -> str:
-    """What is faint and what is bold; nothing where nothing is smoothed."""
+    """A legend for the faint and the bold lines; empty where nothing is smoothed."""
     return f"Faint: each step; bold: trailing mean of {window} steps. " if window > 1 else ""
 
 

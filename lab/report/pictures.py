@@ -28,7 +28,7 @@ TAUS = torch.logspace(0, 1, 61, dtype=torch.float64).tolist()
 
 
 Traced = Any
-"""What has an index (its colour), a label and a newest_trace: a run, or a trace by itself on the doctor's page."""
+"""A source of pictures, with an index (its colour), a label and a newest_trace: a run, or a trace alone (doctor)."""
 
 
 def probability_scatter(runs: Sequence[Traced]) -> Figure | None:

@@ -1,4 +1,4 @@
-"""What the report reads of a run folder, and its line of the summary table."""
+"""The part of a run folder that the report reads, and its line of the summary table."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def load_runs(folders: Sequence[RunFolder]) -> list[Run]:
 
 
 def shared_prefix(names: Sequence[str]) -> str:
-    """What all names begin with, up to a hyphen or underscore, so that a rest remains of each; empty for one name."""
+    """The common prefix of all names, up to a hyphen or underscore, with a rest of each; empty for one name."""
     if len(names) < 2:
         return ""
     prefix = names[0]

@@ -1,4 +1,4 @@
-"""What the runs show, in words: which collapsed, when and by which rule, which held, and their KL with and without.
+"""The story of the runs in words: which collapsed, when and by which rule, which held, and their KL with and without.
 
 Every number is one of the records'. The words say what was measured and what a remedy does, never why a run held.
 """
@@ -135,7 +135,7 @@ def _collapse(group: Group) -> Sentence:
 
 
 def _remarks(group: Group) -> Sentence:
-    """What the verdicts remark on runs that held; nothing where they do not."""
+    """The remarks of verdicts on runs that held; empty where there are none."""
     remarks = [str(remark) for run in group.runs for remark in (run.verdict or {}).get("remarks", ())]
     if not remarks:
         return []
@@ -168,7 +168,7 @@ def _kl(found: Sequence[Group]) -> Sentence:
 
 
 def _notes(found: Sequence[Group]) -> list[str]:
-    """What the remedies do, each once, and how many seeds there are."""
+    """The effect of each remedy, each once, and the number of seeds."""
     clauses = dict.fromkeys(clause for group in found for clause in Treatment(group.runs[0]).clauses())
     notes = [f"{'; '.join(clauses)}."] if clauses else []
     if len(found) > 1 and max(len(group.runs) for group in found) == 1:

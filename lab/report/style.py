@@ -29,7 +29,7 @@ PALETTE = (
 )
 
 DASHES = ("solid", "dash")
-"""What tells runs apart after the palette has been used once."""
+"""The dashes that tell runs apart once the palette is used up."""
 
 
 def number(value: float | int | None) -> str:

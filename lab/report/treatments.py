@@ -1,4 +1,4 @@
-"""What sets the runs of a report apart, read from their configs: the engine's gap, and what was done about it.
+"""The differences between the runs of a report, read from their configs: the engine's gap and the remedies.
 
 A remedy is a correction of the gap or a replay mode. Runs of one config under several seeds are one group.
 """
@@ -23,12 +23,12 @@ REPLAY = {
     "Pr2": "Pr2 replays the experts that a predictor chose in the old pass",
     "Pr3": "Pr3 replays the experts that a predictor chose for mu",
 }
-"""What each replay mode does, in a clause."""
+"""The effect of each replay mode, in a clause."""
 
 
 @dataclass(frozen=True)
 class Treatment:
-    """What one run's config says of the engine and of the remedies; None where it says nothing that can be read."""
+    """Engine and remedies by one run's config; None where it cannot be read."""
 
     run: Run
 
@@ -71,7 +71,7 @@ class Treatment:
         return not (self.is_exact or corrected or self.replay)
 
     def parts(self, baseline: str | None, engines: Literal["same", "exact", "differ"]) -> list[str]:
-        """What is particular to it, in words: the preset where it is not the baseline's, correction, replay, engine.
+        """Its particulars in words: the preset where it is not the baseline's, correction, replay, engine.
 
         `engines` says how those of the report differ: not at all, in being exact or not, or in more.
         """
@@ -83,7 +83,7 @@ class Treatment:
         return [part for part in found if part]
 
     def clauses(self) -> list[str]:
-        """What its remedies do, a clause each: replay by its mode, a correction by its formula."""
+        """The effects of its remedies, one clause each: replay by its mode, a correction by its formula."""
         clauses = [REPLAY[self.replay]] if self.replay in REPLAY else []
         if self.objective is None or self.objective.correction.name == "none":
             return clauses

@@ -29,7 +29,7 @@ class TextTask(Task, Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What its prompts and responses are written in."""
+        """The tokens in which its prompts and responses are written."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""What the block of every task says of it besides its dials."""
+"""The properties that the config block of every task states besides its dials."""
 
 from __future__ import annotations
 

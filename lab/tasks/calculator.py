@@ -112,7 +112,7 @@ class CalculatorTask:
         return self._held_out
 
     def observe(self, prompt: Prompt, response: Response) -> tuple[int, ...] | None:
-        """What the calculator says to the last turn: the value of a call, or `=?;`; None to a turn with the mark."""
+        """The calculator's answer to the last turn: the value of a call, or `=?;`; None to a turn with the mark."""
         turn = self._last_turn(response)
         if MARK in turn:
             return None
@@ -181,7 +181,7 @@ def apply(left: str, sign: str, right: str) -> int:
 
 
 def worked_turns(text: str) -> Iterator[tuple[str, str]]:
-    """What the calculator says before each turn, and the turn itself: "" and "<37*6>", then "=222;" and "<222+58>"."""
+    """Each turn with the calculator's answer before it: "" and "<37*6>", then "=222;" and "<222+58>"."""
     value, *rest = re.findall(r"[0-9]+|[-+*]", text)
     said = ""
     for sign, number in zip(rest[::2], rest[1::2], strict=True):

@@ -60,7 +60,7 @@ class CountdownConfig(TaskBlock):
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """Who can cold-start a model on the task; the first is the default."""
+        """The teachers that can cold-start a model on the task; the first is the default."""
         return TEACHERS
 
 

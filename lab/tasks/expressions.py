@@ -9,7 +9,7 @@ PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
 class BadExpression(ValueError):
-    """What was written is not an expression by the rules."""
+    """The text is not an expression by the rules."""
 
 
 def evaluate(text: str, operations: Collection[str], given: Counter[str]) -> tuple[int, Counter[str]]:

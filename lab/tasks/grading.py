@@ -194,7 +194,7 @@ def _parse_answer(answer: str) -> list[Any]:
 
 
 def _reply(request: dict[str, Any]) -> bool:
-    """What the worker thinks of one request."""
+    """The worker's grade of one request."""
     from math_verify import verify
 
     answer = _parse_answer(request["answer"])

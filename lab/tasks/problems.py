@@ -52,7 +52,7 @@ class ProblemsConfig(TaskBlock):
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """Who can cold-start a model on the task: the rows' own solutions, or nobody."""
+        """The teachers that can cold-start a model on the task: the rows' own solutions, or none."""
         return () if self.solution_key is None else ("solutions",)
 
     @model_validator(mode="after")
@@ -88,7 +88,7 @@ class Problem:
 
     @property
     def identity(self) -> str:
-        """What two copies of a problem share: its text, and the messages before it where there are some."""
+        """The identity of a problem, shared by its copies: its text, and the messages before it, if any."""
         if not self.before:
             return self.problem
         return json.dumps([*((m["role"], m["content"]) for m in self.before), self.problem])

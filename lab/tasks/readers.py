@@ -15,9 +15,9 @@ Row = tuple[str, dict[str, Any]]
 
 TABLES = (".parquet", ".arrow")
 SAVED = "state.json"
-"""What `datasets.save_to_disk` leaves in the folder of a split."""
+"""The file that `datasets.save_to_disk` leaves in the folder of a split."""
 SPLITS = "dataset_dict.json"
-"""What it leaves in a folder of splits."""
+"""The file that it leaves in a folder of splits."""
 
 
 def read_rows(path: str, example: str) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
 ROLES = ("system", "user", "assistant")
-"""Who may speak in a chat."""
+"""The roles of a chat."""
 
 
 class Message(TypedDict):
@@ -25,7 +25,7 @@ class Message(TypedDict):
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What a task and an engine need of a tokenizer; ids are in [0, vocab_size)."""
+    """The tokenizer interface of tasks and engines; ids are in [0, vocab_size)."""
 
     @property
     def vocab_size(self) -> int:

@@ -1,1 +1,1 @@
-"""What `firstorder bench` times: our engine and steps beside those of transformers and TRL, and their memory."""
+"""The subjects of `firstorder bench`: our engine and steps beside those of transformers and TRL, and their memory."""

@@ -182,7 +182,7 @@ def _step_pieces(name: str, num_minibatches: int, ours: Sandbox, theirs: Transfo
 
 
 def _replay_pieces(name: str, ours: Sandbox) -> Iterator[Piece]:
-    """What replay adds to a step and what prediction adds to replay, with features on all rows and on T_c of them."""
+    """The cost that replay adds to a step, and prediction to replay, with features on all rows and on T_c of them."""
     over: dict[Mode, Mode | None] = {"R2": None, "R3": None, "Pr2": "R2", "Pr3": "R3"}
     for num, suffix in ((None, ""), (ours.work.few_positions, f", T_c = {ours.work.few_positions}")):
         for mode, plain in over.items():
@@ -290,7 +290,7 @@ def memory_table(result: BenchmarkResult) -> Table:
 
 
 def remarks(result: BenchmarkResult) -> list[str]:
-    """What must be known to read the table: what was compared, on which machine, and whether it was alone."""
+    """The conditions of the table: the things compared, the machine, and whether it was otherwise idle."""
     machine, versions = result.machine, result.machine["versions"]
     lines = [
         f"Both sides compute the same: log-probs to {result.logp_difference:.1e} nats, "

@@ -108,7 +108,7 @@ LIMITS = """## What this does not say
 
 
 def _said(table: pd.DataFrame) -> str:
-    """What happened at N = 8 and the largest gap, in a sentence."""
+    """The collapses at N = 8 and the largest gap, in a sentence."""
     parts = []
     for gap, remedy, name in STORY:
         for place in places(where(table, N=8, gap=gap, remedy=remedy)).to_dict("records"):
@@ -118,7 +118,7 @@ def _said(table: pd.DataFrame) -> str:
 
 
 def _story(table: pd.DataFrame) -> str:
-    """Who collapsed at N = 8 and the largest gap, as a table."""
+    """The collapses at N = 8 and the largest gap, as a table."""
     lines = []
     for gap, remedy, name in STORY:
         for place in places(where(table, N=8, gap=gap, remedy=remedy)).to_dict("records"):

@@ -17,7 +17,7 @@ from sandbox.ledger.course import area, collapse_step, collapsed, final, initial
 from sandbox.ledger.measures import FINAL_ENTROPY, FINAL_KL
 
 PLACE = ["preset", "gap", "N", "remedy"]
-"""What tells one place of the map from another."""
+"""The columns that tell one place of the map from another."""
 
 FIRST = {"kl": "rollout_corr/k3_kl", "f2": "rollout_corr/extreme_frac_tau2", "chi2": "rollout_corr/chi2_token",
          "routers": "routing/router_disagreement", "length": "response_length/mean"}  # fmt: skip

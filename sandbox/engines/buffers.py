@@ -1,4 +1,4 @@
-"""What one generate call gathers: the routing of every forward pass, and the tokens of responses while they grow.
+"""The buffers of one generate call: the routing of every forward pass, and the tokens of responses while they grow.
 
 Extra letters: W rows of a response's buffer, n rows of one forward pass, F feature rows.
 """
@@ -44,7 +44,7 @@ class Recorder:
         return experts_NK, weights_NK
 
     def take(self, experts_LNK: Tensor, hidden_LND: Tensor | None, logits_LNE: Tensor | None) -> None:
-        """What layers in a row did on their own, naturally; router inputs and logits where `keep_features` asks."""
+        """The natural routing of layers in a row; router inputs and logits where `keep_features` asks."""
         self.experts.extend(experts_LNK)
         if hidden_LND is not None and logits_LNE is not None:
             self.hidden.extend(hidden_LND)
@@ -94,7 +94,7 @@ def _gathered(passes: Sequence[Sequence[Tensor]], place_F: Tensor) -> Tensor:
 
 @dataclass
 class Buffers:
-    """What is gathered for B responses while they grow; rows are input tokens, t are response positions."""
+    """The buffers of B responses while they grow; rows are input tokens, t are response positions."""
 
     tokens_BT: Tensor
     logp_BT: Tensor

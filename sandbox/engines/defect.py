@@ -43,7 +43,7 @@ class Defect(Strict, ABC):
         return stacked
 
     def numerics(self, generator: torch.Generator) -> Numerics:
-        """What this defect does to one generate call, whose random draws come from `generator`."""
+        """The effect of this defect on one generate call, whose random draws come from `generator`."""
         return EXACT
 
     def drawn(self, logits_AV: Float[Tensor, "A V"]) -> Float[Tensor, "A V"]:

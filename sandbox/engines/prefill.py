@@ -1,4 +1,4 @@
-"""What a prefill alone makes of finished responses: the prompt log-probabilities that inference engines offer.
+"""A prefill of finished responses: the prompt log-probabilities that inference engines offer.
 
 Held against what was decoded it tests the link prefill == decode, and it scores any text under an engine's policy.
 Extra letter: n, all response tokens, packed.

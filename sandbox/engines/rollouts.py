@@ -1,4 +1,4 @@
-"""What the engine hands out: rollouts, made of the buffers of one call."""
+"""The output of the engine: rollouts, made of the buffers of one call."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ from theory.routing.passes import MODES, PASSES, Mode
 from theory.streams import stream
 
 PROMPT = Prompt("audit", (0,), answer="")
-"""What every response goes on from: one token."""
+"""The prompt of every response: one token."""
 
 
 class MoeModel(Strict):
@@ -74,7 +74,7 @@ class MoePolicies(Policies):
 
     @property
     def label(self) -> str:
-        """What the tables call these policies."""
+        """The name of these policies in tables."""
         return f"moe, {self.num_tokens} tokens" + (" with an end" if self.has_end else "")
 
     @model_validator(mode="after")

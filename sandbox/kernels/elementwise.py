@@ -1,4 +1,4 @@
-"""What works on a row at a time: norms, activations and rotations, each with a gradient in few passes over memory."""
+"""Operations on one row at a time: norms, activations and rotations, each with a gradient in few passes over memory."""
 
 from __future__ import annotations
 

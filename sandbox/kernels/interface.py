@@ -1,4 +1,4 @@
-"""What a model computes with: one set of kernels, chosen when the model is made."""
+"""The interface of kernels: a model computes with one set, chosen when it is made."""
 
 from __future__ import annotations
 

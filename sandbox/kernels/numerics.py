@@ -59,7 +59,7 @@ class Numerics:
         return logits_NV
 
     def rounding(self) -> Rounding | None:
-        """What the hooks before `logits` do to a pass, as data with which it can be computed without them.
+        """The effect of the hooks before `logits` on a pass, as data with which it can be computed without them.
 
         None where a hook does more than this says: such a pass must ask its hooks. So a class that overrides one and
         states nothing is never computed without it; `router_logits` alone is asked also in between.

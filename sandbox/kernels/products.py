@@ -68,7 +68,7 @@ def product(
 
 
 def key_mask(num_seen_BS: Int[Tensor, "#B S"], num_slots: int, dtype: torch.dtype) -> Float[Tensor, "#B S P"]:
-    """What `attention` adds to scores: 0 for the first so many of the key slots, -inf for the others."""
+    """The mask that `attention` adds to scores: 0 for the first so many of the key slots, -inf for the others."""
     slot_P = torch.arange(num_slots)
     return torch.where(slot_P >= num_seen_BS[:, :, None], float("-inf"), 0.0).to(dtype)
 

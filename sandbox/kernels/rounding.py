@@ -1,4 +1,4 @@
-"""What an engine rounds inside a forward pass, as plain data that any set of kernels can follow.
+"""The rounding of an engine inside a forward pass, as plain data that any set of kernels can follow.
 
 sandbox/engines/rounded.py does it with torch's operators, sandbox/kernels/compiled in a whole pass, in the same bits.
 """

@@ -148,7 +148,7 @@ def branch_row(cell: Cell, root: str, compiled: bool, budget: Budget = FULL) -> 
 def _at_the_state(
     config: SandboxRun, start: SandboxRun, task: TextTask, state: State, budget: Budget
 ) -> dict[str, float]:
-    """What is found of the arm's gradient at the state, and of its step's last mini-batch."""
+    """Measurements of the arm's gradient at the state, and of its step's last mini-batch."""
     num, step = budget.num_minibatches, _first_step(config, "gradient")
     learner = _learner_at(config, task, state)
     rounds = [gradients(learner, step + i, num) for i in range(budget.rounds)]

@@ -113,7 +113,7 @@ def _stated(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str],
 
 @functools.cache
 def _unseeded(regime: Regime, arm: Arm, changes: tuple[tuple[str, str], ...]) -> str:
-    """What all seeds of an arm's cell share, once: its YAML values take milliseconds to read."""
+    """The part that all seeds of an arm's cell share, read once: its YAML values take milliseconds."""
     raw = json.loads(regime.stated)
     apply(raw, arm.changes)
     norm = dict(regime.norms).get(raw["algorithm"].get("objective", {}).get("preset"))

@@ -1,4 +1,4 @@
-"""What a claim is: a sentence of a paper, what was predicted before the run, and the runs that decide it."""
+"""The parts of a claim: a sentence of a paper, what was predicted before the run, and the runs that decide it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Arm:
     changes: tuple[tuple[str, str], ...] = ()
     num_minibatches: int = 1
     made_by: Literal["training", "engine_fit", "branch"] = "training"
-    """What makes its rows: a training run, an engine fitted to a real one (see `engine_fit.py`), or a branch of another
-    arm's run (see `branch.py`)."""
+    """The source of its rows: a training run, an engine fitted to a real one (`engine_fit.py`), or a branch of another
+    arm's run (`branch.py`)."""
     own_cold_start: bool = False
     """Whether each seed has an initial model of its own, as a claim on models asks; else all share one."""
     start: Arm | None = None
@@ -65,8 +65,8 @@ class Measure:
     same: tuple[str, ...] = ()
     """Fields in which the two rows of a pair must agree, or the pair counts as missing: times are of one machine."""
     kind: Literal["number", "event", "time"] = "number"
-    """What it is: a number that varies between seeds, 1 where something happened and 0 where not, or the share of a run
-    before something happened and 1 where it did not. It decides how an effect is tested (contrasts.py, events.py)."""
+    """The kind of a measure: a number that varies between seeds, 1 or 0 for an event, or the share of a run before an
+    event and 1 without it. It decides how an effect is tested (contrasts.py, events.py)."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What `firstorder reproduce` does: which cells are wanted, running the missing ones, and the pages."""
+"""The work of `firstorder reproduce`: choosing the wanted cells, running the missing ones, writing the pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMOKE = (
     ("num_steps", "2"), ("algorithm.batch.num_responses", "4"), ("evaluation.max_prompts", "8"),
     ("evaluation.every", "1"), ("traces.every", "1"), ("checkpoint.every", "2"),
 )  # fmt: skip
-"""What a smoke cell changes after its arm: two global steps, small groups, few held-out problems."""
+"""The changes of a smoke cell to its arm: two global steps, small groups, few held-out problems."""
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ ROUTE_KL = between("routing/route_kl", 0.0, 1.0, "KL of cached and live router d
 
 
 def probe(name: str, words: str, unit: str) -> Measure:
-    """What the probe of that name (see `probes.py`) found in a run's traces; nan where it found nothing."""
+    """The finding of the probe of that name (see `probes.py`) in a run's traces; nan where there is none."""
 
     def of(row: Row) -> float:
         value = row["probes"].get(name)

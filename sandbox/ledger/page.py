@@ -82,7 +82,7 @@ REACH_TITLES = ("claim", "home", "asks for most", "effect assumed", "SD", "seeds
 
 
 def reach_row(need: Need) -> tuple[str, ...]:
-    """What a claim out of reach would take."""
+    """The cost of deciding a claim that is out of reach."""
     return (f"{need.claim.number}. {title(need.claim)}", need.claim.home, need.limiting.words, *power_row(need)[2:6])
 
 
@@ -106,7 +106,7 @@ def power_row(need: Need) -> tuple[str, ...]:
 
 
 def power_table(needed: Mapping[int, Need]) -> str:
-    """What every claim needs, with the hours of those within reach below it."""
+    """The needs of every claim, with the hours of those within reach below it."""
     within = [need for need in needed.values() if need.seeds is not None and need.seeds <= MOST]
     known = [need for need in needed.values() if not math.isnan(need.hours_per_seed)]
     hours = math.fsum(need.hours for need in known if need in within)

@@ -53,7 +53,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Need:
-    """What a claim asks for at home: seeds for POWER (None where no spread is known), hours of one thread for the runs
+    """The needs of a claim at home: seeds for POWER (None where no spread is known), hours of one thread for the runs
     of a seed (nan without a row), and the prediction that asks for most, with its spread."""
 
     claim: Claim
@@ -239,7 +239,7 @@ class Spreads:
 
 
 def needs(claims: Sequence[Claim], regimes: Sequence[Regime], rows: Mapping[str, Row]) -> dict[int, Need]:
-    """What every claim asks for, by its number."""
+    """The needs of every claim, by its number."""
     spreads, level = Spreads(claims, regimes, rows), level_of(len(claims))
     found = {}
     for claim in claims:

@@ -9,13 +9,13 @@ from typing import Literal
 from scipy import stats
 
 Expected = Literal["more", "less", "same", "at_most"]
-"""What a prediction says of the effect e and its margin m >= 0: e > m, e < -m, |e| < m, or e < m."""
+"""The form of a prediction on the effect e and its margin m >= 0: e > m, e < -m, |e| < m, or e < m."""
 
 Word = Literal["reproduced", "not reproduced", "opposite", "inconclusive", "not applicable"]
 """The last one: the event of which something is predicted did not happen."""
 
 Stand = Literal["for", "against", "open"]
-"""What runs say that decide nothing: which side a test at the level finds, without any correction."""
+"""The reading of runs that decide nothing: which side a test at the level finds, without any correction."""
 
 Test = Literal["Welch", "paired", "one sample", "exact", "log-rank"]
 """How an effect was tested; `contrasts.py` and `events.py` say when which."""

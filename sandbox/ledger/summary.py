@@ -1,4 +1,4 @@
-"""What the ledger says of each claim in a line: state, seeds, effect, power and cost; and the words for numbers."""
+"""One line of the ledger per claim: state, seeds, effect, power and cost; and the words for numbers."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from sandbox.ledger.statistics import ALPHA, Effect, Stand, Word, holm, opposite
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the runs say of one prediction; effect and p's are None while runs are missing, or where a 0 has no ratio.
+    """The evidence on one prediction; effect and p's are None while runs are missing, or where a 0 has no ratio.
 
     `values`: (treatment, control) of the measure, a pair a seed. `effect` is on the prediction's scale: a difference,
     or the logarithm of a factor.
@@ -87,7 +87,7 @@ class Finding:
 
     @property
     def stand(self) -> Stand | None:
-        """What it says without a correction."""
+        """Its reading without a correction."""
         return None if self.joint is None else stand(*self.joint)
 
 

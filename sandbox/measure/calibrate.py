@@ -42,7 +42,7 @@ FORMATS: tuple[Format, ...] = (
     (_FP8, ActivationPrecision(), KVPrecision()),
     (_INT8, ActivationPrecision(format="int8")),
 )
-"""What engines compute in, each tried by itself."""
+"""The number formats in which engines compute, each tried by itself."""
 NUM_SEARCHED = 2
 """Formats that noise is tried beside: those that fit best by themselves, and none."""
 GRID = (1e-4, 0.02, 0.2)

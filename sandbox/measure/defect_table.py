@@ -91,7 +91,7 @@ RUNGS: dict[str, Defect | None] = {
     "temperature 0.7, scored": SamplingMismatch(temperature=0.7, score="processed"),
     "top-p 0.9, scored": SamplingMismatch(top_p=0.9, score="processed"),
 }
-"""What the table measures: a name and the defect; None is the exact engine."""
+"""The engines of the table: a name and the defect; None is the exact engine."""
 
 REPEATED: dict[str, TrainingBlock] = {
     "fp32, fixed order": TrainingBlock(),

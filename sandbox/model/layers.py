@@ -23,7 +23,7 @@ from theory.routing.gates import Gate
 
 @runtime_checkable
 class Arithmetic(Protocol):
-    """What a product needs to know of a pass."""
+    """The properties of a pass that a product needs."""
 
     @property
     def kernels(self) -> Kernels: ...
@@ -42,7 +42,7 @@ class Products:
 
 @dataclass(frozen=True)
 class Pass:
-    """What every layer of one forward pass shares: kernels, numerics, rotations, key mask, cache, routing."""
+    """The state that every layer of one forward pass shares: kernels, numerics, rotations, key mask, cache, routing."""
 
     kernels: Kernels
     gate: Gate

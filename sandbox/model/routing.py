@@ -1,4 +1,4 @@
-"""What the decoder asks of a routing: which experts each token goes to, layer by layer.
+"""The decoder's interface to a routing: which experts each token goes to, layer by layer.
 
 Letters beyond theory/contracts.py: N = B S rows of a flattened batch.
 """

@@ -1,4 +1,4 @@
-"""What a decoder is made of: embeddings, layers, last norm, head, and the rotations of every position.
+"""The parts of a decoder: embeddings, layers, last norm, head, and the rotations of every position.
 
 Letters beyond theory/contracts.py: P positions, padded; d head width.
 """

@@ -1,4 +1,4 @@
-"""What a run trains with: the training engine and its arithmetic, the cold start, and the learner around `global_step`.
+"""Training: the training engine and its arithmetic, the cold start, and the learner around `global_step`.
 
 sandbox/run.py puts them together.
 """

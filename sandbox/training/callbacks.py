@@ -1,4 +1,4 @@
-"""What a sandbox run does after each global step, as a Lightning callback around `lab.recording.Recorder`."""
+"""The work of a sandbox run after each global step, as a Lightning callback around `lab.recording.Recorder`."""
 
 from __future__ import annotations
 

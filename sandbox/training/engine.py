@@ -41,7 +41,7 @@ class Forward:
 
 @dataclass
 class Collected:
-    """What several micro-batches did with their routers, in order."""
+    """The routing of several micro-batches, in order."""
 
     used: list[RoutingRecord]
     natural: list[RoutingRecord]

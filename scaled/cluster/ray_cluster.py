@@ -227,7 +227,7 @@ def _total(bundles: list[dict[str, float]]) -> str:
 
 
 class Worker:
-    """What every actor is: its output goes to a file of the run, where its folder is on this machine."""
+    """The base of every actor: its output goes to a file of the run, where its folder is on this machine."""
 
     def __init__(self, log: str):
         with contextlib.suppress(FileNotFoundError):

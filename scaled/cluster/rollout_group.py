@@ -32,7 +32,7 @@ class EngineLost(ChildProcessError):
 
 @runtime_checkable
 class Engine(Protocol):
-    """What an engine actor holds: a RolloutEngine that can take a share of the prompts, and score."""
+    """The state of an engine actor: a RolloutEngine that can take a share of the prompts, and score."""
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
         """The responses numbered from `first_response` of the whole draw."""

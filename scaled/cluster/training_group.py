@@ -40,7 +40,7 @@ class RankDied(ChildProcessError):
 
 @runtime_checkable
 class Rank(Protocol):
-    """What a rank actor holds; see docs/decisions/0004-scaled.md."""
+    """The state of a rank actor; see docs/decisions/0004-scaled.md."""
 
     def score(self, rollouts: Rollouts, routing: PassRouting) -> Any:
         """Its part of the old pass."""

@@ -1,4 +1,4 @@
-"""What travels between processes: tensors as flat bytes with an index, and nothing else per token.
+"""The transport between processes: tensors as flat bytes with an index, and nothing else per token.
 
 Weights go in buckets of bounded size, which the receiver views without a copy; a `Parcel` is any value of the contracts
 with its tensors taken out into one such bucket, so that a batch of thousands of responses is one buffer, not thousands

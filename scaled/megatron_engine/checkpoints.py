@@ -42,7 +42,7 @@ FORMAT = {
 
 @runtime_checkable
 class Checkpointed(Protocol):
-    """What a checkpoint holds of a rank, and what it must fit."""
+    """The content of a checkpoint of a rank, and the layout that it must fit."""
 
     shape: ModelShape
     training: TrainingBlock

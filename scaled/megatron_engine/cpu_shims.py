@@ -1,4 +1,4 @@
-"""What megatron-core 0.16.1 needs where there is no CUDA, and where Transformer Engine and Apex are missing.
+"""The shims that megatron-core 0.16.1 needs where there is no CUDA, and where Transformer Engine and Apex are missing.
 
 Megatron's modules get a `torch` of their own, whose `cuda` answers for the CPU; torch itself is never changed, so that
 whatever else runs in the process (another engine, another thread) sees the torch that it knows.

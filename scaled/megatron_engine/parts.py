@@ -1,4 +1,4 @@
-"""What ranks return, and how the parts of all ranks become what theory's contract promises: pure functions of data.
+"""The results of ranks, and how those of all ranks become the values of theory's contract: pure functions of data.
 
 A rank reports only what it alone computed: log-probabilities come from the last pipeline stage's first tensor-parallel
 rank, routes from every rank for its own responses, positions and layers. Nothing is sent twice.
@@ -24,7 +24,7 @@ from theory.routing.replay import RoutingPass
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """What every rank knows of the whole batch: rows of each response, and T, the longest response."""
+    """The facts that every rank knows of the whole batch: rows of each response, and T, the longest response."""
 
     num_rows_B: tuple[int, ...]
     num_positions: int
@@ -93,7 +93,7 @@ class UpdatePart:
 
 
 def route_part(routing: RoutingPass, indices: Sequence[int], start: int, for_update: bool) -> RoutePart:
-    """What a finished pass over rows from `start` on of the responses `indices` did; padding responses are left out.
+    """The result of a pass over rows from `start` on of the responses `indices`, without padding responses.
 
     On the CPU, as every part is: assembling them is bookkeeping, and a GPU's memory is not its place.
     """
@@ -139,7 +139,7 @@ def assemble_scores(parts: Sequence[ScorePart]) -> TokenScores:
 
 
 def assemble_stats(parts: Sequence[UpdatePart]) -> UpdateStats:
-    """What the update did, over the whole mini-batch: token means of metrics, values of pi, natural routes.
+    """The result of the update, over the whole mini-batch: token means of metrics, values of pi, natural routes.
 
     Raises ValueError where the parts leave a response, row or layer out.
     """

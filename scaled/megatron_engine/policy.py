@@ -36,12 +36,12 @@ from theory.routing.passes import PassRouting
 from theory.routing.replay import RoutingPass
 
 Loss = Callable[[MicroBatch, Float[Tensor, "b T"]], Float[Tensor, ""]]
-"""What a gradient pass minimises: a micro-batch's share of the loss, from pi's log-probabilities."""
+"""The loss that a gradient pass minimises: a micro-batch's share of the loss, from pi's log-probabilities."""
 
 
 @dataclass
 class PassResult:
-    """What this rank's chunks did with all micro-batches of one pass."""
+    """The results of this rank's chunks on all micro-batches of one pass."""
 
     tokens: list[TokenPart] = field(default_factory=list)
     routes: list[RoutePart] = field(default_factory=list)

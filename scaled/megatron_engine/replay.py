@@ -40,7 +40,7 @@ def position_major(x_NX: Tensor, num_responses: int) -> Tensor:
 def local_routing(
     routing: PassRouting, indices: Sequence[int], num_padding: int, start: int, stop: int, layers: Sequence[int]
 ) -> PassRouting:
-    """What one model chunk of one rank routes by: these responses, rows [start, stop) of each, its own layers.
+    """The routing of one model chunk of one rank: these responses, rows [start, stop) of each, its own layers.
 
     `num_padding` empty responses follow the chosen ones: they fill a micro-batch and have no rows.
     """

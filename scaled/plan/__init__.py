@@ -1,1 +1,1 @@
-"""What a run would need before it starts: layout, memory, payloads, time."""
+"""The needs of a run, computed before it starts: layout, memory, payloads, time."""

@@ -29,7 +29,7 @@ BYTES = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank holds. `layers` are decoder layers from 0, by model chunk; parameters are this rank's shards.
+    """The shards of one rank. `layers` are decoder layers from 0, by model chunk; parameters are its own.
 
     replicated_parameters: those of dense_parameters that every tensor-parallel rank has whole (norms, routers).
     weight_bytes, gradient_bytes: of all its parameters. optimizer_bytes: of its share of the optimiser states, which
@@ -58,7 +58,7 @@ class RankPlan:
 
 
 def dry_run(shape: ModelShape, training: TrainingBlock, ranks: Sequence[int] | None = None) -> list[RankPlan]:
-    """What these ranks hold (default: the first of each pipeline stage), as Megatron-core builds it.
+    """The parameters of these ranks (default: the first of each pipeline stage), as Megatron-core builds it.
 
     Raises ValueError, naming the field to change, for a layout that does not divide the model or a rank that it has
     not; RuntimeError with the end of Megatron's own words where it refuses something else.

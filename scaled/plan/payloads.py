@@ -12,7 +12,7 @@ from lab.hf import ModelShape
 from theory.routing.record import index_dtype
 
 INT16_BYTES, INT32_BYTES = 2, 4
-"""What R3 (App. G) and Pr2 (App. E.2) store an expert's id in."""
+"""The type in which R3 (App. G) and Pr2 (App. E.2) store an expert's id."""
 
 SCALE_BYTES = 4
 """One fp32 scale of a quantised block or channel."""

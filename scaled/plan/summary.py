@@ -130,7 +130,7 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
 
 
 def assumptions(plan: Plan) -> list[str]:
-    """What the numbers rest on, a sentence each."""
+    """The assumptions behind the numbers, one sentence each."""
     mean, longest = plan.compute.mean_tokens, plan.config.rollout.max_model_len
     lines = [
         "Memory is for sequences of rollout.max_model_len tokens in every place; activations count fused attention "

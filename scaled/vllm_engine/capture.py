@@ -1,4 +1,4 @@
-"""What a worker remembers of its steps: the routes of every row, and the features of a few, by request.
+"""A worker's memory of its steps: the routes of every row, and the features of a few, by request.
 
 Routes stand beside the key-value cache: a row's route is kept under the cache slot that holds the row's keys and
 values, so that a request which finds its prefix cached finds the routes of exactly those keys and values with it.

@@ -1,4 +1,4 @@
-"""What vLLM reads from the environment: general settings before its import, the model runner before every engine."""
+"""The environment variables of vLLM: general settings before its import, the model runner before every engine."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _positive(scale: Tensor) -> Tensor:
 
 
 def dequantised(weight_OI: Tensor, scale: Tensor) -> Float[Tensor, "O I"]:
-    """What the engine computes with: q s in fp32, from either format."""
+    """The weights that the engine computes with: q s in fp32, from either format."""
     if weight_OI.dtype == torch.int8:
         return weight_OI.float() * scale
     return weight_OI.float() * scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)

@@ -1,4 +1,4 @@
-"""What vLLM says about its routes, in every schema that it has had, into theory's RoutingRecord.
+"""Converts vLLM's routes, in every schema that it has had, into theory's RoutingRecord.
 
 One function a schema, each to rows of one response: (rows, L, K), -1 where a row is unknown. `record` packs them.
 Schemas differ in where the prompt's rows stand, in a trailing row, in a prefix left out, in layers and in encoding;

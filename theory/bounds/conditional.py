@@ -94,7 +94,7 @@ def gap_prefix(problem: Problem) -> Bound:
 
 @dataclass(frozen=True)
 class _Depth:
-    """What the nodes of one depth know: probabilities, gradients, and the reward's means and range given the token."""
+    """The nodes of one depth: probabilities, gradients, and the reward's means and range given the token."""
 
     t: int
     reach_pi_n: Tensor

@@ -1,4 +1,4 @@
-"""What a cut of the weights costs and what it buys: bias by the mass that it cuts off, variance by its cap.
+"""Cost and benefit of truncating weights: bias by the mass that is cut off, variance by the cap.
 
 Each left side is the production objective's own expectation, with the cut and without it (theory/exact/estimator.py,
 responses one at a time, their reward for an advantage). R is whatever the estimator multiplies by, its baseline taken

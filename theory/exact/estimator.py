@@ -26,7 +26,7 @@ Edges = Sequence[Float[Tensor, "_n V"]]
 
 @dataclass(frozen=True)
 class Problem:
-    """What is asked: the target policy, the one that sampled, the training engine's old one, and a reward a response.
+    """The setting of an estimate: the target policy, the one that sampled, the old one, one reward per response.
 
     `trained` is the policy whose gradients an estimator takes, where that is another than the target: the same weights
     under replayed routes. Raises ValueError where the rewards are not one a response, or not finite.

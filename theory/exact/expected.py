@@ -43,7 +43,7 @@ class PromptGroup:
 
 @dataclass(frozen=True)
 class Batch:
-    """What mu samples from every context of a forest, all of it, with what it earns."""
+    """All responses of mu from every context of a forest, with their rewards."""
 
     forest: Forest
     logp_mu: Edges
@@ -92,7 +92,7 @@ class Batch:
 
     @property
     def _baseline_P(self) -> Float[Tensor, " P"]:
-        """What an infinite group takes off the rewards of each prompt."""
+        """The baseline that an infinite group subtracts from the rewards of each prompt."""
         prompt_Y = self.forest.prompt_of_response
         zero_P = torch.zeros(int(prompt_Y.max()) + 1, dtype=torch.float64)
         if self.group.baseline == "none":
@@ -141,7 +141,7 @@ class Batch:
     # -- the update
 
     def update(self, policy: TreePolicy) -> Update:
-        """What the batch makes of pi = `policy`."""
+        """The value of the batch at pi = `policy`."""
         return Update(self, policy, self.forest.values_BT(policy.logp()))
 
     def coefficients(

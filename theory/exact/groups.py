@@ -1,4 +1,4 @@
-"""What a group of G sampled responses makes of rewards: the exact distribution of advantages and denominators.
+"""A group of G sampled responses: the exact distribution of advantages and denominators.
 
 An advantage and a denominator depend on a response only through its class: its reward, whether it is kept, and its
 number of kept tokens. A group is then a vector of counts, multinomial under mu, and every moment is a finite sum.

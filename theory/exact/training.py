@@ -127,7 +127,7 @@ def train(
 def _rolled_out(
     task: Task, engine: Engine, settings: Settings, policy: MovablePolicy, sampling: MovablePolicy
 ) -> list[Batch]:
-    """What the engine samples from the weights that it holds, a batch for each of its mu."""
+    """The samples of the engine at its current weights: one batch for each of its mu."""
     old = policy.logp()
     samplers = engine.samplers(sampling)
     return [Batch(task.forest, mu, old, task.reward_Y, settings.objective, settings.group) for mu in samplers]
@@ -148,7 +148,7 @@ def _noise(
 def _mover(
     task: Task, first: MovablePolicy, engine: Engine, settings: Settings, step: Float[Tensor, " Q"]
 ) -> Callable[[Tensor], None]:
-    """What moves `step`, the way from `first`, in place by one update, given the gradient there."""
+    """Moves `step`, the displacement from `first`, in place by one update, given the gradient there."""
     if settings.optimizer == "flow":
 
         def slope(at: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is true of a policy in training, exactly: reward, distances, entropy, and how right its next update is.
+"""Exact quantities of a policy in training: reward, distances, entropy, and how right its next update is.
 
 Letters: theory/exact/tree.py and forest.py. Papers: MiniRL (arXiv 2512.01374) Eq. 1, 2, 5 and sec. 4.2.
 """
@@ -43,7 +43,7 @@ COLUMNS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on: contexts, and the reward of each of their responses.
+    """A problem to train on: contexts, and the reward of each of their responses.
 
     Raises ValueError where the rewards are not one a response, or not finite.
     """

@@ -24,11 +24,11 @@ class GateKernels(Protocol):
     def select(
         self, logits_NE: Float[Tensor, "N E"], num_slots: int, gate: Gate, selection_bias_E: Float[Tensor, " E"] | None
     ) -> Int[Tensor, "N K"]:
-        """What `select` gives, for sizes that fit."""
+        """The experts that `select` chooses, for sizes that fit."""
         ...
 
     def weigh(self, logits_NE: Float[Tensor, "N E"], experts_NK: Int[Tensor, "N K"], gate: Gate) -> Tensor:
-        """What `weigh` gives."""
+        """The weights that `weigh` gives."""
         ...
 
 
@@ -120,7 +120,7 @@ def route(
 
 
 def _choosing(logits_NE: Tensor, gate: Gate) -> Tensor:
-    """What the top-k compares: scores, or the logits where the softmax comes after it."""
+    """The values that the top-k compares: scores, or logits where the softmax comes after it."""
     return _scores(logits_NE, gate) if gate.order == "before" else _wide(logits_NE)
 
 
@@ -168,7 +168,7 @@ def _check_sizes(E: int, num_slots: int, gate: Gate) -> None:
 
 
 def _left_out(gate: Gate, is_biased: bool) -> float:
-    """What an expert outside the best groups is compared as: 0 beside plain softmax scores, as DeepSeek-V2 does, else
+    """The top-k value of an expert outside the best groups: 0 beside plain softmax scores, as in DeepSeek-V2, else
     -inf. Where all but K' < K scores of the best groups underflow to 0, the ties are then those of its own router."""
     is_plain_softmax = gate.score == "softmax" and gate.order == "before" and not is_biased
     return 0.0 if is_plain_softmax else -math.inf

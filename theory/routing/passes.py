@@ -53,7 +53,7 @@ PASSES: dict[Mode, Passes] = {
 
 @dataclass(frozen=True, eq=False)
 class PassRouting:
-    """What one pass routes by.
+    """The routing of one pass.
 
     source: `natural` top-k of the live logits; `replay` of `record`, live gates; `predicted`, top-k of the live logits
     plus h W_p. gates: for `predicted`, weights from the biased logits (`predicted`, Pr2 Eq. 6) or the live ones.

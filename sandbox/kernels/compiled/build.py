@@ -32,7 +32,7 @@ _TYPES: dict[str, Any] = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, 
 
 
 def _signatures() -> dict[str, list[Any]]:
-    """What each function takes after the number of threads, read from its declaration."""
+    """The arguments of each function after the number of threads, read from its declaration."""
     declared = re.findall(r"^void (fo_\w+)\(int64_t threads, ([^)]*)\)", SOURCE.read_text(), re.MULTILINE)
     return {
         name: [ctypes.c_void_p if "*" in one else _TYPES[one.split()[0]] for one in arguments.split(",")]

@@ -1,4 +1,4 @@
-"""What every correction is: a weight on each token, or a condition under which a response stays in the mask.
+"""The interface of corrections: a weight on each token, or a condition under which a response stays in the mask.
 
 The base class is the correction that does nothing; the others override what they are about.
 """

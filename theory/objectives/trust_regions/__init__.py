@@ -1,4 +1,4 @@
-"""What keeps pi near old or mu: a rule that turns ratio, advantage and log-probabilities into the term a token adds.
+"""Trust regions keep pi near old or mu: each turns ratio, advantage and log-probabilities into the term of a token.
 
 Score regions weigh `A log pi` by a constant, the *whole* weight pi/mu (ratio times engine gap). Ratio regions take the
 ratio as it is, and only the engine gap old/mu from a correction. Weights come in as constants.

@@ -1,4 +1,4 @@
-"""What every trust region is: a rule that turns ratio, advantage and log-probabilities into the term a token adds.
+"""The interface of trust regions: a rule that turns ratio, advantage and log-probabilities into the term a token adds.
 
 Score regions weigh `A log pi` by a constant, the *whole* weight pi/mu (ratio times engine gap). Ratio regions take the
 ratio as it is, and only the engine gap old/mu from a correction. Weights come in as constants.
@@ -49,7 +49,7 @@ class TrustRegion(Protocol):
         weight: Factor,
         advantages_B1: Float[Tensor, "B 1"],
     ) -> Float[Tensor, "B T"]:
-        """What each token adds to the maximised sum. Only pi and the ratio carry a gradient."""
+        """The term that each token adds to the maximised sum. Only pi and the ratio carry a gradient."""
         ...
 
     def formula(self, ratio: str, weight: str) -> str:
