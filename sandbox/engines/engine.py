@@ -85,7 +85,7 @@ class SandboxEngine:
             yield
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The state of a resumed run besides the newest weights, which it hands over: older sets and tensors,or none."""
+        """The state of a resumed run besides the newest weights, which it hands over: older sets and tensors."""
         older = {} if self.history is None else self.history.state_tensors()
         return older | self.first.state_tensors()
 
