@@ -45,7 +45,7 @@ def block(text: str) -> str:
         f"  updates a rollout and the largest gap, training collapsed in {words.format(*fallen)}.\n"
         "  Of all numbers made of gap and staleness (N updates a rollout) one tells collapse best: half of the runs\n"
         f"  without a remedy collapse at {name} = {border} ({low} to {high}); [study](docs/border.md).\n"
-        "- **One KL, two fates** (claim 41). Engines with the same KL before training, eight updates per rollout, no\n"
+        "  One KL has two fates (claim 41): engines with the same KL before training, eight updates per rollout, no\n"
         f"  remedy: with INT4 weights, whose error is never redrawn, {frozen[1]} of {frozen[0]} runs collapse; with\n"
         f"  noise on the logits {logits[1]} of {logits[0]}.\n"
     )
