@@ -26,10 +26,6 @@ def page() -> str:
     return markdown(rows, regime, [one for one in findings(CLAIMS, REGIMES, rows) if one.claim.number in STUDY])
 
 
-CONTROLS = ("INT4 weights", "noise on the logits")
-"""The controls of the page that the README compares."""
-
-
 def block(text: str) -> str:
     """What the README says of the study, between its two marks: counts and the best number, from its tables."""
     fell = dict(re.findall(r"^\| ([\w ]+) \| (\d+ of \d+) \|", text, re.MULTILINE))
@@ -38,16 +34,11 @@ def block(text: str) -> str:
     )[0]
     fallen = [fell[name] for name in ("no remedy", "R2", "R3", "token TIS", "an exact engine")]
     words = "{} runs without a remedy and in {} with R2,\n  in {} with R3, {} with Token-TIS, {} with an exact engine"
-    control = r"^\| no remedy, {} \(KL of router noise 0\.3\) \| (\d+) \| [^|]+ \| (\d+) \|"
-    (frozen,), (logits,) = (re.findall(control.format(words), text, re.MULTILINE) for words in CONTROLS)
     return (
         "- **The border of stability** (counts and a fit, exploratory; the study has what is decided). At eight\n"
         f"  updates a rollout and the largest gap, training collapsed in {words.format(*fallen)}.\n"
         "  Of all numbers made of gap and staleness (N updates a rollout) one tells collapse best: half of the runs\n"
         f"  without a remedy collapse at {name} = {border} ({low} to {high}); [study](docs/border.md).\n"
-        "  One KL has two fates (claim 41): engines with the same KL before training, eight updates per rollout, no\n"
-        f"  remedy: with INT4 weights, whose error is never redrawn, {frozen[1]} of {frozen[0]} runs collapse; with\n"
-        f"  noise on the logits {logits[1]} of {logits[0]}.\n"
     )
 
 
