@@ -37,7 +37,7 @@ CLAIM = Claim(
             planned=0.06,
         ),
     ),
-    num_seeds=15,
+    num_seeds=25,
     first_seed=FRESH,
     regimes=("border",),
     shown=(),

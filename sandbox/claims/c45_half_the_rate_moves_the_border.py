@@ -32,7 +32,7 @@ CLAIM = Claim(
             planned=0.15,
         ),
     ),
-    num_seeds=15,
+    num_seeds=21,
     first_seed=FRESH,
     regimes=("border",),
     shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
