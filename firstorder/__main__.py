@@ -1,7 +1,47 @@
-"""`python -m firstorder` is the command `firstorder`."""
+"""Where the command starts, as `firstorder` and as `python -m firstorder`.
 
+The project's packages have plain names, so another `lab` may lie in the way: a user's lab.py in the working folder,
+which `python -m` puts first on the path, or another project's package. See docs/decisions/0010-package-names.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
 import sys
+from pathlib import Path
 
-from firstorder.cli import main
+HOME = Path(__file__).resolve().parents[1]
+NEIGHBOURS = ("theory", "lab", "sandbox", "scaled")
 
-sys.exit(main())
+
+def main() -> int:
+    """Runs the command and returns its exit code; 2, with one line, where one of NEIGHBOURS is not this project's."""
+    # Only where this project is found without it: an uninstalled checkout is run from its own folder.
+    if __name__ == "__main__" and not sys.flags.safe_path and Path(sys.path[0]).resolve() != HOME:
+        del sys.path[0]
+    for name in NEIGHBOURS:
+        found = _place(name)
+        if found != HOME / name:
+            print(
+                f"error: {name}: expected firstorder's own package {HOME / name}, got {found or 'none'}; "
+                "firstorder needs an environment of its own, without another package of that name",
+                file=sys.stderr,
+            )
+            return 2
+    from firstorder.cli import main as command
+
+    return command()
+
+
+def _place(name: str) -> Path | None:
+    """Where an import of the name would look: a package's folder or a module's file; None where there is none."""
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).resolve()
+    return Path(spec.origin).resolve() if spec.origin else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,6 +12,7 @@ from firstorder import __version__
 from firstorder.audit import audit
 from firstorder.bench import bench
 from firstorder.calibrate import calibrate
+from firstorder.configs import configs
 from firstorder.defects import defects
 from firstorder.doctor import doctor
 from firstorder.export import export
@@ -43,6 +44,7 @@ app.command(
     short_help="Compare objectives' gradients with the true one, by enumeration.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(audit)
+app.command(short_help="List the configs that come with firstorder.")(configs)
 app.command(short_help="Write one HTML page for one or several runs.")(report)
 app.command(short_help="Take the algorithm of stable sandbox runs into a cluster config.")(promote)
 app.command(

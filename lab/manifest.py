@@ -25,7 +25,9 @@ def manifest(seed: int) -> dict[str, Any]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     found: dict[str, Any] = {"seed": seed, "versions": versions, "python": platform.python_version()}
-    commit = _git("rev-parse", "HEAD")
+    # An environment inside another project's checkout must not lend us that project's commit.
+    top = _git("rev-parse", "--show-toplevel")
+    commit = _git("rev-parse", "HEAD") if top and Path(top).resolve() == Path(__file__).resolve().parents[1] else None
     if commit:
         found["commit"] = commit
         found["has_local_changes"] = bool(_git("status", "--porcelain", "--", *CODE))

@@ -21,6 +21,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from lab.config.shipped import located
 from lab.strict import ConfigError, did_you_mean, validate
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -52,7 +53,7 @@ def load(path: str | Path, overrides: Sequence[str], schemas: Mapping[str, type[
 
 def read(path: str | Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The mapping in a YAML file, over the one in its `base:` file where it has one."""
-    path = Path(path)
+    path = located(Path(path))
     if path.resolve() in seen:
         raise ConfigError(f"{path}: base: the files refer to each other in a circle: {' -> '.join(map(str, seen))}")
     if path.is_dir():

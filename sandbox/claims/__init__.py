@@ -10,14 +10,15 @@ import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from lab.config import shipped
 from sandbox.claims.border_arms import NORMS
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import Claim
 from theory.names import unknown_name
 
-FOLDER = Path(__file__).resolve().parents[2] / "configs" / "claims"
+FOLDER = shipped.FOLDER / "claims"
 
-RESULTS = FOLDER.parents[1] / "results" / "claims"
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "claims"
 """The rows and pages that the project keeps."""
 
 CLAIMS: tuple[Claim, ...] = tuple(

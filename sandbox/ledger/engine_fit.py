@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from lab.config import shipped
 from lab.manifest import manifest
 from lab.tasks.tokenizers import CharTokenizer
 from lab.traces import Trace
@@ -27,7 +28,7 @@ from sandbox.measure.calibrate import Calibration, Figure, target_of
 from sandbox.measure.defect_table import Bench
 from sandbox.run import open_task
 
-LADDER = Path(__file__).parents[2] / "configs" / "demo_scaled" / "base.yaml"
+LADDER = shipped.FOLDER / "demo_scaled" / "base.yaml"
 RUNG = "bf16, fp8 weights"
 NUM_DRAWS = 4
 """Batches that the real engine samples from a model, and that the fitted one does."""

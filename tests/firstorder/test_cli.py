@@ -132,7 +132,9 @@ def test_a_bad_file_is_one_line(text: str, wanted: str, tiny: Path, capsys: pyte
 
 def test_a_missing_file_is_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A path without a file, a folder in its place, no path at all, a run that is not there, a command that is not."""
-    assert fails(capsys, "train", "none.yaml") == "none.yaml: no such file or directory"
+    assert fails(capsys, "train", "none.yaml") == (
+        "none.yaml: no such file, and no such name in `firstorder configs`; did you mean 'demo/none'?"
+    )
     assert fails(capsys, "train", str(tiny.parent)) == f"{tiny.parent}: expected a YAML file, got a folder"
     assert fails(capsys, "train") == "Missing argument 'CONFIG'."
     assert fails(capsys, "train", "--seed", "3") == "missing CONFIG, the YAML file that describes the run"

@@ -37,3 +37,14 @@ def test_results_that_are_written_are_no_change_of_the_code(checkout: Path) -> N
     (checkout / "lab" / "new.py").unlink()
     (checkout / "lab" / "file").write_text("changed\n")
     assert manifest(0)["has_local_changes"] is True
+
+
+def test_another_projects_checkout_around_us_lends_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment inside a user's repository, where our files are ignored or untracked."""
+    installed = checkout / "venv" / "site-packages" / "lab"
+    installed.mkdir(parents=True)
+    shutil.copy(module.__file__, installed / "manifest.py")
+    monkeypatch.setattr(module, "__file__", str(installed / "manifest.py"))
+
+    assert "commit" not in manifest(0)
+    assert "has_local_changes" not in manifest(0)
