@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 TEMPORARY = ".tmp-"
 
@@ -51,7 +53,9 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until the folder's own entries (names, renames) are on the disk."""
+    """Waits until the folder's own entries (names, renames) are on the disk; Windows has no such call for folders."""
+    if sys.platform == "win32":
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -117,16 +121,16 @@ def exclusive(lock: Path, refusal: str) -> Iterator[None]:
 
     A killed process holds nothing.
     """
+    held = FileLock(lock, mode=0o666 & ~_umask())
     with disk_errors(lock, "open"):
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            held.acquire(blocking=False)
+        except Timeout as error:  # an OSError, too
             raise RecordError(refusal) from error
+    try:
         yield
     finally:
-        os.close(descriptor)
+        held.release()
 
 
 @contextlib.contextmanager

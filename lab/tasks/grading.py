@@ -3,7 +3,7 @@ r"""Grading of mathematical answers with Math-Verify, in a process of its own, s
 What a policy writes is untrusted input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy for ever, deep
 nesting exhausts its stack. Math-Verify's own limit is an alarm signal, which works in a main thread only and cannot
 interrupt arithmetic in C; here the kernel ends the worker, whoever asked. The limit is CPU time, so that a busy machine
-gives the same rewards. Needs a POSIX system.
+gives the same rewards. Windows has no timer of CPU time: there the worker is ended after WALL times the limit.
 
 The verifier is that of R3 (arXiv 2510.11370), App. K: the last parseable expression of the response against the answer.
 """
@@ -24,6 +24,13 @@ from typing import Any
 
 LIMIT_S = 5.0
 """CPU seconds that one answer may take."""
+
+HAS_CPU_TIMER = hasattr(signal, "setitimer")
+WALL = 4.0
+"""Seconds by the clock for each of CPU time, where only the clock can be asked."""
+
+OUT_OF_BOUNDS = tuple(-getattr(signal, name) for name in ("SIGPROF", "SIGSEGV", "SIGABRT") if hasattr(signal, name))
+"""Exit statuses of a worker that ran out of time, of stack, of memory."""
 
 MEMORY_BYTES = 4 << 30
 """Address space of the worker, where the system can limit it."""
@@ -52,6 +59,27 @@ def is_parseable(answer: str, limit_s: float = LIMIT_S) -> bool:
     return _POOL.ask({"answer": answer, "limit_s": limit_s})
 
 
+class _Clock:
+    """Kills the process after that many seconds, unless it is stopped before."""
+
+    def __init__(self, process: subprocess.Popen[bytes], limit_s: float) -> None:
+        self._rang = False
+        self._process = process
+        self._timer = threading.Timer(limit_s, self._ring)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def stop(self) -> bool:
+        """Whether the time was not up; after this nothing is killed."""
+        self._timer.cancel()
+        self._timer.join()
+        return not self._rang
+
+    def _ring(self) -> None:
+        self._rang = True
+        self._process.kill()
+
+
 class _Worker:
     """One grading process of this process, started when first asked and again after it was ended by its limit."""
 
@@ -65,6 +93,7 @@ class _Worker:
         with self._lock:
             process = self._process = self._process or self._start()
             assert process.stdin is not None and process.stdout is not None
+            clock = None if HAS_CPU_TIMER else _Clock(process, WALL * request["limit_s"])
             try:
                 process.stdin.write(line)
                 process.stdin.flush()
@@ -75,10 +104,12 @@ class _Worker:
                 # Interrupted between question and reply: the next reply would belong to this question.
                 self._end(process)
                 raise
+            finally:
+                in_time = clock is None or clock.stop()
             if reply in (b"0\n", b"1\n"):
                 return reply == b"1\n"
             status = self._end(process)
-            if -status in (signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT):  # out of time, of stack, of memory
+            if not in_time or status in OUT_OF_BOUNDS:
                 return False
             raise RuntimeError(f"the grading process ended with status {status}, which no answer should cause")
 
@@ -163,7 +194,8 @@ class _Pool:
 _WORKER = _Worker()
 _POOL = _Pool(_WORKER)
 atexit.register(_POOL.stop)
-os.register_at_fork(after_in_child=_POOL.forget)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_POOL.forget)
 
 
 def boxed(text: str) -> list[str]:
@@ -214,7 +246,8 @@ def _serve() -> None:
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end closes our input
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, also in the middle of arithmetic in C
+    if HAS_CPU_TIMER:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, also in the middle of arithmetic in C
     if sys.platform == "linux":
         import resource
 
@@ -223,12 +256,14 @@ def _serve() -> None:
     replies.write(b"ready\n")
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, request["limit_s"])
+        if HAS_CPU_TIMER:
+            signal.setitimer(signal.ITIMER_PROF, request["limit_s"])
         try:
             verdict = _reply(request)
         except Exception:  # whatever the answer did to the parser, it is not a right answer
             verdict = False
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        if HAS_CPU_TIMER:
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
         replies.write(b"1\n" if verdict else b"0\n")
 
 

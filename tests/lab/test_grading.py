@@ -3,6 +3,7 @@ r"""Laws of grading: equal values are right in any form, the last box decides, a
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import threading
 import time
 
@@ -119,6 +120,18 @@ def test_a_hostile_answer_costs_bounded_time(text):
     assert time.monotonic() - start[1] < 30
     assert time.process_time() - start[0] < 1.0
     assert grade(r"\boxed{3}", "3") == 1.0
+
+
+def test_where_no_timer_of_cpu_time_is_the_clock_ends_a_hostile_answer(monkeypatch):
+    """As on Windows; the worker here has a timer, of a limit that it cannot reach first."""
+    monkeypatch.setattr(grading, "HAS_CPU_TIMER", False)
+    monkeypatch.setattr(grading, "WALL", 0.01)
+    assert grade(r"\boxed{3}", "3", limit_s=500.0) == 1.0
+    before = grading._WORKER._process
+    assert before is not None
+    assert grade(HOSTILE[0], "3", limit_s=50.0) == 0.0
+    assert before.returncode == -signal.SIGKILL
+    assert grade(r"\boxed{3}", "3", limit_s=500.0) == 1.0
 
 
 def test_a_long_right_answer_is_right():

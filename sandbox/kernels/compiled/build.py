@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -24,7 +25,9 @@ from lab.strict import ConfigError
 
 CACHE = Path("runs/.cache/kernels")
 # Products and sums are contracted where the source says `fma`, and nowhere else: see lanes.hpp.
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
+NATIVE = ("-march=native", "-mcpu=native")
+"""The processor's own instructions, by the first of these that the compiler takes: some know only the second on ARM."""
 COMPILERS = ("g++", "clang++", "c++")
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -82,10 +85,9 @@ def build(cache: Path) -> Path:
     and where it fails.
     """
     compiler = _compiler()
-    # All predefined macros: the compiler's version, and the instructions that -march=native stands for.
-    about = _run([*compiler, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull])
+    flags, about = _flags(compiler)
     sources = sorted(Path(__file__).parent.glob("*.[ch]pp"))
-    key = hashlib.sha256(repr(FLAGS).encode() + about.encode() + b"".join(path.read_bytes() for path in sources))
+    key = hashlib.sha256(repr(flags).encode() + about.encode() + b"".join(path.read_bytes() for path in sources))
     target = cache / f"{key.hexdigest()[:16]}.so"
     if target.exists():
         return target
@@ -95,9 +97,18 @@ def build(cache: Path) -> Path:
             print(f"compile: building the C++ kernels with {compiler[0]}, once", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory() as folder:
                 built = Path(folder) / "kernels.so"
-                _run([*compiler, *FLAGS, str(SOURCE), "-o", str(built)])
+                _run([*compiler, *flags, str(SOURCE), "-o", str(built)])
                 atomic_write(target, built.read_bytes())
     return target
+
+
+def _flags(compiler: list[str]) -> tuple[tuple[str, ...], str]:
+    """The flags that this compiler takes, and all that it predefines: its version, and the processor's instructions."""
+    for native in NATIVE:
+        flags = (*FLAGS, native)
+        with contextlib.suppress(ConfigError):
+            return flags, _run([*compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull])
+    return FLAGS, _run([*compiler, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull])
 
 
 def _compiler() -> list[str]:

@@ -188,6 +188,28 @@ def test_a_build_is_found_again(tmp_path, monkeypatch):
     assert sorted(tmp_path.glob("*.so")) == sorted([first, other])
 
 
+@pytest.mark.parametrize(
+    ("refused", "taken"), [("-march", "-mcpu=native"), ("-m", None)], ids=["no -march", "neither of them"]
+)
+def test_a_compiler_without_march_native_gets_the_flags_that_it_knows(tmp_path, monkeypatch, refused, taken):
+    """As clang on some ARM machines; this stand-in drops -mcpu, which the one here may not know."""
+    compiler = tmp_path / "cxx"
+    lines = ["#!/bin/sh", "args=", 'for one in "$@"; do case "$one" in']
+    lines += [
+        f'  {refused}*) echo "error: unknown argument $one" >&2; exit 1;;',
+        "  -mcpu*) ;;",
+        '  *) args="$args $one";;',
+    ]
+    compiler.write_text("\n".join([*lines, "esac; done", "exec c++ $args", ""]))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+    path = build.build(tmp_path / "cache")
+
+    assert build._flags([str(compiler)])[0][len(build.FLAGS) :] == ((taken,) if taken else ())
+    build.Library(path)
+
+
 def test_processes_that_start_together_build_once(tmp_path):
     """Of two that ask at the same time one compiles, and says so; the other waits, and both load the same library."""
     compiler, calls = tmp_path / "cxx", tmp_path / "calls"
