@@ -59,7 +59,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
         folder.write_config(to_yaml(config))
     with folder.hold():
-        folder.write_manifest(manifest(seed=config.seed))
+        folder.write_manifest(manifest(seed=config.seed) | {"engine": config.engine.words})
         try:
             learner, first = _prepare(config, folder, task, progress)
         except (ValueError, OSError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -11,7 +11,6 @@ from typing import Any
 from lab.config.load import read_mapping
 from lab.levels import Series, series, trailing_mean
 from lab.records import RunFolder
-from lab.report.engine_words import defect_words
 from lab.report.style import fraction, number
 from lab.run_files import StoredConfig
 from lab.strict import validate
@@ -89,7 +88,7 @@ class Run:
 
     @property
     def engine(self) -> str:
-        """The inference engine in words: vLLM's precision, or the sandbox's `exact`, or its defects with settings."""
+        """The inference engine in words: vLLM's precision, or what the sandbox's said of itself when the run began."""
         precision = self.setting("rollout", "precision")
         if isinstance(precision, dict):
             coarse = {"weights": "weights", "kv_cache": "cache"}
@@ -103,7 +102,7 @@ class Run:
         defects = engine.get("defects")
         if defects is None:
             return str(engine.get("name") or engine.get("kind") or "–")
-        words = "; ".join(defect_words(defect) for defect in defects) or "exact"
+        words = str(self.manifest.get("engine") or "; ".join(map(_defect_words, defects)) or "exact")
         precision = self.setting("training", "precision")
         return words if precision in (None, "fp32") else f"{words} (training in {precision})"
 
@@ -157,6 +156,13 @@ def shared_prefix(names: Sequence[str]) -> str:
         prefix = prefix[: next((i for i, (a, b) in enumerate(zip(prefix, name, strict=False)) if a != b), len(name))]
     cut = max(prefix.rfind(mark) for mark in "-_ ") + 1
     return prefix[:cut]
+
+
+def _defect_words(defect: Mapping[str, Any]) -> str:
+    """A defect from its block of the config, for runs of before engines named themselves: kind and all values."""
+    dials = [value for key, value in defect.items() if key != "kind"]
+    values = [number(value) if isinstance(value, float) else str(value) for value in dials]
+    return " ".join([str(defect.get("kind")).replace("_", " "), *values])
 
 
 def _config(folder: RunFolder) -> dict[str, Any]:

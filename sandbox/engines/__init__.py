@@ -45,6 +45,11 @@ class EngineConfig(Strict):
         default=True, description="later turns of a response compute only what is new, and take the rest's routes along"
     )
 
+    @property
+    def words(self) -> str:
+        """The engine as a report names it: its defects in order, or `exact`."""
+        return "; ".join(defect.words for defect in self.defects) or "exact"
+
     @model_validator(mode="after")
     def _has_one_of_each(self) -> EngineConfig:
         for kind in ("stale_weights", "partial_weights", "sampling_mismatch"):

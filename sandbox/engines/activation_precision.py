@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Generator
 
-from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_TRAINER, Defect, Link
+from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_TRAINER, Defect, Link, rounding
 from sandbox.engines.rounded import Rounded
 from sandbox.kernels.numerics import Numerics
 from sandbox.kernels.rounding import Format, Rounding, Step
@@ -27,6 +27,10 @@ class ActivationPrecision(Defect):
         default="token", description="FP8, INT8: one scale a tensor, a token, or a block of a token"
     )
     block_size: int = Field(default=128, ge=1, description="width of a block; the last one may be smaller")
+
+    @property
+    def setting(self) -> str:
+        return rounding(self)
 
     @property
     def breaks(self) -> frozenset[Link]:

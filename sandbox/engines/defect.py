@@ -10,12 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lab.report.style import number
 from lab.strict import Strict
 from sandbox.kernels.numerics import EXACT, Numerics
 from theory.contracts import NamedTensors
@@ -32,6 +33,16 @@ LINKS: tuple[Link, ...] = get_args(Link)
 
 class Defect(Strict, ABC):
     """Base of all defects; each subclass has a literal `kind`, its dial, and overrides the hooks that it needs."""
+
+    @property
+    def words(self) -> str:
+        """The defect as a report names it: its kind and its setting, as in `weight precision fp8_e4m3 block 128`."""
+        return f"{vars(self)['kind'].replace('_', ' ')} {self.setting}".strip()
+
+    @property
+    def setting(self) -> str:
+        """The dials that act, in words; here the value of every field."""
+        return " ".join(dial(value) for name, value in vars(self).items() if name != "kind")
 
     @property
     @abstractmethod
@@ -53,6 +64,19 @@ class Defect(Strict, ABC):
     def scored(self, logits_AV: Float[Tensor, "A V"], temperature: float) -> Float[Tensor, "A V"]:
         """The logits whose log-softmax is written down, given the raw ones and the temperature that was asked for."""
         return logits_AV
+
+
+def dial(value: object) -> str:
+    """A dial's value in words: a number to three digits."""
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def rounding(defect: Any) -> str:
+    """The setting of a defect that rounds: its format, and its scales where the format has any."""
+    if defect.format in ("bf16", "fp16"):
+        return defect.format
+    block = f" {defect.block_size}" if defect.scale == "block" else ""
+    return f"{defect.format} {defect.scale}{block}"
 
 
 def kept_weights(defects: Sequence[Defect], named_tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:

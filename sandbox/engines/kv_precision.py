@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from torch import Generator
 
-from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_TRAINER, Defect, Link
+from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_TRAINER, Defect, Link, rounding
 from sandbox.engines.rounded import Rounded
 from sandbox.kernels.numerics import Numerics
 from sandbox.kernels.rounding import Rounding, Step
@@ -34,6 +34,10 @@ class KVPrecision(Defect):
         if self.format == "int8" and self.scale == "unit":
             raise ValueError("scale: expected token or tensor with int8 (a step of 1 keeps nothing), got unit")
         return self
+
+    @property
+    def setting(self) -> str:
+        return rounding(self)
 
     @property
     def breaks(self) -> frozenset[Link]:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Generator, Tensor
 
-from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_NONE, Defect, Link
+from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_NONE, Defect, Link, dial
 from sandbox.engines.formats import round_bf16
 from sandbox.kernels.numerics import EXACT, LARGE_PRODUCTS, Numerics, Part, Site
 
@@ -63,6 +63,10 @@ class ReductionOrder(Defect):
     partials: Literal["fp32", "bf16"] = Field(
         default="fp32", description="format in which the parts' sums are kept and added up"
     )
+
+    @property
+    def setting(self) -> str:
+        return f"{dial(self.units)} units, {self.partials} partial sums"
 
     @property
     def breaks(self) -> frozenset[Link]:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from sandbox.engines.defect import BREAKS_NONE, BREAKS_TRAINER, Defect, Link
+from sandbox.engines.defect import BREAKS_NONE, BREAKS_TRAINER, Defect, Link, dial
 
 
 class SamplingMismatch(Defect):
@@ -41,6 +41,12 @@ class SamplingMismatch(Defect):
     def is_neutral(self) -> bool:
         """Whether what tokens are drawn from is left as it is."""
         return (self.temperature, self.top_k, self.top_p, self.min_p) == (1.0, 0, 1.0, 0.0)
+
+    @property
+    def setting(self) -> str:
+        neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        acting = [f"{name} {dial(getattr(self, name))}" for name, off in neutral.items() if getattr(self, name) != off]
+        return ", ".join([*acting, f"{self.score} scores"])
 
     @property
     def breaks(self) -> frozenset[Link]:

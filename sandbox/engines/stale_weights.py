@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from sandbox.engines.defect import BREAKS_NONE, BREAKS_TRAINER, Defect, Link
+from sandbox.engines.defect import BREAKS_NONE, BREAKS_TRAINER, Defect, Link, dial
 from sandbox.model import MoE
 from sandbox.model.checkpoint import load_hf
 from theory.contracts import NamedTensors
@@ -44,6 +44,12 @@ class StaleWeights(Defect):
     cache: Literal["kept", "recomputed"] = Field(
         default="kept", description="what the newest weights find in the cache: old keys and values, or their own"
     )
+
+    @property
+    def setting(self) -> str:
+        if self.switch_at == 1:
+            return f"by {self.versions}"
+        return f"by {self.versions}, newest from {dial(self.switch_at)} on, cache {self.cache}"
 
     @property
     def breaks(self) -> frozenset[Link]:

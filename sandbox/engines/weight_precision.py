@@ -10,7 +10,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from sandbox.engines.defect import BREAKS_TRAINER, Defect, Link
+from sandbox.engines.defect import BREAKS_TRAINER, Defect, Link, rounding
 from sandbox.engines.formats import (
     amax_of_blocks,
     amax_of_rows,
@@ -46,6 +46,10 @@ class WeightPrecision(Defect):
         default="channel", description="FP8, INT8, INT4: one scale per matrix, output row or square block"
     )
     block_size: int = Field(default=128, ge=1, description="side of a block; those at the edges are smaller")
+
+    @property
+    def setting(self) -> str:
+        return rounding(self)
 
     @property
     def breaks(self) -> frozenset[Link]:

@@ -14,6 +14,8 @@ from lab.traces import Trace
 from lab.verdict import judge
 
 FP8 = "engine: {defects: [{kind: weight_precision, format: fp8_e4m3, scale: channel}]}"
+SAYS_OF_ITSELF = {FP8: {"engine": "weight precision fp8_e4m3 channel"}}
+"""The words of such an engine in its manifest; a run of before engines named themselves has none there."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def write_run(root: Path, recipe: Recipe, seed: int, num_steps: int) -> RunFolde
         f"  replay: {{mode: {recipe.mode}}}\n"
         f"  batch: {{num_prompts: 16, num_responses: 8, num_minibatches: 4}}\n{recipe.engine}\n"
     )
-    run.write_manifest(manifest(seed))
+    run.write_manifest(manifest(seed) | SAYS_OF_ITSELF.get(recipe.engine, {}))
     generator = torch.Generator().manual_seed(seed)
     for step in range(1, num_steps + 1):
         run.append_metrics(step, metrics_at(recipe, step, num_steps, generator))

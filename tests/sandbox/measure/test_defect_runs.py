@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from firstorder.cli import app, main
 from lab.config.load import config_hash, load, to_yaml
 from lab.records import RunFolder
-from lab.report.engine_words import WORDS, defect_words
 from lab.strict import ConfigError
 from sandbox.config import SandboxRun
 from sandbox.engines import Defects, SamplingMismatch, StaleWeights, WeightPrecision
@@ -173,12 +172,11 @@ def test_the_committed_page_has_every_defect():
 )
 def test_the_report_names_a_defect_by_the_dials_that_act(defect, words):
     """Settings that do nothing at this setting of the others are left out."""
-    assert defect_words(defect.model_dump()) == words
+    assert defect.words == words
 
 
 def test_every_dial_of_every_kind_has_words():
-    """No kind's words fail on its defaults, and no word is for a kind that is not there."""
+    """No kind's words fail on its defaults."""
     kinds = get_args(get_args(Defects)[0])
     for kind in kinds:
-        assert defect_words(kind().model_dump()).startswith(kind.model_fields["kind"].default.replace("_", " "))
-    assert set(WORDS) <= {kind.model_fields["kind"].default for kind in kinds}
+        assert kind().words.startswith(kind.model_fields["kind"].default.replace("_", " "))
