@@ -53,10 +53,6 @@ def train(
     if print_config:
         typer.echo(to_yaml(run_config), nl=False)
         return
-    temperature = run_config.algorithm.sampling.temperature
-    if temperature != 1:
-        seen = "mu, old and pi are those at 1, and no metric sees this gap"
-        typer.echo(f"sampling.temperature: tokens are drawn at {temperature}; {seen}", err=True)
     run_config = run_config.settled()  # what --resume looks for is the config that ran
     folder = _unfinished(run_config) if resume else None
 

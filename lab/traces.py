@@ -13,7 +13,7 @@ The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, the
 | offsets         | (B + 1,)  | int64   | response b has tokens[offsets[b]:offsets[b + 1]]                             |
 | num_prompt      | (B,)      | int64   | prompt tokens, at least 1                                                    |
 | is_response     | (A,)      | bool    | True where mu sampled the token (False: tool output); A = sum of T_b         |
-| logp_mu         | (A,)      | float   | log-probability of the token under mu, temperature 1, untruncated            |
+| logp_mu         | (A,)      | float   | log-probability of the token under mu, at the sampling temperature           |
 | logp_old        | (A,)      | float   | the same under old                                                           |
 | logp_pi         | (A,)      | float   | optional: the same under pi, before its update                               |
 | entropy_old     | (A,)      | float   | optional: entropy of old's next-token distribution there, nats, untruncated  |
@@ -24,13 +24,16 @@ The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, the
 Expert ids stand in ascending order within a row-layer, -1 in every slot where nothing was recorded, in the narrowest
 signed type that holds num_experts. The file's metadata (strings): `schema` "firstorder.trace", `version` "1", `step`,
 with experts `layer_numbers` (the routers' own numbers, as "1,2,5") and `num_experts`, and optionally `texts`: what the
-tokens say, as a JSON object from id to text.
+tokens say, as a JSON object from id to text, and `temperature`: T > 0 by which every side divides its logits (1 for
+greedy decoding). A file without it does not say: its log-probabilities may be those at 1 whatever tokens were drawn at.
+Nothing is truncated (top-p, top-k, min-p) on any side.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -71,6 +74,7 @@ class Trace:
     logp_pi: Float[Tensor, " _A"] | None = None
     entropy_old: Float[Tensor, " _A"] | None = None
     texts: dict[int, str] = field(default_factory=dict)
+    temperature: float | None = None
 
     def __post_init__(self) -> None:
         offsets = self.offsets.tolist()
@@ -80,6 +84,8 @@ class Trace:
         B = len(offsets) - 1
         if B == 0:
             raise ValueError("offsets: expected at least 1 response, got none")
+        if self.temperature is not None and not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature: expected a number above 0, got {self.temperature}")
         if int(self.tokens.min()) < 0:
             raise ValueError(f"tokens: expected numbers from 0 on, got {int(self.tokens.min())}")
         for name in ("num_prompt", "rewards"):
@@ -149,6 +155,7 @@ class Trace:
             logp_pi=None if logp_pi_BT is None else _pack(logp_pi_BT, lengths),
             entropy_old=_pack(scores.entropy_BT, lengths),
             texts={} if decode is None else {token: decode((token,)) for token in tokens.unique().tolist()},
+            temperature=rollouts.temperature,
         )
 
     @property
@@ -179,6 +186,8 @@ class Trace:
         if self.layer_numbers:
             metadata["layer_numbers"] = ",".join(str(n) for n in self.layer_numbers)
             metadata["num_experts"] = str(self.num_experts)
+        if self.temperature is not None:
+            metadata["temperature"] = repr(self.temperature)
         if self.texts:
             metadata["texts"] = json.dumps(self.texts, ensure_ascii=False)
         atomic_write(path, _ordered(safetensors.torch.save(tensors, metadata)))
@@ -200,6 +209,7 @@ class Trace:
                 layer_numbers=tuple(int(n) for n in layers.split(",")) if layers else (),
                 num_experts=int(metadata.get("num_experts", 0)),
                 texts=_texts(metadata.get("texts", "{}")),
+                temperature=_temperature(metadata.get("temperature")),
             )
         except safetensors.SafetensorError as error:
             raise ValueError(f"{path}: expected a safetensors file, got {error}") from error
@@ -210,7 +220,7 @@ class Trace:
 def _check_names(tensors: dict[str, Tensor]) -> None:
     """Raises ValueError unless every tensor of the schema is there, with its rank and kind of number, and no other."""
     ranks = {"experts_mu": 3, "experts_old": 3}
-    known = {f.name for f in fields(Trace)} - {"step", "layer_numbers", "num_experts", "texts"}
+    known = {f.name for f in fields(Trace)} - {"step", "layer_numbers", "num_experts", "texts", "temperature"}
     missing = sorted(known - set(OPTIONAL) - set(tensors))
     if missing or set(tensors) - known:
         raise ValueError(f"missing tensors: {missing}, unknown tensors: {sorted(set(tensors) - known)}")
@@ -248,6 +258,14 @@ def _metadata(data: bytes) -> dict[str, str]:
     if not metadata.get("step", "").isdigit():
         raise ValueError(f"expected a step in the metadata, got {metadata.get('step')!r}")
     return metadata
+
+
+def _temperature(text: str | None) -> float | None:
+    """The temperature in the metadata, None where there is none; ValueError where that is no number."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise ValueError(f"temperature: expected a number above 0, got {text!r}") from None
 
 
 def _texts(text: str) -> dict[int, str]:

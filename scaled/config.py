@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from lab.config.algorithm import refuse_truncation
 from lab.config.run import RunConfig
 from lab.strict import Strict
 from scaled.evidence import Evidence
@@ -107,10 +108,15 @@ class RolloutBlock(Strict):
         default="auto",
         description="routed experts: vLLM's own return path, our capture in the worker, or the first that works",
     )
-    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling; below 1 logp_mu is of what is left")
-    top_k: int = Field(default=0, ge=0, description="0 for no limit; above it logp_mu is of what is left")
+    top_p: float = Field(default=1.0, description="1, no nucleus sampling: what it leaves out is not recorded")
+    top_k: int = Field(default=0, description="0, no limit: what it leaves out is not recorded")
     timeout_s: float = Field(default=600, gt=0, description="a rollout that takes longer has lost its engine")
     max_restarts: int = Field(default=3, ge=0, description="restarts of engines that died, over the whole run")
+
+    @model_validator(mode="after")
+    def _samples_what_is_scored(self) -> RolloutBlock:
+        refuse_truncation({"top_p": self.top_p, "top_k": self.top_k})
+        return self
 
 
 class ProbeBlock(Strict):

@@ -57,7 +57,7 @@ class SamplingSettings:
     max_tokens: Annotated[int, About("longest response, in tokens, all its turns and observations", ge=1)] = 64
     max_turns: Annotated[int, About("turns of a response, where the task answers (calculator)", ge=1)] = 1
     temperature: Annotated[
-        float, About("sampling temperature; log-probabilities and weights are those at 1: no metric sees another", gt=0)
+        float, About("T; tokens are drawn from the policy of logits / T, which all passes score", gt=0)
     ] = 1.0
 
 

@@ -47,8 +47,9 @@ class Draw:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn. `logp_mu` is always that of the distribution at temperature 1, untruncated.
+    """How responses are drawn. `logp_mu` is that of the distribution at `temperature`, which is never truncated.
 
+    Temperature 0 asks an engine that knows it for the likeliest tokens; their log-probabilities are those at 1.
     `num_features` asks the engine for router features on at most that many rows of each response (Pr2, arXiv
     2606.00395, App. E); 0 asks for none. `seed` names the draw: same weights, prompts and seed give the same bits.
     `draws`, one for each response where there are any, take the place of `seed` and `max_tokens` in what is sampled:
@@ -61,6 +62,11 @@ class Sampling:
     seed: int = 0
     num_features: int = 0
     draws: tuple[Draw, ...] = ()
+
+    @property
+    def scored_temperature(self) -> float:
+        """The temperature T > 0 of the policy whose log-probabilities are written down: 1 for greedy decoding."""
+        return self.temperature or 1.0
 
     def limits(self, num_responses: int) -> list[int]:
         """The longest length of each of the call's responses, in tokens; ValueError where `draws` are not theirs."""
@@ -98,13 +104,17 @@ class Response:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Rollouts as padded tensors: right-padded, response position t stands at sequence position num_prompt + t."""
+    """Rollouts as padded tensors: right-padded, response position t stands at sequence position num_prompt + t.
+
+    `temperature` is that of the rollouts.
+    """
 
     tokens_BS: Int[Tensor, "B S"]
     num_prompt_B: Int[Tensor, " B"]
     num_tokens_B: Int[Tensor, " B"]
     is_response_BT: Bool[Tensor, "B T"]
     logp_mu_BT: Float[Tensor, "B T"]
+    temperature: float = 1.0
 
     @property
     def predicting_row_BT(self) -> Int[Tensor, "B T"]:
@@ -116,11 +126,16 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B responses (the G responses of one prompt stand together), with what mu's routers did, where recorded."""
+    """B responses (the G responses of one prompt stand together), with what mu's routers did, where recorded.
+
+    `temperature` is T > 0 of the policy mu that `logp_mu` belongs to. A training engine divides its logits by it: old,
+    pi, ref and the entropy are of the policies at T.
+    """
 
     responses: tuple[Response, ...]
     experts: RoutingRecord | None = None
     features: RouterFeatures | None = None
+    temperature: float = 1.0
 
     def __len__(self) -> int:
         return len(self.responses)
@@ -134,6 +149,7 @@ class Rollouts:
             responses=tuple(self.responses[i] for i in indices),
             experts=None if self.experts is None else self.experts.select(indices),
             features=None if self.features is None else self.features.select(indices),
+            temperature=self.temperature,
         )
 
     def padded(self) -> TokenBatch:
@@ -142,23 +158,30 @@ class Rollouts:
 
     @cached_property
     def _padded(self) -> TokenBatch:
-        return _token_batch(self.responses)
+        return _token_batch(self.responses, self.temperature)
 
     @staticmethod
     def concat(parts: Sequence[Rollouts]) -> Rollouts:
-        """The parts one after the other; records are kept only if every part has one."""
+        """The parts one after the other; records are kept only if every part has one.
+
+        Raises ValueError for parts of several temperatures.
+        """
         if len(parts) == 1:
             return parts[0]
+        temperatures = sorted({part.temperature for part in parts})
+        if len(temperatures) > 1:
+            raise ValueError(f"rollouts: expected one temperature, got {', '.join(f'{t:g}' for t in temperatures)}")
         experts = [p.experts for p in parts if p.experts is not None]
         features = [p.features for p in parts if p.features is not None]
         return Rollouts(
             responses=tuple(r for p in parts for r in p.responses),
             experts=RoutingRecord.concat(experts) if len(experts) == len(parts) else None,
             features=RouterFeatures.concat(features) if len(features) == len(parts) else None,
+            temperature=temperatures[0],
         )
 
 
-def _token_batch(responses: Sequence[Response]) -> TokenBatch:
+def _token_batch(responses: Sequence[Response], temperature: float) -> TokenBatch:
     num_prompt = [len(r.prompt.tokens) for r in responses]
     lengths = [len(r.tokens) for r in responses]
     prompts = torch.tensor([token for r in responses for token in r.prompt.tokens], dtype=torch.int64)
@@ -170,6 +193,7 @@ def _token_batch(responses: Sequence[Response]) -> TokenBatch:
         num_prompt_B + length_B,
         _padded([r.is_response for r in responses], length_B),
         _padded([r.logp_mu for r in responses], length_B),
+        temperature,
     )
 
 
@@ -182,7 +206,7 @@ def _padded(parts: Sequence[Tensor], length_B: Int[Tensor, " B"]) -> Shaped[Tens
 
 @dataclass(frozen=True)
 class TokenScores:
-    """The old pass: log-probabilities of the sampled tokens under `old`, and what its routers did.
+    """The old pass: log-probabilities of the sampled tokens under `old` at the rollouts' temperature, and its routes.
 
     `experts` are the experts that the pass used, `natural` those that its live router logits would have chosen; the
     two are the same record unless the pass replayed or predicted. `features` holds (h_old, p_old) on the rows asked
@@ -234,7 +258,10 @@ class RolloutEngine(Protocol):
     """An inference engine: it holds its own copy of the weights, in its own numerics, and samples from mu."""
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
-        """`num_responses` responses a prompt, adjacent, with logp_mu and the routing record of every input row."""
+        """`num_responses` responses a prompt, adjacent, with logp_mu and the routing record of every input row.
+
+        The rollouts say the temperature of logp_mu: `sampling.scored_temperature`.
+        """
         ...
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
@@ -251,7 +278,9 @@ class TrainingEngine(Protocol):
         ...
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
-        """log pi_ref of the sampled tokens: the frozen weights that training started from, naturally routed."""
+        """log pi_ref of the sampled tokens: the frozen weights that training started from, naturally routed, at the
+        rollouts' temperature.
+        """
         ...
 
     def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:

@@ -45,7 +45,8 @@ def roll_out(
             talk.turns.append((rollouts, i))
     for talk in going:
         talk.is_cut = True
-    return Rollouts(tuple(talk.response() for talk in talks), _record(talks), _features(talks, sampling))
+    responses = tuple(talk.response() for talk in talks)
+    return Rollouts(responses, _record(talks), _features(talks, sampling), first.temperature)
 
 
 @dataclass

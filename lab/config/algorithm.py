@@ -8,6 +8,7 @@ a new preset, correction or number of one needs no line here. Papers: MiniRL (ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model, model_validator
@@ -115,8 +116,29 @@ class BatchBlock(Derived, BatchSettings):  # pyright: ignore[reportGeneralTypeIs
     """One global step: its prompts, responses and mini-batches."""
 
 
+WHOLE = {"top_p": 1, "top_k": 0, "min_p": 0}
+"""The settings by which engines truncate what they sample from, at the values that leave it whole."""
+
+
+def refuse_truncation(given: Mapping[str, Any]) -> None:
+    """Raises ValueError for a setting that truncates: old and pi would need the mask of what was kept."""
+    for name, whole in WHOLE.items():
+        if name in given and given[name] != whole:
+            raise ValueError(
+                f"{name}: expected {whole} (the trainer scores the whole vocabulary, and no record has the mask of the "
+                f"tokens that were left to sample from), got {given[name]}"
+            )
+
+
 class SamplingBlock(Derived, SamplingSettings):  # pyright: ignore[reportGeneralTypeIssues]
     """How responses are drawn in the rollout."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_whole(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            refuse_truncation(given)
+        return given
 
 
 class DynamicSamplingBlock(Strict):

@@ -160,15 +160,15 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "mask", "log-probabilities of a truncated distribution on one side", _mask, words.masked,
-        "Ask the engine for raw log-probabilities (vLLM: logprobs_mode raw_logprobs), or sample untruncated; or keep "
-        "the sampling mask and apply it on both sides.",
+        "Sample untruncated, or keep the sampling mask and apply it on both sides. Log-probabilities of what is left "
+        "(vLLM: logprobs_mode processed_logprobs) are right only then.",
         ("rho_mean", "rho_z", "one_sided"),
     ),
     Cause(
         "temperature", "log-probabilities at two temperatures", _temperature, words.scaled,
-        "Score both sides at temperature 1, or divide the trainer's logits by the temperature that tokens were sampled "
-        "at; never one side alone.",
-        ("logit_slope", "logit_fit", "rho_mean"),
+        "Divide the trainer's logits by the temperature that tokens are sampled at, in every pass, and have the engine "
+        "write down the log-probabilities at it (vLLM: logprobs_mode processed_logprobs); never one side alone.",
+        ("temperature", "logit_slope", "logit_fit", "rho_mean"),
     ),
     Cause(
         "sampler_mask", "sampling with top-p, top-k or min-p that nobody scores", _sampler_mask, words.sharp,
@@ -178,9 +178,9 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "sampler_temperature", "sampling at a temperature that nobody scores", _sampler_temperature, words.sharp,
-        "Look for a temperature among the sampling defaults of the model folder (generation_config.json), and score at "
-        "the temperature that is sampled at.",
-        ("surprise_gap", "surprise_z", "collision_z", "tail_share"), explains=False,
+        "Look for a temperature among the sampling defaults of the model folder (generation_config.json), and divide "
+        "both sides' logits by the temperature that is sampled at.",
+        ("temperature", "surprise_gap", "surprise_z", "collision_z", "tail_share"), explains=False,
     ),
     Cause(
         "end_token", "responses without their end token", _end_token,

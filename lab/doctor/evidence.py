@@ -47,6 +47,7 @@ def disagreement(view: View) -> float | None:
 
 CLUES: dict[str, Clue] = {
     "num_tokens": Clue("sampled tokens", "n", lambda view: float(len(view))),
+    "temperature": Clue("sampling temperature", "T, where the trace says it", lambda view: view.trace.temperature),
     "exact_share": Clue("tokens with equal bits", "share of tokens with log mu == log old", gap.exact_share),
     "k3_kl": Clue("k3 KL(mu, old)", "mean of rho - 1 - log rho, rho = old/mu, nats a token", gap.k3_kl),
     "extreme_frac_tau2": Clue("F(2)", "share of tokens with max(rho, 1/rho) > 2", gap.extreme),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 Seen = Mapping[str, float]
@@ -34,7 +35,21 @@ def scaled(seen: Seen) -> str:
     return (
         f"logit(mu) = {seen['logit_slope']:.3g} logit(old) explains {share(seen['logit_fit'])} of what differs: "
         "the sides divide their logits by temperatures whose ratio, old's over mu's, is that slope."
+        f"{_at_one(seen)}"
     )
+
+
+def _at_one(seen: Seen) -> str:
+    """Which side left out the recorded temperature, where the slope says it: 1/T or T, within a third of log T."""
+    T, slope = seen.get("temperature", 1.0), seen["logit_slope"]
+    if T == 1 or slope <= 0:
+        return ""
+    off = {side: abs(math.log(slope) - sign * math.log(T)) for side, sign in (("old", -1), ("mu", 1))}
+    side = min(off, key=lambda name: off[name])
+    if off[side] > abs(math.log(T)) / 3:
+        return ""
+    who = "the trainer scores" if side == "old" else "the engine writes down log-probabilities"
+    return f" Tokens were sampled at {T:.3g}, and {who} at 1."
 
 
 def sharp(seen: Seen) -> str:

@@ -61,9 +61,11 @@ class Defect(Strict, ABC):
         """The logits that tokens are drawn from, given those at the temperature that was asked for."""
         return logits_AV
 
-    def scored(self, logits_AV: Float[Tensor, "A V"], temperature: float) -> Float[Tensor, "A V"]:
-        """The logits whose log-softmax is written down, given the raw ones and the temperature that was asked for."""
-        return logits_AV
+    def scored(
+        self, tempered_AV: Float[Tensor, "A V"], raw_AV: Float[Tensor, "A V"], temperature: float
+    ) -> Float[Tensor, "A V"]:
+        """The logits whose log-softmax is written down, given those at the temperature asked for, and the model's."""
+        return tempered_AV
 
 
 def dial(value: object) -> str:

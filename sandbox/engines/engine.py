@@ -22,6 +22,7 @@ from sandbox.engines.partial_weights import FirstWeights
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.engines.prompt_pass import padded, run_prompts
 from sandbox.engines.rollouts import rollouts_of
+from sandbox.engines.sampling_mismatch import SamplingMismatch
 from sandbox.engines.stale_weights import StaleWeights, WeightHistory
 from sandbox.kernels import EAGER, Kernels
 from sandbox.kernels.numerics import EXACT, Numerics, compose
@@ -32,6 +33,7 @@ from sandbox.model.kv_cache import KVCache
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 from theory.exact.tree import PrefixTree
 from theory.streams import stream
+from theory.temperature import tempered
 
 # Rows of finished responses are dropped from the batch once they are this share of it.
 DROP_AT = 0.25
@@ -143,31 +145,31 @@ class SandboxEngine:
         return rollouts_of(prompts, sampling, buffers, self.model.config, self.version)
 
     @torch.no_grad()
-    def enumerate(self, prompt: Prompt, tree: PrefixTree, seed: int = 0) -> Rollouts:
+    def enumerate(self, prompt: Prompt, tree: PrefixTree, seed: int = 0, temperature: float = 1.0) -> Rollouts:
         """Every response of the tree, in the tree's order, with the log-probabilities and routes of generation.
 
         The same prefill and decoding steps as `generate`, which take every continuation instead of a sampled one; each
         node is one row of one step. A defect's random draw is so made once a node: mu is a function of the prefix, and
         `seed` names it. (In `generate` two responses with a common prefix draw apart.)
-        Raises ValueError where vocabulary or end token are not the tree's, and for an engine whose mu is not what is
-        scored (a sampling mismatch) or not of one set of weights (a switch).
+        They are those at `temperature`. Raises ValueError where vocabulary or end token are not the tree's, and for an
+        engine whose mu is not what is scored (a sampling mismatch) or not of one set of weights (a switch).
         """
         self.check_loaded("enumerate")
-        self._check_tree(tree)
+        self._check_tree(tree, temperature)
         T, W = tree.max_length, tree.num_continuing
         numerics = self.numerics(seed)
         buffers = empty_buffers([prompt], 1, T, self.model.config, self.model.norm.dtype, keep_features=False)
         cache, logits_nV = run_prompts(self.model, [prompt], 1, T, numerics, buffers)
-        logp = [torch.log_softmax(logits_nV, -1)]
+        logp = [torch.log_softmax(self.scored(logits_nV, temperature), -1)]
         for num_parents in tree.sizes[:-1]:
             num = num_parents * W
             cache, tokens_n = cache.repeat(W), torch.arange(W).repeat(num_parents)
             if buffers.experts_BWLK is not None:
                 buffers = replace(buffers, experts_BWLK=buffers.experts_BWLK.repeat_interleave(W, 0))
             logits_nV = self._decode(self.model, tokens_n, torch.arange(num), cache, numerics, buffers)
-            logp.append(torch.log_softmax(logits_nV, -1))
+            logp.append(torch.log_softmax(self.scored(logits_nV, temperature), -1))
         own = self._by_response(tree, logp, buffers.experts_BWLK)
-        sampling = Sampling(max_tokens=T, num_responses=tree.num_responses, seed=seed)
+        sampling = Sampling(max_tokens=T, num_responses=tree.num_responses, temperature=temperature, seed=seed)
         return rollouts_of([prompt], sampling, own, self.model.config, self.version)
 
     def _by_response(
@@ -193,13 +195,16 @@ class SandboxEngine:
         if self.version < 0:
             raise ValueError(f"{call}: expected weights to have been loaded, got none")
 
-    def _check_tree(self, tree: PrefixTree) -> None:
+    def _check_tree(self, tree: PrefixTree, temperature: float) -> None:
         end = tree.num_tokens - 1 if tree.has_end else None
         expected, got = (self.model.config.vocab_size, self.stop_token), (tree.num_tokens, end)
         if got != expected:
             raise ValueError(f"expected a tree over (vocabulary, end token) {expected} as the engine's, got {got}")
         for defect in self.defects:
-            if "sampler" in defect.breaks or (isinstance(defect, StaleWeights) and "prefill" in defect.breaks):
+            is_unscored = "sampler" in defect.breaks or (
+                isinstance(defect, SamplingMismatch) and defect.score == "raw" and temperature != 1
+            )
+            if is_unscored or (isinstance(defect, StaleWeights) and "prefill" in defect.breaks):
                 raise ValueError(f"enumerate: expected an engine that samples from one scored policy, got {defect!r}")
 
     def numerics(self, seed: int) -> Numerics:
@@ -212,10 +217,11 @@ class SandboxEngine:
         return compose(parts)
 
     def scored(self, logits_AV: Float[Tensor, "A V"], temperature: float = 1.0) -> Float[Tensor, "A V"]:
-        """The logits whose log-softmax this engine writes down."""
+        """The logits whose log-softmax this engine writes down: those at the temperature, but for its defects."""
+        scored_AV = tempered(logits_AV, temperature)
         for defect in self.defects:
-            logits_AV = defect.scored(logits_AV, temperature)
-        return logits_AV
+            scored_AV = defect.scored(scored_AV, logits_AV, temperature)
+        return scored_AV
 
     def _advance(
         self, running_A: Tensor, tokens_A: Tensor, t: int, limits_B: Tensor, active_A: Tensor, buffers: Buffers

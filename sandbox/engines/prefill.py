@@ -18,19 +18,18 @@ from theory.routing.replay import RoutingPass
 
 
 @torch.no_grad()
-def prefilled(engine: SandboxEngine, rollouts: Rollouts, *, temperature: float = 1.0, seed: int = 0) -> Rollouts:
+def prefilled(engine: SandboxEngine, rollouts: Rollouts, *, seed: int = 0) -> Rollouts:
     """The same responses with the log-probabilities and routes of one prefill of them all, in nats; 0 on observations.
 
-    `temperature` is the one that was asked for when they were sampled (engines that score processed logits use it), and
-    `seed` names the draws of noisy defects. Weights that are stale and switched prefill as they start: with the older
-    ones. Raises ValueError where the engine holds no weights.
+    They are of the rollouts' temperature. `seed` names the draws of noisy defects. Weights that are stale and switched
+    prefill as they start: with the older ones. Raises ValueError where the engine holds no weights.
     """
     engine.check_loaded("prefilled")
     with engine.model.held():
-        return _prefilled(engine, rollouts, temperature, seed)
+        return _prefilled(engine, rollouts, seed)
 
 
-def _prefilled(engine: SandboxEngine, rollouts: Rollouts, temperature: float, seed: int) -> Rollouts:
+def _prefilled(engine: SandboxEngine, rollouts: Rollouts, seed: int) -> Rollouts:
     batch, model, numerics = rollouts.padded(), engine.model, engine.numerics(seed)
     num_rows = [response.num_tokens - 1 for response in rollouts.responses]
     cache = KVCache(model.config, len(rollouts), max(num_rows), model.norm.dtype)
@@ -39,7 +38,7 @@ def _prefilled(engine: SandboxEngine, rollouts: Rollouts, temperature: float, se
     responses = []
     for b, response in enumerate(rollouts.responses):
         rows = torch.arange(len(response.prompt.tokens) - 1, response.num_tokens - 1)
-        logits_nV = engine.scored(model.logits(hidden_BSD[b, rows], numerics=numerics), temperature)
+        logits_nV = engine.scored(model.logits(hidden_BSD[b, rows], numerics=numerics), rollouts.temperature)
         logp_n = torch.log_softmax(logits_nV, -1).gather(-1, response.tokens[:, None])[:, 0]
         responses.append(replace(response, logp_mu=logp_n.where(response.is_response, 0.0)))
-    return Rollouts(tuple(responses), routing.used)
+    return Rollouts(tuple(responses), routing.used, temperature=rollouts.temperature)

@@ -1,8 +1,8 @@
 """Defect: tokens drawn from a processed distribution, by a temperature or a truncation that nobody scores (or all do).
 
-The contract wants `logp_mu` at temperature 1 and untruncated, and tokens that were drawn from it. Two bugs of the field
-break one half each: sampling defaults of a model folder that are applied behind the caller's back (`score: raw`), and
-processed log-probabilities handed to a trainer that computes raw ones (`score: processed`).
+The contract wants `logp_mu` at the temperature that was asked for and untruncated, and tokens that were drawn from it.
+Two bugs of the field break one half each: sampling defaults of a model folder that are applied behind the caller's back
+(`score: raw`), and log-probabilities of what they left, handed to a trainer that does not know it (`score: processed`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from sandbox.engines.defect import BREAKS_NONE, BREAKS_TRAINER, Defect, Link, di
 class SamplingMismatch(Defect):
     """A further temperature, then top-k, top-p and min-p, applied to what tokens are drawn from.
 
-    `score: raw` writes down the unprocessed log-probabilities. Every numerical link holds and KL(mu || old) reads 0:
-    what breaks is sampler == scorer, which a gap between the tokens' mean surprise and the mean entropy reveals.
-    `score: processed` writes down those of the processed distribution, at the temperature that was asked for too: this
-    breaks trainer == engine, and log-ratios of kept tokens are off by the log of the kept mass.
+    `score: raw` writes down the model's own log-probabilities (vLLM's raw_logprobs), at temperature 1 whatever was
+    asked for. At that temperature every numerical link holds and KL(mu || old) reads 0: what breaks is
+    sampler == scorer, which a gap between the tokens' mean surprise and the mean entropy reveals. At another one
+    trainer == engine breaks.
+    `score: processed` writes down those of the distribution that is drawn from: this breaks trainer == engine, and
+    log-ratios of kept tokens are off by the log of the kept mass.
     """
 
     kind: Literal["sampling_mismatch"] = "sampling_mismatch"
@@ -51,17 +53,19 @@ class SamplingMismatch(Defect):
     @property
     def breaks(self) -> frozenset[Link]:
         if self.is_neutral:
-            return BREAKS_NONE  # at the sampling temperature 1; at another, processed scores still differ
+            return BREAKS_NONE  # at the sampling temperature 1; at another, raw scores still differ
         return frozenset({"sampler"}) if self.score == "raw" else BREAKS_TRAINER
 
     def drawn(self, logits_AV: Float[Tensor, "A V"]) -> Float[Tensor, "A V"]:
         return self._processed(logits_AV, logits_AV)
 
-    def scored(self, logits_AV: Float[Tensor, "A V"], temperature: float) -> Float[Tensor, "A V"]:
+    def scored(
+        self, tempered_AV: Float[Tensor, "A V"], raw_AV: Float[Tensor, "A V"], temperature: float
+    ) -> Float[Tensor, "A V"]:
         if self.score == "raw":
-            return logits_AV
+            return raw_AV
         # What is kept is decided in float64 in both places: a drawn token always has a score.
-        return self._processed(logits_AV / temperature, logits_AV.double() / temperature)
+        return self._processed(tempered_AV, raw_AV.double() / temperature)
 
     def _processed(self, logits_AV: Tensor, deciding_AV: Tensor) -> Tensor:
         kept_AV = self._kept(deciding_AV / self.temperature)

@@ -148,6 +148,7 @@ def moe_problem(
     predictor: Mapping[int, Float[Tensor, "D E"]] | None = None,
     old_gates: Literal["predicted", "live"] = "predicted",
     seed: int = 0,
+    temperature: float = 1.0,
     target: RoutedPolicy | None = None,
     known: Sequence[RoutedPolicy] = (),
 ) -> RoutedProblem:
@@ -155,7 +156,8 @@ def moe_problem(
 
     mu: `engine` at `model`'s weights (under Pr3 with the predictor in its gates), its random draws named by `seed`.
     old: the training engine's old pass. `trained`: pi under the routes that the gradient passes of `mode` replay, None
-    where they are natural. `target`: pi at `model` + `step_Q`, naturally routed, computed unless it is given.
+    where they are natural. `target`: pi at `model` + `step_Q`, naturally routed, computed unless it is given. All of
+    them at `temperature`.
     `predictor` is W_p by layer, for Pr2 and Pr3 alone; `old_gates` is Pr2's choice (Algorithm). `known` are policies at
     pi's weights, tree and prompt: one that has used the very routes is `trained`, instead of being computed again.
     Raises ValueError for a model without MoE layers, an engine of stale weights, a predictor where none or another is
@@ -165,14 +167,14 @@ def moe_problem(
         raise ValueError("model: expected at least 1 MoE layer, got 0")
     if any(isinstance(defect, StaleWeights) and defect.versions > 0 for defect in engine.defects):
         raise ValueError(f"engine: expected none with stale weights (step_Q is the staleness here), got {engine!r}")
-    algorithm = Algorithm(objective=preset("reinforce"), mode=mode, old_gates=old_gates)
+    algorithm = Algorithm(objective=preset("reinforce"), mode=mode, old_gates=old_gates, temperature=temperature)
     learner = learner_of(model, mode, predictor)
     rollout = rollout_engine(model, engine, tree)
     hand_over(algorithm, rollout, learner, version=0)
-    rollouts = rollout.enumerate(prompt, tree, seed)
+    rollouts = rollout.enumerate(prompt, tree, seed, temperature)
     old = old_pass(0, algorithm, learner, Collected(rollouts, reward_Y[None], {}), seed)
     now = model if step_Q is None else moved(model, step_Q)
-    target = target_policy(now, tree, prompt) if target is None else target
+    target = target_policy(now, tree, prompt, temperature) if target is None else target
     trained = None
     if mode != "none":
         trained = next((policy for policy in known if _has_used(policy, old.gradient)), None)

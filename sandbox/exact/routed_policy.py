@@ -34,15 +34,16 @@ class RoutedPolicy(JacobianPolicy):
     experts: RoutingRecord
 
 
-def target_policy(model: MoE, tree: PrefixTree, prompt: Prompt) -> RoutedPolicy:
-    """pi at the model's weights, naturally routed: the policy whose E[R] is maximised."""
-    return routed_policy(model, tree, exact_rollouts(model, tree, prompt), PassRouting("natural"))
+def target_policy(model: MoE, tree: PrefixTree, prompt: Prompt, temperature: float = 1.0) -> RoutedPolicy:
+    """pi at the model's weights and `temperature`, naturally routed: the policy whose E[R] is maximised."""
+    return routed_policy(model, tree, exact_rollouts(model, tree, prompt, temperature), PassRouting("natural"))
 
 
 def routed_policy(model: MoE, tree: PrefixTree, rollouts: Rollouts, routing: PassRouting) -> RoutedPolicy:
     """pi at the model's weights, routed as `routing` says over `rollouts`, which are all responses of the tree.
 
-    The training engine's own forward and backward, one backward an edge; each edge is read from a response through it.
+    It has the rollouts' temperature. The training engine's own forward and backward, one backward an edge; each edge is
+    read from a response through it.
     """
     learner = SandboxTrainingEngine(model, OptimizerSettings())
     values, jacobians = [], []
@@ -78,11 +79,11 @@ def natural_logp(model: MoE, tree: PrefixTree, prompt: Prompt) -> list[Float[Ten
     return edges_of(tree, exact_rollouts(model, tree, prompt).padded().logp_mu_BT)
 
 
-def exact_rollouts(model: MoE, tree: PrefixTree, prompt: Prompt) -> Rollouts:
+def exact_rollouts(model: MoE, tree: PrefixTree, prompt: Prompt, temperature: float = 1.0) -> Rollouts:
     """Every response of the tree with pi's own log-probabilities: those of the engine without defects."""
     engine = rollout_engine(model, EngineConfig(), tree)
     engine.load_model(model, version=0)
-    return engine.enumerate(prompt, tree)
+    return engine.enumerate(prompt, tree, temperature=temperature)
 
 
 def rollout_engine(model: MoE, engine: EngineConfig, tree: PrefixTree) -> SandboxEngine:

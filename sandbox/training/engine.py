@@ -28,6 +28,7 @@ from theory.routing.passes import PassRouting
 from theory.routing.predictor import PredictorSettings, PredictorTrainer
 from theory.routing.record import RoutingRecord
 from theory.routing.replay import NaturalRouting, RoutingPass
+from theory.temperature import tempered
 
 
 @dataclass
@@ -301,13 +302,16 @@ class SandboxTrainingEngine:
         return RoutingPass(routing.select(chosen), num_rows_B, max(num_rows_B), self.model.config.moe_layers)
 
     def _forward(self, batch: TokenBatch, routing: Routing, model: MoE) -> Forward:
-        """Log-probs (with graph) and entropies of the response tokens; logits are made for those rows alone."""
+        """Log-probs (with graph) and entropies of the response tokens at the batch's temperature.
+
+        Logits are made for those rows alone.
+        """
         hidden_BSD = model.forward_hidden(batch.tokens_BS[:, :-1], routing, numerics=self.numerics)
         T = batch.is_response_BT.shape[1]
         exists_BT = torch.arange(T) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
         b_n, t_n = exists_BT.nonzero(as_tuple=True)
         rows_n = batch.predicting_row_BT[b_n, t_n]
-        logits_nV = model.logits(hidden_BSD[b_n, rows_n], numerics=self.numerics)
+        logits_nV = tempered(model.logits(hidden_BSD[b_n, rows_n], numerics=self.numerics), batch.temperature)
         all_logp_nV = torch.log_softmax(logits_nV, dim=-1)
         tokens_n = batch.tokens_BS[b_n, rows_n + 1]
         logp_n = all_logp_nV.gather(-1, tokens_n[:, None])[:, 0]

@@ -24,7 +24,8 @@ class MicroBatch:
     """Responses `indices` of the batch, then `num_filling` empty ones; `tokens_bS` are inputs, one width for all ranks.
 
     Response token n stands at (response_n, position_n) of the (b, T) tensors, is `targets_n`, and is predicted by row
-    `rows_n` of the flattened (S, b) hidden states. `num_rows_b` are the routing rows, without padding.
+    `rows_n` of the flattened (S, b) hidden states. `num_rows_b` are the routing rows, without padding. Logits are
+    divided by `temperature`.
     """
 
     indices: tuple[int, ...]
@@ -35,6 +36,7 @@ class MicroBatch:
     targets_n: Int[Tensor, " n"]
     response_n: Int[Tensor, " n"]
     position_n: Int[Tensor, " n"]
+    temperature: float
 
 
 def split(batch: TokenBatch, layout: Layout, training: TrainingBlock, device: torch.device) -> list[MicroBatch]:
@@ -71,6 +73,7 @@ def _micro_batch(batch: TokenBatch, mine: range, size: int, width: int, device: 
         targets_n=targets_n.to(device),
         response_n=response_n.to(device),
         position_n=position_n.to(device),
+        temperature=batch.temperature,
     )
 
 

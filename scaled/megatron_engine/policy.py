@@ -34,6 +34,7 @@ from scaled.megatron_engine.scoring import ResponseHead, token_scores
 from scaled.megatron_engine.weights import load_hf
 from theory.routing.passes import PassRouting
 from theory.routing.replay import RoutingPass
+from theory.temperature import tempered
 
 Loss = Callable[[MicroBatch, Float[Tensor, "b T"]], Float[Tensor, ""]]
 """The loss that a gradient pass minimises: a micro-batch's share of the loss, from pi's log-probabilities."""
@@ -171,7 +172,8 @@ class Policy:
     def _score(self, this: _Pass, micro: MicroBatch, logits_1nW: Tensor) -> tuple[Tensor, Tensor, dict]:
         """Megatron's loss function on the last stage: (loss, tokens to divide by: none, what to report: nothing)."""
         group: Any = parallel_state.get_tensor_model_parallel_group()
-        logp_n, entropy_n = token_scores(logits_1nW[0], micro.targets_n, self.shape.vocab_size, group)
+        logits_nW = tempered(logits_1nW[0], micro.temperature)
+        logp_n, entropy_n = token_scores(logits_nW, micro.targets_n, self.shape.vocab_size, group)
         size = (len(micro.indices), this.num_positions)
         where = (micro.response_n, micro.position_n)
         logp_bT = logp_n.new_zeros(size).index_put(where, logp_n)

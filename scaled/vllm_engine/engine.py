@@ -34,17 +34,18 @@ from theory.routing.record import RoutingRecord, offsets_of
 
 BUCKET_BYTES = 256 * 2**20  # weights go to the workers in parts of this size
 LOWEST_TEMPERATURE = 0.01  # below it, other than at 0, vLLM's SamplingParams takes this one
+GREEDY_BELOW = 1e-5  # vLLM's _SAMPLING_EPS: what is below is greedy, with log-probabilities at temperature 1
 CPU_BLOCK = 32  # the smallest cache block of vLLM's CPU attention: the finest prefixes that can be shared
 
 
 class VllmEngine:
     """RolloutEngine over vLLM. `routes` says whose routes it returns, `kernels` how it computes with weights in fewer
-    bits, `logprobs_mode` of which distribution logp_mu is.
+    bits.
 
-    logp_mu is of the model's distribution at temperature 1, untruncated (`raw_logprobs`); where rollout.top_p or top_k
-    truncate it is of what was sampled from, temperature included and renormalised (`processed_logprobs`).
-    `features_under_graphs` is needed for sampling.num_features > 0 where rollout.enforce_eager is false, as graphs are
-    captured once. One engine a process at a time; `close()` ends it. `timeout_s` may be changed between calls.
+    logp_mu is of what is sampled from, the model's distribution at the sampling temperature (`processed_logprobs`; vLLM
+    leaves temperature 0, greedy, at 1). `features_under_graphs` is needed for sampling.num_features > 0 where
+    rollout.enforce_eager is false, as graphs are captured once. One engine a process at a time; `close()` ends it.
+    `timeout_s` may be changed between calls.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class VllmEngine:
             "skip_tokenizer_init": True,
             "dtype": str(DTYPES[rollout.precision.compute]).removeprefix("torch."),
             "kv_cache_dtype": "auto" if rollout.precision.kv_cache == "same" else "fp8",
-            "logprobs_mode": self.logprobs_mode,
+            "logprobs_mode": "processed_logprobs",  # the default, raw_logprobs, is before temperature
             "tensor_parallel_size": rollout.tensor_parallel,
             "max_model_len": rollout.max_model_len,
             "max_num_seqs": rollout.max_num_seqs,
@@ -126,12 +127,6 @@ class VllmEngine:
         else:
             arguments |= {"gpu_memory_utilization": rollout.gpu_memory_utilization, "enable_sleep_mode": True}
         return LLMEngine.from_engine_args(EngineArgs(**arguments))
-
-    @property
-    def logprobs_mode(self) -> Literal["raw_logprobs", "processed_logprobs"]:
-        """Whether logp_mu is the model's (raw) or that of the truncated, tempered distribution (processed)."""
-        is_truncated = self._rollout.top_p < 1 or self._rollout.top_k > 0
-        return "processed_logprobs" if is_truncated else "raw_logprobs"
 
     # Weights
 
@@ -190,11 +185,17 @@ class VllmEngine:
         num_rows = {q.name: r.num_tokens - 1 for q, r in zip(requests, responses, strict=True)}
         recorded = self._call("take_recorded", num_rows, with_features)
         features = self._features(requests, recorded) if with_features else None
-        return Rollouts(responses, self._record(requests, recorded, num_rows), features)
+        record = self._record(requests, recorded, num_rows)
+        return Rollouts(responses, record, features, sampling.scored_temperature)
 
     def _check_ready(self, sampling: Sampling) -> None:
         if self.version < 0:
             raise RuntimeError("generate: expected weights to have been loaded, got none since the start, wake or push")
+        if 0 < sampling.temperature < GREEDY_BELOW:
+            raise ValueError(
+                f"sampling.temperature: expected 0 or at least {GREEDY_BELOW:g} (vLLM takes what is between for 0), "
+                f"got {sampling.temperature}"
+            )
         if 0 < sampling.temperature < LOWEST_TEMPERATURE and self._rollout.tensor_parallel > 1:
             raise ValueError(
                 f"sampling.temperature: expected 0 or at least {LOWEST_TEMPERATURE} with rollout.tensor_parallel above "
@@ -238,7 +239,7 @@ class VllmEngine:
         self._abort.set()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Float[Tensor, " T"]]:
-        """log mu of tokens 1.. of each sequence, in nats: raw, at temperature 1 and untruncated."""
+        """log mu of tokens 1.. of each sequence, in nats: at temperature 1, whatever responses are sampled at."""
         self._check_ready(Sampling(max_tokens=1))
         check_tokens(sequences, "sequences", self._rollout.max_model_len - 1, self.shape.vocab_size)
         self._call("start_recording", False, self._has_graph_features)

@@ -81,8 +81,6 @@ def sampling_params(sampling: Sampling, rollout: RolloutBlock, stop_token: int |
     }
     params = SamplingParams(
         max_tokens=max_tokens,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
         seed=derive_seed(seed, "vllm", *names),
         stop_token_ids=[] if stop_token is None else [stop_token],
         ignore_eos=True,

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from firstorder import __version__
 from firstorder.cli import main
@@ -204,12 +205,16 @@ def test_options_may_stand_before_the_config(tiny: Path, capsys: pytest.CaptureF
     assert printed[0] == printed[1] and "seed: 7" in printed[0]
 
 
-def test_a_temperature_that_no_metric_sees_is_said(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tokens drawn at another temperature than 1 are scored at 1: one line on stderr, none at 1."""
-    for temperature, is_said in (("0.9", True), ("1.0", False)):
-        words = ["--algorithm.sampling.temperature", temperature, "--num_steps", "1", "--progress", "none"]
-        assert main(["train", str(tiny), *words]) == 0
-        assert ("sampling.temperature: tokens are drawn at 0.9" in capsys.readouterr().err) == is_said
+def test_a_runs_traces_have_its_temperature(tiny: Path, tmp_path: Path) -> None:
+    """Sampled at 0.8, a run's trace says so, and the exact engine's log-probabilities are the trainer's to the bit."""
+    from lab.records import RunFolder
+    from lab.traces import Trace
+
+    words = ["--algorithm.sampling.temperature", "0.8", "--num_steps", "1", "--progress", "none"]
+    assert main(["train", str(tiny), *words, "--output", str(tmp_path / "tempered")]) == 0
+    [folder] = [path.parent for path in (tmp_path / "tempered").rglob("metrics.jsonl")]
+    trace = Trace.load(RunFolder(folder).traces()[-1])
+    assert trace.temperature == 0.8 and torch.equal(trace.logp_mu, trace.logp_old)
 
 
 def test_a_run_leaves_a_folder_and_a_report(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

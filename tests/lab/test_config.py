@@ -317,6 +317,9 @@ def test_without_a_multiplier_the_predictor_has_a_rate_of_its_own(rate: float) -
     assert math.isfinite(validate(AlgorithmConfig, raw, "here").build().predictor.learning_rate_multiplier)
 
 
+NO_MASK = (
+    "(the trainer scores the whole vocabulary, and no record has the mask of the tokens that were left to sample from)"
+)
 CHANGES: list[tuple[dict[str, Any], str, Any]] = [
     ({"replay": {"mode": "R3"}}, "mode", "R3"),
     ({"replay": {"old_gates": "live"}}, "old_gates", "live"),
@@ -388,6 +391,9 @@ def test_every_field_reaches_the_algorithm(change: dict[str, Any], path: str, va
             "label_noise: expected 0 beside dynamic sampling",
         ),
         ({"sampling": {"temperature": 0}}, "sampling.temperature: expected a value greater than 0, got 0"),
+        ({"sampling": {"top_p": 0.9}}, f"sampling: top_p: expected 1 {NO_MASK}, got 0.9"),
+        ({"sampling": {"top_k": 20}}, f"sampling: top_k: expected 0 {NO_MASK}, got 20"),
+        ({"sampling": {"min_p": 0.1}}, f"sampling: min_p: expected 0 {NO_MASK}, got 0.1"),
     ],
 )
 def test_a_recipe_that_does_not_compose_is_one_line(change: dict[str, Any], wanted: str) -> None:

@@ -121,12 +121,27 @@ def test_the_file_is_the_documented_one(tmp_path: Path) -> None:
     with safetensors.safe_open(tmp_path / "t.safetensors", "pt") as file:
         metadata = file.metadata()
         types = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118 (not a dict)
-    assert metadata == {"schema": SCHEMA, "version": "1", "step": "7", "layer_numbers": "1,2,5", "num_experts": "20"}
+    assert metadata == {
+        "schema": SCHEMA, "version": "1", "step": "7", "layer_numbers": "1,2,5", "num_experts": "20",
+        "temperature": "1.0",
+    }  # fmt: skip
     assert types == {
         "tokens": torch.int32, "offsets": torch.int64, "num_prompt": torch.int64, "is_response": torch.bool,
         "logp_mu": torch.float32, "logp_old": torch.float32, "rewards": torch.float32, "experts_mu": torch.int8,
         "experts_old": torch.int8, "entropy_old": torch.float32,
     }  # fmt: skip
+
+
+def test_a_trace_says_its_temperature_and_one_of_before_says_none(tmp_path: Path) -> None:
+    """T comes with the rollouts and goes through the file to the bit; a file without it opens, and claims none."""
+    rollouts, scores = rollouts_and_scores([(3, 4)])
+    trace = Trace.of(replace(rollouts, temperature=0.1 + 0.2), scores, torch.zeros(1), step=1)
+    trace.save(tmp_path / "t.safetensors")
+    assert Trace.load(tmp_path / "t.safetensors").temperature == trace.temperature == 0.1 + 0.2
+    replace(trace, temperature=None).save(tmp_path / "before.safetensors")
+    assert Trace.load(tmp_path / "before.safetensors").temperature is None
+    with safetensors.safe_open(tmp_path / "before.safetensors", "pt") as file:
+        assert "temperature" not in file.metadata()
 
 
 def with_value(tensor: Tensor, index: int, value: float) -> Tensor:
@@ -148,6 +163,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "an expert that is none": (
         {"experts_old": with_value(example().experts_old, 2, 77)}, "experts_old: response 0, row 0, layer 1.*77",
     ),
+    "a temperature of 0": ({"temperature": 0.0}, r"temperature: expected a number above 0, got 0\.0"),
     "too few layers": ({"layer_numbers": (1, 2)}, "experts_mu: .*3 layer numbers.*got 2"),
 }  # fmt: skip
 
@@ -164,6 +180,7 @@ def test_what_does_not_fit_is_one_line(misfit: str, tmp_path: Path) -> None:
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     layers = ",".join(str(n) for n in values["layer_numbers"])
     metadata = {"schema": SCHEMA, "version": "1", "step": "7", "layer_numbers": layers, "num_experts": "20"}
+    metadata["temperature"] = repr(values["temperature"])
     path = tmp_path / "t.safetensors"
     path.write_bytes(safetensors.torch.save(tensors, metadata))
     with pytest.raises(ValueError, match=rf"t\.safetensors: .*{message}"):

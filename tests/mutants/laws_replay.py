@@ -13,6 +13,7 @@ from tests.mutants.law import Law, Scripted, times
 from tests.sandbox.training import test_laws_cached_routes as cached_routes
 from tests.sandbox.training import test_laws_log_probs as log_probs
 from tests.sandbox.training import test_laws_micro_batches as micro_batches
+from tests.sandbox.training import test_laws_temperature as temperature
 from tests.sandbox.training import test_modes as modes
 from tests.scaled import test_laws_capture as capture
 from tests.scaled import test_vllm_routes as vllm_routes
@@ -159,8 +160,26 @@ SANDBOX = (
         times(log_probs.test_the_exact_engine_is_the_trainer_at_any_temperature, {"temperature": 1.0}),
     ),
     Law(
-        "log_probs_are_raw",
+        "log_probs_are_tempered",
         times(log_probs.test_the_exact_engine_is_the_trainer_at_any_temperature, {"temperature": 0.5}),
+    ),
+    Law("scored_is_drawn", times(temperature.test_what_is_scored_is_what_is_drawn_from, {"temperature": 0.7})),
+    Law(
+        "passes_are_tempered",
+        times(
+            temperature.test_old_pi_reference_and_entropy_are_of_the_tempered_policy,
+            {"temperature": 0.7},
+        ),
+    ),
+    Law(
+        "the_gradient_is_unbiased_at_a_temperature",
+        times(temperature.test_the_on_policy_gradient_is_unbiased_at_every_temperature, {"temperature": 0.7}),
+    ),
+    Law(
+        "rollouts_keep_their_temperature",
+        times(
+            temperature.test_every_engine_scores_by_prefill_what_it_scored_by_decoding_at_a_temperature,
+        ),
     ),
     Law("reference_is_naturally_routed", times(log_probs.test_the_reference_is_naturally_routed)),
     Law("old_stays_old", times(log_probs.test_old_stays_old_after_an_update)),

@@ -140,6 +140,24 @@ def global_step_pr3(folder: Path) -> None:
     one_global_step_agrees_in(folder, "Pr3")
 
 
+def all_passes_are_at_the_temperature_of_the_rollouts(folder: Path) -> None:
+    """At T = 0.7 old, pi, ref and entropies are the sandbox's, pi is old to the bit, and T makes a difference."""
+    recipe = algorithm("none")
+    ours, theirs = (make(folder, recipe, keep_reference=True) for make in (OneRank, sandbox_engine))
+    at_one, rollouts = batch(), replace(batch(), temperature=0.7)
+    natural = PassRouting("natural")
+    a, b = ours.score(rollouts, natural), theirs.score(rollouts, natural)
+    assert (a.logp_BT - b.logp_BT).abs().max() < LOGP / 0.7
+    assert (a.entropy_BT - b.entropy_BT).abs().max() < LOGP / 0.7
+    assert (a.logp_BT - ours.score(at_one, natural).logp_BT).abs().max() > 0.1
+    assert torch.equal(ours.score_reference(rollouts), a.logp_BT)
+    minibatch = MiniBatch(rollouts, a.logp_BT, torch.linspace(-1, 1, len(rollouts)), 0, 1)
+    stats = ours.update(minibatch, preset("minirl"), natural)
+    theirs.update(minibatch, preset("minirl"), natural)
+    assert torch.equal(stats.logp_pi_BT, a.logp_BT)
+    assert farthest(dict(ours.named_tensors()), dict(theirs.named_tensors())) < WEIGHTS
+
+
 def pi_is_old_to_the_bit(folder: Path) -> None:
     """Before the first update of a mini-batch that was scored as it is trained, pi is old bit for bit."""
     for fields in (
@@ -296,6 +314,7 @@ LAWS = (
     global_step_pr2_predicted_gates,
     global_step_pr2_live_gates,
     global_step_pr3,
+    all_passes_are_at_the_temperature_of_the_rollouts,
     pi_is_old_to_the_bit,
     gradients_are_the_objectives,
     sums_do_not_depend_on_micro_batches,

@@ -46,7 +46,7 @@ def test_log_probs_and_routes_are_the_sandbox_s(rollouts):
 def test_responses_are_grouped_and_well_formed(engine, rollouts):
     """P x G responses, group-adjacent, with S - 1 complete rows each; they end at the stop token or the limit."""
     assert isinstance(engine, RolloutEngine)
-    assert (engine.routes, engine.logprobs_mode, engine.kernels) == ("capture", "raw_logprobs", "native")
+    assert (engine.routes, engine.kernels) == ("capture", "native")
     assert [r.prompt.id for r in rollouts.responses] == [p.id for p in world.prompts() for _ in range(4)]
     assert rollouts.experts.num_rows_B == [r.num_tokens - 1 for r in rollouts.responses]
     assert rollouts.experts.num_native_rows == 0
@@ -174,8 +174,33 @@ def test_a_temperature_near_zero_is_greedy(engine):
     sampling = Sampling(max_tokens=12, num_responses=2, temperature=1e-4)
     cold = engine.generate(world.prompts(), sampling)
     greedy = engine.generate(world.prompts(), Sampling(max_tokens=12, num_responses=2, temperature=0.0))
-    assert world.same(cold, greedy)
-    assert (world.abs_diff(world.model(), cold) <= TOLERANCE).all()  # raw: not of the tempered distribution
+    for one, other in zip(cold.responses, greedy.responses, strict=True):
+        assert torch.equal(one.tokens, other.tokens)
+    assert (cold.temperature, greedy.temperature) == (1e-4, 1.0)
+    assert bool((torch.cat([r.logp_mu for r in cold.responses]) >= -1e-6).all())  # of the tempered distribution
+    assert (world.abs_diff(world.model(), greedy) <= TOLERANCE).all()  # greedy: of the model's own
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_log_probs_are_of_the_policy_that_was_sampled(engine, temperature):
+    """logp_mu is that of the trainer's logits divided by the temperature, and frequencies of first tokens meet it."""
+    n = 1000
+    drawn = engine.generate(
+        world.prompts((5,)), Sampling(max_tokens=1, num_responses=n, temperature=temperature, seed=3)
+    )
+    assert drawn.temperature == temperature
+    assert (world.abs_diff(world.model(), drawn) <= TOLERANCE / temperature).all()
+    tokens = torch.cat([r.tokens for r in drawn.responses])
+    p_V = torch.zeros(world.VOCABULARY)
+    p_V[tokens] = torch.cat([r.logp_mu for r in drawn.responses]).exp()
+    frequency_V = torch.bincount(tokens, minlength=world.VOCABULARY) / n
+    assert ((frequency_V - p_V).abs() <= 4 * (p_V * (1 - p_V) / n).sqrt() + 1 / n)[p_V > 0].all()
+
+
+def test_a_temperature_that_vllm_takes_for_0_is_refused(engine):
+    """Between 0 and 1e-5 vLLM decodes greedily and scores at 1: neither is what was asked for."""
+    with pytest.raises(ValueError, match=r"sampling.temperature: expected 0 or at least 1e-05 .*, got 1e-06$"):
+        engine.generate(world.prompts(), Sampling(max_tokens=1, temperature=1e-6))
 
 
 def test_prompts_that_do_not_fit_are_refused(engine):

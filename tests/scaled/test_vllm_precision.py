@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
+from lab.strict import validate
 from sandbox.model import MoE
 from sandbox.model.checkpoint import load_hf, to_hf
-from scaled.config import PrecisionBlock
+from scaled.config import PrecisionBlock, RolloutBlock
 from scaled.vllm_engine.quantize import block_fp8, channel_int8, dequantised, is_quantised
 from tests.scaled import vllm_world as world
 from theory.contracts import Sampling
@@ -69,18 +70,9 @@ def _dequantised_model(weights: MoE, kind: str) -> MoE:
     return held
 
 
-def test_truncated_sampling_gives_the_truncated_distribution(tmp_path):
-    """With top_k, logp_mu is of the k likeliest tokens at the temperature, renormalised; nothing else is drawn."""
-    engine = world.engine(world.model(), tmp_path, top_k=3)
-    assert engine.logprobs_mode == "processed_logprobs"
-    [prompt] = world.prompts((9,))
-    drawn = engine.generate([prompt], Sampling(max_tokens=1, num_responses=300, temperature=0.7, seed=1))
-    scores = torch.stack(engine.score([(*prompt.tokens, token) for token in range(world.VOCABULARY)]))[:, -1]
-    engine.close()
-    top = scores.topk(3)
-    expected_V = torch.full_like(scores, -math.inf)
-    expected_V[top.indices] = torch.log_softmax(top.values / 0.7, 0)
-    tokens = torch.cat([r.tokens for r in drawn.responses])
-    assert set(tokens.tolist()) == set(top.indices.tolist())
-    # Differences of float32 log-probs divided by 0.7: 1e-6 each.
-    assert (torch.cat([r.logp_mu for r in drawn.responses]) - expected_V[tokens]).abs().max() <= 1e-5
+@pytest.mark.parametrize(("field", "value", "whole"), [("top_p", 0.9, "1"), ("top_k", 3, "0")])
+def test_truncated_sampling_is_refused(field, value, whole):
+    """No record has the mask that top-p or top-k leaves, so the config says no in one line, and takes what is whole."""
+    with pytest.raises(ValueError, match=rf"{field}: expected {whole} \(the trainer scores the whole.*, got {value}$"):
+        validate(RolloutBlock, {field: value}, "here")
+    validate(RolloutBlock, {"top_p": 1.0, "top_k": 0}, "here")

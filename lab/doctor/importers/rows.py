@@ -4,7 +4,7 @@
 |--------------|--------------------------------|----------------------------------------------------------------------|
 | tokens       | S ints                         | prompt and response                                                  |
 | num_prompt   | int                            | tokens of the prompt; T = S - num_prompt follow                      |
-| logp_mu      | T floats                       | log-probability of each under mu, temperature 1, untruncated         |
+| logp_mu      | T floats                       | log-probability of each under mu, as it was drawn from               |
 | logp_old     | T floats                       | the same under old                                                   |
 | is_response  | T bools                        | optional: False where no model sampled the token; all True           |
 | entropy_old  | T floats                       | optional: entropy of old's next-token distribution, nats             |
@@ -13,6 +13,7 @@
 | experts_mu   | S - 1 lists of L lists of K    | optional: experts of mu, a row an input token; -1 where unknown      |
 | experts_old  | the same                       | optional: what the trainer's live router logits choose               |
 | step         | int                            | optional, of the first row: 0                                        |
+| temperature  | float                          | optional, of the first row: T at which tokens were drawn             |
 
 Missing log-probabilities are null (NaN), never 0. Layers are numbered 0 to L - 1; a layer of nothing but expert 0 is
 a dense one, or was not captured, and is left out. The number of experts is the largest id + 1.
@@ -59,6 +60,7 @@ class Response(pydantic.BaseModel):
     experts_mu: Any = None
     experts_old: Any = None
     step: Annotated[int, pydantic.Field(ge=0, lt=2**63)] | None = None
+    temperature: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] | None = None
 
     @property
     def num_response(self) -> int:
@@ -77,12 +79,13 @@ class Columns:
         self.places: list[str] = []
         self.values: dict[str, list[Tensor]] = {name: [] for name in (*PACKED, *ROUTED)}
         self.step = 0
+        self.temperature: float | None = None
 
     def add(self, row: Row, place: str) -> None:
         """Takes a row; ValueError naming its place, the field, what was expected and what came."""
         response = _response(row, place)
         if not self.places:
-            self.step = response.step or 0
+            self.step, self.temperature = response.step or 0, response.temperature
         self.places.append(place)
         for name, tensor in _tensors(response, place).items():
             self.values[name].append(tensor)
@@ -115,6 +118,7 @@ class Columns:
             experts_old=None if old is None else old.experts,
             layer_numbers=() if known is None else known.layer_numbers,
             num_experts=0 if known is None else known.num_experts,
+            temperature=self.temperature,
         )
 
 

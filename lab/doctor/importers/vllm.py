@@ -2,7 +2,7 @@
 
 `vllm/outputs.py`: prompt_token_ids, outputs: [{token_ids, logprobs, routed_experts, ...}]. `logprobs` has for each
 token an object from token id to {"logprob", "rank", "decoded_token"}; that of the sampled token is mu
-(`SamplingParams(logprobs=0)`; with `logprobs_mode="raw_logprobs"`, the default, before temperature and masks).
+(`SamplingParams(logprobs=0)`; `logprobs_mode="raw_logprobs"`, the default, is before temperature and masks).
 `routed_experts` (`enable_return_routed_experts`) is (rows, layers, slots), a list or, as the HTTP server returns it, a
 base64-encoded .npy file. Written from Python, `output` a RequestOutput:
 

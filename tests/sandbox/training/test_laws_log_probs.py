@@ -1,4 +1,4 @@
-"""Laws of whose log-probabilities are whose: mu's are raw, old's stay old, and the reference's are no one's replay."""
+"""Laws of whose log-probabilities are whose: mu's are old's, old's stay old, the reference's are no one's replay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def exact_rollouts(temperature: float = 1.0) -> Rollouts:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_the_exact_engine_is_the_trainer_at_any_temperature(temperature: float) -> None:
-    """logp_mu is that of temperature 1 whatever the tokens were drawn at, and every row's route is the trainer's."""
+    """logp_mu has the bits of old's at the temperature that tokens were drawn at, and every row the trainer's route."""
     rollouts = exact_rollouts(temperature)
     scores = worlds.training_engine(worlds.model()).score(rollouts, PassRouting("natural"))
     batch = rollouts.padded()
