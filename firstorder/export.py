@@ -1,43 +1,90 @@
-"""`firstorder export`: a sandbox model as a Hugging Face folder."""
+"""`firstorder export`: a model of either world as a Hugging Face folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from lab.config.run import RunConfig
+    from lab.records import RunFolder
 
 
 def export(
     source: Annotated[
-        Path, typer.Argument(metavar="CONFIG_OR_RUN", help="A sandbox config, or the folder of a sandbox run.")
+        Path, typer.Argument(metavar="CONFIG_OR_RUN", help="The folder of a run, or a config of the sandbox.")
     ],
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where to write the Hugging Face folder.")],
+    step: Annotated[
+        int | None,
+        typer.Option("--step", min=1, metavar="N", help="The step whose checkpoint to export; the newest by default."),
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Write a sandbox model as a Hugging Face folder (config.json, model.safetensors), for cluster runs to start from.
+    """Write a model as a Hugging Face folder (config.json, safetensors) that transformers and vLLM open.
 
-    Of a config it is the model that RL would start from, after the cold start (from its cache where that was done);
-    of a run folder, or of a folder of runs (its newest), the model of the newest checkpoint. transformers, vLLM and
-    `firstorder filter` open the folder; its tokenizer goes along. A folder that already holds exactly this export is
-    left as it is; any other content is refused.
+    Of a run folder, or of a folder of runs (its newest), it is the model of the newest checkpoint, or of that of
+    --step: of a run of the sandbox, or of a sharded checkpoint of the cluster, tensor by tensor and without
+    Megatron-core. Of a config of the sandbox it is the model that RL would start from, after the cold start (from its
+    cache where that was done). Its tokenizer goes along. A folder that already holds exactly this export is left as
+    it is; any other content is refused.
 
     \b
     Examples:
       firstorder export configs/demo_scaled/model.yaml --to runs/demo-model
       firstorder export runs/demo-r3 --to runs/trained-model
+      firstorder export runs/scaled-demo-bf16-r3 --step 4 --to runs/trained-on-the-cluster
     """
-    from firstorder.worlds import Schemas
-    from sandbox import export as exports
-
-    config, folder = exports.open_source(_newest(source), Schemas())
-    if folder is None:
-        model, what = exports.initial(config), "the model that RL starts from"
+    config, folder = _opened(_newest(source))
+    if config.backend == "scaled":
+        what, written = _of_the_cluster(source, config, folder, step, to)
     else:
-        model, step = exports.trained(folder, config)
-        what = f"the model after step {step} of {folder.path}"
-    written = exports.write(model, exports.tokenizer_of(config), to)
+        what, written = _of_the_sandbox(config, folder, step, to)
     typer.echo(f"{to}" if written else f"{to} (already there: {what})")
+
+
+def _of_the_sandbox(config: RunConfig, folder: RunFolder | None, step: int | None, to: Path) -> tuple[str, bool]:
+    from lab.strict import ConfigError
+    from sandbox import export as exports
+    from sandbox.config import SandboxRun
+
+    assert isinstance(config, SandboxRun)
+    if folder is not None:
+        model, found = exports.trained(folder, config, step)
+        return f"the model after step {found} of {folder.path}", exports.write(model, exports.tokenizer_of(config), to)
+    if step is not None:
+        raise ConfigError(f"--step: expected the folder of a run for it, got a config and step {step}")
+    written = exports.write(exports.initial(config), exports.tokenizer_of(config), to)
+    return "the model that RL starts from", written
+
+
+def _of_the_cluster(
+    source: Path, config: RunConfig, folder: RunFolder | None, step: int | None, to: Path
+) -> tuple[str, bool]:
+    from lab.strict import ConfigError
+    from scaled.config import ScaledRun
+    from scaled.export import export as export_run
+
+    assert isinstance(config, ScaledRun)
+    if folder is None:
+        raise ConfigError(
+            f"{source}: expected the folder of a run on the cluster, got a config; its model.path "
+            f"({config.model.path}) is where training starts"
+        )
+    found, written = export_run(folder, config, to, step)
+    return f"the model after step {found} of {folder.path}", written
+
+
+def _opened(path: Path) -> tuple[RunConfig, RunFolder | None]:
+    """The config in a YAML file, or that of a run folder together with the folder."""
+    from firstorder.worlds import Schemas
+    from lab.config.load import load
+    from lab.records import RunFolder
+
+    folder = RunFolder.open(path) if path.is_dir() else None
+    return load(path if folder is None else folder.path / "config.yaml", [], Schemas()), folder
 
 
 def _newest(path: Path) -> Path:

@@ -218,6 +218,19 @@ class RunFolder:
         self._prune(keep)
         return path
 
+    def checkpoint(self, step: int | None = None) -> Path:
+        """The folder of the checkpoint of `step`, by default of the newest one; ValueError where there is none."""
+        folders = {_step_of(path): path for path in self._checkpoints(STATE, SHARDED)}
+        if not folders:
+            raise ValueError(
+                f"{self.path}: expected a run with a checkpoint, got none; its config exports where it starts"
+            )
+        chosen = max(folders) if step is None else step
+        if chosen not in folders:
+            kept = ", ".join(map(str, sorted(folders)))
+            raise ValueError(f"--step: expected a step whose checkpoint the run has kept ({kept}), got {step}")
+        return folders[chosen]
+
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint, or None; ValueError if it is damaged: the file, and the older one that is whole."""
         return newest(self._checkpoints(STATE), read_checkpoint)

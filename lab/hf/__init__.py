@@ -7,7 +7,7 @@ the model that a config.json states, with the table of its weights.
 from lab.hf.fit import misfits, misshapen, some
 from lab.hf.reader import parse_shape, read_json
 from lab.hf.shape import LatentAttention, ModelShape, Shape
-from lab.hf.writer import config_fields, family_of
+from lab.hf.writer import config_fields, family_of, in_full
 
 __all__ = [
     "LatentAttention",
@@ -15,6 +15,7 @@ __all__ = [
     "Shape",
     "config_fields",
     "family_of",
+    "in_full",
     "misfits",
     "misshapen",
     "parse_shape",

@@ -41,6 +41,16 @@ _OF_EXPERTS = (
 )  # fmt: skip
 
 
+def in_full(fields: dict[str, Any], shape: ModelShape) -> dict[str, Any]:
+    """A config.json's own fields, with those that vLLM needs and transformers 5 leaves out where a family has them.
+
+    Without them vLLM has no selection bias, and a softmax.
+    """
+    if not shape.has_selection_bias:
+        return dict(fields)
+    return fields | {"topk_method": "noaux_tc", "scoring_func": shape.gate.score}
+
+
 def config_fields(shape: ModelShape) -> dict[str, Any]:
     """The fields of config.json for this model under `shape.family`, an architecture with grouped-query attention."""
     family = FAMILIES[shape.family]

@@ -46,7 +46,7 @@ class _Unpickler(pickle.Unpickler):
 
 def check_pickles(folder: Path) -> None:
     """ValueError, with the file, where a checkpoint's index or a value in it names what no checkpoint is made of."""
-    index = _index(folder / INDEX)
+    index = read_index(folder / INDEX)
     for key, place in (index.storage_data or {}).items():
         if not isinstance(index.state_dict_metadata.get(key.fqn), BytesStorageMetadata):
             continue
@@ -62,7 +62,8 @@ def check_pickles(folder: Path) -> None:
             raise ValueError(f"{path}: expected plain values, got {key.fqn}, which is none ({reason})") from None
 
 
-def _index(path: Path) -> Metadata:
+def read_index(path: Path) -> Metadata:
+    """The index of a sharded checkpoint; ValueError, with the file, where it names what no index is made of."""
     try:
         with open(path, "rb") as file:
             found = _Unpickler(file).load()
@@ -75,4 +76,4 @@ def _index(path: Path) -> Metadata:
     return found
 
 
-__all__ = ["INDEX", "check_pickles"]
+__all__ = ["DAMAGED", "INDEX", "check_pickles", "read_index"]

@@ -7,8 +7,10 @@ The tensors' own names and shapes are lab/hf's. Imports nothing of Megatron.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from lab.hf import ModelShape
 from lab.hf.shape import Parts
@@ -28,6 +30,14 @@ class Rule:
     blocks: int | None = None
     is_expert: bool = False
     is_copy: bool = False
+
+    def parts(self, tensor: Tensor, num_shards: int = 1) -> list[Tensor]:
+        """Views of the parameter's tensor, or of one of its shards: the rows of each part, (blocks, rows, ...)."""
+        if len(self.names) == 1:
+            return [tensor]
+        total = self.blocks or num_shards
+        rows = [size[0] // total for size in self.shapes]
+        return list(tensor.unflatten(0, (total // num_shards, sum(rows))).split(rows, dim=1))
 
 
 # Megatron's name without `.weight`: the parts of it in lab/hf's table, and the axis that is split.
@@ -81,6 +91,38 @@ def rule(shape: ModelShape, name: str, layer: int | None = None, expert: int | N
     return _rule(NORMS, shape.norms(layer), name)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A parameter's place in a checkpoint: its key, and its expert where the key stacks all experts of a layer."""
+
+    key: str
+    expert: int | None
+    rule: Rule
+
+
+def stored(shape: ModelShape) -> Iterator[Stored]:
+    """Every parameter of the model as Megatron's sharded checkpoints name it; none twice, a tied head not at all."""
+    for name in _known(OUTER, shape.outer()):
+        yield Stored(f"{name}.weight", None, rule(shape, name))
+    for layer in range(shape.num_layers):
+        prefix = f"decoder.layers.{layer}."
+        attention = LATENT_ATTENTION if shape.latent_attention is not None else ATTENTION
+        inner = _known(NORMS, shape.norms(layer))
+        inner += [f"self_attention.{name}" for name in _known(attention, shape.attention(layer))]
+        if layer in shape.dense_layers:
+            inner += [f"mlp.{name}" for name in _known(MLP, shape.mlp(layer))]
+        else:
+            inner += [f"mlp.{name}" for name in _known(ROUTER, shape.router(layer))]
+            inner += [f"mlp.shared_experts.{name}" for name in _known(MLP, shape.shared_expert(layer))]
+        for name in inner:
+            key = name if name.endswith("expert_bias") else f"{name}.weight"
+            yield Stored(prefix + key, None, rule(shape, name, layer))
+        for expert in range(0 if layer in shape.dense_layers else shape.num_experts):
+            for name in MLP:
+                key = f"{prefix}mlp.experts.experts.{name}.weight"
+                yield Stored(key, expert, rule(shape, name, layer, expert))
+
+
 def _attention_rule(shape: ModelShape, layer: int, name: str) -> Rule:
     parts = shape.attention(layer)
     if shape.latent_attention is not None:
@@ -93,7 +135,7 @@ def _attention_rule(shape: ModelShape, layer: int, name: str) -> Rule:
 
 
 def _rule(named: Named, parts: Parts, name: str, **changes: int | bool) -> Rule:
-    known = [one for one, (of, _) in named.items() if parts.keys() >= set(of)]
+    known = _known(named, parts)
     if name not in known:
         raise ValueError(f"expected one of the parameters {', '.join(known)}, got {name}")
     of, axis = named[name]
@@ -101,4 +143,9 @@ def _rule(named: Named, parts: Parts, name: str, **changes: int | bool) -> Rule:
     return Rule(names, shapes, **{"axis": axis, **changes})
 
 
-__all__ = ["Rule", "rule"]
+def _known(named: Named, parts: Parts) -> list[str]:
+    """The parameters of which the model has all parts."""
+    return [one for one, (of, _) in named.items() if parts.keys() >= set(of)]
+
+
+__all__ = ["Rule", "Stored", "rule", "stored"]

@@ -38,11 +38,7 @@ class Weight:
 
     def parts(self, tensor: Tensor) -> list[Tensor]:
         """Views of a tensor of the parameter's shape: the rows of each Hugging Face tensor, (blocks, rows, ...)."""
-        if len(self.rule.names) == 1:
-            return [tensor]
-        total = self.rule.blocks or self.num_shards
-        rows = [size[0] // total for size in self.rule.shapes]
-        return list(tensor.unflatten(0, (total // self.num_shards, sum(rows))).split(rows, dim=1))
+        return self.rule.parts(tensor, self.num_shards)
 
     def slices(self, part: int) -> tuple[slice, ...]:
         """Where this rank's piece lies in the whole tensor of the file; a padded vocabulary's last piece is shorter."""

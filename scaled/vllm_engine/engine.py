@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lab.hf import in_full
 from scaled.config import RolloutBlock
 from scaled.model_shape import load_shape
 from scaled.vllm_engine import environment, routes
@@ -82,10 +83,7 @@ class VllmEngine:
             raise
 
     def _write_config(self, source: Path) -> None:
-        fields = json.loads(source.read_text(encoding="utf-8"))
-        if self.shape.has_selection_bias:
-            # transformers 5 leaves these out where they are what the family has; vLLM then has no bias, and a softmax.
-            fields |= {"topk_method": "noaux_tc", "scoring_func": self.shape.gate.score}
+        fields = in_full(json.loads(source.read_text(encoding="utf-8")), self.shape)
         quantization = quantization_config(self.shape, self._rollout.precision, self.kernels)
         if quantization is not None:
             fields["quantization_config"] = quantization

@@ -113,6 +113,19 @@ def test_the_trained_weights_are_the_newest_checkpoints(home: Path) -> None:
     assert not any("predictor" in name for name in load_file(home / "out" / "trained" / "model.safetensors"))
 
 
+def test_a_kept_step_is_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--step takes the checkpoint of that step, and names those that the run has kept where it is none of them."""
+    run = next(Path("runs/tiny").iterdir())
+    kept = sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir())
+    assert len(kept) == 2 and kept[-1] == 4
+    assert main(["export", "runs/tiny", "--step", str(kept[0]), "--to", "earlier"]) == 0
+    saved = load_file(run / "checkpoints" / f"step-{kept[0]:06d}" / "tensors.safetensors")
+    for name, tensor in load_model("earlier").state_dict().items():
+        assert torch.equal(tensor, saved[f"model.{name}"]), name
+    words = f"--step: expected a step whose checkpoint the run has kept ({kept[0]}, 4), got 99"
+    assert words in refused(capsys, "runs/tiny", "--step", "99", "--to", "new")
+
+
 def test_an_export_is_made_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same export again changes nothing and says so; an empty folder is filled."""
     before = {p: p.stat().st_mtime_ns for p in Path("out/initial").iterdir()}
@@ -151,8 +164,10 @@ def test_what_cannot_be_exported(here: Path, capsys: pytest.CaptureFixture[str])
     Path("own.yaml").write_text("base: tiny.yaml\nmodel: {shared_expert_size: 8}\n")
     assert "model: expected one that transformers has a class for" in refused(capsys, "own.yaml", "--to", "new")
     scaled = str(ROOT / "configs" / "demo_scaled" / "base.yaml")
-    words = f"{scaled}: backend: expected a config of the sandbox, got scaled"
+    words = f"{scaled}: expected the folder of a run on the cluster, got a config"
     assert words in refused(capsys, scaled, "--to", "new")
+    words = "--step: expected the folder of a run for it, got a config and step 2"
+    assert words in refused(capsys, "tiny.yaml", "--step", "2", "--to", "new")
     assert "none.yaml: no such file" in refused(capsys, "none.yaml", "--to", "new")
     assert not Path("new").exists()
 
@@ -208,4 +223,4 @@ def test_help_explains_with_examples(capsys: pytest.CaptureFixture[str]) -> None
     """The command's help has examples of itself and a word about each option."""
     assert main(["export", "--help"]) == 0
     text = capsys.readouterr().out
-    assert text.count("firstorder export ") >= 2 and "--to" in text and "--debug" in text
+    assert text.count("firstorder export ") >= 2 and "--to" in text and "--step" in text and "--debug" in text

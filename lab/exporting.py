@@ -1,0 +1,55 @@
+"""A model's Hugging Face folder as an export leaves it: whole or absent, and never over anything else."""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from lab.files import TEMPORARY, atomic_folder, disk_errors
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
+"""The files that go along from the folder that a model was opened from."""
+
+
+def write_folder(to: Path, fill: Callable[[Path], None]) -> bool:
+    """Makes the folder and has `fill` write into it, whole or not at all; False where exactly this is there already.
+
+    Raises ValueError where `to` holds anything else, RecordError where the disk refuses.
+    """
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        if to.is_dir() and _holds(to, fill):
+            return False
+        raise ValueError(f"--to: expected a folder that is empty, absent or holds exactly this export, got {to}")
+    with disk_errors(to):
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(to) as folder:
+            fill(folder)
+    return True
+
+
+def copy_tokenizer(source: Path, folder: Path) -> bool:
+    """Copies the tokenizer's files; whether there was any."""
+    found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    for name in found:
+        shutil.copyfile(source / name, folder / name)
+    return bool(found)
+
+
+def _holds(to: Path, fill: Callable[[Path], None]) -> bool:
+    """Whether the folder has the files that `fill` writes, byte for byte, and no others."""
+    # Beside it: the export was made there, so there is a disk for its size.
+    with disk_errors(to), tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}{to.name}-", dir=to.parent) as name:
+        scratch = Path(name)
+        fill(scratch)
+        if {p.name for p in to.iterdir()} != {p.name for p in scratch.iterdir()}:
+            return False
+        return all(filecmp.cmp(to / p.name, p, shallow=False) for p in scratch.iterdir())
+
+
+__all__ = ["TOKENIZER_FILES", "copy_tokenizer", "write_folder"]
