@@ -39,6 +39,9 @@ class TrainingBlock(Strict):
         default="bf16", description="of weights and activations; bf16 keeps fp32 master weights and gradients"
     )
     micro_batch_size: int = Field(default=4, ge=1, description="responses in one forward and backward of a rank")
+    logit_chunk: int = Field(
+        default=1024, ge=1, description="response tokens whose logits a rank holds at once; backward makes them again"
+    )
     recompute: Literal["none", "selective", "full"] = Field(
         default="none", description="activations computed again in backward: none, those of the experts, all layers"
     )

@@ -1,9 +1,9 @@
 """One policy on one rank: its model chunks, and the schedule that runs micro-batches through them.
 
-The same forward serves the old, reference and gradient passes: logits of response rows alone, routes by a `RoutingPass`
+The same forward serves the old, reference and gradient passes: scores of response rows alone, routes by a `RoutingPass`
 for each micro-batch and chunk. Losses add up over micro-batches and data-parallel ranks; nothing is averaged.
 
-Extra letters: b responses of a micro-batch; n its response tokens, packed; W vocabulary rows of one rank.
+Extra letters: b responses of a micro-batch; n its response tokens, packed.
 Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 8 and 9.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
@@ -30,11 +29,10 @@ from scaled.megatron_engine.model import build_model
 from scaled.megatron_engine.parallel import Layout
 from scaled.megatron_engine.parts import RoutePart, TokenPart, route_part
 from scaled.megatron_engine.replay import ChunkReplay, in_flight, local_routing
-from scaled.megatron_engine.scoring import ResponseHead, token_scores
+from scaled.megatron_engine.scoring import ResponseHead
 from scaled.megatron_engine.weights import load_hf
 from theory.routing.passes import PassRouting
 from theory.routing.replay import RoutingPass
-from theory.temperature import tempered
 
 Loss = Callable[[MicroBatch, Float[Tensor, "b T"]], Float[Tensor, ""]]
 """The loss that a gradient pass minimises: a micro-batch's share of the loss, from pi's log-probabilities."""
@@ -88,7 +86,8 @@ class Policy:
         last = len(self.chunks) - 1
         self.head = None
         if layout.has_head(last):
-            self.head = ResponseHead(self.chunks[last].output_layer, layout.sequence_parallel)
+            output_layer = self.chunks[last].output_layer
+            self.head = ResponseHead(output_layer, layout.sequence_parallel, shape.vocab_size, training.logit_chunk)
         # Losses and gradients are sums, not means over micro-batches and ranks: the objective has its own denominators.
         config.calculate_per_token_loss = True
         if layout.num_chunks > 1:
@@ -148,7 +147,7 @@ class Policy:
 
     def _forward(self, this: _Pass, number: int, micro: MicroBatch) -> Tensor:
         if self.head is not None and self.layout.has_head(number):
-            self.head.rows_n = micro.rows_n
+            self.head.expect(micro.rows_n, micro.targets_n, micro.temperature)
         b, width = micro.tokens_bS.shape
         positions_bS = torch.arange(width, device=self.device).expand(b, width)
 
@@ -169,11 +168,10 @@ class Policy:
 
         return replay.run(routing, forward, done)
 
-    def _score(self, this: _Pass, micro: MicroBatch, logits_1nW: Tensor) -> tuple[Tensor, Tensor, dict]:
+    def _score(self, this: _Pass, micro: MicroBatch, scores_1n2: Tensor) -> tuple[Tensor, Tensor, dict]:
         """Megatron's loss function on the last stage: (loss, tokens to divide by: none, what to report: nothing)."""
-        group: Any = parallel_state.get_tensor_model_parallel_group()
-        logits_nW = tempered(logits_1nW[0], micro.temperature)
-        logp_n, entropy_n = token_scores(logits_nW, micro.targets_n, self.shape.vocab_size, group)
+        logp_n, entropy_n = scores_1n2[0].unbind(-1)
+        entropy_n = entropy_n.detach()
         size = (len(micro.indices), this.num_positions)
         where = (micro.response_n, micro.position_n)
         logp_bT = logp_n.new_zeros(size).index_put(where, logp_n)

@@ -1,17 +1,22 @@
-"""Log-probabilities and entropies of tokens from logits whose vocabulary is split over tensor-parallel ranks.
+"""Log-probabilities and entropies of tokens from hidden states, the vocabulary split over tensor-parallel ranks.
 
-Logits are made for the rows that predict response tokens alone, and every tensor-parallel rank gets the same numbers.
+Logits are made for the rows that predict response tokens alone, a chunk of them at a time, and made again in backward:
+those of a whole response would take more memory than anything else in training. Every tensor-parallel rank gets the
+same numbers. Megatron's own fused head and loss gives neither entropies nor values on a CPU.
 
-Extra letters: n, the response tokens of a micro-batch, packed; W, the vocabulary rows of one rank.
+Extra letters: n, the response tokens of a micro-batch, packed; c of a chunk; W, the vocabulary rows of one rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int
+from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -19,87 +24,164 @@ from megatron.core.tensor_parallel.mappings import (
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from theory.temperature import tempered
+
+ROWS = 1024
+"""Vocabulary rows of the head's gradient in bf16 that one matrix product makes."""
+
 
 class ResponseHead:
-    """Stands before a GPTModel's output layer and hands it the chosen rows of the hidden states alone.
+    """Stands in for a GPTModel's output layer: instead of logits, log p and entropy of the chosen tokens.
 
-    `rows_n` must be set before each forward: rows of the flattened (S, B) hidden states, s * B + b.
+    `expect` must be called before each forward.
     """
 
-    def __init__(self, output_layer: Any, sequence_parallel: bool) -> None:
-        self.rows_n: Int[Tensor, " n"] | None = None
+    def __init__(self, output_layer: Any, sequence_parallel: bool, vocab_size: int, chunk: int) -> None:
+        self._asked: tuple[Tensor, Tensor, float] | None = None
         self._layer = output_layer
         self._sequence_parallel = sequence_parallel
+        self._vocab_size, self._chunk = vocab_size, chunk
         output_layer.forward = self.forward  # type: ignore[method-assign]
+
+    def expect(self, rows_n: Int[Tensor, " n"], tokens_n: Int[Tensor, " n"], temperature: float) -> None:
+        """The next forward scores `tokens_n`, predicted by rows s * B + b of the flattened (S, B) hidden states."""
+        self._asked = rows_n, tokens_n, temperature
 
     def forward(
         self,
         hidden_SBD: Float[Tensor, "S B D"],
         weight: Float[Tensor, "W D"] | None = None,
         runtime_gather_output: bool | None = None,
-    ) -> tuple[Float[Tensor, "n 1 W"], None]:
-        """This rank's slice of the logits of the chosen rows; the hidden states' gradient is summed over ranks."""
+    ) -> tuple[Float[Tensor, "n 1 2"], None]:
+        """log p and entropy of each token, in float32; the hidden states' gradient is summed over ranks."""
         assert not runtime_gather_output, "the vocabulary stays split"
-        assert self.rows_n is not None, "a forward without the rows to score"
-        rows_n, self.rows_n = self.rows_n, None
+        assert self._asked is not None, "a forward without the tokens to score"
+        (rows_n, tokens_n, temperature), self._asked = self._asked, None
         if self._sequence_parallel:
             hidden_SBD = gather_from_sequence_parallel_region(hidden_SBD)
         else:
             hidden_SBD = copy_to_tensor_model_parallel_region(hidden_SBD)
         hidden_nD = hidden_SBD.flatten(0, 1)[rows_n]
-        logits_nW = torch.nn.functional.linear(hidden_nD, self._layer.weight if weight is None else weight)
-        return logits_nW[:, None], None
+        weight_WD = self._layer.weight if weight is None else weight
+        group: Any = parallel_state.get_tensor_model_parallel_group()
+        scores = token_scores(hidden_nD, weight_WD, tokens_n, self._vocab_size, group, self._chunk, temperature)
+        return torch.stack(scores, dim=-1)[:, None], None
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """This rank's part of the vocabulary: its first token, how many of its rows are tokens, all ranks; and T."""
+
+    first: int
+    num_valid: int
+    group: ProcessGroup
+    temperature: float
+
+    def columns(self, tokens_c: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of the tokens are this rank's, and their columns (0 for the others)."""
+        is_mine_c = (tokens_c >= self.first) & (tokens_c < self.first + self.num_valid)
+        return is_mine_c, torch.where(is_mine_c, tokens_c - self.first, 0)
+
+    def logits(self, hidden_cD: Tensor, weight_WD: Tensor) -> Tensor:
+        """(c, W) over T in float32, -inf for the rows that only fill up the vocabulary to a multiple of TP."""
+        logits_cW = tempered(torch.nn.functional.linear(hidden_cD, weight_WD).float(), self.temperature)
+        logits_cW[:, self.num_valid :] = float("-inf")
+        return logits_cW
+
+    def scores(self, logits_cW: Tensor, tokens_c: Tensor) -> tuple[Tensor, ...]:
+        """log p, entropy, largest logit and sum of exp(logit - largest), each (c,); overwrites the logits."""
+        largest_c = logits_cW.amax(dim=-1)
+        dist.all_reduce(largest_c, op=dist.ReduceOp.MAX, group=self.group)
+        logits_cW -= largest_c[:, None]
+        is_mine_c, column_c = self.columns(tokens_c)
+        logit_c = torch.where(is_mine_c, logits_cW.gather(1, column_c[:, None])[:, 0], 0.0)
+        weights_cW = logits_cW.exp()
+        # 0 * -inf of the filling rows is left out: they carry no probability.
+        valid = slice(0, self.num_valid)
+        moment_c = logits_cW[:, valid].mul_(weights_cW[:, valid]).sum(-1)
+        sums_3c = torch.stack([weights_cW.sum(-1), logit_c, moment_c])
+        dist.all_reduce(sums_3c, group=self.group)
+        total_c, logit_c, moment_c = sums_3c
+        log_total_c = total_c.log()
+        return logit_c - log_total_c, log_total_c - moment_c / total_c, largest_c, total_c
+
+
+def _chunks(n: int, chunk: int) -> Iterator[slice]:
+    return (slice(start, min(start + chunk, n)) for start in range(0, n, chunk))
 
 
 class _TokenScores(torch.autograd.Function):
-    """d logp / d z_v = [v is the token] - softmax(z)_v; the entropy is a number without gradient."""
+    """d logp / d z_v = ([v is the token] - softmax(z / T)_v) / T; the entropy is a number without gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits_nW: Tensor, tokens_n: Tensor, first: int, num_valid: int, group: ProcessGroup
+        ctx: Any, hidden_nD: Tensor, weight_WD: Tensor, tokens_n: Tensor, own: _Slice, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        logits_nW = logits_nW.float().clone()
-        logits_nW[:, num_valid:] = float("-inf")  # rows that only fill up the vocabulary to a multiple of TP
-        largest_n = logits_nW.amax(dim=-1)
-        dist.all_reduce(largest_n, op=dist.ReduceOp.MAX, group=group)
-        logits_nW -= largest_n[:, None]
-        is_mine_n = (tokens_n >= first) & (tokens_n < first + num_valid)
-        column_n = torch.where(is_mine_n, tokens_n - first, 0)
-        logit_n = torch.where(is_mine_n, logits_nW.gather(1, column_n[:, None])[:, 0], 0.0)
-        weights_nW = logits_nW.exp()
-        # 0 * -inf of the filling rows is left out: they carry no probability.
-        moment_n = (weights_nW[:, :num_valid] * logits_nW[:, :num_valid]).sum(-1)
-        sums_3n = torch.stack([weights_nW.sum(-1), logit_n, moment_n])
-        dist.all_reduce(sums_3n, group=group)
-        total_n, logit_n, moment_n = sums_3n
-        log_total_n = total_n.log()
-        probs_nW = weights_nW.div_(total_n[:, None])
-        ctx.save_for_backward(probs_nW, is_mine_n, column_n)
-        logp_n, entropy_n = logit_n - log_total_n, log_total_n - moment_n / total_n
+        n = len(tokens_n)
+        scores_4n = hidden_nD.new_empty((4, n), dtype=torch.float32)
+        for part in _chunks(n, chunk):
+            found = own.scores(own.logits(hidden_nD[part], weight_WD), tokens_n[part])
+            for row, scores_c in enumerate(found):
+                scores_4n[row, part] = scores_c
+        logp_n, entropy_n, largest_n, total_n = scores_4n.unbind()
+        ctx.own, ctx.chunk = own, chunk
+        ctx.save_for_backward(hidden_nD, weight_WD, tokens_n, largest_n, total_n)
+        logp_n, entropy_n = logp_n.clone(), entropy_n.clone()
         ctx.mark_non_differentiable(entropy_n)
         return logp_n, entropy_n
 
     @staticmethod
-    def backward(ctx: Any, grad_n: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
-        probs_nW, is_mine_n, column_n = ctx.saved_tensors
-        grad_nW = probs_nW * -grad_n[:, None]
-        grad_nW.scatter_add_(1, column_n[:, None], torch.where(is_mine_n, grad_n, 0.0)[:, None])
-        return grad_nW, None, None, None, None
+    def backward(ctx: Any, grad_n: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        hidden_nD, weight_WD, tokens_n, largest_n, total_n = ctx.saved_tensors
+        grad_hidden_nD, grad_WD = torch.empty_like(hidden_nD), None
+        for part in _chunks(len(tokens_n), ctx.chunk):
+            grad_cW = ctx.own.logits(hidden_nD[part], weight_WD)
+            grad_cW.sub_(largest_n[part, None]).exp_().div_(total_n[part, None]).mul_(-grad_n[part, None])
+            is_mine_c, column_c = ctx.own.columns(tokens_n[part])
+            grad_cW.scatter_add_(1, column_c[:, None], torch.where(is_mine_c, grad_n[part], 0.0)[:, None])
+            grad_cW = tempered(grad_cW, ctx.own.temperature).to(weight_WD.dtype)  # d (z / T) / d z = 1 / T
+            torch.mm(grad_cW, weight_WD, out=grad_hidden_nD[part])
+            if ctx.needs_input_grad[1]:
+                grad_WD = _added(grad_WD, grad_cW, hidden_nD[part], is_alone=len(tokens_n) <= ctx.chunk)
+            del grad_cW
+        if ctx.needs_input_grad[1]:
+            grad_WD = torch.zeros_like(weight_WD) if grad_WD is None else grad_WD.to(weight_WD.dtype)
+        return grad_hidden_nD, grad_WD, None, None, None
+
+
+def _added(sum_WD: Tensor | None, grad_cW: Tensor, hidden_cD: Tensor, is_alone: bool) -> Tensor:
+    """The weight's gradient with one more chunk's, summed in float32 where there are several."""
+    if is_alone:
+        return grad_cW.t() @ hidden_cD
+    if sum_WD is None:
+        sum_WD = hidden_cD.new_zeros((grad_cW.shape[1], hidden_cD.shape[1]), dtype=torch.float32)
+    if hidden_cD.dtype == torch.float32:
+        return sum_WD.addmm_(grad_cW.t(), hidden_cD)
+    for rows in _chunks(len(sum_WD), ROWS):  # no product of the head's own size beside the sum
+        sum_WD[rows] += grad_cW[:, rows].t() @ hidden_cD
+    return sum_WD
 
 
 def token_scores(
-    logits_nW: Float[Tensor, "n W"], tokens_n: Int[Tensor, " n"], vocab_size: int, group: ProcessGroup
+    hidden_nD: Float[Tensor, "n D"],
+    weight_WD: Float[Tensor, "W D"],
+    tokens_n: Int[Tensor, " n"],
+    vocab_size: int,
+    group: ProcessGroup,
+    chunk: int,
+    temperature: float = 1.0,
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """log p of the given tokens (nats, at most 0) and the entropy of each distribution (nats, at least 0), in float32.
 
-    Rank r of `group` holds the logits of tokens [r W, (r + 1) W); rows from `vocab_size` on fill the vocabulary up and
-    have probability 0. The gradient reaches the logits through log p; each rank's is that of its own slice.
+    Of softmax(z / T), z = hidden weight^T, for at most `chunk` tokens at a time. Rank r of `group` has the weights of
+    tokens [r W, (r + 1) W); rows from `vocab_size` on fill the vocabulary up and have probability 0. The gradient is
+    that of log p, each rank's from its own slice of the vocabulary; backward computes the logits again.
     Raises ValueError for a token outside [0, vocab_size).
     """
     if bool(((tokens_n < 0) | (tokens_n >= vocab_size)).any()):
         bad = tokens_n[(tokens_n < 0) | (tokens_n >= vocab_size)][0].item()
         raise ValueError(f"expected tokens in [0, {vocab_size}), got {bad}")
-    W = logits_nW.shape[1]
+    W = len(weight_WD)
     first = dist.get_rank(group) * W
-    num_valid = min(max(vocab_size - first, 0), W)
-    return _TokenScores.apply(logits_nW, tokens_n, first, num_valid, group)  # type: ignore[return-value]
+    own = _Slice(first, min(max(vocab_size - first, 0), W), group, temperature)
+    return _TokenScores.apply(hidden_nD, weight_WD, tokens_n, own, chunk)  # type: ignore[return-value]

@@ -100,15 +100,16 @@ def forward_flops(shape: ModelShape, S: int) -> float:
 
 
 def update_factor(shape: ModelShape, training: TrainingBlock, S: int) -> float:
-    """Forward passes that one forward and backward with recomputation cost: 3, 4 under full, between under selective.
+    """Forward passes that one forward and backward with recomputation cost: 3 and what backward computes again.
 
-    Selective recomputes the experts alone: 3 + (their share of the forward pass).
+    Always the head, whose logits are not kept; under selective the experts too, under full everything (4).
     """
     if training.recompute == "full":
         return 4.0
+    again = 2 * shape.vocab_size * shape.hidden_size
     if training.recompute == "selective":
-        return 3.0 + S * payloads.expert_flops_per_token(shape) / forward_flops(shape, S)
-    return 3.0
+        again += payloads.expert_flops_per_token(shape)
+    return 3.0 + S * again / forward_flops(shape, S)
 
 
 def experts_touched(shape: ModelShape, num_tokens: int | float) -> float:

@@ -181,13 +181,23 @@ def activation_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: 
 
 
 def logit_bytes(shape: ModelShape, training: TrainingBlock, T: int) -> int:
-    """Bytes of the logits of one micro-batch on a rank of the last stage: T x micro_batch_size x V / TP elements.
+    """Peak bytes of the head and the log-probs of one micro-batch of T response tokens, on a rank of the last stage.
 
-    Of each element the logit as the head computes it, and three in fp32: its copy, its exponential, a product
-    (`megatron_engine.scoring` at its peak). Only response tokens have logits.
+    n = T x micro_batch_size hidden states of D, and their gradients; logits of c = min(n, training.logit_chunk) tokens
+    over W = V / TP, b bytes an element as the head computes them and 4 in fp32, with their exponentials (8) in forward
+    and as a gradient of b bytes in backward; the head's own gradient, W x D, in fp32 over several chunks, in b bytes at
+    the end. The peak is the largest of the moments of `megatron_engine.scoring`.
     """
-    elements = T * training.micro_batch_size * -(-shape.vocab_size // training.tensor_parallel)
-    return elements * (ELEMENT_BYTES[training.precision] + 3 * 4)
+    b, D = ELEMENT_BYTES[training.precision], shape.hidden_size
+    n, W = T * training.micro_batch_size, -(-shape.vocab_size // training.tensor_parallel)
+    c, is_rounded = min(n, training.logit_chunk), b < 4
+    forward = 8 * c * W
+    making = (4 + b * is_rounded) * c * W  # as a product and in fp32; as a gradient in fp32 and for a product
+    if n == c:
+        backward = max(making, b * c * W + b * W * D)
+    else:
+        backward = 4 * W * D + max(making, b * W * D * is_rounded)
+    return b * n * D + max(forward, b * n * D + backward)
 
 
 def replay_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: int) -> int:

@@ -67,12 +67,13 @@ def test_short_sequences_cost_two_flops_an_active_weight(shape):
 
 
 def test_update_factor():
-    """An update costs 3 forward passes, 4 under full recomputation, and under selective the experts' share more."""
+    """An update costs 3 forward passes and the head's once more, under selective the experts' too, 4 under full."""
     factors = {r: compute.update_factor(QWEN, TrainingBlock(recompute=r), 8192) for r in ("none", "selective", "full")}
-    assert factors["none"] == 3 and factors["full"] == 4
-    share = 6 * 48 * 8 * 2048 * 768 * 8192 / compute.forward_flops(QWEN, 8192)
-    assert factors["selective"] == pytest.approx(3 + share)
-    assert 3 < factors["selective"] < 4
+    forward = compute.forward_flops(QWEN, 8192)
+    head, experts = (8192 * flops / forward for flops in (2 * 151936 * 2048, 6 * 48 * 8 * 2048 * 768))
+    assert factors["none"] == pytest.approx(3 + head) and factors["full"] == 4
+    assert factors["selective"] == pytest.approx(3 + head + experts)
+    assert 3 < factors["none"] < factors["selective"] < 4
 
 
 def test_experts_touched():
