@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +13,20 @@ import typer
 if TYPE_CHECKING:
     from lab.doctor.importers import Dump
     from lab.doctor.page import Patient
+    from lab.doctor.steps.page import Ward
 
 FAULT = 3
 """The exit code where a fault is named."""
+
+
+@dataclass
+class Visit:
+    """What is told of the traces and folders that were named, and the faults that were found in them."""
+
+    patients: list[Patient]
+    wards: list[Ward]
+    told: dict[str, list[dict[str, Any]]]
+    faults: list[str]
 
 
 def _list_formats(asked: bool) -> None:
@@ -30,7 +43,11 @@ def _list_formats(asked: bool) -> None:
 
 def doctor(
     traces: Annotated[
-        list[Path], typer.Argument(metavar="TRACE...", help="Traces or dumps: .safetensors, .jsonl, .parquet or .pt.")
+        list[Path],
+        typer.Argument(
+            metavar="TRACE_OR_FOLDER...",
+            help="Traces or dumps: .safetensors, .jsonl, .parquet, .pt; or a run's folder.",
+        ),
     ],
     out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write a page with pictures.")] = None,
     columns: Annotated[
@@ -55,51 +72,106 @@ def doctor(
     The first line is the verdict, the second what to do first. The exit code is 0 where nothing is wrong, 3 where a
     fault is named, 2 where a file cannot be read.
 
+    A folder is read as the steps of one run: how the gap grows and since which step, and what one step cannot show
+    (weights that no longer arrive, or in part; one engine, or one place of the batch, that is off).
+
     \b
     Examples:
       firstorder doctor runs/my-run/*/rollouts/step-000070.safetensors --out doctor.html
       firstorder doctor nemo_logs/train_data_step12.jsonl slime/train_12_0.pt
       firstorder doctor dump.parquet --columns tokens=ids,is_response=mask,logp_mu=gen_logp,logp_old=train_logp
       firstorder doctor step.jsonl --json --fail-on routing,stale
+      firstorder doctor runs/my-run/20261124T093000Z-1a2b3c4d --out course.html
 
     A trace holds one step's tokens and their log-probabilities under mu (the engine that sampled) and old (the trainer
     at the same weights), and if it has them the experts of both. docs/doctor.md has the formats, what each dump lacks,
     and how often the diagnosis is right.
     """
-    from lab.doctor.diagnosis import diagnose
-    from lab.doctor.importers import load_dump
     from lab.doctor.importers.columns import parse
-    from lab.doctor.page import Patient, render
-    from lab.files import atomic_write
+
+    _check_options(traces, out, old)
+    failing, names = _failing(fail_on), None if columns is None else parse(columns)
+    visit = _visit(traces, names, old, as_json)
+    if as_json:
+        typer.echo(json.dumps({name: objects for name, objects in visit.told.items() if objects}, indent=2))
+    if out is not None:
+        _write_page(visit, out)
+        typer.echo(f"page: {out}", err=as_json)
+    if any(name in failing for name in visit.faults):
+        raise typer.Exit(FAULT)
+
+
+def _check_options(paths: Sequence[Path], out: Path | None, old: Path | None) -> None:
+    """Raises ConfigError for options that do not fit what is named."""
     from lab.strict import ConfigError
 
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
-    failing, names = _failing(fail_on), None if columns is None else parse(columns)
-    patients, told = [], []
-    for index, (path, label) in enumerate(zip(traces, _labels(traces), strict=True)):
-        dump = load_dump(path, names, old)
-        label += ", with pi in place of old" if dump.is_pi else ""
-        patients.append(patient := Patient(label, index, dump.trace, diagnose(dump.trace), dump.caveat))
-        told.append(_object(patient, dump))
-        if not as_json:
-            typer.echo("\n".join(_lines(patient, dump)))
-    if as_json:
-        typer.echo(json.dumps({"traces": told}, indent=2))
-    if out is not None:
-        atomic_write(out, render(patients))
-        typer.echo(f"page: {out}", err=as_json)
-    faults = [patient.diagnosis.fault for patient in patients]
-    if any(fault is not None and fault.name in failing for fault in faults):
-        raise typer.Exit(FAULT)
+    folders = [path for path in paths if path.is_dir()]
+    if out is not None and folders and len(paths) > 1:
+        raise ConfigError(f"--out: expected one folder, or traces alone, got {folders[0]} among {len(paths)} paths")
+    if old is not None and folders:
+        raise ConfigError(f"--old: expected one file beside a dump of one step, got the folder {folders[0]}")
+
+
+def _visit(paths: Sequence[Path], columns: Mapping[str, str] | None, old: Path | None, is_quiet: bool) -> Visit:
+    """Looks at every path; says what it finds, unless it is to be quiet."""
+    from lab.doctor.diagnosis import diagnose
+    from lab.doctor.importers import load_dump
+    from lab.doctor.page import Patient
+    from lab.doctor.steps import words
+
+    visit = Visit([], [], {"traces": [], "runs": []}, [])
+    for path, label in zip(paths, _labels(list(paths)), strict=True):
+        if path.is_dir():
+            ward = _ward(path, label, columns)
+            visit.wards.append(ward)
+            visit.told["runs"].append({"run": label} | words.as_object(ward.course, ward.num_shared) | ward.about)
+            said, fault = words.lines(ward.course, ward.num_shared), ward.course.fault
+            said = [f"{label}: {said[0]}", said[1], *ward.lines(), *said[2:]]
+        else:
+            dump = load_dump(path, columns, old)
+            name = label + (", with pi in place of old" if dump.is_pi else "")
+            patient = Patient(name, len(visit.patients), dump.trace, diagnose(dump.trace), dump.caveat)
+            visit.patients.append(patient)
+            visit.told["traces"].append(_object(patient, dump))
+            said, fault = _lines(patient, dump), patient.diagnosis.fault
+        visit.faults += [] if fault is None else [fault.name]
+        if not is_quiet:
+            typer.echo("\n".join(said))
+    return visit
+
+
+def _ward(folder: Path, label: str, columns: Mapping[str, str] | None) -> Ward:
+    """The steps of a folder, one after the other."""
+    from lab.doctor.importers.folders import load_steps, step_files
+    from lab.doctor.steps.course import Watch
+    from lab.doctor.steps.page import Ward
+
+    files, watch, first = step_files(folder, columns), Watch(), None
+    for dump in load_steps(files, columns):
+        first = first or dump
+        watch.add(dump.trace)
+    assert first is not None
+    return Ward(
+        label, watch.course(), watch.num_shared, watch.worst, first.format, first.caveat, first.unused, first.is_pi
+    )
+
+
+def _write_page(visit: Visit, out: Path) -> None:
+    from lab.doctor.page import render
+    from lab.doctor.steps.page import render as render_steps
+    from lab.files import atomic_write
+
+    atomic_write(out, render_steps(visit.wards[0]) if visit.wards else render(visit.patients))
 
 
 def _failing(text: str) -> set[str]:
     """The names of the causes that make the exit code 3."""
-    from lab.doctor.causes import CAUSES, UNKNOWN
+    from lab.doctor.steps.course import BY_NAME
     from lab.strict import ConfigError, did_you_mean
 
-    known = [cause.name for cause in (*CAUSES, UNKNOWN) if cause.name != "nothing"]
+    known = [name for name in BY_NAME if name != "nothing"]
     if text in ("any", "none"):
         return set(known) if text == "any" else set()
     names = [name.strip() for name in text.split(",")]

@@ -20,6 +20,7 @@ The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, the
 | rewards         | (B,)      | float32 | reward of the response                                                       |
 | experts_mu      | (R, L, K) | int     | optional: experts of mu; row s of response b is input token s, S_b - 1 rows  |
 | experts_old     | (R, L, K) | int     | optional: experts that the training engine's live router logits would choose |
+| engines         | (B,)      | int     | optional: number of the engine, or of the rank, that the response is from    |
 
 Expert ids stand in ascending order within a row-layer, -1 in every slot where nothing was recorded, in the narrowest
 signed type that holds num_experts. The file's metadata (strings): `schema` "firstorder.trace", `version` "1", `step`,
@@ -51,7 +52,7 @@ from theory.routing.record import RoutingRecord
 SCHEMA = "firstorder.trace"
 VERSION = "1"
 SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
-OPTIONAL = ("logp_pi", "entropy_old", "experts_mu", "experts_old")
+OPTIONAL = ("logp_pi", "entropy_old", "experts_mu", "experts_old", "engines")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +74,7 @@ class Trace:
     num_experts: int = 0
     logp_pi: Float[Tensor, " _A"] | None = None
     entropy_old: Float[Tensor, " _A"] | None = None
+    engines: Int[Tensor, " _B"] | None = None
     texts: dict[int, str] = field(default_factory=dict)
     temperature: float | None = None
 
@@ -88,9 +90,10 @@ class Trace:
             raise ValueError(f"temperature: expected a number above 0, got {self.temperature}")
         if int(self.tokens.min()) < 0:
             raise ValueError(f"tokens: expected numbers from 0 on, got {int(self.tokens.min())}")
-        for name in ("num_prompt", "rewards"):
-            if len(getattr(self, name)) != B:
-                raise ValueError(f"{name}: expected {B} values for {B} responses, got {len(getattr(self, name))}")
+        for name in ("num_prompt", "rewards", "engines"):
+            value = getattr(self, name)
+            if value is not None and len(value) != B:
+                raise ValueError(f"{name}: expected {B} values for {B} responses, got {len(value)}")
         S_B, num_prompt_B = self.offsets.diff(), self.num_prompt
         if bool(((num_prompt_B < 1) | (num_prompt_B > S_B)).any()):
             b = int(((num_prompt_B < 1) | (num_prompt_B > S_B)).nonzero()[0])

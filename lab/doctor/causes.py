@@ -57,7 +57,9 @@ def _shifted(seen: Seen) -> float:
 
 
 def _unrelated(seen: Seen) -> float:
-    return under(max(seen.get("correlation", 1.0), 0.0), 0.5, 12)
+    """Other weights may correlate as little; but they say the same of the same context."""
+    is_new = over(seen["noise_share"], 0.3) if "noise_share" in seen else 1.0
+    return under(max(seen.get("correlation", 1.0), 0.0), 0.5, 12) * is_new
 
 
 def _end_token(seen: Seen) -> float:
@@ -76,7 +78,18 @@ def _mask(seen: Seen) -> float:
 
 
 def _temperature(seen: Seen) -> float:
-    return over(seen.get("logit_fit"), 0.6, 6) * over(abs(seen.get("logit_slope", 1.0) - 1), 0.03)
+    """A slope well below 1/2 is of logits that have little to do with each other, not of a temperature above 2."""
+    slope = seen.get("logit_slope", 1.0)
+    return over(seen.get("logit_fit"), 0.6, 6) * over(abs(slope - 1), 0.03) * over(slope, 0.5, 8)
+
+
+def _wrong_weights(seen: Seen) -> float:
+    """Logits off by whole units, always by the same in the same context, and where the policy is sure as well.
+
+    A policy gradient leaves sure tokens alone, and no rounding comes that far.
+    """
+    score = seen.get("size", 0.0) * seen.get("sure_ratio", 0.6)
+    return over(score, 0.75) * under(seen.get("noise_share", 0.0), 0.3)
 
 
 def _sharper(seen: Seen) -> float:
@@ -169,6 +182,12 @@ CAUSES: tuple[Cause, ...] = (
         "Divide the trainer's logits by the temperature that tokens are sampled at, in every pass, and have the engine "
         "write down the log-probabilities at it (vLLM: logprobs_mode processed_logprobs); never one side alone.",
         ("temperature", "logit_slope", "logit_fit", "rho_mean"),
+    ),
+    Cause(
+        "wrong_weights", "weights that are not the trainer's", _wrong_weights, words.misplaced,
+        "Compare the engine's weights with the trainer's tensor by tensor after a hand-over: expert order, gate and up "
+        "projections, scales of the routed experts, the checkpoint itself.",
+        ("size", "sure_ratio", "noise_share", "correlation", "router_disagreement"),
     ),
     Cause(
         "sampler_mask", "sampling with top-p, top-k or min-p that nobody scores", _sampler_mask, words.sharp,

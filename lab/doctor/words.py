@@ -104,6 +104,18 @@ def behind(seen: Seen) -> str:
     )
 
 
+def misplaced(seen: Seen) -> str:
+    """Weights in the wrong place, or on the wrong scale."""
+    routes = ""
+    if seen.get("num_flips") == 0:
+        routes = " No router differs, so the weights before the last router are right."
+    return (
+        f"A logit is off by {seen.get('size', 0):.2g} as a rule, also where the policy is sure, and always by the same "
+        "in the same context: more than rounding or some updates do. Matrices stand in the wrong place or on the wrong "
+        f"scale, or the engine has another checkpoint.{routes}"
+    )
+
+
 def fell(seen: Seen) -> str:
     """Weights that changed in mid-response."""
     return (

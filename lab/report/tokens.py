@@ -49,7 +49,7 @@ def token_difference(runs: Sequence[Run]) -> Figure | None:
         for token, mean in means.items():
             largest[token] = max(mean, largest.get(token, 0.0))
     ranked = sorted(largest, key=lambda token: (-largest[token], token))[:MOST_TOKENS]
-    names = _distinct([_escaped(_short(_name(token, texts), LONGEST)) for token in ranked])
+    names = _distinct([_escaped(_short(token_name(token, texts), LONGEST)) for token in ranked])
     data = []
     for run, _, means in found:
         y = [means.get(token) for token in ranked]
@@ -99,7 +99,7 @@ def token_map(runs: Sequence[Run]) -> Figure | None:
         "x": x, "y": y, "text": [_cell(t, s, trace.texts) for t, s in zip(tokens, sources, strict=True)],
         "marker": {"symbol": "square", "opacity": [round(0.05 + 0.75 * choices / top, 3) for choices in d]},
         "customdata": [
-            f"{_escaped(_name(token, trace.texts))} ({source}): {int(choices)} of {trace.num_choices} choices differ"
+            f"{_escaped(token_name(token, trace.texts))} ({source}): {int(choices)} of {trace.num_choices} choices differ"
             for token, choices, source in zip(tokens, d, sources, strict=True)
         ],
         "hovertemplate": "%{customdata}",
@@ -169,11 +169,11 @@ def _sources(trace: Trace, b: int) -> list[str]:
 
 
 def _cell(token: int, source: str, texts: dict[int, str]) -> str:
-    text = _escaped(_name(token, texts)[:IN_CELL]) if texts.get(token) or not texts else NO_TEXT
+    text = _escaped(token_name(token, texts)[:IN_CELL]) if texts.get(token) or not texts else NO_TEXT
     return f"<b>{text}</b>" if source == SAMPLED else text
 
 
-def _name(token: int, texts: dict[int, str]) -> str:
+def token_name(token: int, texts: dict[int, str]) -> str:
     """The token's text with white space made visible; its number, in brackets of its own, where it has no text.
 
     A trace without any texts has numbers alone.

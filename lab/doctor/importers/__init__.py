@@ -26,11 +26,12 @@ BY_TORCH = (miles.FORMAT, slime.FORMAT, skyrl.FORMAT)
 """Formats of torch files, asked in this order."""
 OURS = About(
     "trace", ".safetensors, as in a run's rollouts/", "tokens, mu, old, entropies, pi, rewards, experts of both",
-    "Nothing.", "lab/traces.py",
+    "Nothing.", "lab/traces.py", steps=(r"step-(?P<step>\d+)\.safetensors",),
 )  # fmt: skip
 MAPPED = About(
     "columns", ".jsonl, .parquet or .safetensors with --columns ours=theirs,...", "the columns that are named",
     "The columns that are not.", "lab/doctor/importers/columns.py",
+    steps=(r"([^/]*\D)?(?P<step>\d+)\.(jsonl|parquet|safetensors)",),
 )  # fmt: skip
 FORMATS: tuple[About, ...] = (OURS, *BY_ROWS[::-1], *BY_TORCH, refused.TEXTS, MAPPED)
 """All, in the order in which they are shown."""

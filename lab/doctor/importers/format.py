@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lab.traces import Trace
@@ -22,6 +22,8 @@ class About:
     has: str
     lacks: str
     source: str
+    steps: tuple[str, ...] = field(default=(), kw_only=True)
+    """Patterns of the end of a file's path, with the groups `step` and, of a file a rank, `part`; none: one step."""
 
 
 @dataclass(frozen=True)

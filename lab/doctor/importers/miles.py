@@ -100,6 +100,7 @@ def _values(sample: Mapping[str, Any], name: str, b: int, T: int) -> list[float]
 
 
 FORMAT = Format(
+    steps=(r"rank_(?P<part>\d+)_call_(?P<step>\d+)\.pt",),
     name="miles, policy loss", files="policy_loss_debug/rank_{R}_call_{C}.pt", has="mu, old, pi",
     lacks="Tokens (no clue of repeats, prompts or end tokens), experts of both, entropies, rewards.",
     source="radixark/miles miles/backends/training_utils/debug_dump.py at 31f1ca9",

@@ -52,6 +52,7 @@ def _caveat(trace: Trace) -> str:
 
 
 FORMAT = Format(
+    steps=(r"train_data_step(?P<step>\d+)\.jsonl",),
     name="NeMo-RL", files="train_data_step{N}.jsonl", has="tokens, mu, old, rewards",
     lacks="Experts of both, entropies. The step is in the file's name alone.",
     source="NVIDIA-NeMo/RL nemo_rl/algorithms/grpo.py at 7ea279a",

@@ -42,6 +42,7 @@ def _read(raw: Row, place: str) -> Iterator[Row]:
 
 
 FORMAT = Format(
+    steps=(r"step_(?P<step>\d+)/rank_(?P<part>\d+)\.jsonl",),
     name="prime-rl", files="token_exports/step_{N}/rank_{R}.jsonl", has="tokens, mu, pi, entropy of pi",
     lacks="old (pi stands for it: equal only before updates), experts of both, rewards.",
     source="PrimeIntellect-ai/prime-rl src/prime_rl/trainer/rl/token_export.py at 559b447",

@@ -12,6 +12,7 @@
 | reward       | float                          | optional: 0                                                          |
 | experts_mu   | S - 1 lists of L lists of K    | optional: experts of mu, a row an input token; -1 where unknown      |
 | experts_old  | the same                       | optional: what the trainer's live router logits choose               |
+| engine       | int                            | optional: number of the engine, or of the rank, that it is from      |
 | step         | int                            | optional, of the first row: 0                                        |
 | temperature  | float                          | optional, of the first row: T at which tokens were drawn             |
 
@@ -39,9 +40,9 @@ Values = list[float | None]
 MOST_EXPERTS = 2**15
 """Experts that a record's 16 bits can tell apart."""
 FLOATS = ("logp_mu", "logp_old", "entropy_old", "logp_pi")
-PACKED = ("tokens", "num_prompt", "is_response", "rewards", *FLOATS)
+PACKED = ("tokens", "num_prompt", "is_response", "rewards", "engine", *FLOATS)
 ROUTED = ("experts_mu", "experts_old")
-OPTIONAL = ("entropy_old", "logp_pi", *ROUTED)
+OPTIONAL = ("entropy_old", "logp_pi", "engine", *ROUTED)
 
 
 class Response(pydantic.BaseModel):
@@ -59,6 +60,7 @@ class Response(pydantic.BaseModel):
     reward: float | None = None
     experts_mu: Any = None
     experts_old: Any = None
+    engine: Annotated[int, pydantic.Field(ge=0, lt=2**31)] | None = None
     step: Annotated[int, pydantic.Field(ge=0, lt=2**63)] | None = None
     temperature: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] | None = None
 
@@ -113,6 +115,7 @@ class Columns:
             logp_old=of["logp_old"],
             logp_pi=of.get("logp_pi"),
             entropy_old=of.get("entropy_old"),
+            engines=of.get("engine"),
             offsets=torch.tensor([0, *S_B]).cumsum(0),
             experts_mu=None if mu is None else mu.experts,
             experts_old=None if old is None else old.experts,
@@ -198,6 +201,8 @@ def _tensors(response: Response, place: str) -> dict[str, Tensor]:
         "rewards": torch.tensor([response.reward or 0.0]),
     }
     out |= {name: response.floats(name) for name in FLOATS if getattr(response, name) is not None}
+    if response.engine is not None:
+        out["engine"] = torch.tensor([response.engine])
     routes = {name: getattr(response, name) for name in ROUTED}
     return out | {name: _experts(value, f"{place}: {name}") for name, value in routes.items() if value is not None}
 
@@ -230,6 +235,7 @@ def _alike(mu: RoutingRecord | None, old: RoutingRecord | None) -> tuple[Routing
 
 
 FORMAT = Format(
+    steps=(r"step[-_]?(?P<step>\d+)\.(jsonl|parquet)",),
     name="rows", files="any .jsonl or .parquet with these columns",
     has="tokens, mu, old; entropies, pi, rewards and experts of both where their columns are there",
     lacks="Nothing, if all columns are there.", source="lab/doctor/importers/rows.py",

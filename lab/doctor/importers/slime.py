@@ -111,6 +111,7 @@ def _column(data: Mapping[str, Any], name: str) -> list[Any]:
 
 
 FORMAT = Format(
+    steps=(r"([^/]*\D)?(?P<step>\d+)_(?P<part>\d+)\.pt",),
     name="slime, miles", files=".pt of --save-debug-train-data, a file a rank (of --save-debug-rollout-data: mu alone)",
     has="tokens, mu, mu's experts, rewards; old with --get-mismatch-metrics", lacks="old's experts, entropies.",
     source="THUDM/slime slime/utils/train_data_utils.py at 624b824, radixark/miles at 31f1ca9",

@@ -105,6 +105,7 @@ def _row(raw: Row, place: str) -> dict[str, Any]:
 
 
 FORMAT = Format(
+    steps=(r"(?P<step>\d+)\.engines\.jsonl", r"(?P<step>\d+)\.jsonl"),
     name="verl", files="{step}.jsonl of trainer.rollout_data_dir, with a hook of ten lines",
     has="with the hook: tokens, mu, old, entropy of old, mu's experts, scores",
     lacks="As dumped: all but texts and scores. With the hook: old's experts.",

@@ -1,0 +1,90 @@
+"""The tokens that carry the KL: the responses with the most of it, token by token, each the stronger coloured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lab.doctor.view import View
+from lab.report.style import number
+from lab.report.tokens import token_name
+from lab.traces import Trace
+from theory.divergences import k3_kl_mu_old
+
+MOST_RESPONSES = 8
+MOST_TOKENS = 160
+"""Tokens of a response that are shown: those around the one with the largest k3."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A token: its text, its strength in [0, 1] (the root of its k3 over the largest shown), and what hovering says."""
+
+    text: str
+    strength: float
+    is_extreme: bool
+    """Whether max(rho, 1/rho) > 2."""
+    hover: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A response, or the part of it that is shown."""
+
+    response: int
+    share: float
+    """Its share of the trace's sum of k3."""
+    first: int
+    num_tokens: int
+    cells: Sequence[Cell]
+
+    @property
+    def where(self) -> str:
+        """The part that is shown, where it is not the whole."""
+        if len(self.cells) == self.num_tokens:
+            return ""
+        return f", tokens {self.first} to {self.first + len(self.cells) - 1} of {self.num_tokens}"
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """The worst responses of a step, the worst first; `covered` is their share of the sum of k3."""
+
+    step: int
+    num_responses: int
+    covered: float
+    top: float
+    rows: Sequence[Row]
+
+
+def heat_map(trace: Trace) -> HeatMap | None:
+    """The map of a trace; None where no sampled token has a k3 above 0, or some log-probability is not finite."""
+    view = View.of(trace)
+    k3_n = k3_kl_mu_old(view.old_n, view.mu_n)
+    if not bool(k3_n.isfinite().all()) or float(k3_n.max()) <= 0:
+        return None
+    of_B = torch.bincount(view.response_n, k3_n, len(trace))
+    worst = [b for b in of_B.argsort(descending=True, stable=True)[:MOST_RESPONSES].tolist() if of_B[b] > 0]
+    total, top = float(k3_n.sum()), float(k3_n.max())
+    rows = [_row(view, k3_n, b, top, float(of_B[b]) / total) for b in worst]
+    return HeatMap(trace.step, len(trace), sum(row.share for row in rows), top, rows)
+
+
+def _row(view: View, k3_n: torch.Tensor, b: int, top: float, share: float) -> Row:
+    own = (view.response_n == b).nonzero()[:, 0]
+    worst = int(k3_n[own].argmax())
+    first = max(0, min(worst - MOST_TOKENS // 2, len(own) - MOST_TOKENS))
+    shown = own[first : first + MOST_TOKENS].tolist()
+    return Row(b, share, first, len(own), [_cell(view, n, float(k3_n[n]), top) for n in shown])
+
+
+def _cell(view: View, n: int, k3: float, top: float) -> Cell:
+    mu, old = float(view.mu_n[n]), float(view.old_n[n])
+    text = token_name(int(view.token_n[n]), view.trace.texts)
+    hover = (
+        f"{text} at {int(view.position_n[n])}: mu {number(math.exp(mu))}, old {number(math.exp(old))}, k3 {number(k3)}"
+    )
+    return Cell(text, round(math.sqrt(max(k3, 0.0) / top), 3), abs(old - mu) > math.log(2), hover)

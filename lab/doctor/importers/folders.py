@@ -1,0 +1,102 @@
+"""A folder of dumps as steps: which file is of which step, by the names that each format gives its files.
+
+Files of one step (a file a rank) become one trace, whose `engines` say which file a response is from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lab.doctor.importers import FORMATS, MAPPED, Dump, load_dump
+from lab.traces import Trace
+
+PACKED = ("tokens", "num_prompt", "is_response", "rewards", "logp_mu", "logp_old")
+OPTIONAL = ("logp_pi", "entropy_old", "engines")
+ROUTES = ("experts_mu", "experts_old")
+
+
+@dataclass(frozen=True)
+class StepFiles:
+    """The files of one step, in the order of their ranks."""
+
+    number: int
+    paths: tuple[Path, ...]
+
+
+def step_files(folder: Path, columns: Mapping[str, str] | None = None) -> list[StepFiles]:
+    """The steps in a folder and in those below it, in ascending order; ValueError where there is none, or one twice.
+
+    With `columns` (columns.py) a file's last number is its step. Formats are asked in the order of FORMATS; the first
+    pattern that some file has is the folder's.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    known = [MAPPED] if columns is not None else [about for about in FORMATS if about is not MAPPED]
+    for pattern in (pattern for about in known for pattern in about.steps):
+        matches = [(path, match) for path in files if (match := re.search(f"(?:^|/){pattern}$", path.as_posix()))]
+        if matches:
+            return _by_step(folder, matches)
+    raise ValueError(f"{folder}: expected files of steps ({names()}), got none of them in {len(files)} files")
+
+
+def names() -> str:
+    """What files of steps are called."""
+    shown = ["step-000001.safetensors", "train_data_step1.jsonl", "step_1/rank_0.jsonl", "1.engines.jsonl", "1_0.pt"]
+    return ", ".join(shown)
+
+
+def _by_step(folder: Path, matches: Sequence[tuple[Path, re.Match[str]]]) -> list[StepFiles]:
+    found: dict[int, dict[int, Path]] = defaultdict(dict)
+    for path, match in matches:
+        number, part = int(match["step"]), int(match.groupdict().get("part") or 0)
+        if part in found[number]:
+            raise ValueError(f"{folder}: expected one run, got step {number} twice: {found[number][part]} and {path}")
+        found[number][part] = path
+    return [StepFiles(number, tuple(found[number][part] for part in sorted(found[number]))) for number in sorted(found)]
+
+
+def load_steps(steps: Sequence[StepFiles], columns: Mapping[str, str] | None = None) -> Iterator[Dump]:
+    """Each step as one dump, one after the other; what `load_dump` raises, and ValueError for files that do not fit."""
+    for step in steps:
+        dumps = [load_dump(path, columns) for path in step.paths]
+        try:
+            trace = joined([dump.trace for dump in dumps])
+        except ValueError as error:
+            raise ValueError(f"{step.paths[0]}: {error}") from error
+        first = dumps[0]
+        yield Dump(replace(trace, step=step.number), first.format, first.caveat, first.unused, first.is_pi)
+
+
+def joined(traces: Sequence[Trace]) -> Trace:
+    """The responses of several traces as one trace; where none says its engine, the trace's number is its engine.
+
+    ValueError where one has a column, or layers, that another has not.
+    """
+    first = traces[0]
+    if len(traces) == 1:
+        return first
+    if all(trace.engines is None for trace in traces):
+        traces = [replace(trace, engines=torch.full((len(trace),), i)) for i, trace in enumerate(traces)]
+    of: dict[str, Tensor] = {}
+    for name in (*PACKED, *OPTIONAL, *ROUTES):
+        values = [value for trace in traces if (value := getattr(trace, name)) is not None]
+        if 0 < len(values) < len(traces):
+            raise ValueError(f"{name}: expected in all {len(traces)} files of the step, got it in {len(values)}")
+        if values:
+            of[name] = torch.cat(values)
+    if any(trace.layer_numbers != first.layer_numbers for trace in traces):
+        raise ValueError(f"experts: expected layers {first.layer_numbers} in all files of the step, got others")
+    return Trace(
+        step=first.step,
+        offsets=torch.cat([torch.zeros(1, dtype=torch.int64), *(t.offsets.diff() for t in traces)]).cumsum(0),
+        layer_numbers=first.layer_numbers,
+        num_experts=max(trace.num_experts for trace in traces),
+        texts=first.texts,
+        **of,
+    )

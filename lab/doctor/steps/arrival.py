@@ -1,0 +1,216 @@
+"""Whether the trainer's weights arrive: draws that several steps share (one token after one context), scored each time.
+
+log mu of such a draw is a function of the engine's weights alone, log old of the trainer's. If at step t the engine has
+the weights of step v, log mu_t and log old_v are equal but for the engine's own gap, on every draw that t and v share.
+So with D(t, v) = sum over shared draws of |log mu_t - log old_v| the two faults are two families of hypotheses:
+
+    stopped(v): Q = sum over t > v of D(t, v) / sum over t > v of D(t, t)      the weights of step v, ever since
+    behind(k):  Q = sum over t of D(t, t - k) / sum over t of D(t, t)          k steps behind, always
+
+both sums over the same draws. Q is 0 if the engine is exact but for that, above 1 if its own step fits better. It needs
+no level of noise and no model of the trainer's movement: the versions are compared on the same tokens.
+What is delivered in part fits no version: there the slope of log mu's movement on log old's is below 1, and the gap
+on the very same draws grows from one meeting to the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.doctor.view import View
+
+MOST_DRAWS = 2**15
+"""Draws that are remembered, whatever the number of steps; those that two steps shared are kept before others."""
+MOST_STEPS = 64
+"""Steps that are remembered: of more, every second, then every fourth ... is."""
+FEWEST_DRAWS = 50
+"""Fewer shared draws than this tell nothing."""
+FEWEST_STEPS = 3
+"""Steps after v, at the least, for weights that are said to be those of step v."""
+EXPLAINED = 0.5
+"""Q below which an earlier version explains the gap, whichever part of the prompts is left out: half of it is gone."""
+NUM_PARTS = 32
+"""Parts of the prompts, by their hash, that the jackknife leaves out one at a time."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """The weights that the engine has: those of step `since` ever since, or of `behind` steps ago; `left` is Q."""
+
+    since: int | None
+    behind: int | None
+    left: float
+    most_left: float
+    """Q without the part of the prompts that speaks the most for this version."""
+    num_draws: int
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Movement of log mu a unit of log old's, least squares through 0, on draws met at a first step and later.
+
+    1 where weights arrive whole, 0 where none do. `error` is the jackknife's over parts of the prompts.
+    """
+
+    value: float
+    error: float
+    num_draws: int
+    moved: float
+    """Root mean square of log old's movement, nats."""
+    grown: float
+    """Mean |log mu - log old| of last meetings over that of first ones; the least over parts of prompts left out."""
+
+
+class Arrivals:
+    """What is remembered of the draws of all steps, in memory that does not grow with their number."""
+
+    def __init__(self, most_draws: int = MOST_DRAWS, most_steps: int = MOST_STEPS) -> None:
+        self.most_draws, self.most_steps = most_draws, most_steps
+        self.steps: list[int] = []
+        self._rows: dict[int, int] = {}
+        self._part: list[int] = []
+        self._stride, self._seen = 1, 0
+        self._mu_ks = np.zeros((0, 0), dtype=np.float64)
+        self._old_ks = np.zeros((0, 0), dtype=np.float64)
+
+    def add(self, step: int, view: View) -> None:
+        """Takes the step's draws that were no foregone conclusion; the mean where one step has a draw several times."""
+        self._seen += 1
+        if (self._seen - 1) % self._stride:
+            return
+        if len(self.steps) == self.most_steps:
+            self._stride *= 2
+            self.steps = self.steps[::2]
+            self._mu_ks, self._old_ks = self._mu_ks[:, ::2], self._old_ks[:, ::2]
+            if (self._seen - 1) % self._stride:
+                return
+        keys, parts = _keys(view)
+        is_used = (view.is_open_n & view.mu_n.isfinite() & view.old_n.isfinite()).numpy()
+        mu_n, old_n = view.mu_n.numpy(), view.old_n.numpy()
+        sums: dict[int, list[float]] = {}
+        for i in np.flatnonzero(is_used).tolist():
+            total = sums.setdefault(keys[i], [0.0, 0.0, 0.0, parts[i]])
+            total[0] += 1
+            total[1] += mu_n[i]
+            total[2] += old_n[i]
+        self._append(step, sums)
+        self._forget()
+
+    def _append(self, step: int, sums: dict[int, list[float]]) -> None:
+        for key, total in sums.items():
+            if key not in self._rows:
+                self._rows[key] = len(self._rows)
+                self._part.append(int(total[3]))
+        num, grown = len(self._rows), len(self.steps) + 1
+        for name in ("_mu_ks", "_old_ks"):
+            table = np.full((num, grown), np.nan)
+            table[: len(getattr(self, name)), :-1] = getattr(self, name)
+            setattr(self, name, table)
+        for key, (count, mu, old, _) in sums.items():
+            self._mu_ks[self._rows[key], -1] = mu / count
+            self._old_ks[self._rows[key], -1] = old / count
+        self.steps.append(step)
+
+    def _forget(self) -> None:
+        """Keeps shared draws first, then those of the smallest keys: the same ones at every step, whatever is drawn."""
+        if len(self._rows) <= self.most_draws:
+            return
+        keys = np.fromiter(self._rows, dtype=np.uint64)
+        is_shared = np.isfinite(self._mu_ks).sum(1) > 1
+        kept = np.sort(np.lexsort((keys, ~is_shared))[: self.most_draws])
+        self._rows = {int(keys[i]): at for at, i in enumerate(kept.tolist())}
+        self._part = [self._part[i] for i in kept.tolist()]
+        self._mu_ks, self._old_ks = self._mu_ks[kept], self._old_ks[kept]
+
+    @property
+    def num_shared(self) -> int:
+        """Draws that at least two of the remembered steps have."""
+        return int((np.isfinite(self._mu_ks).sum(1) > 1).sum()) if self.steps else 0
+
+    def version(self) -> Version | None:
+        """The earlier weights that explain the gap; None where none do, or too few draws are shared to tell."""
+        n = len(self.steps)
+        own_kt = np.abs(self._mu_ks - self._old_ks)
+        stopped = [
+            self._explained(own_kt, lambda t, v=v: v, range(v + 1, n), since=self.steps[v])
+            for v in range(n - FEWEST_STEPS)
+        ]
+        behind = [
+            self._explained(own_kt, lambda t, k=k: t - k, range(k, n), behind=k)
+            for k in range(1, max(1, n - FEWEST_STEPS + 1))
+            if self._stride == 1
+        ]
+        found = [version for version in (*stopped, *behind) if version is not None]
+        best = min(found, key=lambda version: version.left, default=None)
+        return best if best is not None and best.most_left < EXPLAINED else None
+
+    def _explained(
+        self,
+        own_kt: np.ndarray,
+        of: Callable[[int], int],
+        times: range,
+        since: int | None = None,
+        behind: int | None = None,
+    ) -> Version | None:
+        left_g, own_g, num, part_k = np.zeros(NUM_PARTS), np.zeros(NUM_PARTS), 0, np.array(self._part)
+        for t in times:
+            other_k = np.abs(self._mu_ks[:, t] - self._old_ks[:, of(t)])
+            is_shared = np.isfinite(other_k)
+            left_g += np.bincount(part_k[is_shared], other_k[is_shared], NUM_PARTS)
+            own_g += np.bincount(part_k[is_shared], own_kt[is_shared, t], NUM_PARTS)
+            num += int(is_shared.sum())
+        without_g = own_g.sum() - own_g
+        if num < FEWEST_DRAWS or not bool((without_g > 0).all()):
+            return None
+        most_left = float(((left_g.sum() - left_g) / without_g).max())
+        return Version(since, behind, float(left_g.sum() / own_g.sum()), most_left, num)
+
+    def slope(self, first: int) -> Slope | None:
+        """The slope over draws met at two steps from `first` on, each against the first time; None with too few."""
+        columns = [i for i, step in enumerate(self.steps) if step >= first]
+        mu_ks, old_ks = self._mu_ks[:, columns], self._old_ks[:, columns]
+        is_met = np.isfinite(mu_ks)
+        rows = np.flatnonzero(is_met.sum(1) > 1)
+        if len(rows) < FEWEST_DRAWS:
+            return None
+        begin = is_met[rows].argmax(1)
+        dmu, dold = (table[rows] - table[rows, begin][:, None] for table in (mu_ks, old_ks))
+        cross_k, square_k = np.nansum(dmu * dold, 1), np.nansum(dold * dold, 1)
+        part_k = np.array(self._part)[rows]
+        end = is_met.shape[1] - 1 - is_met[rows, ::-1].argmax(1)
+        gap_ks = np.abs(mu_ks - old_ks)[rows]
+        # A gap that grows and then stays is seen from its beginning: by draws that were met early.
+        early = np.flatnonzero(begin <= is_met.shape[1] // 3)
+        first_g, last_g = (np.bincount(part_k[early], gap_ks[early, at[early]], NUM_PARTS) for at in (begin, end))
+        grown = (last_g.sum() - last_g) / np.maximum(first_g.sum() - first_g, 1e-12)
+        total = square_g.sum()
+        num_pairs = int(is_met[rows].sum() - len(rows))
+        used = np.flatnonzero((square_g > 0) & (total - square_g > 0))
+        if total == 0 or len(used) < 4:
+            return None
+        without_g = (cross_g.sum() - cross_g[used]) / (total - square_g[used])
+        error = float(np.sqrt((len(used) - 1) / len(used) * np.square(without_g - without_g.mean()).sum()))
+        moved = float(np.sqrt(total / num_pairs))
+        return Slope(float(cross_g.sum() / total), error, len(rows), moved, float(grown.min()))
+
+
+def _keys(view: View) -> tuple[list[int], list[int]]:
+    """For each sampled token a number of all tokens up to it, the same in every trace, and its prompt's part."""
+    trace, keys, parts = view.trace, [], []
+    tokens = trace.tokens.numpy().astype("<i4")
+    is_response, at = trace.is_response.tolist(), 0
+    for b, (start, stop) in enumerate(zip(trace.offsets[:-1].tolist(), trace.offsets[1:].tolist(), strict=True)):
+        first = start + int(trace.num_prompt[b])
+        running = hashlib.blake2b(tokens[start:first].tobytes(), digest_size=8)
+        part = int.from_bytes(running.digest(), "little") % NUM_PARTS
+        for place in range(first, stop):
+            running.update(tokens[place].tobytes())
+            if is_response[at]:
+                keys.append(int.from_bytes(running.copy().digest(), "little"))
+                parts.append(part)
+            at += 1
+    return keys, parts

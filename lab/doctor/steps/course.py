@@ -1,0 +1,189 @@
+"""The doctor over the steps of a run: each step's diagnosis, how the gap grows and since when, and what spans steps.
+
+Steps are looked at one after the other and let go of; a few numbers of each are kept, and a table of draws whose size
+does not depend on the number of steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+
+from lab.doctor.causes import CAUSES, UNKNOWN, Cause
+from lab.doctor.change_point import FEWEST
+from lab.doctor.diagnosis import Diagnosis, diagnose
+from lab.doctor.steps.arrival import FEWEST_DRAWS, Arrivals, Slope, Version
+from lab.doctor.steps.causes import GROWN, STEPS_CAUSES
+from lab.doctor.steps.places import Found, Places, named
+from lab.doctor.steps.shape import Growth, growth
+from lab.doctor.view import View
+from lab.doctor.words import HARMLESS
+from lab.traces import Trace
+
+FIGURES: Mapping[str, str] = {
+    "k3_kl": "k3 KL(mu, old)",
+    "extreme_frac_tau2": "F(2)",
+    "mean_gap": "mean |log old - log mu|",
+    "router_disagreement": "routers that differ",
+}
+"""What is followed over the steps, where a step has it: names of clues, and the mean gap in nats."""
+BY_NAME: Mapping[str, Cause] = {cause.name: cause for cause in (*CAUSES, UNKNOWN, *STEPS_CAUSES)}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is kept of a step."""
+
+    number: int
+    num_responses: int
+    diagnosis: Diagnosis
+    mean_gap: float | None
+
+    def figure(self, name: str) -> float | None:
+        """One of FIGURES; None where the step has no data for it."""
+        return self.mean_gap if name == "mean_gap" else self.diagnosis.seen.get(name)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The strengths as shares of 1 by name, of the causes that explain a gap."""
+        strengths = {c.name: s for c, s in self.diagnosis.strengths.items() if c.explains}
+        total = sum(strengths.values())
+        return {name: s / total for name, s in strengths.items()} if total else {}
+
+
+@dataclass(frozen=True)
+class Course:
+    """The steps of a run in order, and what the doctor says of them together."""
+
+    steps: Sequence[Step]
+    version: Version | None
+    slope: Slope | None
+    """From the last step before the KL's change on: of weights that were right there."""
+    late_slope: Slope | None
+    """From the change on: whether the gap grows on the same draws."""
+    places: Sequence[Found]
+
+    @cached_property
+    def growths(self) -> dict[str, Growth | None]:
+        """How each figure changes over the steps that have it, its place counted among them."""
+        return {name: growth([value for _, value in self.series(name)]) for name in FIGURES}
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """A figure by step."""
+        return [(step.number, value) for step in self.steps if (value := step.figure(name)) is not None]
+
+    def since(self, name: str = "k3_kl") -> int | None:
+        """The step from which on the figure changes; None where it is steady."""
+        found = self.growths[name]
+        return None if found is None else self.series(name)[found.at][0]
+
+    @cached_property
+    def late(self) -> Sequence[Step]:
+        """The steps since the KL's change; all where it is steady."""
+        since = self.since()
+        return [step for step in self.steps if since is None or step.number >= since]
+
+    @property
+    def early(self) -> Sequence[Step]:
+        """The steps before."""
+        return [step for step in self.steps if step.number < self.late[0].number]
+
+    @cached_property
+    def seen(self) -> dict[str, float]:
+        """The clues that span steps, by name."""
+        seen: dict[str, float] = {"other_weights": float(dominant(self.late).name in ("stale", "routing", "unknown"))}
+        if self.version is not None:
+            of = self.version
+            seen |= {"version_left": of.left, "version_draws": of.num_draws}
+            seen |= {"stopped_since": of.since} if of.since is not None else {"steps_behind": of.behind or 0}
+        if self.slope is not None:
+            of = self.slope
+            seen |= {"slope": of.value, "slope_error": of.error, "slope_draws": of.num_draws, "gap_grown": of.grown}
+        for name, found in named(self.places).items():
+            seen |= {f"{name}_group": found.group, f"{name}_times": found.times, f"{name}_p": found.p}
+        return seen
+
+    @cached_property
+    def spanning(self) -> list[Cause]:
+        """The faults that span steps, in the order in which they are asked."""
+        return [cause for cause in STEPS_CAUSES if cause.rule(self.seen) >= 0.5]
+
+    @property
+    def named(self) -> Cause:
+        """What is wrong: the first fault that spans steps, else the cause that is strongest over the late steps."""
+        return self.spanning[0] if self.spanning else dominant(self.late, self._refuted)
+
+    @property
+    def before(self) -> Cause:
+        """The cause that is strongest over the early steps."""
+        return dominant(self.early, self._refuted)
+
+    @property
+    def _refuted(self) -> frozenset[str]:
+        """Old weights, where shared draws show that no earlier version fits and that the gap on them does not grow."""
+        is_shown = self.late_slope is not None and self.version is None and self.late_slope.grown < GROWN
+        return frozenset({"stale"}) if is_shown else frozenset()
+
+    @property
+    def fault(self) -> Cause | None:
+        """The same where it is a fault; None for nothing wrong and for rounding too small to matter."""
+        if self.named.name == "nothing":
+            return None
+        if self.named.name != "precision":
+            return self.named
+        values = [value for step in self.late if (value := step.figure("k3_kl")) is not None]
+        return None if values and median(values) < HARMLESS else self.named
+
+
+def dominant(steps: Sequence[Step], refuted: Container[str] = ()) -> Cause:
+    """The cause with the largest mean strength over these steps: one step's verdict errs more often than their mean."""
+    total: dict[str, float] = defaultdict(float)
+    for step in steps:
+        for cause, strength in step.diagnosis.strengths.items():
+            total[cause.name] += 0.0 if cause.name in refuted else strength
+    return BY_NAME[max(total, key=lambda name: total[name])]
+
+
+class Watch:
+    """Takes the traces of a run one after the other, in the order of their steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.worst: Trace | None = None
+        """The trace with the largest KL so far, the one that is kept."""
+        self._most = -1.0
+        self._arrivals, self._places = Arrivals(), Places()
+
+    def add(self, trace: Trace) -> Step:
+        """Looks at a step; ValueError where no token was sampled."""
+        found, view = diagnose(trace), View.of(trace)
+        is_finite = "nonfinite_share" not in found.seen
+        self.steps.append(Step(trace.step, len(trace), found, view.d_n.abs().mean().item() if is_finite else None))
+        if is_finite:
+            self._arrivals.add(trace.step, view)
+            self._places.add(trace.step, view)
+        k3 = found.seen.get("k3_kl", 0.0)
+        if k3 > self._most:
+            self._most, self.worst = k3, trace
+        return self.steps[-1]
+
+    def course(self) -> Course:
+        """What the steps say together; ValueError without any."""
+        if not self.steps:
+            raise ValueError("steps: expected at least 1, got none")
+        bare = Course(tuple(self.steps), None, None, None, ())
+        first = bare.late[0].number
+        begin = bare.early[-1].number if bare.early else first
+        version, slopes = self._arrivals.version(), [self._arrivals.slope(step) for step in (begin, first)]
+        return Course(bare.steps, version, *slopes, self._places.found(first))
+
+    @property
+    def num_shared(self) -> int:
+        """Draws that at least two steps share, of those that are remembered."""
+        return self._arrivals.num_shared
+
+
+__all__ = ["FEWEST", "FEWEST_DRAWS", "FIGURES", "Course", "Step", "Watch", "dominant"]

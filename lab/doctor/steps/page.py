@@ -1,0 +1,101 @@
+"""The page of a run's steps: the verdict and one picture, then every step, then the tokens that carry the KL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.doctor.causes import Cause
+from lab.doctor.heat import HeatMap, heat_map
+from lab.doctor.steps import words
+from lab.doctor.steps.course import BY_NAME, FIGURES, Course
+from lab.report.figures import Caption, Figure
+from lab.report.page import page
+from lab.report.style import PALETTE, number
+from lab.traces import Trace
+
+TEMPLATES = Path(__file__).parents[1] / "template"
+
+
+@dataclass(frozen=True)
+class Ward:
+    """The steps of a run, their name on the page, and what is to be known of how they were read."""
+
+    label: str
+    course: Course
+    num_shared: int
+    worst: Trace | None
+    format: str
+    caveat: str = ""
+    unused: tuple[str, ...] = ()
+    is_pi: bool = False
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """How it was read, for a program."""
+        return {"format": self.format, "caveat": self.caveat or None, "unused": list(self.unused), "is_pi": self.is_pi}
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        steps = self.course.steps
+        num = sum(int(step.diagnosis.seen["num_tokens"]) for step in steps)
+        side = ", with pi in place of old" if self.is_pi else ""
+        out = [f"Caveat: {self.caveat}"] if self.caveat else []
+        out += [f"{num:,} sampled tokens of {len(steps):,} steps, read as {self.format}{side}."]
+        return [*out, f"Not used: {', '.join(self.unused)}."] if self.unused else out
+
+
+def render(ward: Ward) -> str:
+    """The page as text."""
+    course = ward.course
+    shown = causes_shown(course)
+    figures = [figure for figure in (kl_by_cause(course, shown),) if figure is not None]
+    heat: HeatMap | None = None if ward.worst is None else heat_map(ward.worst)
+    return page(
+        "course.html.jinja", figures, num_runs=len(shown), own=TEMPLATES, title=ward.label, ward=ward, course=course,
+        verdict=words.verdict(course), causes=shown, figures=figures, titles=FIGURES, number=number, heat=heat,
+        said=words.lines(course, ward.num_shared)[2:],
+    )  # fmt: skip
+
+
+def causes_shown(course: Course) -> list[Cause]:
+    """The causes that some step has a part of, the largest part of the KL first, as many as there are colours."""
+    parts: dict[str, float] = {}
+    for step in course.steps:
+        for name, share in step.shares.items():
+            parts[name] = parts.get(name, 0.0) + share * (step.figure("k3_kl") or 0.0) + 1e-12 * share
+    ranked = sorted((name for name, part in parts.items() if part > 0), key=lambda name: -parts[name])
+    return [BY_NAME[name] for name in ranked[: len(PALETTE)]]
+
+
+def kl_by_cause(course: Course, causes: Sequence[Cause]) -> Figure | None:
+    """A bar a step, as high as its KL, cut in the proportion of its causes' strengths; a line where it changes."""
+    steps = [step for step in course.steps if step.figure("k3_kl") is not None]
+    if not any(step.figure("k3_kl") for step in steps):
+        return None
+    data: list[dict[str, Any]] = []
+    for index, cause in enumerate(causes):
+        heights = [(step.figure("k3_kl") or 0.0) * step.shares.get(cause.name, 0.0) for step in steps]
+        data.append(
+            {"type": "bar", "name": cause.title, "meta": {"run": index, "role": "bar"}}
+            | {"x": [step.number for step in steps], "y": [height or None for height in heights]}
+            | {"customdata": [f"{cause.title}: {number(height)}" for height in heights]}
+            | {"hovertemplate": "%{customdata}<extra></extra>"}
+        )
+    since = course.since()
+    layout: dict[str, Any] = {
+        "barmode": "stack", "bargap": 0.15, "hovermode": "closest",
+        "xaxis": {"title": {"text": "global step"}},
+        "yaxis": {"title": {"text": "k3 KL, nats a token"}, "rangemode": "tozero"},
+    }  # fmt: skip
+    note = ""
+    if since is not None:
+        numbers = [step.number for step in steps]
+        at = numbers.index(since)
+        where = since - 0.5 if at == 0 else (numbers[at - 1] + since) / 2
+        layout["shapes"] = [{"type": "line", "x0": where, "x1": where, "yref": "paper", "y0": 0, "y1": 1}]
+        note = f"The line marks the change: {words.went(course, 'k3_kl')}."
+    formula = "mean of rho - 1 - log rho by step, rho = old/mu; cut in the proportion of the causes' strengths"
+    return Figure("kl-by-cause", "KL by step and cause", Caption(formula, "nats a token", "here"), data, layout, note)

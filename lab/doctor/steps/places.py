@@ -1,0 +1,159 @@
+"""Whether the gap sits in one place: one engine or rank, one place in the batch, one part or length of the responses.
+
+Each step ranks the groups by their mean k3. Null: within each step any order of the groups is equally likely, and steps
+are independent. The statistic is the largest mean rank of a group over the steps; its null distribution depends on the
+numbers of groups and steps alone and is drawn, so that the level is exact whatever the law of k3, heavy tails included.
+Engines and places in the batch are given prompts by chance; positions and lengths are not alike to begin with, so that
+there only a multiple of the others' KL is worth saying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lab.doctor.view import View
+from theory.divergences import k3_kl_mu_old
+from theory.streams import stream
+
+LEVEL = 0.01
+NUM_ORDERS = 4999
+MOST_GROUPS = 4096
+"""Places in the batch beyond this are not told apart."""
+NUM_BINS = 12
+"""Parts of the positions, and of the lengths, each of as many tokens or responses as the others."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A way to group tokens: what a group is called, and how many times the others' KL makes it worth saying."""
+
+    name: str
+    title: Callable[[int], str]
+    times: float
+    group_of: Callable[[View, Sequence[int]], Int[Tensor, " n"] | None]
+    is_fault: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """A group with more of the gap than chance gives it, and the median over steps of its KL over the others'."""
+
+    place: Place
+    group: int
+    times: float
+    p: float
+    edges: tuple[int, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The group in words."""
+        if not self.edges:
+            return self.place.title(self.group)
+        first = 0 if self.group == 0 else self.edges[self.group - 1]
+        if self.group == len(self.edges):
+            return f"{self.place.name} from {first} on"
+        last = self.edges[self.group] - 1
+        return f"{self.place.name} {first}" + (f" to {last}" if last > first else "")
+
+
+def _engine(view: View, edges: Sequence[int]) -> Tensor | None:
+    engines = view.trace.engines
+    return None if engines is None else engines.long()[view.response_n]
+
+
+def _slot(view: View, edges: Sequence[int]) -> Tensor:
+    return view.response_n
+
+
+def _position(view: View, edges: Sequence[int]) -> Tensor:
+    return torch.bucketize(view.position_n, torch.tensor(edges, dtype=torch.long), right=True)
+
+
+def _length(view: View, edges: Sequence[int]) -> Tensor:
+    lengths_B = view.trace.offsets.diff() - view.trace.num_prompt
+    return torch.bucketize(lengths_B[view.response_n], torch.tensor(edges, dtype=torch.long), right=True)
+
+
+PLACES: dict[str, Place] = {
+    "engine": Place("engine", lambda group: f"engine (or rank) {group}", 2.0, _engine, True),
+    "slot": Place("slot", lambda group: f"place {group} of the batch", 5.0, _slot, True),
+    "position": Place("positions", str, 10.0, _position, False),
+    "length": Place("lengths", str, 10.0, _length, False),
+}
+
+
+class Places:
+    """Sums of k3 by group and step: a few numbers a step, whatever the number of tokens."""
+
+    def __init__(self) -> None:
+        self.edges: dict[str, tuple[int, ...]] = {}
+        self._sums: dict[str, dict[int, Float[Tensor, "two g"]]] = {name: {} for name in PLACES}
+
+    def add(self, step: int, view: View) -> None:
+        """Takes a step whose log-probabilities are finite; the first one says where positions and lengths are cut."""
+        if not self.edges:
+            lengths_B = view.trace.offsets.diff() - view.trace.num_prompt
+            self.edges = {"position": _edges(view.position_n), "length": _edges(lengths_B)}
+        k3_n = k3_kl_mu_old(view.old_n, view.mu_n)
+        for name, place in PLACES.items():
+            group_n = place.group_of(view, self.edges.get(name, ()))
+            if group_n is None or int(group_n.max()) >= MOST_GROUPS:
+                continue
+            sums = torch.stack([torch.bincount(group_n, k3_n), torch.bincount(group_n).double()])
+            self._sums[name][step] = sums
+
+    def found(self, first: int) -> list[Found]:
+        """The groups with more than their part of the gap, over the steps from `first` on."""
+        late = {name: [table for step, table in sums.items() if step >= first] for name, sums in self._sums.items()}
+        found = [self._found(name, tables) for name, tables in late.items()]
+        return [one for one in found if one is not None]
+
+    def _found(self, name: str, sums: Sequence[Tensor]) -> Found | None:
+        num = min((table.shape[1] for table in sums), default=0)
+        # A group must be there at every step: ranks of fewer groups would be others.
+        kept = [g for g in range(num) if all(table[1, g] > 0 for table in sums)]
+        tables = [table[:, kept] for table in sums if float(table[0].sum()) > 0]
+        if len(kept) < 2 or not tables:
+            return None
+        mean_tg = torch.stack([table[0] / table[1] for table in tables])
+        rank_tg = mean_tg.argsort(1).argsort(1).double()
+        score_g = rank_tg.mean(0)
+        g = int(score_g.argmax())
+        total_t, count_t = (torch.stack([table[i].sum() for table in tables]) for i in (0, 1))
+        own_t, own_count_t = (torch.stack([table[i, g] for table in tables]) for i in (0, 1))
+        others_t = (total_t - own_t) / (count_t - own_count_t)
+        times = (mean_tg[:, g] / others_t.clamp(min=1e-12)).median().item()
+        null_m = _null(len(tables), len(kept))
+        p = (1 + int((null_m >= score_g[g] - 1e-9).sum())) / (1 + len(null_m))
+        if p >= LEVEL or times < PLACES[name].times:
+            return None
+        return Found(PLACES[name], kept[g], times, p, self.edges.get(name, ()))
+
+
+@cache
+def _null(num_steps: int, num_groups: int) -> Float[Tensor, " m"]:
+    """The largest mean rank of a group where every step ranks them by chance."""
+    generator, out = stream(0, "places", f"{num_steps} {num_groups}"), []
+    num = max(1, min(NUM_ORDERS, 2_000_000 // (num_steps * num_groups)))
+    for _ in range(-(-NUM_ORDERS // num)):
+        draws = torch.rand((num, num_steps, num_groups), generator=generator)
+        out.append(draws.argsort(2).double().mean(1).amax(1))
+    return torch.cat(out)[:NUM_ORDERS]
+
+
+def _edges(values_n: Int[Tensor, " n"]) -> tuple[int, ...]:
+    """The values that cut into NUM_BINS parts of as many values each, where they differ."""
+    values_n = values_n.double()[:: max(1, len(values_n) // 100_000)]
+    cuts = torch.quantile(values_n, torch.arange(1, NUM_BINS).double() / NUM_BINS)
+    return tuple(sorted({int(cut) for cut in cuts.tolist() if cut > 0}))
+
+
+def named(found: Sequence[Found]) -> Mapping[str, Found]:
+    """The groups found that are faults, by the name of what they are groups of."""
+    return {one.place.name: one for one in found if one.place.is_fault}

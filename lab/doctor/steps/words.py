@@ -1,0 +1,114 @@
+"""What the doctor says of many steps: the verdict, what to do first, the evidence, and the steps in short."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from lab.doctor.change_point import FEWEST
+from lab.doctor.steps.arrival import FEWEST_DRAWS
+from lab.doctor.steps.course import FIGURES, Course, Step
+from lab.report.style import number
+
+MOST_LINES = 12
+"""Spans of steps that are listed; the page and `--json` have all steps."""
+
+
+def verdict(course: Course) -> str:
+    """How the KL went and what it looks like, in one sentence."""
+    lead = "it looks like" if course.fault else "nothing to mend; it looks like"
+    return f"{went(course, 'k3_kl')}; {lead} {looks(course)}."
+
+
+def looks(course: Course) -> str:
+    """The cause that is named, with the step that it is known to begin at."""
+    cause = course.named
+    if cause.name == "stopped":
+        return f"{cause.title}, since step {course.seen['stopped_since']:.0f}"
+    if cause.name == "behind":
+        return f"weights that are {course.seen['steps_behind']:.0f} steps old".replace(" 1 steps", " 1 step")
+    if course.early and not course.spanning and (before := course.before) is not cause:
+        return f"{cause.title} (before: {before.title})"
+    return cause.title
+
+
+def went(course: Course, name: str) -> str:
+    """How a figure went, in half a sentence."""
+    title, values = FIGURES[name], [value for _, value in course.series(name)]
+    if not values:
+        return f"{title} is nowhere to be had"
+    found, since = course.growths[name], course.since(name)
+    low, high = number(min(values)), number(max(values))
+    if found is None:
+        span = f"{low} at all" if low == high else f"between {low} and {high} over"
+        why = "no clear change" if len(values) >= FEWEST else f"fewer than the {FEWEST} that tell a change"
+        return f"{title} is {span} {len(values)} steps, {why}"
+    verb = "grew" if found.is_rising else "fell"
+    when = "over the run" if found.kind == "line" else f"{'at' if found.kind == 'jump' else 'since'} step {since}"
+    return f"{title} {verb} from {number(found.before)} to {number(found.after)} {when}"
+
+
+def lines(course: Course, num_shared: int) -> list[str]:
+    """The verdict, what to do first, what spans steps, how the figures went, and the steps in short."""
+    out = [verdict(course), f"Do first: {course.named.fix}"]
+    out += [f"  {cause.words(course.seen)}" for cause in course.spanning]
+    if not course.spanning:
+        last = next(step for step in reversed(course.late) if step.diagnosis.strengths[course.named] > 0)
+        out.append(f"  Step {last.number}: {course.named.words(last.diagnosis.seen)}")
+    out += [f"{went(course, name)}." for name in FIGURES if name != "k3_kl" and course.series(name)]
+    out += [f"The KL sits on {found.title}: {found.times:.3g} times the others'." for found in course.places]
+    if not course.spanning and num_shared < FEWEST_DRAWS:
+        out.append(
+            f"Whether weights arrive cannot be told from these steps: they share {num_shared} draws (one token after "
+            f"one context) of the {FEWEST_DRAWS} that are needed. A few prompts that come back every few steps tell it."
+        )
+    return [*out, *spans(course.steps)]
+
+
+def spans(steps: Sequence[Step]) -> list[str]:
+    """Neighbouring steps of one cause, a line each, with their KL."""
+    found = [list(group) for _, group in groupby(steps, key=lambda step: step.diagnosis.named[0].name)]
+    shown = [_span(group) for group in found[:MOST_LINES]]
+    left = len(found) - len(shown)
+    return [*shown, f"  and {left} more changes of cause: --json and --out have every step."] if left else shown
+
+
+def _span(steps: Sequence[Step]) -> str:
+    first, last = steps[0].number, steps[-1].number
+    values = [value for step in steps if (value := step.figure("k3_kl")) is not None]
+    kl = "" if not values else f", k3 KL {number(min(values))} to {number(max(values))}"
+    where = f"step {first}" if first == last else f"steps {first} to {last}"
+    return f"  {where}: {steps[0].diagnosis.named[0].title}{kl}"
+
+
+def as_object(course: Course, num_shared: int) -> dict[str, Any]:
+    """The same for a program, every step included."""
+    changes = {
+        name: None
+        if (found := course.growths[name]) is None
+        else {
+            "since": course.since(name), "kind": found.kind, "before": found.before, "after": found.after,
+            "p": found.tests.p, "trend_p": found.tests.trend_p,
+        }
+        for name in FIGURES
+        if course.series(name)
+    }  # fmt: skip
+    return {
+        "verdict": verdict(course),
+        "do_first": course.named.fix,
+        "fault": None if course.fault is None else course.fault.name,
+        "changes": changes,
+        "over_steps": {name: value for name, value in course.seen.items() if name != "other_weights"},
+        "places": [{"group": found.title, "times": found.times, "p": found.p} for found in course.places],
+        "num_shared_draws": num_shared,
+        "steps": [
+            {"step": step.number, "num_responses": step.num_responses, "cause": step.diagnosis.named[0].name}
+            | {name: step.figure(name) for name in FIGURES}
+            | {"strengths": {cause.name: s for cause, s in step.diagnosis.strengths.items()}}
+            for step in course.steps
+        ],
+    }
+
+
+__all__ = ["as_object", "lines", "looks", "spans", "verdict", "went"]
