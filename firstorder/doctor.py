@@ -46,7 +46,7 @@ def doctor(
         list[Path],
         typer.Argument(
             metavar="TRACE_OR_FOLDER...",
-            help="Traces or dumps: .safetensors, .jsonl, .parquet, .pt; or a run's folder.",
+            help="Traces or dumps (.safetensors, .jsonl, .parquet, .pt), or a run's folder.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write a page with pictures.")] = None,

@@ -99,7 +99,8 @@ def token_map(runs: Sequence[Run]) -> Figure | None:
         "x": x, "y": y, "text": [_cell(t, s, trace.texts) for t, s in zip(tokens, sources, strict=True)],
         "marker": {"symbol": "square", "opacity": [round(0.05 + 0.75 * choices / top, 3) for choices in d]},
         "customdata": [
-            f"{_escaped(token_name(token, trace.texts))} ({source}): {int(choices)} of {trace.num_choices} choices differ"
+            f"{_escaped(token_name(token, trace.texts))} ({source}): "
+            f"{int(choices)} of {trace.num_choices} choices differ"
             for token, choices, source in zip(tokens, d, sources, strict=True)
         ],
         "hovertemplate": "%{customdata}",

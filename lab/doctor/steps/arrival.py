@@ -33,6 +33,8 @@ FEWEST_STEPS = 3
 """Steps after v, at the least, for weights that are said to be those of step v."""
 EXPLAINED = 0.5
 """Q below which an earlier version explains the gap, whichever part of the prompts is left out: half of it is gone."""
+FEWEST_PARTS = 4
+"""Parts with movement in them, at the least."""
 NUM_PARTS = 32
 """Parts of the prompts, by their hash, that the jackknife leaves out one at a time."""
 
@@ -46,6 +48,8 @@ class Version:
     left: float
     most_left: float
     """Q without the part of the prompts that speaks the most for this version."""
+    explained: float
+    """Sum over the shared draws of how much nearer log mu is to this version than to its own, nats."""
     num_draws: int
 
 
@@ -144,9 +148,9 @@ class Arrivals:
             for k in range(1, max(1, n - FEWEST_STEPS + 1))
             if self._stride == 1
         ]
-        found = [version for version in (*stopped, *behind) if version is not None]
-        best = min(found, key=lambda version: version.left, default=None)
-        return best if best is not None and best.most_left < EXPLAINED else None
+        found = [version for version in (*stopped, *behind) if version is not None and version.most_left < EXPLAINED]
+        # The one that explains the most nats: few draws of a few steps may fit another version by chance.
+        return max(found, key=lambda version: version.explained, default=None)
 
     def _explained(
         self,
@@ -167,35 +171,34 @@ class Arrivals:
         if num < FEWEST_DRAWS or not bool((without_g > 0).all()):
             return None
         most_left = float(((left_g.sum() - left_g) / without_g).max())
-        return Version(since, behind, float(left_g.sum() / own_g.sum()), most_left, num)
+        left, own = float(left_g.sum()), float(own_g.sum())
+        return Version(since, behind, left / own, most_left, own - left, num)
 
     def slope(self, first: int) -> Slope | None:
         """The slope over draws met at two steps from `first` on, each against the first time; None with too few."""
         columns = [i for i, step in enumerate(self.steps) if step >= first]
-        mu_ks, old_ks = self._mu_ks[:, columns], self._old_ks[:, columns]
-        is_met = np.isfinite(mu_ks)
+        is_met = np.isfinite(self._mu_ks[:, columns])
         rows = np.flatnonzero(is_met.sum(1) > 1)
         if len(rows) < FEWEST_DRAWS:
             return None
-        begin = is_met[rows].argmax(1)
-        dmu, dold = (table[rows] - table[rows, begin][:, None] for table in (mu_ks, old_ks))
-        cross_k, square_k = np.nansum(dmu * dold, 1), np.nansum(dold * dold, 1)
-        part_k = np.array(self._part)[rows]
-        end = is_met.shape[1] - 1 - is_met[rows, ::-1].argmax(1)
-        gap_ks = np.abs(mu_ks - old_ks)[rows]
-        # A gap that grows and then stays is seen from its beginning: by draws that were met early.
-        early = np.flatnonzero(begin <= is_met.shape[1] // 3)
-        first_g, last_g = (np.bincount(part_k[early], gap_ks[early, at[early]], NUM_PARTS) for at in (begin, end))
-        grown = (last_g.sum() - last_g) / np.maximum(first_g.sum() - first_g, 1e-12)
+        is_met, part_k, each = is_met[rows], np.array(self._part)[rows], np.arange(len(rows))
+        mu_ks, old_ks = (table[np.ix_(rows, columns)] for table in (self._mu_ks, self._old_ks))
+        begin, end = is_met.argmax(1), is_met.shape[1] - 1 - is_met[:, ::-1].argmax(1)
+        dmu, dold = (table - table[each, begin][:, None] for table in (mu_ks, old_ks))
+        cross_g, square_g = (np.bincount(part_k, np.nansum(x, 1), NUM_PARTS) for x in (dmu * dold, dold * dold))
         total = square_g.sum()
-        num_pairs = int(is_met[rows].sum() - len(rows))
         used = np.flatnonzero((square_g > 0) & (total - square_g > 0))
-        if total == 0 or len(used) < 4:
+        if len(used) < FEWEST_PARTS:
             return None
         without_g = (cross_g.sum() - cross_g[used]) / (total - square_g[used])
-        error = float(np.sqrt((len(used) - 1) / len(used) * np.square(without_g - without_g.mean()).sum()))
-        moved = float(np.sqrt(total / num_pairs))
-        return Slope(float(cross_g.sum() / total), error, len(rows), moved, float(grown.min()))
+        error = np.sqrt((len(used) - 1) / len(used) * np.square(without_g - without_g.mean()).sum())
+        # A gap that grows and then stays is seen from its beginning: by draws that were met early.
+        early = np.flatnonzero(begin <= is_met.shape[1] // 3)
+        gap_ks = np.abs(mu_ks - old_ks)
+        first_g, last_g = (np.bincount(part_k[early], gap_ks[early, at[early]], NUM_PARTS) for at in (begin, end))
+        grown = (last_g.sum() - last_g) / np.maximum(first_g.sum() - first_g, 1e-12)
+        moved = np.sqrt(total / (is_met.sum() - len(rows)))
+        return Slope(float(cross_g.sum() / total), float(error), len(rows), float(moved), float(grown.min()))
 
 
 def _keys(view: View) -> tuple[list[int], list[int]]:

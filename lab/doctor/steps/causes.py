@@ -32,7 +32,12 @@ def _partly(seen: Seen) -> float:
     if "version_left" in seen:
         return 0.0
     is_less = seen.get("slope", 1.0) + 2 * seen.get("slope_error", 0.0) < WHOLE
-    return float(is_less and seen.get("gap_grown", 0.0) > GROWN) * seen.get("other_weights", 0.0)
+    return float(is_less and _grown(seen) > GROWN) * seen.get("other_weights", 0.0)
+
+
+def _grown(seen: Seen) -> float:
+    """How many times the gap has grown: on the same draws, or the KL by steps where it changes."""
+    return max(seen.get("gap_grown", 0.0), seen.get("kl_grown", 0.0))
 
 
 def _stopped_words(seen: Seen) -> str:
@@ -54,9 +59,8 @@ def _behind_words(seen: Seen) -> str:
 def _partly_words(seen: Seen) -> str:
     return (
         f"On {seen['slope_draws']:.0f} draws that steps share, log mu moves by {seen['slope']:.2f} ± "
-        f"{seen['slope_error']:.2f} where log old moves by 1, and the gap on the same draws has grown at least "
-        f"{number(min(seen['gap_grown'], 999))} times; no earlier version of the weights explains it: some tensors "
-        "arrive, others stay behind."
+        f"{seen['slope_error']:.2f} where log old moves by 1, and the gap has grown {number(min(_grown(seen), 1000))} "
+        "times or more; no earlier version of the weights explains it: some tensors arrive, others stay behind."
     )
 
 

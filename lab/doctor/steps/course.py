@@ -14,11 +14,11 @@ from statistics import median
 
 from lab.doctor.causes import CAUSES, UNKNOWN, Cause
 from lab.doctor.change_point import FEWEST
-from lab.doctor.diagnosis import Diagnosis, diagnose
+from lab.doctor.diagnosis import Diagnosis, diagnose, weigh
 from lab.doctor.steps.arrival import FEWEST_DRAWS, Arrivals, Slope, Version
 from lab.doctor.steps.causes import GROWN, STEPS_CAUSES
 from lab.doctor.steps.places import Found, Places, named
-from lab.doctor.steps.shape import Growth, growth
+from lab.doctor.steps.shape import FLOOR, Growth, growth
 from lab.doctor.view import View
 from lab.doctor.words import HARMLESS
 from lab.traces import Trace
@@ -102,6 +102,9 @@ class Course:
         if self.slope is not None:
             of = self.slope
             seen |= {"slope": of.value, "slope_error": of.error, "slope_draws": of.num_draws, "gap_grown": of.grown}
+        found = self.growths["k3_kl"]
+        if found is not None and found.is_rising:
+            seen["kl_grown"] = found.after / max(found.before, FLOOR)
         for name, found in named(self.places).items():
             seen |= {f"{name}_group": found.group, f"{name}_times": found.times, f"{name}_p": found.p}
         return seen
@@ -138,13 +141,30 @@ class Course:
         return None if values and median(values) < HARMLESS else self.named
 
 
+def pooled(steps: Sequence[Step]) -> dict[str, float]:
+    """The clues of several steps as one step's: medians; of a clue in standard errors the sum over root n.
+
+    Where some step's log-probabilities are not finite, those steps alone are pooled.
+    """
+    bad = [step.diagnosis.seen for step in steps if "nonfinite_share" in step.diagnosis.seen]
+    of: dict[str, list[float]] = defaultdict(list)
+    for seen in bad or [step.diagnosis.seen for step in steps]:
+        for name, value in seen.items():
+            of[name].append(value)
+    return {
+        name: sum(values) / len(values) ** 0.5 if name.endswith("_z") else median(values) for name, values in of.items()
+    }
+
+
+def strengths(steps: Sequence[Step], refuted: Container[str] = ()) -> dict[Cause, float]:
+    """The causes of these steps by their pooled clues: one step's verdict errs more often. `refuted` ones have none."""
+    found = {cause: 0.0 if cause.name in refuted else s for cause, s in weigh(pooled(steps)).items()}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
 def dominant(steps: Sequence[Step], refuted: Container[str] = ()) -> Cause:
-    """The cause with the largest mean strength over these steps: one step's verdict errs more often than their mean."""
-    total: dict[str, float] = defaultdict(float)
-    for step in steps:
-        for cause, strength in step.diagnosis.strengths.items():
-            total[cause.name] += 0.0 if cause.name in refuted else strength
-    return BY_NAME[max(total, key=lambda name: total[name])]
+    """The strongest of them."""
+    return next(iter(strengths(steps, refuted)))
 
 
 class Watch:
