@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from lab.doctor.diagnosis import Diagnosis
 from lab.doctor.evidence import CLUES
+from lab.doctor.heat import HeatMap, heat_map
 from lab.doctor.view import View
 from lab.report.figures import Caption, Figure
 from lab.report.page import page
@@ -32,6 +34,11 @@ class Patient:
     newest_trace: Trace
     diagnosis: Diagnosis
     caveat: str = ""
+
+    @cached_property
+    def heat(self) -> HeatMap | None:
+        """Its tokens that carry the KL."""
+        return heat_map(self.newest_trace)
 
     @property
     def shown(self) -> list[tuple[str, str]]:

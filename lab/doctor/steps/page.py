@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.doctor.causes import Cause
 from lab.doctor.heat import HeatMap, heat_map
 from lab.doctor.steps import words
 from lab.doctor.steps.course import BY_NAME, FIGURES, Course
@@ -17,6 +16,8 @@ from lab.report.style import PALETTE, number
 from lab.traces import Trace
 
 TEMPLATES = Path(__file__).parents[1] / "template"
+LEAST = 0.02
+"""Causes with a smaller part of the KL than this have no colour of their own."""
 
 
 @dataclass(frozen=True)
@@ -56,32 +57,38 @@ def render(ward: Ward) -> str:
     return page(
         "course.html.jinja", figures, num_runs=len(shown), own=TEMPLATES, title=ward.label, ward=ward, course=course,
         verdict=words.verdict(course), causes=shown, figures=figures, titles=FIGURES, number=number, heat=heat,
-        said=words.lines(course, ward.num_shared)[2:],
+        said=words.evidence(course, ward.num_shared),
     )  # fmt: skip
 
 
-def causes_shown(course: Course) -> list[Cause]:
-    """The causes that some step has a part of, the largest part of the KL first, as many as there are colours."""
+def causes_shown(course: Course) -> dict[str, Sequence[str]]:
+    """The causes of the picture by their titles, the largest part of the KL first, with the names that each stands for.
+
+    Those with less than LEAST of it stand together.
+    """
     parts: dict[str, float] = {}
     for step in course.steps:
         for name, share in step.shares.items():
-            parts[name] = parts.get(name, 0.0) + share * (step.figure("k3_kl") or 0.0) + 1e-12 * share
+            parts[name] = parts.get(name, 0.0) + share * (step.figure("k3_kl") or 0.0)
+    total = sum(parts.values())
     ranked = sorted((name for name, part in parts.items() if part > 0), key=lambda name: -parts[name])
-    return [BY_NAME[name] for name in ranked[: len(PALETTE)]]
+    large = [name for name in ranked if parts[name] >= LEAST * total][: len(PALETTE) - 1]
+    small = [name for name in ranked if name not in large]
+    return {BY_NAME[name].title: (name,) for name in large} | ({"all others": small} if small else {})
 
 
-def kl_by_cause(course: Course, causes: Sequence[Cause]) -> Figure | None:
+def kl_by_cause(course: Course, causes: Mapping[str, Sequence[str]]) -> Figure | None:
     """A bar a step, as high as its KL, cut in the proportion of its causes' strengths; a line where it changes."""
     steps = [step for step in course.steps if step.figure("k3_kl") is not None]
     if not any(step.figure("k3_kl") for step in steps):
         return None
     data: list[dict[str, Any]] = []
-    for index, cause in enumerate(causes):
-        heights = [(step.figure("k3_kl") or 0.0) * step.shares.get(cause.name, 0.0) for step in steps]
+    for index, (title, names) in enumerate(causes.items()):
+        heights = [(step.figure("k3_kl") or 0.0) * sum(step.shares.get(name, 0.0) for name in names) for step in steps]
         data.append(
-            {"type": "bar", "name": cause.title, "meta": {"run": index, "role": "bar"}}
+            {"type": "bar", "name": title, "meta": {"run": index, "role": "bar"}}
             | {"x": [step.number for step in steps], "y": [height or None for height in heights]}
-            | {"customdata": [f"{cause.title}: {number(height)}" for height in heights]}
+            | {"customdata": [f"{title}: {number(height)}" for height in heights]}
             | {"hovertemplate": "%{customdata}<extra></extra>"}
         )
     since = course.since()

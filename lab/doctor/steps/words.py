@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from statistics import median
 from typing import Any
 
 from lab.doctor.change_point import FEWEST
+from lab.doctor.diagnosis import TRIED_ON
 from lab.doctor.steps.arrival import FEWEST_DRAWS
 from lab.doctor.steps.course import FIGURES, Course, Step
 from lab.report.style import number
@@ -51,11 +53,16 @@ def went(course: Course, name: str) -> str:
 
 def lines(course: Course, num_shared: int) -> list[str]:
     """The verdict, what to do first, what spans steps, how the figures went, and the steps in short."""
-    out = [verdict(course), f"Do first: {course.named.fix}"]
-    out += [f"  {cause.words(course.seen)}" for cause in course.spanning]
+    said = [f"  {line}" for line in evidence(course, num_shared)]
+    return [verdict(course), f"Do first: {course.named.fix}", *said, *spans(course.steps)]
+
+
+def evidence(course: Course, num_shared: int) -> list[str]:
+    """The faults that span steps in words, or the cause as a late step shows it; the figures; what cannot be told."""
+    out = [f"{cause.words(course.seen)}" for cause in course.spanning]
     if not course.spanning:
         last = next(step for step in reversed(course.late) if step.diagnosis.strengths[course.named] > 0)
-        out.append(f"  Step {last.number}: {course.named.words(last.diagnosis.seen)}")
+        out.append(f"Step {last.number}: {course.named.words(last.diagnosis.seen)}")
     out += [f"{went(course, name)}." for name in FIGURES if name != "k3_kl" and course.series(name)]
     out += [f"The KL sits on {found.title}: {found.times:.3g} times the others'." for found in course.places]
     if not course.spanning and num_shared < FEWEST_DRAWS:
@@ -63,7 +70,10 @@ def lines(course: Course, num_shared: int) -> list[str]:
             f"Whether weights arrive cannot be told from these steps: they share {num_shared} draws (one token after "
             f"one context) of the {FEWEST_DRAWS} that are needed. A few prompts that come back every few steps tell it."
         )
-    return [*out, *spans(course.steps)]
+    few = median(step.diagnosis.seen["num_tokens"] for step in course.steps)
+    if few < TRIED_ON:
+        out.append(f"{few:,.0f} tokens a step are few: the rules for one step were tried on {TRIED_ON:,} and more.")
+    return out
 
 
 def spans(steps: Sequence[Step]) -> list[str]:
