@@ -94,7 +94,7 @@ class CoursePlant:
 
     @property
     def since(self) -> int | None:
-        """The first step of the fault, or of the weights that stay; None where the fault is there from the beginning."""
+        """The first step of the fault, or of the weights that stay; None where it is there from the beginning."""
         return self.begins if self.begins > 1 or self.cause == "stopped" else None
 
 

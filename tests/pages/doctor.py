@@ -221,8 +221,8 @@ DEEP = (
 )  # fmt: skip
 """Three layers of 16 experts, another seed."""
 NEW = (
-    "--algorithm.batch.num_prompts", "16", "--seed", "7", "--model.num_experts", "12",
-    "--model.experts_per_token", "3", "--model.hidden_size", "40", "--model.num_heads", "2", "--model.num_kv_heads", "2",
+    "--algorithm.batch.num_prompts", "16", "--seed", "7", "--model.num_experts", "12", "--model.experts_per_token", "3",
+    "--model.hidden_size", "40", "--model.num_heads", "2", "--model.num_kv_heads", "2",
 )  # fmt: skip
 """Two layers of 12 experts, three a token, another seed: no number of it was seen before its table was made."""
 NEWEST = (PartialWeights, ExpertLayout, RoutedScaling)

@@ -5,7 +5,7 @@ the weights of step v, log mu_t and log old_v are equal but for the engine's own
 So with D(t, v) = sum over shared draws of |log mu_t - log old_v| the two faults are two families of hypotheses:
 
     stopped(v): Q = sum over t > v of D(t, v) / sum over t > v of D(t, t)      the weights of step v, ever since
-    behind(k):  Q = sum over t of D(t, t - k) / sum over t of D(t, t)          k steps behind, always
+    behind(k):  Q = sum over t of D(t, t - k) / sum over t of D(t, t)          k steps behind, k at most half of them
 
 both sums over the same draws. Q is 0 if the engine is exact but for that, above 1 if its own step fits better. It needs
 no level of noise and no model of the trainer's movement: the versions are compared on the same tokens.
@@ -48,8 +48,8 @@ class Version:
     left: float
     most_left: float
     """Q without the part of the prompts that speaks the most for this version."""
-    explained: float
-    """Sum over the shared draws of how much nearer log mu is to this version than to its own, nats."""
+    left_a_draw: float
+    """Mean of |log mu - log old of this version| with two standard errors on top, nats."""
     num_draws: int
 
 
@@ -97,10 +97,10 @@ class Arrivals:
         mu_n, old_n = view.mu_n.numpy(), view.old_n.numpy()
         sums: dict[int, list[float]] = {}
         for i in np.flatnonzero(is_used).tolist():
-            total = sums.setdefault(keys[i], [0.0, 0.0, 0.0, parts[i]])
+            total = sums.setdefault(keys[i], [0.0, 0.0, 0.0, float(parts[i])])
             total[0] += 1
-            total[1] += mu_n[i]
-            total[2] += old_n[i]
+            total[1] += float(mu_n[i])
+            total[2] += float(old_n[i])
         self._append(step, sums)
         self._forget()
 
@@ -145,12 +145,13 @@ class Arrivals:
         ]
         behind = [
             self._explained(own_kt, lambda t, k=k: t - k, range(k, n), behind=k)
-            for k in range(1, max(1, n - FEWEST_STEPS + 1))
+            for k in range(1, n // 2 + 1)
             if self._stride == 1
         ]
         found = [version for version in (*stopped, *behind) if version is not None and version.most_left < EXPLAINED]
-        # The one that explains the most nats: few draws of a few steps may fit another version by chance.
-        return max(found, key=lambda version: version.explained, default=None)
+        # Q itself is smaller where the own gap is larger, at late steps; what is left a draw is the engine's own gap
+        # for the right version, more for any other. Two standard errors keep a few draws from winning by chance.
+        return min(found, key=lambda version: version.left_a_draw, default=None)
 
     def _explained(
         self,
@@ -160,19 +161,23 @@ class Arrivals:
         since: int | None = None,
         behind: int | None = None,
     ) -> Version | None:
-        left_g, own_g, num, part_k = np.zeros(NUM_PARTS), np.zeros(NUM_PARTS), 0, np.array(self._part)
+        left_g, own_g, num_g = np.zeros((3, NUM_PARTS))
+        part_k = np.array(self._part)
         for t in times:
             other_k = np.abs(self._mu_ks[:, t] - self._old_ks[:, of(t)])
             is_shared = np.isfinite(other_k)
             left_g += np.bincount(part_k[is_shared], other_k[is_shared], NUM_PARTS)
             own_g += np.bincount(part_k[is_shared], own_kt[is_shared, t], NUM_PARTS)
-            num += int(is_shared.sum())
-        without_g = own_g.sum() - own_g
+            num_g += np.bincount(part_k[is_shared], minlength=NUM_PARTS)
+        num, without_g = int(num_g.sum()), own_g.sum() - own_g
         if num < FEWEST_DRAWS or not bool((without_g > 0).all()):
             return None
-        most_left = float(((left_g.sum() - left_g) / without_g).max())
-        left, own = float(left_g.sum()), float(own_g.sum())
-        return Version(since, behind, left / own, most_left, own - left, num)
+        left_without_g = left_g.sum() - left_g
+        mean_g = left_without_g / (num - num_g)
+        error = float(np.sqrt((NUM_PARTS - 1) * np.square(mean_g - mean_g.mean()).mean()))
+        left = float(left_g.sum())
+        most_left = float((left_without_g / without_g).max())
+        return Version(since, behind, left / float(own_g.sum()), most_left, left / num + 2 * error, num)
 
     def slope(self, first: int) -> Slope | None:
         """The slope over draws met at two steps from `first` on, each against the first time; None with too few."""

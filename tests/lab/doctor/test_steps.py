@@ -1,0 +1,309 @@
+"""Laws of the doctor over steps: what arrives, how a figure grows, where the gap sits, what a folder's steps are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lab.doctor.causes import CAUSES
+from lab.doctor.heat import MOST_RESPONSES, MOST_TOKENS, heat_map
+from lab.doctor.importers import rows
+from lab.doctor.importers.folders import joined, load_steps, step_files
+from lab.doctor.steps.arrival import FEWEST_DRAWS, Arrivals
+from lab.doctor.steps.course import Course, Step, Watch, pooled
+from lab.doctor.steps.places import Places
+from lab.doctor.steps.shape import growth
+from lab.doctor.view import View
+from lab.traces import Trace
+from tests.lab.doctor import dumps
+from tests.lab.doctor.patients import draw_rows
+from tests.lab.doctor.test_importers import ROWS
+from theory.streams import stream
+
+NUM_STEPS = 12
+Policy = Callable[[int], Tensor]
+"""From a step to the log-probabilities of all tokens of the trace."""
+
+
+def drawn(step: int) -> Trace:
+    """The tokens of a step: the prompts of all steps are the same, so that many draws come back."""
+    return _drawn(step % 4)
+
+
+@cache
+def _drawn(seed: int) -> Trace:
+    return rows.trace(draw_rows(num_prompts=12, num_responses=6, length=6, seed=seed))
+
+
+def drift(trace: Trace, step: float) -> Tensor:
+    """log old at a step: it moves by a fixed direction of each draw, as a function of its last tokens alone."""
+    view = View.of(trace)
+    place_n = trace.offsets[view.response_n] + trace.num_prompt[view.response_n] + view.position_n
+    direction_n = (7 * trace.tokens[place_n] + 3 * trace.tokens[place_n - 1] + 5 * view.position_n).double().sin()
+    return view.old_n - 3 + 0.03 * step * direction_n
+
+
+def taught(mu_of: Callable[[Trace, int], Tensor], num_steps: int = NUM_STEPS) -> Arrivals:
+    """Steps whose log old drifts and whose log mu is given, as they are remembered."""
+    arrivals = Arrivals()
+    for step in range(1, num_steps + 1):
+        trace = drawn(step)
+        own = replace(trace, logp_old=drift(trace, step), logp_mu=mu_of(trace, step).clamp(max=0.0))
+        arrivals.add(step, View.of(own))
+    return arrivals
+
+
+@pytest.mark.parametrize("since", [1, 5, 8])
+def test_weights_that_stay_are_named_by_their_step(since: int) -> None:
+    """If log mu is log old of step v at all steps after it, v is named and nothing of the gap is left."""
+    found = taught(lambda trace, step: drift(trace, min(step, since))).version()
+    assert found is not None and found.since == since and found.behind is None
+    assert found.left == pytest.approx(0, abs=1e-9) and found.num_draws >= FEWEST_DRAWS
+
+
+@pytest.mark.parametrize("lag", [1, 4])
+def test_weights_that_lag_are_named_by_their_lag(lag: int) -> None:
+    """If log mu is log old of k steps before, at all steps, k is named and nothing of the gap is left."""
+    found = taught(lambda trace, step: drift(trace, max(step - lag, 1))).version()
+    assert found is not None and found.behind == lag and found.since is None
+    assert found.left == pytest.approx(0, abs=1e-9)
+
+
+def noise(trace: Trace, step: int, size: float) -> Tensor:
+    """An engine's own gap: independent of everything."""
+    return size * torch.randn(len(trace.logp_mu), generator=stream(step, "steps test", "noise"), dtype=torch.float64)
+
+
+def test_an_engine_of_its_own_gap_has_its_own_weights() -> None:
+    """Noise of five sizes, up to ten times the trainer's movement a step, names no version in any of 20 runs."""
+    for size in (0.0, 0.003, 0.03, 0.1, 0.3):
+        for seed in range(4):
+            found = taught(lambda t, s, size=size, seed=seed: drift(t, s) + noise(t, 100 * seed + s, size)).version()
+            assert found is None, (size, seed, found)
+
+
+def test_noise_does_not_hide_weights_that_stay() -> None:
+    """With an engine's noise of one step's movement the step is still found, and a part of the gap is left."""
+    found = taught(lambda trace, step: drift(trace, min(step, 4)) + noise(trace, step, 0.03)).version()
+    assert found is not None and found.since == 4 and 0.05 < found.left < 0.5
+
+
+@pytest.mark.parametrize("part", [0.0, 0.4, 1.0])
+def test_the_slope_is_the_part_that_arrives(part: float) -> None:
+    """If log mu moves by a part of log old's movement, the slope is that part."""
+    found = taught(lambda trace, step: drift(trace, 1) + part * (drift(trace, step) - drift(trace, 1))).slope(1)
+    assert found is not None and found.value == pytest.approx(part, abs=1e-9) and found.error < 1e-9
+    assert (found.grown > 1.5) == (part < 1)
+
+
+def test_memory_does_not_grow_with_steps() -> None:
+    """However many steps are taken, draws and steps that are remembered are bounded; shared draws are kept first."""
+    arrivals, sizes = Arrivals(most_draws=200, most_steps=4), []
+    for step in range(1, 20):
+        trace = drawn(step)
+        arrivals.add(step, View.of(replace(trace, logp_old=drift(trace, step), logp_mu=drift(trace, 1))))
+        sizes.append(arrivals._mu_ks.shape)
+    assert max(n for n, _ in sizes) <= 200 and max(s for _, s in sizes) <= 4
+    assert arrivals.steps == [1, 9, 17]
+    assert arrivals.num_shared > 100
+
+
+def series(kind: str, seed: int, n: int = 20, at: int = 8) -> list[float]:
+    """A KL around 1e-3 with a noise of 20 %: level, jump to 4 times, a slope or a line up to 8 times."""
+    base = 1e-3 * (0.2 * torch.randn(n, generator=stream(seed, "shape test", kind), dtype=torch.float64)).exp()
+    t = torch.arange(n, dtype=torch.float64)
+    factor = {
+        "level": torch.ones(n), "jump": 1 + 3 * (t >= at), "line": (math.log(8) * t / (n - 1)).exp(),
+        "slope": (math.log(8) * ((t - at + 1).clamp(min=0) / (n - at))).exp(),
+    }[kind]  # fmt: skip
+    return (base * factor).tolist()
+
+
+@pytest.mark.parametrize(("kind", "right", "near"), [("jump", 0.9, 0), ("slope", 0.6, 2), ("line", 0.8, 0)])
+def test_the_shape_and_its_step_are_found(kind: str, right: float, near: int) -> None:
+    """Of 50 series the shape is named in most, and its step within a few; a slope may pass for a jump amid it."""
+    found = [growth(series(kind, seed)) for seed in range(50)]
+    assert sum(g is not None for g in found) >= 49
+    named = [g for g in found if g is not None and g.kind == kind]
+    assert len(named) >= right * 50
+    at = 0 if kind == "line" else 8
+    assert sum(abs(g.at - at) <= near for g in named) >= 0.9 * len(named)
+
+
+def test_a_level_is_steady() -> None:
+    """Of 200 series without a change at most 2 % are said to change: the rank tests' 1 % twice over."""
+    assert sum(growth(series("level", seed)) is not None for seed in range(200)) <= 4
+
+
+def test_small_changes_are_steady_and_zeros_are_no_error() -> None:
+    """A clear change of a tenth is not told; an exact engine's zeros are a level below any other."""
+    assert growth([1.0] * 10 + [1.1] * 10) is None
+    found = growth([0.0] * 6 + [1e-3] * 6)
+    assert found is not None and (found.kind, found.at, found.before, found.after) == ("jump", 6, 0.0, 1e-3)
+    assert growth([0.0] * 12) is None and growth([1.0] * 5) is None
+
+
+def course_of(traces: list[Trace]) -> Course:
+    """What the doctor says of these traces."""
+    watch = Watch()
+    for trace in traces:
+        watch.add(trace)
+    return watch.course()
+
+
+def heavy(step: int, times: Callable[[Trace], Tensor]) -> Trace:
+    """A trace whose gap is of a heavy-tailed law, the same for every token but for a factor."""
+    trace = drawn(step)
+    normal = torch.randn(len(trace.logp_old), generator=stream(step, "places test"), dtype=torch.float64)
+    gap = 0.01 * normal.sign() * normal.abs().exp() * times(trace)
+    return replace(trace, logp_mu=(trace.logp_old + gap).clamp(max=0.0))
+
+
+def places_of(times: Callable[[Trace], Tensor], first: int, engines: int = 4) -> dict[str, int]:
+    """The groups that are found over ten steps, of four engines that take turns."""
+    places = Places()
+    for step in range(first, first + 10):
+        trace = heavy(step, times)
+        places.add(step, View.of(replace(trace, engines=torch.arange(len(trace)) % engines)))
+    return {found.place.name: found.group for found in places.found(0)}
+
+
+def one(trace: Trace) -> Tensor:
+    """No place of its own."""
+    return torch.ones(len(trace.logp_old))
+
+
+def test_chance_is_no_place() -> None:
+    """With a heavy-tailed gap that is the same everywhere, engines and places of the batch are named in 1 % of runs."""
+    named = [name for seed in range(30) for name in places_of(one, first=1000 * seed) if name in ("engine", "slot")]
+    assert len(named) <= 2
+
+
+def test_an_engine_or_a_place_of_the_batch_with_more_of_the_gap_is_named() -> None:
+    """A gap that is five times as large on engine 2, on response 7, or from a position on, is found there."""
+
+    def on(is_hit: Callable[[View], Tensor], by: float = 5.0) -> Callable[[Trace], Tensor]:
+        return lambda trace: torch.where(is_hit(View.of(trace)), by, 1.0)
+
+    assert places_of(on(lambda view: view.response_n % 4 == 2), 1)["engine"] == 2
+    assert places_of(on(lambda view: view.response_n == 7, 8.0), 1)["slot"] == 7
+    assert "positions" in places_of(on(lambda view: view.position_n == 5, 12.0), 1)
+
+
+def test_pooled_clues_are_medians_and_standard_errors_add_up() -> None:
+    """Of n steps a clue is the median; a clue in standard errors is the sum over root n, normal if each is."""
+    good = draw_rows(num_prompts=12)
+    found = [Watch().add(rows.trace(good)) for _ in range(3)]
+    changed = [
+        replace(step, diagnosis=replace(step.diagnosis, seen={**step.diagnosis.seen, "size": size, "rho_z": 2.0}))
+        for step, size in zip(found, (0.1, 0.2, 7.0), strict=True)
+    ]
+    seen = pooled(changed)
+    assert seen["size"] == 0.2 and seen["rho_z"] == pytest.approx(6 / 3**0.5)
+
+
+def test_steps_that_are_not_finite_are_the_verdict() -> None:
+    """One step with a NaN after healthy ones is in the steps, and pooled alone it is the cause."""
+    good = drawn(1)
+    bad = replace(good, step=9, logp_mu=torch.where(torch.arange(len(good.logp_mu)) == 3, math.nan, good.logp_mu))
+    course = course_of([*(replace(good, step=step) for step in range(9)), bad])
+    assert course.steps[-1].diagnosis.named[0].name == "not_finite" and course.named.name == "not_finite"
+    assert course.steps[-1].figure("k3_kl") is None
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_of_a_step_are_one_trace(tmp_path: Path) -> None:
+    """The files of one step give the responses of all, in order, with the number of the rank; steps are in order."""
+    for step in (10, 9):
+        for rank in (0, 1):
+            source = dumps.prime_rl(tmp_path / "source", ROWS)
+            target = tmp_path / "run" / "token_exports" / f"step_{step}" / f"rank_{rank}.jsonl"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(source.read_bytes())
+    files = step_files(tmp_path / "run")
+    assert [(step.number, len(step.paths)) for step in files] == [(9, 2), (10, 2)]
+    first, second = load_steps(files)
+    assert (first.trace.step, second.trace.step, first.format, first.is_pi) == (9, 10, "prime-rl", True)
+    assert first.trace.engines is not None and first.trace.engines.tolist() == [0] * len(ROWS) + [1] * len(ROWS)
+    assert first.trace.logp_mu[: len(first.trace.logp_mu) // 2].equal(
+        first.trace.logp_mu[len(first.trace.logp_mu) // 2 :]
+    )
+
+
+def test_parts_joined_are_the_whole() -> None:
+    """A trace cut into responses and joined again is the trace, but for the numbers of the parts."""
+    whole = rows.trace(ROWS)
+    parts = [rows.trace([row]) for row in ROWS]
+    same = joined([replace(part, num_experts=whole.num_experts) for part in parts])
+    for name in ("tokens", "offsets", "num_prompt", "logp_mu", "logp_old", "entropy_old", "experts_mu", "is_response"):
+        assert getattr(same, name).equal(getattr(whole, name)), name
+    assert same.engines is not None and same.engines.tolist() == list(range(len(ROWS)))
+    with pytest.raises(ValueError, match="entropy_old: expected in all 2 files of the step, got it in 1"):
+        joined([parts[0], replace(parts[1], entropy_old=None)])
+
+
+def test_files_are_steps_by_their_names(tmp_path: Path) -> None:
+    """Each format's names are known; verl's hook comes before its texts; two runs, or none, are one line."""
+    (tmp_path / "nemo").mkdir()
+    for step in (2, 10):
+        dumps.nemo_rl(tmp_path / "nemo", ROWS).rename(tmp_path / "nemo" / f"train_data_step{step}.jsonl")
+    assert [step.number for step in step_files(tmp_path / "nemo")] == [2, 10]
+    for name in ("verl/3.jsonl", "verl/3.engines.jsonl", "own/run-1.parquet", "own/run-2.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [step.paths[0].name for step in step_files(tmp_path / "verl")] == ["3.engines.jsonl"]
+    assert [step.number for step in step_files(tmp_path / "own", columns={"tokens": "ids"})] == [1, 2]
+    with pytest.raises(ValueError, match=r"expected files of steps \(.*\), got none of them in 2 files"):
+        step_files(tmp_path / "own")
+    for run in ("a", "b"):
+        (tmp_path / "two" / run).mkdir(parents=True)
+        (tmp_path / "two" / run / "step-000001.safetensors").touch()
+    with pytest.raises(ValueError, match="expected one run, got step 1 twice"):
+        step_files(tmp_path / "two")
+
+
+def test_steps_are_read_one_after_the_other(tmp_path: Path) -> None:
+    """A step's file is opened when its turn comes, not before: memory holds one step."""
+    for step in (1, 2):
+        rows.trace(ROWS).save(tmp_path / f"step-{step:06d}.safetensors")
+    steps = load_steps(step_files(tmp_path))
+    assert next(steps).trace.step == 1
+    (tmp_path / "step-000002.safetensors").write_bytes(b"torn")
+    with pytest.raises(ValueError, match=r"step-000002\.safetensors"):
+        next(steps)
+
+
+# ---- the tokens that carry the KL ------------------------------------------------------------------------------------
+
+
+def test_the_heat_map_has_the_worst_responses_and_their_worst_tokens() -> None:
+    """Responses by their part of the KL, a bounded number; of a long one the part around its worst token."""
+    row = {"tokens": list(range(402)), "num_prompt": 2, "logp_mu": [-1.0] * 400, "logp_old": [-1.0] * 400}
+    far = row | {"logp_old": [-1.0] * 300 + [-3.0] + [-1.0] * 99}
+    near = row | {"logp_old": [-1.5] + [-1.0] * 399}
+    found = heat_map(rows.trace([row, near, far]))
+    assert found is not None and [line.response for line in found.rows] == [2, 1] and found.covered == pytest.approx(1)
+    worst = found.rows[0]
+    assert len(worst.cells) == MOST_TOKENS and worst.where == ", tokens 220 to 379 of 400"
+    assert [i for i, cell in enumerate(worst.cells) if cell.strength > 0] == [80]
+    assert worst.cells[80].strength == 1 and worst.cells[80].is_extreme and "at 300" in worst.cells[80].hover
+    assert not found.rows[1].cells[0].is_extreme and 0 < found.rows[1].cells[0].strength < 1
+    assert heat_map(rows.trace([row])) is None
+    many = heat_map(rows.trace([far] * 20))
+    assert many is not None and len(many.rows) == MOST_RESPONSES
+
+
+def test_shares_of_a_step_are_of_what_explains_the_gap() -> None:
+    """The parts of a bar add up to its height, and a sampler's fault, which explains no gap, has none."""
+    step: Step = Watch().add(drawn(1))
+    assert sum(step.shares.values()) == pytest.approx(1)
+    assert not {cause.name for cause in CAUSES if not cause.explains} & set(step.shares)
