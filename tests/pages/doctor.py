@@ -367,41 +367,48 @@ def formats() -> str:
     return READS + markdown_table(("whose", "files", "has", "lacks", "as in"), rows) + HOOKS
 
 
-def page(wards: Mapping[str, Ward], num_draws: int) -> str:
+def page(wards: Mapping[str, Callable[[], Ward]], num_draws: int) -> str:
     """docs/doctor.md."""
-    parts = [INTRO.format(draws=num_draws)]
-    for title, ward in wards.items():
-        found = confusion(ward, list(PLANTS), range(FIRST_DRAW, FIRST_DRAW + num_draws))
-        total = sum(counts.total() for counts in found.values())
-        unknown = sum(counts[UNKNOWN.name] for counts in found.values())
-        older = {name: counts for name, counts in found.items() if not isinstance(PLANTS[name].defect, NEWEST)}
-        before = f"Without the eight newest plants: {num_right(older)} of {sum(c.total() for c in older.values())}."
-        parts.append(
-            f"### {title}\n\n{num_right(found)} of {total} right.\n\n{unknown} times *unknown*. {before}\n\n"
-            f"{matrix(found)}\n{details(found)}"
-        )
-    return "\n".join([*parts, over_steps(), formats()])
+    draws = range(FIRST_DRAW, FIRST_DRAW + num_draws)
+    parts = [section(title, confusion(make(), list(PLANTS), draws)) for title, make in wards.items()]
+    return "\n".join([INTRO.format(draws=num_draws), *parts, over_steps(run_courses(COURSE_SEEDS)), formats()])
 
 
-def over_steps() -> str:
-    """What is said of runs with planted faults, and how."""
-    rows, num_right, num_steps, num = [], 0, 0, 0
+def section(title: str, found: Mapping[str, Counter[str]]) -> str:
+    """The counts and tables of one model."""
+    total = sum(counts.total() for counts in found.values())
+    unknown = sum(counts[UNKNOWN.name] for counts in found.values())
+    older = {name: counts for name, counts in found.items() if not isinstance(PLANTS[name].defect, NEWEST)}
+    before = f"Without the eight newest plants: {num_right(older)} of {sum(c.total() for c in older.values())}."
+    return (
+        f"### {title}\n\n{num_right(found)} of {total} right.\n\n{unknown} times *unknown*. {before}\n\n"
+        f"{matrix(found)}\n{details(found)}"
+    )
+
+
+def run_courses(seeds: Sequence[str]) -> dict[str, list[tuple[str, bool]]]:
+    """For each course, by model and seed: the cause that was named, and whether it and its step are right."""
+    out: dict[str, list[tuple[str, bool]]] = {}
     for name, plant in COURSES.items():
-        found = [
-            (told(plant, [*model, "--seed", seed]), f"{words}, seed {seed}")
-            for words, model in (("width 32", NARROW), ("width 48", TALL))
-            for seed in COURSE_SEEDS
+        found = [told(plant, [*model, "--seed", seed]) for model in (NARROW, TALL) for seed in seeds]
+        out[name] = [
+            (course.named.name, course.named.name == plant.cause and is_step_right(plant, course)) for course in found
         ]
-        named = Counter(course.named.name for course, _ in found)
-        is_right = [course.named.name == plant.cause for course, _ in found]
-        is_at = [right and is_step_right(plant, course) for right, (course, _) in zip(is_right, found, strict=True)]
-        num_right, num_steps, num = num_right + sum(is_right), num_steps + sum(is_at), num + len(found)
-        said = ", ".join(f"{cause} {n}" for cause, n in named.most_common())
-        steps = "–" if plant.since is None else f"{sum(is_at)} of {len(found)}"
+    return out
+
+
+def over_steps(found: Mapping[str, Sequence[tuple[str, bool]]]) -> str:
+    """What is said of runs with planted faults, and how often it is right."""
+    rows, num, num_causes, num_steps = [], 0, 0, 0
+    for name, results in found.items():
+        plant = COURSES[name]
+        num, num_steps = num + len(results), num_steps + sum(is_right for _, is_right in results)
+        num_causes += sum(cause == plant.cause for cause, _ in results)
+        said = ", ".join(f"{cause} {n}" for cause, n in Counter(cause for cause, _ in results).most_common())
+        steps = "–" if plant.since is None else f"{sum(is_right for _, is_right in results)} of {len(results)}"
         rows.append((name, plant.cause, said, steps))
-    counts = f"The cause is right in {num_right} of {num} runs, the cause and its step in {num_steps}."
-    table = markdown_table(("planted", "cause", "named", "at the right step"), rows)
-    return f"{OVER_STEPS}\n{counts}\n\n{table}"
+    counts = f"The cause is right in {num_causes} of {num} runs, the cause and its step in {num_steps}."
+    return f"{OVER_STEPS}\n{counts}\n\n{markdown_table(('planted', 'cause', 'named', 'at the right step'), rows)}"
 
 
 def matrix(found: Mapping[str, Counter[str]]) -> str:
@@ -427,15 +434,11 @@ def details(found: Mapping[str, Counter[str]]) -> str:
     return markdown_table(("planted", "cause", "named"), rows)
 
 
+WARDS: Mapping[str, Callable[[], Ward]] = {
+    "Two layers of 8 experts, width 32": lambda: Ward("configs/arithmetic.yaml", SMALL, 4),
+    "Three layers of 16 experts, width 48": lambda: Ward("configs/arithmetic.yaml", DEEP, 6),
+    "Two layers of 12 experts, width 40": lambda: Ward("configs/arithmetic.yaml", NEW, 5),
+}
+
 if __name__ == "__main__":
-    print(
-        page(
-            {
-                "Two layers of 8 experts, width 32": Ward("configs/arithmetic.yaml", SMALL, 4),
-                "Three layers of 16 experts, width 48": Ward("configs/arithmetic.yaml", DEEP, 6),
-                "Two layers of 12 experts, width 40": Ward("configs/arithmetic.yaml", NEW, 5),
-            },
-            NUM_DRAWS,
-        ),
-        end="",
-    )
+    print(page(WARDS, NUM_DRAWS), end="")
