@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from lab.doctor.importers import FORMATS
 from tests.lab.doctor import dumps
 from tests.lab.doctor.patients import draw_rows, trace_of
 from tests.lab.doctor.test_importers import ROWS
+from tests.lab.doctor.test_steps import drawn, drift
 
 
 def test_words_and_page_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,3 +116,84 @@ def test_columns_and_the_other_side_are_options(tmp_path: Path, capsys: pytest.C
     whole = [row | {"is_response": [True] * len(row["logp_mu"])} for row in ROWS]
     main(["doctor", str(dumps.vllm(tmp_path, whole)), "--old", str(dumps.old_side(tmp_path, whole))])
     assert "read as vLLM." in capsys.readouterr().out
+
+
+# ---- the steps of a run ----------------------------------------------------------------------------------------------
+
+
+def run_folder(folder: Path, since: int) -> Path:
+    """Twelve steps of an engine whose weights stay those of a step; 12 and more: they always arrive."""
+    (folder / "rollouts").mkdir(parents=True)
+    for step in range(1, 13):
+        trace = drawn(step)
+        logp_mu = drift(trace, min(step, since))
+        own = replace(trace, step=step, logp_old=drift(trace, step), logp_mu=logp_mu)
+        own.save(folder / "rollouts" / f"step-{step:06d}.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("since", "option", "code"),
+    [(5, [], 3), (5, ["--fail-on", "stopped"], 3), (5, ["--fail-on", "stale"], 0), (12, [], 0)],
+)
+def test_a_folder_is_a_run(
+    since: int, option: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first line says how the KL went and which fault spans the steps, the second what to do; the code follows."""
+    folder = run_folder(tmp_path / "run", since)
+    assert main(["doctor", str(folder), *option]) == code
+    first, second, third, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("run: k3 KL(mu, old) ") and second.startswith("Do first: ")
+    assert third.endswith("sampled tokens of 12 steps, read as trace.")
+    if since == 5:
+        assert first.endswith("it looks like weights that no longer arrive, since step 5.")
+        assert any("closest to log old of step 5" in line for line in rest)
+        assert "grew from 0 to" in first and "  steps 1 to 5: nothing wrong, k3 KL 0" in rest
+    else:
+        assert first.startswith("run: k3 KL(mu, old) is 0 at all 12 steps, no clear change; nothing to mend; ")
+
+
+def test_a_run_as_an_object_and_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--json has every step with its figures and strengths, --out a page with picture, table and tokens."""
+    folder, page = run_folder(tmp_path / "run", 5), tmp_path / "page.html"
+    assert main(["doctor", str(folder), "--json", "--out", str(page)]) == 3
+    (told,) = json.loads(capsys.readouterr().out)["runs"]
+    assert told["fault"] == "stopped" and told["over_steps"]["stopped_since"] == 5 and told["run"] == "run"
+    assert [step["step"] for step in told["steps"]] == list(range(1, 13)) and told["num_shared_draws"] >= 50
+    assert told["changes"]["k3_kl"]["since"] == 6 and told["changes"]["k3_kl"]["before"] == 0
+    html = page.read_text()
+    body = html[html.index("<body>") : html.index('<script type="application/json"')]
+    assert "weights that no longer arrive, since step 5" in body and body.count('<th scope="row"') == 12
+    assert 'id="kl-by-cause"' in body and "Tokens that carry the KL" in body and "http" not in body
+    payload = json.loads(html[html.index('id="payload">') + 13 : html.index("</script>", html.index('id="payload">'))])
+    bars = payload["figures"][0]
+    heights = [sum(bar["y"][i] or 0 for bar in bars["data"]) for i in range(12)]
+    assert heights == pytest.approx([step["k3_kl"] for step in told["steps"]])
+    assert [shape["x0"] for shape in bars["layout"]["shapes"]] == [5.5]
+
+
+def test_options_that_do_not_fit_a_folder_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--old beside a folder, --out of a folder among others, a folder without steps: each is one line, code 2."""
+    folder = run_folder(tmp_path / "run", 12)
+    (tmp_path / "empty").mkdir()
+    for words, wanted in (
+        ([str(folder), "--old", "x.jsonl"], "--old: expected one file beside a dump of one step"),
+        ([str(folder), str(tmp_path / "empty"), "--out", str(tmp_path / "p.html")], "--out: expected one folder"),
+        ([str(tmp_path / "empty")], "expected files of steps"),
+    ):
+        assert main(["doctor", *words]) == 2
+        error = capsys.readouterr().err
+        assert wanted in error and error.count("\n") == 1
+
+
+def test_steps_that_share_no_draw_say_what_they_cannot_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no prompt comes back, whether weights arrive is not told, and the report says how many draws are shared."""
+    for step in range(1, 4):
+        first = 100 * step  # tokens of their own
+        own = [row | {"tokens": [first + token for token in row["tokens"]]} for row in draw_rows()]
+        trace = replace(trace_of(own, lambda logp, b: [x - 0.01 for x in logp]), step=step)
+        trace.save(tmp_path / f"step-{step:06d}.safetensors")
+    main(["doctor", str(tmp_path)])
+    told = capsys.readouterr().out
+    assert "cannot be told from these steps: they share 0 draws" in told
+    assert "fewer than the 8 that tell a change" in told

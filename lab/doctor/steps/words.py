@@ -87,7 +87,8 @@ def spans(steps: Sequence[Step]) -> list[str]:
 def _span(steps: Sequence[Step]) -> str:
     first, last = steps[0].number, steps[-1].number
     values = [value for step in steps if (value := step.figure("k3_kl")) is not None]
-    kl = "" if not values else f", k3 KL {number(min(values))} to {number(max(values))}"
+    ends = dict.fromkeys(number(value) for value in (min(values), max(values))) if values else ()
+    kl = f", k3 KL {' to '.join(ends)}" if ends else ""
     where = f"step {first}" if first == last else f"steps {first} to {last}"
     return f"  {where}: {steps[0].diagnosis.named[0].title}{kl}"
 
