@@ -47,7 +47,7 @@ def audit(
     Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, audit.json, audit.html. An audit
     that was killed goes on after its last case when the same command is given again.
     """
-    from lab.audit.records import PAGE, newest, read
+    from lab.audit.records import FILE, PAGE, newest, read
     from lab.config.load import to_yaml
     from lab.files import atomic_write
     from lab.strict import ConfigError
@@ -62,7 +62,8 @@ def audit(
         return
     if markdown is not None and audit_config.compare is None:
         raise ConfigError("--markdown: expected a config with compare, got none")
-    folder, frame = _run(audit_config, progress) if finished is None else (_folder(finished), read(finished))
+    folder = _run(audit_config, progress) if finished is None else _folder(finished)
+    frame = read(folder.path / FILE)
     _show(frame)
     page = folder.path / PAGE
     atomic_write(page, _page(audit_config, folder, frame))
@@ -97,38 +98,18 @@ def _folder(finished: Path) -> RunFolder:
     return RunFolder.open(finished.parent)
 
 
-def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> tuple[RunFolder, pd.DataFrame]:
+def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> RunFolder:
     """Enumerates everything, or what a former call left over, and writes the records."""
-    from lab.audit.records import create, keep_case, kept_cases, resumable, write
+    from firstorder.casework import enumerated
+    from lab.audit import records
     from lab.audit.run import audit as enumerate_all
-    from lab.progress import progress_of
 
     builders = {}
     if config.backend == "sandbox":
         from sandbox.exact.cases import moe_cases
 
         builders = {"moe": moe_cases}
-    shown = None
-
-    def report(done: int, total: int, words: str) -> None:
-        nonlocal shown
-        shown = shown or progress_of(progress, config.name, total, 0, unit="case")
-        if shown is not None:
-            shown.show(done, words)
-
-    unfinished = resumable(config)
-    folder = unfinished or create(config)
-    with folder.hold():
-        former = kept_cases(folder)
-        if unfinished is not None:
-            typer.echo(f"going on in {folder.path}, where {len(former)} cases are done", err=True)
-        try:
-            frame = enumerate_all(config, builders, report, former, partial(keep_case, folder))
-        finally:
-            if shown is not None:
-                shown.close()
-        write(folder, frame)
-    return folder, frame
+    return enumerated(config, records, partial(enumerate_all, config, builders), progress)
 
 
 def _show(frame: pd.DataFrame) -> None:

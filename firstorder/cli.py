@@ -17,6 +17,7 @@ from firstorder.defects import defects
 from firstorder.doctor import doctor
 from firstorder.export import export
 from firstorder.filter import filter
+from firstorder.flow import flow
 from firstorder.ladder import ladder
 from firstorder.launch import launch
 from firstorder.plan import plan
@@ -45,6 +46,10 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(audit)
 app.command(short_help="List the configs that come with firstorder.")(configs)
+app.command(
+    short_help="Train by exact expected updates: what bias alone does to a run.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(flow)
 app.command(short_help="Write one HTML page for one or several runs.")(report)
 app.command(short_help="Take the algorithm of stable sandbox runs into a cluster config.")(promote)
 app.command(

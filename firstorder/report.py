@@ -53,14 +53,16 @@ def report(
 
 
 def _run_folder(path: Path) -> RunFolder:
-    """The run folder that the path means: itself, or the newest one inside it. ValueError for that of an audit."""
+    """The run folder that the path means: itself, or the newest one inside it. ValueError for records of a study."""
     from lab.records import RunFolder
 
     inside = sorted(config.parent for config in path.glob("*/config.yaml"))
     folder = RunFolder.open(inside[-1] if inside and not (path / "config.yaml").is_file() else path)
-    for name in ("audit.json", "cases.jsonl"):
+    for name, kind in (("audit.json", "audit"), ("flow.json", "flow"), ("cases.jsonl", "audit or flow")):
         if (folder.path / name).is_file():
+            article = "an" if kind.startswith("audit") else "a"
             raise ValueError(
-                f"{folder.path}: expected the folder of a run, got that of an audit ({name}); use firstorder audit"
+                f"{folder.path}: expected the folder of a run, got that of {article} {kind} ({name}); "
+                f"use firstorder {kind}"
             )
     return folder

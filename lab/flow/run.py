@@ -88,7 +88,13 @@ def _case(config: FlowConfig, number: int, error: ErrorBlock) -> Rows:
         for n in config.num_minibatches:
             for size in config.batch_sizes:
                 found = run_of(config, number, error, objective.name, n, size)
-                place = {"problem": number, "error": error.label, "kind": error.kind, "level": error.level}
+                place = {
+                    "length": config.problems.length,
+                    "problem": number,
+                    "error": error.label,
+                    "kind": error.kind,
+                    "level": error.level,
+                }
                 place |= {"objective": objective.name, "N": n, "B": size}
                 place |= {"optimum": task.optimum, "entropy_lost": math.nan}
                 for i, update in enumerate(found.updates):

@@ -5,7 +5,6 @@ Units are problems: an interval is a 95% bootstrap interval of a mean over them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +16,13 @@ from rich.box import SIMPLE
 from rich.table import Table
 from scipy import stats
 
-from lab.audit.table import distinct, numbers, parts, where
+from lab.audit.table import distinct, numbers, parts, tidy, where
 from lab.report.style import number
 from theory.exact import trajectory
 from theory.streams import derive_seed
 
 COLUMNS: dict[str, str] = {
+    "length": "longest response T, tokens that the policy generates",
     "problem": "number of the problem: a first policy, rewards and an error draw of its own",
     "error": "engine error and its dial",
     "kind": "kind of engine error",
@@ -51,7 +51,7 @@ class Interval:
     num: int
 
     def __str__(self) -> str:
-        return f"{number(self.mean)} [{number(self.low)}, {number(self.high)}]"
+        return f"{number(tidy(self.mean))} [{number(tidy(self.low))}, {number(tidy(self.high))}]"
 
     @property
     def leaves_out_0(self) -> bool:
@@ -97,10 +97,7 @@ def difference(frame: pd.DataFrame, name: str, first: Mapping[str, Any], second:
     """
     pair = []
     for wanted in (first, second):
-        part = ends(frame)
-        for column, value in wanted.items():
-            part = where(part, part[column] == value)
-        pair.append(part.sort_values(["problem", *CELL]))
+        pair.append(of_cell(ends(frame), **wanted).sort_values(["problem", *CELL]))
     if len(pair[0]) != len(pair[1]) or pair[0].empty:
         raise ValueError(f"expected as many runs of both, got {len(pair[0])} and {len(pair[1])}")
     gaps = pd.DataFrame(
@@ -110,26 +107,17 @@ def difference(frame: pd.DataFrame, name: str, first: Mapping[str, Any], second:
     return interval(numbers(means, "gap"), name, *map(str, [*first.values(), *second.values()]))
 
 
+def of_cell(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
+    """The rows whose columns have these values."""
+    for name, value in wanted.items():
+        frame = where(frame, frame[name] == value)
+    return frame
+
+
 def focus(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows at the least N and the largest B: bias of the engine error alone, as far as it was asked for."""
     least, largest = min(distinct(frame, "N")), max(distinct(frame, "B"))
     return where(frame, (frame["N"] == least) & (frame["B"] == largest))
-
-
-def sentences(frame: pd.DataFrame) -> list[str]:
-    """Three sentences on where the runs end: what was trained, what happens to entropy, and to reward."""
-    num, found = len(distinct(frame, "problem")), focus(frame)
-    runs, n = len(ends(frame)), min(distinct(frame, "N"))
-    noise = "no sampling noise" if math.isinf(max(distinct(frame, "B"))) else "the least noise asked for"
-    said = [f"{runs:,} runs of exact expected updates on {num} problems; the picture has N = {n:g} and {noise}."]
-    for name, words in (("entropy", "Entropy"), ("reward", "Expected reward")):
-        rows = means(found, [name])
-        low, high = (pick(rows, key=lambda row: row[name].mean) for pick in (min, max))
-        said.append(
-            f"{words} at the end is lowest under {low['error']} with {low['objective']} ({low[name]}) and highest "
-            f"under {high['error']} with {high['objective']} ({high[name]}): means and 95% intervals over problems."
-        )
-    return said
 
 
 TEXT = {"reward": "reward", "entropy": "entropy", "kl_mu_pi": "KL mu, pi", "bias": "bias", "cosine": "cosine"}
@@ -165,6 +153,6 @@ def terminal_tables(frame: pd.DataFrame) -> Iterator[Table]:
 
 
 __all__ = [
-    "CELL", "COLUMNS", "TEXT", "Interval", "difference", "ends", "focus", "interval", "means", "sentences",
-    "table_rows", "terminal_tables",
+    "CELL", "COLUMNS", "TEXT", "Interval", "difference", "ends", "focus", "interval", "means",
+    "of_cell", "table_rows", "terminal_tables",
 ]  # fmt: skip

@@ -105,13 +105,18 @@ def test_an_audit_leaves_records(tiny: Path, capsys: pytest.CaptureFixture[str])
     assert out.endswith(capsys.readouterr().out) and page.read_text() == text
 
 
-@pytest.mark.parametrize("name", ["audit.json", "cases.jsonl"])
-def test_an_audit_is_no_run_to_report(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`report` refuses the folder of an audit, finished or not, in one line that names the command for it."""
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("audit.json", "an audit"), ("flow.json", "a flow"), ("cases.jsonl", "an audit or flow")],
+)
+def test_an_audit_is_no_run_to_report(name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`report` refuses the folder of an audit or a flow, finished or not, in one line that names the command for it."""
     (folder := tmp_path / "20260101T000000Z-0123456789ab").mkdir()
     for file in ("config.yaml", name):
         (folder / file).write_text("{}\n")
-    words = f"{folder}: expected the folder of a run, got that of an audit ({name}); use firstorder audit"
+    words = (
+        f"{folder}: expected the folder of a run, got that of {kind} ({name}); use firstorder {kind.split(' ', 1)[1]}"
+    )
     assert fails(capsys, "report", str(tmp_path)) == words
     assert not (folder / "report.html").exists()
 

@@ -252,7 +252,7 @@ def test_every_shipped_config_loads(path: Path) -> None:
 # -- help
 
 
-@pytest.mark.parametrize("command", ["train", "report", "audit", "filter"])
+@pytest.mark.parametrize("command", ["train", "report", "audit", "flow", "filter"])
 def test_help_explains_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each command's help has examples of itself, one a line, and a word about each option."""
     assert main([command, "--help"]) == 0

@@ -36,6 +36,7 @@
     if (role === "light-bar") out.marker = { color: mixed(lineColour(run), 0.4) };
     else if (role === "collapse") out.marker = { symbol: "x", size: 13, color: lineColour(run), line: { width: 2, color: colour("--page") } };
     else if (role === "mark") out.marker = { color: colour("--text"), size: 7, symbol: "line-ew-open", line: { width: 2 } };
+    else if (role === "end") out.marker = { size: 11, color: lineColour(run) };
     else if (role === "open") out.marker = { symbol: "circle-open", size: 9, color: lineColour(run), line: { width: 2 } };
     else if (role === "cloud") out.marker = { color: lineColour(run), size: 3.5, opacity: 0.55 };
     else if (role === "cells") {
@@ -47,7 +48,7 @@
     } else if (role === "bar") out.marker = { color: lineColour(run) };
     else {
       out.line = { ...trace.line, color: lineColour(run), width: trace.line?.width ?? (role === "raw" ? 1 : 2) };
-      out.marker = { color: lineColour(run), size: 6 };
+      out.marker = { color: lineColour(run), size: trace.meta.small ? 3.5 : 6 };
     }
     return out;
   }

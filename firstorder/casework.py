@@ -1,0 +1,71 @@
+"""What commands share that enumerate case by case: progress, and records from which killed work continues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from lab.casebook import Recorded, Rows
+    from lab.records import RunFolder
+
+Progress = Literal["bar", "lines", "none"]
+
+
+class Records(Protocol):
+    """The module that keeps a study's records."""
+
+    @property
+    def create(self) -> Callable[[Recorded], RunFolder]: ...
+    @property
+    def resumable(self) -> Callable[[Any], RunFolder | None]: ...
+    @property
+    def kept_cases(self) -> Callable[[RunFolder], list[Rows]]: ...
+    @property
+    def keep_case(self) -> Callable[[RunFolder, Rows], None]: ...
+    @property
+    def write(self) -> Callable[[RunFolder, pd.DataFrame], Path]: ...
+
+
+class Enumerate(Protocol):
+    """Makes every case that `former` does not hold."""
+
+    def __call__(
+        self, *, report: Callable[[int, int, str], None], former: list[Rows], keep: Callable[[Rows], None]
+    ) -> pd.DataFrame: ...
+
+
+def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, progress: Progress) -> RunFolder:
+    """Enumerates everything, or what a former call left over, and writes the records; their folder."""
+    from lab.progress import progress_of
+
+    shown = None
+
+    def report(done: int, total: int, words: str) -> None:
+        nonlocal shown
+        shown = shown or progress_of(progress, config.name, total, 0, unit="case")
+        if shown is not None:
+            shown.show(done, words)
+
+    unfinished = records.resumable(config)
+    folder = unfinished or records.create(config)
+    with folder.hold():
+        former = records.kept_cases(folder)
+        if unfinished is not None:
+            typer.echo(f"going on in {folder.path}, where {len(former)} cases are done", err=True)
+        try:
+            frame = enumerate_all(report=report, former=former, keep=partial(records.keep_case, folder))
+        finally:
+            if shown is not None:
+                shown.close()
+        records.write(folder, frame)
+    return folder
+
+
+__all__ = ["Enumerate", "Progress", "Records", "enumerated"]

@@ -1,0 +1,104 @@
+"""`firstorder flow`: whole runs of exact expected updates, for every engine error and remedy, by enumeration."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from lab.flow.config import FlowConfig
+
+
+def flow(
+    context: typer.Context,
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG_OR_RECORDS", help="YAML file of a flow, or the folder of a finished one.")
+    ],
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the complete config, every field explained, and stop.")
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Also write every row there, as a table of text.")
+    ] = None,
+    progress: Annotated[
+        Literal["bar", "lines", "none"], typer.Option(help="A live bar, lines (for logs), or nothing.")
+    ] = "bar",
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Train policies by expected updates: what bias alone does to a run, under each engine error and remedy.
+
+    Vocabulary and responses are small enough to enumerate: an update is a sum over all responses, so that a run has no
+    sample and no seed. CONFIG says which problems, engine errors, objectives, updates per rollout (N) and batch sizes;
+    any of its fields can be set here as in `firstorder train`. Given the folder of a finished flow, its page and tables
+    are made again.
+
+    \b
+    Examples:
+      firstorder flow configs/flow/small.yaml
+      firstorder flow configs/flow/small.yaml --problems.count 20 --num_minibatches '[1, 2, 8]' --name mine
+      firstorder flow runs/flow-small --csv rows.csv
+
+    Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, flow.json, flow.html. A flow that
+    was killed continues after its last case (a problem under an engine error) when the same command is given again.
+    """
+    from firstorder.casework import enumerated
+    from firstorder.train import split
+    from lab.config.load import to_yaml
+    from lab.files import atomic_write
+    from lab.flow import records
+    from lab.flow.config import load_config
+    from lab.flow.run import flow as train_all
+    from lab.records import RunFolder
+    from lab.strict import ConfigError
+
+    if csv is not None and not csv.parent.is_dir():
+        raise ConfigError(f"--csv: expected a file in a folder that exists, got {csv}")
+    finished = records.newest(Path(config)) if Path(config).is_dir() else None
+    if finished is None:
+        flow_config = load_config(*split([config, *context.args]))
+    else:
+        flow_config = load_config(finished.parent / "config.yaml", context.args)
+    if print_config:
+        typer.echo(to_yaml(flow_config), nl=False)
+        return
+    if finished is None:
+        folder = enumerated(flow_config, records, partial(train_all, flow_config), progress)
+    else:
+        folder = RunFolder.open(finished.parent)
+    frame = records.read(folder.path / records.FILE)
+    _show(frame)
+    page = folder.path / records.PAGE
+    atomic_write(page, _page(flow_config, folder.path, frame))
+    if csv is not None:
+        atomic_write(csv, frame.to_csv(index=False))
+    typer.echo(page)
+
+
+def _show(frame: pd.DataFrame) -> None:
+    """The findings in sentences, and the ends of all runs in tables."""
+    from rich.console import Console
+
+    from lab.flow.table import terminal_tables
+    from lab.flow.words import headline, sentences
+
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file or a pipe has no width of its own
+        console = Console(highlight=False, width=140)
+    for table in terminal_tables(frame):
+        console.print(table)
+    for words in (headline(frame), *sentences(frame)):
+        console.print(words, markup=False)
+
+
+def _page(config: FlowConfig, folder: Path, frame: pd.DataFrame) -> str:
+    import json
+
+    from lab.flow.page import render
+
+    manifest = json.loads((folder / "manifest.json").read_text())
+    return render(config, frame, manifest, (folder / "config.yaml").read_text())

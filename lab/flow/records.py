@@ -1,0 +1,49 @@
+"""The records of a flow: those of lab/casebook.py, with flow.json for all rows and flow.html for the page."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+
+from lab import casebook
+from lab.casebook import create, keep_case, kept_cases
+from lab.flow.config import FlowConfig
+from lab.flow.table import COLUMNS
+from lab.records import RunFolder
+
+FILE, PAGE = "flow.json", "flow.html"
+WORDS = ("problem", "error", "kind", "objective")
+"""Columns that are no measures: names, and the number of a problem."""
+
+
+def resumable(config: FlowConfig) -> RunFolder | None:
+    """The newest folder of this config, if its flow was cut short; None otherwise."""
+    return casebook.resumable(config, FILE)
+
+
+def read(path: str | Path) -> pd.DataFrame:
+    """The dataframe that a flow.json holds; ValueError with the file's name where it holds none."""
+    frame = casebook.read(path, "a flow")
+    missing = [name for name in COLUMNS if name not in frame]
+    if missing:
+        raise ValueError(f"{path}: expected the records of a flow, got none of {', '.join(missing)}")
+    for name in (name for name in COLUMNS if name not in WORDS):
+        frame[name] = frame[name].astype("float64")
+    # JSON has no infinity: what it holds as missing is no noise.
+    frame["B"] = frame["B"].fillna(math.inf)
+    return frame
+
+
+def write(folder: RunFolder, frame: pd.DataFrame) -> Path:
+    """Writes flow.json, which ends the flow; its path."""
+    return casebook.write(folder, FILE, casebook.to_json(frame, COLUMNS))
+
+
+def newest(path: Path) -> Path | None:
+    """The flow.json that a path means: of a record folder, or of the newest one inside; None where there is none."""
+    return casebook.newest(path, FILE)
+
+
+__all__ = ["FILE", "PAGE", "create", "keep_case", "kept_cases", "newest", "read", "resumable", "write"]

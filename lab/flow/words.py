@@ -1,0 +1,150 @@
+"""The findings of a flow, in sentences whose every number is computed from its rows.
+
+An objective's entropy collapses where it ends below half of the others' median (each problem's own, averaged), and
+explodes where it ends above twice that, both with a 95% interval over problems of the paired difference that leaves
+out 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from lab.audit.table import distinct, numbers, parts
+from lab.flow.table import Interval, difference, ends, focus, interval
+from lab.report.style import number
+
+FACTOR = 2.0
+"""How many times the others' entropy is an explosion; its inverse is a collapse."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An objective whose entropy leaves the others' under an engine error."""
+
+    error: str
+    objective: str
+    way: Literal["collapses", "explodes"]
+    end: Interval
+    others: float
+
+    def __str__(self) -> str:
+        return f"{self.error} ({self.end}; the others {number(self.others)})"
+
+
+def by_objective(found: pd.DataFrame, name: str) -> dict[str, NDArray[np.float64]]:
+    """The values of a column at the end of each objective's runs, one a problem, in the order of problems."""
+    each = parts(ends(found).sort_values("problem", kind="stable"), ["objective"])
+    return {key["objective"]: numbers(part, name) for key, part in each}
+
+
+def turns(frame: pd.DataFrame) -> list[Turn]:
+    """Every engine error's objectives whose entropy collapses or explodes, at the least N and the largest B."""
+    found: list[Turn] = []
+    for place, part in parts(focus(frame), ["error"]):
+        values = by_objective(part, "entropy")
+        for objective, own in values.items():
+            others = [each for name, each in values.items() if name != objective]
+            if not others:
+                continue
+            rest = np.median(others, axis=0)
+            gap = interval(own - rest, "turn", place["error"], objective)
+            factor = float(own.mean() / rest.mean())
+            if gap.leaves_out_0 and not 1 / FACTOR <= factor <= FACTOR:
+                end = interval(own, "entropy", place["error"], objective)
+                way = "collapses" if factor < 1 else "explodes"
+                found.append(Turn(place["error"], objective, way, end, float(rest.mean())))
+    return found
+
+
+def headline(frame: pd.DataFrame) -> str:
+    """Whose entropy leaves the others', by which engine errors."""
+    found = turns(frame)
+    if not found:
+        return "No objective's entropy ends at twice or at half of the others'"
+    objective = max((turn.objective for turn in found), key=[turn.objective for turn in found].count)
+    told = [
+        f"{way} under {_listed([turn.error for turn in found if (turn.objective, turn.way) == (objective, way)])}"
+        for way in ("collapses", "explodes")
+        if any((turn.objective, turn.way) == (objective, way) for turn in found)
+    ]
+    return f"With {objective}, entropy {' and '.join(told)}"
+
+
+def sentences(frame: pd.DataFrame) -> list[str]:
+    """The findings: entropies that leave the others', rewards at the end, what N changes, and what was trained."""
+    return [*_entropy(frame), *_reward(frame), *_staleness(frame), _scope(frame)]
+
+
+def _entropy(frame: pd.DataFrame) -> list[str]:
+    found = turns(frame)
+    said = []
+    for objective in dict.fromkeys(turn.objective for turn in found):
+        for way in ("collapses", "explodes"):
+            own = [str(turn) for turn in found if (turn.objective, turn.way) == (objective, way)]
+            if own:
+                said.append(f"Entropy {way} with {objective} under {_listed(own)}.")
+    return said or ["No entropy at the end is twice or half of the others' median, beyond its interval over problems."]
+
+
+def _reward(frame: pd.DataFrame) -> list[str]:
+    """Under each engine error the objective that ends highest, and how far below it the lowest does."""
+    said, alike = [], []
+    for place, part in parts(focus(frame), ["error"]):
+        values = by_objective(part, "reward")
+        if len(values) < 2:
+            continue
+        best, worst = (pick(values, key=lambda name: values[name].mean()) for pick in (max, min))
+        gap = interval(values[best] - values[worst], "reward", place["error"], best, worst)
+        if not gap.leaves_out_0:
+            alike.append(place["error"])
+            continue
+        end = interval(values[best], "reward", place["error"], best)
+        said.append(f"{place['error']} with {best} ({end}; {worst} is lowest, by {gap})")
+    told = [f"Reward ends highest under {_listed(said)}."] if said else []
+    if alike:
+        words = "the interval of the largest difference holds 0"
+        told.append(f"Under {_listed(alike)} reward tells no objectives apart: {words}.")
+    return told
+
+
+def _staleness(frame: pd.DataFrame) -> list[str]:
+    """What the largest N does to the reward of each objective, over all engine errors."""
+    degrees, size = distinct(frame, "N"), max(distinct(frame, "B"))
+    if len(degrees) < 2:
+        return []
+    gaps = {
+        name: difference(frame, "reward", *({"objective": name, "N": n, "B": size} for n in (degrees[-1], degrees[0])))
+        for name in frame["objective"].unique()
+    }
+    least, most = (pick(gaps, key=lambda name: gaps[name].mean) for pick in (min, max))
+    span = f"From N = {degrees[0]:g} to {degrees[-1]:g}"
+    if least == most:
+        return [f"{span} the reward at the end changes by {gaps[least]}, over all engine errors."]
+    return [
+        f"{span} the reward at the end changes least favourably with {least} (by {gaps[least]}) and most favourably "
+        f"with {most} (by {gaps[most]}), over all engine errors."
+    ]
+
+
+def _scope(frame: pd.DataFrame) -> str:
+    num, runs = len(distinct(frame, "problem")), len(ends(frame))
+    noise = "no sampling noise" if math.isinf(max(distinct(frame, "B"))) else "the least noise that was asked for"
+    return (
+        f"{runs:,} runs of exact expected updates on {num} problems: means, and 95% intervals over problems. These "
+        f"sentences and the first picture are at N = {min(distinct(frame, 'N')):g} with {noise}."
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    *most, final = dict.fromkeys(words)
+    return f"{'; '.join(most)} and {final}" if most else final
+
+
+__all__ = ["FACTOR", "Turn", "by_objective", "headline", "sentences", "turns"]

@@ -1,0 +1,131 @@
+"""Laws of `firstorder flow`: it writes records and a page, continues after a kill, and a mistake is one line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from firstorder.cli import main
+from lab.flow import flow, load_config
+from lab.flow.records import read
+from tests.firstorder.test_cli import fails
+
+TINY = """
+name: tiny
+backend: exact
+problems: {count: 2, num_tokens: 2, length: 2, prompts: 1, openings: 2, lost: 1}
+errors: [{kind: fixed, token_kl: 0.1}, {kind: exact}]
+objectives: [{preset: reinforce, label: none}, {preset: reinforce, label: centred, centred: true}]
+num_minibatches: [1, 2]
+batch_sizes: [8, .inf]
+training: {optimizer: sgd, rate: 0.5, num_updates: 4, observe_every: 2}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The smallest flow of four cases, in an empty folder that is also the working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return tmp_path / "tiny.yaml"
+
+
+def test_a_flow_leaves_records(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Config, manifest, flow.json and page are there with the runs' own rows; the folder alone gives the page again."""
+    assert main(["flow", str(tiny), "--progress", "lines", "--csv", "rows.csv"]) == 0
+    out = capsys.readouterr().out
+    page = Path(out.splitlines()[-1])
+    names = {path.name for path in page.parent.iterdir() if path.name != ".lock"}
+    assert names == {"config.yaml", "manifest.json", "flow.json", "flow.html"}
+    frame, text = read(page.parent / "flow.json"), page.read_text()
+    wanted = flow(load_config(tiny))
+    assert frame.attrs == wanted.attrs and frame.attrs["config_hash"] in page.parent.name
+    # JSON keeps every digit of a float64.
+    pd.testing.assert_frame_equal(frame, wanted, check_exact=True, check_dtype=False)
+    assert len(pd.read_csv("rows.csv")) == len(frame)
+    page.unlink()
+    assert main(["flow", "runs/tiny"]) == 0
+    printed = capsys.readouterr().out
+    assert out.endswith(printed) and "ends of runs, means over 2 problems" in printed and page.read_text() == text
+
+
+TWO_CASES = """
+import os, signal, sys
+from firstorder.cli import main
+from lab.flow import records
+
+keep, left = records.keep_case, [2]
+def keep_and_die(folder, rows):
+    keep(folder, rows)
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+records.keep_case = keep_and_die
+main(sys.argv[1:])
+"""
+
+
+def test_a_killed_flow_continues(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed with -9 after two cases of four, with a torn line besides: equal bytes, and two cases computed anew."""
+    words = ["flow", str(tiny), "--progress", "none"]
+    killed = subprocess.run([sys.executable, "-c", TWO_CASES, *words], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (folder,) = Path("runs/tiny").iterdir()
+    cases = folder / "cases.jsonl"
+    assert len(cases.read_bytes().splitlines()) == 2 and not (folder / "flow.json").exists()
+    cases.write_bytes(cases.read_bytes() + b'[{"problem": 1, "err')
+    made: list[object] = []
+    keep = sys.modules["lab.flow.records"].keep_case
+    monkeypatch.setattr("lab.flow.records.keep_case", lambda *given: made.append(given) or keep(*given))
+    assert main(words) == 0 and len(made) == 2
+    assert f"going on in {folder}, where 2 cases are done" in capsys.readouterr().err
+    assert not cases.exists()
+    assert main([*words, "--output", "whole"]) == 0
+    (whole,) = Path("whole/tiny").iterdir()
+    resumed, uninterrupted = (json.loads((f / "flow.json").read_text()) for f in (folder, whole))
+    assert json.dumps(resumed["columns"]) == json.dumps(uninterrupted["columns"])
+
+
+def test_a_finished_flow_is_not_taken_up_again(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Given twice, a config has two folders with the same rows."""
+    words = ["flow", str(tiny), "--progress", "none", "--batch_sizes", "[.inf]"]
+    pages = []
+    for _ in range(2):
+        assert main(words) == 0
+        pages.append(Path(capsys.readouterr().out.splitlines()[-1]).parent)
+    assert pages[0] != pages[1]
+    first, second = (json.loads((page / "flow.json").read_text()) for page in pages)
+    assert first == second
+
+
+def test_mistakes_are_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong field by its name, a tree that is too large with its count, damaged records; and nothing is written."""
+    assert "did you mean 'seed'?" in fails(capsys, "flow", str(tiny), "--sed", "1")
+    said = fails(capsys, "flow", str(tiny), "--problems.length", "30")
+    assert "problems: expected at most 4,000,000 responses to enumerate" in said
+    assert "fixd" in fails(capsys, "flow", str(tiny), "--errors", "[{kind: fixd, scale: 1}]")
+    assert fails(capsys, "flow", "none.yaml") == "none.yaml: no such file or directory"
+    assert fails(capsys, "flow", str(tiny.parent)) == f"{tiny.parent}: expected a YAML file, got a folder"
+    assert fails(capsys, "flow", str(tiny), "--csv", "no/where.csv").startswith("--csv: expected a file in a folder")
+    assert not Path("runs").exists()
+    (folder := tiny.parent / "runs" / "damaged").mkdir(parents=True)
+    (folder / "config.yaml").write_text(TINY)
+    (folder / "flow.json").write_text('{"name": "x", "config_hash": "y", "columns": {"update": [1]}}')
+    assert "flow.json: expected the records of a flow, got none of length, problem" in fails(
+        capsys, "flow", str(folder)
+    )
+
+
+def test_the_config_explains_itself(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--print-config prints a config that loads to the same flow, overrides included, and starts nothing."""
+    assert main(["flow", str(tiny), "--seed", "7", "--print-config"]) == 0
+    Path("printed.yaml").write_text(capsys.readouterr().out)
+    assert load_config("printed.yaml") == load_config(tiny, ["--seed", "7"]) and not Path("runs").exists()
