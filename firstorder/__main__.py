@@ -1,7 +1,7 @@
 """Where the command starts, as `firstorder` and as `python -m firstorder`.
 
 The project's packages have plain names, so another `lab` may lie in the way: a user's lab.py in the working folder,
-which `python -m` puts first on the path, or another project's package. See docs/decisions/0010-package-names.md.
+which `python -m` puts first on the path, or another project's package. See docs/decisions/0011-package-names.md.
 """
 
 from __future__ import annotations
