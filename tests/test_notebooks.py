@@ -13,6 +13,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from lab.flow import load_config as load_flow
+from lab.flow.config import ErrorBlock
+from lab.flow.run import run_of
 from lab.records import RunFolder
 from sandbox.border.table import runs as border_runs
 from sandbox.claims import CLAIMS, REGIMES, RESULTS
@@ -33,6 +36,7 @@ PREDICTION = ROOT / "notebooks" / "04_prediction.ipynb"
 TO_CLUSTER = ROOT / "notebooks" / "05_sandbox_to_cluster.ipynb"
 LEDGER = ROOT / "notebooks" / "06_claims_ledger.ipynb"
 BORDER = ROOT / "notebooks" / "07_the_border.ipynb"
+EXACT_TRAINING = ROOT / "notebooks" / "08_exact_training.ipynb"
 PLOTLY = "application/vnd.plotly.v1+json"
 LABELS = ("exact", "none", "r2", "tis", "r3", "minirl")
 
@@ -303,3 +307,18 @@ def test_the_border() -> None:
     )
     own = table[(table["preset"] == "grpo") & (table["gap"] == "r0.5") & (table["N"] == 8) & (table["remedy"] == "R2")]
     assert f"R2 {own['area'].mean():.3f} ({own['collapsed'].sum():.0f} of {len(own)} collapsed)" in said["seen"]
+
+
+@pytest.mark.slow
+def test_exact_training() -> None:
+    """Its lines are runs of `lab.flow`: under a sharper engine entropy stays high without a weight alone."""
+    notebook = execute(EXACT_TRAINING, turn=True)
+    config = load_flow(ROOT / "configs" / "flow" / "small.yaml")
+    found = run_of(config, 0, ErrorBlock(kind="sharper", token_kl=0.057), "no weight", 1, math.inf)
+    drawn = lines_of(notebook, "run")["sharper, no weight"]
+    # 200 updates of Adam carry the rounding of a process along; a digit of the fourth place may differ.
+    assert drawn[200] == pytest.approx(found["entropy"][-1], abs=1e-3)
+    ends = dict(re.findall(r"sharper, ([\w ]+): entropy (\d\.\d+)", texts(notebook)["seen"]))
+    assert ends.keys() == {one.name for one in config.objectives}
+    others = [float(entropy) for name, entropy in ends.items() if name != "no weight"]
+    assert float(ends["no weight"]) == pytest.approx(drawn[200], abs=1e-3) and drawn[200] > 2 * max(others)

@@ -6,18 +6,21 @@ on two processes. test_exact_training.py computes parts of them again.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from math import log
 from pathlib import Path
 from statistics import mean
 
 import matplotlib
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lab.report.style import PALETTE
+from lab.report.style import PALETTE, spread
 from sandbox.border.pictures import svg
 from theory.exact.engines import Engine, engine, engine_at
 from theory.exact.forest import Forest
@@ -133,33 +136,54 @@ def table(found: Mapping[tuple[str, str], Sequence[tuple[float, ...]]], number: 
     return "\n".join([*head, *rows])
 
 
+DRAWN = ("none", "token_is", "seq_tis", "centred")
+
+
 def figure(reward: str = "sparse", seed: int = 0) -> Figure:
-    """Entropy and reward over updates: one first policy, two engines, four remedies."""
+    """Entropy and reward over updates: one first policy, two engines, four remedies, each named with where it ends."""
     matplotlib.rcParams |= {"font.size": 9}
     titles = CASES["single"]
-    drawn = Figure(figsize=(7.4, 4.8), layout="constrained")
+    drawn = Figure(figsize=(8.6, 4.9), layout="constrained")
     axes = drawn.subplots(2, len(titles), sharex=True, sharey="row")
+    best = problem(seed, reward)[0].optimum
     for x, title in enumerate(titles):
-        for place, remedy in enumerate(("none", "token_is", "seq_tis", "centred")):
-            found = run(ERRORS[title], remedy, seed, reward, observe_every=4)
-            style = {"color": PALETTE[place].line, "lw": 1.5, "ls": ("-", "-", "--", "-.")[place]}
-            axes[0, x].plot(found.updates, found["entropy"], label=TITLES[remedy], **style)
-            axes[1, x].plot(found.updates, found["reward"], **style)
-        axes[0, x].set_title(f"engine error: {title}")
+        found = [run(ERRORS[title], remedy, seed, reward, observe_every=4) for remedy in DRAWN]
+        for y, name in enumerate(("entropy", "reward")):
+            axis = axes[y, x]
+            for place, one in enumerate(found):
+                style = {"color": PALETTE[place].line, "lw": 1.6, "ls": ("-", "-", "--", "-.")[place]}
+                axis.plot(one.updates, one[name], **style)
+            _name_ends(axis, [one[name][-1] for one in found], "log" if name == "entropy" else "linear", best)
+        axes[0, x].set_title(f"engine error: {title}", loc="left")
         axes[1, x].set_xlabel("updates")
-        best = problem(seed, reward)[0].optimum
         axes[1, x].axhline(best, color="#888888", lw=0.8, ls=":")
-        axes[1, x].text(NUM_UPDATES, best, "best policy", ha="right", va="bottom", color="#666666", fontsize=8)
-    axes[0, 0].set(ylabel="entropy of pi, nats a token", ylim=(0, None), xlim=(0, NUM_UPDATES))
-    axes[1, 0].set(ylabel="expected reward J(pi)", ylim=(0, 1.12 * best))
-    axes[0, -1].legend(frameon=False, fontsize=8)
+        axes[1, x].text(2, best, f"best policy {best:.3f}", va="bottom", color="#666666", fontsize=8)
+    axes[0, 0].set(ylabel="entropy of pi, nats per token", xlim=(0, NUM_UPDATES))
+    axes[1, 0].set(ylabel="expected reward J(pi)")
     for axis in axes.ravel():
         axis.spines[["top", "right"]].set_visible(False)
     return drawn
 
 
+def _name_ends(axis: Axes, ends: Sequence[float], scale: str, best: float) -> None:
+    """The names of the lines and their last values at the right edge, kept apart."""
+    if scale == "log":
+        axis.set(yscale="log", ylim=(0.008, 1.4))
+    else:
+        axis.set_ylim(0, 1.12 * best)
+    low, high = axis.get_ylim()
+    height = [log(end / low) / log(high / low) if scale == "log" else (end - low) / (high - low) for end in ends]
+    for place, at in enumerate(spread([100 * h for h in height], 8.5, 3.0, 100.0)):
+        words = f"{TITLES[DRAWN[place]].removeprefix('no weight, ')} {ends[place]:.3f}"
+        style = {"color": PALETTE[place].text, "fontsize": 8, "va": "center", "annotation_clip": False}
+        axis.annotate(words, (1.02, at / 100), xycoords="axes fraction", **style)
+
+
 def main() -> None:
-    """Prints the tables of each kind of reward, and draws the picture."""
+    """Draws the picture, and prints the tables of each kind of reward; with --picture the picture alone."""
+    PICTURE.write_text(svg(figure()), encoding="utf-8")
+    if "--picture" in sys.argv:
+        return
     for reward, titles in CASES.items():
         jobs = [
             (title, remedy, seed, reward) for title in titles for remedy in REMEDIES for seed in range(NUM_PROBLEMS)
@@ -170,7 +194,6 @@ def main() -> None:
                 found.setdefault((title, remedy), []).append(end)
         for number in NUMBERS:
             print(f"{table(found, number)}\n", flush=True)
-    PICTURE.write_text(svg(figure()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.pages.exact_training import CASES, ERRORS, NUM_PROBLEMS, NUMBERS, PICTURE, REMEDIES, TITLES, cell, ends
+from tests.pages.exact_training import (
+    CASES,
+    ERRORS,
+    NUM_PROBLEMS,
+    NUMBERS,
+    PICTURE,
+    REMEDIES,
+    TITLES,
+    cell,
+    ends,
+    problem,
+    run,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exact-training.md").read_text()
 HEADS = [f"| {number} at the end | {' | '.join(TITLES[r] for r in REMEDIES)} |\n" for number in NUMBERS]
@@ -28,6 +41,17 @@ def test_the_page_has_every_run() -> None:
                 assert len(row(number, reward, title)) == len(REMEDIES)
     assert f"images/{PICTURE.name}" in PAGE and PICTURE.exists()
     assert set(CASES["single"]) <= set(CASES["sparse"]) == set(ERRORS)
+
+
+@pytest.mark.slow
+def test_the_picture_names_the_ends_that_are_computed() -> None:
+    """Beside each line stands where its run ends: the sharper engine without a weight, and the best reward."""
+    drawn = re.findall(r">([^<>]*\S[^<>]*)</text>", PICTURE.read_text())
+    again = run(ERRORS["sharper, logits x 1.3"], "none", 0)
+    told = [float(words.rsplit(" ", 1)[1]) for words in drawn if words.startswith("no weight ")]
+    # Both panels of entropy stand before those of reward, and the sharper engine on the right.
+    assert told[1::2] == pytest.approx([again["entropy"][-1], again["reward"][-1]], abs=2e-3)
+    assert f"best policy {problem(0)[0].optimum:.3f}" in drawn
 
 
 @pytest.mark.slow

@@ -1,0 +1,153 @@
+"""Laws of a flow's words and page: they are the rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from lab.config.load import to_yaml
+from lab.flow import FlowConfig, ends, flow, load_config
+from lab.flow.figures import curves, reward_maps
+from lab.flow.page import render
+from lab.flow.table import focus
+from lab.flow.words import headline, sentences, turns
+from tests.lab.test_report import FRAME, Page, attribute_in, browse, payload, with_script
+
+CONFIG = """
+name: tiny
+backend: exact
+problems: {count: 3, num_tokens: 2, length: 2, prompts: 1, openings: 2, lost: 1}
+errors: [{kind: fixed, token_kl: 0.1}, {kind: sharper, scale: 0.3}]
+objectives:
+  - {preset: reinforce, label: none}
+  - {preset: reinforce, label: token, correction: {name: token_is, numerator: pi}}
+  - {preset: reinforce, label: centred, centred: true}
+num_minibatches: [1, 2]
+training: {optimizer: sgd, rate: 0.5, num_updates: 4, observe_every: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> FlowConfig:
+    """A small flow of two errors, three objectives and two N."""
+    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
+    path.write_text(CONFIG)
+    return load_config(path)
+
+
+@pytest.fixture(scope="module")
+def frame(config: FlowConfig) -> pd.DataFrame:
+    """Its rows."""
+    return flow(config)
+
+
+@pytest.fixture(scope="module")
+def html(config: FlowConfig, frame: pd.DataFrame) -> str:
+    """The page."""
+    return render(config, frame, {"seed": 0, "versions": {"torch": "2"}}, to_yaml(config))
+
+
+def planted(frame: pd.DataFrame, objective: str, error: str, entropy: float) -> pd.DataFrame:
+    """The rows with everyone's entropy at 0.1, and that of one objective under one error at another value."""
+    own = (frame["objective"] == objective) & (frame["error"] == error)
+    # Problems differ a little, so that intervals have a width.
+    return frame.assign(entropy=own.map({True: entropy, False: 0.1}) * (1 + 0.01 * frame["problem"]))
+
+
+@pytest.mark.parametrize(("entropy", "way"), [(0.02, "collapses"), (0.9, "explodes"), (0.15, None)])
+def test_an_entropy_that_leaves_the_others_is_named(frame: pd.DataFrame, entropy: float, way: str | None) -> None:
+    """Below half of the others' it collapses, above twice it explodes, between nothing is said; the number follows."""
+    found = turns(planted(frame, "none", "sharper, scale 0.3", entropy))
+    told = headline(planted(frame, "none", "sharper, scale 0.3", entropy))
+    if way is None:
+        assert found == [] and told == "No objective's entropy ends at twice or at half of the others'"
+        return
+    (turn,) = found
+    assert (turn.error, turn.objective, turn.way) == ("sharper, scale 0.3", "none", way)
+    assert turn.end.mean == pytest.approx(1.01 * entropy) and turn.others == pytest.approx(0.101)
+    assert told == f"With none, entropy {way} under sharper, scale 0.3"
+    said = sentences(planted(frame, "none", "sharper, scale 0.3", entropy))
+    assert said[0].startswith(f"Entropy {way} with none under sharper, scale 0.3 (")
+
+
+def test_the_highest_reward_is_named_where_problems_agree(frame: pd.DataFrame) -> None:
+    """Under an error at which token is above the others in every problem it is highest; at ties nothing is told."""
+    rank = frame["objective"].map({"none": 0.1, "token": 0.3, "centred": 0.2})
+    other = frame.assign(reward=rank.where(frame["kind"] == "fixed", 0.2) + 0.01 * frame["problem"])
+    said = " ".join(sentences(other))
+    assert "Reward ends highest under fixed, KL 0.1 with token (0.31 [" in said
+    assert "none is lowest, by 0.2 [0.2, 0.2]" in said
+    assert "Under sharper, scale 0.3 reward tells no objectives apart" in said
+
+
+def test_curves_and_maps_are_means_over_problems(frame: pd.DataFrame) -> None:
+    """A line's point is the mean over problems of its rows, within its interval; a map's cell that of the ends."""
+    part = focus(frame).query("kind == 'fixed'")
+    points = dict(curves(part, "reward")["token"])
+    own = part[part["objective"] == "token"]
+    for update, one in points.items():
+        values = own[own["update"] == update]["reward"]
+        assert one.mean == pytest.approx(values.mean(), rel=1e-12) and values.min() <= one.low <= one.high
+        assert one.high <= values.max() and one.num == 3
+    (heat,) = reward_maps(frame, 1.0)[1].data
+    cell = ends(frame).query("objective == 'token' and kind == 'sharper' and N == 2")["reward"].mean()
+    assert heat["text"][heat["y"].index("sharper, scale 0.3")][heat["x"].index("2")] == f"{cell:.3f}"
+    assert reward_maps(frame[frame["N"] == 1], 1.0) == []
+
+
+def test_the_page_is_whole_and_loads_nothing(html: str, frame: pd.DataFrame) -> None:
+    """Tags balance, ids are unique, plotly.js is inside once, no element names an address; the words stand first."""
+    page = Page(html)
+    assert page.open == [] and len(page.ids) == len(set(page.ids)) and html.count("plotly.js v") == 1
+    assert [a for a in page.addresses if not a.startswith(("data:", "#"))] == []
+    ids = {figure for figure, _ in page.plots}
+    assert {"first-entropy-0", "first-reward-1", "portrait-1", "map-2", "entropy", "cosine"} <= ids
+    assert headline(frame).replace("'", "&#39;") in html
+
+
+def test_the_first_picture_is_on_one_scale(html: str) -> None:
+    """Panels of a row share their axis, so that engine errors can be compared; entropy's is logarithmic."""
+    figures = {figure["id"]: figure for figure in payload(html)["figures"]}
+    for name in ("entropy", "reward"):
+        first, second = (figures[f"first-{name}-{i}"]["layout"]["yaxis"] for i in (0, 1))
+        assert first["range"] == second["range"] and (first.get("type") == "log") == (name == "entropy")
+
+
+def test_without_a_second_objective_or_n_the_page_is_there(config: FlowConfig, frame: pd.DataFrame) -> None:
+    """One objective and one N: no comparison, no map, and a page as ever."""
+    alone = frame.query("objective == 'none' and N == 1")
+    alone.attrs = dict(frame.attrs)
+    text = render(config, alone, {"seed": 0}, "")
+    assert 'id="maps"' not in text and 'id="portrait-0"' in text and math.isfinite(alone["reward"].sum())
+
+
+PROBE = """
+const pick = document.querySelector('select.slice');
+pick.value = "1"; pick.dispatchEvent(new Event("change"));
+setTimeout(() => {
+  const wide = document.documentElement;
+  const plots = [...document.querySelectorAll('.plot')].filter((p) => !p.closest('figure').hidden);
+  parent.postMessage({
+    shown: plots.filter((p) => p.querySelector('.main-svg')).length, all: plots.length,
+    rows: document.querySelectorAll('tbody tr:not([hidden])').length,
+    overflow: wide.scrollWidth - wide.clientWidth,
+    outside: plots.filter((p) => p.querySelector('.main-svg').getBoundingClientRect().width > p.clientWidth + 1).length,
+  }, '*');
+}, 2000);
+"""
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
+def test_a_browser_shows_the_chosen_error(html: str, tmp_path: Path, width: int, scheme: str) -> None:
+    """Another engine error redraws curves and table without a word on the console; nothing overflows."""
+    (tmp_path / "report.html").write_text(with_script(html, PROBE))
+    (tmp_path / "frame.html").write_text(FRAME.format(width=width))
+    dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+    dom, console = browse(tmp_path / "frame.html", tmp_path, "--window-size=1400,1000", *dark)
+    found = json.loads(attribute_in(dom, "data-found"))
+    assert console == [] and found["shown"] == found["all"] > 8
+    assert found["rows"] == 3 and found["overflow"] == 0 and found["outside"] == 0
