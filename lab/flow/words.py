@@ -1,8 +1,8 @@
 """The findings of a flow, in sentences whose every number is computed from its rows.
 
-An objective's entropy collapses where it ends below half of the others' median (each problem's own, averaged), and
-explodes where it ends above twice that, both with a 95% interval over problems of the paired difference that leaves
-out 0.
+An objective's entropy collapses where it ends below half of the median over all objectives (each problem's own,
+averaged), and explodes where it ends above twice that, both with a 95% interval over problems of the paired difference
+that leaves out 0.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Turn:
     objective: str
     way: Literal["collapses", "explodes"]
     end: Interval
-    others: float
+    middle: float
 
     def __str__(self) -> str:
-        return f"{self.error} ({self.end}; the others {number(self.others)})"
+        return f"{self.error} ({self.end}; the median over objectives {number(self.middle)})"
 
 
 def by_objective(found: pd.DataFrame, name: str) -> dict[str, NDArray[np.float64]]:
@@ -50,10 +50,9 @@ def turns(frame: pd.DataFrame) -> list[Turn]:
     for place, part in parts(focus(frame), ["error"]):
         values = by_objective(part, "entropy")
         for objective, own in values.items():
-            others = [each for name, each in values.items() if name != objective]
-            if not others:
-                continue
-            rest = np.median(others, axis=0)
+            # Two have no middle; each is then held against the other.
+            among = [each for name, each in values.items() if len(values) != 2 or name != objective]
+            rest = np.median(among, axis=0)
             gap = interval(own - rest, "turn", place["error"], objective)
             factor = float(own.mean() / rest.mean())
             if gap.leaves_out_0 and not 1 / FACTOR <= factor <= FACTOR:
@@ -90,7 +89,9 @@ def _entropy(frame: pd.DataFrame) -> list[str]:
             own = [str(turn) for turn in found if (turn.objective, turn.way) == (objective, way)]
             if own:
                 said.append(f"Entropy {way} with {objective} under {_listed(own)}.")
-    return said or ["No entropy at the end is twice or half of the others' median, beyond its interval over problems."]
+    return said or [
+        "No entropy at the end is twice or half of the median over objectives, beyond its interval over problems."
+    ]
 
 
 def _reward(frame: pd.DataFrame) -> list[str]:

@@ -68,7 +68,7 @@ def test_an_entropy_that_leaves_the_others_is_named(frame: pd.DataFrame, entropy
         return
     (turn,) = found
     assert (turn.error, turn.objective, turn.way) == ("sharper, scale 0.3", "none", way)
-    assert turn.end.mean == pytest.approx(1.01 * entropy) and turn.others == pytest.approx(0.101)
+    assert turn.end.mean == pytest.approx(1.01 * entropy) and turn.middle == pytest.approx(0.101)
     assert told == f"With none, entropy {way} under sharper, scale 0.3"
     said = sentences(planted(frame, "none", "sharper, scale 0.3", entropy))
     assert said[0].startswith(f"Entropy {way} with none under sharper, scale 0.3 (")
@@ -105,7 +105,7 @@ def test_the_page_is_whole_and_loads_nothing(html: str, frame: pd.DataFrame) -> 
     assert page.open == [] and len(page.ids) == len(set(page.ids)) and html.count("plotly.js v") == 1
     assert [a for a in page.addresses if not a.startswith(("data:", "#"))] == []
     ids = {figure for figure, _ in page.plots}
-    assert {"first-entropy-0", "first-reward-1", "portrait-1", "map-2", "entropy", "cosine"} <= ids
+    assert {"first-entropy-0", "first-reward-1", "portrait-1", "map-2", "entropy", "drift"} <= ids
     assert headline(frame).replace("'", "&#39;") in html
 
 
