@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -12,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ray
+import ray._private.ray_constants as ray_constants
 import ray._private.worker as ray_worker
+from ray._raylet import AuthenticationTokenLoader, Config
 
 from lab.files import RecordError, exclusive
 from lab.interrupts import kept_handlers
@@ -24,24 +27,36 @@ CONNECT_S = 10.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """What opens a gRPC connection (RFC 9113, sec. 3.4): the preface and an empty SETTINGS frame, answered by another."""
 
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""What Ray reads when it connects: no usage reports leave the machine, and an actor that asks for no GPU keeps the
+devices that it was given (colocated engines)."""
+
 LOCK = "owner.lock"  # held by the process that made the folder, for as long as it lives
+
+
+LOOPBACK = "127.0.0.1"
 
 
 @contextlib.contextmanager
 def ray_session(
-    address: str | None, *, num_cpus: int | None, object_store_bytes: int, field: str = "cluster.address"
+    address: str | None,
+    *,
+    num_cpus: int | None,
+    object_store_bytes: int,
+    field: str = "cluster.address",
+    own_address: str = LOOPBACK,
 ) -> Iterator[None]:
     """Ray at `address`, or (None) a private one with `num_cpus` places, which ends with the block; an open one is kept.
 
+    A private one asks for a token that it was started with, and listens on loopback alone; where its `own_address` is
+    another, Ray listens on all interfaces.
     Raises ValueError, naming `field` and within 2 CONNECT_S, where there is no cluster at the address.
     """
     if ray.is_initialized():
         yield
         return
-    # Ray reads these when it connects: no usage reports leave the machine, and an actor that asks for no GPU keeps the
-    # devices that it was given (colocated engines).
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
     # A raylet's dozen lines on a dead process, shown whatever `log_to_driver` is: whoever lost it says so in one.
     ray_worker.listen_error_messages = lambda worker, threads_stopped: None
     if address is not None:
@@ -59,7 +74,7 @@ def ray_session(
         finally:
             ray.shutdown()
         return
-    with _own_folder() as temporary:
+    with _own_folder() as temporary, _guarded(is_local=own_address == LOOPBACK):
         try:
             with kept_handlers():
                 ray.init(
@@ -70,10 +85,40 @@ def ray_session(
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                     _temp_dir=str(temporary),
+                    _node_ip_address=own_address,
                 )
             yield
         finally:
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def _guarded(is_local: bool) -> Iterator[None]:
+    """Within it a new Ray asks for a token of its own, which no file holds, and (`is_local`) listens on loopback.
+
+    Ray puts its public address in the place of loopback unless it is told that this machine has no clusters.
+    """
+    changed = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if is_local:
+        changed[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    before = {name: os.environ.get(name) for name in changed}
+    has_clusters = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ.update(changed)
+    ray_constants.ENABLE_RAY_CLUSTER = not is_local
+    _read_again()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        ray_constants.ENABLE_RAY_CLUSTER = has_clusters
+        _read_again()
+
+
+def _read_again() -> None:
+    """Has Ray read mode and token from the environment: it keeps what it found when it was imported."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def reach(address: str, field: str) -> None:

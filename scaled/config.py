@@ -149,6 +149,12 @@ class ClusterBlock(Strict):
     """Ray: a cluster to join, or one that is started for the run."""
 
     address: str | None = Field(default=None, description="of a running cluster (auto, or host:port); null starts one")
+    interface: str | None = Field(
+        default=None,
+        min_length=1,
+        description="network interface that ranks meet on, such as eth0, by one name on all machines; null: loopback "
+        "where the run starts Ray, else that of Ray's own address",
+    )
     placement: Literal["colocated", "separate"] = Field(
         default="separate", description="engines and ranks on the same GPUs, taking turns, or on their own"
     )

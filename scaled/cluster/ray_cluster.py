@@ -27,6 +27,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lab.ray_session import ray_session
+from scaled.cluster import interface
 from scaled.config import ScaledRun
 
 Role = Literal["rank", "engine"]
@@ -53,6 +54,8 @@ class Cluster:
     group: PlacementGroup
     places: dict[tuple[Role, int], Place]
     logs: Path
+    interface: str | None = None
+    is_alone: bool = True
     actors: list[Any] = field(default_factory=list)
     devices: dict[int, str] = field(default_factory=dict)
 
@@ -76,6 +79,7 @@ class Cluster:
     def _environment(self, place: Place) -> dict[str, str]:
         path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
         variables = {"PYTHONPATH": path, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+        variables |= interface.variables(self.interface, self.is_alone)
         if not self.has_gpus:
             variables["OMP_NUM_THREADS"] = "1"
         if place.shares:
@@ -101,12 +105,14 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
     logs.mkdir(parents=True, exist_ok=True)
     memory = int(config.cluster.object_store_gib * 2**30)
     num_cpus = None if _sees_gpus() else num_places(config)
-    with ray_session(config.cluster.address, num_cpus=num_cpus, object_store_bytes=memory):
+    name, is_alone = config.cluster.interface, config.cluster.address is None
+    own = interface.LOOPBACK if name is None else interface.address_of(name)
+    with ray_session(config.cluster.address, num_cpus=num_cpus, object_store_bytes=memory, own_address=own):
         node_gpus = int(max(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]))
         bundles, places = places_of(config, node_gpus)
         _check_resources(config, bundles)
         group = placement_group(bundles, strategy="PACK")
-        made = Cluster(node_gpus > 0, group, places, logs)
+        made = Cluster(node_gpus > 0, group, places, logs, name, is_alone)
         try:
             if not group.wait(PLACEMENT_TIMEOUT_S):
                 raise ValueError(

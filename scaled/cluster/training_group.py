@@ -18,7 +18,9 @@ import torch
 from jaxtyping import Float
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch import Tensor
+from torch.distributed import Store
 
+from scaled.cluster.interface import address_of, listening, store
 from scaled.cluster.ray_cluster import Cluster, Worker
 from scaled.cluster.transfer import Bucket, Meter, Parcel, buckets, pack, unpack
 from scaled.config import ModelBlock, TrainingBlock
@@ -71,8 +73,11 @@ class Rank(Protocol):
         ...
 
 
-BuildRank = Callable[[int, int, str, int], Rank]
-"""(rank, number of ranks, rendezvous address, port) -> the rank, once all ranks have met."""
+BuildRank = Callable[[int, int, Store], Rank]
+"""(rank, number of ranks, the store where they meet) -> the rank, once all ranks have met."""
+
+MEET_S = 300.0
+"""Seconds that a rank waits for the store of the first one."""
 
 
 @dataclass(frozen=True)
@@ -88,15 +93,16 @@ class RankActor(Worker):
     """One rank in its own process; its methods all run on that process's main thread."""
 
     rank: Rank
+    _socket: socket.socket | None = None
 
-    def rendezvous(self) -> tuple[str, int]:
-        """This machine's address and a port that is free on it."""
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return ray.util.get_node_ip_address(), free.getsockname()[1]
+    def rendezvous(self, interface: str | None) -> tuple[str, int]:
+        """This machine's address on the interface, by default that which Ray has, and a port that now listens on it."""
+        address = ray.util.get_node_ip_address() if interface is None else address_of(interface)
+        self._socket = listening(address)
+        return address, self._socket.getsockname()[1]
 
     def start(self, build: BuildRank, rank: int, num_ranks: int, address: str, port: int) -> None:
-        self.rank = build(rank, num_ranks, address, port)
+        self.rank = build(rank, num_ranks, store(address, port, num_ranks, MEET_S, self._socket))
 
     def call(self, method: str, parcel: Parcel) -> Parcel:
         return pack(getattr(self.rank, method)(*unpack(parcel, shared=True)))
@@ -130,7 +136,7 @@ class TrainingGroup:
         self.meter = Meter() if meter is None else meter
         self.actors = [cluster.spawn("rank", i, RankActor) for i in range(num_ranks)]
         try:
-            (address, port), *_ = self._gather([self.actors[0].rendezvous.remote()])
+            (address, port), *_ = self._gather([self.actors[0].rendezvous.remote(cluster.interface)])
             self._gather([a.start.remote(build, i, num_ranks, address, port) for i, a in enumerate(self.actors)])
         except Exception:
             self.close()  # ranks that wait for the others would keep the places of the next group
@@ -251,14 +257,13 @@ def build_megatron(
     algorithm: Algorithm,
     rank: int,
     num_ranks: int,
-    address: str,
-    port: int,
+    store: Store,
 ) -> Rank:
     """A Megatron-core rank that has met the others; the model's folder must be on its machine."""
     from scaled.megatron_engine import parallel
     from scaled.megatron_engine.rank import MegatronRank
 
-    parallel.initialize(training, rank, num_ranks, address, port)
+    parallel.initialize(training, rank, num_ranks, store)
     return MegatronRank(model, training, algorithm, keep_reference=algorithm.objective.kl_coefficient > 0)
 
 

@@ -113,8 +113,8 @@ def layers_of(training: TrainingBlock, num_layers: int, pp_rank: int) -> tuple[t
     return tuple(tuple(range(start, start + size)) for start in starts)
 
 
-def initialize(training: TrainingBlock, rank: int, world_size: int, address: str, port: int, seed: int = 0) -> None:
-    """Joins the process group at tcp://address:port and makes Megatron's groups; gloo on CPUs, NCCL on GPUs.
+def initialize(training: TrainingBlock, rank: int, world_size: int, store: dist.Store, seed: int = 0) -> None:
+    """Joins the process group that meets in `store` and makes Megatron's groups; gloo on CPUs, NCCL on GPUs.
 
     Nothing is drawn from a global generator; `seed` only names the states of Megatron's own tracker.
     Raises ValueError where `world_size` is not what the layout asks for.
@@ -128,7 +128,7 @@ def initialize(training: TrainingBlock, rank: int, world_size: int, address: str
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
-        init_method=f"tcp://{address}:{port}",
+        store=store,
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=training.timeout_s),

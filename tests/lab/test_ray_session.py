@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 
@@ -84,9 +86,42 @@ def test_an_address_without_a_cluster_is_one_line(
         reach("somewhere", field)
 
 
+STRANGER = """
+import sys
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
+try:
+    GcsClient(address=sys.argv[1])
+except AuthenticationError as error:
+    print("refused")
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_cluster_is_reached() -> None:
-    """Ray's own head answers as it should."""
+def test_a_ray_of_ones_own_is_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers as a cluster does, listens on loopback alone, refuses whoever has not its token, leaves no token file.
+
+    What the process and the environment were told of it is taken back.
+    """
+    monkeypatch.setenv("HOME", str(tmp_path))
+    before = dict(os.environ)
     with ray_session(None, num_cpus=1, object_store_bytes=100 * 2**20):
-        reach(ray.get_runtime_context().gcs_address, "cluster.address")
+        address = ray.get_runtime_context().gcs_address
+        reach(address, "cluster.address")
+        assert ray.get(ray.remote(lambda: os.getpid()).remote()) != os.getpid()
+        listening = listening_addresses(psutil.Process())
+        assert len(listening) >= 4 and {one.removeprefix("::ffff:") for one in listening} == {"127.0.0.1"}
+        stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        asked = subprocess.run([sys.executable, "-c", STRANGER, address], env=stranger, capture_output=True, text=True)
+        assert asked.stdout == "refused\n", asked.stderr
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+        assert os.environ.get(name) == before.get(name)
+    assert not (tmp_path / ".ray").exists()
+
+
+def listening_addresses(process: psutil.Process) -> list[str]:
+    """The addresses on which a process and all its children listen."""
+    family = [process, *process.children(recursive=True)]
+    sockets = [one for member in family for one in member.net_connections(kind="inet")]
+    return [one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN]

@@ -15,7 +15,6 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
 
 import scaled.session
 from firstorder.cli import main
@@ -84,11 +83,8 @@ class ReplicaRank:
     Exports are a collective, as Megatron's are: nobody gets ahead of the others by more than a tensor.
     """
 
-    def __init__(
-        self, rank: int, num_ranks: int, address: str, port: int, engine: SandboxTrainingEngine, timeout_s: float
-    ):
+    def __init__(self, rank: int, num_ranks: int, store: dist.Store, engine: SandboxTrainingEngine, timeout_s: float):
         torch.set_num_threads(1)
-        store = TCPStore(address, port, num_ranks, rank == 0, timedelta(seconds=60))
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
         self.index, self.num_ranks = rank, num_ranks
@@ -130,8 +126,7 @@ class ReplicaRank:
 def build_rank(
     rank: int,
     num_ranks: int,
-    address: str,
-    port: int,
+    store: dist.Store,
     predictor: PredictorSettings | None = None,
     folder: Path | None = None,
     algorithm: Algorithm | None = None,
@@ -149,7 +144,7 @@ def build_rank(
     if folder is not None and algorithm is not None:
         settings = algorithm.predictor if algorithm.passes.trains_predictor else None
         engine = SandboxTrainingEngine(load(folder), algorithm.optimizer, settings)
-    return ReplicaRank(rank, num_ranks, address, port, engine, timeout_s)
+    return ReplicaRank(rank, num_ranks, store, engine, timeout_s)
 
 
 def _scores(parts: Sequence[tuple[list[int], TokenScores]]) -> TokenScores:

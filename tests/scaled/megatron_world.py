@@ -18,12 +18,14 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed import TCPStore
 
 from lab.hf import parse_shape
 from scaled.config import TrainingBlock
@@ -154,7 +156,8 @@ def joined(training: TrainingBlock, rank: int, port: int) -> Iterator[None]:
     """This process is `rank` of the layout's world within it."""
     from scaled.megatron_engine import parallel
 
-    parallel.initialize(training, rank, training.num_ranks, "127.0.0.1", port)
+    store = TCPStore("127.0.0.1", port, training.num_ranks, rank == 0, timedelta(seconds=training.timeout_s))
+    parallel.initialize(training, rank, training.num_ranks, store)
     try:
         yield
     finally:

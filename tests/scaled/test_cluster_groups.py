@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import pytest
 import torch
 
@@ -291,6 +292,40 @@ def test_the_death_of_a_rank_is_rank_died(ranks: TrainingGroup) -> None:
 
 
 # -- the cluster
+
+
+def test_ranks_and_ray_listen_on_loopback_alone(cluster: Cluster, ranks: TrainingGroup) -> None:
+    """Where a run has Ray for itself, its processes and its ranks have no socket that another machine could reach."""
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    assert {*ranks.pids()} <= {process.pid for process in family}
+    sockets = {process.pid: process.net_connections(kind="inet") for process in family}
+    listening = {
+        pid: [one.laddr.ip.removeprefix("::ffff:") for one in found if one.status == psutil.CONN_LISTEN]
+        for pid, found in sockets.items()
+    }
+    first, second = (len(listening[pid]) for pid in ranks.pids())
+    assert first > second >= 2, "rank 0 has the store besides gloo's and Ray's sockets"
+    assert {ip for found in listening.values() for ip in found} == {"127.0.0.1"}
+
+
+def test_the_interface_of_the_config_is_used(tmp_path: Path) -> None:
+    """A name that this machine has not is one line; a name's address is where the ranks' store would listen."""
+    raw = config().model_dump()
+    raw["cluster"]["interface"] = "nowhere0"
+    known = interface.addresses()
+    with (
+        pytest.raises(ValueError, match=r"cluster.interface: expected an interface .*, got nowhere0"),
+        ray_cluster.cluster(ScaledRun.model_validate(raw), tmp_path),
+    ):
+        pass
+    for name, address in known.items():
+        with interface.listening(interface.address_of(name)) as made:
+            assert made.getsockname()[0] == address
+        assert interface.variables(name, True) == {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    assert interface.variables(None, False) == {}
+    assert known[interface.variables(None, True)["GLOO_SOCKET_IFNAME"]] == "127.0.0.1"
+    with pytest.raises(ValueError, match=r"cluster.interface: cannot listen on 203.0.113.1"):
+        interface.listening("203.0.113.1")
 
 
 def test_a_cluster_too_small_is_one_line(cluster: Cluster, tmp_path: Path) -> None:

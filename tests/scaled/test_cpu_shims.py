@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from lab.hf import ModelShape, parse_shape
 from scaled.config import TrainingBlock
@@ -120,7 +121,7 @@ def run_alone(rank: int, ports: list[int]) -> Any:
 
     def initialize() -> None:
         parallel.shutdown()
-        parallel.initialize(training, rank, 1, "127.0.0.1", ports[len(ready)])
+        parallel.initialize(training, rank, 1, TCPStore("127.0.0.1", ports[len(ready)], 1, True))
 
     def join_and(action: Callable[..., Any], shape: ModelShape) -> Callable[[], Any]:
         return lambda: action(training, shape)
