@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 
-from scaled.cluster import ray_cluster, training_group
+from scaled.cluster import interface, ray_cluster, training_group
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
 from scaled.cluster.training_group import RankDied, TrainingGroup
