@@ -15,7 +15,7 @@ from pathlib import Path
 import ray
 import ray._private.ray_constants as ray_constants
 import ray._private.worker as ray_worker
-from ray._raylet import AuthenticationTokenLoader, Config
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
 from lab.files import RecordError, exclusive
 from lab.interrupts import kept_handlers

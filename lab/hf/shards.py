@@ -74,7 +74,7 @@ def _write_tensor(file: IO[bytes], name: str, stated: tuple[Shape, torch.dtype],
     if (tuple(tensor.shape), tensor.dtype) != (tuple(stated[0]), stated[1]):
         raise ValueError(f"{name}: expected {tuple(stated[0])} {stated[1]}, got {tuple(tensor.shape)} {tensor.dtype}")
     # numpy knows no bfloat16: bytes are bytes.
-    file.write(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 __all__ = ["DTYPES", "INDEX", "MAX_SHARD_BYTES", "Stated", "write_weights"]

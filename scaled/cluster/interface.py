@@ -9,7 +9,7 @@ import socket
 from datetime import timedelta
 
 import psutil
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 LOOPBACK = "127.0.0.1"
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch import Tensor
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from scaled.cluster.interface import address_of, listening, store
 from scaled.cluster.ray_cluster import Cluster, Worker

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from lab.hf import ModelShape
 from scaled.config import TrainingBlock
@@ -113,7 +114,7 @@ def layers_of(training: TrainingBlock, num_layers: int, pp_rank: int) -> tuple[t
     return tuple(tuple(range(start, start + size)) for start in starts)
 
 
-def initialize(training: TrainingBlock, rank: int, world_size: int, store: dist.Store, seed: int = 0) -> None:
+def initialize(training: TrainingBlock, rank: int, world_size: int, store: Store, seed: int = 0) -> None:
     """Joins the process group that meets in `store` and makes Megatron's groups; gloo on CPUs, NCCL on GPUs.
 
     Nothing is drawn from a global generator; `seed` only names the states of Megatron's own tracker.

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 import scaled.session
 from firstorder.cli import main
@@ -83,7 +84,7 @@ class ReplicaRank:
     Exports are a collective, as Megatron's are: nobody gets ahead of the others by more than a tensor.
     """
 
-    def __init__(self, rank: int, num_ranks: int, store: dist.Store, engine: SandboxTrainingEngine, timeout_s: float):
+    def __init__(self, rank: int, num_ranks: int, store: Store, engine: SandboxTrainingEngine, timeout_s: float):
         torch.set_num_threads(1)
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
@@ -126,7 +127,7 @@ class ReplicaRank:
 def build_rank(
     rank: int,
     num_ranks: int,
-    store: dist.Store,
+    store: Store,
     predictor: PredictorSettings | None = None,
     folder: Path | None = None,
     algorithm: Algorithm | None = None,

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from lab.hf import parse_shape
 from scaled.config import TrainingBlock

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from lab.hf import ModelShape, parse_shape
 from scaled.config import TrainingBlock
