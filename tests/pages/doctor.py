@@ -52,6 +52,8 @@ class Plant:
     defect: Defect | None = None
     mutant: str = ""
     damage: Callable[[Trace], Trace] = field(default=lambda trace: trace)
+    is_out_of_reach: bool = False
+    """Whether one step does not tell it, as the models of the thresholds showed: counted apart."""
 
 
 # ---- damaged traces --------------------------------------------------------------------------------------------------
@@ -149,11 +151,11 @@ PLANTS: dict[str, Plant] = {
     "nothing arrives": Plant("stale", PartialWeights()),
     "experts never arrive": Plant("stale", PartialWeights(missing="experts")),
     "attention never arrives": Plant("stale", PartialWeights(missing="attention")),
-    "routers never arrive": Plant("stale", PartialWeights(missing="routers")),
+    "routers never arrive": Plant("stale", PartialWeights(missing="routers"), is_out_of_reach=True),
     "experts one place on": Plant("wrong_weights", ExpertLayout()),
     "gate and up swapped": Plant("wrong_weights", ExpertLayout(moved="halves")),
     "routed sum times 0.4": Plant("wrong_weights", RoutedScaling()),
-    "routed sum times 0.8": Plant("wrong_weights", RoutedScaling(factor=0.8)),
+    "routed sum times 0.8": Plant("wrong_weights", RoutedScaling(factor=0.8), is_out_of_reach=True),
     "top-p 0.9, scored": Plant("mask", SamplingMismatch(top_p=0.9, score="processed")),
     "top-k 2, scored": Plant("mask", SamplingMismatch(top_k=2, score="processed")),
     "temperature 0.7, scored": Plant("temperature", SamplingMismatch(temperature=0.7, score="processed")),
@@ -253,8 +255,9 @@ of 8, 8 and 12 experts); on a model of another kind they are a guess, and the wo
 Planted in engines by the sandbox's dials, in code as bugs that the field has had (`tests/mutants`), and in traces.
 Two models and draws that no threshold was set on; {draws} draws of some 2,500 to 4,000 tokens of each. Of the first model the
 clues of the eight newest plants were seen on one draw before the rule for weights in the wrong place was made; of the second
-nothing was. *Unknown* counts as wrong, and how often it was named is said. What is known to be hard: routers whose weights never
-arrive look like routers that err by themselves, and a routed sum that is off by a fifth looks like old weights.
+nothing was. *Unknown* counts as wrong, and how often it was named is said. Two plants are counted apart, since one step does not tell
+them: the models of the thresholds had shown it (0 of 12 right) before these two were looked at. Routers whose weights never arrive look
+like rounding, or like routers that err by themselves; a routed sum that is off by a fifth looks like old weights.
 """  # noqa: E501
 
 OVER_STEPS = """## Over the steps of a run
@@ -371,14 +374,19 @@ def page(wards: Mapping[str, Callable[[], Ward]], num_draws: int) -> str:
 
 def section(title: str, found: Mapping[str, Counter[str]]) -> str:
     """The counts and tables of one model."""
-    total = sum(counts.total() for counts in found.values())
-    unknown = sum(counts[UNKNOWN.name] for counts in found.values())
+    told = {name: counts for name, counts in found.items() if not PLANTS[name].is_out_of_reach}
     older = {name: counts for name, counts in found.items() if not isinstance(PLANTS[name].defect, NEWEST)}
-    before = f"Without the eight newest plants: {num_right(older)} of {sum(c.total() for c in older.values())}."
+    unknown = sum(counts[UNKNOWN.name] for counts in found.values())
     return (
-        f"### {title}\n\n{num_right(found)} of {total} right.\n\n{unknown} times *unknown*. {before}\n\n"
-        f"{matrix(found)}\n{details(found)}"
+        f"### {title}\n\n{_counted(told)} right.\n\n{_counted(found)} with the two that one step does not tell; "
+        f"{_counted(older)} without the eight newest plants. *Unknown* was named {unknown} times.\n\n"
+        f"{matrix(told)}\n{details(found)}"
     )
+
+
+def _counted(found: Mapping[str, Counter[str]]) -> str:
+    """How many of how many are right."""
+    return f"{num_right(found)} of {sum(counts.total() for counts in found.values())}"
 
 
 def run_courses(seeds: Sequence[str]) -> dict[str, list[tuple[str, bool]]]:

@@ -144,12 +144,11 @@ class Course:
 def pooled(steps: Sequence[Step]) -> dict[str, float]:
     """The clues of several steps as one step's: medians; of a clue in standard errors the sum over root n.
 
-    Where some step's log-probabilities are not finite, those steps alone are pooled.
+    A step whose log-probabilities are not finite gives its share of them, which outweighs all other clues.
     """
-    bad = [step.diagnosis.seen for step in steps if "nonfinite_share" in step.diagnosis.seen]
     of: dict[str, list[float]] = defaultdict(list)
-    for seen in bad or [step.diagnosis.seen for step in steps]:
-        for name, value in seen.items():
+    for step in steps:
+        for name, value in step.diagnosis.seen.items():
             of[name].append(value)
     return {
         name: sum(values) / len(values) ** 0.5 if name.endswith("_z") else median(values) for name, values in of.items()
