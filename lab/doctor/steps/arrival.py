@@ -187,7 +187,7 @@ class Arrivals:
         if len(rows) < FEWEST_DRAWS:
             return None
         is_met, part_k, each = is_met[rows], np.array(self._part)[rows], np.arange(len(rows))
-        mu_ks, old_ks = (table[np.ix_(rows, columns)] for table in (self._mu_ks, self._old_ks))
+        mu_ks, old_ks = (table[rows][:, columns] for table in (self._mu_ks, self._old_ks))
         begin, end = is_met.argmax(1), is_met.shape[1] - 1 - is_met[:, ::-1].argmax(1)
         dmu, dold = (table - table[each, begin][:, None] for table in (mu_ks, old_ks))
         cross_g, square_g = (np.bincount(part_k, np.nansum(x, 1), NUM_PARTS) for x in (dmu * dold, dold * dold))

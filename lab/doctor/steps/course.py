@@ -196,8 +196,13 @@ class Watch:
         bare = Course(tuple(self.steps), None, None, None, ())
         first = bare.late[0].number
         begin = bare.early[-1].number if bare.early else first
-        version, slopes = self._arrivals.version(), [self._arrivals.slope(step) for step in (begin, first)]
-        return Course(bare.steps, version, *slopes, self._places.found(first))
+        return Course(
+            bare.steps,
+            version=self._arrivals.version(),
+            slope=self._arrivals.slope(begin),
+            late_slope=self._arrivals.slope(first),
+            places=self._places.found(first),
+        )
 
     @property
     def num_shared(self) -> int:

@@ -61,7 +61,7 @@ def render(ward: Ward) -> str:
     )  # fmt: skip
 
 
-def causes_shown(course: Course) -> dict[str, Sequence[str]]:
+def causes_shown(course: Course) -> Mapping[str, Sequence[str]]:
     """The causes of the picture by their titles, the largest part of the KL first, with the names that each stands for.
 
     Those with less than LEAST of it stand together.
