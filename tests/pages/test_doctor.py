@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.doctor.importers import rows, verl
+from tests.pages.courses import COURSES
 from tests.pages.doctor import FIRST_DRAW, PLANTS, SMALL, Ward, confusion, formats, num_right
 
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
@@ -37,12 +38,15 @@ def test_nine_of_ten_planted_causes_are_named(ward: Ward) -> None:
 
 
 def test_the_page_has_every_plant_and_is_right_as_often_as_the_test_asks() -> None:
-    """Each table of the page has all plants, and its count is at least 90%."""
+    """Each table of one step has all plants and its count is at least 90%; that of runs has all courses."""
     counts = [line.split() for line in PAGE.splitlines() if line.endswith("right.")]
     assert len(counts) == 2
     for words in counts:
         assert int(words[0]) >= 0.9 * int(words[2])
-    assert all(PAGE.count(f"| {name} |") == len(counts) for name in PLANTS)
+    of_steps, of_runs = PAGE.split("## Over the steps of a run")
+    assert all(of_steps.count(f"| {name} |") == len(counts) for name in PLANTS)
+    assert all(of_runs.count(f"| {name} |") == 1 for name in COURSES)
+    assert "runs without a fault that spans steps 0 were said to have one" in of_runs
 
 
 def test_the_page_names_every_field() -> None:
