@@ -415,8 +415,8 @@ def over_steps(found: Mapping[str, Sequence[tuple[str, bool]]]) -> str:
     others = [cause for name, results in found.items() if COURSES[name].cause not in spanning for cause, _ in results]
     counts = (
         f"The cause is right in {num_causes} of {num} runs, the cause and its step in {num_steps}. Of {len(others)} "
-        f"runs without a fault that spans steps {sum(cause in spanning for cause in others)} were said to have one. What is "
-        "left is confused where single steps are: rounding and routers, on few tokens of a task of 45 problems."
+        f"runs without a fault that spans steps {sum(cause in spanning for cause in others)} were said to have one. "
+        "What is left is confused where single steps are: rounding and routers, on few tokens of a task of 45 problems."
     )
     return f"{OVER_STEPS}\n{counts}\n\n{markdown_table(('planted', 'cause', 'named', 'at the right step'), rows)}"
 
