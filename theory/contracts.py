@@ -22,6 +22,7 @@ from torch import Tensor
 from theory.routing.features import RouterFeatures
 from theory.routing.passes import PassRouting
 from theory.routing.record import RoutingRecord
+from theory.top_tokens import TopTokens
 
 if TYPE_CHECKING:
     from theory.objectives import Objective
@@ -52,6 +53,7 @@ class Sampling:
     Temperature 0 asks an engine that knows it for the likeliest tokens; their log-probabilities are those at 1.
     `num_features` asks the engine for router features on at most that many rows of each response (Pr2, arXiv
     2606.00395, App. E); 0 asks for none. `seed` names the draw: same weights, prompts and seed give the same bits.
+    `num_top` asks for mu's that many likeliest tokens at every sampled position, or for all of a smaller vocabulary.
     `draws`, one for each response where there are any, take the place of `seed` and `max_tokens` in what is sampled:
     later turns are drawn so (theory/turns.py). Then `max_tokens` is at least each of theirs.
     """
@@ -62,6 +64,7 @@ class Sampling:
     seed: int = 0
     num_features: int = 0
     draws: tuple[Draw, ...] = ()
+    num_top: int = 0
 
     @property
     def scored_temperature(self) -> float:
@@ -106,7 +109,7 @@ class Response:
 class TokenBatch:
     """Rollouts as padded tensors: right-padded, response position t stands at sequence position num_prompt + t.
 
-    `temperature` is that of the rollouts.
+    `temperature` is that of the rollouts. `top_ids_BTK` and `top_logp_mu_BTK` are mu's likeliest tokens (TopTokens).
     """
 
     tokens_BS: Int[Tensor, "B S"]
@@ -115,6 +118,8 @@ class TokenBatch:
     is_response_BT: Bool[Tensor, "B T"]
     logp_mu_BT: Float[Tensor, "B T"]
     temperature: float = 1.0
+    top_ids_BTK: Int[Tensor, "B T K"] | None = None
+    top_logp_mu_BTK: Float[Tensor, "B T K"] | None = None
 
     @property
     def predicting_row_BT(self) -> Int[Tensor, "B T"]:
@@ -129,13 +134,15 @@ class Rollouts:
     """B responses (the G responses of one prompt stand together), with what mu's routers did, where recorded.
 
     `temperature` is T > 0 of the policy mu that `logp_mu` belongs to. A training engine divides its logits by it: old,
-    pi, ref and the entropy are of the policies at T.
+    pi, ref and the entropy are of the policies at T. `top` are mu's likeliest tokens, at T too, where they were asked
+    for.
     """
 
     responses: tuple[Response, ...]
     experts: RoutingRecord | None = None
     features: RouterFeatures | None = None
     temperature: float = 1.0
+    top: TopTokens | None = None
 
     def __len__(self) -> int:
         return len(self.responses)
@@ -150,6 +157,7 @@ class Rollouts:
             experts=None if self.experts is None else self.experts.select(indices),
             features=None if self.features is None else self.features.select(indices),
             temperature=self.temperature,
+            top=None if self.top is None else self.top.select(indices),
         )
 
     def padded(self) -> TokenBatch:
@@ -158,7 +166,7 @@ class Rollouts:
 
     @cached_property
     def _padded(self) -> TokenBatch:
-        return _token_batch(self.responses, self.temperature)
+        return _token_batch(self.responses, self.temperature, self.top)
 
     @staticmethod
     def concat(parts: Sequence[Rollouts]) -> Rollouts:
@@ -173,15 +181,17 @@ class Rollouts:
             raise ValueError(f"rollouts: expected one temperature, got {', '.join(f'{t:g}' for t in temperatures)}")
         experts = [p.experts for p in parts if p.experts is not None]
         features = [p.features for p in parts if p.features is not None]
+        top = [p.top for p in parts if p.top is not None]
         return Rollouts(
             responses=tuple(r for p in parts for r in p.responses),
             experts=RoutingRecord.concat(experts) if len(experts) == len(parts) else None,
             features=RouterFeatures.concat(features) if len(features) == len(parts) else None,
             temperature=temperatures[0],
+            top=TopTokens.concat(top) if len(top) == len(parts) else None,
         )
 
 
-def _token_batch(responses: Sequence[Response], temperature: float) -> TokenBatch:
+def _token_batch(responses: Sequence[Response], temperature: float, top: TopTokens | None) -> TokenBatch:
     num_prompt = [len(r.prompt.tokens) for r in responses]
     lengths = [len(r.tokens) for r in responses]
     prompts = torch.tensor([token for r in responses for token in r.prompt.tokens], dtype=torch.int64)
@@ -194,6 +204,7 @@ def _token_batch(responses: Sequence[Response], temperature: float) -> TokenBatc
         _padded([r.is_response for r in responses], length_B),
         _padded([r.logp_mu for r in responses], length_B),
         temperature,
+        *((None, None) if top is None else top.padded()),
     )
 
 
@@ -210,7 +221,7 @@ class TokenScores:
 
     `experts` are the experts that the pass used, `natural` those that its live router logits would have chosen; the
     two are the same record unless the pass replayed or predicted. `features` holds (h_old, p_old) on the rows asked
-    for.
+    for. `logp_top_BTK` is log old of the rollouts' likeliest tokens, where they have them.
     """
 
     logp_BT: Float[Tensor, "B T"]
@@ -218,13 +229,15 @@ class TokenScores:
     experts: RoutingRecord | None = None
     natural: RoutingRecord | None = None
     features: RouterFeatures | None = None
+    logp_top_BTK: Float[Tensor, "B T K"] | None = None
 
 
 @dataclass(frozen=True)
 class MiniBatch:
     """The inputs of one gradient update. `index` counts from 0 within the global step; `num_minibatches` is N.
 
-    `logp_ref_BT` is there where the objective has a KL penalty, `features` where the predictor learns.
+    `logp_ref_BT` is there where the objective has a KL penalty, `features` where the predictor learns,
+    `logp_old_top_BTK` where the rollouts have mu's likeliest tokens.
     """
 
     rollouts: Rollouts
@@ -234,6 +247,7 @@ class MiniBatch:
     num_minibatches: int
     features: RouterFeatures | None = None
     logp_ref_BT: Float[Tensor, "B T"] | None = None
+    logp_old_top_BTK: Float[Tensor, "B T K"] | None = None
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,7 @@ def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task,
             temperature=algorithm.temperature,
             seed=derive_seed(seed, "rollout", draw),
             num_features=algorithm.predictor.num_positions if algorithm.passes.rollout == "predicted" else 0,
+            num_top=algorithm.objective.num_top,
         )
         batch = roll_out(rollout, task, task.prompts(draw, P), sampling, algorithm.max_turns)
         rewards_PG = torch.tensor([task.reward(r.prompt, r) for r in batch.responses], dtype=torch.float32).view(P, G)
@@ -164,6 +165,10 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
     passes, rollouts = algorithm.passes, collected.rollouts
     if passes.records_rollout and rollouts.experts is None:
         raise ValueError(f"replay mode {algorithm.mode} needs experts recorded by the rollout engine, got none")
+    if algorithm.objective.centering != "none" and rollouts.top is None:
+        raise ValueError(
+            f"centering {algorithm.objective.centering} needs mu's likeliest tokens from the rollout engine, got none"
+        )
     predictor = learner.predictor_weights()
     if passes.trains_predictor and not predictor:
         raise ValueError(f"replay mode {algorithm.mode} needs a training engine with a predictor, got none")
@@ -233,6 +238,7 @@ def take(
     selected = replace(rollouts, experts=None, features=None).select(chosen)
     T = max(len(r.tokens) for r in selected.responses)
     teacher = old.teacher if learns(index) else None
+    top_BTK = old.scores.logp_top_BTK
     return MiniBatch(
         rollouts=selected,
         logp_old_BT=old.scores.logp_BT[chosen][:, :T],
@@ -241,4 +247,5 @@ def take(
         num_minibatches=num,
         features=None if teacher is None else teacher.select(chosen),
         logp_ref_BT=None if old.logp_ref_BT is None else old.logp_ref_BT[chosen][:, :T],
+        logp_old_top_BTK=None if top_BTK is None else top_BTK[chosen][:, :T],
     )

@@ -17,6 +17,7 @@ from theory.contracts import Draw, Environment, Prompt, Response, RolloutEngine,
 from theory.routing.features import RouterFeatures
 from theory.routing.record import RoutingRecord, offsets_of
 from theory.streams import derive_seed, stream
+from theory.top_tokens import TopTokens
 
 
 def roll_out(
@@ -46,7 +47,7 @@ def roll_out(
     for talk in going:
         talk.is_cut = True
     responses = tuple(talk.response() for talk in talks)
-    return Rollouts(responses, _record(talks), _features(talks, sampling), first.temperature)
+    return Rollouts(responses, _record(talks), _features(talks, sampling), first.temperature, _top(talks))
 
 
 @dataclass
@@ -145,6 +146,27 @@ def _features(talks: Sequence[_Talk], sampling: Sampling) -> RouterFeatures | No
     if any(rollouts.features is None for talk in talks for rollouts, _ in talk.turns):
         return None
     return RouterFeatures.concat([talk.features(sampling.num_features, sampling.seed) for talk in talks])
+
+
+def _top(talks: Sequence[_Talk]) -> TopTokens | None:
+    """mu's likeliest tokens of every turn; an observation's rows have probability 0."""
+    found = [[(rollouts.top, rollouts.responses[i], i) for rollouts, i in talk.turns] for talk in talks]
+    some = found[0][0][0]
+    if some is None:
+        return None
+    ids, logp = [], []
+    for talk, turns in zip(talks, found, strict=True):
+        num = turns[-1][1].num_tokens - len(talk.prompt.tokens)
+        ids_TK = some.ids.new_zeros(num, some.ids.shape[1])
+        logp_TK = some.logp.new_full(ids_TK.shape, -torch.inf)
+        for top, response, i in turns:
+            start = len(response.prompt.tokens) - len(talk.prompt.tokens)
+            assert top is not None, "a turn without the tokens that the first one has"
+            ids_TK[start : start + len(response.tokens)], logp_TK[start : start + len(response.tokens)] = top.rows(i)
+        ids.append(ids_TK)
+        logp.append(logp_TK)
+    offsets = offsets_of([len(rows) for rows in ids])
+    return TopTokens(torch.cat(ids), torch.cat(logp), offsets, some.vocab_size)
 
 
 def sampled_tokens(task: Task, prompt: Prompt, tokens: Sequence[int], stop_token: int) -> Bool[Tensor, " T"]:

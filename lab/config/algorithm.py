@@ -81,6 +81,8 @@ class ObjectiveBlock(_Numbers):
     aggregation: str | None = Field(default=None, description=f"another aggregation: {', '.join(AGGREGATIONS)}")
     kl_coefficient: float = derived(Objective, "kl_coefficient")
     kl_estimator: Literal["k1", "k2", "k3"] = derived(Objective, "kl_estimator")
+    centering: Literal["none", "full", "top_k"] | None = derived(Objective, "centering", default=None)
+    centering_k: int | None = derived(Objective, "centering_k", default=None)
 
     def build(self) -> Objective:
         """The objective; ValueError for an unknown name, and for a change that the preset has no use for."""

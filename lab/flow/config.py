@@ -94,6 +94,11 @@ class FlowObjective(AuditObjective):
 
     centred: bool = Field(default=False, description="take the drift off every update (arXiv 2609.20807)")
 
+    @model_validator(mode="after")
+    def _not_centred(self) -> FlowObjective:
+        """An expected update knows the objective's own centering, which an audit does not."""
+        return self
+
 
 class TrainingBlock(Strict):
     """How every run trains."""

@@ -15,7 +15,8 @@ from torch import Tensor
 from sandbox.model.config import ModelConfig
 from theory.contracts import Prompt
 from theory.routing.gates import Gate, route
-from theory.routing.record import index_dtype
+from theory.routing.record import index_dtype, offsets_of
+from theory.top_tokens import TopTokens
 
 
 class Recorder:
@@ -92,6 +93,30 @@ def _gathered(passes: Sequence[Sequence[Tensor]], place_F: Tensor) -> Tensor:
     return out_LFD.transpose(0, 1)
 
 
+class TopLog:
+    """mu's likeliest tokens of every step, kept as they come and put in the responses' order once, at the end."""
+
+    def __init__(self, num: int, vocab_size: int):
+        self.num, self.vocab_size = num, vocab_size
+        self._rows: list[Tensor] = []
+        self._steps: list[TopTokens] = []
+
+    def add(self, rows_A: Int[Tensor, " A"], logp_AV: Float[Tensor, "A V"]) -> None:
+        """Keeps the distributions from which these responses' next tokens are scored."""
+        self._rows.append(rows_A)
+        self._steps.append(TopTokens.of(logp_AV, self.num, torch.tensor([0, len(rows_A)])))
+
+    def take(self, lengths_B: Int[Tensor, " B"]) -> TopTokens:
+        """The rows of all responses, one response after the other."""
+        t_n = torch.arange(len(self._rows)).repeat_interleave(torch.tensor([len(rows) for rows in self._rows]))
+        b_n = torch.cat(self._rows)
+        is_there_n = t_n < lengths_B[b_n]  # a response that has ended may still be decoded with the others
+        order = torch.argsort((b_n * len(self._rows) + t_n)[is_there_n])
+        whole = TopTokens.concat(self._steps)
+        ids, logp = whole.ids[is_there_n][order], whole.logp[is_there_n][order]
+        return TopTokens(ids, logp, offsets_of(lengths_B.tolist()), self.vocab_size)
+
+
 @dataclass
 class Buffers:
     """The buffers of B responses while they grow; rows are input tokens, t are response positions."""
@@ -102,6 +127,7 @@ class Buffers:
     experts_BWLK: Tensor | None
     features: FeatureLog | None = None
     has_stopped_B: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    top: TopLog | None = None
 
     def store(
         self,
@@ -128,7 +154,13 @@ class Buffers:
 
 
 def empty_buffers(
-    prompts: Sequence[Prompt], G: int, T: int, config: ModelConfig, dtype: torch.dtype, keep_features: bool
+    prompts: Sequence[Prompt],
+    G: int,
+    T: int,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    keep_features: bool,
+    num_top: int = 0,
 ) -> Buffers:
     """Buffers of G responses of at most T tokens a prompt, of which nothing is known yet."""
     B, W, L = len(prompts) * G, max(len(p.tokens) for p in prompts) + T, len(config.moe_layers)
@@ -142,4 +174,5 @@ def empty_buffers(
         experts_BWLK=experts,
         features=FeatureLog(B, W) if keep_features and L else None,
         has_stopped_B=torch.zeros(B, dtype=torch.bool),
+        top=TopLog(num_top, config.vocab_size) if num_top else None,
     )

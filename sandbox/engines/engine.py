@@ -115,7 +115,8 @@ class SandboxEngine:
         draws_BT, limits_B = _draws(sampling, B)
         numerics = self.numerics(sampling.seed)
         switch = None if self.stale is None else self.stale.switch_position(T)
-        buffers = empty_buffers(prompts, G, T, self.model.config, self.model.norm.dtype, sampling.num_features > 0)
+        keeps_features, num_top = sampling.num_features > 0, sampling.num_top
+        buffers = empty_buffers(prompts, G, T, self.model.config, self.model.norm.dtype, keeps_features, num_top)
         cache, logits_AV = run_prompts(self.model, prompts, G, T, numerics, buffers, self.prefixes)
         prefixes = None if switch is not None else self.prefixes
         active_A, running_A = torch.arange(B), torch.ones(B, dtype=torch.bool)
@@ -123,7 +124,10 @@ class SandboxEngine:
             tokens_A = self._sample(self.drawn(logits_AV, sampling.temperature), draws_BT[active_A, t])
             logits_AV = self.scored(logits_AV, sampling.temperature)
             buffers.tokens_BT[active_A, t] = tokens_A
-            buffers.logp_BT[active_A, t] = torch.log_softmax(logits_AV, -1).gather(-1, tokens_A[:, None])[:, 0]
+            logp_AV = torch.log_softmax(logits_AV, -1)
+            buffers.logp_BT[active_A, t] = logp_AV.gather(-1, tokens_A[:, None])[:, 0]
+            if buffers.top is not None:
+                buffers.top.add(active_A, logp_AV)
             running_A = self._advance(running_A, tokens_A, t, limits_B, active_A, buffers)
             num_running = int(running_A.sum())
             if num_running == 0:

@@ -34,14 +34,15 @@ def rollouts_of(
         )
         for b, is_stop in enumerate(buffers.has_stopped_B.tolist())
     ]
+    top = None if buffers.top is None else buffers.top.take(buffers.lengths_B)
     if buffers.experts_BWLK is None:
-        return Rollouts(tuple(responses), temperature=sampling.scored_temperature)
+        return Rollouts(tuple(responses), temperature=sampling.scored_temperature, top=top)
     num_rows = [r.num_tokens - 1 for r in responses]
     is_row_BW = torch.arange(buffers.experts_BWLK.shape[1]) < torch.tensor(num_rows)[:, None]
     experts = buffers.experts_BWLK[is_row_BW]
     record = RoutingRecord(experts, offsets_of(num_rows), config.moe_layers, config.num_experts)
     features = _features(responses, sampling, buffers, config.moe_layers)
-    return Rollouts(tuple(responses), record, features, sampling.scored_temperature)
+    return Rollouts(tuple(responses), record, features, sampling.scored_temperature, top)
 
 
 def _features(

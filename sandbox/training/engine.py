@@ -22,7 +22,7 @@ from sandbox.model import MoE, Routing
 from sandbox.model.checkpoint import to_hf
 from theory.algorithm import OptimizerSettings
 from theory.contracts import MiniBatch, NamedTensors, Response, Rollouts, TokenBatch, TokenScores, UpdateStats
-from theory.objectives import Objective, combine_metrics
+from theory.objectives import Objective, Top, combine_metrics
 from theory.routing.features import RouterFeatures
 from theory.routing.passes import PassRouting
 from theory.routing.predictor import PredictorSettings, PredictorTrainer
@@ -38,6 +38,7 @@ class Forward:
     batch: TokenBatch
     logp_BT: Float[Tensor, "B T"]
     entropy_BT: Float[Tensor, "B T"]
+    logp_top_BTK: Float[Tensor, "B T K"] | None = None
 
 
 @dataclass
@@ -131,6 +132,7 @@ class SandboxTrainingEngine:
         B = len(rollouts)
         T = max(len(r.tokens) for r in rollouts.responses)
         logp_BT, entropy_BT = self.model.norm.new_zeros(B, T), self.model.norm.new_zeros(B, T)
+        logp_top_BTK = None if rollouts.top is None else logp_BT.new_zeros(B, T, rollouts.top.ids.shape[1])
         seen = Collected([], [], [])
         keeps = self._keeps(rollouts, routing)
         # Whole passes are without gradients: a pass that keeps its graph has no use for what they hold.
@@ -141,9 +143,11 @@ class SandboxTrainingEngine:
                 width = forward.logp_BT.shape[1]
                 logp_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
                 entropy_BT[chosen[0] : chosen[-1] + 1, :width] = forward.entropy_BT
+                if logp_top_BTK is not None and forward.logp_top_BTK is not None:
+                    logp_top_BTK[chosen[0] : chosen[-1] + 1, :width] = forward.logp_top_BTK.detach()
                 seen.add(routing_pass)
                 self._kept = Kept(rollouts.responses, forward, routing_pass) if keeps else None
-        return TokenScores(logp_BT, entropy_BT, *_concat(seen))
+        return TokenScores(logp_BT, entropy_BT, *_concat(seen), logp_top_BTK)
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """log pi_ref of every sampled token: the weights that this engine was built with, naturally routed."""
@@ -177,6 +181,7 @@ class SandboxTrainingEngine:
                     minibatch.advantages_B[chosen],
                     forward.batch.is_response_BT,
                     logp_ref_BT=None if minibatch.logp_ref_BT is None else minibatch.logp_ref_BT[chosen, :width],
+                    top=_top(forward, minibatch, chosen),
                     totals=totals,
                 )
                 (-output.objective).backward()
@@ -319,7 +324,19 @@ class SandboxTrainingEngine:
         with torch.no_grad():
             entropy_BT = torch.zeros_like(logp_BT)
             entropy_BT[b_n, t_n] = -(all_logp_nV.exp() * all_logp_nV).sum(-1)
-        return Forward(batch, logp_BT, entropy_BT)
+        if batch.top_ids_BTK is None:
+            return Forward(batch, logp_BT, entropy_BT)
+        logp_nK = all_logp_nV.gather(-1, batch.top_ids_BTK[b_n, t_n])
+        empty_BTK = logp_nK.new_zeros(batch.top_ids_BTK.shape)
+        return Forward(batch, logp_BT, entropy_BT, empty_BTK.index_put((b_n, t_n), logp_nK))
+
+
+def _top(forward: Forward, minibatch: MiniBatch, chosen: Sequence[int]) -> Top | None:
+    """mu's likeliest tokens of a micro-batch under all policies; None where the rollouts have none."""
+    pi_BTK, mu_BTK, record = forward.logp_top_BTK, forward.batch.top_logp_mu_BTK, minibatch.rollouts.top
+    if pi_BTK is None or mu_BTK is None or record is None or minibatch.logp_old_top_BTK is None:
+        return None
+    return Top(pi_BTK, minibatch.logp_old_top_BTK[chosen, : pi_BTK.shape[1]], mu_BTK, record.is_complete)
 
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

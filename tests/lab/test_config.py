@@ -351,6 +351,8 @@ CHANGES: list[tuple[dict[str, Any], str, Any]] = [
     ({"objective": {"preset": "minirl", "aggregation": "token_mean"}}, "objective.aggregation.name", "token_mean"),
     ({"objective": {"preset": "minirl", "kl_coefficient": 0.1}}, "objective.kl_coefficient", 0.1),
     ({"objective": {"preset": "minirl", "kl_estimator": "k1"}}, "objective.kl_estimator", "k1"),
+    ({"objective": {"preset": "minirl", "centering": "top_k"}}, "objective.centering", "top_k"),
+    ({"objective": {"preset": "minirl", "centering_k": 5}}, "objective.centering_k", 5),
 ]
 
 

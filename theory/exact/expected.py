@@ -12,7 +12,7 @@ Letters: theory/exact/tree.py, forest.py and groups.py. Papers: MiniRL (arXiv 25
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -24,7 +24,7 @@ from theory.exact.forest import Forest
 from theory.exact.groups import Classes, Group, Moments, classes, moments
 from theory.exact.levels import Edges
 from theory.exact.policies import TreePolicy
-from theory.objectives import Objective
+from theory.objectives import Objective, Top
 
 
 @dataclass(frozen=True)
@@ -144,13 +144,22 @@ class Batch:
         """The value of the batch at pi = `policy`."""
         return Update(self, policy, self.forest.values_BT(policy.logp()))
 
+    @cached_property
+    def node_shares_sN(self) -> Float[Tensor, "2 N"]:
+        """E_mu[|a|; the prefix] of every node, where a > 0 and where a < 0: probability times mean share."""
+        node_BT, on = self.forest.node_BT, self.forest.whole.is_response_BT
+        total_sN = torch.zeros(2, sum(self.forest.sizes), dtype=torch.float64)
+        for total_N, share_Y in zip(total_sN, self.shares_sY, strict=True):
+            total_N.index_add_(0, node_BT[on], (self.probability_Y * share_Y)[:, None].expand_as(node_BT)[on])
+        return total_sN
+
     def coefficients(
         self, pi_BT: Float[Tensor, "B T"], rows_b: Int[Tensor, " b"], signs_b: Float[Tensor, " b"]
     ) -> Float[Tensor, "b T"]:
-        """d J / d log pi_t of these responses, each at its own sign of advantage."""
+        """d J / d log pi_t of these responses, each at its own sign of advantage, without centering."""
         mask_bT = self.forest.whole.is_response_BT[rows_b]
         pi_bT, old_bT, mu_bT = (x_BT[rows_b] for x_BT in (pi_BT, self.old_BT, self.mu_BT))
-        return coefficients(self.objective, pi_bT, old_bT, mu_bT, signs_b, mask_bT)
+        return coefficients(replace(self.objective, centering="none"), pi_bT, old_bT, mu_bT, signs_b, mask_bT)
 
 
 @dataclass(frozen=True)
@@ -164,13 +173,31 @@ class Update:
     @cached_property
     def gradient(self) -> Float[Tensor, " Q"]:
         """The expected gradient of the objective."""
-        return self._weighted(self.batch.shares_sY[:, :, None])
+        return self._weighted(self.batch.shares_sY[:, :, None]) + self.centering
 
     @cached_property
     def drift(self) -> Float[Tensor, " Q"]:
-        """The part of it that no choice of token earned."""
+        """The part of it that no choice of token earned: what the objective's own centering leaves of it."""
         mean_BT = self.batch.prefix_shares_BT
-        return self._weighted(torch.stack([mean_BT.clamp(min=0), (-mean_BT).clamp(min=0)]))
+        return self._weighted(torch.stack([mean_BT.clamp(min=0), (-mean_BT).clamp(min=0)])) + self.centering
+
+    @cached_property
+    def centering(self) -> Float[Tensor, " Q"]:
+        """The expected gradient of the objective's centering, from its own code at every node; 0 without."""
+        batch, forest = self.batch, self.batch.forest
+        pi_NV, old_NV, mu_NV = (torch.cat(list(x)) for x in (self.policy.logp(), batch.logp_old, batch.logp_mu))
+        if batch.objective.centering == "none":
+            return self.policy.pullback(torch.zeros_like(pi_NV).split(list(forest.sizes)))
+        mu_NK, ids_NK = mu_NV.topk(min(batch.objective.num_top, forest.num_tokens), dim=1)
+        edges_NV = torch.zeros_like(pi_NV)
+        for sign, share_N in zip((1.0, -1.0), batch.node_shares_sN, strict=True):
+            leaf_NK = pi_NV.gather(1, ids_NK).detach().requires_grad_()
+            logp = (x_NK[:, None] for x_NK in (leaf_NK, old_NV.gather(1, ids_NK), mu_NK))
+            top = Top(*logp, is_complete=ids_NK.shape[1] == forest.num_tokens)
+            term_N1 = batch.objective.centering_of(top, (share_N > 0)[:, None], torch.full_like(share_N, sign)[:, None])
+            (each_NK,) = torch.autograd.grad((share_N[:, None] * term_N1).sum(), leaf_NK)
+            edges_NV = edges_NV.scatter_add(1, ids_NK, each_NK)
+        return self.policy.pullback(edges_NV.split(list(forest.sizes)))
 
     def _weighted(self, shares_s: Float[Tensor, "2 Y _T"]) -> Float[Tensor, " Q"]:
         """The expected gradient at these shares, by sign, of responses or of their tokens."""

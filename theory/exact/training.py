@@ -37,9 +37,10 @@ class Settings:
     `optimizer` is sgd, adam, or flow: d theta / d time = expected gradient, `rate` units of time an update by one step
     of Runge and Kutta's fourth order, whose mu follows pi within the step. `num_minibatches` is N, `lag` how many steps
     old the weights are that an engine rolls out. `centred` takes the drift off every update. A finite `batch_size` B
-    adds the Gaussian noise of B responses to each (theory/exact/noise.py). Raises ValueError for an unknown optimizer,
-    numbers out of range, a KL penalty, which has no reference here, a flow with N > 1, a lag or noise, and for noise on
-    a centred score whose objective treats the signs of advantages in different ways.
+    adds the Gaussian noise of B responses to each (theory/exact/noise.py). The objective's own centering, full or
+    top_k, is a part of its gradient; it goes with neither `centred` nor noise, which do not know it. Raises ValueError
+    for an unknown optimizer, numbers out of range, a KL penalty, which has no reference here, a flow with N > 1, a lag
+    or noise, and for noise on a centred score whose objective treats the signs of advantages in different ways.
     """
 
     objective: Objective
@@ -68,6 +69,12 @@ class Settings:
             )
         if not self.batch_size > 0:
             raise ValueError(f"batch_size: expected a number > 0, or inf for no noise, got {self.batch_size}")
+        if self.objective.centering != "none" and (self.centred or self.is_noisy):
+            wanted = "centred false" if self.centred else "batch_size inf"
+            raise ValueError(
+                f"{self.objective.name}: expected {wanted} beside the objective's own centering, got "
+                f"{self.centred if self.centred else self.batch_size}"
+            )
         if self.is_noisy and self.optimizer == "flow":
             raise ValueError(f"flow: expected batch_size inf, got {self.batch_size}: a flow has no noise")
         if self.is_noisy and self.centred and self.objective.trust_region.name != "none":

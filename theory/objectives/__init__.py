@@ -6,6 +6,7 @@ Source of the formulas: MiniRL (arXiv 2512.01374) and Pr2 (2606.00395); `preset(
 from __future__ import annotations
 
 from theory.objectives.aggregations import AGGREGATIONS, Aggregation, Totals
+from theory.objectives.centering import CENTERINGS, Top
 from theory.objectives.corrections import CORRECTIONS, Correction, correction
 from theory.objectives.objective import Objective, ObjectiveOutput, combine_metrics
 from theory.objectives.presets import NUMBERS, OVERRIDES, PRESETS, preset
@@ -13,7 +14,7 @@ from theory.objectives.ratios import RATIOS, Ratio
 from theory.objectives.trust_regions import TRUST_REGIONS, TrustRegion
 
 __all__ = [
-    "AGGREGATIONS", "CORRECTIONS", "NUMBERS", "OVERRIDES", "PRESETS", "RATIOS", "TRUST_REGIONS", "Aggregation",
-    "Correction", "Objective", "ObjectiveOutput", "Ratio", "Totals", "TrustRegion", "combine_metrics", "correction",
-    "preset",
+    "AGGREGATIONS", "CENTERINGS", "CORRECTIONS", "NUMBERS", "OVERRIDES", "PRESETS", "RATIOS", "TRUST_REGIONS",
+    "Aggregation", "Correction", "Objective", "ObjectiveOutput", "Ratio", "Top", "Totals", "TrustRegion",
+    "combine_metrics", "correction", "preset",
 ]  # fmt: skip

@@ -21,7 +21,9 @@ from theory import advantages
 from theory.divergences import ESTIMATORS, masked_mean
 from theory.fields import About, require_ranges
 from theory.names import unknown_name
+from theory.objectives import centering as centerings
 from theory.objectives.aggregations import Aggregation, Totals, count
+from theory.objectives.centering import CENTERINGS, WHOLE_VOCABULARY, Top, centering_term
 from theory.objectives.corrections import Correction
 from theory.objectives.factors import Factor, log_ratio, wide
 from theory.objectives.kl_penalty import kl_pi_ref
@@ -58,6 +60,10 @@ class Objective:
     aggregation: Aggregation
     kl_coefficient: Annotated[float, About("beta of the penalty KL(pi || ref)", ge=0)] = 0.0
     kl_estimator: Annotated[str, About("estimator of that penalty")] = "k3"
+    centering: Annotated[
+        str, About("E_mu of each token's part of the gradient, taken off it (arXiv 2609.20807): none, full or top_k")
+    ] = "none"
+    centering_k: Annotated[int, About("tokens of mu that the engine records at a position for top_k", ge=1)] = 20
     title: str = ""
 
     def __post_init__(self) -> None:
@@ -66,6 +72,7 @@ class Objective:
         if self.kl_estimator not in ESTIMATORS:
             raise unknown_name("KL estimator", self.kl_estimator, ESTIMATORS)
         require_ranges(self, self.name)
+        self._require_centering()
         if not self.ratio.symbol and self.trust_region.name != "none":
             raise ValueError(f"{self.name}: expected a ratio for the trust region {self.trust_region.name}, got none")
         if self.correction.numerator == "pi" and self.trust_region.takes == "gap":
@@ -73,6 +80,30 @@ class Objective:
                 f"{self.name}: expected a correction with numerator 'old', got {self.correction.name} with 'pi': "
                 f"{self.trust_region.name} multiplies by pi/old itself, which would count twice"
             )
+
+    def _require_centering(self) -> None:
+        if self.centering not in CENTERINGS:
+            raise unknown_name("centering", self.centering, CENTERINGS)
+        if self.centering == "none":
+            return
+        weight, region, ratio = self.correction, self.trust_region.name, self.ratio.name
+        if weight.weighted and weight.name not in centerings.WEIGHTS:
+            wanted, got = f"a correction of {', '.join(centerings.WEIGHTS)} or none", f"the correction {weight.name}"
+        elif region not in centerings.REGIONS:
+            wanted, got = f"a trust region of {', '.join(centerings.REGIONS)}", f"the trust region {region}"
+        elif self.ratio.symbol and ratio not in centerings.RATIOS:
+            wanted, got = "the ratio token, or none", f"the ratio {ratio}"
+        else:
+            return
+        raise ValueError(
+            f"{self.name}: centering: expected none, or {wanted} (what a token adds must depend on no other token), "
+            f"got {self.centering} with {got}"
+        )
+
+    @property
+    def num_top(self) -> int:
+        """The likeliest tokens of mu that a position needs on record; a smaller vocabulary as a whole."""
+        return {"none": 0, "full": WHOLE_VOCABULARY, "top_k": self.centering_k}[self.centering]
 
     # -- the maths
 
@@ -85,6 +116,7 @@ class Objective:
         is_response_BT: Bool[Tensor, "B T"],
         *,
         logp_ref_BT: Float[Tensor, "B T"] | None = None,
+        top: Top | None = None,
         totals: Totals | None = None,
     ) -> ObjectiveOutput:
         """J, in units of the advantage, on the tokens where `is_response_BT`; other positions may hold anything.
@@ -93,7 +125,8 @@ class Objective:
         by default the batch is its own whole. 16-bit log-probs are computed with in float32; 0/0 and 0 times infinity
         are 0 (theory/objectives/factors.py). With every response rejected J is 0, its gradient 0 and
         rollout_corr/rejected_fraction 1; with no response token J is 0 and there are no metrics.
-        Raises ValueError on shapes that differ, and where a KL coefficient has no `logp_ref_BT` to act on.
+        Raises ValueError on shapes that differ, where a KL coefficient has no `logp_ref_BT` to act on, and where
+        centering has no `top`, or `full` one that is not complete.
         """
         _require_shapes(logp_pi_BT, logp_old_BT, logp_mu_BT, advantages_B, is_response_BT, logp_ref_BT)
         if self.kl_coefficient > 0 and logp_ref_BT is None:
@@ -107,10 +140,9 @@ class Objective:
         log_gap_BT = log_ratio(numerator_BT, mu_BT)
         weight = self._weight(log_gap_BT, kept_BT, is_response_BT)
         tokens = Tokens(*(_on(kept_BT, x_BT) for x_BT in (logp_pi_BT, old_BT, mu_BT)), is_response_BT=kept_BT)
-        log_ratio_BT = self.ratio.log(tokens.logp_pi_BT, tokens.logp_old_BT, kept_BT)
-        ratio_in_weight = self.trust_region.takes == "gap" or self.correction.numerator == "pi"
-        whole = weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)
-        term_BT = self.trust_region.term(tokens, log_ratio_BT, whole, advantages_B1)
+        term_BT = self._term(tokens, weight, advantages_B1)
+        if self.centering != "none":
+            term_BT = term_BT + self.centering_of(top, kept_BT, advantages_B1)
 
         everything = Tokens(_on(is_response_BT, logp_pi_BT.detach()), old_BT, mu_BT, is_response_BT)
         metrics = self._metrics(everything, advantages_B1)
@@ -121,6 +153,31 @@ class Objective:
                 penalty_BT = kl_pi_ref(tokens.logp_pi_BT, _on(kept_BT, wide(logp_ref_BT)), self.kl_estimator)
                 term_BT = term_BT - self.kl_coefficient * penalty_BT
         return ObjectiveOutput(self.aggregation(term_BT, kept_BT, totals), metrics)
+
+    def _term(self, tokens: Tokens, weight: Factor, advantages_B1: Tensor) -> Tensor:
+        """What each token adds to the sum, before centering and penalty."""
+        log_ratio_BT = self.ratio.log(tokens.logp_pi_BT, tokens.logp_old_BT, tokens.is_response_BT)
+        ratio_in_weight = self.trust_region.takes == "gap" or self.correction.numerator == "pi"
+        whole = weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)
+        return self.trust_region.term(tokens, log_ratio_BT, whole, advantages_B1)
+
+    def centering_of(self, top: Top | None, kept_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+        """What centering adds on every kept token (theory/objectives/centering.py)."""
+        if top is None:
+            raise ValueError(f"{self.name}: expected mu's likeliest tokens for centering {self.centering}, got none")
+        if self.centering == "full" and not top.is_complete:
+            num = top.logp_mu_BTK.shape[2]
+            raise ValueError(f"{self.name}: expected all tokens of mu for centering full, got the {num} likeliest")
+
+        def coefficients(pi_Bt: Tensor, old_Bt: Tensor, mu_Bt: Tensor, there_Bt: Tensor) -> Tensor:
+            log_gap_Bt = log_ratio(pi_Bt if self.correction.numerator == "pi" else old_Bt, mu_Bt)
+            with torch.enable_grad():
+                leaf_Bt = pi_Bt.requires_grad_()
+                weight = self._weight(log_gap_Bt.detach(), there_Bt, there_Bt)
+                term_Bt = self._term(Tokens(leaf_Bt, old_Bt, mu_Bt, there_Bt), weight, advantages_B1)
+                return torch.autograd.grad(term_Bt.sum(), leaf_Bt)[0]
+
+        return centering_term(top, kept_BT, coefficients)
 
     def _weight(self, log_gap_BT: Tensor, kept_BT: Tensor, is_response_BT: Tensor) -> Factor:
         """The correction's weight on kept tokens, else 0: that of a rejected response may be inf."""
@@ -188,6 +245,10 @@ class Objective:
     # -- words
 
     @property
+    def _centred_on(self) -> str:
+        return "all of mu" if self.centering == "full" else f"mu's {self.centering_k} likeliest tokens, pi's tail"
+
+    @property
     def formula(self) -> str:
         """J in the papers' notation, with the numbers in it."""
         weight = self.correction.symbol
@@ -210,6 +271,8 @@ class Objective:
             "aggregation": self.aggregation.name,
             "KL penalty": kl,
         }
+        if self.centering != "none":
+            parts["centering"] = f"-sum_v mu(v) c(v) log pi(v), c = d term / d log pi; {self._centred_on}"
         return "\n".join([self.name, *(f"  {part:<13} {text}" for part, text in parts.items())])
 
 

@@ -46,7 +46,10 @@ NUMBERS: dict[str, About] = _OF_REGIONS | _OF_CORRECTIONS
 
 assert len(NUMBERS) == len(_OF_REGIONS) + len(_OF_CORRECTIONS), "a region and a correction have a number of one name"
 
-OVERRIDES = (*NUMBERS, "correction", "aggregation", "advantage", "ratio", "kl_coefficient", "kl_estimator")
+OVERRIDES = (
+    *NUMBERS, "correction", "aggregation", "advantage", "ratio", "kl_coefficient", "kl_estimator", "centering",
+    "centering_k",
+)  # fmt: skip
 """What `preset` lets a caller change."""
 
 
@@ -55,7 +58,8 @@ def preset(name: str, **overrides: Any) -> Objective:
 
     A number of its trust region or of its correction (after `correction` is replaced) goes by its own name, as in
     `NUMBERS`; `correction`, `aggregation`: an object, or its name; `advantage`, `kl_estimator`: a name; `ratio`: a
-    name (`sequence_geometric_token` makes GSPO-token of GSPO); `kl_coefficient`: beta of the penalty KL(pi || ref).
+    name (`sequence_geometric_token` makes GSPO-token of GSPO); `kl_coefficient`: beta of the penalty KL(pi || ref);
+    `centering`: none, full or top_k, of `centering_k` tokens.
     Raises ValueError for an unknown preset or override, naming the nearest valid one, and for an override that the
     preset has no use for.
     """
@@ -65,7 +69,8 @@ def preset(name: str, **overrides: Any) -> Objective:
         if override not in OVERRIDES:
             raise unknown_name(f"override of {name}", override, OVERRIDES)
     objective = PRESETS[name]
-    parts: dict[str, Any] = {k: _name(k, v) for k, v in _some(overrides, "advantage", "kl_estimator").items()}
+    named = _some(overrides, "advantage", "kl_estimator", "centering")
+    parts: dict[str, Any] = {k: _name(k, v) for k, v in named.items()} | _some(overrides, "centering_k")
     if "kl_coefficient" in overrides:
         parts["kl_coefficient"] = number(f"{name}: kl_coefficient", overrides["kl_coefficient"])
     if "ratio" in overrides:
