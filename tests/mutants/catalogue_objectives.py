@@ -264,6 +264,57 @@ OBJECTIVES = (
         ("passes_are_tempered",),
     ),
     Mutant(
+        "tail_is_dropped",
+        "C",
+        "Score centering by the likeliest tokens takes what they leave of mu for nothing.",
+        "no thread: the tail of arXiv 2609.20807 left out",
+        (
+            Edit(
+                "theory.objectives.centering:centering_term",
+                "C_BTK = C_BTK - each_BTJ[..., -1:] * (pi_BTJ[..., :-1] - pi_BTJ[..., -1:]).exp()",
+                "pass",
+            ),
+        ),
+        "equal_engines_need_no_centering",
+    ),
+    Mutant(
+        "centering_ignores_the_weight",
+        "C",
+        "The expectation that is taken off has no weight where the sampled token's term has one.",
+        "no thread: arXiv 2609.20807 composed with a weight by hand",
+        (
+            Edit(
+                "theory.objectives.objective:Objective.centering_of",
+                "weight = self._weight(log_gap_Bt.detach(), there_Bt, there_Bt)",
+                "weight = self._weight(torch.zeros_like(log_gap_Bt).detach(), there_Bt, there_Bt)",
+            ),
+        ),
+        "centred_scores_have_mean_0",
+    ),
+    Mutant(
+        "centering_has_the_other_sign",
+        "C",
+        "What centering takes off is added: the drift is doubled.",
+        "no thread: a loss taken for an objective",
+        (Edit("theory.objectives.centering:centering_term", "return -linear", "return linear"),),
+        "centred_scores_have_mean_0",
+    ),
+    Mutant(
+        "record_mixes_up_its_ids",
+        "C",
+        "The ids of mu's likeliest tokens are sorted, their log-probs are not.",
+        "no thread: ids and log-probs from two sorts",
+        (
+            Edit(
+                "theory.top_tokens:TopTokens.of",
+                "TopTokens(ids.to(id_dtype(V)), logp, offsets, V)",
+                "TopTokens(ids.sort(1).values.to(id_dtype(V)), logp, offsets, V)",
+            ),
+        ),
+        "the_record_is_mu",
+        ("the_trainer_scores_the_record",),
+    ),
+    Mutant(
         "parts_lose_their_temperature",
         "C.7",
         "A selection of the responses forgets the temperature that they were sampled at: mini-batches train at 1.",

@@ -10,6 +10,7 @@ from tests.mutants.law import Law, times
 from tests.strategies import Cut
 from tests.theory import test_advantages as advantages
 from tests.theory import test_aggregations as aggregations
+from tests.theory import test_centering as centering
 from tests.theory import test_corrections as corrections
 from tests.theory import test_divergences as divergences
 from tests.theory import test_kl_penalty as kl_penalty
@@ -135,6 +136,17 @@ OBJECTIVES = (
     Law("unsampled_tokens_are_in_no_objective", times(rollouts.test_tokens_that_mu_did_not_sample_are_in_no_objective)),
     Law("the_ratio_is_counted_once", times(presets.test_the_ratio_is_never_counted_twice, {"name": "ppo"})),
     Law("dual_clip_is_its_formula", times(objectives.test_dual_clip_is_trls_two_sided_clip, {"c": 1.5}, {"c": 3.0})),
+    Law(
+        "centred_scores_have_mean_0",
+        times(
+            centering.test_the_centred_score_has_the_mean_0_under_mu,
+            *({"name": n, "seed": 3, "advantage": -1.5} for n in ("no weight", "pi/mu", "PPO")),
+        ),
+    ),
+    Law(
+        "equal_engines_need_no_centering",
+        times(centering.test_where_mu_is_pi_nothing_is_taken_off, {"seed": 3, "k": 2}, {"seed": 3, "k": 5}),
+    ),
     Law("the_penalty_is_taken_off", times(kl_penalty.test_kl_penalty_is_taken_off, {"estimator": "k2"})),
 )
 

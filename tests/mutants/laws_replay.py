@@ -11,6 +11,7 @@ from tests.contracts import test_training_engine as trainers
 from tests.contracts import worlds
 from tests.mutants.law import Law, Scripted, times
 from tests.sandbox.training import test_laws_cached_routes as cached_routes
+from tests.sandbox.training import test_laws_centering as centering
 from tests.sandbox.training import test_laws_log_probs as log_probs
 from tests.sandbox.training import test_laws_micro_batches as micro_batches
 from tests.sandbox.training import test_laws_temperature as temperature
@@ -163,6 +164,8 @@ SANDBOX = (
         "log_probs_are_tempered",
         times(log_probs.test_the_exact_engine_is_the_trainer_at_any_temperature, {"temperature": 0.5}),
     ),
+    Law("the_record_is_mu", times(centering.test_the_record_is_mu, {"temperature": 0.7})),
+    Law("the_trainer_scores_the_record", times(centering.test_the_trainer_scores_the_record_in_every_micro_batch)),
     Law("scored_is_drawn", times(temperature.test_what_is_scored_is_what_is_drawn_from, {"temperature": 0.7})),
     Law(
         "passes_are_tempered",

@@ -91,7 +91,7 @@ def test_what_does_not_know_it_refuses_it() -> None:
     """`centred` would take the drift off twice, and the noise is that of another estimator."""
     with pytest.raises(ValueError, match="reinforce: expected centred false beside the objective's own centering"):
         Settings(CENTRED, centred=True)
-    with pytest.raises(ValueError, match="expected batch_size inf beside the objective's own centering, got 64.0"):
+    with pytest.raises(ValueError, match=r"expected batch_size inf beside the objective's own centering, got 64\.0"):
         Settings(CENTRED, batch_size=64.0)
     weighted = preset("reinforce", correction=correction("token_is", numerator="pi"), centering="full")
     assert Settings(weighted).objective.num_top > 0
