@@ -54,7 +54,7 @@ class Plant:
     mutant: str = ""
     damage: Callable[[Trace], Trace] = field(default=lambda trace: trace)
     is_out_of_reach: bool = False
-    """Whether one step does not tell it, as the models of the thresholds showed: counted apart."""
+    """Whether one step does not tell it, as the models of the thresholds show: the counts are also given without it."""
 
 
 # ---- damaged traces --------------------------------------------------------------------------------------------------
@@ -256,9 +256,10 @@ of 8, 8 and 12 experts); on a model of another kind they are a guess, and the wo
 Planted in engines by the sandbox's dials, in code as bugs that the field has had (`tests/mutants`), and in traces.
 Two models and draws that no threshold was set on; {draws} draws of some 2,500 to 4,000 tokens of each. Of the first model the
 clues of the eight newest plants were seen on one draw before the rule for weights in the wrong place was made; of the second
-nothing was. *Unknown* counts as wrong, and how often it was named is said. Two plants are counted apart, since one step does not tell
-them: the models of the thresholds had shown it (0 of 12 right) before these two were looked at. Routers whose weights never arrive look
-like rounding, or like routers that err by themselves; a routed sum that is off by a fifth looks like old weights.
+nothing was. *Unknown* counts as wrong, and how often it was named is said. Two plants are beyond what one step tells, as the models of the
+thresholds show (0 of 12 right): routers whose weights never arrive look like rounding, or like routers that err by themselves; a routed sum
+that is off by a fifth looks like old weights. They count as wrong, and the counts without them, a split made after all had been seen,
+stand below.
 """  # noqa: E501
 
 OVER_STEPS = """## Over the steps of a run
@@ -379,7 +380,7 @@ def section(title: str, found: Mapping[str, Counter[str]]) -> str:
     older = {name: counts for name, counts in found.items() if not isinstance(PLANTS[name].defect, NEWEST)}
     unknown = sum(counts[UNKNOWN.name] for counts in found.values())
     return (
-        f"### {title}\n\n{_counted(told)} right.\n\n{_counted(found)} with the two that one step does not tell; "
+        f"### {title}\n\n{_counted(found)} right.\n\n{_counted(told)} without the two that one step does not tell; "
         f"{_counted(older)} without the eight newest plants. *Unknown* was named {unknown} times.\n\n"
         f"{matrix(told)}\n{details(found)}"
     )

@@ -70,8 +70,8 @@ def centering_term(top: Top, kept_BT: Bool[Tensor, "B T"], coefficients: Coeffic
         given = [torch.cat([x_BTK, _tail(x_BTK, least)], -1) for x_BTK, least in zip(given, TAILS, strict=True)]
     pi_BTJ, _, mu_BTJ = given
     there_BTJ = kept_BT[..., None] & (mu_BTJ > -torch.inf)
-    flat = [torch.where(there_BTJ, x_BTJ, 0.0).flatten(1) for x_BTJ in given]
-    c_BTJ = coefficients(*flat, there_BTJ.flatten(1)).view(there_BTJ.shape)
+    pi, old, mu = (torch.where(there_BTJ, x_BTJ, 0.0).flatten(1) for x_BTJ in given)
+    c_BTJ = coefficients(pi, old, mu, there_BTJ.flatten(1)).view(there_BTJ.shape)
     each_BTJ = torch.where(there_BTJ, times(mu_BTJ.exp(), c_BTJ), 0.0)
     C_BTK = each_BTJ[..., : pi_BTK.shape[2]]
     if not top.is_complete:

@@ -92,11 +92,15 @@ def joined(traces: Sequence[Trace]) -> Trace:
             of[name] = torch.cat(values)
     if any(trace.layer_numbers != first.layer_numbers for trace in traces):
         raise ValueError(f"experts: expected layers {first.layer_numbers} in all files of the step, got others")
+    temperatures = {trace.temperature for trace in traces}
+    if len(temperatures) > 1:
+        raise ValueError(f"temperature: expected one in all files of the step, got {sorted(map(str, temperatures))}")
     return Trace(
         step=first.step,
         offsets=torch.cat([torch.zeros(1, dtype=torch.int64), *(t.offsets.diff() for t in traces)]).cumsum(0),
         layer_numbers=first.layer_numbers,
         num_experts=max(trace.num_experts for trace in traces),
         texts=first.texts,
+        temperature=first.temperature,
         **of,
     )
