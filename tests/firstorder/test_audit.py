@@ -181,7 +181,9 @@ def test_mistakes_are_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -
     assert "compare.first: expected one of minirl, no weight" in fails(
         capsys, "audit", str(tiny), "--compare.first", "x"
     )
-    assert fails(capsys, "audit", "none.yaml") == "none.yaml: no such file or directory"
+    assert fails(capsys, "audit", "none.yaml") == (
+        "none.yaml: no such file, and no such name in `firstorder configs`; did you mean 'demo/none'?"
+    )
     assert fails(capsys, "audit", str(tiny.parent)) == f"{tiny.parent}: expected a YAML file, got a folder"
     assert fails(capsys, "audit", str(tiny), "--markdown", "no/where.md").startswith("--markdown: expected a file in")
     bare = fails(capsys, "audit", str(tiny), "--compare", "null", "--markdown", "study.md")

@@ -112,7 +112,9 @@ def test_mistakes_are_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -
     said = fails(capsys, "flow", str(tiny), "--problems.length", "30")
     assert "problems: expected at most 4,000,000 responses to enumerate" in said
     assert "fixd" in fails(capsys, "flow", str(tiny), "--errors", "[{kind: fixd, scale: 1}]")
-    assert fails(capsys, "flow", "none.yaml") == "none.yaml: no such file or directory"
+    assert fails(capsys, "flow", "none.yaml") == (
+        "none.yaml: no such file, and no such name in `firstorder configs`; did you mean 'demo/none'?"
+    )
     assert fails(capsys, "flow", str(tiny.parent)) == f"{tiny.parent}: expected a YAML file, got a folder"
     assert fails(capsys, "flow", str(tiny), "--csv", "no/where.csv").startswith("--csv: expected a file in a folder")
     assert not Path("runs").exists()

@@ -64,7 +64,13 @@ OBJECTIVES = (
         "C",
         "MiniRL's weight is built on old/mu alone, and pi/old is left out of it.",
         "no thread: MiniRL Eq. 7 read without Eq. 5",
-        (Edit(CALL, "weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)", "weight"),),
+        (
+            Edit(
+                "theory.objectives.objective:Objective._term",
+                "weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)",
+                "weight",
+            ),
+        ),
         "gradients_are_score_function_forms",
     ),
     Mutant(
