@@ -5,7 +5,7 @@ from __future__ import annotations
 from lab.config.run import RunConfig
 from lab.records import RunFolder
 from lab.report import write_report
-from lab.report.runs import ACCURACY, Run, load_runs
+from lab.report.runs import ACCURACY, ReportRun, load_runs
 from lab.report.story import alone, listed, reasons
 from lab.verdict import judge
 
@@ -28,7 +28,7 @@ def last_words(folder: RunFolder) -> list[str]:
     return [f"{run.name}: {alone(run)}: {_why(run)}.", _accuracy(run), str(folder.path / "report.html")]
 
 
-def _why(run: Run) -> str:
+def _why(run: ReportRun) -> str:
     """The rules that fired, what could not be judged, or that no rule fired, with the remarks on a stable run."""
     verdict = run.verdict or {}
     if verdict.get("reasons"):
@@ -37,7 +37,7 @@ def _why(run: Run) -> str:
     return "; ".join([*map(str, verdict.get("undecided", ())), *remarks]) or "no rule of the verdict fired"
 
 
-def _accuracy(run: Run) -> str:
+def _accuracy(run: ReportRun) -> str:
     values = run.series(ACCURACY)
     if not values:
         return "held-out accuracy: not measured"

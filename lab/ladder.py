@@ -24,7 +24,7 @@ TITLES = {
 
 
 @dataclass(frozen=True)
-class Estimate:
+class SeedMean:
     """A metric's mean over seeds, and half the width of its 95% interval (Student's t); infinite from one seed."""
 
     mean: float
@@ -34,12 +34,12 @@ class Estimate:
         return f"{self.mean:.2g} ± {self.half_width:.1g}"
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def seed_mean(values: Sequence[float]) -> SeedMean:
     """mean +- t_{0.975, n-1} s / sqrt(n), for n independent draws."""
     n = len(values)
     if n < 2:
-        return Estimate(fmean(values), float("inf"))
-    return Estimate(fmean(values), float(student.ppf(0.975, n - 1)) * stdev(values) / n**0.5)
+        return SeedMean(fmean(values), float("inf"))
+    return SeedMean(fmean(values), float(student.ppf(0.975, n - 1)) * stdev(values) / n**0.5)
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -49,4 +49,4 @@ def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> s
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["TITLES", "Estimate", "estimate", "markdown_table"]
+__all__ = ["TITLES", "SeedMean", "seed_mean", "markdown_table"]

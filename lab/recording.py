@@ -36,7 +36,7 @@ class MetricLogger(Protocol):
         ...
 
 
-class Recorder:
+class RunRecorder:
     """Evaluates when it is due, and writes a step's row, trace and checkpoint. `evaluate(number)` gives eval metrics.
 
     `decode` gives the text of tokens, so that traces can be read.

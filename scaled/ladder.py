@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lab.files import disk_errors
-from lab.ladder import TITLES, Estimate, estimate, markdown_table
+from lab.ladder import TITLES, SeedMean, markdown_table, seed_mean
 from lab.tasks import TextTask
 from lab.traces import Trace
 from scaled.checks import check_config, open_task
 from scaled.config import PrecisionBlock, ScaledRun
 from theory.contracts import Rollouts, Sampling, TokenScores
-from theory.routing.passes import PASSES, PassRouting
+from theory.routing.passes import PASSES, RoutingPlan
 from theory.step_metrics import old_pass_metrics
 from theory.streams import derive_seed
 
@@ -60,7 +60,7 @@ class Rung:
     kernels: str
     num_seeds: int
     num_tokens: int
-    metrics: dict[str, Estimate]
+    metrics: dict[str, SeedMean]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -111,7 +111,7 @@ def climb(
                     )
                     trace = Trace.of(rollouts, scores, rewards_B, draw, decode=task.tokenizer.decode)
                     trace.save(traces / f"{name.replace(', ', '-').replace(' ', '-')}-{draw}.safetensors")
-            metrics = {m: estimate([row[m] for row in rows]) for m in TITLES}
+            metrics = {m: seed_mean([row[m] for row in rows]) for m in TITLES}
             yield Rung(name, kernels, num_seeds, num_tokens, metrics)
 
 
@@ -134,7 +134,7 @@ def _draws(
                 seed=derive_seed(config.seed, "ladder", draw),
             )
             rollouts = engine.generate(task.prompts(draw, algorithm.num_prompts), sampling)
-            yield rollouts, training.score(rollouts, PassRouting("natural"))
+            yield rollouts, training.score(rollouts, RoutingPlan("natural"))
     finally:
         engine.close()
 
@@ -149,4 +149,4 @@ def markdown(rungs: Sequence[Rung | Missing]) -> str:
     return table + "".join(f"{line}\n" for line in (["", *missing] if missing else []))
 
 
-__all__ = ["RUNGS", "Estimate", "Missing", "Rung", "climb", "estimate", "markdown"]
+__all__ = ["RUNGS", "Missing", "Rung", "climb", "markdown"]

@@ -28,7 +28,7 @@ from scaled.promotion_checks import (
     unknown,
 )
 from scaled.promotion_rules import LEARNING_RATES, RULES, Move, value_of
-from scaled.promotion_runs import Run
+from scaled.promotion_runs import TrialRun
 
 FINAL_METRICS = (
     REWARD, "eval/accuracy", KL, "rollout_corr/extreme_frac_tau2", "rollout_corr/eff_sample_size", "staleness/k3_kl",
@@ -49,7 +49,7 @@ class Mapped:
 
 
 def promote(
-    runs: Sequence[Run], target: ScaledRun, allow_unstable: str | None = None
+    runs: Sequence[TrialRun], target: ScaledRun, allow_unstable: str | None = None
 ) -> tuple[ScaledRun, tuple[Mapped, ...]]:
     """The target with the runs' algorithm and evidence, and what became of each field of the algorithm.
 
@@ -104,7 +104,7 @@ def _table_model(model: ModelBlock) -> str | None:
     return next(named, None)
 
 
-def _evidence(runs: Sequence[Run], mapped: Sequence[Mapped], allow_unstable: str | None) -> Evidence:
+def _evidence(runs: Sequence[TrialRun], mapped: Sequence[Mapped], allow_unstable: str | None) -> Evidence:
     spreads = {name: _spread(runs, name) for name in FINAL_METRICS}
     return Evidence(
         runs=tuple(map(_run_evidence, runs)),
@@ -117,7 +117,7 @@ def _evidence(runs: Sequence[Run], mapped: Sequence[Mapped], allow_unstable: str
     )
 
 
-def _run_evidence(run: Run) -> RunEvidence:
+def _run_evidence(run: TrialRun) -> RunEvidence:
     held_out = accuracy(run)
     return RunEvidence(
         run=run.name,
@@ -136,7 +136,7 @@ def _run_evidence(run: Run) -> RunEvidence:
     )
 
 
-def _spread(runs: Sequence[Run], name: str) -> Spread | None:
+def _spread(runs: Sequence[TrialRun], name: str) -> Spread | None:
     """The metric's final values over the runs: each run's mean over its last `window` values, of accuracy the last."""
     window = 1 if name == "eval/accuracy" else promotion_runs.RULES.window
     recorded = [[value for _, value in series(run.metrics, name)] for run in runs]

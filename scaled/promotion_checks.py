@@ -20,7 +20,7 @@ from lab.records import RunFolder
 from lab.strict import ConfigError
 from lab.traces import Trace
 from lab.verdict import Verdict
-from scaled.promotion_runs import Run
+from scaled.promotion_runs import TrialRun
 
 MIN_SEEDS = 2
 
@@ -30,7 +30,7 @@ STANDARD_ERRORS = 2.0
 WAY_OUT = 'or --allow-unstable "why" to put the reason on record'
 
 
-def require_same_config(runs: Sequence[Run]) -> None:
+def require_same_config(runs: Sequence[TrialRun]) -> None:
     """ConfigError where two runs differ in more than the seed, by the first field, or have the same one."""
     first = runs[0]
     for other in runs[1:]:
@@ -66,7 +66,7 @@ def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{name}", value
 
 
-def require_stable(runs: Sequence[Run]) -> None:
+def require_stable(runs: Sequence[TrialRun]) -> None:
     """ConfigError where a run is not stable, or where there are fewer than MIN_SEEDS."""
     for run in runs:
         if run.verdict.word != "stable":
@@ -81,7 +81,7 @@ def require_stable(runs: Sequence[Run]) -> None:
         )
 
 
-def require_own_records(runs: Sequence[Run]) -> None:
+def require_own_records(runs: Sequence[TrialRun]) -> None:
     """ConfigError where two runs of different seeds sampled the same tokens, or ended with the same weights."""
     for one, other in itertools.combinations(runs, 2):
         for what in ("rollouts", "checkpoints"):
@@ -103,7 +103,7 @@ def _contents(path: Path, what: str) -> dict[str, Any]:
     return {str(p.relative_to(path)): (t.tokens.tolist(), torch.nan_to_num(t.logp_mu).tolist()) for p, t in traces}
 
 
-def unknown(runs: Sequence[Run]) -> tuple[str, ...]:
+def unknown(runs: Sequence[TrialRun]) -> tuple[str, ...]:
     """What the records cannot show, a sentence each."""
     lines = [
         "Records that agree with each other and with their hashes can still be made up by whoever writes all of them: "
@@ -123,7 +123,7 @@ def unknown(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def require_sealed(runs: Sequence[Run]) -> None:
+def require_sealed(runs: Sequence[TrialRun]) -> None:
     """ConfigError where a run's manifest has no hashes of its files."""
     for run in runs:
         if not run.is_sealed:
@@ -157,7 +157,7 @@ class Accuracy:
         return STANDARD_ERRORS * math.sqrt(2 * max(0.0, p * (1 - p)) / self.num_samples)
 
 
-def accuracy(run: Run) -> Accuracy | None:
+def accuracy(run: TrialRun) -> Accuracy | None:
     """The first and the last accuracy of the run, over num_samples x max_prompts responses; None for fewer than two."""
     values = [value for _, value in series(run.metrics, "eval/accuracy")]
     if len(values) < 2:
@@ -167,7 +167,7 @@ def accuracy(run: Run) -> Accuracy | None:
     return Accuracy(values[0], values[-1], block.num_samples * num_prompts)
 
 
-def require_kept_accuracy(runs: Sequence[Run]) -> None:
+def require_kept_accuracy(runs: Sequence[TrialRun]) -> None:
     """ConfigError, with both numbers, where a run's held-out accuracy ends lower than it began, beyond noise."""
     for run in runs:
         found = accuracy(run)

@@ -26,7 +26,7 @@ RULES = VerdictRules()
 
 
 @dataclass(frozen=True)
-class Run:
+class TrialRun:
     """One finished sandbox run whose folder agrees with itself."""
 
     name: str
@@ -41,7 +41,7 @@ class Run:
     num_traced: int
 
 
-def read_run(path: Path, schemas: Mapping[str, type[RunConfig]]) -> Run:
+def read_run(path: Path, schemas: Mapping[str, type[RunConfig]]) -> TrialRun:
     """The run in the folder; ValueError, in one line, if it is unfinished, of another backend or edited."""
     folder = RunFolder.open(path)
     config = load(folder.path / "config.yaml", [], schemas)
@@ -64,7 +64,7 @@ def read_run(path: Path, schemas: Mapping[str, type[RunConfig]]) -> Run:
     verdict = _verdict(folder, config)
     if not any(reason.rule == "non_finite" for reason in verdict.reasons):
         check_checkpoint(folder, config)
-    return Run(
+    return TrialRun(
         name=f"{config.name}/{folder.path.resolve().name}",
         path=folder.path.resolve(),
         config=config,

@@ -14,7 +14,7 @@ from lab.ending import finish
 from lab.evaluation import evaluate
 from lab.loggers import build_loggers
 from lab.progress import ProgressKind, progress_of
-from lab.recording import NonFiniteError, Recorder, Scalars
+from lab.recording import NonFiniteError, RunRecorder, Scalars
 from lab.records import RunFolder
 from lab.tasks import TextTask
 from scaled.cluster.groups import rollout_group, training_group
@@ -87,7 +87,7 @@ class Session:
         shown = progress_of(progress, config.name, config.num_steps, first)
         loggers = build_loggers(config.logging.loggers, config.name, folder.path, first)
         decode = self.task.tokenizer.decode
-        recorder = Recorder(config, folder, partial(self._evaluate, rollout), shown, loggers, decode)
+        recorder = RunRecorder(config, folder, partial(self._evaluate, rollout), shown, loggers, decode)
         try:
             schedule.start(first)
             recorder.begin(probe(rollout, training, first, self._first_rollouts(rollout, first)))
@@ -105,7 +105,7 @@ class Session:
         step: int,
         schedule: Synchronous,
         probe: Probe,
-        recorder: Recorder,
+        recorder: RunRecorder,
         training: TrainingGroup,
         rollout: RolloutGroup,
     ) -> None:

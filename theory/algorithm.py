@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast
 
 from theory.fields import About, require_ranges
 from theory.objectives import Objective
-from theory.routing.passes import MODES, PASSES, Mode, Passes
+from theory.routing.passes import MODES, PASSES, Mode
 from theory.routing.predictor import PredictorSettings
 
 

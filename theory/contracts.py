@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from theory.routing.features import RouterFeatures
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.record import RoutingRecord
 from theory.top_tokens import TopTokens
 
@@ -287,7 +287,7 @@ class RolloutEngine(Protocol):
 class TrainingEngine(Protocol):
     """A training engine: it holds the master weights, scores sampled tokens and takes gradient steps."""
 
-    def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
+    def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
         """The old pass at the present weights, without gradients, routed as `routing` says."""
         ...
 
@@ -297,7 +297,7 @@ class TrainingEngine(Protocol):
         """
         ...
 
-    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
+    def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdateStats:
         """One optimiser step on the mini-batch, and one predictor step where the mini-batch carries features."""
         ...
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -96,39 +95,14 @@ def k1_kl_mu_old(logp_old_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*
     return k1(logp_old_BT, logp_mu_BT)
 
 
-def k2_kl_mu_old(logp_old_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
-    """k2 of KL(mu || old), the training-inference discrepancy, token ~ mu: log(old/mu)^2 / 2."""
-    return k2(logp_old_BT, logp_mu_BT)
-
-
 def k3_kl_mu_old(logp_old_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
     """k3 of KL(mu || old), the training-inference discrepancy, token ~ mu: r - 1 - log r, r = old/mu. R3 Eq. 2."""
     return k3(logp_old_BT, logp_mu_BT)
 
 
-def k1_kl_old_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_old_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
-    """k1 of KL(old || pi), the policy staleness, token ~ old: log(old/pi)."""
-    return k1(logp_pi_BT, logp_old_BT)
-
-
-def k2_kl_old_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_old_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
-    """k2 of KL(old || pi), the policy staleness, token ~ old: log(pi/old)^2 / 2."""
-    return k2(logp_pi_BT, logp_old_BT)
-
-
 def k3_kl_old_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_old_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
     """k3 of KL(old || pi), the policy staleness, token ~ old: r - 1 - log r, r = pi/old."""
     return k3(logp_pi_BT, logp_old_BT)
-
-
-def k1_kl_mu_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
-    """k1 of KL(mu || pi), discrepancy and staleness together, token ~ mu: log(mu/pi)."""
-    return k1(logp_pi_BT, logp_mu_BT)
-
-
-def k2_kl_mu_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
-    """k2 of KL(mu || pi), discrepancy and staleness together, token ~ mu: log(pi/mu)^2 / 2."""
-    return k2(logp_pi_BT, logp_mu_BT)
 
 
 def k3_kl_mu_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
@@ -192,26 +166,6 @@ def chi2_seq(
     """
     log_product_B = torch.where(mask_BT, logp_old_BT - logp_mu_BT, 0.0).sum(1)
     return masked_mean((2 * log_product_B).expm1(), mask_BT.any(1))
-
-
-@dataclass(frozen=True)
-class LogRatioParts:
-    """log(pi/mu) a token in its two parts: `discrepancy` = log(old/mu), `staleness` = log(pi/old). MiniRL Eq. 5."""
-
-    discrepancy_BT: Float[Tensor, "*BT"]
-    staleness_BT: Float[Tensor, "*BT"]
-
-    @property
-    def total_BT(self) -> Float[Tensor, "*BT"]:
-        """log(pi/mu): the sum of the two parts, by construction."""
-        return self.discrepancy_BT + self.staleness_BT
-
-
-def log_ratio_parts(
-    logp_pi_BT: Float[Tensor, "*BT"], logp_old_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT"]
-) -> LogRatioParts:
-    """Splits log(pi/mu) into training-inference discrepancy and policy staleness, nats. Source: MiniRL Eq. 5."""
-    return LogRatioParts(discrepancy_BT=logp_old_BT - logp_mu_BT, staleness_BT=logp_pi_BT - logp_old_BT)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from theory.contracts import (
     UpdateStats,
 )
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import fold, learns
 from theory.routing.record import RoutingRecord
 from theory.step_metrics import old_pass_metrics, rollout_metrics, update_metrics
@@ -70,7 +70,7 @@ class OldPass:
     cached: RoutingRecord | None
     cached_logits: RouterFeatures | None
     teacher: RouterFeatures | None
-    gradient: PassRouting
+    gradient: RoutingPlan
 
 
 def global_step(
@@ -176,14 +176,14 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
     has_features = passes.rollout == "predicted" and rollouts.features is not None
     if passes.old == "replay_rollout":
         # Under Pr3 h_old and p_old are the rollout engine's (App. C.2): this pass's own would not be used.
-        routing = PassRouting("replay", record=rollouts.experts, feature_rows=None if has_features else rows)
+        plan = RoutingPlan("replay", record=rollouts.experts, feature_rows=None if has_features else rows)
     elif passes.old == "predicted":
-        routing = PassRouting(
+        plan = RoutingPlan(
             "predicted", gates=algorithm.old_gates, predictor=predictor, feature_rows=rows, keep_hidden=True
         )
     else:
-        routing = PassRouting("natural", feature_rows=rows)
-    scores = learner.score(rollouts, routing)
+        plan = RoutingPlan("natural", feature_rows=rows)
+    scores = learner.score(rollouts, plan)
 
     cached = rollouts.experts if passes.gradient == "replay_rollout" else scores.experts
     if passes.records_old and cached is None:
@@ -196,9 +196,9 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
     elif passes.old == "predicted" and scores.features is not None:
         cached_logits, teacher = scores.features.plus_bias(predictor), scores.features
     if passes.gradient == "natural":
-        gradient = PassRouting("natural", feature_rows=rows)
+        gradient = RoutingPlan("natural", feature_rows=rows)
     else:
-        gradient = PassRouting("replay", record=cached, feature_rows=rows)
+        gradient = RoutingPlan("replay", record=cached, feature_rows=rows)
     logp_ref_BT = learner.score_reference(rollouts) if algorithm.objective.kl_coefficient > 0 else None
     if cached_logits is not None:
         cached_logits = replace(cached_logits, hidden=None)

@@ -13,7 +13,7 @@ from theory.contracts import MiniBatch, Rollouts, TokenScores, UpdateStats
 from theory.divergences import discrepancy_metrics, k3_kl_mu_pi, masked_mean, staleness_metrics
 from theory.routing.features import RouterFeatures
 from theory.routing.measures import is_noop, route_kl, route_tv, routing_metrics, staleness_tv
-from theory.routing.passes import Passes
+from theory.routing.passes import ModePlan
 from theory.routing.record import RoutingRecord
 
 
@@ -40,7 +40,7 @@ def _num_stretches(is_response_T: Bool[Tensor, " T"]) -> int:
     return int((is_response_T[1:] & ~is_response_T[:-1]).sum() + is_response_T[:1].sum())
 
 
-def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: Passes) -> dict[str, float]:
+def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: ModePlan) -> dict[str, float]:
     """Training-inference discrepancy: mu against old on the sampled tokens, and their routers on every row.
 
     Routers are compared by what the training engine's live logits would choose; in a replayed pass these stand on
@@ -51,8 +51,8 @@ def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: Passes) ->
     metrics["actor/entropy"] = masked_mean(scores.entropy_BT, batch.is_response_BT).item()
     replayed = rollouts.experts if passes.gradient == "replay_rollout" else scores.experts
     if passes.gradient != "natural" and replayed is not None:
-        metrics["routing/native_rows"] = float(replayed.num_native_rows)
-        metrics["routing/replayed_fraction"] = 1.0 - replayed.num_native_rows / replayed.experts.shape[0]
+        metrics["routing/native_rows"] = float(replayed.num_missing_rows)
+        metrics["routing/replayed_fraction"] = 1.0 - replayed.num_missing_rows / replayed.experts.shape[0]
     if rollouts.experts is None or scores.natural is None:
         return metrics
     routing = routing_metrics(rollouts.experts, scores.natural)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.config.load import NOT_HASHED
-from lab.report.runs import Run
+from lab.report.runs import ReportRun
 
 UNSET = "not set"
 """The value of a field that one config has and another has not."""
@@ -33,7 +33,7 @@ class Difference:
         return next((v for v in self.values if 2 * self.values.count(v) > len(self.values)), None)
 
 
-def differences(runs: Sequence[Run]) -> list[Difference]:
+def differences(runs: Sequence[ReportRun]) -> list[Difference]:
     """Every field whose value differs between the runs' configs, in the order of the configs.
 
     Left out are the name and what cannot change a result, and a field whose own column in the table of runs already

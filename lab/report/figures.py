@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from lab.levels import Series, trailing_mean
-from lab.report.runs import Run
+from lab.report.runs import ReportRun
 from lab.report.story import first_step, reasons
 from lab.report.style import DASHES, PALETTE, number, spread
 from theory.metrics import REGISTRY
@@ -62,7 +62,7 @@ class Named(Protocol):
     def label(self) -> str: ...
 
 
-FigureFunction = Callable[[Sequence[Run]], Figure | None]
+FigureFunction = Callable[[Sequence[ReportRun]], Figure | None]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Lines:
     axis: Literal["linear", "log"] = "linear"
     style: Literal["plain", "noisy", "points"] = "plain"
 
-    def __call__(self, runs: Sequence[Run]) -> Figure | None:
+    def __call__(self, runs: Sequence[ReportRun]) -> Figure | None:
         found = [(run, values) for run in runs if (values := run.series(self.name))]
         if not found:
             return None
@@ -170,7 +170,7 @@ def smoothing_window(num_values: int) -> int:
 
 
 def run_lines(
-    found: Sequence[tuple[Run, Series]], window: int, scale: Scale, *, marked: bool = False
+    found: Sequence[tuple[ReportRun, Series]], window: int, scale: Scale, *, marked: bool = False
 ) -> list[dict[str, Any]]:
     """A line a run, its trailing mean where `window` > 1, with the values themselves faint under it."""
     data: list[dict[str, Any]] = []
@@ -194,7 +194,7 @@ def over_steps(found: Sequence[Series], scale: Scale) -> dict[str, Any]:
     }
 
 
-def collapse_cross(run: Run, smooth: Series, scale: Scale) -> dict[str, Any] | None:
+def collapse_cross(run: ReportRun, smooth: Series, scale: Scale) -> dict[str, Any] | None:
     """The mark on a collapsed run's curve where its first rule began to hold; its hover text is the rule."""
     step = first_step(run)
     if step is None or not smooth[0][0] <= step <= smooth[-1][0]:
@@ -254,7 +254,7 @@ def end_labels(
     return labels
 
 
-def _trace(run: Run, values: Series, scale: Scale, role: str, marked: bool) -> dict[str, Any]:
+def _trace(run: ReportRun, values: Series, scale: Scale, role: str, marked: bool) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines+markers" if marked or len(values) == 1 else "lines",

@@ -18,7 +18,7 @@ from lab.report.figures import (
     smoothing_note,
     smoothing_window,
 )
-from lab.report.runs import Run
+from lab.report.runs import ReportRun
 from lab.report.story import first_step
 from lab.verdict import REWARD
 
@@ -27,7 +27,7 @@ LABEL_SIZE = 14
 """Pixels of the letters at the ends of lines."""
 
 
-def reward_picture(runs: Sequence[Run]) -> Figure | None:
+def reward_picture(runs: Sequence[ReportRun]) -> Figure | None:
     """The reward of all runs, with a cross on each curve where its first rule began to hold; None without a reward."""
     found = [(run, values) for run in runs if (values := run.series(REWARD))]
     if not found:
@@ -48,14 +48,14 @@ def reward_picture(runs: Sequence[Run]) -> Figure | None:
     return Figure("reward", "Reward in training", caption(REWARD), data, layout, note, HEIGHT)
 
 
-def _window(runs: Sequence[Run], num_values: int) -> int:
+def _window(runs: Sequence[ReportRun], num_values: int) -> int:
     """The window of the verdicts' own rule where all runs have one and are long enough to be read at it."""
     windows = {(run.verdict or {}).get("thresholds", {}).get("window") for run in runs}
     window = windows.pop() if len(windows) == 1 else None
     return window if window is not None and 3 * window <= num_values else smoothing_window(num_values)
 
 
-def _labels(smooth: Sequence[tuple[Run, Series]], scale: Scale) -> list[dict[str, Any]]:
+def _labels(smooth: Sequence[tuple[ReportRun, Series]], scale: Scale) -> list[dict[str, Any]]:
     """Names at the ends of the curves: with the step of a collapse where the page is wide, with a cross on a phone."""
     ends = [(run, *values[-1]) for run, values in smooth]
     steps = [first_step(run) for run, _ in smooth]

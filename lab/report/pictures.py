@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lab.report.figures import Caption, Figure, Scale
-from lab.report.runs import Run
+from lab.report.runs import ReportRun
 from lab.report.style import number
 from lab.traces import Trace
 from theory.divergences import extreme_fraction
@@ -155,7 +155,7 @@ ROUTING_LEVELS = (
 )
 
 
-def deviation_tails(runs: Sequence[Run]) -> Figure | None:
+def deviation_tails(runs: Sequence[ReportRun]) -> Figure | None:
     """How many of its K experts the cached route has wrong at the last step that replayed, as Pr2 Fig. 4b."""
     data, steps = [], set()
     for run in runs:
@@ -192,7 +192,7 @@ RATIO_PARTS = {
 }
 
 
-def ratio_parts(runs: Sequence[Run]) -> Figure | None:
+def ratio_parts(runs: Sequence[ReportRun]) -> Figure | None:
     """Means over the recorded steps of the k3 of both parts of the importance ratio, and of the whole."""
     data = []
     for run in runs:
@@ -227,7 +227,7 @@ TIME_PARTS = {
 }
 
 
-def time_parts(runs: Sequence[Run]) -> Figure | None:
+def time_parts(runs: Sequence[ReportRun]) -> Figure | None:
     """Mean seconds of the parts of a global step; None for runs that recorded none."""
     found = {run.index: {words: run.mean(name) for words, name in TIME_PARTS.items()} for run in runs}
     shown = [words for words in TIME_PARTS if any(means[words] is not None for means in found.values())]

@@ -11,7 +11,7 @@ from lab.records import RunFolder
 from lab.report.differences import Difference, differences
 from lab.report.overview import reward_picture
 from lab.report.page import page
-from lab.report.runs import Run, load_runs, shared_prefix
+from lab.report.runs import ReportRun, load_runs, shared_prefix
 from lab.report.sections import SECTIONS
 from lab.report.story import story
 
@@ -58,20 +58,20 @@ class Setting:
     value: str | None
 
     @staticmethod
-    def of(one: Difference, run: Run) -> Setting:
+    def of(one: Difference, run: ReportRun) -> Setting:
         """The run's value of the field."""
         value = one.values[run.index]
         return Setting(one.field, one.name, None if value == one.usual else value)
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[ReportRun]) -> str:
     if len(runs) == 1:
         return runs[0].name
     shared = shared_prefix([run.name for run in runs]).rstrip("-_ ")
     return f"{shared}: {len(runs)} runs" if shared else f"{len(runs)} runs"
 
 
-def _rules(runs: Sequence[Run]) -> dict[str, str]:
+def _rules(runs: Sequence[ReportRun]) -> dict[str, str]:
     """The rules of the verdict where all finished runs were judged by the same ones; nothing otherwise."""
     found = [run.verdict.get("rules", {}) for run in runs if run.verdict is not None]
     return found[0] if found and all(rules == found[0] for rules in found) else {}

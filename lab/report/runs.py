@@ -22,7 +22,7 @@ EXTREME = "rollout_corr/extreme_frac_tau2"
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportRun:
     """One run as the report sees it; `index` decides its colour, `label` is its name without what all runs share."""
 
     folder: RunFolder
@@ -131,7 +131,7 @@ class Run:
         return fmean(values) if values else None
 
 
-def load_runs(folders: Sequence[RunFolder]) -> list[Run]:
+def load_runs(folders: Sequence[RunFolder]) -> list[ReportRun]:
     """The runs in the given order, under names that tell them apart; ValueError for none at all."""
     if not folders:
         raise ValueError("expected at least one run folder, got none")
@@ -144,7 +144,7 @@ def load_runs(folders: Sequence[RunFolder]) -> list[Run]:
         stamps = [folder.path.name for folder in folders]
         names = [f"{n} {t}" if names.count(n) > 1 else n for n, t in zip(names, stamps, strict=True)]
     shared = len(shared_prefix(names))
-    return [Run(f, i, n, n[shared:]) for i, (f, n) in enumerate(zip(folders, names, strict=True))]
+    return [ReportRun(f, i, n, n[shared:]) for i, (f, n) in enumerate(zip(folders, names, strict=True))]
 
 
 def shared_prefix(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from lab.report.runs import ACCURACY, Run
+from lab.report.runs import ACCURACY, ReportRun
 from lab.report.style import number
 from lab.report.treatments import Group, Treatment, groups
 from lab.verdict import KL
@@ -48,20 +48,20 @@ class Story:
         return " ".join([*spoken, *self.notes])
 
 
-def story(runs: Sequence[Run]) -> Story:
+def story(runs: Sequence[ReportRun]) -> Story:
     """The story of these runs, in their order."""
     found = groups(runs)
     told = [*map(_collapse, found), *map(_remarks, found), _accuracy(found), _kl(found)] if len(found) <= MANY else []
     return Story(_headline(found), [sentence for sentence in told if sentence], _notes(found))
 
 
-def first_step(run: Run) -> int | None:
+def first_step(run: ReportRun) -> int | None:
     """The step at which the first rule that fired began to hold; None for a run that did not collapse."""
     step = (run.verdict or {}).get("first_step") if run.verdict_word == "collapsed" else None
     return None if step is None else int(step)
 
 
-def reasons(run: Run) -> list[str]:
+def reasons(run: ReportRun) -> list[str]:
     """The rules that fired, each as a clause: `the reward fell to 0.09, below half of its peak, at step 24`."""
     verdict = run.verdict or {}
     return [_reason(reason, verdict.get("thresholds", {})) for reason in verdict.get("reasons", ())]
@@ -100,7 +100,7 @@ def _headline(found: Sequence[Group]) -> list[Sentence]:
     return sentences
 
 
-def alone(run: Run) -> str:
+def alone(run: ReportRun) -> str:
     """A run's verdict in a clause: `Training collapsed at step 24 of 60`."""
     num_steps = run.metrics[-1]["step"] if run.metrics else 0
     if run.verdict_word == "collapsed":

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lab.report.figures import Caption, Figure
-from lab.report.runs import Run
+from lab.report.runs import ReportRun
 from lab.report.style import number
 from lab.traces import Trace
 from theory.routing.measures import difference_counts
@@ -32,7 +32,7 @@ NO_TEXT = "□"
 PROMPT, OBSERVED, SAMPLED = "prompt", "answered by the task", "sampled"
 
 
-def token_difference(runs: Sequence[Run]) -> Figure | None:
+def token_difference(runs: Sequence[ReportRun]) -> Figure | None:
     """The mean routing difference of each kind of token, the largest first, as R3 Table 11 ranks them."""
     found = []
     for run in runs:
@@ -69,13 +69,13 @@ def token_difference(runs: Sequence[Run]) -> Figure | None:
     return Figure("token-difference", "Routing differences by token", caption, data, layout, note)
 
 
-def token_map(runs: Sequence[Run]) -> Figure | None:
+def token_map(runs: Sequence[ReportRun]) -> Figure | None:
     """The beginning of one response, each token the stronger coloured the more its routes differ, as R3 Fig. 11.
 
     Of the run whose engines differ the most; the response with the largest mean difference. What was sampled is bold,
     what the task answered between two turns is framed.
     """
-    best: tuple[float, Run, Trace, Differences, int] | None = None
+    best: tuple[float, ReportRun, Trace, Differences, int] | None = None
     for run in runs:
         trace = run.newest_trace
         if trace is None or (differences := differences_of(trace)) is None:
@@ -199,6 +199,6 @@ def _distinct(names: list[str]) -> list[str]:
     return [name if names.index(name) == i else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)]
 
 
-def _step(found: Sequence[tuple[Run, Trace, Any]]) -> str:
+def _step(found: Sequence[tuple[ReportRun, Trace, Any]]) -> str:
     steps = sorted({trace.step for _, trace, _ in found})
     return f"Newest trace: step {steps[0]}." if len(steps) == 1 else "Newest trace of each run."

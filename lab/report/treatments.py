@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from lab.config.algorithm import ObjectiveBlock
 from lab.config.load import NOT_HASHED
-from lab.report.runs import Run
+from lab.report.runs import ReportRun
 from lab.strict import ConfigError, validate
 from theory.objectives import CORRECTIONS, Objective
 
@@ -30,7 +30,7 @@ REPLAY = {
 class Treatment:
     """Engine and remedies by one run's config; None where it cannot be read."""
 
-    run: Run
+    run: ReportRun
 
     @cached_property
     def is_exact(self) -> bool:
@@ -99,7 +99,7 @@ class Treatment:
 class Group:
     """Runs of one config under several seeds, and what sets them apart: `without a remedy`, `with R3`."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[ReportRun, ...]
     preposition: str
     name: str
 
@@ -109,9 +109,9 @@ class Group:
         return f"{self.preposition} {self.name}"
 
 
-def groups(runs: Sequence[Run]) -> list[Group]:
+def groups(runs: Sequence[ReportRun]) -> list[Group]:
     """The runs by config, seeds apart, each group under words that no other has."""
-    by_config: dict[str, list[Run]] = {}
+    by_config: dict[str, list[ReportRun]] = {}
     for run in runs:
         by_config.setdefault(_fingerprint(run), []).append(run)
     members = [tuple(some) for some in by_config.values()]
@@ -138,7 +138,7 @@ def _named(treatment: Treatment, baseline: str | None, engines: Literal["same", 
     return ("with", " + ".join(parts)) if parts else ("in", treatment.run.label)
 
 
-def _fingerprint(run: Run) -> str:
+def _fingerprint(run: ReportRun) -> str:
     """Everything in the config that may change the numbers, but the seed; the folder where it cannot be read."""
     kept: dict[str, Any] = {key: value for key, value in run.config.items() if key not in ("seed", *NOT_HASHED)}
     return json.dumps(kept, sort_keys=True, default=str) if kept else str(run.folder.path)

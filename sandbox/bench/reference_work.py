@@ -28,7 +28,7 @@ from theory.algorithm import Algorithm, OptimizerSettings
 from theory.contracts import MiniBatch, Prompt, Response, Rollouts, Sampling, TokenBatch, TokenScores, UpdateStats
 from theory.loop import StepResult, global_step, hand_over
 from theory.objectives import preset
-from theory.routing.passes import Mode, PassRouting
+from theory.routing.passes import Mode, RoutingPlan
 from theory.routing.predictor import PredictorSettings
 from theory.streams import stream
 from theory.turns import roll_out
@@ -145,7 +145,7 @@ class Sandbox:
 
     def score(self, rollouts: Rollouts) -> TokenScores:
         """The old pass: log-probs, entropies, routing record."""
-        return self.trainer.score(rollouts, PassRouting("natural"))
+        return self.trainer.score(rollouts, RoutingPlan("natural"))
 
     def minibatch(self, rollouts: Rollouts) -> MiniBatch:
         """All responses as one mini-batch, with the advantages that the loop would give them."""
@@ -155,7 +155,7 @@ class Sandbox:
 
     def gradient(self, minibatch: MiniBatch) -> UpdateStats:
         """Forward and backward of MiniRL, with the gradient's norm, metrics and routing record."""
-        return self.trainer.update(minibatch, OBJECTIVE, PassRouting("natural"))
+        return self.trainer.update(minibatch, OBJECTIVE, RoutingPlan("natural"))
 
     def step(self, mode: Mode, num_minibatches: int, num_positions: int | None = None) -> Callable[[], StepResult]:
         """A whole global step, to be called again and again, on engines of its own."""

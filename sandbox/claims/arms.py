@@ -62,11 +62,6 @@ def without_clipping(preset: str, replay: str = "none", n: int = 1) -> Arm:
     return replace(arm(preset, replay, n, name="noclip", changes=NO_CLIP), on_map=on_map)
 
 
-def with_tis(preset: str, replay: str = "none", n: int = 1) -> Arm:
-    """The same with truncated importance sampling of the engine gap."""
-    return arm(preset, replay, n, name="tis", changes=(TIS,))
-
-
 def dense(preset: str, n: int = 1) -> Arm:
     """The dense twin: each MoE layer becomes an MLP as wide as the experts that a token uses."""
     return arm(preset, n=n, name="dense", changes=DENSE)

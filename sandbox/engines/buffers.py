@@ -19,7 +19,7 @@ from theory.routing.record import index_dtype, offsets_of
 from theory.top_tokens import TopTokens
 
 
-class Recorder:
+class PassRecorder:
     """Natural routing that keeps what one forward pass did: experts, router inputs and logits by layer."""
 
     def __init__(self, keep_features: bool):
@@ -65,7 +65,9 @@ class FeatureLog:
         self._stands: list[tuple[Tensor, Tensor, Tensor]] = []
         self._num_rows = 0
 
-    def add(self, recorder: Recorder, num_copies: int, rows: Tensor, positions: Tensor, places: Tensor | None) -> None:
+    def add(
+        self, recorder: PassRecorder, num_copies: int, rows: Tensor, positions: Tensor, places: Tensor | None
+    ) -> None:
         """Keeps a pass; the arguments are those of `Buffers.store`."""
         where = torch.arange(self._num_rows, self._num_rows + len(rows)) if places is None else self._num_rows + places
         self._stands += [(rows + copy, positions, where) for copy in range(num_copies)]
@@ -131,7 +133,7 @@ class Buffers:
 
     def store(
         self,
-        recorder: Recorder,
+        recorder: PassRecorder,
         rows: Tensor,
         positions: Tensor,
         num_copies: int = 1,

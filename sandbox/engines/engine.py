@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sandbox.engines.buffers import Buffers, Recorder, empty_buffers
+from sandbox.engines.buffers import Buffers, PassRecorder, empty_buffers
 from sandbox.engines.defect import Defect, kept_weights
 from sandbox.engines.partial_weights import FirstWeights
 from sandbox.engines.prefix_cache import PrefixCache
@@ -262,7 +262,7 @@ class SandboxEngine:
     def _decode(
         model: MoE, tokens_A: Tensor, active_A: Tensor, cache: KVCache, numerics: Numerics, buffers: Buffers
     ) -> Float[Tensor, "A V"]:
-        recorder = Recorder(buffers.features is not None)
+        recorder = PassRecorder(buffers.features is not None)
         positions_A = cache.lengths_B.clone()
         hidden_ASD = model.forward_hidden(tokens_A[:, None], recorder, numerics=numerics, cache=cache)
         buffers.store(recorder, active_A, positions_A)

@@ -13,8 +13,8 @@ import torch
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model.kv_cache import KVCache
 from theory.contracts import Rollouts
-from theory.routing.passes import PassRouting
-from theory.routing.replay import RoutingPass
+from theory.routing.passes import RoutingPlan
+from theory.routing.replay import ReplayContext
 
 
 @torch.no_grad()
@@ -33,12 +33,12 @@ def _prefilled(engine: SandboxEngine, rollouts: Rollouts, seed: int) -> Rollouts
     batch, model, numerics = rollouts.padded(), engine.model, engine.numerics(seed)
     num_rows = [response.num_tokens - 1 for response in rollouts.responses]
     cache = KVCache(model.config, len(rollouts), max(num_rows), model.norm.dtype)
-    with RoutingPass(PassRouting("natural"), num_rows, max(num_rows), model.config.moe_layers) as routing:
-        hidden_BSD = model.forward_hidden(batch.tokens_BS[:, :-1], routing, numerics=numerics, cache=cache)
+    with ReplayContext(RoutingPlan("natural"), num_rows, max(num_rows), model.config.moe_layers) as context:
+        hidden_BSD = model.forward_hidden(batch.tokens_BS[:, :-1], context, numerics=numerics, cache=cache)
     responses = []
     for b, response in enumerate(rollouts.responses):
         rows = torch.arange(len(response.prompt.tokens) - 1, response.num_tokens - 1)
         logits_nV = engine.scored(model.logits(hidden_BSD[b, rows], numerics=numerics), rollouts.temperature)
         logp_n = torch.log_softmax(logits_nV, -1).gather(-1, response.tokens[:, None])[:, 0]
         responses.append(replace(response, logp_mu=logp_n.where(response.is_response, 0.0)))
-    return Rollouts(tuple(responses), routing.used, temperature=rollouts.temperature)
+    return Rollouts(tuple(responses), context.used, temperature=rollouts.temperature)

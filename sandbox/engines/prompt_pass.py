@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sandbox.engines.buffers import Buffers, Recorder
+from sandbox.engines.buffers import Buffers, PassRecorder
 from sandbox.engines.prefix_cache import Found, PrefixCache
 from sandbox.kernels.numerics import Numerics
 from sandbox.model import MoE
@@ -42,7 +42,7 @@ def run_prompts(
         cache.lengths_B = torch.tensor(starts)
         lengths_p = torch.tensor([len(prompts[p].tokens) for p in chosen])
         tokens_pS = padded([prompts[p].tokens[start:] for p, start in zip(chosen, starts, strict=True)])
-        recorder = Recorder(buffers.features is not None)
+        recorder = PassRecorder(buffers.features is not None)
         hidden_pSD = model.forward_hidden(tokens_pS, recorder, numerics=numerics, cache=cache)
         counts_p = lengths_p - torch.tensor(starts)
         cache.truncate(lengths_p)
@@ -86,7 +86,7 @@ def _take(hit: Found | None, cache: KVCache, row: int) -> int:
 
 
 def _store_routes(
-    recorder: Recorder, prompts_p: Tensor, starts_p: Tensor, counts_p: Tensor, num_copies: int, buffers: Buffers
+    recorder: PassRecorder, prompts_p: Tensor, starts_p: Tensor, counts_p: Tensor, num_copies: int, buffers: Buffers
 ) -> None:
     """Writes what the pass recorded of each prompt's computed tokens to all copies of it; padding goes nowhere."""
     if buffers.experts_BWLK is None:

@@ -42,7 +42,7 @@ from theory.exact.tree import PrefixTree
 from theory.loop import Collected, hand_over, old_pass
 from theory.objectives import preset
 from theory.routing.measures import difference_counts
-from theory.routing.passes import MODES, PASSES, Mode, PassRouting
+from theory.routing.passes import MODES, PASSES, Mode, RoutingPlan
 from theory.routing.predictor import PredictorSettings
 from theory.routing.record import RoutingRecord
 
@@ -193,8 +193,8 @@ def moe_problem(
     )  # fmt: skip
 
 
-def _has_used(policy: RoutedPolicy, routing: PassRouting) -> bool:
-    return routing.record is not None and torch.equal(policy.experts.experts, routing.record.experts)
+def _has_used(policy: RoutedPolicy, plan: RoutingPlan) -> bool:
+    return plan.record is not None and torch.equal(policy.experts.experts, plan.record.experts)
 
 
 def learner_of(model: MoE, mode: Mode, predictor: Mapping[int, Float[Tensor, "D E"]] | None) -> SandboxTrainingEngine:

@@ -1,6 +1,6 @@
 """pi of the sandbox's MoE on a prefix tree: its log-probabilities, their Jacobian, and the routes of every response.
 
-The training engine's own forward and backward, under any PassRouting. Routes are functions of the prefix, because a
+The training engine's own forward and backward, under any RoutingPlan. Routes are functions of the prefix, because a
 replayed record is one: rows that two responses share hold the same experts in both.
 
 Letters beyond theory/contracts.py: n nodes, Y responses (theory/exact/tree.py), Q trainable parameters.
@@ -23,7 +23,7 @@ from theory.algorithm import OptimizerSettings
 from theory.contracts import Prompt, Rollouts
 from theory.exact.policies import JacobianPolicy
 from theory.exact.tree import PrefixTree
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.record import RoutingRecord
 
 
@@ -36,10 +36,10 @@ class RoutedPolicy(JacobianPolicy):
 
 def target_policy(model: MoE, tree: PrefixTree, prompt: Prompt, temperature: float = 1.0) -> RoutedPolicy:
     """pi at the model's weights and `temperature`, naturally routed: the policy whose E[R] is maximised."""
-    return routed_policy(model, tree, exact_rollouts(model, tree, prompt, temperature), PassRouting("natural"))
+    return routed_policy(model, tree, exact_rollouts(model, tree, prompt, temperature), RoutingPlan("natural"))
 
 
-def routed_policy(model: MoE, tree: PrefixTree, rollouts: Rollouts, routing: PassRouting) -> RoutedPolicy:
+def routed_policy(model: MoE, tree: PrefixTree, rollouts: Rollouts, plan: RoutingPlan) -> RoutedPolicy:
     """pi at the model's weights, routed as `routing` says over `rollouts`, which are all responses of the tree.
 
     It has the rollouts' temperature. The training engine's own forward and backward, one backward an edge; each edge is
@@ -49,10 +49,10 @@ def routed_policy(model: MoE, tree: PrefixTree, rollouts: Rollouts, routing: Pas
     values, jacobians = [], []
     for t, owner_nV in enumerate(_owners(tree)):
         # A node's V edges at a time.
-        rows = [learner.token_gradients(rollouts.select(b), routing.select(b), t) for b in owner_nV.tolist()]
+        rows = [learner.token_gradients(rollouts.select(b), plan.select(b), t) for b in owner_nV.tolist()]
         values.append(torch.stack([logp_V for logp_V, _ in rows]).double())
         jacobians.append(torch.stack([gradient_VQ for _, gradient_VQ in rows]).double())
-    experts = learner.score(rollouts, routing).experts
+    experts = learner.score(rollouts, plan).experts
     assert experts is not None, "a model with MoE layers was scored without a record of its routes"
     return RoutedPolicy(tree, tuple(values), tuple(jacobians), experts)
 

@@ -60,8 +60,6 @@ def _step_time(row: Row) -> float:
 SURVIVAL = Measure(
     "survival", "fraction of the run before a rule of its verdict fired; 1: none did", "1", _survival, kind="time"
 )
-FINAL_REWARD = between("reward/mean", 0.75, 1.0, "mean training reward over the last quarter", "reward")
-FINAL_ACCURACY = between("eval/accuracy", 0.75, 1.0, "held-out accuracy (avg@k) over the last quarter", "accuracy")
 FINAL_ENTROPY = between("actor/entropy", 0.75, 1.0, "entropy over the last quarter", "nats/token")
 EARLY_KL = between("rollout_corr/k3_kl", 0.0, 0.1, "k3 KL(mu || old) over the first tenth", "nats/token")
 FINAL_KL = between("rollout_corr/k3_kl", 0.75, 1.0, "k3 KL(mu || old) over the last quarter", "nats/token")

@@ -28,7 +28,7 @@ from sandbox.measure.defect_table import Bench
 from theory.contracts import Rollouts, TokenScores
 from theory.divergences import extreme_fraction, k3_kl_mu_old
 from theory.routing.measures import router_disagreement
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 TAUS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
 Format = tuple[Defect, ...]
@@ -169,7 +169,7 @@ class Calibration:
         engine, found = self.engine(defects), []
         for draw in draws:
             rollouts = self.bench.sample(engine, draw)
-            found.append(self.figures(rollouts, self.bench.trainer.score(rollouts, PassRouting("natural"))))
+            found.append(self.figures(rollouts, self.bench.trainer.score(rollouts, RoutingPlan("natural"))))
         return tuple(replace(f[0], fitted=fmean(g.fitted for g in f)) for f in zip(*found, strict=True))
 
     def fitted_stds(self, formats: Format, num_trials: int) -> tuple[float, float]:

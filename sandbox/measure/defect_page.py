@@ -12,7 +12,7 @@ import torch
 from lab.ladder import markdown_table
 from lab.manifest import manifest
 from sandbox.engines.defect import Defect
-from sandbox.measure.defect_table import METRICS, Rung
+from sandbox.measure.defect_table import METRICS, DefectRow
 
 INTRO = """# Engine defects
 
@@ -49,7 +49,7 @@ ratios that are not 1. R3 sec. 3.3 reports a KL of 8.4e-4 between two passes of 
 """
 
 
-def page(rungs: Sequence[Rung], repeated: Sequence[Rung], command: str, setting: str) -> str:
+def page(rungs: Sequence[DefectRow], repeated: Sequence[DefectRow], command: str, setting: str) -> str:
     """The whole page. `setting` says on what model and how many tokens, in one sentence."""
     where = f"torch {torch.__version__}, one thread, {manifest(0)['cpu']}."
     parts = [INTRO.format(command=command, setting=textwrap.fill(f"{setting} {where}", 120))]

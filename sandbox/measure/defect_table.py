@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lab.ladder import Estimate, estimate
+from lab.ladder import SeedMean, seed_mean
 from lab.tasks import TextTask
 from sandbox.config import SandboxRun, TrainingBlock
 from sandbox.engines import (
@@ -40,7 +40,7 @@ from theory.contracts import Rollouts, Sampling, TokenScores
 from theory.divergences import discrepancy_metrics, masked_mean
 from theory.loop import global_step
 from theory.routing.measures import routing_metrics
-from theory.routing.passes import PASSES, PassRouting
+from theory.routing.passes import PASSES, RoutingPlan
 from theory.step_metrics import old_pass_metrics
 from theory.streams import derive_seed
 
@@ -117,13 +117,13 @@ NUM_STEPS = 8
 
 
 @dataclass(frozen=True)
-class Rung:
+class DefectRow:
     """One engine against the trainer, over draws of `num_tokens` tokens in all; metrics by the names of METRICS."""
 
     name: str
     defect: Defect | None
     num_tokens: int
-    metrics: dict[str, Estimate]
+    metrics: dict[str, SeedMean]
 
     @property
     def breaks(self) -> str:
@@ -201,18 +201,18 @@ class Bench:
         )
         return engine.generate(self.task.prompts(NUM_STEPS + draw, self.algorithm.num_prompts), sampling)
 
-    def rung(self, name: str, num_seeds: int) -> Rung:
+    def rung(self, name: str, num_seeds: int) -> DefectRow:
         """The engine of that name against the trainer."""
         engine, rows, num_tokens = self.engine(RUNGS[name]), [], 0
         for draw in range(num_seeds):
             rollouts = self.sample(engine, draw)
-            scores = self.trainer.score(rollouts, PassRouting("natural"))
+            scores = self.trainer.score(rollouts, RoutingPlan("natural"))
             metrics = old_pass_metrics(rollouts, scores, PASSES["none"])
             rows.append({**metrics, "surprise_gap": surprise_gap(rollouts, scores)})
             num_tokens += sum(int(r.is_response.sum()) for r in rollouts.responses)
-        return Rung(name, RUNGS[name], num_tokens, _estimates(rows))
+        return DefectRow(name, RUNGS[name], num_tokens, _means(rows))
 
-    def repeated(self, name: str, num_seeds: int) -> Rung:
+    def repeated(self, name: str, num_seeds: int) -> DefectRow:
         """Two old passes over the same responses under these training numerics, in micro-batches of two sizes.
 
         R3 sec. 3.3: the first pass stands for mu, the second for old.
@@ -221,13 +221,13 @@ class Bench:
         passes = [self._trainer(self.trainer.model, block, size) for size in (64, 24)]
         for draw in range(num_seeds):
             rollouts = self.sample(exact, draw)
-            first, second = (trainer.score(rollouts, PassRouting("natural")) for trainer in passes)
+            first, second = (trainer.score(rollouts, RoutingPlan("natural")) for trainer in passes)
             metrics = discrepancy_metrics(second.logp_BT, first.logp_BT, rollouts.padded().is_response_BT)
             if first.natural is not None and second.natural is not None:
                 metrics |= routing_metrics(first.natural, second.natural)
             rows.append(metrics)
             num_tokens += sum(int(r.is_response.sum()) for r in rollouts.responses)
-        return Rung(name, None, num_tokens, _estimates(rows))
+        return DefectRow(name, None, num_tokens, _means(rows))
 
 
 def surprise_gap(rollouts: Rollouts, scores: TokenScores) -> float:
@@ -236,8 +236,8 @@ def surprise_gap(rollouts: Rollouts, scores: TokenScores) -> float:
     return masked_mean(-scores.logp_BT - scores.entropy_BT, mask_BT).item()
 
 
-def _estimates(rows: Sequence[dict[str, float]]) -> dict[str, Estimate]:
-    return {name: estimate([row[name] for row in rows]) for name in METRICS if name in rows[0]}
+def _means(rows: Sequence[dict[str, float]]) -> dict[str, SeedMean]:
+    return {name: seed_mean([row[name] for row in rows]) for name in METRICS if name in rows[0]}
 
 
 def check_rungs(names: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from theory.routing.gates import Gate
 
 @runtime_checkable
 class Routing(Protocol):
-    """Decides the experts of a forward pass: NaturalRouting, or a RoutingPass that replays and records."""
+    """Decides the experts of a forward pass: NaturalRouting, or a ReplayContext that replays and records."""
 
     def route(
         self,

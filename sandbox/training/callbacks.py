@@ -1,4 +1,4 @@
-"""The work of a sandbox run after each global step, as a Lightning callback around `lab.recording.Recorder`."""
+"""The work of a sandbox run after each global step, as a Lightning callback around `lab.recording.RunRecorder`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import lightning as L
 
 from lab.evaluation import evaluate
 from lab.progress import ProgressLines
-from lab.recording import Recorder, Scalars
+from lab.recording import RunRecorder, Scalars
 from lab.records import RunFolder
 from lab.tasks.tokenizers import Tokenizer
 from sandbox.config import SandboxRun
@@ -66,7 +66,7 @@ class Recording(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, Learner)
         learner = pl_module
-        self.recorder = Recorder(
+        self.recorder = RunRecorder(
             self.config,
             self.folder,
             lambda number: self.evaluation(learner, number),

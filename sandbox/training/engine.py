@@ -24,10 +24,10 @@ from theory.algorithm import OptimizerSettings
 from theory.contracts import MiniBatch, NamedTensors, Response, Rollouts, TokenBatch, TokenScores, UpdateStats
 from theory.objectives import Objective, Top, combine_metrics
 from theory.routing.features import RouterFeatures
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings, PredictorTrainer
 from theory.routing.record import RoutingRecord
-from theory.routing.replay import NaturalRouting, RoutingPass
+from theory.routing.replay import NaturalRouting, ReplayContext
 from theory.temperature import tempered
 
 
@@ -42,17 +42,17 @@ class Forward:
 
 
 @dataclass
-class Collected:
+class BatchRoutes:
     """The routing of several micro-batches, in order."""
 
     used: list[RoutingRecord]
     natural: list[RoutingRecord]
     features: list[RouterFeatures]
 
-    def add(self, routing: RoutingPass) -> None:
+    def add(self, context: ReplayContext) -> None:
         """Takes a finished pass's records; a dense model has none."""
-        natural, features = routing.natural, routing.features
-        used = natural if routing.routing.source == "natural" else routing.used
+        natural, features = context.natural, context.features
+        used = natural if context.plan.source == "natural" else context.used
         if used is not None and natural is not None:
             self.used.append(used)
             self.natural.append(natural)
@@ -66,16 +66,16 @@ class Kept:
 
     responses: tuple[Response, ...]
     forward: Forward
-    routing: RoutingPass
+    context: ReplayContext
 
-    def serves(self, rollouts: Rollouts, routing: PassRouting) -> bool:
+    def serves(self, rollouts: Rollouts, plan: RoutingPlan) -> bool:
         """Whether a new pass would be this one: the same responses, and natural again or a replay of its experts."""
         if self.responses is not rollouts.responses:
             return False
-        if routing.record is None:
-            return routing.source == self.routing.routing.source == "natural"
-        used = self.routing.used
-        return used is not None and bool((routing.record.experts == used.experts).all())
+        if plan.record is None:
+            return plan.source == self.context.plan.source == "natural"
+        used = self.context.used
+        return used is not None and bool((plan.record.experts == used.experts).all())
 
 
 class SandboxTrainingEngine:
@@ -127,26 +127,26 @@ class SandboxTrainingEngine:
                 config.moe_layers, config.hidden_size, config.num_experts, predictor, dtype=model.norm.dtype
             )
 
-    def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
+    def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
         """log pi_old of every sampled token and the entropy of every next-token distribution, without gradients."""
         B = len(rollouts)
         T = max(len(r.tokens) for r in rollouts.responses)
         logp_BT, entropy_BT = self.model.norm.new_zeros(B, T), self.model.norm.new_zeros(B, T)
         logp_top_BTK = None if rollouts.top is None else logp_BT.new_zeros(B, T, rollouts.top.ids.shape[1])
-        seen = Collected([], [], [])
-        keeps = self._keeps(rollouts, routing)
+        seen = BatchRoutes([], [], [])
+        keeps = self._keeps(rollouts, plan)
         # Whole passes are without gradients: a pass that keeps its graph has no use for what they hold.
         with torch.set_grad_enabled(keeps), nullcontext() if keeps else self.model.held():
             for chosen in self._micro_batches(B):
-                with self._routing_pass(rollouts, routing, chosen) as routing_pass:
-                    forward = self._forward(rollouts.select(chosen).padded(), routing_pass, self.model)
+                with self._context(rollouts, plan, chosen) as context:
+                    forward = self._forward(rollouts.select(chosen).padded(), context, self.model)
                 width = forward.logp_BT.shape[1]
                 logp_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
                 entropy_BT[chosen[0] : chosen[-1] + 1, :width] = forward.entropy_BT
                 if logp_top_BTK is not None and forward.logp_top_BTK is not None:
                     logp_top_BTK[chosen[0] : chosen[-1] + 1, :width] = forward.logp_top_BTK.detach()
-                seen.add(routing_pass)
-                self._kept = Kept(rollouts.responses, forward, routing_pass) if keeps else None
+                seen.add(context)
+                self._kept = Kept(rollouts.responses, forward, context) if keeps else None
         return TokenScores(logp_BT, entropy_BT, *_concat(seen), logp_top_BTK)
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
@@ -161,18 +161,18 @@ class SandboxTrainingEngine:
                 logp_BT[chosen[0] : chosen[-1] + 1, : logp.shape[1]] = logp
         return logp_BT
 
-    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
+    def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdateStats:
         """One clipped AdamW step up the objective, then one predictor step if the mini-batch carries features."""
         rollouts = minibatch.rollouts
         whole = rollouts.padded()
         totals = objective.totals(minibatch.logp_old_BT, whole.logp_mu_BT, whole.is_response_BT)
         logp_pi_BT = torch.zeros_like(minibatch.logp_old_BT)
-        seen = Collected([], [], [])
+        seen = BatchRoutes([], [], [])
         value = torch.zeros(())
         parts: list[tuple[int, dict[str, Tensor]]] = []
         self.optimizer.zero_grad(set_to_none=True)
         for chosen in self._micro_batches(len(rollouts)):
-            with self._with_graph(rollouts, whole, routing, chosen) as (forward, routing_pass):
+            with self._with_graph(rollouts, whole, plan, chosen) as (forward, context):
                 width = forward.logp_BT.shape[1]
                 output = objective(
                     forward.logp_BT,
@@ -188,7 +188,7 @@ class SandboxTrainingEngine:
             logp_pi_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
             value += output.objective.detach()
             parts.append((int(forward.batch.is_response_BT.sum()), output.metrics))
-            seen.add(routing_pass)
+            seen.add(context)
         metrics = combine_metrics(parts) | {"actor/objective": value.item()}
         metrics |= self._take_step()
         _, natural, features = _concat(seen)
@@ -199,14 +199,14 @@ class SandboxTrainingEngine:
         return UpdateStats(metrics, logp_pi_BT, natural, features)
 
     def token_gradients(
-        self, rollouts: Rollouts, routing: PassRouting, position: int
+        self, rollouts: Rollouts, plan: RoutingPlan, position: int
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B Q"]]:
         """log pi of each response's token at `position`, and its gradient by the Q trainable parameters.
 
         The forward and backward of `update`, with one backward a response; the responses are one micro-batch.
         """
-        with self._routing_pass(rollouts, routing, range(len(rollouts))) as routing_pass:
-            logp_BT = self._forward(rollouts.padded(), routing_pass, self.model).logp_BT
+        with self._context(rollouts, plan, range(len(rollouts))) as context:
+            logp_BT = self._forward(rollouts.padded(), context, self.model).logp_BT
             rows = []
             for logp in logp_BT[:, position]:
                 parts = torch.autograd.grad(logp, self.parameters, retain_graph=True)
@@ -284,27 +284,27 @@ class SandboxTrainingEngine:
         for start in range(0, B, self.micro_batch_size):
             yield list(range(start, min(B, start + self.micro_batch_size)))
 
-    def _keeps(self, rollouts: Rollouts, routing: PassRouting) -> bool:
+    def _keeps(self, rollouts: Rollouts, plan: RoutingPlan) -> bool:
         """Whether this old pass is one that the next update may train on."""
-        is_pass_of_pi = self.numerics is EXACT and routing.source != "predicted" and routing.feature_rows is not None
+        is_pass_of_pi = self.numerics is EXACT and plan.source != "predicted" and plan.feature_rows is not None
         return self.keep_old_pass and is_pass_of_pi and len(rollouts) <= self.micro_batch_size
 
     @contextmanager
     def _with_graph(
-        self, rollouts: Rollouts, whole: TokenBatch, routing: PassRouting, chosen: Sequence[int]
-    ) -> Iterator[tuple[Forward, RoutingPass]]:
+        self, rollouts: Rollouts, whole: TokenBatch, plan: RoutingPlan, chosen: Sequence[int]
+    ) -> Iterator[tuple[Forward, ReplayContext]]:
         """A micro-batch's pass with gradients: the old pass that was kept for it, or a new one, open until backward."""
         kept, self._kept = self._kept, None
-        if kept is not None and kept.serves(rollouts, routing):
-            yield kept.forward, kept.routing
+        if kept is not None and kept.serves(rollouts, plan):
+            yield kept.forward, kept.context
             return
         batch = whole if len(chosen) == len(rollouts) else rollouts.select(chosen).padded()
-        with self._routing_pass(rollouts, routing, chosen) as routing_pass:
-            yield self._forward(batch, routing_pass, self.model), routing_pass
+        with self._context(rollouts, plan, chosen) as context:
+            yield self._forward(batch, context, self.model), context
 
-    def _routing_pass(self, rollouts: Rollouts, routing: PassRouting, chosen: Sequence[int]) -> RoutingPass:
+    def _context(self, rollouts: Rollouts, plan: RoutingPlan, chosen: Sequence[int]) -> ReplayContext:
         num_rows_B = [rollouts.responses[i].num_tokens - 1 for i in chosen]
-        return RoutingPass(routing.select(chosen), num_rows_B, max(num_rows_B), self.model.config.moe_layers)
+        return ReplayContext(plan.select(chosen), num_rows_B, max(num_rows_B), self.model.config.moe_layers)
 
     def _forward(self, batch: TokenBatch, routing: Routing, model: MoE) -> Forward:
         """Log-probs (with graph) and entropies of the response tokens at the batch's temperature.
@@ -349,7 +349,7 @@ def _required(tensors: dict[str, Tensor], name: str) -> Tensor:
     return tensors[name]
 
 
-def _concat(seen: Collected) -> tuple[RoutingRecord | None, RoutingRecord | None, RouterFeatures | None]:
+def _concat(seen: BatchRoutes) -> tuple[RoutingRecord | None, RoutingRecord | None, RouterFeatures | None]:
     return (
         RoutingRecord.concat(seen.used) if seen.used else None,
         RoutingRecord.concat(seen.natural) if seen.natural else None,

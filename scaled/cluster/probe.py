@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scaled.config import PrecisionBlock, ProbeBlock, TrainingBlock
 from theory.contracts import Prompt, Response, Rollouts, TrainingEngine
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
 # Mean |log mu - log old|, nats a token, that each coarseness is allowed: about five times what tiny models were
@@ -89,11 +89,11 @@ class Probe:
         return [tokens[-length:] for tokens in whole]
 
     def _trainer_scores(self, learner: TrainingEngine, sequences: list[list[int]], version: int) -> list[Tensor]:
-        routing = PassRouting("natural")
+        plan = RoutingPlan("natural")
         if self.is_predicted:
             # The engine's gates hold W + W_p: it chooses and weighs by the predicted logits.
-            routing = PassRouting("predicted", gates="predicted", predictor=learner.predictor_weights())
-        logp_BT = learner.score(_as_rollouts(sequences, version), routing).logp_BT
+            plan = RoutingPlan("predicted", gates="predicted", predictor=learner.predictor_weights())
+        logp_BT = learner.score(_as_rollouts(sequences, version), plan).logp_BT
         return [logp_BT[b, : len(tokens) - 1] for b, tokens in enumerate(sequences)]
 
 

@@ -27,7 +27,7 @@ from scaled.config import ModelBlock, TrainingBlock
 from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenScores, UpdateStats
 from theory.objectives import Objective
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 SETTLE_S = 20.0
 """Seconds in which a rank's error is told apart from its neighbour's loss, which breaks the collective first."""
@@ -44,7 +44,7 @@ class RankDied(ChildProcessError):
 class Rank(Protocol):
     """The state of a rank actor; see docs/decisions/0004-scaled.md."""
 
-    def score(self, rollouts: Rollouts, routing: PassRouting) -> Any:
+    def score(self, rollouts: Rollouts, plan: RoutingPlan) -> Any:
         """Its part of the old pass."""
         ...
 
@@ -52,7 +52,7 @@ class Rank(Protocol):
         """Its part of log pi_ref."""
         ...
 
-    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> Any:
+    def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> Any:
         """Its part of an optimiser step."""
         ...
 
@@ -142,20 +142,20 @@ class TrainingGroup:
             self.close()  # ranks that wait for the others would keep the places of the next group
             raise
 
-    def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
+    def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
         """As theory's contract."""
         with self.meter.seconds("timing_s/old_log_prob"):
-            return self.assembly.scores(self._call("score", _tokens_of(rollouts), routing))
+            return self.assembly.scores(self._call("score", _tokens_of(rollouts), plan))
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """As theory's contract."""
         with self.meter.seconds("timing_s/ref"):
             return self.assembly.reference(self._call("score_reference", _tokens_of(rollouts)))
 
-    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
+    def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdateStats:
         """As theory's contract."""
         with self.meter.seconds("timing_s/update_actor"):
-            return self.assembly.stats(self._call("update", minibatch, objective, routing))
+            return self.assembly.stats(self._call("update", minibatch, objective, plan))
 
     def named_tensors(self) -> NamedTensors:
         """As theory's contract; views of shared memory, valid until the next one is asked for and never to be written.

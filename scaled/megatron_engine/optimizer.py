@@ -14,12 +14,9 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 
+from lab.recording import NonFiniteError
 from scaled.config import TrainingBlock
 from theory.algorithm import OptimizerSettings
-
-
-class NonFiniteError(ArithmeticError):
-    """A gradient is not finite; the message names which."""
 
 
 class RankOptimizer:
@@ -101,4 +98,4 @@ class RankOptimizer:
         return ", ".join(names[:3]) if names else "another rank's weights"
 
 
-__all__ = ["NonFiniteError", "RankOptimizer"]
+__all__ = ["RankOptimizer"]

@@ -19,7 +19,7 @@ from theory.contracts import TokenScores, UpdateStats
 from theory.objectives.objective import combine_metrics
 from theory.routing.features import RouterFeatures
 from theory.routing.record import MISSING, RoutingRecord, offsets_of
-from theory.routing.replay import RoutingPass
+from theory.routing.replay import ReplayContext
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,15 @@ class UpdatePart:
     predictor: PredictorPart | None = None
 
 
-def route_part(routing: RoutingPass, indices: Sequence[int], start: int, for_update: bool) -> RoutePart:
+def route_part(context: ReplayContext, indices: Sequence[int], start: int, for_update: bool) -> RoutePart:
     """The result of a pass over rows from `start` on of the responses `indices`, without padding responses.
 
     On the CPU, as every part is: assembling them is bookkeeping, and a GPU's memory is not its place.
     """
-    used, natural, features = routing.used, routing.natural, routing.features
+    used, natural, features = context.used, context.natural, context.features
     assert used is not None and natural is not None, "only chunks with a router have a pass"
     num = len(indices)
-    is_natural = routing.routing.source == "natural"
+    is_natural = context.plan.source == "natural"
     rows_b = None if features is None else tuple(row + start for row in features.feature_rows[:num])
     hidden_FLD = None if features is None or features.hidden is None else features.hidden.cpu()
     return RoutePart(

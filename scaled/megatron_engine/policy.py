@@ -1,7 +1,8 @@
 """One policy on one rank: its model chunks, and the schedule that runs micro-batches through them.
 
-The same forward serves the old, reference and gradient passes: scores of response rows alone, routes by a `RoutingPass`
-for each micro-batch and chunk. Losses add up over micro-batches and data-parallel ranks; nothing is averaged.
+The same forward serves the old, reference and gradient passes: scores of response rows alone, and routes in a
+`ReplayContext` for each micro-batch and chunk. Losses add up over micro-batches and data-parallel ranks; nothing is
+averaged.
 
 Extra letters: b responses of a micro-batch; n its response tokens, packed.
 Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 8 and 9.
@@ -28,11 +29,11 @@ from scaled.megatron_engine.micro_batches import MicroBatch
 from scaled.megatron_engine.model import build_model
 from scaled.megatron_engine.parallel import Layout
 from scaled.megatron_engine.parts import RoutePart, TokenPart, route_part
-from scaled.megatron_engine.replay import ChunkReplay, in_flight, local_routing
+from scaled.megatron_engine.replay import ChunkReplay, in_flight, local_plan
 from scaled.megatron_engine.scoring import ResponseHead
 from scaled.megatron_engine.weights import load_hf
-from theory.routing.passes import PassRouting
-from theory.routing.replay import RoutingPass
+from theory.routing.passes import RoutingPlan
+from theory.routing.replay import ReplayContext
 
 Loss = Callable[[MicroBatch, Float[Tensor, "b T"]], Float[Tensor, ""]]
 """The loss that a gradient pass minimises: a micro-batch's share of the loss, from pi's log-probabilities."""
@@ -48,7 +49,7 @@ class PassResult:
 
 @dataclass(frozen=True)
 class _Pass:
-    routing: PassRouting
+    plan: RoutingPlan
     num_positions: int
     loss: Loss | None
     result: PassResult
@@ -117,14 +118,14 @@ class Policy:
         config.finalize_model_grads_func = _finalize
 
     def run(
-        self, micro_batches: Sequence[MicroBatch], routing: PassRouting, num_positions: int, loss: Loss | None = None
+        self, micro_batches: Sequence[MicroBatch], plan: RoutingPlan, num_positions: int, loss: Loss | None = None
     ) -> PassResult:
         """One pass over this rank's micro-batches, forward only without `loss`; a collective.
 
         With it, the gradients of the summed losses of all ranks lie in the main_grad of every parameter afterwards.
         Raises LedgerError where a layer was not routed exactly once in a pass.
         """
-        this = _Pass(routing, num_positions, loss, PassResult())
+        this = _Pass(plan, num_positions, loss, PassResult())
         feeds = [iter([(number, micro) for micro in micro_batches]) for number in range(len(self.wrapped))]
         is_single = len(self.wrapped) == 1
         with in_flight(self.replays), torch.set_grad_enabled(loss is not None):
@@ -158,15 +159,15 @@ class Policy:
         if not replay.layer_numbers:  # a chunk of dense layers alone
             return forward()
         start, stop = self.layout.chunk(width)
-        local = local_routing(this.routing, micro.indices, micro.num_filling, start, stop, replay.layer_numbers)
+        local = local_plan(this.plan, micro.indices, micro.num_filling, start, stop, replay.layer_numbers)
         num_rows_b = [min(max(n - start, 0), stop - start) for n in micro.num_rows_b]
-        routing = RoutingPass(local, num_rows_b, stop - start, replay.layer_numbers)
+        context = ReplayContext(local, num_rows_b, stop - start, replay.layer_numbers)
 
-        def done(finished: RoutingPass) -> None:
+        def done(finished: ReplayContext) -> None:
             if micro.indices:
                 this.result.routes.append(route_part(finished, micro.indices, start, for_update=this.loss is not None))
 
-        return replay.run(routing, forward, done)
+        return replay.run(context, forward, done)
 
     def _score(self, this: _Pass, micro: MicroBatch, scores_1n2: Tensor) -> tuple[Tensor, Tensor, dict]:
         """Megatron's loss function on the last stage: (loss, tokens to divide by: none, what to report: nothing)."""

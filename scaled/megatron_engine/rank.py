@@ -28,7 +28,7 @@ from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, Rollouts
 from theory.objectives import Objective
 from theory.objectives.aggregations import Totals
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 
 class MegatronRank:
@@ -58,36 +58,36 @@ class MegatronRank:
                 layers, shape.hidden_size, shape.num_experts, algorithm.predictor, layout.pp_rank, self.policy.device
             )
 
-    def score(self, rollouts: Rollouts, routing: PassRouting) -> ScorePart:
+    def score(self, rollouts: Rollouts, plan: RoutingPlan) -> ScorePart:
         """This rank's share of the old pass: log pi_old of response tokens, entropies, routes; without gradients."""
-        sizes = self._sizes(rollouts, routing)
-        result = self.policy.run(self._micro_batches(rollouts), routing, sizes.num_positions)
+        sizes = self._sizes(rollouts, plan)
+        result = self.policy.run(self._micro_batches(rollouts), plan, sizes.num_positions)
         return ScorePart(sizes, tuple(result.tokens), tuple(result.routes))
 
     def score_reference(self, rollouts: Rollouts) -> ScorePart:
         """This rank's share of log pi_ref: the weights of the model folder, naturally routed; no routes reported."""
         if self.reference is None:
             raise ValueError("score_reference: expected an engine that keeps a reference, got keep_reference=False")
-        routing = PassRouting("natural")
-        sizes = self._sizes(rollouts, routing)
-        result = self.reference.run(self._micro_batches(rollouts), routing, sizes.num_positions)
+        plan = RoutingPlan("natural")
+        sizes = self._sizes(rollouts, plan)
+        result = self.reference.run(self._micro_batches(rollouts), plan, sizes.num_positions)
         return ScorePart(sizes, tuple(result.tokens), ())
 
-    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdatePart:
+    def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdatePart:
         """One clipped AdamW step up the objective, then one predictor step if the mini-batch carries features.
 
         Raises NonFiniteError on every rank, before any weight changes, where the gradient is not finite.
         """
         rollouts = minibatch.rollouts
-        sizes = self._sizes(rollouts, routing)
+        sizes = self._sizes(rollouts, plan)
         loss = _ObjectiveLoss(minibatch, objective)
         self.optimizer.zero_grad()
-        result = self.policy.run(self._micro_batches(rollouts), routing, sizes.num_positions, loss)
+        result = self.policy.run(self._micro_batches(rollouts), plan, sizes.num_positions, loss)
         step_metrics = self.optimizer.step(self.num_updates)
         self.num_updates += 1
         predictor = None
         if minibatch.features is not None and self.predictor is not None:
-            if routing.feature_rows is None:
+            if plan.feature_rows is None:
                 raise ValueError("expected feature rows in the routing of a mini-batch with cached features, got none")
             predictor = self.predictor.step(minibatch.features, sizes, result.routes, step_metrics["actor/lr"])
         is_reporter = self.layout.is_last_stage and self.layout.tp_rank == 0
@@ -137,9 +137,9 @@ class MegatronRank:
         """The inverse of `save`: in the same layout training goes on with the same bits."""
         checkpoints.load(self, Path(folder))
 
-    def _sizes(self, rollouts: Rollouts, routing: PassRouting) -> BatchSizes:
+    def _sizes(self, rollouts: Rollouts, plan: RoutingPlan) -> BatchSizes:
         num_rows_B = tuple(response.num_tokens - 1 for response in rollouts.responses)
-        check_routing(routing, num_rows_B, self.shape.moe_layers)
+        check_routing(plan, num_rows_B, self.shape.moe_layers)
         return BatchSizes(num_rows_B, max(len(response.tokens) for response in rollouts.responses))
 
     def _micro_batches(self, rollouts: Rollouts) -> list[MicroBatch]:

@@ -1,4 +1,4 @@
-"""Replay in Megatron: theory's `RoutingPass` behind the hook that Megatron's router calls for its top-k.
+"""Replay in Megatron: theory's `ReplayContext` behind the hook that Megatron's router calls for its top-k.
 
 Each router of a model chunk asks the pass of the micro-batch in flight which experts to use and weighs them itself, by
 its own convention, from the live scores. Everything that Megatron keeps in process-wide state (the list of instances,
@@ -22,9 +22,9 @@ from megatron.core.transformer.moe.router_replay import RouterReplay
 from torch import Tensor
 
 from theory.routing.gates import Gate
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.record import RoutingRecord
-from theory.routing.replay import LedgerError, RoutingPass
+from theory.routing.replay import LedgerError, ReplayContext
 
 
 def batch_major(x_SBX: Float[Tensor, "S B X"]) -> Float[Tensor, "N X"]:
@@ -37,14 +37,14 @@ def position_major(x_NX: Tensor, num_responses: int) -> Tensor:
     return x_NX.unflatten(0, (num_responses, -1)).transpose(0, 1).flatten(0, 1)
 
 
-def local_routing(
-    routing: PassRouting, indices: Sequence[int], num_padding: int, start: int, stop: int, layers: Sequence[int]
-) -> PassRouting:
+def local_plan(
+    plan: RoutingPlan, indices: Sequence[int], num_padding: int, start: int, stop: int, layers: Sequence[int]
+) -> RoutingPlan:
     """The routing of one model chunk of one rank: these responses, rows [start, stop) of each, its own layers.
 
     `num_padding` empty responses follow the chosen ones: they fill a micro-batch and have no rows.
     """
-    chosen = routing.select(indices)
+    chosen = plan.select(indices)
     record, rows = chosen.record, chosen.feature_rows
     if record is not None:
         record = record.window(start, stop).layers(layers)
@@ -64,8 +64,8 @@ def local_routing(
 class Flight:
     """One micro-batch's pass over one chunk, from its forward to the end of its backward."""
 
-    routing: RoutingPass
-    done: Callable[[RoutingPass], None]
+    context: ReplayContext
+    done: Callable[[ReplayContext], None]
     recomputed: set[int] = field(default_factory=set)
 
 
@@ -90,22 +90,24 @@ class ChunkReplay:
         """The passes whose backward has not ended."""
         return len(self._waiting)
 
-    def run(self, routing: RoutingPass, forward: Callable[[], Tensor], done: Callable[[RoutingPass], None]) -> Tensor:
-        """forward()'s output, routed by `routing`, which is closed and handed to `done` after its backward.
+    def run(
+        self, context: ReplayContext, forward: Callable[[], Tensor], done: Callable[[ReplayContext], None]
+    ) -> Tensor:
+        """forward()'s output, routed in `context`, which is closed and handed to `done` after its backward.
 
         Without gradients it is closed at once. Raises LedgerError where the forward did not route every local layer
         exactly once, or where another forward of this chunk is not finished.
         """
         if self._forward is not None:
             raise LedgerError("expected one forward at a time through a model chunk, got a nested one")
-        flight = Flight(routing.__enter__(), done)
+        flight = Flight(context.__enter__(), done)
         self._forward = flight
         self._waiting.append(flight)
         try:
             output = forward()
         finally:
             self._forward = None
-        routing.used  # noqa: B018 - raises where a local layer was not routed, before anything is sent on
+        context.used  # noqa: B018 - raises where a local layer was not routed, before anything is sent on
         # Not requires_grad alone: Megatron marks what it sends to the next stage, without gradients too.
         if torch.is_grad_enabled() and output.requires_grad:
             output.register_hook(lambda _: self._begin_backward(flight))
@@ -117,7 +119,7 @@ class ChunkReplay:
         """Forgets every pass in flight; they fail."""
         failure = LedgerError("the passes in flight were abandoned")
         for flight in self._waiting:
-            flight.routing.__exit__(LedgerError, failure, None)
+            flight.context.__exit__(LedgerError, failure, None)
         self._waiting.clear()
         self._forward = self._backward = None
         for hook in self._hooks:
@@ -130,7 +132,7 @@ class ChunkReplay:
                 raise LedgerError("expected recomputation in the backward of a routed forward, got another backward")
             return self._backward, True
         if self._forward is None:
-            raise LedgerError("expected a forward inside a routing pass, got one without")
+            raise LedgerError("expected a forward inside a replay context, got one without")
         return self._forward, False
 
     def _begin_backward(self, flight: Flight) -> None:
@@ -142,8 +144,8 @@ class ChunkReplay:
     def _finish(self, flight: Flight) -> None:
         self._backward = None
         self._waiting.remove(flight)
-        flight.routing.__exit__(None, None, None)
-        flight.done(flight.routing)
+        flight.context.__exit__(None, None, None)
+        flight.done(flight.context)
 
 
 class _RouterHook(RouterReplay):
@@ -176,9 +178,9 @@ class _RouterHook(RouterReplay):
         self._num_responses = hidden_SBD.shape[1]
         hidden_ND, logits_NE = batch_major(hidden_SBD), batch_major(logits_SBE)
         self._seen = hidden_ND.detach(), logits_NE.detach()
-        if flight.routing.routing.gates == "live":
+        if flight.context.plan.gates == "live":
             return logits_SBE
-        weighed_NE = flight.routing.weighed_logits(self.layer_number, hidden_ND, logits_NE)
+        weighed_NE = flight.context.weighed_logits(self.layer_number, hidden_ND, logits_NE)
         return position_major(weighed_NE, self._num_responses).view_as(logits_SBE)
 
     def get_replay_topk(
@@ -202,10 +204,10 @@ class _RouterHook(RouterReplay):
             if self.layer_number in flight.recomputed:
                 raise LedgerError(f"layer {self.layer_number}: expected one recomputation per backward, got another")
             flight.recomputed.add(self.layer_number)
-            with flight.routing.recompute():
-                experts_NK = flight.routing.choose(*arguments)
+            with flight.context.recompute():
+                experts_NK = flight.context.choose(*arguments)
         else:
-            experts_NK = flight.routing.choose(*arguments)
+            experts_NK = flight.context.choose(*arguments)
         indices_NK = position_major(experts_NK, self._num_responses)
         return scores.gather(1, indices_NK), indices_NK
 
@@ -227,19 +229,19 @@ def in_flight(chunks: Sequence[ChunkReplay]) -> Iterator[None]:
         raise
 
 
-def check_routing(routing: PassRouting, num_rows_B: Sequence[int], moe_layers: Sequence[int]) -> None:
+def check_routing(plan: RoutingPlan, num_rows_B: Sequence[int], moe_layers: Sequence[int]) -> None:
     """ValueError where the routing of a whole batch does not fit it: its rows, its layers, its feature rows.
 
     It must be asked before ranks take their windows of it: a window would hide a row or a layer too many.
     """
-    record, rows = routing.record, routing.feature_rows
+    record, rows = plan.record, plan.feature_rows
     if record is not None:
         if record.num_rows_B != list(num_rows_B):
             raise ValueError(f"expected a record of {list(num_rows_B)} rows per response, got {record.num_rows_B}")
         if record.layer_numbers != tuple(moe_layers):
             raise ValueError(f"expected a record of layers {list(moe_layers)}, got {list(record.layer_numbers)}")
-    if routing.source == "predicted" and sorted(routing.predictor) != list(moe_layers):
-        raise ValueError(f"expected a predictor for layers {list(moe_layers)}, got {sorted(routing.predictor)}")
+    if plan.source == "predicted" and sorted(plan.predictor) != list(moe_layers):
+        raise ValueError(f"expected a predictor for layers {list(moe_layers)}, got {sorted(plan.predictor)}")
     if rows is None:
         return
     if len(rows) != len(num_rows_B):

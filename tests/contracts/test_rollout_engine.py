@@ -7,7 +7,7 @@ import torch
 
 from tests.contracts import worlds
 from theory.contracts import RolloutEngine, Rollouts, Sampling
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 SAMPLING = Sampling(max_tokens=24, num_responses=3, seed=5)
 
@@ -55,7 +55,7 @@ def test_record_has_one_row_an_input_token(engine):
     assert record is not None
     assert record.num_rows_B == [r.num_tokens - 1 for r in rollouts.responses]
     assert record.layer_numbers == (0, 1, 2)
-    assert record.num_native_rows == 0
+    assert record.num_missing_rows == 0
 
 
 def test_the_seed_names_the_draw(engine):
@@ -109,7 +109,7 @@ def test_only_engines_that_keep_the_link_equal_the_trainer(weights):
     trainer = worlds.training_engine(weights)
     for name, make in worlds.ROLLOUT_ENGINES.items():
         rollouts = make(weights).generate(worlds.prompts(), SAMPLING)
-        scores = trainer.score(rollouts, PassRouting("natural"))
+        scores = trainer.score(rollouts, RoutingPlan("natural"))
         batch = rollouts.padded()
         equal = torch.equal(scores.logp_BT[batch.is_response_BT], batch.logp_mu_BT[batch.is_response_BT])
         assert equal == all("trainer" not in defect.breaks for defect in worlds.DEFECTS[name]), name

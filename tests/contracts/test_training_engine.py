@@ -8,7 +8,7 @@ import torch
 from tests.contracts import worlds
 from theory.contracts import MiniBatch, Rollouts, Sampling, TrainingEngine
 from theory.objectives import preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings
 
 SAMPLING = Sampling(max_tokens=16, num_responses=4, seed=2)
@@ -29,10 +29,10 @@ def minibatch(rollouts: Rollouts, logp_old_BT: torch.Tensor) -> MiniBatch:
     return MiniBatch(rollouts, logp_old_BT, advantages_B, index=0, num_minibatches=1)
 
 
-def routings(rollouts: Rollouts) -> dict[str, PassRouting]:
+def routings(rollouts: Rollouts) -> dict[str, RoutingPlan]:
     return {
-        "natural": PassRouting("natural"),
-        "replay": PassRouting("replay", record=rollouts.experts),
+        "natural": RoutingPlan("natural"),
+        "replay": RoutingPlan("replay", record=rollouts.experts),
     }
 
 
@@ -52,8 +52,8 @@ def test_pi_is_old_before_the_first_update(weights, rollouts, source):
 def test_recorded_old_route_replays_to_the_same_bits(weights, rollouts):
     """R2's first mini-batch: replaying the old pass's experts leaves the target policy untouched (MiniRL Tab. 1)."""
     engine = worlds.training_engine(weights)
-    natural = engine.score(rollouts, PassRouting("natural"))
-    replayed = engine.score(rollouts, PassRouting("replay", record=natural.experts))
+    natural = engine.score(rollouts, RoutingPlan("natural"))
+    replayed = engine.score(rollouts, RoutingPlan("replay", record=natural.experts))
     assert torch.equal(natural.logp_BT, replayed.logp_BT)
     assert torch.equal(natural.experts.experts, replayed.experts.experts)
 
@@ -61,7 +61,7 @@ def test_recorded_old_route_replays_to_the_same_bits(weights, rollouts):
 def test_replay_uses_the_record_and_keeps_what_it_would_have_chosen(weights, rollouts):
     """R3: the experts used are mu's on every row; the natural ones differ somewhere, as the engine is noisy."""
     engine = worlds.training_engine(weights)
-    scores = engine.score(rollouts, PassRouting("replay", record=rollouts.experts))
+    scores = engine.score(rollouts, RoutingPlan("replay", record=rollouts.experts))
     assert torch.equal(scores.experts.experts, rollouts.experts.experts)
     assert not torch.equal(scores.natural.experts, rollouts.experts.experts)
 
@@ -69,16 +69,16 @@ def test_replay_uses_the_record_and_keeps_what_it_would_have_chosen(weights, rol
 def test_zero_predictor_is_natural_routing(weights, rollouts):
     """With W_p = 0, Pr2's old pass has the bits of R2's: same experts, gates and log-probs (Pr2 Eq. 4-6)."""
     engine = worlds.training_engine(weights, PredictorSettings(1.0))
-    predicted = PassRouting("predicted", gates="predicted", predictor=engine.predictor_weights())
-    natural = engine.score(rollouts, PassRouting("natural"))
+    predicted = RoutingPlan("predicted", gates="predicted", predictor=engine.predictor_weights())
+    natural = engine.score(rollouts, RoutingPlan("natural"))
     assert torch.equal(engine.score(rollouts, predicted).logp_BT, natural.logp_BT)
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 5])
 def test_scores_do_not_depend_on_micro_batches(weights, rollouts, micro_batch_size):
     """Scores and records are the same bits for every micro-batch size."""
-    whole = worlds.training_engine(weights).score(rollouts, PassRouting("natural"))
-    parts = worlds.training_engine(weights, micro_batch_size=micro_batch_size).score(rollouts, PassRouting("natural"))
+    whole = worlds.training_engine(weights).score(rollouts, RoutingPlan("natural"))
+    parts = worlds.training_engine(weights, micro_batch_size=micro_batch_size).score(rollouts, RoutingPlan("natural"))
     assert torch.equal(whole.logp_BT, parts.logp_BT)
     assert torch.equal(whole.entropy_BT, parts.entropy_BT)
     assert torch.equal(whole.natural.experts, parts.natural.experts)
@@ -90,8 +90,8 @@ def test_updates_do_not_depend_on_micro_batches(weights, rollouts, name):
     norms, metrics = [], []
     for size in (128, 3):
         engine = worlds.training_engine(weights, micro_batch_size=size)
-        scores = engine.score(rollouts, PassRouting("natural"))
-        stats = engine.update(minibatch(rollouts, scores.logp_BT), preset(name), PassRouting("natural"))
+        scores = engine.score(rollouts, RoutingPlan("natural"))
+        stats = engine.update(minibatch(rollouts, scores.logp_BT), preset(name), RoutingPlan("natural"))
         norms.append(stats.metrics["actor/grad_norm"])
         metrics.append(stats.metrics)
     # 16 responses in 6 micro-batches: float32 sums in another order agree to a few units of 2^-24 each.
@@ -102,23 +102,23 @@ def test_updates_do_not_depend_on_micro_batches(weights, rollouts, name):
 def test_update_climbs_the_objective(weights, rollouts):
     """A small step along the update raises the REINFORCE objective on the same data."""
     engine = worlds.training_engine(weights, learning_rate=1e-4)
-    scores = engine.score(rollouts, PassRouting("natural"))
+    scores = engine.score(rollouts, RoutingPlan("natural"))
     batch = minibatch(rollouts, scores.logp_BT)
-    before = engine.update(batch, preset("reinforce"), PassRouting("natural")).metrics["actor/objective"]
-    after = engine.update(batch, preset("reinforce"), PassRouting("natural")).metrics["actor/objective"]
+    before = engine.update(batch, preset("reinforce"), RoutingPlan("natural")).metrics["actor/objective"]
+    after = engine.update(batch, preset("reinforce"), RoutingPlan("natural")).metrics["actor/objective"]
     assert after > before
 
 
 def test_exported_weights_are_the_policy(weights, rollouts):
     """Weights exported under Hugging Face names and loaded into an exact engine give the trainer's log-probs."""
     engine = worlds.training_engine(weights)
-    scores = engine.score(rollouts, PassRouting("natural"))
-    engine.update(minibatch(rollouts, scores.logp_BT), preset("minirl"), PassRouting("natural"))
+    scores = engine.score(rollouts, RoutingPlan("natural"))
+    engine.update(minibatch(rollouts, scores.logp_BT), preset("minirl"), RoutingPlan("natural"))
     rollout = worlds.rollout_engine("exact", worlds.model(seed=3))
     rollout.load_weights(engine.named_tensors(), version=1)
     fresh = rollout.generate(worlds.prompts(), SAMPLING)
     batch = fresh.padded()
-    logp_BT = engine.score(fresh, PassRouting("natural")).logp_BT
+    logp_BT = engine.score(fresh, RoutingPlan("natural")).logp_BT
     assert torch.equal(logp_BT[batch.is_response_BT], batch.logp_mu_BT[batch.is_response_BT])
 
 
@@ -126,7 +126,7 @@ def test_state_resumes_to_the_same_bits(weights, rollouts):
     """An engine restored from state_tensors takes the same next update, bit for bit, predictor included."""
     settings = PredictorSettings(1.0, num_positions=4)
     rows = tuple(torch.arange(len(r.prompt.tokens) - 1, r.num_tokens - 1)[:4] for r in rollouts.responses)
-    routing = PassRouting("natural", feature_rows=rows, keep_hidden=True)
+    routing = RoutingPlan("natural", feature_rows=rows, keep_hidden=True)
 
     def step(engine):
         scores = engine.score(rollouts, routing)

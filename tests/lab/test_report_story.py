@@ -13,7 +13,7 @@ import pytest
 from lab.levels import trailing_mean
 from lab.records import RunFolder
 from lab.report.overview import reward_picture
-from lab.report.runs import Run, load_runs
+from lab.report.runs import ReportRun, load_runs
 from lab.report.story import MANY, Story, first_step, story
 from lab.report.treatments import REPLAY, groups
 from tests.lab.synthetic_runs import DEMO, FP8, Recipe, write_demo, write_run
@@ -26,7 +26,7 @@ SIX = DEMO[:6]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[ReportRun]:
     """The six runs of the demo, made up: those without a remedy and with R2 collapsed."""
     return load_runs(write_demo(tmp_path_factory.mktemp("runs"), SIX))
 
@@ -44,7 +44,7 @@ def change_verdict(folder: RunFolder, change: Callable[[dict[str, Any]], object]
     path.write_text(json.dumps(verdict))
 
 
-def test_the_headline_groups_runs_by_their_verdicts(runs: list[Run]) -> None:
+def test_the_headline_groups_runs_by_their_verdicts(runs: list[ReportRun]) -> None:
     """Collapsed first, then held, each run by what it alone has, in its own colour."""
     told = story(runs)
     assert headline(told) == (
@@ -55,7 +55,7 @@ def test_the_headline_groups_runs_by_their_verdicts(runs: list[Run]) -> None:
     assert coloured == list(zip(names, [1, 2, 0, 3, 4, 5], strict=True))
 
 
-def test_the_sentences_have_the_records_numbers(runs: list[Run]) -> None:
+def test_the_sentences_have_the_records_numbers(runs: list[ReportRun]) -> None:
     """Each rule that fired with its step, each run's accuracy and mean KL, and the formula of each weight."""
     text = story(runs).text
     for run in runs:
@@ -171,7 +171,7 @@ def test_every_remedy_has_its_words() -> None:
     assert set(REPLAY) == set(PASSES) - {"none"}
 
 
-def test_the_picture_marks_each_collapse_on_its_curve(runs: list[Run]) -> None:
+def test_the_picture_marks_each_collapse_on_its_curve(runs: list[ReportRun]) -> None:
     """A cross at the verdict's first step, at the height of the bold line; its hover text and its label say so."""
     picture = reward_picture(runs)
     assert picture is not None

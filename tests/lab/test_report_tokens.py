@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from lab.report.pictures import ROUTING_LEVELS, deviation_tails, ratio_parts
-from lab.report.runs import Run, load_runs
+from lab.report.runs import ReportRun, load_runs
 from lab.report.tokens import COLUMNS, MOST_TOKENS, differences_of, mean_by_token, token_difference, token_map
 from lab.traces import Trace
 from tests.lab.synthetic_runs import DEMO, write_demo
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[ReportRun]:
     return load_runs(write_demo(tmp_path_factory.mktemp("runs"), DEMO, num_steps=3))
 
 
@@ -35,7 +35,7 @@ def by_hand(trace: Trace) -> dict[int, list[int]]:
     return found
 
 
-def test_differences_by_token_are_counted(runs: list[Run]) -> None:
+def test_differences_by_token_are_counted(runs: list[ReportRun]) -> None:
     """The mean of each token is over its places as an input, the last token of a response being none."""
     trace = runs[1].newest_trace
     assert trace is not None
@@ -61,7 +61,7 @@ def test_rare_tokens_have_no_mean() -> None:
     assert set(mean_by_token(tokens[1:5001], d[1:5001])) == {0}
 
 
-def test_missing_rows_are_no_agreement(runs: list[Run]) -> None:
+def test_missing_rows_are_no_agreement(runs: list[ReportRun]) -> None:
     """A row that either engine lacks at some layer is in no mean; a trace without experts has no picture."""
     trace = runs[1].newest_trace
     assert trace is not None and trace.experts_mu is not None
@@ -77,7 +77,7 @@ def test_missing_rows_are_no_agreement(runs: list[Run]) -> None:
     assert differences_of(bare) is None
 
 
-def test_the_map_is_of_the_response_that_differs_most(runs: list[Run]) -> None:
+def test_the_map_is_of_the_response_that_differs_most(runs: list[ReportRun]) -> None:
     """The map begins with that response's prompt, in rows of COLUMNS, the colour rising with d."""
     figure = token_map(runs)
     assert figure is not None
@@ -111,7 +111,7 @@ def in_turns(trace: Trace, b: int, gap: tuple[int, ...]) -> Trace:
     return Trace(**(vars(trace) | {"is_response": is_response, "experts_mu": mu, "experts_old": old}))
 
 
-def test_observations_are_framed_and_no_token_is_moved(runs: list[Run], tmp_path: Path) -> None:
+def test_observations_are_framed_and_no_token_is_moved(runs: list[ReportRun], tmp_path: Path) -> None:
     """The map says of each token where it comes from, also behind a lost row; observations alone are framed."""
     trace = runs[1].newest_trace
     assert trace is not None
@@ -138,7 +138,7 @@ def test_observations_are_framed_and_no_token_is_moved(runs: list[Run], tmp_path
     assert framed == [places[i] for i, source in enumerate(sources) if source == "answered by the task"]
 
 
-def test_histograms_are_shares(runs: list[Run]) -> None:
+def test_histograms_are_shares(runs: list[ReportRun]) -> None:
     """At each of R3's levels the shares of a run sum to one; an exact engine has all of them at 0."""
     for level in ROUTING_LEVELS:
         figure = level(runs)
@@ -148,7 +148,7 @@ def test_histograms_are_shares(runs: list[Run]) -> None:
         assert figure.data[0]["y"][0] == 1
 
 
-def test_tails_and_parts_are_the_records(runs: list[Run]) -> None:
+def test_tails_and_parts_are_the_records(runs: list[ReportRun]) -> None:
     """Deviations are those of the last step of each run that replays; parts are means over its steps."""
     figure = deviation_tails(runs)
     assert figure is not None and {bars["meta"]["run"] for bars in figure.data} == {2, 4, 6}
@@ -162,7 +162,7 @@ def test_tails_and_parts_are_the_records(runs: list[Run]) -> None:
     assert parts.data[0]["y"][0] is None  # an exact engine: a log axis has no place for 0
 
 
-def test_a_trace_keeps_its_texts(tmp_path: Path, runs: list[Run]) -> None:
+def test_a_trace_keeps_its_texts(tmp_path: Path, runs: list[ReportRun]) -> None:
     """What the tokens say comes back from the file, odd characters and all; without it a token is its number."""
     trace = runs[0].newest_trace
     assert trace is not None and trace.texts[41] == " the" and trace.texts[40] == "\n"

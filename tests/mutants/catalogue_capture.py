@@ -101,14 +101,8 @@ CAPTURE = (
         "B5.6",
         "A payload that starts after the cached prefix is laid down from row 0.",
         "vLLM #57966, sglang routed_experts_start_len",
-        (
-            Edit(
-                f"{ROUTES}:without_prefix",
-                "[known.new_full((start, *known.shape[1:]), MISSING), known]",
-                "[known, known.new_full((start, *known.shape[1:]), MISSING)]",
-            ),
-        ),
-        "cached_prefix_is_missing",
+        (Edit(f"{STORE}.add", "(start, experts_NLK[span]", "(0, experts_NLK[span]"),),
+        "a_shared_block_brings_its_routes",
     ),
     Mutant(
         "last_stage_overwrites_the_first",
@@ -160,7 +154,7 @@ CAPTURE = (
         "B5.19",
         "Of several micro-batches' routes only the last one's are kept.",
         "Megatron-LM fork #217",
-        (Edit(f"{TRAINER}:Collected.add", "self.used.append(used)", "self.used[:] = [used]"),),
+        (Edit(f"{TRAINER}:BatchRoutes.add", "self.used.append(used)", "self.used[:] = [used]"),),
         "routes_do_not_know_micro_batches",
     ),
     Mutant(
@@ -175,7 +169,7 @@ CAPTURE = (
             Edit(
                 f"{TRAINER}:SandboxTrainingEngine.score_reference",
                 "NaturalRouting()",
-                "self._routing_pass(rollouts, self.last, chosen).__enter__()",
+                "self._context(rollouts, self.last, chosen).__enter__()",
             ),
         ),
         "reference_is_naturally_routed",

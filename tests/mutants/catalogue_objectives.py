@@ -25,7 +25,7 @@ OBJECTIVES = (
         (
             Edit(
                 "theory.objectives.objective:Objective.__post_init__",
-                'if self.correction.numerator == "pi" and self.trust_region.takes == "gap":',
+                'if self.correction.numerator == "pi" and self.trust_region.weight_ratio == "old/mu":',
                 "if False:",
             ),
         ),

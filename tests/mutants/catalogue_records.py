@@ -102,7 +102,7 @@ RECORDS = (
         "B5.11",
         "Rows whose routes were lost are routed naturally, and nothing says how many.",
         "vLLM #39917",
-        (Edit(f"{RECORD}:RoutingRecord.num_native_rows", "int((~self.row_mask).sum())", "0"),),
+        (Edit(f"{RECORD}:RoutingRecord.num_missing_rows", "int((~self.row_mask).sum())", "0"),),
         "records_round_trip",
     ),
     Mutant(

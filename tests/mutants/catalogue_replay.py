@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant
 
-PASS = "theory.routing.replay:RoutingPass"
+PASS = "theory.routing.replay:ReplayContext"
 
 REPLAY = (
     Mutant(
@@ -35,8 +35,8 @@ REPLAY = (
         (
             Edit(
                 f"{PASS}._chosen",
-                "self.routing.record.layer(layer_number)",
-                "self.routing.record.experts[:, len(self._experts)]",
+                "self.plan.record.layer(layer_number)",
+                "self.plan.record.experts[:, len(self._experts)]",
             ),
         ),
         "recorded_rows_are_used",

@@ -236,7 +236,7 @@ VLLM = (
             *({"name": name} for name in vllm_routes.SCHEMAS if "n rows" not in name),
         ),
     ),
-    Law("cached_prefix_is_missing", times(vllm_routes.test_a_cached_prefix_is_missing_in_both_its_forms)),
+    Law("cached_prefix_is_missing", times(vllm_routes.test_a_cached_prefix_is_missing)),
     Law("a_shared_block_brings_its_routes", times(vllm_routes.test_a_shared_block_brings_its_routes)),
     Law("the_last_run_of_a_row_wins", times(vllm_routes.test_the_last_run_of_a_row_wins_and_overruns_are_cut)),
     Law("taken_routes_are_forgotten", times(capture.test_taken_routes_are_forgotten)),

@@ -39,7 +39,7 @@ from sandbox.measure.defect_table import Bench
 from tests.mutants.catalogue_capture import CAPTURE
 from tests.mutants.mutant import edited
 from tests.pages.courses import COURSES, NARROW, TALL, is_step_right, told
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
 MUTANTS = {mutant.name: mutant for mutant in CAPTURE}
@@ -191,7 +191,7 @@ class Ward:
             for target in dict.fromkeys(edit.target for edit in mutant.edits) if mutant else ():
                 stack.enter_context(edited(target, [edit for edit in mutant.edits if edit.target == target]))
             rollouts = self.bench.sample(self.bench.engine(plant.defect), draw)
-        scores = self.bench.trainer.score(rollouts, PassRouting("natural"))
+        scores = self.bench.trainer.score(rollouts, RoutingPlan("natural"))
         rewards = [self.bench.task.reward(response.prompt, response) for response in rollouts.responses]
         return plant.damage(Trace.of(rollouts, scores, torch.tensor(rewards), step=draw))
 

@@ -26,7 +26,7 @@ from sandbox.config import SandboxRun
 from sandbox.engines import LogitNoise, RouterNoise
 from sandbox.engines.defect import Defect
 from sandbox.measure.defect_table import Bench
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 CONFIG = "configs/arithmetic.yaml"
 RESULTS = Path(__file__).with_suffix(".jsonl")
@@ -79,7 +79,7 @@ def measured(bench: Bench, defect: Defect, draws: Sequence[int]) -> tuple[dict[s
     engine, found, num_tokens = bench.engine(defect), [], 0
     for draw in draws:
         rollouts = bench.sample(engine, draw)
-        scores = bench.trainer.score(rollouts, PassRouting("natural"))
+        scores = bench.trainer.score(rollouts, RoutingPlan("natural"))
         trace = Trace.of(rollouts, scores, torch.zeros(len(rollouts.responses)), step=draw)
         found.append(figures_of(trace))
         num_tokens += int(trace.is_response.sum())

@@ -31,7 +31,7 @@ from tests.contracts import worlds
 from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, Sampling, TokenScores, UpdateStats
 from theory.objectives import Objective
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings
 from theory.streams import stream
 
@@ -65,7 +65,7 @@ class ShareEngine(SandboxEngine):
             )
             for s in sequences
         )
-        scores = scorer.score(Rollouts(responses), PassRouting("natural"))
+        scores = scorer.score(Rollouts(responses), RoutingPlan("natural"))
         return [scores.logp_BT[b, : len(s) - 1] for b, s in enumerate(sequences)]
 
 
@@ -91,16 +91,16 @@ class ReplicaRank:
         self.index, self.num_ranks = rank, num_ranks
         self.engine = engine
 
-    def score(self, rollouts: Rollouts, routing: PassRouting) -> tuple[list[int], TokenScores]:
+    def score(self, rollouts: Rollouts, plan: RoutingPlan) -> tuple[list[int], TokenScores]:
         dist.barrier()
-        return self._own(len(rollouts)), self.engine.score(rollouts, routing)
+        return self._own(len(rollouts)), self.engine.score(rollouts, plan)
 
     def score_reference(self, rollouts: Rollouts) -> Tensor:
         return self.engine.score_reference(rollouts)
 
-    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
+    def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdateStats:
         dist.barrier()
-        return self.engine.update(minibatch, objective, routing)
+        return self.engine.update(minibatch, objective, plan)
 
     def export(self) -> NamedTensors:
         for i, item in enumerate(self.engine.named_tensors()):

@@ -27,7 +27,7 @@ from tests.scaled.rank_world import algorithm, training
 from theory.contracts import MiniBatch, Prompt, Response, Rollouts
 from theory.objectives import preset
 from theory.routing.measures import difference_counts
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
 LAYERS, RESPONSES, PROMPT, SAMPLED, UPDATES = 4, 8, 128, 384, 6
@@ -78,10 +78,10 @@ def measure(rank: int, folder: Path, fields: dict[str, Any], port: int) -> dict[
     with joined(layout, rank, port):
         engine = MegatronRank(ModelBlock(path=str(folder)), layout, algorithm("R3", optimizer={"learning_rate": 1e-6}))
         rollouts = batch(engine.shape.vocab_size)
-        natural = PassRouting("natural")
+        natural = RoutingPlan("natural")
         old, again = (assemble_scores([engine.score(rollouts, natural)]) for _ in range(2))
         assert old.experts is not None and again.experts is not None
-        replayed = PassRouting("replay", record=old.experts)
+        replayed = RoutingPlan("replay", record=old.experts)
         minibatch = MiniBatch(rollouts, old.logp_BT, torch.linspace(-1, 1, RESPONSES), 0, 1)
         pi = assemble_stats([engine.update(minibatch, preset("minirl"), replayed)]).logp_pi_BT
         held = torch.cuda.memory_allocated()

@@ -23,7 +23,7 @@ from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts
 from theory.objectives import Objective, preset
 from theory.routing.features import draw_rows
 from theory.routing.gates import GATES
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings
 from theory.routing.record import RoutingRecord
 from theory.streams import stream
@@ -118,14 +118,14 @@ def feature_rows(rollouts: Rollouts, num: int = 3) -> tuple[Tensor, ...]:
     )
 
 
-def passes(rollouts: Rollouts, numbers: Sequence[int]) -> dict[str, PassRouting]:
+def passes(rollouts: Rollouts, numbers: Sequence[int]) -> dict[str, RoutingPlan]:
     """Every way in which a pass routes (theory/routing/passes.py::PASSES), features asked for."""
     draws = stream(5, "rank-world-predictor")
     predictor = {n: 0.3 * torch.randn(WIDTH, EXPERTS, generator=draws) for n in numbers}
     rows = feature_rows(rollouts)
     record = altered_routes(rollouts, numbers)
-    natural = PassRouting("natural", feature_rows=rows, keep_hidden=True)
-    predicted = PassRouting("predicted", predictor=predictor, feature_rows=rows, keep_hidden=True)
+    natural = RoutingPlan("natural", feature_rows=rows, keep_hidden=True)
+    predicted = RoutingPlan("predicted", predictor=predictor, feature_rows=rows, keep_hidden=True)
     return {
         "natural": natural,
         "replay": replace(natural, source="replay", record=record),
@@ -134,7 +134,7 @@ def passes(rollouts: Rollouts, numbers: Sequence[int]) -> dict[str, PassRouting]
     }
 
 
-def minibatches(rollouts: Rollouts, old: TokenScores, replay: PassRouting) -> list[tuple[MiniBatch, PassRouting]]:
+def minibatches(rollouts: Rollouts, old: TokenScores, replay: RoutingPlan) -> list[tuple[MiniBatch, RoutingPlan]]:
     """Two mini-batches of half the responses each; the predictor learns from the second one's cached features."""
     B = len(rollouts)
     advantages_B = torch.randn(B, generator=stream(0, "rank-world-advantages"))
@@ -165,20 +165,20 @@ class OneRank:
 
         self.rank = MegatronRank(ModelBlock(path=str(folder)), training(**fields), recipe, keep_reference)
 
-    def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
+    def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
         from scaled.megatron_engine.parts import assemble_scores
 
-        return assemble_scores([self.rank.score(rollouts, routing)])
+        return assemble_scores([self.rank.score(rollouts, plan)])
 
     def score_reference(self, rollouts: Rollouts) -> Tensor:
         from scaled.megatron_engine.parts import assemble_logp
 
         return assemble_logp([self.rank.score_reference(rollouts)])
 
-    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
+    def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdateStats:
         from scaled.megatron_engine.parts import assemble_stats
 
-        return assemble_stats([self.rank.update(minibatch, objective, routing)])
+        return assemble_stats([self.rank.update(minibatch, objective, plan)])
 
     def named_tensors(self) -> NamedTensors:
         return iter(on_host(self.rank.export()).items())

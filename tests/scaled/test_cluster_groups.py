@@ -29,7 +29,7 @@ from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import cluster_world
 from theory.contracts import Draw, MiniBatch, Rollouts, Sampling
 from theory.objectives import preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings
 from theory.turns import roll_out
 
@@ -234,7 +234,7 @@ def test_a_rank_that_hangs_is_rank_died(cluster: Cluster, tmp_path: Path, monkey
         with pytest.raises(FileNotFoundError):
             group.load(tmp_path)
         with pytest.raises(RankDied, match=r"ranks \[1\] of 2 did not answer within 5 s; rank 0 said: .*[Tt]imed out"):
-            group.score(alone(), PassRouting("natural"))
+            group.score(alone(), RoutingPlan("natural"))
     finally:
         os.kill(victim, signal.SIGCONT)  # a stopped process would not even end
         group.close()
@@ -244,7 +244,7 @@ def test_a_group_of_ranks_is_one_training_engine(ranks: TrainingGroup, tmp_path:
     """Two ranks over gloo score, update, export, save and load to the bit what one engine in this process does."""
     one = worlds.training_engine(worlds.model(), PREDICTOR, keep_reference=True)
     rollouts = alone()
-    routing = PassRouting("replay", record=rollouts.experts)
+    routing = RoutingPlan("replay", record=rollouts.experts)
     scores = ranks.score(rollouts, routing)
     assert torch.equal(scores.logp_BT, one.score(rollouts, routing).logp_BT)
     assert torch.equal(ranks.score_reference(rollouts), one.score_reference(rollouts))
@@ -277,17 +277,17 @@ def test_an_error_in_all_ranks_is_that_error(ranks: TrainingGroup) -> None:
     rollouts = alone()
     record = rollouts.experts.select(range(2))
     with pytest.raises(ValueError, match="expected"):
-        ranks.score(rollouts, PassRouting("replay", record=record))
+        ranks.score(rollouts, RoutingPlan("replay", record=record))
 
 
 def test_the_death_of_a_rank_is_rank_died(ranks: TrainingGroup) -> None:
     """A rank that is killed (-9) makes the next call RankDied within seconds, also for the one that waits for it."""
     rollouts = alone()
-    ranks.score(rollouts, PassRouting("natural"))
+    ranks.score(rollouts, RoutingPlan("natural"))
     os.kill(ranks.pids()[1], signal.SIGKILL)
     start = time.monotonic()
     with pytest.raises(RankDied, match="rank 1 of 2 died"):
-        ranks.score(rollouts, PassRouting("natural"))
+        ranks.score(rollouts, RoutingPlan("natural"))
     assert time.monotonic() - start < 30
 
 

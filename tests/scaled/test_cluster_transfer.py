@@ -12,7 +12,7 @@ from sandbox.model.checkpoint import to_hf
 from scaled.cluster.transfer import Bucket, Meter, buckets, pack, unpack
 from tests.contracts import worlds
 from theory.contracts import Sampling
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8, torch.int64, torch.bool)
 
@@ -79,7 +79,7 @@ def test_rollouts_survive_to_the_bit_and_travel_narrow() -> None:
     """A batch with routes and features arrives as it was, its experts as int8 and its token ids as int32."""
     engine = worlds.rollout_engine("exact", worlds.model())
     rollouts = engine.generate(worlds.prompts(3), Sampling(6, 2, seed=1, num_features=2))
-    parcel = pack((rollouts, PassRouting("replay", record=rollouts.experts)))
+    parcel = pack((rollouts, RoutingPlan("replay", record=rollouts.experts)))
     got, routing = unpack(parcel)
     assert got.responses[0].prompt == rollouts.responses[0].prompt
     for a, b in zip(got.responses, rollouts.responses, strict=True):

@@ -25,7 +25,7 @@ from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_folder
 from tests.scaled.rank_world import LAYOUTS, algorithm, batch, merged, on_host, training
 from theory.contracts import MiniBatch
 from theory.objectives import preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 FP32 = {"precision": "fp32", "distributed_optimizer": True}
 BF16 = {"precision": "bf16", "distributed_optimizer": True}
@@ -52,7 +52,7 @@ def train(rank: int, root: Path, ports: list[int]) -> dict[str, Any]:
         layout = training(2, **fields)
         with joined(layout, rank, port):
             engine = MegatronRank(ModelBlock(path=str(root / name / "model")), layout, algorithm("none"))
-            natural = PassRouting("natural")
+            natural = RoutingPlan("natural")
             logp_old_BT = torch.full_like(rollouts.padded().logp_mu_BT, -2.0)
             minibatch = MiniBatch(rollouts, logp_old_BT, torch.linspace(-1, 1, len(rollouts)), 0, 1)
             engine.update(minibatch, preset("reinforce"), natural)

@@ -23,12 +23,12 @@ from tests.scaled.rank_world import (
 )
 from theory.contracts import MiniBatch
 from theory.objectives import preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 
 def _step(engine: OneRank) -> None:
     rollouts = batch(4)
-    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
     minibatch = MiniBatch(rollouts, engine.score(rollouts, routing).logp_BT, torch.linspace(-1, 1, 4), 0, 1)
     engine.update(minibatch, preset("minirl"), routing)
 

@@ -37,7 +37,7 @@ from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, TrainingEngine
 from theory.loop import global_step
 from theory.objectives import preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 LOGP, LOGITS, WEIGHTS = 1e-5, 4e-5, 5e-6
 
@@ -145,7 +145,7 @@ def all_passes_are_at_the_temperature_of_the_rollouts(folder: Path) -> None:
     recipe = algorithm("none")
     ours, theirs = (make(folder, recipe, keep_reference=True) for make in (OneRank, sandbox_engine))
     at_one, rollouts = batch(), replace(batch(), temperature=0.7)
-    natural = PassRouting("natural")
+    natural = RoutingPlan("natural")
     a, b = ours.score(rollouts, natural), theirs.score(rollouts, natural)
     assert (a.logp_BT - b.logp_BT).abs().max() < LOGP / 0.7
     assert (a.entropy_BT - b.entropy_BT).abs().max() < LOGP / 0.7
@@ -169,7 +169,7 @@ def pi_is_old_to_the_bit(folder: Path) -> None:
     ):
         engine = OneRank(folder, algorithm("R3"), **fields)
         rollouts = batch()
-        for routing in (PassRouting("natural"), PassRouting("replay", record=altered_routes(rollouts, layers()))):
+        for routing in (RoutingPlan("natural"), RoutingPlan("replay", record=altered_routes(rollouts, layers()))):
             scores = engine.score(rollouts, routing)
             minibatch = MiniBatch(rollouts, scores.logp_BT, torch.linspace(-1, 1, len(rollouts)), 0, 1)
             stats = engine.update(minibatch, preset("minirl"), routing)
@@ -182,7 +182,7 @@ def gradients_are_the_objectives(folder: Path) -> None:
     recipe = algorithm("R3", optimizer={"max_grad_norm": 1e9})
     ours, theirs = OneRank(folder, recipe), sandbox_engine(folder, recipe)
     rollouts = batch()
-    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
     minibatch, routing = minibatches(rollouts, theirs.score(rollouts, routing), routing)[0]
     with pytest.raises(ValueError, match="at least 1 update"):
         next(ours.gradients())
@@ -201,7 +201,7 @@ def gradients_are_the_objectives(folder: Path) -> None:
 def sums_do_not_depend_on_micro_batches(folder: Path) -> None:
     """A mini-batch gives one objective, gradient norm and step, whatever its split, empty fillings included."""
     rollouts = batch(7)
-    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
     results = []
     for size in (1, 2, 4, 7):
         engine = OneRank(folder, algorithm("R3"), micro_batch_size=size)
@@ -223,7 +223,7 @@ def recomputation_changes_no_bit(folder: Path) -> None:
     gradients = {}
     for recompute in ("none", "selective", "full"):
         engine = OneRank(folder, algorithm("R3"), recompute=recompute)
-        routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+        routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
         minibatch = MiniBatch(rollouts, engine.score(rollouts, routing).logp_BT, torch.linspace(-1, 1, 8), 0, 1)
         engine.update(minibatch, preset("minirl"), routing)
         gradients[recompute] = dict(engine.gradients())
@@ -238,7 +238,7 @@ def reference_stays(folder: Path) -> None:
     recipe = algorithm("none")
     ours, theirs = OneRank(folder, recipe, keep_reference=True), sandbox_engine(folder, recipe, keep_reference=True)
     rollouts = batch()
-    natural = PassRouting("natural")
+    natural = RoutingPlan("natural")
     before = ours.score_reference(rollouts)
     assert torch.equal(before, ours.score(rollouts, natural).logp_BT)
     objective = replace(preset("grpo"), kl_coefficient=0.1)
@@ -258,7 +258,7 @@ def every_parameter_decays_but_a_frozen_router_stays(folder: Path) -> None:
     ours = OneRank(folder, recipe)
     before = dict(ours.named_tensors())
     rollouts = batch()
-    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
     minibatch = MiniBatch(rollouts, ours.score(rollouts, routing).logp_BT, torch.zeros(8), 0, 1)
     rates = [ours.update(minibatch, preset("minirl"), routing).metrics["actor/lr"] for _ in range(2)]
     assert rates == pytest.approx([2.5e-3, 5e-3])
@@ -272,7 +272,7 @@ def a_gradient_that_is_not_finite_changes_nothing(folder: Path) -> None:
     """An advantage of inf raises an ArithmeticError that names weights; weights and the count stay as they were."""
     ours = OneRank(folder, algorithm("R3"))
     rollouts = batch()
-    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
     old = ours.score(rollouts, routing)
     good = MiniBatch(rollouts, old.logp_BT, torch.linspace(-1, 1, 8), 0, 1)
     ours.update(good, preset("minirl"), routing)
@@ -289,7 +289,7 @@ def a_gradient_that_is_not_finite_changes_nothing(folder: Path) -> None:
 def bf16_is_near_fp32(folder: Path) -> None:
     """In bf16 with fp32 masters: log-probs within bf16's rounding of fp32's, a step moves the exported bf16 weights."""
     rollouts = batch()
-    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
     for distributed in (False, True):
         ours = OneRank(folder, algorithm("R3"), precision="bf16", distributed_optimizer=distributed)
         scores, exact = ours.score(rollouts, routing), OneRank(folder, algorithm("R3")).score(rollouts, routing)

@@ -20,7 +20,7 @@ from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_config, 
 from tests.scaled.rank_world import algorithm, batch, on_host
 from theory.contracts import MiniBatch
 from theory.objectives import preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 # Sixteen ranks of one layout with every kind of split, four of another; none of them needs another rank to load.
 WORLDS: dict[str, dict[str, Any]] = {
@@ -239,7 +239,7 @@ def run_bf16(rank: int, folder: Path, port: int) -> list[dict[str, Tensor]]:
     from scaled.megatron_engine.rank import MegatronRank
     from scaled.megatron_engine.weights import export_hf
 
-    training, rollouts, natural = TrainingBlock(precision="bf16"), batch(4), PassRouting("natural")
+    training, rollouts, natural = TrainingBlock(precision="bf16"), batch(4), RoutingPlan("natural")
     with joined(training, rank, port):
         engine = MegatronRank(ModelBlock(path=str(folder)), training, algorithm("none"), keep_reference=True)
         assert engine.reference is not None

@@ -20,7 +20,7 @@ from lab.verdict import VerdictRules, judge
 from scaled.config import ScaledRun
 from scaled.promote import promote as promote_runs
 from scaled.promotion_checks import Accuracy
-from scaled.promotion_runs import Run, read_run
+from scaled.promotion_runs import TrialRun, read_run
 from tests.scaled.promotion_world import RULES, TARGET_BASE, enter_copy, folder_of, refused, rewrite_row, train_runs
 
 
@@ -75,7 +75,7 @@ def test_undecided_is_not_stable(here: Path) -> None:
         promote_runs([undecided, runs[1]], target)
 
 
-def with_accuracy(run: Run, *values: float) -> Run:
+def with_accuracy(run: TrialRun, *values: float) -> TrialRun:
     """The run with these accuracies in its first lines and in its last, of 4 samples of each of 64 problems."""
     metrics = [{k: v for k, v in line.items() if k != "eval/accuracy"} for line in run.metrics]
     for line, value in zip([*metrics[: len(values) - 1], metrics[-1]], values, strict=True):

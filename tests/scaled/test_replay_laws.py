@@ -31,9 +31,9 @@ from tests.scaled.rank_world import (
 )
 from theory.contracts import MiniBatch, Rollouts
 from theory.objectives import preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.record import RoutingRecord
-from theory.routing.replay import LedgerError, RoutingPass
+from theory.routing.replay import LedgerError, ReplayContext
 
 
 def _minibatch(rollouts: Rollouts) -> MiniBatch:
@@ -57,13 +57,13 @@ def two_models_do_not_touch_each_other(folder: Path) -> None:
     from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 
     rollouts = batch()
-    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
     first = OneRank(folder, algorithm("R3"), keep_reference=True)
     alone = first.score(rollouts, routing)
     second = OneRank(folder, algorithm("R3"))
     assert RouterReplay.global_router_replay_instances == []
     RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
-    second.score(rollouts, PassRouting("natural"))
+    second.score(rollouts, RoutingPlan("natural"))
     beside = first.score(rollouts, routing)
     assert torch.equal(alone.logp_BT, beside.logp_BT)
     assert torch.equal(alone.experts.experts, beside.experts.experts)  # type: ignore[union-attr]
@@ -76,16 +76,16 @@ def layers_are_bound_by_number(folder: Path) -> None:
     rollouts = batch()
     record = altered_routes(rollouts, layers(dense), missing=0.0)
     ours, theirs = OneRank(path, algorithm("R3")), sandbox_engine(path, algorithm("R3"))
-    routing = PassRouting("replay", record=record)
+    routing = RoutingPlan("replay", record=record)
     a, b = ours.score(rollouts, routing), theirs.score(rollouts, routing)
     assert a.experts is not None and a.experts.layer_numbers == (1, 3)
     assert torch.equal(a.experts.experts, record.experts)
     assert (a.logp_BT - b.logp_BT).abs().max() < 1e-5
     renamed = RoutingRecord(record.experts, record.offsets, (0, 1), record.num_experts)
     with pytest.raises(ValueError, match=r"layers \[1, 3\], got \[0, 1\]"):
-        ours.score(rollouts, PassRouting("replay", record=renamed))
+        ours.score(rollouts, RoutingPlan("replay", record=renamed))
     swapped = RoutingRecord(record.experts.flip(1).contiguous(), record.offsets, (1, 3), record.num_experts)
-    assert not torch.equal(ours.score(rollouts, PassRouting("replay", record=swapped)).logp_BT, a.logp_BT)
+    assert not torch.equal(ours.score(rollouts, RoutingPlan("replay", record=swapped)).logp_BT, a.logp_BT)
 
 
 def rows_must_be_those_of_the_batch(folder: Path) -> None:
@@ -99,13 +99,13 @@ def rows_must_be_those_of_the_batch(folder: Path) -> None:
     )
     for wrong in (padded, record.window(0, longest - 1), record.select([1, 0, 2, 3, 4, 5, 6, 7]), record.select([0])):
         with pytest.raises(ValueError, match="rows per response"):
-            engine.score(rollouts, PassRouting("replay", record=wrong))
+            engine.score(rollouts, RoutingPlan("replay", record=wrong))
     rows = tuple(torch.tensor([n]) for n in record.num_rows_B)
     with pytest.raises(ValueError, match="feature rows in"):
-        engine.score(rollouts, PassRouting("natural", feature_rows=rows))
+        engine.score(rollouts, RoutingPlan("natural", feature_rows=rows))
     with pytest.raises(ValueError, match="feature rows of 8 responses, got 7"):
-        engine.score(rollouts, PassRouting("natural", feature_rows=rows[:7]))
-    assert engine.score(rollouts, PassRouting("natural")).experts is not None  # none of them left anything behind
+        engine.score(rollouts, RoutingPlan("natural", feature_rows=rows[:7]))
+    assert engine.score(rollouts, RoutingPlan("natural")).experts is not None  # none of them left anything behind
 
 
 def missing_rows_and_padding_are_natural(folder: Path) -> None:
@@ -113,7 +113,7 @@ def missing_rows_and_padding_are_natural(folder: Path) -> None:
     engine = OneRank(folder, algorithm("R3"))
     rollouts = batch()
     record = altered_routes(rollouts, layers(), missing=0.5)
-    scores = engine.score(rollouts, PassRouting("replay", record=record))
+    scores = engine.score(rollouts, RoutingPlan("replay", record=record))
     assert scores.experts is not None and scores.natural is not None
     is_recorded_RL = record.is_recorded
     assert 0.3 < is_recorded_RL.float().mean() < 0.7
@@ -122,10 +122,10 @@ def missing_rows_and_padding_are_natural(folder: Path) -> None:
     nothing = RoutingRecord(
         torch.full_like(record.experts, -1), record.offsets, record.layer_numbers, record.num_experts
     )
-    bare = engine.score(rollouts, PassRouting("replay", record=nothing))
-    assert torch.equal(bare.logp_BT, engine.score(rollouts, PassRouting("natural")).logp_BT)
+    bare = engine.score(rollouts, RoutingPlan("replay", record=nothing))
+    assert torch.equal(bare.logp_BT, engine.score(rollouts, RoutingPlan("natural")).logp_BT)
     shortest = min(range(8), key=lambda b: rollouts.responses[b].num_tokens)
-    alone = engine.score(rollouts.select([shortest]), PassRouting("replay", record=record.select([shortest])))
+    alone = engine.score(rollouts.select([shortest]), RoutingPlan("replay", record=record.select([shortest])))
     T = alone.logp_BT.shape[1]
     assert (alone.logp_BT[0] - scores.logp_BT[shortest, :T]).abs().max() < 1e-5
 
@@ -136,9 +136,9 @@ def recomputation_without_the_pass_differs(folder: Path) -> None:
 
     rollouts = batch()
     gradients: dict[str, dict[str, Tensor]] = {}
-    real = RoutingPass.choose
+    real = ReplayContext.choose
 
-    def forgetful(self: RoutingPass, number: int, hidden: Tensor, logits: Tensor, *rest: Any) -> Tensor:
+    def forgetful(self: ReplayContext, number: int, hidden: Tensor, logits: Tensor, *rest: Any) -> Tensor:
         experts = real(self, number, hidden, logits, *rest)
         if torch._C._current_graph_task_id() == -1:
             return experts
@@ -146,10 +146,10 @@ def recomputation_without_the_pass_differs(folder: Path) -> None:
 
     for name in ("faithful", "forgetful"):
         engine = OneRank(folder, algorithm("R3"), recompute="full")
-        routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+        routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
         with pytest.MonkeyPatch.context() as patch:
             if name == "forgetful":
-                patch.setattr(replay.RoutingPass, "choose", forgetful)
+                patch.setattr(replay.ReplayContext, "choose", forgetful)
             engine.update(_minibatch(rollouts), preset("minirl"), routing)
         gradients[name] = dict(engine.gradients())
     assert farthest(gradients["forgetful"], gradients["faithful"]) > 0.1
@@ -158,13 +158,13 @@ def recomputation_without_the_pass_differs(folder: Path) -> None:
 def many_scores_leave_nothing(folder: Path) -> None:
     """[16, 20] Forward-only passes close at once: an update after many of them, replayed or not, has the same bits."""
     rollouts = batch()
-    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
     weights = []
     for num_scores in (0, 5):
         engine = OneRank(folder, algorithm("R3"), keep_reference=True, recompute="full")
         for _ in range(num_scores):
-            engine.score(rollouts, PassRouting("replay", record=altered_routes(rollouts, layers(), seed=7)))
-            engine.score(rollouts, PassRouting("natural"))
+            engine.score(rollouts, RoutingPlan("replay", record=altered_routes(rollouts, layers(), seed=7)))
+            engine.score(rollouts, RoutingPlan("natural"))
             engine.score_reference(rollouts)
         assert all(chunk.num_waiting == 0 for chunk in engine.rank.policy.replays)
         engine.update(_minibatch(rollouts), preset("minirl"), routing)
@@ -175,7 +175,7 @@ def many_scores_leave_nothing(folder: Path) -> None:
 def a_pass_left_by_an_error_is_forgotten(folder: Path) -> None:
     """[16] An error in a loss fails every pass in flight; the next update has the bits of a fresh engine."""
     rollouts = batch()
-    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
     engine, fresh = (OneRank(folder, algorithm("R3"), recompute="full") for _ in range(2))
     penalised = replace(preset("grpo"), kl_coefficient=0.1)  # and a mini-batch without logp_ref: raised by the loss
     with pytest.raises(ValueError, match="expected logp_ref_BT"):
@@ -201,10 +201,10 @@ def a_forward_needs_a_pass_and_a_backward(folder: Path) -> None:
         head.rows_n = torch.arange(3, device=device)  # type: ignore[union-attr]
         return chunk(tokens, positions, None)
 
-    def routing() -> RoutingPass:
-        return RoutingPass(PassRouting("natural"), [3], 3, layers())
+    def routing() -> ReplayContext:
+        return ReplayContext(RoutingPlan("natural"), [3], 3, layers())
 
-    with pytest.raises(LedgerError, match="inside a routing pass"):
+    with pytest.raises(LedgerError, match="inside a replay context"):
         forward()
     with pytest.raises(LedgerError, match="backward of every forward, got 1"), in_flight([replay]):
         replay.run(routing(), forward, lambda _: None)
@@ -219,8 +219,8 @@ def a_forward_needs_a_pass_and_a_backward(folder: Path) -> None:
     with pytest.raises(LedgerError, match="in the order of their forwards"):
         last_first()
     with pytest.raises(ValueError, match="2 rows"), in_flight([replay]):
-        replay.run(RoutingPass(PassRouting("natural"), [2], 2, layers()), forward, lambda _: None)
-    done: list[RoutingPass] = []
+        replay.run(ReplayContext(RoutingPlan("natural"), [2], 2, layers()), forward, lambda _: None)
+    done: list[ReplayContext] = []
     with in_flight([replay]):  # two forwards, then their backwards in order: 1F1B
         outputs = [replay.run(routing(), forward, done.append) for _ in range(2)]
         assert replay.num_waiting == 2 and done == []
@@ -235,7 +235,7 @@ def gradients_reach_every_router(folder: Path) -> None:
     engine = OneRank(folder, algorithm("R3"))
     rollouts = batch()
     engine.update(
-        _minibatch(rollouts), preset("minirl"), PassRouting("replay", record=altered_routes(rollouts, layers()))
+        _minibatch(rollouts), preset("minirl"), RoutingPlan("replay", record=altered_routes(rollouts, layers()))
     )
     for name, gradient in engine.gradients():
         if name.endswith("mlp.gate.weight"):
@@ -248,11 +248,11 @@ def a_selection_bias_chooses_and_stays(folder: Path) -> None:
     rollouts = batch()
     moe = (1, 2, 3)
     engine = OneRank(path, algorithm("R3", optimizer={"weight_decay": 0.0}))
-    natural = engine.score(rollouts, PassRouting("natural"))
+    natural = engine.score(rollouts, RoutingPlan("natural"))
     assert natural.experts is not None and natural.experts.layer_numbers == moe and natural.experts.num_slots == 2
-    replayed = engine.score(rollouts, PassRouting("replay", record=natural.experts))
+    replayed = engine.score(rollouts, RoutingPlan("replay", record=natural.experts))
     assert torch.equal(replayed.logp_BT, natural.logp_BT)
-    altered = PassRouting("replay", record=altered_routes(rollouts, moe, missing=0.0))
+    altered = RoutingPlan("replay", record=altered_routes(rollouts, moe, missing=0.0))
     before = {n: t.clone() for n, t in engine.named_tensors() if n.endswith("correction_bias")}
     assert len(before) == 3
     scores = engine.score(rollouts, altered)
@@ -263,7 +263,7 @@ def a_selection_bias_chooses_and_stays(folder: Path) -> None:
     router = engine.rank.policy.chunks[0].decoder.layers[1].mlp.router
     router.expert_bias.fill_(0.0)
     router.expert_bias[5] = 10.0
-    biased = engine.score(rollouts, PassRouting("natural"))
+    biased = engine.score(rollouts, RoutingPlan("natural"))
     assert bool((biased.experts.layer(1) == 5).any(dim=-1).all())  # type: ignore[union-attr]
 
 
@@ -281,7 +281,7 @@ def natural_routes_are_megatrons_own(folder: Path) -> None:
     for family in ("qwen3_moe", "olmoe", "deepseek_v3", "deepseek_v2"):
         path = tiny_folder(folder.parent / f"own {family}", family)
         engine = OneRank(path, algorithm("none"), micro_batch_size=1)
-        ours = engine.score(rollouts, PassRouting("natural"))
+        ours = engine.score(rollouts, RoutingPlan("natural"))
         chunk = build_model(engine.rank.shape, training())[0]
         load_hf([chunk], engine.rank.shape, engine.rank.layout, path)
         RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
@@ -307,7 +307,7 @@ def more_experts_than_a_byte_holds(folder: Path) -> None:
     ids = torch.tensor([[254, 299], [128, 256]]).expand(rows, 2, 2).to(torch.int16)
     offsets = torch.tensor([0, *(r.num_tokens - 1 for r in rollouts.responses)]).cumsum(0)
     record = RoutingRecord(ids.contiguous(), offsets, (0, 1), 300)
-    scores = OneRank(path, algorithm("R3")).score(rollouts, PassRouting("replay", record=record))
+    scores = OneRank(path, algorithm("R3")).score(rollouts, RoutingPlan("replay", record=record))
     assert torch.equal(scores.experts.experts, record.experts)  # type: ignore[union-attr]
 
 
@@ -331,7 +331,7 @@ def models_are_freed(folder: Path) -> None:
     import weakref
 
     engine = OneRank(folder, algorithm("R3"))
-    engine.score(batch(2), PassRouting("natural"))
+    engine.score(batch(2), RoutingPlan("natural"))
     router = weakref.ref(engine.rank.policy.chunks[0].decoder.layers[0].mlp.router)
     del engine
     gc.collect()

@@ -141,7 +141,7 @@ def test_traces_and_verdict(whole: RunFolder) -> None:
     """A trace holds mu's and old's experts of real engines; the verdict says that five steps are too few."""
     trace = Trace.load(whole.traces()[-1])
     assert trace.record_mu is not None and trace.record_old is not None
-    assert trace.record_mu.num_native_rows == 0
+    assert trace.record_mu.num_missing_rows == 0
     assert torch.isfinite(trace.logp_mu).all() and torch.isfinite(trace.logp_old).all()
     assert json.loads((whole.path / "verdict.json").read_text())["verdict"] == "undecided"
 

@@ -31,7 +31,7 @@ from tests.scaled.rank_world import (
 )
 from theory.contracts import MiniBatch
 from theory.objectives import preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
 V, D, N = 97, 32, 50  # an odd vocabulary has a row that only fills it up under TP2
@@ -132,7 +132,7 @@ def a_strange_token_is_refused(folder: Path) -> None:
 def training_agrees_whatever_the_chunk(folder: Path) -> None:
     """A rank that holds 3 tokens' logits scores and trains as one that holds all: log-probs, entropies, gradients."""
     rollouts = batch(4)
-    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
     found = []
     for chunk in (3, 1024):
         engine = OneRank(folder, algorithm("R3"), logit_chunk=chunk, **FIELDS[dist.get_world_size()])

@@ -49,7 +49,7 @@ def test_responses_are_grouped_and_well_formed(engine, rollouts):
     assert (engine.routes, engine.kernels) == ("capture", "native")
     assert [r.prompt.id for r in rollouts.responses] == [p.id for p in world.prompts() for _ in range(4)]
     assert rollouts.experts.num_rows_B == [r.num_tokens - 1 for r in rollouts.responses]
-    assert rollouts.experts.num_native_rows == 0
+    assert rollouts.experts.num_missing_rows == 0
     for response in rollouts.responses:
         assert not (response.tokens[:-1] == world.STOP).any()
         assert response.finish == ("stop" if response.tokens[-1] == world.STOP else "length")

@@ -30,7 +30,7 @@ def test_a_preempted_request_keeps_one_route_a_row(tmp_path, prefix_caching):
     rollouts = small.generate(world.prompts((20, 33)), sampling)
     small.close()
     assert preempted
-    assert rollouts.experts.num_native_rows == 0
+    assert rollouts.experts.num_missing_rows == 0
     assert (world.abs_diff(world.model(), rollouts) <= 1e-5).all()
     scores = world.trainer_scores(world.model(), rollouts, rollouts.features.feature_rows)
     assert torch.equal(scores.natural.experts, rollouts.experts.experts)

@@ -65,7 +65,7 @@ def test_a_prefix_cache_changes_nothing(engine, uncached):
     for _ in range(2):
         cached = engine.generate(world.prompts(), SAMPLING)
         assert world.same(cached, uncached)
-        assert cached.experts.num_native_rows == 0
+        assert cached.experts.num_missing_rows == 0
 
 
 def test_a_cached_prefix_without_routes_is_missing(engine, uncached):
@@ -79,7 +79,7 @@ def test_a_cached_prefix_without_routes_is_missing(engine, uncached):
         num_missing = (len(response.prompt.tokens) - 1) // BLOCK * BLOCK
         assert (rows[:num_missing] == -1).all()
         assert torch.equal(rows[num_missing:], known[num_missing:])
-    assert masked.experts.num_native_rows == 4 * (96 + 64)
+    assert masked.experts.num_missing_rows == 4 * (96 + 64)
     # The bits of everything else do not hang on the record.
     assert all(torch.equal(a.logp_mu, b.logp_mu) for a, b in zip(masked.responses, uncached.responses, strict=True))
     engine.load_weights(to_hf(world.model()), version=0)
@@ -90,7 +90,7 @@ def test_a_second_turn_has_the_routes_of_the_first(engine):
     first = engine.generate(world.prompts(), SAMPLING)
     turns = [Prompt(f"{b}", (*r.prompt.tokens, *r.tokens.tolist(), 7, 8, 9), "") for b, r in enumerate(first.responses)]
     second = engine.generate(turns, Sampling(max_tokens=10, seed=9))
-    assert second.experts.num_native_rows == 0
+    assert second.experts.num_missing_rows == 0
     for b, response in enumerate(first.responses):
         num_rows = response.num_tokens - 1
         assert torch.equal(second.experts.rows(b)[:num_rows], first.experts.rows(b))
@@ -103,7 +103,7 @@ def test_turns_are_the_trainers_and_the_cache_changes_nothing(engine, uncached_e
     """Conversations with the cache are those without it, bit for bit; the trainer finds their log-probs and routes."""
     talks = roll_out(engine, Talk(), world.prompts(), TALKS, max_turns=3)
     assert world.same(talks, uncached_engines.talks)
-    assert talks.experts.num_native_rows == 0
+    assert talks.experts.num_missing_rows == 0
     num_turns = [int((r.tokens[r.is_response] == world.STOP).sum()) for r in talks.responses]
     assert max(num_turns) >= 2 and any(not r.is_response.all() for r in talks.responses)
     assert all(len(r.tokens) <= TALKS.max_tokens for r in talks.responses)

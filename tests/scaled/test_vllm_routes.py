@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import itertools
 from collections import Counter
 
@@ -38,12 +36,6 @@ def ids(num_rows: int, num_layers: int = 3, dtype: str = "int64") -> np.ndarray:
     return np.stack([(first + 3) % E, first % E], -1).astype(dtype)
 
 
-def npy(rows: np.ndarray) -> str:
-    buffer = io.BytesIO()
-    np.save(buffer, rows)
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
 FULL = ids(NUM_TOKENS - 1)
 MOE = FULL[:, [0, 2]]
 SCHEMAS = {
@@ -51,12 +43,6 @@ SCHEMAS = {
     "joined, uint16": lambda: routes.joined(FULL.astype("uint16")),
     "joined, MoE layers only": lambda: routes.joined(MOE.astype("uint8")),
     "joined, n rows": lambda: routes.joined(np.concatenate([FULL, ids(1)])),
-    "split, n - 1 rows": lambda: routes.split(FULL[:NUM_PROMPT], FULL[NUM_PROMPT:]),
-    "split, n rows": lambda: routes.split(FULL[:NUM_PROMPT], np.concatenate([FULL[NUM_PROMPT:], ids(1)])),
-    "split, MoE layers only": lambda: routes.split(MOE[:NUM_PROMPT], MOE[NUM_PROMPT:]),
-    "split, nothing generated": lambda: routes.split(FULL, None),
-    "base64": lambda: routes.encoded(npy(FULL.astype("uint8"))),
-    "base64, int16": lambda: routes.encoded(npy(FULL.astype("int16"))),
 }
 
 
@@ -70,15 +56,13 @@ def test_every_schema_gives_the_same_record(name):
     assert torch.equal(record.experts.long(), torch.from_numpy(np.sort(MOE, -1)))
 
 
-def test_a_cached_prefix_is_missing_in_both_its_forms():
-    """Rows of -1 and rows left out become the same missing rows; rows of a lost request are all missing."""
+def test_a_cached_prefix_is_missing():
+    """Rows of -1 are missing rows; rows of a lost request are all missing."""
     masked = FULL.copy()
     masked[:3] = -1
-    both = [routes.joined(masked), routes.without_prefix(FULL[3:].astype("uint8"), 3), routes.unknown(8, 3, K)]
-    record = routes.record(both, [NUM_TOKENS] * 3, shape())
-    assert torch.equal(record.rows(0), record.rows(1))
+    record = routes.record([routes.joined(masked), routes.unknown(8, 3, K)], [NUM_TOKENS] * 2, shape())
     assert (record.rows(0)[:3] == -1).all() and (record.rows(0)[3:] >= 0).all()
-    assert (record.rows(2) == -1).all()
+    assert (record.rows(1) == -1).all()
 
 
 @pytest.mark.parametrize(
@@ -88,25 +72,13 @@ def test_a_cached_prefix_is_missing_in_both_its_forms():
         (lambda: routes.record([routes.joined(ids(8, 5))], [NUM_TOKENS], shape()), "or all 3 decoder layers, got 5"),
         (lambda: routes.joined(FULL[:, 0]), r"expected integer ids \(rows, layers, slots\), got int64 \(8, 2\)"),
         (lambda: routes.joined(FULL.astype("float32")), "got float32"),
-        (lambda: routes.split(FULL, MOE), r"expected \(layers, slots\) \(3, 2\) as in prompt.*got \(2, 2\)"),
-        (lambda: routes.without_prefix(FULL, -1), "routed_experts_prompt_start: expected at least 0, got -1"),
-        (lambda: routes.encoded("no base64!"), "expected a base64-encoded .npy array"),
-        (lambda: routes.encoded(base64.b64encode(b"text").decode()), "expected a base64-encoded .npy array"),
         (lambda: routes.record([routes.joined(FULL + E)], [NUM_TOKENS], shape()), r"expert ids in \[0, 8\)"),
     ],
 )  # fmt: skip
 def test_what_is_no_record_is_refused(make, message):
-    """Lost rows, unknown layers, other ranks and types, and bytes that are no array raise ValueError."""
+    """Lost rows, unknown layers, and other ranks and types raise ValueError."""
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_pickled_routes_are_never_opened():
-    """An .npy of objects, which only pickle can read, is refused."""
-    buffer = io.BytesIO()
-    np.save(buffer, np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match="allow_pickle"):
-        routes.encoded(base64.b64encode(buffer.getvalue()).decode())
 
 
 def table(blocks: dict[str, list[int]], size: int = 2):

@@ -15,7 +15,7 @@ from scaled.config import PrecisionBlock, RolloutBlock
 from scaled.vllm_engine.engine import VllmEngine
 from theory.algorithm import OptimizerSettings
 from theory.contracts import Prompt, Rollouts, TokenScores
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
 VOCABULARY = 64
@@ -80,7 +80,7 @@ def prompts(lengths: tuple[int, ...] = (3, 9, 5, 1, 100, 70), seed: int = 0) -> 
 def trainer_scores(weights: MoE, rollouts: Rollouts, rows: tuple[torch.Tensor, ...] | None = None) -> TokenScores:
     """The sandbox training engine's naturally routed scores of the rollouts, with features on `rows`."""
     trainer = SandboxTrainingEngine(weights, OptimizerSettings(learning_rate=1e-3))
-    return trainer.score(rollouts, PassRouting("natural", feature_rows=rows, keep_hidden=rows is not None))
+    return trainer.score(rollouts, RoutingPlan("natural", feature_rows=rows, keep_hidden=rows is not None))
 
 
 def abs_diff(weights: MoE, rollouts: Rollouts) -> torch.Tensor:

@@ -81,4 +81,4 @@ def test_what_is_no_error() -> None:
     assert RoutingRecord.pack([IDS[:0]], [1], (3,), 4).num_rows_B == [0]
     everything = torch.arange(4, dtype=torch.int8).view(1, 1, 4)
     assert RoutingRecord(everything, torch.tensor([0, 1]), (3,), 4).num_slots == 4
-    assert RoutingRecord.pack([torch.full((2, 1, 2), MISSING)], [3], (3,), 4).num_native_rows == 2
+    assert RoutingRecord.pack([torch.full((2, 1, 2), MISSING)], [3], (3,), 4).num_missing_rows == 2

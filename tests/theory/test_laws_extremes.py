@@ -97,7 +97,7 @@ def test_extremes_are_those_of_the_equation(
 ) -> None:
     """Any finite or -inf log-probabilities, in any type: J and its gradient are the equation's, and never nan."""
     objective = tuned(name, correction_name)
-    if correction_name is not None and objective.correction.weighted and objective.trust_region.takes == "whole":
+    if correction_name is not None and objective.correction.weighted and objective.trust_region.weight_ratio == "pi/mu":
         objective = replace(objective, correction=replace(objective.correction, numerator=numerator))
     require_equation(objective, batch, dtype)
 

@@ -7,8 +7,8 @@ import torch
 
 from tests.theory.tiny_moe import LAYERS, D, E, K, draw_record
 from theory.routing.gates import GATES
-from theory.routing.passes import PassRouting
-from theory.routing.replay import RoutingPass
+from theory.routing.passes import RoutingPlan
+from theory.routing.replay import ReplayContext
 from theory.streams import stream
 
 NUM_ROWS = [4, 2, 3]
@@ -25,10 +25,10 @@ def test_rows_stand_where_their_tokens_stand(width: int) -> None:
     N, gate = len(NUM_ROWS) * width, GATES["qwen3"]
     hidden, logits = torch.randn(N, D, generator=generator), torch.randn(N, E, generator=generator)
     rows = tuple(torch.tensor([0, n - 1]) for n in NUM_ROWS)
-    routing = PassRouting("replay", record=record, feature_rows=rows, keep_hidden=True)
-    with RoutingPass(routing, NUM_ROWS, width) as routing_pass:
-        chosen = {number: routing_pass.route(number, hidden, logits, K, gate)[0] for number in LAYERS}
-    used, natural, features = routing_pass.used, routing_pass.natural, routing_pass.features
+    routing = RoutingPlan("replay", record=record, feature_rows=rows, keep_hidden=True)
+    with ReplayContext(routing, NUM_ROWS, width) as context:
+        chosen = {number: context.route(number, hidden, logits, K, gate)[0] for number in LAYERS}
+    used, natural, features = context.used, context.natural, context.features
     assert used is not None
     assert natural is not None
     assert features is not None

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.theory.tiny_moe import D, E, K, draw_predictor, draw_record
 from theory.routing.gates import GATES, select, weigh
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.record import MISSING
-from theory.routing.replay import NaturalRouting, RoutingPass
+from theory.routing.replay import NaturalRouting, ReplayContext
 from theory.streams import stream
 
 GATE = replace(GATES["moonlight"], scaling=1.0)
@@ -36,15 +36,15 @@ def test_every_choice_of_a_pass_takes_the_bias(seed: int) -> None:
     known_R = record.layer(2)[:, 0] != MISSING
     replayed[rows_R[known_R]] = record.layer(2)[known_R].long()
     for routing, expected in (
-        (PassRouting("natural"), natural),
-        (PassRouting("replay", record=record), replayed),
-        (PassRouting("predicted", predictor=predictor), predicted),
+        (RoutingPlan("natural"), natural),
+        (RoutingPlan("replay", record=record), replayed),
+        (RoutingPlan("predicted", predictor=predictor), predicted),
     ):
-        with RoutingPass(routing, ROWS, max(ROWS)) as routing_pass:
+        with ReplayContext(routing, ROWS, max(ROWS)) as context:
             for number in (1, 2, 4):
-                experts, weights = routing_pass.route(number, hidden, logits, K, GATE, bias)
+                experts, weights = context.route(number, hidden, logits, K, GATE, bias)
                 if number == 2:
                     assert torch.equal(experts, expected)
                     assert torch.equal(weights, weigh(logits, expected, GATE))
-        assert routing_pass.natural is not None
-        assert torch.equal(routing_pass.natural.layer(2).long(), natural[rows_R])
+        assert context.natural is not None
+        assert torch.equal(context.natural.layer(2).long(), natural[rows_R])

@@ -25,7 +25,7 @@ from theory.contracts import (
 )
 from theory.loop import global_step
 from theory.objectives import Objective, preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings
 from theory.streams import stream
 
@@ -67,8 +67,8 @@ class Scripted:
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
         self.asked.append(("load", dict(named_tensors), version))
 
-    def score(self, rollouts: Rollouts, routing: PassRouting) -> TokenScores:
-        self.asked.append(("score", rollouts, routing))
+    def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
+        self.asked.append(("score", rollouts, plan))
         like = rollouts.padded().logp_mu_BT
         return TokenScores(like - 0.25, torch.ones_like(like))
 
@@ -76,8 +76,8 @@ class Scripted:
         self.asked.append(("reference", rollouts))
         return rollouts.padded().logp_mu_BT - 0.5
 
-    def update(self, minibatch: MiniBatch, objective: Objective, routing: PassRouting) -> UpdateStats:
-        self.asked.append(("update", minibatch, objective, routing))
+    def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdateStats:
+        self.asked.append(("update", minibatch, objective, plan))
         index = float(minibatch.index)
         return UpdateStats({"actor/grad_norm": index, "rollout_corr/weight_max": index}, minibatch.logp_old_BT)
 

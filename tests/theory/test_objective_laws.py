@@ -97,7 +97,7 @@ def region_slope(region, batch: Batch) -> Tensor:
     tokens, _, A = seen(batch)
     pi = tokens.logp_pi_BT.clone().requires_grad_()
     log_ratio, log_gap = pi - tokens.logp_old_BT, tokens.logp_old_BT - tokens.logp_mu_BT
-    weight = Factor.exp(log_gap + log_ratio if region.takes == "whole" else log_gap)
+    weight = Factor.exp(log_gap + log_ratio if region.weight_ratio == "pi/mu" else log_gap)
     term = region.term(replace(tokens, logp_pi_BT=pi), log_ratio, weight, A)
     (slope,) = torch.autograd.grad(torch.where(batch.mask, term, 0.0).sum(), pi)
     return slope

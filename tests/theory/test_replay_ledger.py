@@ -24,8 +24,8 @@ from tests.theory.tiny_moe import (
     seeds,
 )
 from theory.routing.gates import GATES, route, weigh
-from theory.routing.passes import PassRouting
-from theory.routing.replay import LedgerError, RoutingPass
+from theory.routing.passes import RoutingPlan
+from theory.routing.replay import LedgerError, ReplayContext
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
@@ -36,15 +36,15 @@ def test_recomputation_changes_no_gradient(name: str, source: str, seed: int) ->
     num_rows = [3, 4]
     model, inputs = TinyMoE(seed, CONVENTIONS[name]), draw_inputs(seed, num_rows, 4)
     record = draw_record(seed, num_rows, num_missing=1)
-    routing = PassRouting(source, record=record if source == "replay" else None)
+    routing = RoutingPlan(source, record=record if source == "replay" else None)
     plain, _ = run(model, inputs, num_rows, routing)
     expected = torch.autograd.grad(plain.square().sum(), list(model.parameters()))
-    with RoutingPass(routing, num_rows, 4, LAYERS) as routing_pass:
+    with ReplayContext(routing, num_rows, 4, LAYERS) as context:
         hidden = inputs.flatten(0, 1)
         for i in range(len(LAYERS)):
             hidden = checkpoint(
-                model.block, i, hidden, routing_pass, use_reentrant=False,
-                context_fn=lambda: (nullcontext(), routing_pass.recompute()),
+                model.block, i, hidden, context, use_reentrant=False,
+                context_fn=lambda: (nullcontext(), context.recompute()),
             )  # fmt: skip
         grads = torch.autograd.grad(hidden.square().sum(), list(model.parameters()))
     assert torch.equal(hidden.view_as(plain), plain)
@@ -55,12 +55,12 @@ def test_recomputation_changes_no_gradient(name: str, source: str, seed: int) ->
 def test_recomputed_natural_routes_cannot_flip(seed: int) -> None:
     """Recomputation under other logits (a near tie, say) still gives the first forward's experts, on every row."""
     model, inputs = TinyMoE(seed), draw_inputs(seed, [2, 3], 4)
-    with RoutingPass(PassRouting("natural"), [2, 3], 4) as routing_pass:
+    with ReplayContext(RoutingPlan("natural"), [2, 3], 4) as context:
         hidden = inputs.flatten(0, 1)
         logits = hidden @ model.gates[0]
-        first, _ = routing_pass.route(1, hidden, logits, K, model.gate)
-        with routing_pass.recompute():
-            again, weights = routing_pass.route(1, hidden, -logits, K, model.gate)
+        first, _ = context.route(1, hidden, logits, K, model.gate)
+        with context.recompute():
+            again, weights = context.route(1, hidden, -logits, K, model.gate)
         assert torch.equal(again, first)
         assert torch.equal(weights, weigh(-logits, first, model.gate))
     assert not torch.equal(route(-logits, K, model.gate)[0], first)
@@ -69,31 +69,31 @@ def test_recomputed_natural_routes_cannot_flip(seed: int) -> None:
 def test_recomputation_without_its_context_is_an_error() -> None:
     """A checkpointed layer that asks again without `recompute()` fails in backward, instead of routing anew."""
     model, inputs = TinyMoE(0), draw_inputs(0, [3], 3)
-    routing_pass = RoutingPass(PassRouting("natural"), [3], 3)
-    with routing_pass:
-        out = checkpoint(model.block, 0, inputs.flatten(0, 1), routing_pass, use_reentrant=False)
+    context = ReplayContext(RoutingPlan("natural"), [3], 3)
+    with context:
+        out = checkpoint(model.block, 0, inputs.flatten(0, 1), context, use_reentrant=False)
         with pytest.raises(LedgerError, match="layer 1: expected one use per forward, got another"):
             out.sum().backward()
 
 
-def ask(routing_pass: RoutingPass, number: int, N: int = 3, num_experts: int = E, slots: int = K) -> None:
+def ask(context: ReplayContext, number: int, N: int = 3, num_experts: int = E, slots: int = K) -> None:
     """Routes layer `number` on zeros."""
-    routing_pass.route(number, torch.zeros(N, D), torch.arange(num_experts).expand(N, -1) * 1.0, slots, GATES["qwen3"])
+    context.route(number, torch.zeros(N, D), torch.arange(num_experts).expand(N, -1) * 1.0, slots, GATES["qwen3"])
 
 
-def replay_pass() -> RoutingPass:
+def replay_pass() -> ReplayContext:
     """A replay over one response of 3 rows."""
-    return RoutingPass(PassRouting("replay", record=draw_record(0, [3])), [3], 3)
+    return ReplayContext(RoutingPlan("replay", record=draw_record(0, [3])), [3], 3)
 
 
-def go_through(routing_pass: RoutingPass, numbers: Sequence[int], recomputed: Sequence[int] = (), **sizes: int) -> None:
+def go_through(context: ReplayContext, numbers: Sequence[int], recomputed: Sequence[int] = (), **sizes: int) -> None:
     """Routes these layers in one forward, and then recomputes those."""
-    with routing_pass:
+    with context:
         for number in numbers:
-            ask(routing_pass, number, **sizes)
-        with routing_pass.recompute():
+            ask(context, number, **sizes)
+        with context.recompute():
             for number in recomputed:
-                ask(routing_pass, number, **sizes)
+                ask(context, number, **sizes)
 
 
 def test_each_layer_is_routed_exactly_once() -> None:
@@ -108,7 +108,7 @@ def test_each_layer_is_routed_exactly_once() -> None:
     with pytest.raises(LedgerError, match="layer 4: expected a layer that the forward has routed"):
         go_through(replay_pass(), [2], recomputed=[4])
     with pytest.raises(LedgerError, match=r"got \[1\]: never \[2, 4\]"):
-        go_through(RoutingPass(PassRouting("natural"), [3], 3, LAYERS), [1])
+        go_through(ReplayContext(RoutingPlan("natural"), [3], 3, LAYERS), [1])
     nested = replay_pass()
     with nested.recompute(), pytest.raises(LedgerError, match="one recomputation at a time"):
         nested.recompute().__enter__()
@@ -120,23 +120,23 @@ def test_layers_must_be_those_of_the_record() -> None:
         go_through(replay_pass(), [0])
     record = draw_record(0, [3])
     with pytest.raises(ValueError, match=r"expected the model's layers \[0, 1, 2\], got \[1, 2, 4\] to be replay"):
-        RoutingPass(PassRouting("replay", record=record), [3], 3, (0, 1, 2))
+        ReplayContext(RoutingPlan("replay", record=record), [3], 3, (0, 1, 2))
 
 
 def test_a_pass_lives_once_and_only_inside_its_context() -> None:
     """No routing before, after or twice; a failed pass keeps nothing (stale queues: SkyRL #1908, mcore)."""
-    routing_pass = RoutingPass(PassRouting("natural"), [3], 3)
+    context = ReplayContext(RoutingPlan("natural"), [3], 3)
     with pytest.raises(LedgerError, match="layer 1: expected to be inside `with`, got a new pass"):
-        ask(routing_pass, 1)
+        ask(context, 1)
     with pytest.raises(LedgerError, match="expected a pass that has run, got one that is new"):
-        _ = routing_pass.used
-    with routing_pass:
-        ask(routing_pass, 1)
+        _ = context.used
+    with context:
+        ask(context, 1)
     with pytest.raises(LedgerError, match="layer 2: expected to be inside `with`, got a closed pass"):
-        ask(routing_pass, 2)
-    with pytest.raises(LedgerError, match=r"expected a new pass .* got one that is closed"), routing_pass:
+        ask(context, 2)
+    with pytest.raises(LedgerError, match=r"expected a new pass .* got one that is closed"), context:
         pass
-    failed = RoutingPass(PassRouting("natural"), [3], 3)
+    failed = ReplayContext(RoutingPlan("natural"), [3], 3)
     with pytest.raises(LedgerError, match="layer 1: expected one use"):
         go_through(failed, [1, 1])
     for read in ("used", "natural", "features"):
@@ -148,13 +148,13 @@ def test_a_pass_lives_once_and_only_inside_its_context() -> None:
 
 def test_results_wait_for_the_whole_forward() -> None:
     """Reading the record before every layer was routed is an error; a dense model has none."""
-    with replay_pass() as routing_pass:
-        ask(routing_pass, 1)
+    with replay_pass() as context:
+        ask(context, 1)
         with pytest.raises(LedgerError, match=r"over layers \[1, 2, 4\], got none yet of \[2, 4\]"):
-            _ = routing_pass.used
-        ask(routing_pass, 2)
-        ask(routing_pass, 4)
-    with RoutingPass(PassRouting("natural", feature_rows=(torch.arange(2),)), [3], 3) as dense:
+            _ = context.used
+        ask(context, 2)
+        ask(context, 4)
+    with ReplayContext(RoutingPlan("natural", feature_rows=(torch.arange(2),)), [3], 3) as dense:
         pass
     assert dense.used is None
     assert dense.natural is None
@@ -165,9 +165,9 @@ def test_sizes_that_do_not_fit_name_both_numbers() -> None:
     """Rows, slots, experts and feature rows of another batch or model are errors (verl #5989, sglang #36515)."""
     record = draw_record(0, [3])
     with pytest.raises(ValueError, match=r"expected a record of \[4\] rows per response, got \[3\]"):
-        RoutingPass(PassRouting("replay", record=record), [4], 4)
+        ReplayContext(RoutingPlan("replay", record=record), [4], 4)
     with pytest.raises(ValueError, match="expected a width of at least 3 rows, got 2"):
-        RoutingPass(PassRouting("natural"), [3], 2)
+        ReplayContext(RoutingPlan("natural"), [3], 2)
     for kwargs, message in (
         ({"N": 6}, r"layer 1: expected 3 rows \(1 responses x 3\), got 6"),
         ({"num_experts": 9}, "layer 1: expected 3 of 8 experts as recorded, got 3 of 9"),
@@ -175,32 +175,32 @@ def test_sizes_that_do_not_fit_name_both_numbers() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             go_through(replay_pass(), [1], **kwargs)
-    with RoutingPass(PassRouting("natural"), [3], 3) as routing_pass:
-        ask(routing_pass, 1)
+    with ReplayContext(RoutingPlan("natural"), [3], 3) as context:
+        ask(context, 1)
         with pytest.raises(ValueError, match="layer 2: expected 8 experts as before, got 9"):
-            ask(routing_pass, 2, num_experts=9)
+            ask(context, 2, num_experts=9)
     for rows, message in (
         ((torch.tensor([0, 3]),), r"response 0: expected feature rows in \[0, 3\), got \[0, 3\]"),
         ((torch.tensor([0]), torch.tensor([0])), "expected feature rows of 1 responses, got 2"),
     ):
         with pytest.raises(ValueError, match=message):
-            RoutingPass(PassRouting("natural", feature_rows=rows), [3], 3)
+            ReplayContext(RoutingPlan("natural", feature_rows=rows), [3], 3)
 
 
 def test_contradictory_routings_are_errors() -> None:
     """A replay needs a record and nothing else may have one; likewise for the predictor (slime #1909, verl #7805)."""
     record, predictor = draw_record(0, [3]), draw_predictor(0)
     with pytest.raises(ValueError, match="record if and only if source is 'replay', got no record with 'replay'"):
-        PassRouting("replay")
+        RoutingPlan("replay")
     with pytest.raises(ValueError, match="got a record of 1 responses with 'natural'"):
-        PassRouting("natural", record=record)
+        RoutingPlan("natural", record=record)
     with pytest.raises(ValueError, match=r"predictor if and only if .* got one for layers \[\] with 'predicted'"):
-        PassRouting("predicted")
+        RoutingPlan("predicted")
     with pytest.raises(ValueError, match=r"got one for layers \[1, 2, 4\] with 'replay'"):
-        PassRouting("replay", record=record, predictor=predictor)
+        RoutingPlan("replay", record=record, predictor=predictor)
     with pytest.raises(ValueError, match="gates 'predicted' only with source 'predicted', got source 'natural'"):
-        PassRouting("natural", gates="predicted")
+        RoutingPlan("natural", gates="predicted")
     with pytest.raises(ValueError, match="expected keep_hidden only with feature rows, got no rows"):
-        PassRouting("natural", keep_hidden=True)
+        RoutingPlan("natural", keep_hidden=True)
     with pytest.raises(ValueError, match="expected feature rows of 1 responses, got 2"):
-        PassRouting("replay", record=record, feature_rows=(torch.arange(1), torch.arange(1)))
+        RoutingPlan("replay", record=record, feature_rows=(torch.arange(1), torch.arange(1)))

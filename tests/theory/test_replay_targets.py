@@ -27,10 +27,10 @@ from theory.loop import Collected, OldPass, collect, hand_over, old_pass, split_
 from theory.objectives import preset
 from theory.routing.gates import GATES
 from theory.routing.measures import difference_counts
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings
 from theory.routing.record import RoutingRecord
-from theory.routing.replay import RoutingPass
+from theory.routing.replay import ReplayContext
 from theory.streams import stream
 
 PREDICTOR = PredictorSettings(learning_rate_multiplier=30.0)
@@ -87,7 +87,7 @@ def minibatches(mode: str, noise: float = 0.03) -> list[Cell]:
     cells = []
     for index, chosen in enumerate(split_groups(0, algorithm, seed=5)):
         minibatch = take(collected.rollouts, old, advantages_B, chosen, index, 3)
-        natural = trainer.score(minibatch.rollouts, PassRouting("natural"))
+        natural = trainer.score(minibatch.rollouts, RoutingPlan("natural"))
         replayed = trainer.score(minibatch.rollouts, old.gradient.select(chosen))
         stats = trainer.update(minibatch, algorithm.objective, old.gradient.select(chosen))
         assert replayed.experts is not None
@@ -153,21 +153,21 @@ def tiny_model() -> MoE:
     return MoE(config, stream(6, "tiny"))
 
 
-def gradients(model: MoE, rollouts: Rollouts, routing: PassRouting) -> tuple[Tensor, RoutingRecord]:
+def gradients(model: MoE, rollouts: Rollouts, plan: RoutingPlan) -> tuple[Tensor, RoutingRecord]:
     """g_y = (pi_y / mu_y) R_y grad log pi_y of every response in float64, and the experts that each used."""
     parameters, rows, used = list(model.parameters()), [], []
     for b, response in enumerate(rollouts.responses):
         tokens = torch.cat([torch.tensor(response.prompt.tokens), response.tokens])
         num_rows, num_prompt = len(tokens) - 1, len(response.prompt.tokens)
-        with RoutingPass(routing.select([b]), [num_rows], num_rows, model.config.moe_layers) as routing_pass:
-            logp_SV = model(tokens[None, :-1], routing_pass)[0].log_softmax(-1)
+        with ReplayContext(plan.select([b]), [num_rows], num_rows, model.config.moe_layers) as context:
+            logp_SV = model(tokens[None, :-1], context)[0].log_softmax(-1)
             logp = logp_SV.gather(1, tokens[1:, None])[num_prompt - 1 :].sum()
             grads = torch.autograd.grad(logp, parameters, allow_unused=True, materialize_grads=True)
         flat = torch.cat([g.flatten() for g in grads])
         weight = float((logp.detach() - response.logp_mu.sum()).exp()) * reward(response.tokens)
         rows.append(weight * flat.double())
-        assert routing_pass.used is not None
-        used.append(routing_pass.used)
+        assert context.used is not None
+        used.append(context.used)
     return torch.stack(rows), RoutingRecord.concat(used)
 
 
@@ -210,7 +210,7 @@ def test_the_bias_of_replay_is_within_its_bound(mode: str, later: bool) -> None:
     assert len(rollouts) == 13
     assert float(probability_Y.sum()) == pytest.approx(1, abs=1e-5)  # float32 log-probabilities
     replayed_YC, used = gradients(model, rollouts, old.gradient)
-    natural_YC, natural = gradients(model, rollouts, PassRouting("natural"))
+    natural_YC, natural = gradients(model, rollouts, RoutingPlan("natural"))
     differs_Y = torch.stack([x.any() for x in (difference_counts(used, natural) > 0).split(used.num_rows_B)])
     # Where no route differs, the bits are the same: no tolerance.
     assert torch.equal(replayed_YC[~differs_Y], natural_YC[~differs_Y])
@@ -229,6 +229,6 @@ def test_without_noise_and_drift_only_prediction_alters_the_target() -> None:
     for mode in ("R2", "R3", "Pr2", "Pr3"):
         model, rollouts, old = enumerated(mode, noise=0.0)
         replayed_YC, _ = gradients(model, rollouts, old.gradient)
-        natural_YC, _ = gradients(model, rollouts, PassRouting("natural"))
+        natural_YC, _ = gradients(model, rollouts, RoutingPlan("natural"))
         biased[mode] = not torch.equal(replayed_YC, natural_YC)
     assert biased == {"R2": False, "R3": False, "Pr2": True, "Pr3": True}

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from theory.metrics import REGISTRY
 from theory.routing.measures import (
-    deviation_histogram,
     difference_counts,
     is_noop,
     route_kl,
@@ -34,7 +33,7 @@ E = 6
 seeds = st.integers(0, 9999)
 num_rows_lists = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 PAIRED = (
-    router_level_histogram, token_level_histogram, sequence_level_histogram, deviation_histogram, router_disagreement,
+    router_level_histogram, token_level_histogram, sequence_level_histogram, router_disagreement,
     token_disagreement, sequence_mean_difference, topk_agreement,
 )  # fmt: skip
 
@@ -86,7 +85,6 @@ def test_measures_are_the_papers_definitions(seed: int, num_rows: list[int], K: 
     truth = brute_force(a, b)
     routers, tokens, sequences = truth["routers"], truth["tokens"], truth["sequences"]
     assert router_level_histogram(a, b).tolist() == pytest.approx(shares(routers, K))
-    assert deviation_histogram(a, b).tolist() == pytest.approx(shares(routers, K))
     assert token_level_histogram(a, b).tolist() == pytest.approx(shares(tokens, 2 * K))
     assert sequence_level_histogram(a, b).tolist() == pytest.approx(shares(sequences, 2 * K))
     assert staleness_tv(a, b).tolist() == [float(x > 0) for x in tokens]

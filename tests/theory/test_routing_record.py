@@ -54,8 +54,8 @@ def test_record_round_trips(seed: int, num_tokens: list[int], num_missing: int, 
         assert bool((padded[b, len(payload) :] == MISSING).all())
     for i, number in enumerate(LAYERS):
         assert torch.equal(record.layer(number), record.experts[:, i])
-    assert record.num_native_rows == sum(min(num_missing, S - 1) for S in num_tokens)
-    assert int(record.row_mask.sum()) == len(record.experts) - record.num_native_rows
+    assert record.num_missing_rows == sum(min(num_missing, S - 1) for S in num_tokens)
+    assert int(record.row_mask.sum()) == len(record.experts) - record.num_missing_rows
 
 
 @given(seed=st.integers(0, 999), num_tokens=sizes, data=st.data())

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from theory.routing.gates import GATES, Gate
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.record import MISSING, RoutingRecord
-from theory.routing.replay import NaturalRouting, RoutingPass
+from theory.routing.replay import NaturalRouting, ReplayContext
 from theory.streams import stream
 
 D, E, K = 6, 8, 3
@@ -34,14 +34,14 @@ class TinyMoE(torch.nn.Module):
         self.experts = torch.nn.ParameterList([torch.randn(E, D, D, generator=generator) / D for _ in LAYERS])
         self.jitter = 0.0
 
-    def block(self, i: int, hidden_ND: Tensor, routing: RoutingPass | NaturalRouting) -> Tensor:
+    def block(self, i: int, hidden_ND: Tensor, routing: ReplayContext | NaturalRouting) -> Tensor:
         """One MoE layer with a residual."""
         logits_NE = hidden_ND @ self.gates[i] + self.jitter * torch.arange(E)
         experts_NK, weights_NK = routing.route(LAYERS[i], hidden_ND, logits_NE, K, self.gate)
         mixed_NDD = (self.experts[i][experts_NK] * weights_NK[..., None, None]).sum(dim=1)
         return hidden_ND + torch.tanh(torch.einsum("nd,nde->ne", hidden_ND, mixed_NDD))
 
-    def forward(self, inputs_BSD: Tensor, routing: RoutingPass | NaturalRouting) -> Tensor:
+    def forward(self, inputs_BSD: Tensor, routing: ReplayContext | NaturalRouting) -> Tensor:
         hidden_ND = inputs_BSD.flatten(0, 1)
         for i in range(len(LAYERS)):
             hidden_ND = self.block(i, hidden_ND, routing)
@@ -70,11 +70,11 @@ def draw_predictor(seed: int, size: float = 0.5) -> dict[int, Tensor]:
     return {n: size * torch.randn(D, E, generator=generator) for n in LAYERS}
 
 
-def run(model: TinyMoE, inputs: Tensor, num_rows: list[int], routing: PassRouting) -> tuple[Tensor, RoutingPass]:
+def run(model: TinyMoE, inputs: Tensor, num_rows: list[int], plan: RoutingPlan) -> tuple[Tensor, ReplayContext]:
     """One forward under this routing."""
-    with RoutingPass(routing, num_rows, inputs.shape[1], LAYERS) as routing_pass:
-        outputs = model(inputs, routing_pass)
-    return outputs, routing_pass
+    with ReplayContext(plan, num_rows, inputs.shape[1], LAYERS) as context:
+        outputs = model(inputs, context)
+    return outputs, context
 
 
 num_rows_lists = st.lists(st.integers(1, 5), min_size=1, max_size=3)

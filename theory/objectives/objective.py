@@ -75,7 +75,7 @@ class Objective:
         self._require_centering()
         if not self.ratio.symbol and self.trust_region.name != "none":
             raise ValueError(f"{self.name}: expected a ratio for the trust region {self.trust_region.name}, got none")
-        if self.correction.numerator == "pi" and self.trust_region.takes == "gap":
+        if self.correction.numerator == "pi" and self.trust_region.weight_ratio == "old/mu":
             raise ValueError(
                 f"{self.name}: expected a correction with numerator 'old', got {self.correction.name} with 'pi': "
                 f"{self.trust_region.name} multiplies by pi/old itself, which would count twice"
@@ -157,7 +157,7 @@ class Objective:
     def _term(self, tokens: Tokens, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """What each token adds to the sum, before centering and penalty."""
         log_ratio_BT = self.ratio.log(tokens.logp_pi_BT, tokens.logp_old_BT, tokens.is_response_BT)
-        ratio_in_weight = self.trust_region.takes == "gap" or self.correction.numerator == "pi"
+        ratio_in_weight = self.trust_region.weight_ratio == "old/mu" or self.correction.numerator == "pi"
         whole = weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)
         return self.trust_region.term(tokens, log_ratio_BT, whole, advantages_B1)
 
@@ -252,7 +252,7 @@ class Objective:
     def formula(self) -> str:
         """J in the papers' notation, with the numbers in it."""
         weight = self.correction.symbol
-        if self.trust_region.takes == "whole" and self.correction.numerator == "old":
+        if self.trust_region.weight_ratio == "pi/mu" and self.correction.numerator == "old":
             weight = " ".join(s for s in (weight, self.ratio.symbol) if s)
         term = self.trust_region.formula(self.ratio.symbol, weight)
         if self.kl_coefficient > 0:

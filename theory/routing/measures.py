@@ -116,14 +116,6 @@ def topk_agreement(record_a: RoutingRecord, record_b: RoutingRecord) -> float:
     return 1.0 - _mean(_router_counts(difference_counts(record_a, record_b))) / record_a.num_slots
 
 
-def deviation_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -> Float[Tensor, " K_plus_1"]:
-    """The share of (row, layer) pairs with K - |A and B| = x, for x = 0..K (Pr2 sec. 5.4, Fig. 4b).
-
-    Pr2's deviation is R3's router difference, so this is `router_level_histogram` under the name of its figure.
-    """
-    return router_level_histogram(record_a, record_b)
-
-
 def route_kl(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "F L E"]) -> Float[Tensor, ""]:
     """Mean over rows and layers of KL(softmax(p) || softmax(q)), in nats, at least 0 (Pr2 sec. 5.4).
 

@@ -19,7 +19,7 @@ MODES: tuple[Mode, ...] = ("none", "R2", "R3", "Pr2", "Pr3")
 
 
 @dataclass(frozen=True)
-class Passes:
+class ModePlan:
     """How the three passes of a mode route: the rollout under mu, the old pass, and the gradient passes."""
 
     rollout: Literal["natural", "predicted"]
@@ -42,17 +42,17 @@ class Passes:
         return self.gradient == "replay_old"
 
 
-PASSES: dict[Mode, Passes] = {
-    "none": Passes(rollout="natural", old="natural", gradient="natural"),
-    "R2": Passes(rollout="natural", old="natural", gradient="replay_old"),
-    "R3": Passes(rollout="natural", old="replay_rollout", gradient="replay_rollout"),
-    "Pr2": Passes(rollout="natural", old="predicted", gradient="replay_old"),
-    "Pr3": Passes(rollout="predicted", old="replay_rollout", gradient="replay_rollout"),
+PASSES: dict[Mode, ModePlan] = {
+    "none": ModePlan(rollout="natural", old="natural", gradient="natural"),
+    "R2": ModePlan(rollout="natural", old="natural", gradient="replay_old"),
+    "R3": ModePlan(rollout="natural", old="replay_rollout", gradient="replay_rollout"),
+    "Pr2": ModePlan(rollout="natural", old="predicted", gradient="replay_old"),
+    "Pr3": ModePlan(rollout="predicted", old="replay_rollout", gradient="replay_rollout"),
 }
 
 
 @dataclass(frozen=True, eq=False)
-class PassRouting:
+class RoutingPlan:
     """The routing of one pass.
 
     source: `natural` top-k of the live logits; `replay` of `record`, live gates; `predicted`, top-k of the live logits
@@ -82,7 +82,7 @@ class PassRouting:
         if self.record is not None and self.feature_rows is not None and len(self.record) != len(self.feature_rows):
             raise ValueError(f"expected feature rows of {len(self.record)} responses, got {len(self.feature_rows)}")
 
-    def select(self, indices: Sequence[int]) -> PassRouting:
+    def select(self, indices: Sequence[int]) -> RoutingPlan:
         """The routing of these responses, in this order."""
         indices = list(indices)
         return replace(

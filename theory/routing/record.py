@@ -143,7 +143,7 @@ class RoutingRecord:
         return self.is_recorded.all(dim=1)
 
     @property
-    def num_native_rows(self) -> int:
+    def num_missing_rows(self) -> int:
         """The rows that are missing at one layer or more."""
         return int((~self.row_mask).sum())
 

@@ -1,6 +1,6 @@
 """Replay: the context in which a model asks for its routes during one pass.
 
-Only the set of experts is replayed, never its weights, so gradients reach the router. A `RoutingPass` belongs to one
+Only the set of experts is replayed, never its weights, so gradients reach the router. A `ReplayContext` belongs to one
 forward and backward of one micro-batch, is handed to the model by its caller, and keeps a ledger: every layer is
 routed exactly once, recomputation gives the first forward's experts again, and anything else is an error.
 
@@ -21,14 +21,13 @@ from torch import Tensor
 from theory.routing import gates
 from theory.routing.features import RouterFeatures
 from theory.routing.gates import Gate
-from theory.routing.measures import router_disagreement
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import predictive_logits
 from theory.routing.record import RoutingRecord, flat_rows, index_dtype, offsets_of
 
 
 class LedgerError(ValueError):
-    """A routing pass was used other than once per layer, in one forward and its backward."""
+    """A replay context was used other than once per layer, in one forward and its backward."""
 
 
 class NaturalRouting:
@@ -47,7 +46,7 @@ class NaturalRouting:
         return gates.route(logits_NE, num_slots, gate, selection_bias_E)
 
 
-class RoutingPass:
+class ReplayContext:
     """The routing of one forward and backward of one micro-batch of B responses, padded to `width` rows each.
 
     Row s of response b stands at b * width + s of the flattened batch; rows from num_rows_B[b] on are padding and are
@@ -58,21 +57,21 @@ class RoutingPass:
 
     def __init__(
         self,
-        routing: PassRouting,
+        plan: RoutingPlan,
         num_rows_B: Sequence[int],
         width: int,
         layer_numbers: Sequence[int] | None = None,
     ) -> None:
-        self.routing = routing
+        self.plan = plan
         self._num_rows_B = [int(n) for n in num_rows_B]
         self._width = width
-        self._layer_numbers = _expected_layers(routing, layer_numbers)
+        self._layer_numbers = _expected_layers(plan, layer_numbers)
         self._state: Literal["new", "open", "closed", "failed"] = "new"
         self._recomputed: set[int] | None = None
         self._forget()
         self._check_rows()
         self._rows_R = flat_rows(self._num_rows_B, width)
-        self._where_F = None if routing.feature_rows is None else self._flat_features(routing.feature_rows)
+        self._where_F = None if plan.feature_rows is None else self._flat_features(plan.feature_rows)
 
     def _forget(self) -> None:
         self._experts: dict[int, Tensor] = {}
@@ -82,7 +81,7 @@ class RoutingPass:
         self._num_experts: int | None = None
 
     def _check_rows(self) -> None:
-        B, record, features = len(self._num_rows_B), self.routing.record, self.routing.feature_rows
+        B, record, features = len(self._num_rows_B), self.plan.record, self.plan.feature_rows
         if max(self._num_rows_B, default=0) > self._width:
             raise ValueError(f"expected a width of at least {max(self._num_rows_B)} rows, got {self._width}")
         if record is not None and record.num_rows_B != self._num_rows_B:
@@ -101,7 +100,7 @@ class RoutingPass:
             raise ValueError(f"response {b}: expected feature rows in [0, {expected}), got {got}")
         return response_F * self._width + rows_F
 
-    def __enter__(self) -> RoutingPass:
+    def __enter__(self) -> ReplayContext:
         if self._state != "new":
             raise LedgerError(f"expected a new pass (one forward and its backward), got one that is {self._state}")
         self._state = "open"
@@ -124,7 +123,7 @@ class RoutingPass:
     def recompute(self) -> Iterator[None]:
         """Inside, layers that the forward has routed may be routed again, and get the same experts as then.
 
-        For activation recomputation: `checkpoint(..., context_fn=lambda: (nullcontext(), routing_pass.recompute()))`.
+        For activation recomputation: `checkpoint(..., context_fn=lambda: (nullcontext(), context.recompute()))`.
         Natural routes are held as well: a near tie that flips would change what backward differentiates.
         """
         if self._recomputed is not None:
@@ -153,7 +152,7 @@ class RoutingPass:
         weighed_NE = self.weighed_logits(layer_number, hidden_ND, logits_NE)
         by = (num_slots, gate, selection_bias_E)
         # Predicted gates weigh what predicted routes choose by: h W_p once serves both.
-        choosing_NE = weighed_NE if self.routing.gates == "predicted" else None
+        choosing_NE = weighed_NE if self.plan.gates == "predicted" else None
         experts_NK = self._chosen(layer_number, hidden_ND, logits_NE, choosing_NE, *by)
         return experts_NK, gates.weigh(weighed_NE, experts_NK, gate).to(logits_NE.dtype)
 
@@ -185,12 +184,12 @@ class RoutingPass:
             return self._experts[layer_number].to(torch.int64)
         natural_NK = gates.select(logits_NE, num_slots, gate, selection_bias_E)
         experts_NK = natural_NK
-        if self.routing.source == "predicted":
+        if self.plan.source == "predicted":
             if choosing_NE is None:
-                choosing_NE = predictive_logits(logits_NE, hidden_ND, self.routing.predictor[layer_number])
+                choosing_NE = predictive_logits(logits_NE, hidden_ND, self.plan.predictor[layer_number])
             experts_NK = gates.select(choosing_NE, num_slots, gate, selection_bias_E)
-        elif self.routing.record is not None:
-            experts_NK = self._replayed(self.routing.record.layer(layer_number), natural_NK)
+        elif self.plan.record is not None:
+            experts_NK = self._replayed(self.plan.record.layer(layer_number), natural_NK)
         self._enter_in_ledger(layer_number, experts_NK, natural_NK, hidden_ND, logits_NE)
         return experts_NK
 
@@ -198,9 +197,9 @@ class RoutingPass:
         self, layer_number: int, hidden_ND: Float[Tensor, "N D"], logits_NE: Float[Tensor, "N E"]
     ) -> Float[Tensor, "N E"]:
         """The logits that weights come from: p + h W_p where gates are predicted (Pr2 Eq. 6), else the live ones."""
-        if self.routing.gates == "live":
+        if self.plan.gates == "live":
             return logits_NE
-        return predictive_logits(logits_NE, hidden_ND, self.routing.predictor[layer_number])
+        return predictive_logits(logits_NE, hidden_ND, self.plan.predictor[layer_number])
 
     def _check_use(self, layer_number: int, logits_NE: Tensor, num_slots: int) -> None:
         N, E = logits_NE.shape
@@ -211,7 +210,7 @@ class RoutingPass:
         B, width = len(self._num_rows_B), self._width
         if B * width != N:
             raise ValueError(f"layer {layer_number}: expected {B * width} rows ({B} responses x {width}), got {N}")
-        record = self.routing.record
+        record = self.plan.record
         if record is not None and (record.num_experts, record.num_slots) != (E, num_slots):
             expected = f"{record.num_slots} of {record.num_experts} experts"
             raise ValueError(f"layer {layer_number}: expected {expected} as recorded, got {num_slots} of {E}")
@@ -243,7 +242,7 @@ class RoutingPass:
         if self._where_F is not None:
             where_F = self._where_F.to(logits_NE.device)
             self._logits[number] = logits_NE.detach().index_select(0, where_F)
-            if self.routing.keep_hidden:
+            if self.plan.keep_hidden:
                 self._hidden[number] = hidden_ND.detach().index_select(0, where_F)
 
     def _routed_layers(self) -> tuple[int, ...]:
@@ -275,41 +274,24 @@ class RoutingPass:
     @property
     def features(self) -> RouterFeatures | None:
         """Live logits (without predictor) at the feature rows and, if asked for, router inputs; None without rows."""
-        numbers, rows = self._routed_layers(), self.routing.feature_rows
+        numbers, rows = self._routed_layers(), self.plan.feature_rows
         if not numbers or rows is None:
             return None
         return RouterFeatures(
             rows=torch.cat(list(rows)),
             offsets=offsets_of([len(r) for r in rows]),
-            hidden=torch.stack([self._hidden[n] for n in numbers], dim=1) if self.routing.keep_hidden else None,
+            hidden=torch.stack([self._hidden[n] for n in numbers], dim=1) if self.plan.keep_hidden else None,
             logits=torch.stack([self._logits[n] for n in numbers], dim=1),
             layer_numbers=numbers,
         )
 
-    @property
-    def num_rows(self) -> int:
-        """The rows without padding."""
-        return sum(self._num_rows_B)
 
-    @property
-    def num_native_rows(self) -> int:
-        """The rows that a replay had to route naturally, at one layer or more, as the record lacks them."""
-        return 0 if self.routing.record is None else self.routing.record.num_native_rows
-
-    @property
-    def changed_fraction(self) -> float:
-        """The share of (row, layer) pairs whose experts are not the natural ones, in [0, 1]; needs an MoE layer."""
-        if self.used is None or self.natural is None:
-            raise ValueError("expected a pass over at least 1 MoE layer, got 0")
-        return router_disagreement(self.used, self.natural)
-
-
-def _expected_layers(routing: PassRouting, layer_numbers: Sequence[int] | None) -> list[int] | None:
-    known = sorted(routing.predictor) or None
-    if routing.record is not None:
-        known = list(routing.record.layer_numbers)
+def _expected_layers(plan: RoutingPlan, layer_numbers: Sequence[int] | None) -> list[int] | None:
+    known = sorted(plan.predictor) or None
+    if plan.record is not None:
+        known = list(plan.record.layer_numbers)
     if layer_numbers is None:
         return known
     if known is not None and known != sorted(layer_numbers):
-        raise ValueError(f"expected the model's layers {sorted(layer_numbers)}, got {known} to be {routing.source}")
+        raise ValueError(f"expected the model's layers {sorted(layer_numbers)}, got {known} to be {plan.source}")
     return sorted(layer_numbers)

@@ -9,7 +9,7 @@ from sandbox.model import MoE
 from tests.contracts import worlds
 from theory.contracts import Sampling
 from theory.divergences import discrepancy_metrics
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 
 def discrepancy(*defects: Defect, versions: int = 1) -> float:
@@ -19,7 +19,7 @@ def discrepancy(*defects: Defect, versions: int = 1) -> float:
     for version, model in enumerate([*older, weights]):
         engine.load_model(model, version)
     rollouts = engine.generate(worlds.prompts(4), Sampling(max_tokens=16, num_responses=4, seed=9))
-    scores = worlds.training_engine(weights).score(rollouts, PassRouting("natural"))
+    scores = worlds.training_engine(weights).score(rollouts, RoutingPlan("natural"))
     batch = rollouts.padded()
     return discrepancy_metrics(scores.logp_BT, batch.logp_mu_BT, batch.is_response_BT)["rollout_corr/k3_kl"]
 

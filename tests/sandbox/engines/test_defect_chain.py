@@ -35,7 +35,7 @@ from sandbox.training.numerics import of_precision, training_numerics
 from tests.contracts import worlds
 from theory.contracts import MiniBatch, Rollouts, Sampling
 from theory.objectives import preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
 SAMPLING = Sampling(max_tokens=8, num_responses=3, seed=5)
@@ -156,7 +156,7 @@ def broken_links(world: World, *defects: Defect, numerics: Numerics = EXACT) -> 
         yield "batch"
     if not equal(prefilled(engine, rollouts, seed=SAMPLING.seed), rollouts):
         yield "prefill"
-    scores = worlds.training_engine(world.now, numerics=numerics).score(rollouts, PassRouting("natural"))
+    scores = worlds.training_engine(world.now, numerics=numerics).score(rollouts, RoutingPlan("natural"))
     batch = rollouts.padded()
     if not torch.equal(scores.logp_BT[batch.is_response_BT], batch.logp_mu_BT[batch.is_response_BT]):
         yield "trainer"
@@ -199,7 +199,7 @@ def test_the_exact_engine_breaks_nothing(world, precision):
 def test_a_bf16_trainer_is_not_the_fp32_engine(world):
     """bf16 training departs from float32 sampling: the precision dial of training is felt in every token's bits."""
     rollouts = world.engine().generate(worlds.prompts(), SAMPLING)
-    scores = worlds.training_engine(world.now, numerics=of_precision("bf16")).score(rollouts, PassRouting("natural"))
+    scores = worlds.training_engine(world.now, numerics=of_precision("bf16")).score(rollouts, RoutingPlan("natural"))
     batch = rollouts.padded()
     difference = (scores.logp_BT - batch.logp_mu_BT)[batch.is_response_BT].abs()
     # Measured mean 0.017: bf16 keeps 8 bits, logits are of the order of 1.
@@ -235,7 +235,7 @@ def test_repeated_forward_passes_differ_by_their_order_alone(world, precision, u
 
     def score(size: int) -> torch.Tensor:
         trainer = worlds.training_engine(world.now, numerics=numerics, micro_batch_size=size)
-        return trainer.score(rollouts, PassRouting("natural")).logp_BT
+        return trainer.score(rollouts, RoutingPlan("natural")).logp_BT
 
     whole, parts = score(18), score(5)
     assert torch.equal(parts, score(5))
@@ -252,12 +252,12 @@ def test_a_varying_order_moves_the_first_ratio_from_one(world):
         trainer = worlds.training_engine(
             world.now, numerics=training_numerics("fp32", ReductionOrder(units=units)), micro_batch_size=18
         )
-        logp_old_BT = trainer.score(rollouts, PassRouting("natural")).logp_BT
+        logp_old_BT = trainer.score(rollouts, RoutingPlan("natural")).logp_BT
         # 18 responses are 342 rows or 22 tiles, whose last wave is almost full; 4 are 64 rows, which are split in two.
         part = rollouts.select(range(4))
         T = part.padded().is_response_BT.shape[1]
         minibatch = MiniBatch(part, logp_old_BT[:4, :T], torch.linspace(-1, 1, 4), index=0, num_minibatches=1)
-        stats = trainer.update(minibatch, preset("minirl"), PassRouting("natural"))
+        stats = trainer.update(minibatch, preset("minirl"), RoutingPlan("natural"))
         ratios.append((stats.logp_pi_BT - logp_old_BT[:4, :T]).exp())
     assert (ratios[0] == 1).all()
     assert (ratios[1] != 1).any()

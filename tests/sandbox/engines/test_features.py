@@ -6,7 +6,7 @@ import torch
 
 from tests.contracts import worlds
 from theory.contracts import Sampling
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 
 def test_features_of_generation_are_the_trainers_own():
@@ -21,7 +21,7 @@ def test_features_of_generation_are_the_trainers_own():
     lengths = [len(r.tokens) for r in rollouts.responses]
     assert min(lengths) < 6 and max(lengths) == 24
     features = rollouts.features
-    routing = PassRouting("natural", feature_rows=features.feature_rows, keep_hidden=True)
+    routing = RoutingPlan("natural", feature_rows=features.feature_rows, keep_hidden=True)
     expected = worlds.training_engine(weights).score(rollouts, routing).features
     assert features.layer_numbers == (0, 2) == expected.layer_numbers
     assert features.offsets.diff().tolist() == [min(length, 5) for length in lengths]

@@ -9,7 +9,7 @@ from sandbox.engines import StaleWeights, WeightPrecision
 from tests.contracts import worlds
 from tests.sandbox.engines.defect_world import discrepancy, trained
 from theory.contracts import Sampling
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 
 @pytest.mark.parametrize(("k", "expected"), [(0, [0, 1, 2, 3]), (1, [0, 0, 1, 2]), (2, [0, 0, 0, 1])])
@@ -38,7 +38,7 @@ def test_a_switch_changes_what_comes_after_it(cache):
         engine.load_model(model, version)
     rollouts = engine.generate(worlds.prompts(6), Sampling(max_tokens=T, num_responses=4, seed=2))
     assert {r.version for r in rollouts.responses} == {0}
-    old, new = (worlds.training_engine(m).score(rollouts, PassRouting("natural")).logp_BT for m in models)
+    old, new = (worlds.training_engine(m).score(rollouts, RoutingPlan("natural")).logp_BT for m in models)
     batch = rollouts.padded()
     is_late_T = torch.arange(T) >= switch
     early_BT, late_BT = batch.is_response_BT & ~is_late_T, batch.is_response_BT & is_late_T

@@ -32,7 +32,7 @@ from theory.exact.estimator import estimate, true_gradient, value
 from theory.exact.groups import Group
 from theory.exact.levels import token_kl
 from theory.routing.measures import difference_counts
-from theory.routing.passes import MODES, Mode, PassRouting
+from theory.routing.passes import MODES, Mode, RoutingPlan
 from theory.streams import stream
 
 
@@ -103,7 +103,7 @@ def test_responses_score_as_in_training(world: World) -> None:
     rollouts = exact_rollouts(world.now, TREE, PROMPT)
     log_pi_Y = TREE.log_probabilities(world.off["exact", "none"].target.logp())
     for y in range(0, TREE.num_responses, 3):
-        scored = learner.score(rollouts.select([y]), PassRouting("natural"))
+        scored = learner.score(rollouts.select([y]), RoutingPlan("natural"))
         assert abs(float(scored.logp_BT.sum() - log_pi_Y[y])) < ROUNDING
 
 

@@ -14,7 +14,7 @@ from theory.contracts import Sampling
 from theory.exact.estimator import estimate
 from theory.exact.groups import Group
 from theory.exact.tree import PrefixTree
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
 
@@ -76,7 +76,7 @@ def test_a_tree_without_an_end_has_no_stop_token() -> None:
     assert furthest(list(problem.logp_mu), list(problem.logp_old)) < ROUNDING
     assert problem.trained is not None and same_edges(problem.trained.logp(), problem.target.logp())
     assert estimate(problem, TOKEN_IS, Group(None, "none")).bias < ROUNDING
-    whole = routed_policy(weights, tree, exact_rollouts(weights, tree, PROMPT), PassRouting("natural"))
+    whole = routed_policy(weights, tree, exact_rollouts(weights, tree, PROMPT), RoutingPlan("natural"))
     assert same_edges(whole.logp(), target_policy(weights, tree, PROMPT).logp())
 
 

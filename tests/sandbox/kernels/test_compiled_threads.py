@@ -15,7 +15,7 @@ from torch import Tensor
 from lab.config.load import config_hash
 from lab.strict import ConfigError
 from sandbox import kernels
-from sandbox.engines.buffers import Recorder
+from sandbox.engines.buffers import PassRecorder
 from sandbox.engines.engine import SandboxEngine
 from sandbox.engines.prefill import prefilled
 from sandbox.kernels import EAGER
@@ -33,7 +33,7 @@ from theory.contracts import MiniBatch, Sampling
 from theory.objectives import preset
 from theory.routing import gates
 from theory.routing.gates import GATES
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.replay import NaturalRouting
 from theory.streams import stream
 
@@ -104,10 +104,10 @@ def test_a_step_has_the_same_bits_on_any_number_of_threads(name):
     def step() -> list[Tensor]:
         rollouts = engine(weights).generate(worlds.prompts(4), SAMPLING)
         learner = trainer(weights)
-        scores = learner.score(rollouts, PassRouting("natural"))
+        scores = learner.score(rollouts, RoutingPlan("natural"))
         minibatch = MiniBatch(rollouts, scores.logp_BT, torch.linspace(-1, 1, 32), index=0, num_minibatches=1)
         for _ in range(2):
-            stats = learner.update(minibatch, preset("minirl"), PassRouting("natural"))
+            stats = learner.update(minibatch, preset("minirl"), RoutingPlan("natural"))
         batch = rollouts.padded()
         routes = [] if rollouts.experts is None else [rollouts.experts.experts, scores.experts.experts]
         found = [batch.tokens_BS, batch.logp_mu_BT, scores.logp_BT, scores.entropy_BT, stats.logp_pi_BT, *routes]
@@ -129,13 +129,13 @@ def test_sampler_and_trainer_may_have_different_numbers_of_threads(name):
     assert torch.equal(passes.sampled(again, again.padded().logp_mu_BT), logp_mu)
     COMPILED.set_threads(2)
     learner = trainer(weights)
-    scores = learner.score(rollouts, PassRouting("natural"))
+    scores = learner.score(rollouts, RoutingPlan("natural"))
     assert torch.equal(passes.sampled(rollouts, scores.logp_BT), logp_mu)
     for record in (again.experts, scores.experts):
         assert record is None or torch.equal(record.experts, rollouts.experts.experts)
     COMPILED.set_threads(3)
     minibatch = MiniBatch(rollouts, scores.logp_BT, torch.linspace(-1, 1, 48), index=0, num_minibatches=1)
-    stats = learner.update(minibatch, preset("minirl"), PassRouting("natural"))
+    stats = learner.update(minibatch, preset("minirl"), RoutingPlan("natural"))
     assert torch.equal(passes.sampled(rollouts, stats.logp_pi_BT), logp_mu)
 
 
@@ -154,7 +154,7 @@ def test_an_engine_that_rounds_has_the_same_bits_on_any_number_of_threads():
     assert all_equal(on_each(sampled))
 
 
-@pytest.mark.parametrize("recorder", [lambda: Recorder(True), lambda: Recorder(False), NaturalRouting])
+@pytest.mark.parametrize("recorder", [lambda: PassRecorder(True), lambda: PassRecorder(False), NaturalRouting])
 def test_a_whole_pass_writes_what_one_thread_writes(recorder):
     """Hidden states, caches, recorded routes and features of 40 sequences are equal on 1, 2 and 3 threads."""
     weights = model("deepseek_v3")

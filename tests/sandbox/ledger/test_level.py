@@ -33,8 +33,17 @@ def _claims(seeds: int) -> list[Claim]:
     made = []
     for number in range(NUM_CLAIMS):
         measure = _measure(number, "event" if number >= 20 else "number")
-        first = Prediction("edge", ARMS[0], ARMS[1], measure, "more", 0.25 if number >= 20 else 1.0)
-        second = Prediction("edge or true", ARMS[2], ARMS[3], measure, "less", 0.0)
+        first = Prediction(
+            words="edge",
+            treatment=ARMS[0],
+            control=ARMS[1],
+            measure=measure,
+            expected="more",
+            margin=0.25 if number >= 20 else 1.0,
+        )
+        second = Prediction(
+            words="edge or true", treatment=ARMS[2], control=ARMS[3], measure=measure, expected="less", margin=0.0
+        )
         fields = {"home": REGIME.name, "num_seeds": seeds, "first_seed": FRESH, "regimes": (REGIME.name,)}
         made.append(Claim(number, f"c{number}", "s", "here", (first, second), **fields))
     return made
@@ -73,13 +82,28 @@ def test_a_ledger_of_claims_on_their_edge_is_seldom_decided(seeds: int) -> None:
 
 NUMBER, EVENT = _measure(0, "number"), _measure(0, "event")
 PLANS: list[tuple[Prediction, Callable[[np.random.Generator, int], float]]] = [
-    (Prediction("w", ARMS[0], ARMS[1], NUMBER, "more", 0.5), lambda g, arm: g.normal(1.0 * (arm == 0), 0.5)),
-    (Prediction("w", ARMS[0], ARMS[1], NUMBER, "same", 0.6), lambda g, arm: g.normal(0.0, 0.5)),
-    (Prediction("w", ARMS[0], ARMS[1], NUMBER, "less", 0.0), lambda g, arm: g.normal(-0.5 * (arm == 0), 0.5)),
-    (Prediction("w", ARMS[0], 0.0, NUMBER, "at_most", 0.4), lambda g, arm: g.normal(0.0, 0.5)),
-    (Prediction("w", ARMS[:2], ARMS[2:], NUMBER, "more", 0.35), lambda g, arm: g.normal(0.7 * (arm < 2), 0.5)),
     (
-        Prediction("w", ARMS[0], ARMS[1], EVENT, "more", 0.25),
+        Prediction(words="w", treatment=ARMS[0], control=ARMS[1], measure=NUMBER, expected="more", margin=0.5),
+        lambda g, arm: g.normal(1.0 * (arm == 0), 0.5),
+    ),
+    (
+        Prediction(words="w", treatment=ARMS[0], control=ARMS[1], measure=NUMBER, expected="same", margin=0.6),
+        lambda g, arm: g.normal(0.0, 0.5),
+    ),
+    (
+        Prediction(words="w", treatment=ARMS[0], control=ARMS[1], measure=NUMBER, expected="less", margin=0.0),
+        lambda g, arm: g.normal(-0.5 * (arm == 0), 0.5),
+    ),
+    (
+        Prediction(words="w", treatment=ARMS[0], control=0.0, measure=NUMBER, expected="at_most", margin=0.4),
+        lambda g, arm: g.normal(0.0, 0.5),
+    ),
+    (
+        Prediction(words="w", treatment=ARMS[:2], control=ARMS[2:], measure=NUMBER, expected="more", margin=0.35),
+        lambda g, arm: g.normal(0.7 * (arm < 2), 0.5),
+    ),
+    (
+        Prediction(words="w", treatment=ARMS[0], control=ARMS[1], measure=EVENT, expected="more", margin=0.25),
         lambda g, arm: float(g.random() < (0.875 if arm == 0 else 0.125)),
     ),
 ]

@@ -34,7 +34,9 @@ LEVEL = level_of(40)
 
 
 def said(expected: Any = "more", margin: float = 0.05, measure: Measure = X, **fields: Any) -> Prediction:
-    return Prediction("w", ONE, TWO, measure, expected, margin, **fields)
+    return Prediction(
+        words="w", treatment=ONE, control=TWO, measure=measure, expected=expected, margin=margin, **fields
+    )
 
 
 def claim(*predictions: Prediction, **fields: Any) -> Claim:
@@ -73,8 +75,12 @@ def test_the_seeds_are_those_of_the_textbook(sd: float) -> None:
 
 def test_what_is_more_asked_for_needs_more_seeds() -> None:
     """`same` needs more than `at_most`; several arms a side need fewer; a number as control fewer than an arm."""
-    one, other, many = said("same"), said("at_most"), Prediction("w", (ONE, TWO), (TWO, ONE), X, "at_most", 0.05)
-    number = Prediction("w", ONE, 0.0, X, "at_most", 0.05)
+    one, other, many = (
+        said("same"),
+        said("at_most"),
+        Prediction(words="w", treatment=(ONE, TWO), control=(TWO, ONE), measure=X, expected="at_most", margin=0.05),
+    )
+    number = Prediction(words="w", treatment=ONE, control=0.0, measure=X, expected="at_most", margin=0.05)
     same, at_most, pooled, alone = (seeds_needed(p, 0.05, LEVEL) for p in (one, other, many, number))
     assert same and at_most and pooled and alone and same > at_most > max(pooled, alone)
 
@@ -88,7 +94,10 @@ def test_without_a_margin_the_effect_is_one_sd() -> None:
 
 def test_events_are_planned_by_the_exact_test() -> None:
     """Half of the runs more than the margin; all or none against a number; more for `at_most`."""
-    more, number = said(measure=EVENT, margin=0.25), Prediction("w", ONE, 0.25, EVENT, "less", 0.0)
+    more, number = (
+        said(measure=EVENT, margin=0.25),
+        Prediction(words="w", treatment=ONE, control=0.25, measure=EVENT, expected="less", margin=0.0),
+    )
     assert assumed_text(more, 0.5) == "+0.75" and assumed_text(number, 0.5) == "no run"
     seeds = seeds_needed(number, 0.5, LEVEL)
     assert seeds is not None and 0.75**seeds < LEVEL <= 0.75 ** (seeds - 1)
@@ -107,7 +116,7 @@ def test_times_are_planned_by_events_and_by_the_floor() -> None:
 def test_a_spread_is_the_claims_own_then_its_homes_then_the_worst() -> None:
     """Ten degrees of freedom each; where none is known there is no number of seeds."""
     strange = Arm("strange", (("num_steps", "44"),))
-    others = claim(Prediction("w", strange, 0.0, X, "more", 0.1))
+    others = claim(Prediction(words="w", treatment=strange, control=0.0, measure=X, expected="more", margin=0.1))
     ledger, one = [claim(said()), others], said()
     own = rows(HOME, 0.02, 7)
     home, far = rows(HOME, 0.04, 12, (strange,)), rows(OTHER, 0.3, 8) | rows(REGIMES[2], 0.2, 8)

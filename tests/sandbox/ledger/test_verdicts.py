@@ -13,7 +13,7 @@ from sandbox.claims import REGIMES
 from sandbox.ledger.cells import NUM_WINDOWS, key
 from sandbox.ledger.claim import FRESH, Arm, Claim, Measure, Prediction
 from sandbox.ledger.course import COLLAPSED, LASTING
-from sandbox.ledger.measures import FINAL_REWARD, KL_RISE, STEP_SECONDS, SURVIVAL, between, probe
+from sandbox.ledger.measures import KL_RISE, STEP_SECONDS, SURVIVAL, between, probe
 from sandbox.ledger.statistics import Expected
 from sandbox.ledger.verdicts import Finding, Outcome, findings
 
@@ -29,7 +29,9 @@ def _claim(*predictions: Prediction, number: int = 1, **fields: Any) -> Claim:
 
 
 def _prediction(expected: Expected = "more", margin: float = 0.5, scale: Any = "difference") -> Prediction:
-    return Prediction("w", OURS, THEIRS, X, expected, margin, scale)
+    return Prediction(
+        words="w", treatment=OURS, control=THEIRS, measure=X, expected=expected, margin=margin, scale=scale
+    )
 
 
 def _rows(ours: Sequence[float], theirs: Sequence[float], first: int = FRESH, regime: Any = REGIME) -> dict[str, Any]:
@@ -67,16 +69,20 @@ def test_an_event_has_the_exact_test_and_a_time_the_log_rank_test() -> None:
         for i in range(5)
     }
     said = [
-        Prediction("w", THEIRS, OURS, COLLAPSED, "more", 0.25), Prediction("w", OURS, THEIRS, LASTING, "more", 0.0),
-        Prediction("w", OURS, THEIRS, LASTING, "more", 0.1), Prediction("w", THEIRS, 0.5, COLLAPSED, "more", 0.0),
-        Prediction("w", (OURS, THEIRS), OURS, COLLAPSED, "more", 0.0),
+        Prediction(words="w", treatment=THEIRS, control=OURS, measure=COLLAPSED, expected="more", margin=0.25),
+        Prediction(words="w", treatment=OURS, control=THEIRS, measure=LASTING, expected="more", margin=0.0),
+        Prediction(words="w", treatment=OURS, control=THEIRS, measure=LASTING, expected="more", margin=0.1),
+        Prediction(words="w", treatment=THEIRS, control=0.5, measure=COLLAPSED, expected="more", margin=0.0),
+        Prediction(words="w", treatment=(OURS, THEIRS), control=OURS, measure=COLLAPSED, expected="more", margin=0.0),
     ]  # fmt: skip
     (found,) = findings([_claim(*said)], [REGIME], rows)
     effects = [one.effect for one in found.outcomes]
     assert [one.test for one in effects if one] == ["exact", "log-rank", "paired", "exact", "exact"]
     assert [one.mean for one in effects if one] == pytest.approx([1.0, 0.75, 0.75, 0.5, 0.5], abs=0.2)
     with pytest.raises(ValueError, match="scale: expected difference for collapsed, got ratio"):
-        Prediction("w", THEIRS, OURS, COLLAPSED, "more", 1.5, "ratio")
+        Prediction(
+            words="w", treatment=THEIRS, control=OURS, measure=COLLAPSED, expected="more", margin=1.5, scale="ratio"
+        )
 
 
 @pytest.mark.parametrize("is_moot", [True, False])
@@ -112,7 +118,7 @@ def test_opposite_needs_an_arm_on_the_other_side_and_nothing_that_holds() -> Non
     less = _prediction("less", 0.5)
     assert findings([_claim(less)], [REGIME], _rows(*CLEAR))[0].word == "opposite"
     assert findings([_claim(less, _prediction())], [REGIME], _rows(*CLEAR))[0].word == "not reproduced"
-    number = Prediction("w", OURS, 3.0, X, "more", 0.5)
+    number = Prediction(words="w", treatment=OURS, control=3.0, measure=X, expected="more", margin=0.5)
     assert findings([_claim(number)], [REGIME], _rows(*CLEAR))[0].word == "not reproduced"
 
 
@@ -213,7 +219,11 @@ def test_times_of_other_kernels_are_not_compared() -> None:
     """Where a measure asks for it, a seed whose two runs had not the same kernels counts as missing; others are
     paired."""
     timed = Measure("t", "seconds", "s", lambda row: row["x"], same=("compiled",))
-    claim = _claim(Prediction("w", OURS, THEIRS, timed, "at_most", 1.1, "ratio"))
+    claim = _claim(
+        Prediction(
+            words="w", treatment=OURS, control=THEIRS, measure=timed, expected="at_most", margin=1.1, scale="ratio"
+        )
+    )
     rows = {
         key(REGIME, arm, FRESH + s): {"x": 2.0 + s % 2 + 0.1 * (arm is OURS) * s, "compiled": True}
         for arm in (OURS, THEIRS)
@@ -241,10 +251,11 @@ def test_survival_is_the_part_of_the_run_before_its_first_reason() -> None:
 def test_a_run_that_stopped_keeps_its_last_value() -> None:
     """Where the asked windows are empty, the last value before them stands; without any, there is no number."""
     name = "reward/mean"
+    last = between(name, 0.75, 1.0, "w", "1")
     whole = _row(**{name: [0.1] * 15 + [0.5] * 5})
-    assert FINAL_REWARD.of(whole) == pytest.approx(0.5)
-    assert FINAL_REWARD.of(_row(**{name: [0.1, 0.2, 0.3]})) == 0.3
-    assert math.isnan(FINAL_REWARD.of(_row()))
+    assert last.of(whole) == pytest.approx(0.5)
+    assert last.of(_row(**{name: [0.1, 0.2, 0.3]})) == 0.3
+    assert math.isnan(last.of(_row()))
     assert between(name, 0.0, 0.1, "w", "1").of(whole) == pytest.approx(0.1)
 
 

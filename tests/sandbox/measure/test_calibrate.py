@@ -16,7 +16,7 @@ from sandbox.engines import ActivationPrecision, LogitNoise, RouterNoise, Weight
 from sandbox.engines.defect import Defect
 from sandbox.measure.calibrate import FORMATS, TAUS, Calibration, Figure, Fit, Format, defects_of, loss, target_of
 from sandbox.measure.defect_table import Bench
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 # A fresh model of 32 units: a batch of some 1000 tokens in a tenth of a second, and routers near their margins.
 OVERRIDES = ("--algorithm.batch.num_prompts", "32", "--algorithm.sampling.max_tokens", "8")
@@ -37,7 +37,7 @@ def trace_of(bench: Bench, defects: tuple[Defect, ...], draw: int) -> Trace:
     """What an engine with these defects leaves behind, on problems that no trial sees."""
     calibration = Calibration(bench, {"k3 KL": 0.0}, 1)
     rollouts = bench.sample(calibration.engine(defects), draw)
-    scores = bench.trainer.score(rollouts, PassRouting("natural"))
+    scores = bench.trainer.score(rollouts, RoutingPlan("natural"))
     return Trace.of(rollouts, scores, torch.zeros(len(rollouts)), step=1)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sandbox.engines.buffers import Recorder
+from sandbox.engines.buffers import PassRecorder
 from sandbox.engines.prefill import prefilled
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.kernels import EAGER
@@ -17,7 +17,7 @@ from tests.sandbox.compiled_world import COMPILED, MODELS, copy_of, engine, mode
 from tests.sandbox.engines import test_defect_chain as chain
 from theory.contracts import MiniBatch, Rollouts, Sampling
 from theory.objectives import preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
 SAMPLING = Sampling(max_tokens=10, num_responses=3, seed=5)
@@ -45,13 +45,13 @@ def test_trainer_equals_prefill_equals_decode(name):
     again = prefilled(rolls, rollouts)
     assert torch.equal(sampled(again, again.padded().logp_mu_BT), logp_mu)
     learner = trainer(weights, micro_batch_size=7)
-    scores = learner.score(rollouts, PassRouting("natural"))
+    scores = learner.score(rollouts, RoutingPlan("natural"))
     assert torch.equal(sampled(rollouts, scores.logp_BT), logp_mu)
     for record in (again.experts, scores.experts):
         assert (record is None) == (rollouts.experts is None)
         assert record is None or torch.equal(record.experts, rollouts.experts.experts)
     minibatch = MiniBatch(rollouts, scores.logp_BT, torch.linspace(-1, 1, 18), index=0, num_minibatches=1)
-    stats = learner.update(minibatch, preset("minirl"), PassRouting("natural"))
+    stats = learner.update(minibatch, preset("minirl"), RoutingPlan("natural"))
     assert torch.equal(sampled(rollouts, stats.logp_pi_BT), logp_mu)
 
 
@@ -71,7 +71,7 @@ def test_a_whole_pass_is_its_operators(name):
 
     results = []
     for kernels, wrap in ((COMPILED, lambda r: r), (COMPILED, Asked), (OPERATORS, lambda r: r)):
-        own, cache, recorder = copy_of(weights, kernels), KVCache(config, 5, 24), Recorder(keep_features=True)
+        own, cache, recorder = copy_of(weights, kernels), KVCache(config, 5, 24), PassRecorder(keep_features=True)
         with torch.no_grad(), own.held():
             first = own.forward_hidden(tokens_BS[:, :9], wrap(recorder), cache=cache)
             cache.truncate(torch.tensor([9, 4, 7, 9, 1]))
@@ -97,7 +97,7 @@ def test_compiled_is_eager_to_rounding(name):
     """
     weights = model(name)
     rollouts = engine(weights).generate(worlds.prompts(6), SAMPLING)
-    routing = PassRouting("natural") if rollouts.experts is None else PassRouting("replay", record=rollouts.experts)
+    routing = RoutingPlan("natural") if rollouts.experts is None else RoutingPlan("replay", record=rollouts.experts)
     logp, gradients = [], []
     for kernels in (EAGER, COMPILED):
         learner = trainer(weights, kernels=kernels)
@@ -121,12 +121,12 @@ def test_replay_gives_the_same_first_ratio(gate, mode):
     # Other weights sampled, so that replay changes routes.
     rollouts = engine(model(gate, seed=1)).generate(worlds.prompts(6), SAMPLING)
     learner = trainer(weights)
-    first = PassRouting("natural") if mode == "R2" else PassRouting("replay", record=rollouts.experts)
+    first = RoutingPlan("natural") if mode == "R2" else RoutingPlan("replay", record=rollouts.experts)
     scores = learner.score(rollouts, first)
     record = scores.experts if mode == "R2" else rollouts.experts
     assert torch.equal(scores.experts.experts, record.experts)
     minibatch = MiniBatch(rollouts, scores.logp_BT, torch.linspace(-1, 1, 18), index=0, num_minibatches=1)
-    stats = learner.update(minibatch, preset("minirl"), PassRouting("replay", record=record))
+    stats = learner.update(minibatch, preset("minirl"), RoutingPlan("replay", record=record))
     assert torch.equal(sampled(rollouts, stats.logp_pi_BT), sampled(rollouts, scores.logp_BT))
 
 

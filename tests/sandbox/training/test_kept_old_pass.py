@@ -14,7 +14,7 @@ from tests.sandbox.compiled_world import COMPILED, copy_of
 from theory.algorithm import Algorithm
 from theory.loop import StepResult, collect, global_step, hand_over, old_pass, split_groups, take
 from theory.objectives import preset
-from theory.routing.passes import MODES, PassRouting
+from theory.routing.passes import MODES, RoutingPlan
 from theory.routing.predictor import PredictorSettings
 from theory.streams import stream
 
@@ -117,7 +117,7 @@ def test_a_replay_of_other_routes_passes_anew(monkeypatch):
         minibatch = take(collected.rollouts, old, torch.ones(16), list(range(16)), 0, 1)
         routing = old.gradient
         if record is not None:
-            routing = PassRouting("replay", record=record(old), feature_rows=old.gradient.feature_rows)
+            routing = RoutingPlan("replay", record=record(old), feature_rows=old.gradient.feature_rows)
         if loads:
             trainer.load_state_tensors(saved)
         passes.clear()

@@ -12,9 +12,9 @@ from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, Rollouts, Sampling
 from theory.loop import global_step
 from theory.objectives import preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
-NATURAL = PassRouting("natural")
+NATURAL = RoutingPlan("natural")
 
 
 def sampled(name: str, num_top: int, temperature: float = 1.0) -> Rollouts:

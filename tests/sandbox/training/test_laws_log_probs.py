@@ -8,7 +8,7 @@ import torch
 from tests.contracts import worlds
 from theory.contracts import MiniBatch, Rollouts, Sampling
 from theory.objectives import preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 
 def exact_rollouts(temperature: float = 1.0) -> Rollouts:
@@ -21,14 +21,14 @@ def exact_rollouts(temperature: float = 1.0) -> Rollouts:
 def test_the_exact_engine_is_the_trainer_at_any_temperature(temperature: float) -> None:
     """logp_mu has the bits of old's at the temperature that tokens were drawn at, and every row the trainer's route."""
     rollouts = exact_rollouts(temperature)
-    scores = worlds.training_engine(worlds.model()).score(rollouts, PassRouting("natural"))
+    scores = worlds.training_engine(worlds.model()).score(rollouts, RoutingPlan("natural"))
     batch = rollouts.padded()
     assert torch.equal(scores.logp_BT[batch.is_response_BT], batch.logp_mu_BT[batch.is_response_BT])
     assert rollouts.experts is not None
     assert scores.natural is not None
     assert rollouts.experts.num_rows_B == [r.num_tokens - 1 for r in rollouts.responses]
     assert torch.equal(scores.natural.experts, rollouts.experts.experts)
-    assert rollouts.experts.num_native_rows == 0
+    assert rollouts.experts.num_missing_rows == 0
 
 
 def test_the_reference_is_naturally_routed() -> None:
@@ -37,8 +37,8 @@ def test_the_reference_is_naturally_routed() -> None:
         worlds.prompts(), Sampling(max_tokens=10, num_responses=2, seed=5)
     )
     engine = worlds.training_engine(worlds.model(), keep_reference=True)
-    expected = engine.score(rollouts, PassRouting("natural")).logp_BT
-    routing = PassRouting("replay", record=rollouts.experts)
+    expected = engine.score(rollouts, RoutingPlan("natural")).logp_BT
+    routing = RoutingPlan("replay", record=rollouts.experts)
     scores = engine.score(rollouts, routing)
     assert not torch.equal(scores.logp_BT, expected)
     assert torch.equal(engine.score_reference(rollouts), expected)
@@ -50,12 +50,12 @@ def test_old_stays_old_after_an_update() -> None:
     """The second update on the same old log-probs has the ratios pi/old of its own pi, not ratios of 1."""
     rollouts = exact_rollouts()
     engine = worlds.training_engine(worlds.model())
-    old_BT = engine.score(rollouts, PassRouting("natural")).logp_BT
+    old_BT = engine.score(rollouts, RoutingPlan("natural")).logp_BT
     batch = MiniBatch(rollouts, old_BT, torch.linspace(-1, 1, 8), 0, 2)
     mask_BT = rollouts.padded().is_response_BT
     means = []
     for _ in range(2):
-        stats = engine.update(batch, preset("ppo"), PassRouting("natural"))
+        stats = engine.update(batch, preset("ppo"), RoutingPlan("natural"))
         means.append(stats.metrics["actor/ratio_mean"])
         ratio_BT = (stats.logp_pi_BT - old_BT).exp()
         # float32 means of some 80 numbers near 1.
@@ -74,7 +74,7 @@ def test_the_engine_takes_the_weights_that_it_is_handed() -> None:
     global_step(0, algorithm, rollout, learner, worlds.EvenTokens(), seed=1)
     fresh = rollout.generate(worlds.prompts(2), Sampling(max_tokens=6, seed=3))
     batch = fresh.padded()
-    logp_BT = learner.score(fresh, PassRouting("natural")).logp_BT
+    logp_BT = learner.score(fresh, RoutingPlan("natural")).logp_BT
     assert torch.equal(logp_BT[batch.is_response_BT], batch.logp_mu_BT[batch.is_response_BT])
     assert {r.version for r in fresh.responses} == {1}
-    assert not torch.equal(logp_BT, worlds.training_engine(worlds.model()).score(fresh, PassRouting("natural")).logp_BT)
+    assert not torch.equal(logp_BT, worlds.training_engine(worlds.model()).score(fresh, RoutingPlan("natural")).logp_BT)

@@ -7,7 +7,7 @@ import torch
 
 from tests.contracts import worlds
 from theory.contracts import Sampling
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])
@@ -24,8 +24,8 @@ def test_routes_do_not_depend_on_micro_batches(size: int) -> None:
     assert rollouts.features is not None
     rows = rollouts.features.feature_rows
     for routing in (
-        PassRouting("natural", feature_rows=rows, keep_hidden=True),
-        PassRouting("replay", record=rollouts.experts, feature_rows=rows, keep_hidden=True),
+        RoutingPlan("natural", feature_rows=rows, keep_hidden=True),
+        RoutingPlan("replay", record=rollouts.experts, feature_rows=rows, keep_hidden=True),
     ):
         whole = worlds.training_engine(weights).score(rollouts, routing)
         parts = worlds.training_engine(weights, micro_batch_size=size).score(rollouts, routing)

@@ -20,10 +20,10 @@ from theory.contracts import MiniBatch, Rollouts, Sampling
 from theory.exact.estimator import Problem, estimate
 from theory.exact.groups import Group
 from theory.objectives import preset
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
-NATURAL = PassRouting("natural")
+NATURAL = RoutingPlan("natural")
 ON_POLICY = preset("reinforce")
 
 

@@ -13,7 +13,7 @@ from theory import metrics as registry
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.loop import StepResult, collect, global_step, hand_over, learn, old_pass, take
 from theory.objectives import preset
-from theory.routing.passes import MODES, PassRouting
+from theory.routing.passes import MODES, RoutingPlan
 from theory.routing.predictor import PredictorSettings
 from theory.routing.record import MISSING
 from theory.streams import stream
@@ -122,8 +122,8 @@ def test_pr3_samples_by_the_predicted_route():
     _, trainer, collected = predicting("Pr3")
     rollouts = collected.rollouts
     predictor = trainer.predictor_weights()
-    predicted = trainer.score(rollouts, PassRouting("predicted", gates="predicted", predictor=predictor))
-    natural = trainer.score(rollouts, PassRouting("natural"))
+    predicted = trainer.score(rollouts, RoutingPlan("predicted", gates="predicted", predictor=predictor))
+    natural = trainer.score(rollouts, RoutingPlan("natural"))
     # h (W + W_p) and h W + h W_p differ by float32 rounding, so a near tie may fall otherwise: none does here.
     assert torch.equal(predicted.experts.experts, rollouts.experts.experts)
     assert not torch.equal(natural.experts.experts, rollouts.experts.experts)
@@ -245,7 +245,7 @@ def test_minibatches_carry_their_own_rows():
         rewards_B = torch.tensor([task.reward(r.prompt, r) for r in minibatch.rollouts.responses])
         rewards_PG = rewards_B.view(2, 4)
         torch.testing.assert_close(minibatch.advantages_B, (rewards_PG - rewards_PG.mean(1, keepdim=True)).view(-1))
-        scores = fresh.score(minibatch.rollouts, PassRouting("natural"))
+        scores = fresh.score(minibatch.rollouts, RoutingPlan("natural"))
         assert torch.equal(minibatch.logp_old_BT, scores.logp_BT)
 
 

@@ -20,7 +20,7 @@ from theory.algorithm import Algorithm
 from theory.contracts import Environment, MiniBatch, Prompt, Response, Rollouts, Sampling
 from theory.loop import Collected, collect, hand_over, learn
 from theory.objectives import PRESETS, preset
-from theory.routing.passes import MODES, PassRouting
+from theory.routing.passes import MODES, RoutingPlan
 from theory.routing.predictor import PredictorSettings
 from theory.turns import roll_out
 
@@ -88,9 +88,9 @@ def test_an_observations_log_prob_is_in_no_objective(name: str) -> None:
     found, seen = collected("none", "fp8-and-noise"), []
     for value in (0.0, -7.0):
         rollouts, learner = with_observed_logp(found, value).rollouts, learner_of(algorithm("none"))
-        logp_old_BT = learner.score(rollouts, PassRouting("natural")).logp_BT
+        logp_old_BT = learner.score(rollouts, RoutingPlan("natural")).logp_BT
         batch = MiniBatch(rollouts, logp_old_BT, found.rewards_PG.reshape(-1) - 0.5, 0, 1)
-        seen.append(learner.update(batch, preset(name), PassRouting("natural")).metrics)
+        seen.append(learner.update(batch, preset(name), RoutingPlan("natural")).metrics)
     assert seen[0] == seen[1] and seen[0]["actor/grad_norm"] > 0
 
 
@@ -120,10 +120,10 @@ def test_the_gradient_is_that_of_the_turns_apart() -> None:
     for rollouts in (found.rollouts, Rollouts(tuple(apart))):
         learner = learner_of(algorithm("none"))
         rewards_B = torch.tensor([rewards[r.prompt.id] for r in rollouts.responses])
-        logp_old_BT = learner.score(rollouts, PassRouting("natural")).logp_BT
+        logp_old_BT = learner.score(rollouts, RoutingPlan("natural")).logp_BT
         learner.take_step = lambda: None
         learner.settings = replace(learner.settings, max_grad_norm=1e9)
-        learner.update(MiniBatch(rollouts, logp_old_BT, rewards_B, 0, 1), preset("reinforce"), PassRouting("natural"))
+        learner.update(MiniBatch(rollouts, logp_old_BT, rewards_B, 0, 1), preset("reinforce"), RoutingPlan("natural"))
         gradient = torch.cat([p.grad.reshape(-1) for p in learner.parameters])
         gradients.append(gradient * len(rollouts))
     torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=1e-5 * float(gradients[0].abs().max()))

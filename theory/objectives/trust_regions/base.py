@@ -31,10 +31,14 @@ class Tokens:
 
 @runtime_checkable
 class TrustRegion(Protocol):
-    """A trust region. `takes` says which weight it wants: "whole" is pi/mu or a part of it, "gap" is old/mu alone."""
+    """A trust region.
+
+    `weight_ratio` is the ratio that the weight given to `term` stands for: pi/mu, staleness and engine gap together,
+    where the region weighs a score; old/mu, the engine gap alone, where the region multiplies by pi/old itself.
+    """
 
     name: ClassVar[str]
-    takes: ClassVar[Literal["whole", "gap"]]
+    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]]
 
     def clipped(
         self, tokens: Tokens, ratio_BT: Float[Tensor, "B T"], advantages_B1: Float[Tensor, "B 1"]

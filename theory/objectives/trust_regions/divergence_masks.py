@@ -57,7 +57,7 @@ class DivergenceMask(Widths):
     mask: a stopped token stays in every denominator. Updates that bring pi back are never stopped.
     """
 
-    takes: ClassVar[Literal["whole", "gap"]] = "whole"
+    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "pi/mu"
 
     anchor: Literal["mu", "old"] = "mu"
 

@@ -23,7 +23,7 @@ class NoRegion:
     """w A log pi: the score function, unbounded. Gradient w A grad log pi (MiniRL Eq. 3 with w = pi/mu)."""
 
     name: ClassVar[str] = "none"
-    takes: ClassVar[Literal["whole", "gap"]] = "whole"
+    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "pi/mu"
 
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> None:
         """No bound."""
@@ -71,7 +71,7 @@ class MiniRLMask(RatioBounds):
     """
 
     name: ClassVar[str] = "minirl_mask"
-    takes: ClassVar[Literal["whole", "gap"]] = "whole"
+    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "pi/mu"
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """M_t sg[w] A log pi."""
@@ -93,7 +93,7 @@ class MinClip(RatioBounds):
     """
 
     name: ClassVar[str] = "min_clip"
-    takes: ClassVar[Literal["whole", "gap"]] = "gap"
+    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "old/mu"
 
     def held(self, ratio_BT: Tensor, advantages_B1: Tensor) -> Tensor:
         """The ratio at its bound, for the tokens where one binds."""
@@ -124,7 +124,7 @@ class WeightClip(RatioBounds):
     """
 
     name: ClassVar[str] = "weight_clip"
-    takes: ClassVar[Literal["whole", "gap"]] = "gap"
+    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "old/mu"
 
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:
         """Where r > 1 + eps_high, and where r < 1 - eps_low."""
