@@ -32,7 +32,7 @@ def calibrate(
     from lab.config.load import load
     from lab.doctor.importers import load_trace
     from lab.files import atomic_write
-    from lab.ladder import markdown_table
+    from lab.markdown import markdown_table
     from lab.strict import ConfigError
     from sandbox.config import SandboxRun
 

@@ -42,11 +42,4 @@ def seed_mean(values: Sequence[float]) -> SeedMean:
     return SeedMean(fmean(values), float(student.ppf(0.975, n - 1)) * stdev(values) / n**0.5)
 
 
-def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """The rows under these titles, as a Markdown table that ends with a line break."""
-    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-__all__ = ["TITLES", "SeedMean", "seed_mean", "markdown_table"]
+__all__ = ["TITLES", "SeedMean", "seed_mean"]

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lab.files import disk_errors
-from lab.ladder import TITLES, SeedMean, markdown_table, seed_mean
+from lab.ladder import TITLES, SeedMean, seed_mean
+from lab.markdown import markdown_table
 from lab.tasks import TextTask
 from lab.traces import Trace
 from scaled.checks import check_config, open_task

@@ -57,6 +57,11 @@ def entropy(logits_BTV: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
     return -(logp.exp() * torch.where(logp > -math.inf, logp, 0.0)).sum(-1)
 
 
+def surprise_gap(logp_BT: Float[Tensor, "*BT"], entropy_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """-log p(y) - H(p) of each token y, nats, >= -H(p): 0 in expectation if y ~ p, negative if too likely."""
+    return -logp_BT - entropy_BT
+
+
 # ---- estimators, one value a token -----------------------------------------------------------------------------------
 
 

@@ -35,6 +35,12 @@ def rollout_metrics(rollouts: Rollouts, rewards_B: Float[Tensor, " B"], max_turn
     return metrics
 
 
+def version_lag_metrics(rollouts: Rollouts, version: int) -> dict[str, float]:
+    """Mean and maximum over responses of `version` - the version that sampled it, in weight versions (global steps)."""
+    lags = [version - response.version for response in rollouts.responses]
+    return {"staleness/version_lag_mean": sum(lags) / len(lags), "staleness/version_lag_max": float(max(lags))}
+
+
 def _num_stretches(is_response_T: Bool[Tensor, " T"]) -> int:
     """Maximal runs of True."""
     return int((is_response_T[1:] & ~is_response_T[:-1]).sum() + is_response_T[:1].sum())

@@ -7,7 +7,7 @@ intervals of the median over the same policies.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from lab.audit.table import (
     where,
 )
 from lab.audit.words import group_words, sentences, turns
+from lab.markdown import markdown_table
 from lab.report.style import number
 
 
@@ -67,7 +68,7 @@ def study(config: AuditConfig, frame: pd.DataFrame) -> str:
         "Median bias over policies by KL(mu || pi) a token; `at n`: bias and variance together, at the middle one.",
         *_biases(frame),
     ]
-    return "\n\n".join(text) + "\n"
+    return "\n\n".join(part.rstrip("\n") for part in text) + "\n"
 
 
 def _with_levels(frame: pd.DataFrame) -> pd.DataFrame:
@@ -114,7 +115,7 @@ def _trends(table: pd.DataFrame) -> str:
         ends = [f"{number(value)} (T = {length})" for length, value in _ends(part, "length")]
         ends += [f"{number(value)} ({number(level)})" for level, value in _ends(part, "asked_discrepancy")]
         rows.append([_case(place), *ends])
-    return markdown(["case", "shortest T", "longest T", "least KL", "largest KL"], rows)
+    return markdown_table(["case", "shortest T", "longest T", "least KL", "largest KL"], rows, numbers=True)
 
 
 def _ends(part: pd.DataFrame, name: str) -> list[tuple[Any, float]]:
@@ -131,7 +132,7 @@ def _maps(table: pd.DataFrame) -> Iterator[str]:
             by_level = {row["asked_discrepancy"]: row for row in records(line)}
             rows.append([str(key["length"]), *(_ratio(by_level[level]) for level in levels)])
         yield f"### {_case(place)}"
-        yield markdown(["T", *(number(level) for level in levels)], rows)
+        yield markdown_table(["T", *(number(level) for level in levels)], rows, numbers=True)
 
 
 def _ratio(row: Mapping[str, Any]) -> str:
@@ -147,7 +148,7 @@ def _turns(table: pd.DataFrame) -> str:
     for place, part in parts(found, CASE):
         by_level = {row["asked_discrepancy"]: row for row in records(part)}
         rows.append([_case(place), *(_turn(by_level[level]) if level in by_level else "" for level in levels)])
-    return markdown(["case", *(f"KL {number(level)}" for level in levels)], rows)
+    return markdown_table(["case", *(f"KL {number(level)}" for level in levels)], rows, numbers=True)
 
 
 def _turn(row: Mapping[str, Any]) -> str:
@@ -169,7 +170,7 @@ def _biases(frame: pd.DataFrame) -> Iterator[str]:
             rows.append([key["objective"], *(cell(by_level[level], "bias") for level in levels), *errors])
         yield f"### {_case(place)}; T = {records(part)[0]['length']}"
         heads = ["objective", *(number(level) for level in levels), *(f"at {n:,}" for n in sizes)]
-        yield markdown(heads, rows)
+        yield markdown_table(heads, rows, numbers=True)
 
 
 def _levels(part: pd.DataFrame) -> list[float]:
@@ -182,10 +183,4 @@ def _case(place: dict[str, str]) -> str:
     return f"{place['policy']}, {place['engine']}{mode}; reward {place['reward']}; {group}"
 
 
-def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table: the first column to the left, the others to the right."""
-    lines = [heads, ["---", *("---:" for _ in heads[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-__all__ = ["markdown", "study"]
+__all__ = ["study"]

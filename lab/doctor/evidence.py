@@ -72,7 +72,7 @@ CLUES: dict[str, Clue] = {
     "noise_share": Clue("unrepeated part", "sum m s^2 / sum d^2 over equal (context, token)", gap.noise_share),
     "jump": Clue("fall along the response", "of mean log |d|/(1 - p), the least of four parts of prompts", gap.jump),
     "jump_at": Clue("where it falls", "position in the response", gap.jump_at),
-    "surprise_gap": Clue("surprise - entropy", "mean of -log old - H(old), nats a token", sampler.surprise_gap),
+    "surprise_gap": Clue("surprise - entropy", "mean of -log old - H(old), nats a token", sampler.mean_surprise),
     "surprise_z": Clue("surprise - entropy, in standard errors", "its mean / its standard error", sampler.surprise_z),
     "collision_z": Clue(
         "repeats from one context", "sum of 1(y' = y) - mu(y), in standard errors", sampler.collision_z

@@ -7,18 +7,19 @@ import math
 import torch
 
 from lab.doctor.view import MIN_TOKENS, View
+from theory.divergences import surprise_gap
 
 
-def surprise_gap(view: View) -> float | None:
-    """Mean of -log old - entropy of old, nats a token: 0 in expectation if tokens are drawn from old."""
-    return None if view.entropy_n is None else (-view.old_n - view.entropy_n).mean().item()
+def mean_surprise(view: View) -> float | None:
+    """Mean of -log old - entropy of old, nats per token: 0 in expectation if tokens are drawn from old."""
+    return None if view.entropy_n is None else surprise_gap(view.old_n, view.entropy_n).mean().item()
 
 
 def surprise_z(view: View) -> float | None:
     """The same in standard errors of independent tokens: negative if they are too likely."""
     if view.entropy_n is None or len(view) < MIN_TOKENS:
         return None
-    gap_n = -view.old_n - view.entropy_n
+    gap_n = surprise_gap(view.old_n, view.entropy_n)
     return (gap_n.mean() / (gap_n.std() / len(view) ** 0.5).clamp(min=1e-300)).item()
 
 

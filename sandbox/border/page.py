@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from lab.ladder import markdown_table
+from lab.markdown import markdown_table
 from lab.report.style import number
 from sandbox.border.alarm import choose, share_text, tried
 from sandbox.border.fit import Fit, expected, fit_all

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.files import atomic_write, disk_errors
-from lab.ladder import markdown_table
+from lab.markdown import markdown_table
 from sandbox.ledger import html, page
 from sandbox.ledger.cells import Cell, Cells, Regime, cell, key
 from sandbox.ledger.claim import Claim

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from lab.ladder import markdown_table
+from lab.markdown import markdown_table
 from sandbox.ledger.cells import NUM_WINDOWS, Regime
 from sandbox.ledger.claim import FRESH, Claim, Row
 from sandbox.ledger.early_warning import LEAD, warnings

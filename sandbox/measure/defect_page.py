@@ -9,8 +9,8 @@ from itertools import groupby
 
 import torch
 
-from lab.ladder import markdown_table
 from lab.manifest import manifest
+from lab.markdown import markdown_table
 from sandbox.engines.defect import Defect
 from sandbox.measure.defect_table import METRICS, DefectRow
 

@@ -36,8 +36,8 @@ from sandbox.run import initial_model, open_task
 from sandbox.training.engine import SandboxTrainingEngine
 from sandbox.training.numerics import of_precision, training_numerics
 from theory.algorithm import Algorithm
-from theory.contracts import Rollouts, Sampling, TokenScores
-from theory.divergences import discrepancy_metrics, masked_mean
+from theory.contracts import Rollouts, Sampling
+from theory.divergences import discrepancy_metrics, masked_mean, surprise_gap
 from theory.loop import global_step
 from theory.routing.measures import routing_metrics
 from theory.routing.passes import PASSES, RoutingPlan
@@ -208,7 +208,9 @@ class Bench:
             rollouts = self.sample(engine, draw)
             scores = self.trainer.score(rollouts, RoutingPlan("natural"))
             metrics = old_pass_metrics(rollouts, scores, PASSES["none"])
-            rows.append({**metrics, "surprise_gap": surprise_gap(rollouts, scores)})
+            gap_BT = surprise_gap(scores.logp_BT, scores.entropy_BT)
+            gap = masked_mean(gap_BT, rollouts.padded().is_response_BT).item()
+            rows.append({**metrics, "surprise_gap": gap})
             num_tokens += sum(int(r.is_response.sum()) for r in rollouts.responses)
         return DefectRow(name, RUNGS[name], num_tokens, _means(rows))
 
@@ -228,12 +230,6 @@ class Bench:
             rows.append(metrics)
             num_tokens += sum(int(r.is_response.sum()) for r in rollouts.responses)
         return DefectRow(name, None, num_tokens, _means(rows))
-
-
-def surprise_gap(rollouts: Rollouts, scores: TokenScores) -> float:
-    """Mean over tokens of -log old(y_t) - H(old), nats/token; 0 on average if y_t ~ old, negative if too likely."""
-    mask_BT = rollouts.padded().is_response_BT
-    return masked_mean(-scores.logp_BT - scores.entropy_BT, mask_BT).item()
 
 
 def _means(rows: Sequence[dict[str, float]]) -> dict[str, SeedMean]:

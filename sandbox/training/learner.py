@@ -14,6 +14,7 @@ from sandbox.training.engine import SandboxTrainingEngine
 from theory.algorithm import Algorithm
 from theory.contracts import Task
 from theory.loop import StepResult, global_step
+from theory.step_metrics import version_lag_metrics
 
 
 class Learner(L.LightningModule):
@@ -42,9 +43,7 @@ class Learner(L.LightningModule):
         self.step = int(batch)
         self.result = global_step(self.step, self.algorithm, self.rollout, self.training_engine, self.task, self.seed)
         if self.rollout.stale is not None:
-            lags = [self.step - response.version for response in self.result.rollouts.responses]
-            self.result.metrics["staleness/version_lag_mean"] = sum(lags) / len(lags)
-            self.result.metrics["staleness/version_lag_max"] = float(max(lags))
+            self.result.metrics.update(version_lag_metrics(self.result.rollouts, self.step))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.training_engine.optimizer

@@ -17,6 +17,7 @@ from scaled.config import ScheduleBlock
 from theory.algorithm import Algorithm
 from theory.contracts import RolloutEngine, Rollouts, Task, TrainingEngine
 from theory.loop import Collected, StepResult, collect, hand_over, learn
+from theory.step_metrics import version_lag_metrics
 
 Turn = Callable[[bool], None]
 """Called with False before ranks use the GPUs that they share with engines, with True before engines do."""
@@ -129,17 +130,15 @@ class OneStepOff(Synchronous):
 
 
 def version_lags(rollouts: Rollouts, version: int, max_staleness: int) -> dict[str, float]:
-    """Mean and maximum over responses of `version` - the version that sampled it, in weight versions (global steps).
-
-    Raises ValueError, naming schedule.max_staleness, where the maximum is beyond it.
-    """
-    lags = [version - response.version for response in rollouts.responses]
-    if max(lags) > max_staleness:
+    """`version_lag_metrics`, checked. Raises ValueError, naming schedule.max_staleness, for a maximum beyond it."""
+    metrics = version_lag_metrics(rollouts, version)
+    largest = metrics["staleness/version_lag_max"]
+    if largest > max_staleness:
         raise ValueError(
             f"schedule.max_staleness: expected responses at most {max_staleness} versions behind the trainer, got "
-            f"{max(lags)} at global step {version}"
+            f"{largest:.0f} at global step {version}"
         )
-    return {"staleness/version_lag_mean": sum(lags) / len(lags), "staleness/version_lag_max": float(max(lags))}
+    return metrics
 
 
 __all__ = ["OneStepOff", "Schedule", "Synchronous", "Turn", "version_lags"]

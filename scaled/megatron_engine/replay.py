@@ -23,7 +23,6 @@ from torch import Tensor
 
 from theory.routing.gates import Gate
 from theory.routing.passes import RoutingPlan
-from theory.routing.record import RoutingRecord
 from theory.routing.replay import LedgerError, ReplayContext
 
 
@@ -44,20 +43,17 @@ def local_plan(
 
     `num_padding` empty responses follow the chosen ones: they fill a micro-batch and have no rows.
     """
-    chosen = plan.select(indices)
-    record, rows = chosen.record, chosen.feature_rows
+    record, rows = plan.record, plan.feature_rows
     if record is not None:
-        record = record.window(start, stop).layers(layers)
-        offsets = torch.cat([record.offsets, record.offsets[-1:].expand(num_padding)])
-        record = RoutingRecord(record.experts, offsets, record.layer_numbers, record.num_experts)
+        record = record.part(responses=indices, rows=(start, stop), layers=layers, num_empty=num_padding)
     if rows is not None:
-        inside = [row[(row >= start) & (row < stop)] - start for row in rows]
+        inside = [row[(row >= start) & (row < stop)] - start for row in (rows[b] for b in indices)]
         rows = (*inside, *(torch.zeros(0, dtype=torch.int64) for _ in range(num_padding)))
-    absent = sorted(set(layers) - set(chosen.predictor)) if chosen.source == "predicted" else []
+    absent = sorted(set(layers) - set(plan.predictor)) if plan.source == "predicted" else []
     if absent:
         raise ValueError(f"expected a predictor for layers {list(layers)}, got none for {absent}")
-    predictor = {n: chosen.predictor[n] for n in layers} if chosen.source == "predicted" else {}
-    return replace(chosen, record=record, feature_rows=rows, predictor=predictor)
+    predictor = {n: plan.predictor[n] for n in layers} if plan.source == "predicted" else {}
+    return replace(plan, record=record, feature_rows=rows, predictor=predictor)
 
 
 @dataclass

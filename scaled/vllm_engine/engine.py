@@ -26,8 +26,9 @@ from lab.hf import in_full
 from scaled.config import RolloutBlock
 from scaled.model_shape import load_shape
 from scaled.vllm_engine import environment, routes
+from scaled.vllm_engine.environment import OPTIONS
 from scaled.vllm_engine.quantize import DTYPES, Kernels, check_precision, choose_kernels, quantised, quantization_config
-from scaled.vllm_engine.requests import OPTIONS, Request, check_room, check_tokens, sampling_params, scoring_params
+from scaled.vllm_engine.requests import Request, check_room, check_tokens, sampling_params, scoring_params
 from scaled.vllm_engine.weights_check import check_weights
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 from theory.routing.features import RouterFeatures

@@ -8,6 +8,7 @@ from typing import Literal
 from lab.hf import ModelShape
 from scaled.config import RolloutBlock
 
+OPTIONS = "firstorder"  # the key of our settings in vLLM's additional_config, and in a request's extra_args
 OLMOE_EPS = 1e-5  # written into vLLM's OLMoE
 
 DEFAULTS = {

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from scaled.config import RolloutBlock
+from scaled.vllm_engine.environment import OPTIONS
 from theory.contracts import Prompt, Response, Sampling
 from theory.streams import derive_seed
-
-OPTIONS = "firstorder"  # the key of our settings in what vLLM passes to its workers
 
 
 @dataclass

@@ -10,27 +10,27 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 from torch import Tensor
 
 from lab.hf import ModelShape
 from theory.routing.record import MISSING, RoutingRecord
 
 
-def joined(rows: np.ndarray) -> Int[Tensor, "rows L K"]:
-    """`CompletionOutput.routed_experts` over prompt and response together (vLLM from 0.22, uint8 or uint16).
+def joined(rows: np.ndarray) -> Integer[Tensor, "rows L K"]:
+    """`CompletionOutput.routed_experts` over prompt and response together (vLLM from 0.22), in its own integer type.
 
     Raises ValueError for other shapes and types.
     """
     if rows.ndim != 3 or rows.dtype.kind not in "iu":
         raise ValueError(f"routed_experts: expected integer ids (rows, layers, slots), got {rows.dtype} {rows.shape}")
-    # torch knows few operations on uint16, and -1 has to fit.
-    return torch.from_numpy(rows.astype(np.int64))
+    # No copy and no wider type: the routes of a whole engine's responses are held here at once.
+    return torch.from_numpy(rows if rows.flags.writeable else rows.copy())
 
 
 def unknown(num_rows: int, num_layers: int, num_slots: int) -> Int[Tensor, "rows L K"]:
     """Rows of a response whose routes the engine lost (vLLM returns None after a preemption, or on an abort)."""
-    return torch.full((num_rows, num_layers, num_slots), MISSING, dtype=torch.int64)
+    return torch.full((num_rows, num_layers, num_slots), MISSING, dtype=torch.int8)
 
 
 def record(rows_per_response: Sequence[Tensor], num_tokens: Sequence[int], shape: ModelShape) -> RoutingRecord:

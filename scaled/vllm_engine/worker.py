@@ -18,11 +18,10 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.platforms import current_platform
 
 from scaled.vllm_engine.capture import FeatureRequest, FeatureStore, RouteStore, Step
+from scaled.vllm_engine.environment import OPTIONS
 from scaled.vllm_engine.gates import GateRecorder
 from scaled.vllm_engine.push import Push
 from theory.streams import stream
-
-OPTIONS = "firstorder"  # the key of our settings in vLLM's additional_config
 
 
 def _platform_worker() -> Any:

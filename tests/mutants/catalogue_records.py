@@ -30,8 +30,8 @@ RECORDS = (
         "verl #5452",
         (
             Edit(
-                f"{RECORD}:RoutingRecord.layers",
-                "[self.layer_numbers.index(n) for n in sorted(numbers)]",
+                f"{RECORD}:RoutingRecord.part",
+                "[self.layer_numbers.index(n) for n in numbers]",
                 "list(range(len(numbers)))",
             ),
         ),
@@ -183,7 +183,7 @@ RECORDS = (
         "B5.18",
         "A sequence-parallel rank's window of rows begins one row late.",
         "verl #7106, #7786, #7805",
-        (Edit(f"{RECORD}:RoutingRecord.window", "[start:stop] for b", "[start + 1:stop + 1] for b"),),
+        (Edit(f"{RECORD}:RoutingRecord.part", "self.offsets[which] + start", "self.offsets[which] + start + 1"),),
         "windows_partition_the_rows",
     ),
     Mutant(
@@ -256,8 +256,8 @@ RECORDS = (
         (
             Edit(
                 f"{RECORD}:_narrow",
-                "wide = payload.to(torch.int64)",
-                "wide = payload.to(index_dtype(num_experts)).to(torch.int64)",
+                "_COMPARABLE.get(payload.dtype, payload.dtype)",
+                "index_dtype(num_experts)",
             ),
         ),
         "bad_ids_are_found",

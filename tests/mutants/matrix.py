@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from lab.markdown import markdown_table
 from tests.mutants.catalogue import ABSENT, MUTANTS
 from tests.mutants.law import verdict
 from tests.mutants.laws import LAWS
@@ -37,14 +38,15 @@ def kill_matrix(mutants: Mapping[str, Mutant] = MUTANTS) -> Iterator[tuple[Mutan
 def page(rows: Mapping[str, tuple[str, ...]]) -> str:
     """docs/mutants.md for the killers of every mutant."""
     lines = [HEAD, f"{len(rows)} mutants, {sum(map(bool, rows.values()))} killed, by {len(LAWS)} laws.", ""]
-    lines += ["| row | mutant | what went wrong | reference | killed by |", "|---|---|---|---|---|"]
+    found = []
     for mutant in _in_order(MUTANTS):
         killed_by = ", ".join(f"**{n}**" if n == mutant.killer else n for n in rows[mutant.name]) or "nothing"
-        lines.append(f"| {mutant.row} | `{mutant.name}` | {mutant.bug} | {mutant.reference} | {killed_by} |")
-    lines += ["", "The law in bold is the one that has to find it.", "", "## Bugs without a place here", ""]
-    lines += ["| row | what went wrong | reference | why it cannot be built |", "|---|---|---|---|"]
-    lines += [f"| {a.row} | {a.bug} | {a.reference} | {a.reason} |" for a in ABSENT]
-    lines += ["", "## Mutant by law", "", "```"]
+        found.append((mutant.row, f"`{mutant.name}`", mutant.bug, mutant.reference, killed_by))
+    lines.append(markdown_table(("row", "mutant", "what went wrong", "reference", "killed by"), found))
+    lines += ["The law in bold is the one that has to find it.", "", "## Bugs without a place here", ""]
+    absent = [(a.row, a.bug, a.reference, a.reason) for a in ABSENT]
+    lines.append(markdown_table(("row", "what went wrong", "reference", "why it cannot be built"), absent))
+    lines += ["## Mutant by law", "", "```"]
     lines += [f"{i:3} {name}" for i, name in enumerate(LAWS)]
     lines += ["", *_ruler(), *(_matrix_line(name, rows[name]) for name in rows), "```", ""]
     return "\n".join(lines)

@@ -19,7 +19,7 @@ from lab.doctor.causes import CAUSES, UNKNOWN
 from lab.doctor.diagnosis import Diagnosis, diagnose
 from lab.doctor.importers import FORMATS
 from lab.doctor.steps.causes import STEPS_CAUSES
-from lab.ladder import markdown_table
+from lab.markdown import markdown_table
 from lab.traces import Trace
 from sandbox.engines import (
     ActivationPrecision,

@@ -22,6 +22,7 @@ from lab.audit.table import distinct, numbers
 from lab.flow.config import load_config
 from lab.flow.records import kept_cases, newest, read
 from lab.flow.table import Interval, ends, interval, of_cell
+from lab.markdown import markdown_table
 from lab.records import RunFolder
 from lab.report.style import number
 from theory.streams import derive_seed
@@ -174,23 +175,23 @@ PREDICTIONS = (
 def table(study: Study, name: str, head: str) -> str:
     """Means with intervals: engine errors and lengths by remedies."""
     objectives = (NONE, TOKEN, PREFIX, SEQUENCE, CENTRED)
-    lines = [f"| {head} | {' | '.join(objectives)} |", "|---" * (len(objectives) + 1) + "|"]
+    rows = []
     for error, length in ((FIXED, LONG), (SHARPER, LONG), (FIXED, SHORT)):
         cells = []
         for objective in objectives:
             values = study(error, objective, name, length)
             cells.append(str(interval(values, "drift", name, error, objective, length)) if len(values) else "")
-        lines.append(f"| {error}, T = {length} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append((f"{error}, T = {length}", *cells))
+    return markdown_table((head, *objectives), rows)
 
 
 def verdicts(study: Study) -> str:
     """The predictions, what was found, and whether they hold."""
-    lines = ["| | predicted | measured | found | |", "|---|---|---|---|---|"]
+    rows = []
     for one in PREDICTIONS:
         found = "; ".join(map(str, one.intervals(study)))
-        lines.append(f"| {one.name} | {one.words} | {one.measured} | {found} | {one.verdict(study)} |")
-    return "\n".join(lines)
+        rows.append((one.name, one.words, one.measured, found, one.verdict(study)))
+    return markdown_table(("", "predicted", "measured", "found", ""), rows)
 
 
 def share(study: Study) -> str:
@@ -231,7 +232,7 @@ def block() -> str:
         f"One response of {3**LONG} is right at T = {LONG}, one of {3**SHORT} at T = {SHORT}; the largest reward is "
         f"{best}.",
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
 COUNTED = {"holds": "hold", "fails": "fail", "open": "are open"}

@@ -20,6 +20,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lab.markdown import markdown_table
 from lab.report.style import PALETTE, spread
 from sandbox.border.pictures import svg
 from theory.exact.engines import Engine, engine, engine_at
@@ -131,9 +132,8 @@ def cell(ends: Sequence[tuple[float, ...]], number: str) -> str:
 def table(found: Mapping[tuple[str, str], Sequence[tuple[float, ...]]], number: str) -> str:
     """A table in Markdown: errors by remedies."""
     titles = dict.fromkeys(title for title, _ in found)
-    head = [f"| {number} at the end | {' | '.join(TITLES[r] for r in REMEDIES)} |", "|---" * (len(REMEDIES) + 1) + "|"]
-    rows = [f"| {t} | {' | '.join(cell(found[t, r], number) for r in REMEDIES)} |" for t in titles]
-    return "\n".join([*head, *rows])
+    heads = (f"{number} at the end", *(TITLES[r] for r in REMEDIES))
+    return markdown_table(heads, [(t, *(cell(found[t, r], number) for r in REMEDIES)) for t in titles])
 
 
 DRAWN = ("none", "token_is", "seq_tis", "centred")
@@ -193,7 +193,7 @@ def main() -> None:
             for (title, remedy, *_), end in zip(jobs, pool.map(ends, *zip(*jobs, strict=True)), strict=True):
                 found.setdefault((title, remedy), []).append(end)
         for number in NUMBERS:
-            print(f"{table(found, number)}\n", flush=True)
+            print(table(found, number), flush=True)
 
 
 if __name__ == "__main__":

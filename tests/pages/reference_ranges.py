@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from lab.doctor.published import K3, REPORTS, Report
 from lab.doctor.standing import GROUPS, MEASURES, reported
-from lab.ladder import markdown_table
+from lab.markdown import markdown_table
 from lab.report.style import number
 from tests.pages.reality import FIT_DRAWS, RESULTS, TEST_DRAWS, WITHIN, Prediction, read
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab.markdown import markdown_table
 from scaled.config import ModelBlock
 from tests.scaled.megatron_world import free_ports, joined, spawn
 from tests.scaled.rank_world import (
@@ -150,16 +151,18 @@ def measure(folder: Path) -> list[Row]:
 
 def markdown(rows: list[Row]) -> str:
     """The rows as a table."""
-    lines = [
-        "| Megatron-core layout | log pi, nats | expert ids that differ | objective | gradient / its norm | weights |",
-        "|---|---|---|---|---|---|",
-    ]
-    for r in rows:
-        cells = f"{r.logp:.1e} | {r.routes} | {r.value:.1e} | {r.gradient:.1e} | {r.weights:.1e}"
-        lines.append(f"| {r.layout} | {cells} |")
-    return "\n".join(lines)
+    titles = (
+        "Megatron-core layout", "log pi, nats", "expert ids that differ", "objective", "gradient / its norm", "weights",
+    )  # fmt: skip
+    return markdown_table(
+        titles,
+        [
+            (r.layout, f"{r.logp:.1e}", r.routes, f"{r.value:.1e}", f"{r.gradient:.1e}", f"{r.weights:.1e}")
+            for r in rows
+        ],
+    )
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        sys.stdout.write(markdown(measure(Path(scratch) / "model")) + "\n")
+        sys.stdout.write(markdown(measure(Path(scratch) / "model")))

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lab.hf import ModelShape, parse_shape
+from lab.markdown import markdown_table
 from scaled.config import ModelBlock
 from scaled.megatron_engine.parts import assemble_scores, assemble_stats
 from scaled.plan import memory
@@ -147,12 +148,12 @@ def main() -> None:
         torch.cuda.empty_cache()
         count = memory.rank_parameters(shape, training(**FIELDS)).total
         machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-        lines = [f"{machine}; {LAYERS} layers, {count / 1e9:.3f}e9 weights"]
-        lines += ["", "| " + " | ".join(HEADER) + " |", "|---" * len(HEADER) + "|"]
+        rows = []
         for name, fields in CASES.items():
             (found,) = spawn(1, measure, Path(scratch), fields, free_ports(1)[0], limit_s=280)
-            lines.append("| " + " | ".join(row(name, planned(shape, fields), found)) + " |")
-    sys.stdout.write("\n".join(lines) + "\n")
+            rows.append(row(name, planned(shape, fields), found))
+    head = f"{machine}; {LAYERS} layers, {count / 1e9:.3f}e9 weights"
+    sys.stdout.write(f"{head}\n\n{markdown_table(HEADER, rows)}")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,12 @@ def rows_must_be_those_of_the_batch(folder: Path) -> None:
     padded = RoutingRecord(
         record.padded(longest).flatten(0, 1), torch.arange(9) * longest, record.layer_numbers, record.num_experts
     )
-    for wrong in (padded, record.window(0, longest - 1), record.select([1, 0, 2, 3, 4, 5, 6, 7]), record.select([0])):
+    for wrong in (
+        padded,
+        record.part(rows=(0, longest - 1)),
+        record.select([1, 0, 2, 3, 4, 5, 6, 7]),
+        record.select([0]),
+    ):
         with pytest.raises(ValueError, match="rows per response"):
             engine.score(rollouts, RoutingPlan("replay", record=wrong))
     rows = tuple(torch.tensor([n]) for n in record.num_rows_B)

@@ -56,6 +56,15 @@ def test_every_schema_gives_the_same_record(name):
     assert torch.equal(record.experts.long(), torch.from_numpy(np.sort(MOE, -1)))
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16"])
+def test_routes_are_not_copied_before_they_are_packed(dtype):
+    """The rows of a response are the engine's own memory in its own type, until the record takes them."""
+    rows = FULL.astype(dtype)
+    assert np.shares_memory(routes.joined(rows).numpy(), rows)
+    rows.flags.writeable = False  # as vLLM's arrays are that came from another process
+    assert routes.joined(rows).numpy().tolist() == rows.tolist()
+
+
 def test_a_cached_prefix_is_missing():
     """Rows of -1 are missing rows; rows of a lost request are all missing."""
     masked = FULL.copy()

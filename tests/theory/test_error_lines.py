@@ -41,8 +41,8 @@ LINES: dict[str, Callable[[], object]] = {
     "response 1: expected 2 slots as in response 0, got 1": lambda: RoutingRecord.pack(
         [IDS, IDS[..., :1]], [3, 3], (3,), 4
     ),
-    "expected 0 <= start <= stop, got [2, 1)": lambda: record().window(2, 1),
-    "expected 0 <= start <= stop, got [-1, 1)": lambda: record().window(-1, 1),
+    "expected 0 <= start <= stop, got [2, 1)": lambda: record().part(rows=(2, 1)),
+    "expected 0 <= start <= stop, got [-1, 1)": lambda: record().part(rows=(-1, 1)),
     "expected at least one record, got none": lambda: RoutingRecord.concat([]),
     "expected (layers, slots, experts) ((3,), 2, 4), got ((3,), 2, 5)": lambda: record().check_same_rows(
         RoutingRecord.pack([IDS], [3], (3,), 5)
@@ -75,7 +75,7 @@ def test_the_line_is_this_one(line: str) -> None:
 
 def test_what_is_no_error() -> None:
     """The corners next to the errors: an empty window, a record without rows, E experts in as many slots."""
-    assert record().window(1, 1).num_rows_B == [0]
+    assert record().part(rows=(1, 1)).num_rows_B == [0]
     assert len(record().select([])) == 0
     assert record().select([]).padded(0).shape[0] == 0
     assert RoutingRecord.pack([IDS[:0]], [1], (3,), 4).num_rows_B == [0]

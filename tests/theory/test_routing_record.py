@@ -95,10 +95,32 @@ def test_ids_are_as_narrow_as_signed_integers_allow(num_experts: int, expected: 
         assert record.nbytes == 2 * expected.itemsize
 
 
-def test_unsigned_payloads_are_read_by_value() -> None:
-    """An id of 200 in a uint8 payload stays 200: ids are widened before they are narrowed."""
-    record = RoutingRecord.pack([torch.tensor([[[200, 3]]], dtype=torch.uint8)], [2], (0,), 256)
-    assert record.experts.tolist() == [[[3, 200]]]
+@pytest.mark.parametrize(
+    ("dtype", "top"),
+    [
+        (torch.uint8, 200), (torch.int8, 120), (torch.uint16, 40_000), (torch.int16, 300), (torch.uint32, 70_000),
+        (torch.int32, 70_000), (torch.int64, 70_000),
+    ],
+)  # fmt: skip
+def test_payloads_of_every_integer_type_are_read_by_value(dtype: torch.dtype, top: int) -> None:
+    """An id stays what it is in whatever type it came, and one out of range is found there: nothing wraps."""
+    payload = torch.tensor([[[top, 3], [5, top]]]).to(dtype)
+    record = RoutingRecord.pack([payload], [2], (4, 1), 100_000, moe_layer_numbers=(1,))
+    assert record.experts.tolist() == [[[5, top]]]
+    with pytest.raises(ValueError, match=rf"expected expert ids in \[0, {top}\) or -1, got \[5, {top}\]"):
+        RoutingRecord.pack([payload], [2], (4, 1), top, moe_layer_numbers=(1,))
+
+
+def test_a_part_is_cut_at_once() -> None:
+    """Responses, rows and layers cut together are each cut alone, one after the other; the empty ones have no rows."""
+    record = pack()
+    part = record.part(responses=[2, 0], rows=(1, 4), layers=[5], num_empty=2)
+    one_by_one = record.select([2, 0]).part(rows=(1, 4)).part(layers=[5])
+    assert torch.equal(part.experts, one_by_one.experts)
+    assert part.num_rows_B == [*one_by_one.num_rows_B, 0, 0]
+    assert part.layer_numbers == (5,)
+    with pytest.raises(ValueError, match=r"expected a response in \[0, 3\), got 3"):
+        record.part(responses=[3])
 
 
 def test_one_trailing_row_is_dropped_and_said() -> None:
@@ -232,20 +254,20 @@ def test_records_that_differ_do_not_join_or_compare() -> None:
 def test_layers_of_a_stage_are_those_columns() -> None:
     """A pipeline stage's part of a record holds its own layers' ids."""
     record = pack()
-    part = record.layers([5, 2])
+    part = record.part(layers=[5, 2])
     assert part.layer_numbers == (2, 5)
     assert torch.equal(part.experts, record.experts[:, [1, 2]])
 
-    assert record.layers([]).experts.shape == (len(record.experts), 0, record.num_slots)
+    assert record.part(layers=[]).experts.shape == (len(record.experts), 0, record.num_slots)
     with pytest.raises(ValueError, match="got layer 3"):
-        record.layers([3])
+        record.part(layers=[3])
 
 
 @given(seed=st.integers(0, 999), num_tokens=sizes, width=st.integers(1, 4))
 def test_windows_partition_every_response(seed: int, num_tokens: list[int], width: int) -> None:
     """Windows of equal width hold each response's rows once and in order, as sequence-parallel ranks share them."""
     record = RoutingRecord.pack(draw_payloads(seed, num_tokens, 3, 2, 9), num_tokens, LAYERS, 9)
-    windows = [record.window(start, start + width) for start in range(0, max(num_tokens), width)]
+    windows = [record.part(rows=(start, start + width)) for start in range(0, max(num_tokens), width)]
     for b in range(len(record)):
         assert torch.equal(torch.cat([w.rows(b) for w in windows]), record.rows(b))
         assert [len(w.rows(b)) <= width for w in windows] == [True] * len(windows)

@@ -105,7 +105,7 @@ class RoutingRecord:
             if payload.shape[2] != K:
                 raise ValueError(f"response {b}: expected {K} slots as in response 0, got {payload.shape[2]}")
             columns = _columns(payload.shape[1], tuple(layer_numbers), kept, num_decoder_layers, b)
-            packed.append(_narrow(payload[:, columns], num_experts, kept, b))
+            packed.append(_narrow(payload, columns, num_experts, kept, b))
         experts = torch.cat(packed)
         _check_all_zero(experts, kept, num_experts)
         return RoutingRecord(experts, offsets_of([len(p) for p in packed]).to(experts.device), kept, num_experts)
@@ -158,20 +158,36 @@ class RoutingRecord:
             raise ValueError(f"expected one of the record's layers {list(self.layer_numbers)}, got layer {number}")
         return self.experts[:, self.layer_numbers.index(number)]
 
-    def layers(self, numbers: Sequence[int]) -> RoutingRecord:
-        """The record at these layers only, as one pipeline stage needs it."""
-        for number in numbers:
-            self.layer(number)
-        columns = [self.layer_numbers.index(n) for n in sorted(numbers)]
-        return RoutingRecord(self.experts[:, columns], self.offsets, tuple(sorted(numbers)), self.num_experts)
+    def part(
+        self,
+        *,
+        responses: Sequence[int] | None = None,
+        rows: tuple[int, int] | None = None,
+        layers: Sequence[int] | None = None,
+        num_empty: int = 0,
+    ) -> RoutingRecord:
+        """One rank's part: these responses, rows [start, stop) of each, these layers; then `num_empty` without rows.
 
-    def window(self, start: int, stop: int) -> RoutingRecord:
-        """Rows [start, stop) of each response, as a sequence-parallel rank needs them; fewer where it ends before."""
+        None stands for all. A response that ends before `stop` gives fewer rows. The ids are copied and checked once.
+        """
+        start, stop = (0, max(self.num_rows_B, default=0)) if rows is None else rows
         if not 0 <= start <= stop:
             raise ValueError(f"expected 0 <= start <= stop, got [{start}, {stop})")
-        parts = [self.rows(b)[start:stop] for b in range(len(self))]
-        offsets = offsets_of([len(p) for p in parts]).to(self.offsets.device)
-        return RoutingRecord(torch.cat([self.experts[:0], *parts]), offsets, self.layer_numbers, self.num_experts)
+        numbers = sorted(self.layer_numbers if layers is None else layers)
+        for number in numbers:
+            self.layer(number)
+        columns = [self.layer_numbers.index(n) for n in numbers]
+        which = self._which(range(len(self)) if responses is None else responses)
+        num_rows = (self.offsets.diff()[which] - start).clamp(0, stop - start)
+        where = _ranges(self.offsets[which] + start, num_rows)
+        offsets = torch.cat([self.offsets[:1], num_rows, num_rows.new_zeros(num_empty)]).cumsum(0)
+        experts = self.experts[where.to(self.experts.device)[:, None], columns]
+        return RoutingRecord(experts, offsets, tuple(numbers), self.num_experts)
+
+    def _which(self, responses: Sequence[int]) -> Int[Tensor, " _"]:
+        for b in responses:
+            self._check_response(b)
+        return torch.tensor(list(responses), dtype=torch.int64, device=self.offsets.device)
 
     def padded(self, width: int) -> Int[Tensor, "B width L K"]:
         """The rows of each response, then -1 up to `width`."""
@@ -306,10 +322,17 @@ def _columns(
     return [names.index(n) for n in kept]
 
 
-def _narrow(payload: Tensor, num_experts: int, kept: tuple[int, ...], b: int) -> Tensor:
-    # The range is checked in the wide type: narrowing first would wrap an id of 300 into a valid one.
-    wide = payload.to(torch.int64)
-    outside = ((wide < MISSING) | (wide >= num_experts)).any(dim=-1)
+_COMPARABLE = {
+    torch.uint8: torch.int16, torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64,
+}  # fmt: skip
+
+
+def _narrow(payload: Tensor, columns: list[int], num_experts: int, kept: tuple[int, ...], b: int) -> Tensor:
+    # The range is checked before narrowing, which would wrap an id of 300 into a valid one; and in the payload's own
+    # width, as at 32K tokens int64 ids of one response alone take 100 MB. torch compares no unsigned type but uint8.
+    wide = payload.to(_COMPARABLE.get(payload.dtype, payload.dtype))[:, columns]
+    too_large = wide >= num_experts if num_experts <= torch.iinfo(wide.dtype).max else torch.zeros_like(wide).bool()
+    outside = ((wide < MISSING) | too_large).any(dim=-1)
     if bool(outside.any()):
         row, layer = (int(i) for i in outside.nonzero()[0])
         raise ValueError(
