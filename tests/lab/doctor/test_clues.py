@@ -212,6 +212,18 @@ def test_the_ratios_of_routes_are_their_formulas() -> None:
     assert seen["flip_share_of_kl"] == pytest.approx((k3[view.differs_n].sum() / k3.sum()).item())
 
 
+@pytest.mark.parametrize(("rate", "noise", "is_routing"), [
+    (1.2, 0.0, False), (2.0, 0.0, False), (1.2, 0.3, True), (1.2, None, True), (4.0, 0.0, True), (0.3, 0.3, False),
+])  # fmt: skip
+def test_routers_that_repeat_their_errors_are_more_than_rounding_only_where_they_are_many(
+    rate: float, noise: float | None, is_routing: bool
+) -> None:
+    """As many differing routers speak for routers of their own where they do not repeat, and not where all repeats."""
+    seen = {"flips_per_size": rate, "kl_per_flip": 0.01, "num_flips": 30.0, "size": 0.006, "sure_ratio": 0.6}
+    seen |= {"exact_share": 0.0, "k3_kl": 1e-4} | ({} if noise is None else {"noise_share": noise})
+    assert (next(iter(weigh(seen))).name == "routing") == is_routing
+
+
 def test_what_is_not_finite_is_said_first_and_alone() -> None:
     """One NaN among the log-probabilities is the diagnosis; nothing is computed around it."""
     trace = trace_of(ROWS, lambda logp, b: [math.nan if b == 3 and t == 0 else x for t, x in enumerate(logp)])
