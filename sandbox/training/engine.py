@@ -205,13 +205,18 @@ class SandboxTrainingEngine:
 
         The forward and backward of `update`, with one backward a response; the responses are one micro-batch.
         """
+        forward, _ = self.differentiable(rollouts, routing)
+        rows = []
+        for logp in forward.logp_BT[:, position]:
+            parts = torch.autograd.grad(logp, self.parameters, retain_graph=True)
+            rows.append(torch.cat([part.reshape(-1) for part in parts]))
+        return forward.logp_BT[:, position].detach(), torch.stack(rows)
+
+    def differentiable(self, rollouts: Rollouts, routing: PassRouting) -> tuple[Forward, RoutingPass]:
+        """The forward of `update` with its graph, all responses as one micro-batch, and its routing, which is over."""
         with self._routing_pass(rollouts, routing, range(len(rollouts))) as routing_pass:
-            logp_BT = self._forward(rollouts.padded(), routing_pass, self.model).logp_BT
-            rows = []
-            for logp in logp_BT[:, position]:
-                parts = torch.autograd.grad(logp, self.parameters, retain_graph=True)
-                rows.append(torch.cat([part.reshape(-1) for part in parts]))
-        return logp_BT[:, position].detach(), torch.stack(rows)
+            forward = self._forward(rollouts.padded(), routing_pass, self.model)
+        return forward, routing_pass
 
     def named_tensors(self) -> NamedTensors:
         """The present weights under their Hugging Face names, detached."""

@@ -173,21 +173,23 @@ class Update:
     @cached_property
     def gradient(self) -> Float[Tensor, " Q"]:
         """The expected gradient of the objective."""
-        return self._weighted(self.batch.shares_sY[:, :, None]) + self.centering
+        return self._plus_centering(self._weighted(self.batch.shares_sY[:, :, None]))
 
     @cached_property
     def drift(self) -> Float[Tensor, " Q"]:
         """The part of it that no choice of token earned: what the objective's own centering leaves of it."""
         mean_BT = self.batch.prefix_shares_BT
-        return self._weighted(torch.stack([mean_BT.clamp(min=0), (-mean_BT).clamp(min=0)])) + self.centering
+        return self._plus_centering(self._weighted(torch.stack([mean_BT.clamp(min=0), (-mean_BT).clamp(min=0)])))
+
+    def _plus_centering(self, gradient: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
+        # A pull-back of zeros would cost as much as another.
+        return gradient if self.batch.objective.centering == "none" else gradient + self.centering
 
     @cached_property
     def centering(self) -> Float[Tensor, " Q"]:
-        """The expected gradient of the objective's centering, from its own code at every node; 0 without."""
+        """The expected gradient of the objective's centering, from its own code at every node."""
         batch, forest = self.batch, self.batch.forest
         pi_NV, old_NV, mu_NV = (torch.cat(list(x)) for x in (self.policy.logp(), batch.logp_old, batch.logp_mu))
-        if batch.objective.centering == "none":
-            return self.policy.pullback(torch.zeros_like(pi_NV).split(list(forest.sizes)))
         mu_NK, ids_NK = mu_NV.topk(min(batch.objective.num_top, forest.num_tokens), dim=1)
         edges_NV = torch.zeros_like(pi_NV)
         for sign, share_N in zip((1.0, -1.0), batch.node_shares_sN, strict=True):

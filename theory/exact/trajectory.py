@@ -35,8 +35,8 @@ COLUMNS: dict[str, str] = {
     "drift_norm": "length of the drift in the objective's expected gradient (theory/exact/expected.py)",
     "bias": "||expected gradient - grad J|| / ||grad J||",
     "cosine": "cosine of the angle between the two",
-    "variance": "trace of the covariance of one response's share: B responses leave variance / B; nan if centred",
-    "draw_error": "standard error that a mean over a fresh engine's draws leaves, over the gradient's length; else 0",
+    "variance": "trace of the covariance of one response's share: B leave variance / B; nan if centred or not asked",
+    "draw_error": "standard error that a mean over an engine's draws leaves, over the gradient's length; 0 for one",
 }
 """The columns of a trajectory. The gradient is the one that is followed: without its drift where that is centred."""
 
@@ -99,6 +99,7 @@ def observe(
     updates: Sequence[Update],
     gradients_KQ: Float[Tensor, "K Q"],
     centred: bool = False,
+    has_variance: bool = True,
 ) -> dict[str, float]:
     """Every column at `policy`, about to follow the mean of `gradients_KQ`, those of the updates or what centring left.
 
@@ -126,7 +127,7 @@ def observe(
         "drift_norm": float(torch.stack([update.drift for update in updates]).mean(0).norm()),
         "bias": estimate.bias,
         "cosine": estimate.cosine,
-        "variance": math.nan if centred else variance(updates),
+        "variance": variance(updates) if has_variance and not centred else math.nan,
         "draw_error": spread / float(gradient.norm()) if K > 1 else 0.0,
     }
 
