@@ -285,5 +285,6 @@ def _response_gradients(policy: object, problem: Problem, mu_Y: Tensor) -> Float
 
 __all__ = [
     "ENGINES", "RoutedPolicy", "RoutedProblem", "learner_of", "moe_cells", "moe_problem", "moved", "random_direction",
-    "replay_bias", "rollout_engine", "routed_policy", "router_drift", "step_at", "target_policy", "tiny_moe", "trainable",
+    "replay_bias", "rollout_engine", "routed_policy", "router_drift", "step_at", "target_policy", "tiny_moe",
+    "trainable",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """The sandbox's MoE in exact training: its policy on a forest, and its engines with their replay modes.
 
-mu is a rollout engine with any defect, old and pi are the training engine, theory/loop.py decides which pass routes how
-(as in sandbox/exact/audit.py, which has one step of this), and the predictor learns by its own trainer, rows weighted by
+mu is a rollout engine with any defect, old and pi are the training engine, and theory/loop.py decides which pass routes
+how, as in sandbox/exact/audit.py, which has one step of this. The predictor learns by its own trainer, rows weighted by
 their probabilities. An engine's noise is K fixed draws, each a mu of its own; a trajectory states the error that so few
 leave (`draw_error`).
 
@@ -40,6 +40,7 @@ from theory.routing.predictor import PredictorSettings, PredictorTrainer
 from theory.routing.record import RoutingRecord, offsets_of
 from theory.top_tokens import TopTokens
 
+NATURAL = PassRouting("natural")
 PREDICTOR_RATE = 1e-3
 """The predictor's default learning rate, as in a run (theory/routing/predictor.py)."""
 
@@ -54,7 +55,7 @@ class MoePolicy:
     tree: Forest
     model: MoE
     sequences: Rollouts
-    routing: PassRouting = PassRouting("natural")
+    routing: PassRouting = NATURAL
 
     @staticmethod
     def of(forest: Forest, model: MoE, prompts: Sequence[Prompt], temperature: float = 1.0) -> MoePolicy:
@@ -178,7 +179,7 @@ def moe(policy: MovablePolicy) -> MoePolicy:
 class MoeEngine:
     """A rollout engine with defects, under a replay mode; one object serves one run, whose predictor it holds.
 
-    `num_draws` is K, fixed draws of its noise, named by `seed`; an engine without noise has one. The predictor learns at
+    `num_draws` is K, fixed draws of its noise, named by `seed`; without noise one is enough. The predictor learns at
     `predictor_rate`, whatever the policy's rate is.
     """
 
@@ -212,7 +213,7 @@ class MoeEngine:
             rollouts.append(MoeRollout(mu, logp_old, trained, old, row_weights(forest, mu)))
         return rollouts
 
-    def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy], rate: float) -> None:
+    def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> None:
         """One step of the predictor on the live logits of `trained`, rows weighted by their probabilities under mu."""
         if self._trainer is None:
             return
@@ -224,7 +225,6 @@ class MoeEngine:
             teachers.append(teacher)
             logits.append(live.logits.detach())
             weights.append(rollout.weight_F / len(rollouts))
-        # At the predictor's own rate: the trainer multiplies what it is given by 1.
         weight_F = torch.cat(weights).to(logits[0])
         self._trainer.step(RouterFeatures.concat(teachers), torch.cat(logits), self.predictor_rate, weight_F=weight_F)
 

@@ -65,10 +65,10 @@ class RollsOut(Protocol):
         """
         ...
 
-    def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy], rate: float) -> None:
+    def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> None:
         """What learns beside the policy, such as a predictor of routes: a step on each rollout's trained policy.
 
-        It is called with every update on a rollout but the first, at the policy's own rate.
+        It is called with every update on a rollout but the first.
         """
         ...
 
@@ -86,7 +86,7 @@ class Engine:
         old = policy.logp()
         return [Rollout(mu, old) for mu in self.samplers(sampling)]
 
-    def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy], rate: float) -> None:
+    def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> None:
         """Nothing: no part of these errors learns."""
 
 

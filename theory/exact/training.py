@@ -130,7 +130,7 @@ def train(
                 columns[name].append(value)
         if not is_last:
             if number % settings.num_minibatches > 0:
-                engine.learn([one for _, one in rolled], [one.policy for one in updates], settings.rate)
+                engine.learn([one for _, one in rolled], [one.policy for one in updates])
             move(gradients_KQ.mean(0) + _noise(updates, settings, generator))
             policy = first.moved(step.detach())
     return Trajectory(tuple(observed), {name: tuple(values) for name, values in columns.items()}, policy)
