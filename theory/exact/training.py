@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from theory.exact.engines import MovablePolicy, Rollout, RollsOut
-from theory.exact.expected import Batch, Update
+from theory.exact.expected import Batch, Update, mean_gradient
 from theory.exact.groups import Group
 from theory.exact.noise import draw
 from theory.exact.trajectory import COLUMNS, Task, Trajectory, observe
@@ -121,17 +121,16 @@ def train(
             former.append(policy)
             rolled = _rolled_out(task, engine, settings, policy, former[0])
         updates = _updates(rolled, policy)
-        gradients_KQ = _gradients(updates, settings.centred)
         is_last = number == settings.num_updates
         if is_last or number % settings.observe_every == 0:
             observed.append(number)
-            seen = observe(task, policy, updates, gradients_KQ, settings.centred, settings.has_variance)
+            seen = observe(task, policy, updates, settings.centred, settings.has_variance)
             for name, value in seen.items():
                 columns[name].append(value)
         if not is_last:
             if number % settings.num_minibatches > 0:
                 engine.learn([one for _, one in rolled], [one.policy for one in updates])
-            move(gradients_KQ.mean(0) + _noise(updates, settings, generator))
+            move(mean_gradient(updates, settings.centred) + _noise(updates, settings, generator))
             policy = first.moved(step.detach())
     return Trajectory(tuple(observed), {name: tuple(values) for name, values in columns.items()}, policy)
 
@@ -155,10 +154,6 @@ def _updates(rolled: Rolled, policy: MovablePolicy) -> list[Update]:
     return [batch.update(rollout.trained(policy)) for batch, rollout in rolled]
 
 
-def _gradients(updates: Sequence[Update], centred: bool) -> Float[Tensor, "K Q"]:
-    return torch.stack([one.gradient - one.drift if centred else one.gradient for one in updates])
-
-
 def _noise(
     updates: Sequence[Update], settings: Settings, generator: torch.Generator | None
 ) -> Float[Tensor, " Q"] | float:
@@ -176,7 +171,7 @@ def _mover(
         def slope(at: Tensor) -> Tensor:
             policy = first.moved(at)
             updates = _updates(_rolled_out(task, engine, settings, policy, policy), policy)
-            return _gradients(updates, settings.centred).mean(0)
+            return mean_gradient(updates, settings.centred)
 
         return lambda gradient: _runge_kutta(step, settings.rate, gradient, slope)
     kind = torch.optim.SGD if settings.optimizer == "sgd" else torch.optim.Adam

@@ -97,17 +97,17 @@ def observe(
     task: Task,
     policy: MovablePolicy,
     updates: Sequence[Update],
-    gradients_KQ: Float[Tensor, "K Q"],
     centred: bool = False,
     has_variance: bool = True,
 ) -> dict[str, float]:
-    """Every column at `policy`, about to follow the mean of `gradients_KQ`, those of the updates or what centring left.
+    """Every column at `policy`, about to follow the mean of the updates' gradients, less their drift where `centred`.
 
     There is one update for each sampler of the engine.
     """
     batches = [update.batch for update in updates]
     forest, logp, old = task.forest, policy.logp(), batches[0].logp_old
     samplers, K = [batch.logp_mu for batch in batches], len(batches)
+    gradients_KQ = torch.stack([one.gradient - one.drift if centred else one.gradient for one in updates])
     gradient = gradients_KQ.mean(0)
     truth = true_gradient(Problem(policy, logp, logp, task.reward_Y))
     estimate = Estimate(gradient, truth, 0.0)
