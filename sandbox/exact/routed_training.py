@@ -213,10 +213,13 @@ class MoeEngine:
             rollouts.append(MoeRollout(mu, logp_old, trained, old, row_weights(forest, mu)))
         return rollouts
 
-    def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> None:
-        """One step of the predictor on the live logits of `trained`, rows weighted by their probabilities under mu."""
+    def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> float | None:
+        """One step of the predictor on the live logits of `trained`, rows weighted by their probabilities under mu.
+
+        Its expected loss before the step, in nats; None where no pass is predicted.
+        """
         if self._trainer is None:
-            return
+            return None
         teachers, logits, weights = [], [], []
         for rollout, policy in zip(rollouts, trained, strict=True):
             assert isinstance(rollout, MoeRollout) and isinstance(policy, MoePolicy), "a rollout of another engine"
@@ -226,7 +229,12 @@ class MoeEngine:
             logits.append(live.logits.detach())
             weights.append(rollout.weight_F / len(rollouts))
         weight_F = torch.cat(weights).to(logits[0])
-        self._trainer.step(RouterFeatures.concat(teachers), torch.cat(logits), self.predictor_rate, weight_F=weight_F)
+        features, rate = RouterFeatures.concat(teachers), self.predictor_rate
+        return self._trainer.step(features, torch.cat(logits), rate, weight_F=weight_F)["predictor/loss"]
+
+    def predictor_weights(self) -> dict[int, Float[Tensor, "D E"]]:
+        """W_p by layer; empty before the first rollout, and where no pass is predicted."""
+        return {} if self._trainer is None else self._trainer.weights()
 
     def _predictor(self, model: MoE) -> dict[int, Float[Tensor, "D E"]] | None:
         """W_p by layer, zero at the start; None where no pass is predicted."""

@@ -65,7 +65,7 @@ class RollsOut(Protocol):
         """
         ...
 
-    def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> None:
+    def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> float | None:
         """What learns beside the policy, such as a predictor of routes: a step on each rollout's trained policy.
 
         It is called with every update on a rollout but the first.
