@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from lab.flow.config import FlowConfig
+    from lab.flow.run import World
 
 
 def flow(
@@ -60,14 +61,14 @@ def flow(
         raise ConfigError(f"--csv: expected a file in a folder that exists, got {csv}")
     finished = records.newest(Path(config)) if Path(config).is_dir() else None
     if finished is None:
-        flow_config = load_config(*split([config, *context.args]))
+        flow_config = load_config(*split([config, *context.args]), sandbox=_sandbox_schema)
     else:
-        flow_config = load_config(finished.parent / "config.yaml", context.args)
+        flow_config = load_config(finished.parent / "config.yaml", context.args, _sandbox_schema)
     if print_config:
         typer.echo(to_yaml(flow_config), nl=False)
         return
     if finished is None:
-        folder = enumerated(flow_config, records, partial(train_all, flow_config), progress)
+        folder = enumerated(flow_config, records, partial(train_all, flow_config, world=_world(flow_config)), progress)
     else:
         folder = RunFolder.open(finished.parent)
     frame = records.read(folder.path / records.FILE)
@@ -77,6 +78,21 @@ def flow(
     if csv is not None:
         atomic_write(csv, frame.to_csv(index=False))
     typer.echo(page)
+
+
+def _sandbox_schema() -> type[FlowConfig]:
+    """The sandbox is imported only where a config's `backend:` asks for it."""
+    from sandbox.exact.flow import SandboxFlow
+
+    return SandboxFlow
+
+
+def _world(config: FlowConfig) -> World | None:
+    if config.backend != "sandbox":
+        return None
+    from sandbox.exact.flow import MOE
+
+    return MOE
 
 
 def _show(frame: pd.DataFrame) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -203,16 +203,19 @@ class AuditConfig(Strict):
         return [one for one in self.objectives if block.objectives is None or one.name in block.objectives]
 
 
-class _Schemas(Mapping[str, type[AuditConfig]]):
-    """Backend name to the schema of its audits; that of the sandbox is fetched when a config asks for it."""
+S = TypeVar("S", bound=Strict)
 
-    def __init__(self, sandbox: Callable[[], type[AuditConfig]] | None) -> None:
-        self.sandbox = sandbox
 
-    def __getitem__(self, backend: str) -> type[AuditConfig]:
+class Schemas(Mapping[str, type[S]]):
+    """Backend name to the schema of its studies; that of the sandbox is fetched when a config asks for it."""
+
+    def __init__(self, exact: type[S], sandbox: Callable[[], type[S]] | None) -> None:
+        self.exact, self.sandbox = exact, sandbox
+
+    def __getitem__(self, backend: str) -> type[S]:
         if backend == "sandbox" and self.sandbox is not None:
             return self.sandbox()
-        return {"exact": AuditConfig}[backend]
+        return {"exact": self.exact}[backend]
 
     def __iter__(self) -> Iterator[str]:
         return iter(["exact"] if self.sandbox is None else ["exact", "sandbox"])
@@ -228,7 +231,7 @@ def load_config(
 
     `sandbox` gives the schema for `backend: sandbox`, where that world is at hand.
     """
-    return load(path, overrides, _Schemas(sandbox))
+    return load(path, overrides, Schemas(AuditConfig, sandbox))
 
 
 def _engine(discrepancy: DiscrepancyBlock | None) -> str:

@@ -7,24 +7,45 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field, model_validator
 
-from lab.audit.config import AuditObjective, GroupBlock
+from lab.audit.config import AuditObjective, GroupBlock, Schemas
 from lab.config.load import load
 from lab.strict import Strict
 from theory.exact.engines import ERRORS
 from theory.exact.forest import Forest
 from theory.exact.levels import REWARDS
+from theory.exact.networks import NetworkPolicy, placed
+from theory.exact.policies import LinearPolicy, TabularPolicy
 from theory.exact.training import OPTIMIZERS, Settings
 from theory.exact.tree import PrefixTree
 from theory.names import did_you_mean, unknown_name
 
 Count = Annotated[int, Field(ge=1)]
 BatchSize = Annotated[float, Field(gt=0)]
+
+
+class PolicyBlock(Strict):
+    """A random first policy. `backend: sandbox` has the kind moe besides (sandbox/exact/flow.py)."""
+
+    kind: Literal["network", "linear", "tabular"] = Field(
+        default="network", description="one hidden layer, a linear map of the prefix, or free logits at every node"
+    )
+    scale: float = Field(default=1.0, gt=0, description="standard deviation of its logits, or parameters if linear")
+
+    def draw(
+        self, forest: Forest, generator: torch.Generator, temperature: float
+    ) -> NetworkPolicy | LinearPolicy | TabularPolicy:
+        """The policy."""
+        if self.kind == "linear":
+            return LinearPolicy.random(forest, generator, self.scale, placed, temperature)
+        kind = NetworkPolicy if self.kind == "network" else TabularPolicy
+        return kind.random(forest, generator, self.scale, temperature=temperature)
 
 
 class ProblemsBlock(Strict):
@@ -38,8 +59,7 @@ class ProblemsBlock(Strict):
     openings: int = Field(default=3, ge=1, description="first tokens of each prompt, drawn by the environment")
     lost: int = Field(default=2, ge=0, description="openings of each prompt after which nothing earns a reward")
     reward: str = Field(default="sparse", description=f"of the other contexts, one of {', '.join(REWARDS)}")
-    policy: Literal["network", "tabular"] = Field(default="network", description="shared parameters, or free logits")
-    scale: float = Field(default=1.0, gt=0, description="standard deviation of the first policy's logits")
+    policy: PolicyBlock = Field(default_factory=PolicyBlock, description="the first policy")
 
     @model_validator(mode="after")
     def _exists(self) -> ProblemsBlock:
@@ -106,19 +126,21 @@ class TrainingBlock(Strict):
     optimizer: str = Field(default="adam", description=f"one of {', '.join(OPTIMIZERS)}")
     rate: float = Field(default=1e-2, gt=0, description="learning rate; of a flow, units of time an update")
     num_updates: int = Field(default=200, ge=1, description="updates of a run")
+    temperature: float = Field(default=1.0, gt=0, description="pi and mu are the policies of logits / T, as in a run")
     lag: int = Field(default=0, ge=0, description="how many updates old the weights are that the engine holds")
     group: GroupBlock = Field(default_factory=GroupBlock, description="how advantages arise")
     observe_every: int = Field(default=10, ge=1, description="updates between two rows of the dataframe")
+    variance: bool = Field(default=True, description="whether rows tell the variance (of an MoE: slow)")
 
 
 class FlowConfig(Strict):
-    """One study by exact training."""
+    """One study by exact training. `backend` says which kinds of policies and engine errors there are."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+=-]*$", description="the records' folder is <output>/<name>/<time>-<hash>"
     )
     seed: int = Field(default=0, ge=0, description="root of every named random stream")
-    backend: Literal["exact"] = Field(default="exact", description="exact: policies that are enumerated")
+    backend: str = Field(default="exact", description="exact, or sandbox for an MoE, its engines and replay modes")
     problems: ProblemsBlock = Field(default_factory=ProblemsBlock, description="what is trained on")
     errors: tuple[ErrorBlock, ...] = Field(min_length=1, description="engines that sample")
     objectives: tuple[FlowObjective, ...] = Field(min_length=1, description="remedies that are compared")
@@ -151,7 +173,7 @@ class FlowConfig(Strict):
         of = self.training
         return Settings(
             objective.build(), of.optimizer, of.rate, of.num_updates, num_minibatches, of.lag, objective.centred,
-            of.group.build(), batch_size, of.observe_every,
+            of.group.build(), batch_size, of.observe_every, of.variance,
         )  # fmt: skip
 
     def objective(self, label: str) -> FlowObjective:
@@ -164,6 +186,11 @@ class FlowConfig(Strict):
         raise ValueError(f"objective: expected one of {', '.join(known)}, got '{label}'{hint and f'; {hint}'}")
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> FlowConfig:
-    """The flow config in a YAML file, after overrides such as `--seed 1`; ConfigError, one line, if it is none."""
-    return load(path, overrides, {"exact": FlowConfig})
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), sandbox: Callable[[], type[FlowConfig]] | None = None
+) -> FlowConfig:
+    """The flow config in a YAML file, after overrides such as `--seed 1`; ConfigError, one line, if it is none.
+
+    `sandbox` gives the schema for `backend: sandbox`, where that world is at hand.
+    """
+    return load(path, overrides, Schemas(FlowConfig, sandbox))

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 import torch
 
 from lab.casebook import Rows
 from lab.config.load import config_hash
-from lab.flow.config import ErrorBlock, FlowConfig
+from lab.flow.config import ErrorBlock, FlowConfig, FlowObjective
 from lab.flow.table import COLUMNS
-from theory.exact.engines import Engine, MovablePolicy, engine, engine_at
+from theory.exact.engines import Engine, MovablePolicy, RollsOut, engine, engine_at
 from theory.exact.levels import REWARDS
-from theory.exact.networks import NetworkPolicy
-from theory.exact.policies import TabularPolicy
 from theory.exact.training import train
 from theory.exact.trajectory import Task, Trajectory, mean_entropy
 from theory.streams import stream
@@ -29,16 +28,19 @@ def flow(
     report: Callable[[int, int, str], None] | None = None,
     former: Sequence[Rows] = (),
     keep: Callable[[Rows], None] | None = None,
+    world: World | None = None,
 ) -> pd.DataFrame:
     """One row a problem, error, objective, N, B and observed update, with the columns of `lab.flow.COLUMNS`.
 
     `attrs` has the config's name and hash. `report(done, total, words)` is called after every case. `former` are the
-    rows of the first cases, from a call that was cut short; `keep(rows)` is given those of every other case.
+    rows of the first cases, from a call that was cut short; `keep(rows)` is given those of every other case. `world`
+    draws what is trained, where the config is not of policies on a tree.
     """
+    world = world or EXACT
     cases = [(problem, error) for problem in range(config.problems.count) for error in config.errors]
     rows: Rows = []
     for done, (problem, error) in enumerate(cases):
-        found = former[done] if done < len(former) else _case(config, problem, error)
+        found = former[done] if done < len(former) else _case(config, problem, error, world)
         if keep is not None and done >= len(former):
             keep(found)
         rows += found
@@ -51,19 +53,34 @@ def flow(
     return frame
 
 
-def problem_of(config: FlowConfig, number: int) -> tuple[Task, MovablePolicy]:
-    """The contexts and rewards of one problem, and its first policy."""
+@dataclass(frozen=True)
+class World:
+    """What a backend makes of a config: a problem with its first policy, and the engine of one of its runs."""
+
+    problem: Callable[[FlowConfig, int], tuple[Task, MovablePolicy]]
+    engine: Callable[[FlowConfig, int, ErrorBlock, FlowObjective, MovablePolicy], RollsOut]
+
+
+def task_of(config: FlowConfig, generator: torch.Generator) -> Task:
+    """The contexts, and rewards in those that pay."""
     block, forest = config.problems, config.problems.forest()
-    generator = stream(config.seed, "flow", "problem", number)
     reward_CY = torch.stack([REWARDS[block.reward](forest.tree, generator) for _ in range(forest.num_contexts)])
     for prompt in range(block.prompts):
         lost = torch.randperm(block.openings, generator=generator)[: block.lost]
         reward_CY[prompt * block.openings + lost] = 0.0
-    kind = NetworkPolicy if block.policy == "network" else TabularPolicy
-    return Task(forest, reward_CY.reshape(-1)), kind.random(forest, generator, block.scale)
+    return Task(forest, reward_CY.reshape(-1))
 
 
-def engine_of(config: FlowConfig, number: int, error: ErrorBlock, first: MovablePolicy) -> Engine:
+def problem_of(config: FlowConfig, number: int) -> tuple[Task, MovablePolicy]:
+    """The contexts and rewards of one problem, and its first policy."""
+    generator = stream(config.seed, "flow", "problem", number)
+    task = task_of(config, generator)
+    return task, config.problems.policy.draw(task.forest, generator, config.training.temperature)
+
+
+def engine_of(
+    config: FlowConfig, number: int, error: ErrorBlock, objective: FlowObjective, first: MovablePolicy
+) -> Engine:
     """The engine of one problem: its draw is the same at every level of a kind."""
     generator = stream(config.seed, "flow", "engine", number, error.kind)
     if error.token_kl is not None:
@@ -71,23 +88,34 @@ def engine_of(config: FlowConfig, number: int, error: ErrorBlock, first: Movable
     return engine(error.kind, error.scale or 0.0, first, generator)
 
 
+EXACT = World(problem_of, engine_of)
+"""Policies on a tree, and errors as maps from pi to mu."""
+
+
 def run_of(
-    config: FlowConfig, number: int, error: ErrorBlock, objective: str, num_minibatches: int, batch_size: float
+    config: FlowConfig,
+    number: int,
+    error: ErrorBlock,
+    objective: str,
+    num_minibatches: int,
+    batch_size: float,
+    world: World = EXACT,
 ) -> Trajectory:
     """One run of the study; its noise is the same for every error and objective."""
-    task, first = problem_of(config, number)
-    settings = config.settings(config.objective(objective), num_minibatches, batch_size)
+    task, first = world.problem(config, number)
+    block = config.objective(objective)
+    settings = config.settings(block, num_minibatches, batch_size)
     generator = stream(config.seed, "flow", "noise", number, num_minibatches, str(batch_size))
-    return train(task, first, engine_of(config, number, error, first), settings, generator)
+    return train(task, first, world.engine(config, number, error, block, first), settings, generator)
 
 
-def _case(config: FlowConfig, number: int, error: ErrorBlock) -> Rows:
-    task, _ = problem_of(config, number)
+def _case(config: FlowConfig, number: int, error: ErrorBlock, world: World) -> Rows:
+    task, _ = world.problem(config, number)
     rows = []
     for objective in config.objectives:
         for n in config.num_minibatches:
             for size in config.batch_sizes:
-                found = run_of(config, number, error, objective.name, n, size)
+                found = run_of(config, number, error, objective.name, n, size, world)
                 place = {
                     "length": config.problems.length,
                     "problem": number,
@@ -113,4 +141,4 @@ def lost_entropy(task: Task, policy: MovablePolicy) -> float:
     return mean_entropy(type(forest).uniform(forest.tree, int(is_lost_C.sum())), logp)
 
 
-__all__ = ["engine_of", "flow", "lost_entropy", "problem_of", "run_of"]
+__all__ = ["EXACT", "World", "engine_of", "flow", "lost_entropy", "problem_of", "run_of", "task_of"]

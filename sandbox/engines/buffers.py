@@ -75,6 +75,16 @@ class FeatureLog:
         self._logits.append(recorder.logits)
         self._num_rows += len(recorder.logits[0])
 
+    def repeat(self, num: int) -> FeatureLog:
+        """A log of `num` adjacent copies of each response, which shares what has been kept so far."""
+        other = FeatureLog(self._shape[0] * num, self._shape[1])
+        other._hidden, other._logits, other._num_rows = [*self._hidden], [*self._logits], self._num_rows
+        for rows, *where in self._stands:
+            copies = (rows[:, None] * num + torch.arange(num)).flatten()
+            positions, places = (x.repeat_interleave(num) for x in where)
+            other._stands.append((copies, positions, places))
+        return other
+
     def take(self, rows_B: Sequence[Int[Tensor, " _"]]) -> tuple[Float[Tensor, "F L D"], Float[Tensor, "F L E"]]:
         """Router inputs and logits of these input tokens of each response, which some pass computed."""
         rows, positions, where = (torch.cat(parts) for parts in zip(*self._stands, strict=True))
@@ -130,6 +140,14 @@ class Buffers:
     features: FeatureLog | None = None
     has_stopped_B: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     top: TopLog | None = None
+
+    def repeat(self, num: int) -> Buffers:
+        """`num` adjacent copies of each response and of its routes so far; likeliest tokens are not kept."""
+        first = (self.tokens_BT, self.logp_BT, self.lengths_B, self.has_stopped_B)
+        tokens_BT, logp_BT, lengths_B, stopped_B = (x.repeat_interleave(num, 0) for x in first)
+        experts = None if self.experts_BWLK is None else self.experts_BWLK.repeat_interleave(num, 0)
+        features = None if self.features is None else self.features.repeat(num)
+        return Buffers(tokens_BT, logp_BT, lengths_B, experts, features, stopped_B)
 
     def store(
         self,

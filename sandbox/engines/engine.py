@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from sandbox.engines.buffers import Buffers, PassRecorder, empty_buffers
 from sandbox.engines.defect import Defect, kept_weights
+from sandbox.engines.enumeration import Walk, by_response, walk
 from sandbox.engines.partial_weights import FirstWeights
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.engines.prompt_pass import padded, run_prompts
@@ -143,7 +143,7 @@ class SandboxEngine:
             if t + 1 == switch:
                 cache = self._switched(cache, [prompts[b // G] for b in active_A.tolist()], active_A, buffers, numerics)
             model = self.model if switch is None or t + 1 < switch else self._newest()
-            logits_AV = self._decode(model, tokens_A, active_A, cache, numerics, buffers)
+            logits_AV = self.decode(model, tokens_A, active_A, cache, numerics, buffers)
         if prefixes is not None:
             prefixes.keep(cache, torch.ones_like(active_A, dtype=torch.bool), active_A, prompts, buffers)
         return rollouts_of(prompts, sampling, buffers, self.model.config, self.version)
@@ -158,41 +158,25 @@ class SandboxEngine:
         They are those at `temperature`. Raises ValueError where vocabulary or end token are not the tree's, and for an
         engine whose mu is not what is scored (a sampling mismatch) or not of one set of weights (a switch).
         """
+        found = self.walk([prompt], tree, seed, temperature)
+        sampling = Sampling(
+            max_tokens=tree.max_length, num_responses=tree.num_responses, temperature=temperature, seed=seed
+        )
+        return rollouts_of([prompt], sampling, by_response(tree, found), self.model.config, self.version)
+
+    @torch.no_grad()
+    def walk(
+        self,
+        prompts: Sequence[Prompt],
+        tree: PrefixTree,
+        seed: int = 0,
+        temperature: float = 1.0,
+        keep_features: bool = False,
+    ) -> Walk:
+        """The tree below each of several prompts in the passes of one; see `enumerate`, which has the errors."""
         self.check_loaded("enumerate")
         self._check_tree(tree, temperature)
-        T, W = tree.max_length, tree.num_continuing
-        numerics = self.numerics(seed)
-        buffers = empty_buffers([prompt], 1, T, self.model.config, self.model.norm.dtype, keep_features=False)
-        cache, logits_nV = run_prompts(self.model, [prompt], 1, T, numerics, buffers)
-        logp = [torch.log_softmax(self.scored(logits_nV, temperature), -1)]
-        for num_parents in tree.sizes[:-1]:
-            num = num_parents * W
-            cache, tokens_n = cache.repeat(W), torch.arange(W).repeat(num_parents)
-            if buffers.experts_BWLK is not None:
-                buffers = replace(buffers, experts_BWLK=buffers.experts_BWLK.repeat_interleave(W, 0))
-            logits_nV = self._decode(self.model, tokens_n, torch.arange(num), cache, numerics, buffers)
-            logp.append(torch.log_softmax(self.scored(logits_nV, temperature), -1))
-        own = self._by_response(tree, logp, buffers.experts_BWLK)
-        sampling = Sampling(max_tokens=T, num_responses=tree.num_responses, temperature=temperature, seed=seed)
-        return rollouts_of([prompt], sampling, own, self.model.config, self.version)
-
-    def _by_response(
-        self, tree: PrefixTree, logp: Sequence[Float[Tensor, "_n V"]], experts_nWLK: Tensor | None
-    ) -> Buffers:
-        """The buffers of all responses, from the conditionals of every node and the rows of the deepest ones."""
-        paths = tree.paths(0, tree.num_responses)
-        last_Y1 = paths.length_B[:, None] - 1
-        # The rows of a deepest node that descends from a response's last node begin with that response's rows.
-        below_Y1 = tree.num_continuing ** (tree.max_length - 1 - last_Y1)
-        deepest_Y = (paths.nodes_BT.gather(1, last_Y1) * below_Y1)[:, 0]
-        is_end_Y = tree.has_end & (paths.tokens_BT.gather(1, last_Y1)[:, 0] == tree.num_tokens - 1)
-        return Buffers(
-            tokens_BT=paths.tokens_BT,
-            logp_BT=tree.gather(logp, paths),
-            lengths_B=paths.length_B,
-            experts_BWLK=None if experts_nWLK is None else experts_nWLK[deepest_Y],
-            has_stopped_B=is_end_Y,
-        )
+        return walk(self, prompts, tree, seed, temperature, keep_features)
 
     def check_loaded(self, call: str) -> None:
         """Raises ValueError, naming the call, where no weights have been loaded."""
@@ -259,7 +243,7 @@ class SandboxEngine:
         return fresh
 
     @staticmethod
-    def _decode(
+    def decode(
         model: MoE, tokens_A: Tensor, active_A: Tensor, cache: KVCache, numerics: Numerics, buffers: Buffers
     ) -> Float[Tensor, "A V"]:
         recorder = PassRecorder(buffers.features is not None)

@@ -84,20 +84,21 @@ def tiny_moe(num_tokens: int, generator: torch.Generator, dtype: torch.dtype = t
     return MoE(config, generator).to(dtype)
 
 
-def _trainable(model: MoE) -> list[torch.nn.Parameter]:
+def trainable(model: MoE) -> list[torch.nn.Parameter]:
+    """The trainable parameters, in the order of `named_parameters`."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def random_direction(model: MoE, generator: torch.Generator) -> Float[Tensor, " Q"]:
     """Standard normal for each trainable parameter, in the order of `named_parameters`."""
-    num = sum(parameter.numel() for parameter in _trainable(model))
+    num = sum(parameter.numel() for parameter in trainable(model))
     return torch.randn(num, generator=generator, dtype=torch.float64).to(model.norm.dtype)
 
 
 def moved(model: MoE, step_Q: Float[Tensor, " Q"]) -> MoE:
     """A copy at parameters + step. Raises ValueError for a step of another length than the trainable parameters."""
     copy = deepcopy(model)
-    parameters = _trainable(copy)
+    parameters = trainable(copy)
     sizes = [p.numel() for p in parameters]
     if len(step_Q) != sum(sizes):
         raise ValueError(f"step_Q: expected {sum(sizes)} numbers, one a trainable parameter, got {len(step_Q)}")
@@ -241,7 +242,7 @@ def moe_cells(
     `predictor` is by default the hindsight of `router_drift` for the step (zero without one).
     """
     if step_Q is None:
-        step_Q = model.norm.new_zeros(sum(parameter.numel() for parameter in _trainable(model)))
+        step_Q = model.norm.new_zeros(sum(parameter.numel() for parameter in trainable(model)))
     predictor = router_drift(model, step_Q) if predictor is None else predictor
     target = target_policy(moved(model, step_Q), tree, prompt)
     known: list[RoutedPolicy] = []
@@ -285,4 +286,5 @@ def _response_gradients(policy: object, problem: Problem, mu_Y: Tensor) -> Float
 __all__ = [
     "ENGINES", "RoutedPolicy", "RoutedProblem", "learner_of", "moe_cells", "moe_problem", "moved", "random_direction",
     "replay_bias", "rollout_engine", "routed_policy", "router_drift", "step_at", "target_policy", "tiny_moe",
+    "trainable",
 ]  # fmt: skip

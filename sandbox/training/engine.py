@@ -205,13 +205,18 @@ class SandboxTrainingEngine:
 
         The forward and backward of `update`, with one backward a response; the responses are one micro-batch.
         """
+        forward, _ = self.differentiable(rollouts, plan)
+        rows = []
+        for logp in forward.logp_BT[:, position]:
+            parts = torch.autograd.grad(logp, self.parameters, retain_graph=True)
+            rows.append(torch.cat([part.reshape(-1) for part in parts]))
+        return forward.logp_BT[:, position].detach(), torch.stack(rows)
+
+    def differentiable(self, rollouts: Rollouts, plan: RoutingPlan) -> tuple[Forward, ReplayContext]:
+        """The forward of `update` with its graph, all responses as one micro-batch, and its context, which is over."""
         with self._context(rollouts, plan, range(len(rollouts))) as context:
-            logp_BT = self._forward(rollouts.padded(), context, self.model).logp_BT
-            rows = []
-            for logp in logp_BT[:, position]:
-                parts = torch.autograd.grad(logp, self.parameters, retain_graph=True)
-                rows.append(torch.cat([part.reshape(-1) for part in parts]))
-        return logp_BT[:, position].detach(), torch.stack(rows)
+            forward = self._forward(rollouts.padded(), context, self.model)
+        return forward, context
 
     def named_tensors(self) -> NamedTensors:
         """The present weights under their Hugging Face names, detached."""

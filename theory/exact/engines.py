@@ -37,6 +37,42 @@ class MovablePolicy(TreePolicy, Protocol):
         ...
 
 
+def _itself(policy: MovablePolicy) -> TreePolicy:
+    return policy
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """All responses of one mu: who sampled them, who scored them, and whose gradients are taken on them.
+
+    `trained(pi)` is the policy whose gradients an update takes at pi's weights: pi itself, or pi under routes that are
+    replayed.
+    """
+
+    logp_mu: Edges
+    logp_old: Edges
+    trained: Callable[[MovablePolicy], TreePolicy] = _itself
+
+
+@runtime_checkable
+class RollsOut(Protocol):
+    """An engine of exact training."""
+
+    def roll_out(self, sampling: MovablePolicy, policy: MovablePolicy) -> Sequence[Rollout]:
+        """The rollouts of an engine that holds the weights of `sampling`, for a trainer that is at `policy`.
+
+        Each is as likely as the others: there is one for every draw of an engine's noise.
+        """
+        ...
+
+    def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> float | None:
+        """What learns beside the policy, such as a predictor of routes: a step on each rollout's trained policy.
+
+        It is called with every update on a rollout but the first.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Engine:
     """An engine error with its dial set. `samplers(policy)` are the mu of one rollout, each as likely as the others."""
@@ -44,6 +80,14 @@ class Engine:
     name: str
     scale: float
     samplers: Callable[[MovablePolicy], Sequence[Edges]]
+
+    def roll_out(self, sampling: MovablePolicy, policy: MovablePolicy) -> list[Rollout]:
+        """A rollout from every sampler; gradients are those of the policy itself."""
+        old = policy.logp()
+        return [Rollout(mu, old) for mu in self.samplers(sampling)]
+
+    def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> None:
+        """Nothing: no part of these errors learns."""
 
 
 Dial = Callable[[MovablePolicy, float], Sequence[Edges]]
@@ -176,4 +220,6 @@ def _nucleus(logp_nV: Float[Tensor, "n V"], share: float) -> Float[Tensor, "n V"
     return torch.empty_like(logp_nV).scatter_(1, order_nV, cut_nV).log_softmax(1)
 
 
-__all__ = ["ERRORS", "NUM_DRAWS", "Engine", "MovablePolicy", "engine", "engine_at", "mean_kl"]
+__all__ = [
+    "ERRORS", "NUM_DRAWS", "Engine", "MovablePolicy", "Rollout", "RollsOut", "engine", "engine_at", "mean_kl",
+]  # fmt: skip

@@ -12,6 +12,7 @@ Letters: theory/exact/tree.py, forest.py and groups.py. Papers: MiniRL (arXiv 25
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -173,21 +174,34 @@ class Update:
     @cached_property
     def gradient(self) -> Float[Tensor, " Q"]:
         """The expected gradient of the objective."""
-        return self._weighted(self.batch.shares_sY[:, :, None]) + self.centering
+        return self.policy.pullback(self.edges)
 
     @cached_property
     def drift(self) -> Float[Tensor, " Q"]:
         """The part of it that no choice of token earned: what the objective's own centering leaves of it."""
-        mean_BT = self.batch.prefix_shares_BT
-        return self._weighted(torch.stack([mean_BT.clamp(min=0), (-mean_BT).clamp(min=0)])) + self.centering
+        return self.policy.pullback(self.drift_edges)
 
     @cached_property
-    def centering(self) -> Float[Tensor, " Q"]:
-        """The expected gradient of the objective's centering, from its own code at every node; 0 without."""
+    def edges(self) -> Edges:
+        """The weight of every edge's grad log pi in the gradient."""
+        return self._plus_centering(self._weighted(self.batch.shares_sY[:, :, None]))
+
+    @cached_property
+    def drift_edges(self) -> Edges:
+        """The weight of every edge's grad log pi in the drift."""
+        mean_BT = self.batch.prefix_shares_BT
+        return self._plus_centering(self._weighted(torch.stack([mean_BT.clamp(min=0), (-mean_BT).clamp(min=0)])))
+
+    def _plus_centering(self, edges: Edges) -> Edges:
+        if self.batch.objective.centering == "none":
+            return edges
+        return [a_nV + b_nV for a_nV, b_nV in zip(edges, self.centering_edges, strict=True)]
+
+    @cached_property
+    def centering_edges(self) -> Edges:
+        """The objective's centering, from its own code at every node."""
         batch, forest = self.batch, self.batch.forest
         pi_NV, old_NV, mu_NV = (torch.cat(list(x)) for x in (self.policy.logp(), batch.logp_old, batch.logp_mu))
-        if batch.objective.centering == "none":
-            return self.policy.pullback(torch.zeros_like(pi_NV).split(list(forest.sizes)))
         mu_NK, ids_NK = mu_NV.topk(min(batch.objective.num_top, forest.num_tokens), dim=1)
         edges_NV = torch.zeros_like(pi_NV)
         for sign, share_N in zip((1.0, -1.0), batch.node_shares_sN, strict=True):
@@ -197,11 +211,11 @@ class Update:
             term_N1 = batch.objective.centering_of(top, (share_N > 0)[:, None], torch.full_like(share_N, sign)[:, None])
             (each_NK,) = torch.autograd.grad((share_N[:, None] * term_N1).sum(), leaf_NK)
             edges_NV = edges_NV.scatter_add(1, ids_NK, each_NK)
-        return self.policy.pullback(edges_NV.split(list(forest.sizes)))
+        return list(edges_NV.split(list(forest.sizes)))
 
-    def _weighted(self, shares_s: Float[Tensor, "2 Y _T"]) -> Float[Tensor, " Q"]:
-        """The expected gradient at these shares, by sign, of responses or of their tokens."""
-        return self.pullback(self.batch.probability_Y[:, None] * self.combined(shares_s))
+    def _weighted(self, shares_s: Float[Tensor, "2 Y _T"]) -> Edges:
+        """The expected weights at these shares, by sign, of responses or of their tokens."""
+        return self.on_edges(self.batch.probability_Y[:, None] * self.combined(shares_s))
 
     def combined(self, weights_s: Float[Tensor, "2 Y _T"]) -> Float[Tensor, "B T"]:
         """sum over signs of weight times coefficient, of every token."""
@@ -212,11 +226,32 @@ class Update:
 
     def pullback(self, weighted_BT: Float[Tensor, "B T"]) -> Float[Tensor, " Q"]:
         """sum over tokens of weight times grad log pi."""
+        return self.policy.pullback(self.on_edges(weighted_BT))
+
+    def on_edges(self, weighted_BT: Float[Tensor, "B T"]) -> Edges:
+        """The weights of tokens, summed on their edges."""
         forest = self.batch.forest
         flat_E = torch.zeros(forest.num_edges, dtype=torch.float64)
         # After the end a coefficient is 0, whichever edge it is added to.
         flat_E.index_add_(0, forest.edge_BT.view(-1), weighted_BT.view(-1))
-        return self.policy.pullback(flat_E.view(-1, forest.num_tokens).split(list(forest.sizes)))
+        return list(flat_E.view(-1, forest.num_tokens).split(list(forest.sizes)))
 
 
-__all__ = ["Batch", "PromptGroup", "Update"]
+def mean_gradient(updates: Sequence[Update], centred: bool = False) -> Float[Tensor, " Q"]:
+    """The mean of the updates' gradients, each less its drift where `centred`: a pull-back a policy, not an update."""
+    found = _mean(updates, [one.edges for one in updates])
+    return found - _mean(updates, [one.drift_edges for one in updates]) if centred else found
+
+
+def _mean(updates: Sequence[Update], edges: Sequence[Edges]) -> Float[Tensor, " Q"]:
+    own: dict[int, list[int]] = {}
+    for k, update in enumerate(updates):
+        own.setdefault(id(update.policy), []).append(k)
+    pulled = []
+    for same in own.values():
+        depths = zip(*(edges[k] for k in same), strict=True)
+        pulled.append(updates[same[0]].policy.pullback([torch.stack(each).sum(0) for each in depths]))
+    return torch.stack(pulled).sum(0) / len(updates)
+
+
+__all__ = ["Batch", "PromptGroup", "Update", "mean_gradient"]

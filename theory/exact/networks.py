@@ -11,55 +11,67 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from theory.exact.forest import Forest
-from theory.exact.tree import Paths
+from theory.exact.tree import Paths, PrefixTree
+from theory.temperature import tempered
 
 CHUNK = 8192
 """Paths whose norms are computed at a time."""
 
 
-def node_features(forest: Forest) -> Float[Tensor, "N F"]:
-    """Of every node, depth by depth: its prompt, which of the prompt's openings, its depth, and each token so far.
+def placed(prefixes: Int[Tensor, "n t"], forest: PrefixTree) -> Float[Tensor, "n F"]:
+    """Of every node of a depth: its prompt, which of the prompt's openings, its depth, and each token so far.
 
-    All as one-hot vectors; positions that are still to come are 0.
+    All as one-hot vectors; positions that are still to come are 0. Raises ValueError for a tree without contexts.
     """
+    if not isinstance(forest, Forest):
+        raise ValueError(f"placed: expected a forest, whose nodes have a context, got {type(forest).__name__}")
     V, T = forest.num_tokens, forest.max_length
+    n, t = prefixes.shape
     prompts_C = torch.tensor(forest.prompts)
     same_CC = (prompts_C[:, None] == prompts_C).long()
     openings_C = same_CC.tril().sum(1) - 1
     known_CF = torch.cat([one_hot(prompts_C), one_hot(openings_C)], dim=1)
-    rows = []
-    for t in range(T):
-        prefixes = forest.prefixes(t)
-        tokens = one_hot(prefixes, V).flatten(1)
-        later = torch.zeros(len(prefixes), (T - t) * V, dtype=torch.int64)
-        depth = one_hot(torch.full((len(prefixes),), t), T)
-        rows.append(torch.cat([known_CF[forest.context_of_node(t)], depth, tokens, later], dim=1))
-    return torch.cat(rows).double()
+    later = torch.zeros(n, (T - t) * V, dtype=torch.int64)
+    depth = one_hot(torch.full((n,), t), T)
+    tokens = one_hot(prefixes, V).flatten(1)
+    return torch.cat([known_CF[forest.context_of_node(t)], depth, tokens, later], dim=1).double()
+
+
+def node_features(forest: Forest) -> Float[Tensor, "N F"]:
+    """`placed` of every node, depth by depth."""
+    return torch.cat([placed(forest.prefixes(t), forest) for t in range(forest.max_length)])
 
 
 @dataclass(frozen=True)
 class NetworkPolicy:
-    """logits = tanh(features W + b) U + c; `parameters` are W, b, U and c in one vector."""
+    """logits = tanh(features W + b) U + c, over the temperature; `parameters` are W, b, U and c in one vector."""
 
     tree: Forest
     parameters: Float[Tensor, " Q"]
     inputs: Float[Tensor, "N F"]
     num_hidden: int
+    temperature: float = 1.0
 
     @staticmethod
-    def random(forest: Forest, generator: torch.Generator, scale: float = 1.0, num_hidden: int = 32) -> NetworkPolicy:
+    def random(
+        forest: Forest,
+        generator: torch.Generator,
+        scale: float = 1.0,
+        num_hidden: int = 32,
+        temperature: float = 1.0,
+    ) -> NetworkPolicy:
         """Entries of W ~ N(0, 2/F), of U ~ N(0, scale^2/H), which gives logits of about that scale; b and c are 0."""
         inputs = node_features(forest)
         F, H, V = inputs.shape[1], num_hidden, forest.num_tokens
         W = torch.randn(F, H, generator=generator, dtype=torch.float64) * (2 / F) ** 0.5
         U = torch.randn(H, V, generator=generator, dtype=torch.float64) * scale / H**0.5
         flat = torch.cat([W.reshape(-1), torch.zeros(H).double(), U.reshape(-1), torch.zeros(V).double()])
-        return NetworkPolicy(forest, flat, inputs, num_hidden)
+        return NetworkPolicy(forest, flat, inputs, num_hidden, temperature)
 
     def moved(self, step: Float[Tensor, " Q"]) -> NetworkPolicy:
         """The policy at parameters + step."""
@@ -72,7 +84,7 @@ class NetworkPolicy:
         F, H, V = self.inputs.shape[1], self.num_hidden, self.tree.num_tokens
         W, b, U, c = leaf.split([F * H, H, H * V, V])
         hidden = torch.tanh(torch.addmm(b, self.inputs, W.view(F, H)))
-        return leaf, torch.addmm(c, hidden, U.view(H, V)).log_softmax(1)
+        return leaf, tempered(torch.addmm(c, hidden, U.view(H, V)), self.temperature).log_softmax(1)
 
     def logp(self) -> list[Float[Tensor, "_n V"]]:
         """log pi of every edge."""
@@ -86,8 +98,9 @@ class NetworkPolicy:
     def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
         """||sum_t c_t grad log pi_t||^2 of each path.
 
-        grad log pi_t has the parts r h^T and r of U and c, d x^T and d of W and b: r = e_y - pi, h the hidden units,
-        d = (1 - h^2) U r. So products of two tokens are (h.h' + 1)(r.r') + (x.x' + 1)(d.d'), and no gradient is formed.
+        grad log pi_t has the parts r h^T and r of U and c, d x^T and d of W and b: h the hidden units,
+        r = (e_y - pi) / temperature, d = (1 - h^2) U r. So products of two tokens are (h.h' + 1)(r.r') +
+        (x.x' + 1)(d.d'), and no gradient is formed.
         """
         F, H, V = self.inputs.shape[1], self.num_hidden, self.tree.num_tokens
         W, b, U, _ = self.parameters.split([F * H, H, H * V, V])
@@ -101,11 +114,11 @@ class NetworkPolicy:
             strict=True,
         ):
             h_BTH, x_BTF = hidden_NH[nodes_BT], self.inputs[nodes_BT]
-            r_BTV = c_BT[..., None] * (one_hot(tokens_BT, V) - logp_NV[nodes_BT].exp())
+            r_BTV = c_BT[..., None] / self.temperature * (one_hot(tokens_BT, V) - logp_NV[nodes_BT].exp())
             d_BTH = (1 - h_BTH.square()) * (r_BTV @ U.view(H, V).T)
             outer = (h_BTH @ h_BTH.mT + 1) * (r_BTV @ r_BTV.mT)
             norms.append((outer + (x_BTF @ x_BTF.mT + 1) * (d_BTH @ d_BTH.mT)).sum((1, 2)))
         return torch.cat(norms)
 
 
-__all__ = ["NetworkPolicy", "node_features"]
+__all__ = ["NetworkPolicy", "node_features", "placed"]

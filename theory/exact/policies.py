@@ -9,7 +9,7 @@ Letters beyond theory/exact/tree.py: F features of a prefix, Q parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from theory.exact.tree import Paths, PrefixTree
+from theory.temperature import tempered
 
 
 @runtime_checkable
@@ -48,10 +49,14 @@ def _residuals(cotangents_nV: Tensor, logp_nV: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TabularPolicy:
-    """Free logits at every node: no parameter is shared, so gradients of different nodes are orthogonal."""
+    """Free logits at every node: no parameter is shared, so gradients of different nodes are orthogonal.
+
+    pi is the softmax of the logits over the temperature.
+    """
 
     tree: PrefixTree
     logits: tuple[Float[Tensor, "_n V"], ...]
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         shapes = [tuple(x.shape) for x in self.logits]
@@ -60,10 +65,12 @@ class TabularPolicy:
             raise ValueError(f"expected logits of shapes {expected}, got {shapes}")
 
     @staticmethod
-    def random(tree: PrefixTree, generator: torch.Generator, scale: float = 1.0) -> TabularPolicy:
+    def random(
+        tree: PrefixTree, generator: torch.Generator, scale: float = 1.0, temperature: float = 1.0
+    ) -> TabularPolicy:
         """Logits ~ N(0, scale^2), each on its own."""
         draw = [torch.randn(n, tree.num_tokens, generator=generator, dtype=torch.float64) for n in tree.sizes]
-        return TabularPolicy(tree, tuple(scale * x for x in draw))
+        return TabularPolicy(tree, tuple(scale * x for x in draw), temperature)
 
     @property
     def parameters(self) -> Float[Tensor, " Q"]:
@@ -75,23 +82,23 @@ class TabularPolicy:
         sizes = [x.numel() for x in self.logits]
         parts = step.split(sizes)
         moved = [x + part.view_as(x) for x, part in zip(self.logits, parts, strict=True)]
-        return TabularPolicy(self.tree, tuple(moved))
+        return TabularPolicy(self.tree, tuple(moved), self.temperature)
 
     def logp(self) -> list[Float[Tensor, "_n V"]]:
         """log pi of every edge."""
-        return [x.log_softmax(1) for x in self.logits]
+        return [tempered(x, self.temperature).log_softmax(1) for x in self.logits]
 
     def pullback(self, cotangents: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Q"]:
         """sum over edges of cotangent x grad log pi(edge)."""
         pairs = zip(cotangents, self.logp(), strict=True)
-        return torch.cat([_residuals(c, logp).reshape(-1) for c, logp in pairs])
+        return torch.cat([_residuals(c, logp).reshape(-1) for c, logp in pairs]) / self.temperature
 
     def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
-        """sum_t c_t^2 ||e_(y_t) - pi_t||^2: the nodes of a path share no parameter."""
+        """sum_t c_t^2 ||e_(y_t) - pi_t||^2 / temperature^2: the nodes of a path share no parameter."""
         # ||e_a - p||^2 = (1 - p_a)^2 + sum_(v != a) p_v^2, with no difference that a likely token would lose digits in.
         others_VV = 1.0 - torch.eye(self.tree.num_tokens, dtype=torch.float64)
         edges = [logp.expm1().square() + logp.exp().square() @ others_VV for logp in self.logp()]
-        return (coefficients_BT.square() * self.tree.gather(edges, paths)).sum(1)
+        return (coefficients_BT.square() * self.tree.gather(edges, paths)).sum(1) / self.temperature**2
 
 
 Features = Callable[[Int[Tensor, "n t"], PrefixTree], Float[Tensor, "n F"]]
@@ -117,20 +124,25 @@ FEATURES: dict[str, Features] = {"bigram": bigram, "counts": counts}
 
 @dataclass(frozen=True)
 class LinearPolicy:
-    """logits = features(prefix) @ theta: a linear-softmax policy, its parameters shared by every node."""
+    """logits = features(prefix) @ theta, over the temperature: linear softmax, its parameters shared by every node."""
 
     tree: PrefixTree
     theta: Float[Tensor, "F V"]
     features: Features = bigram
+    temperature: float = 1.0
 
     @staticmethod
     def random(
-        tree: PrefixTree, generator: torch.Generator, scale: float = 1.0, features: Features = bigram
+        tree: PrefixTree,
+        generator: torch.Generator,
+        scale: float = 1.0,
+        features: Features = bigram,
+        temperature: float = 1.0,
     ) -> LinearPolicy:
         """theta ~ N(0, scale^2), each entry on its own."""
         F = features(tree.prefixes(0), tree).shape[1]
         theta = scale * torch.randn(F, tree.num_tokens, generator=generator, dtype=torch.float64)
-        return LinearPolicy(tree, theta, features)
+        return LinearPolicy(tree, theta, features, temperature)
 
     @property
     def parameters(self) -> Float[Tensor, " Q"]:
@@ -139,31 +151,32 @@ class LinearPolicy:
 
     def moved(self, step: Float[Tensor, " Q"]) -> LinearPolicy:
         """The policy at parameters + step."""
-        return LinearPolicy(self.tree, self.theta + step.view_as(self.theta), self.features)
+        return replace(self, theta=self.theta + step.view_as(self.theta))
 
     def _features(self, depth: int) -> Float[Tensor, "n F"]:
         return self.features(self.tree.prefixes(depth), self.tree)
 
     def logp(self) -> list[Float[Tensor, "_n V"]]:
         """log pi of every edge."""
-        return [(self._features(t) @ self.theta).log_softmax(1) for t in range(self.tree.max_length)]
+        logits = (self._features(t) @ self.theta for t in range(self.tree.max_length))
+        return [tempered(x, self.temperature).log_softmax(1) for x in logits]
 
     def pullback(self, cotangents: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Q"]:
         """sum over edges of cotangent x grad log pi(edge)."""
         total = torch.zeros_like(self.theta)
         for t, (c, logp) in enumerate(zip(cotangents, self.logp(), strict=True)):
             total += self._features(t).T @ _residuals(c, logp)
-        return total.reshape(-1)
+        return total.reshape(-1) / self.temperature
 
     def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
-        """||sum_t c_t phi_t (e_(y_t) - pi_t)^T||^2 of each path."""
+        """||sum_t c_t phi_t (e_(y_t) - pi_t)^T||^2 / temperature^2 of each path."""
         B, V = len(coefficients_BT), self.tree.num_tokens
         total_BFV = torch.zeros(B, *self.theta.shape, dtype=torch.float64)
         for t, logp in enumerate(self.logp()):
             node_B, token_B = paths.nodes_BT[:, t], paths.tokens_BT[:, t]
             score_BV = torch.nn.functional.one_hot(token_B, V) - logp.exp()[node_B]
             total_BFV += torch.einsum("b,bf,bv->bfv", coefficients_BT[:, t], self._features(t)[node_B], score_BV)
-        return total_BFV.flatten(1).square().sum(1)
+        return total_BFV.flatten(1).square().sum(1) / self.temperature**2
 
 
 @dataclass(frozen=True)

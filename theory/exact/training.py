@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from theory.exact.engines import Engine, MovablePolicy
-from theory.exact.expected import Batch, Update
+from theory.exact.engines import MovablePolicy, Rollout, RollsOut
+from theory.exact.expected import Batch, Update, mean_gradient
 from theory.exact.groups import Group
 from theory.exact.noise import draw
 from theory.exact.trajectory import COLUMNS, Task, Trajectory, observe
@@ -38,7 +38,8 @@ class Settings:
     of Runge and Kutta's fourth order, whose mu follows pi within the step. `num_minibatches` is N, `lag` how many steps
     old the weights are that an engine rolls out. `centred` takes the drift off every update. A finite `batch_size` B
     adds the Gaussian noise of B responses to each (theory/exact/noise.py). The objective's own centering, full or
-    top_k, is a part of its gradient; it goes with neither `centred` nor noise, which do not know it. Raises ValueError
+    top_k, is a part of its gradient; it goes with neither `centred` nor noise, which do not know it. `has_variance` is
+    whether rows tell the variance, which takes a gradient a response. Raises ValueError
     for an unknown optimizer, numbers out of range, a KL penalty, which has no reference here, a flow with N > 1, a lag
     or noise, and for noise on a centred score whose objective treats the signs of advantages in different ways.
     """
@@ -53,6 +54,7 @@ class Settings:
     group: Group = field(default_factory=lambda: Group(None, "mean"))
     batch_size: float = math.inf
     observe_every: int = 1
+    has_variance: bool = True
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
@@ -97,7 +99,7 @@ class Settings:
 def train(
     task: Task,
     first: MovablePolicy,
-    engine: Engine,
+    engine: RollsOut,
     settings: Settings,
     generator: torch.Generator | None = None,
 ) -> Trajectory:
@@ -113,35 +115,43 @@ def train(
     columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
     step = torch.zeros_like(first.parameters)
     move = _mover(task, first, engine, settings, step)
-    policy, former, batches = first, deque([first], maxlen=settings.lag + 1), []
+    policy, former, rolled = first, deque([first], maxlen=settings.lag + 1), []
     for number in range(settings.num_updates + 1):
         if number % settings.num_minibatches == 0:
             former.append(policy)
-            batches = _rolled_out(task, engine, settings, policy, former[0])
-        updates = [batch.update(policy) for batch in batches]
-        gradients_KQ = _gradients(updates, settings.centred)
+            rolled = _rolled_out(task, engine, settings, policy, former[0])
+        updates = _updates(rolled, policy)
         is_last = number == settings.num_updates
         if is_last or number % settings.observe_every == 0:
             observed.append(number)
-            for name, value in observe(task, policy, updates, gradients_KQ, settings.centred).items():
+            seen = observe(task, policy, updates, settings.centred, settings.has_variance)
+            for name, value in seen.items():
                 columns[name].append(value)
         if not is_last:
-            move(gradients_KQ.mean(0) + _noise(updates, settings, generator))
+            if number % settings.num_minibatches > 0:
+                engine.learn([one for _, one in rolled], [one.policy for one in updates])
+            move(mean_gradient(updates, settings.centred) + _noise(updates, settings, generator))
             policy = first.moved(step.detach())
     return Trajectory(tuple(observed), {name: tuple(values) for name, values in columns.items()}, policy)
 
 
+Rolled = list[tuple[Batch, Rollout]]
+"""A batch of each of the engine's rollouts."""
+
+
 def _rolled_out(
-    task: Task, engine: Engine, settings: Settings, policy: MovablePolicy, sampling: MovablePolicy
-) -> list[Batch]:
+    task: Task, engine: RollsOut, settings: Settings, policy: MovablePolicy, sampling: MovablePolicy
+) -> Rolled:
     """The samples of the engine at its current weights: one batch for each of its mu."""
-    old = policy.logp()
-    samplers = engine.samplers(sampling)
-    return [Batch(task.forest, mu, old, task.reward_Y, settings.objective, settings.group) for mu in samplers]
+    objective, group = settings.objective, settings.group
+    return [
+        (Batch(task.forest, one.logp_mu, one.logp_old, task.reward_Y, objective, group), one)
+        for one in engine.roll_out(sampling, policy)
+    ]
 
 
-def _gradients(updates: Sequence[Update], centred: bool) -> Float[Tensor, "K Q"]:
-    return torch.stack([one.gradient - one.drift if centred else one.gradient for one in updates])
+def _updates(rolled: Rolled, policy: MovablePolicy) -> list[Update]:
+    return [batch.update(rollout.trained(policy)) for batch, rollout in rolled]
 
 
 def _noise(
@@ -153,15 +163,15 @@ def _noise(
 
 
 def _mover(
-    task: Task, first: MovablePolicy, engine: Engine, settings: Settings, step: Float[Tensor, " Q"]
+    task: Task, first: MovablePolicy, engine: RollsOut, settings: Settings, step: Float[Tensor, " Q"]
 ) -> Callable[[Tensor], None]:
     """Moves `step`, the displacement from `first`, in place by one update, given the gradient there."""
     if settings.optimizer == "flow":
 
         def slope(at: Tensor) -> Tensor:
             policy = first.moved(at)
-            batches = _rolled_out(task, engine, settings, policy, policy)
-            return _gradients([batch.update(policy) for batch in batches], settings.centred).mean(0)
+            updates = _updates(_rolled_out(task, engine, settings, policy, policy), policy)
+            return mean_gradient(updates, settings.centred)
 
         return lambda gradient: _runge_kutta(step, settings.rate, gradient, slope)
     kind = torch.optim.SGD if settings.optimizer == "sgd" else torch.optim.Adam

@@ -35,8 +35,8 @@ COLUMNS: dict[str, str] = {
     "drift_norm": "length of the drift in the objective's expected gradient (theory/exact/expected.py)",
     "bias": "||expected gradient - grad J|| / ||grad J||",
     "cosine": "cosine of the angle between the two",
-    "variance": "trace of the covariance of one response's share: B responses leave variance / B; nan if centred",
-    "draw_error": "standard error that a mean over a fresh engine's draws leaves, over the gradient's length; else 0",
+    "variance": "trace of the covariance of one response's share: B leave variance / B; nan if centred or not asked",
+    "draw_error": "standard error that a mean over an engine's draws leaves, over the gradient's length; 0 for one",
 }
 """The columns of a trajectory. The gradient is the one that is followed: without its drift where that is centred."""
 
@@ -97,16 +97,17 @@ def observe(
     task: Task,
     policy: MovablePolicy,
     updates: Sequence[Update],
-    gradients_KQ: Float[Tensor, "K Q"],
     centred: bool = False,
+    has_variance: bool = True,
 ) -> dict[str, float]:
-    """Every column at `policy`, about to follow the mean of `gradients_KQ`, those of the updates or what centring left.
+    """Every column at `policy`, about to follow the mean of the updates' gradients, less their drift where `centred`.
 
     There is one update for each sampler of the engine.
     """
     batches = [update.batch for update in updates]
     forest, logp, old = task.forest, policy.logp(), batches[0].logp_old
     samplers, K = [batch.logp_mu for batch in batches], len(batches)
+    gradients_KQ = torch.stack([one.gradient - one.drift if centred else one.gradient for one in updates])
     gradient = gradients_KQ.mean(0)
     truth = true_gradient(Problem(policy, logp, logp, task.reward_Y))
     estimate = Estimate(gradient, truth, 0.0)
@@ -126,7 +127,7 @@ def observe(
         "drift_norm": float(torch.stack([update.drift for update in updates]).mean(0).norm()),
         "bias": estimate.bias,
         "cosine": estimate.cosine,
-        "variance": math.nan if centred else variance(updates),
+        "variance": variance(updates) if has_variance and not centred else math.nan,
         "draw_error": spread / float(gradient.norm()) if K > 1 else 0.0,
     }
 

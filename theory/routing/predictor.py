@@ -86,16 +86,19 @@ def loss_and_gradients(
     logits_pi_FLE: Float[Tensor, "F L E"],
     features: RouterFeatures,
     predictor: Mapping[int, Float[Tensor, "D E"]],
+    weight_F: Float[Tensor, " F"] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "L D E"]]:
     """One of LOSSES and its gradient by every layer's W_p: dL/dW_l = mean_t h_t (softmax(guess_t) - softmax(target_t)).
 
-    For both losses, as W_p enters the guess alone, there linearly. Errors as for `kl_loss`.
+    For both losses, as W_p enters the guess alone, there linearly. `weight_F`, with the sum 1, makes the mean over rows
+    an expectation. Errors as for `kl_loss`.
     """
     hidden_FLD, log_target, log_guess = _log_pair(logits_pi_FLE, features, predictor, _PAIRS[loss])
-    residual_FLE = (log_guess.exp() - log_target.exp()) / len(features.rows)
+    residual_FLE = log_guess.exp() - log_target.exp()
+    residual_FLE = residual_FLE / len(features.rows) if weight_F is None else residual_FLE * weight_F[:, None, None]
     # As (h^T r) = (r^T h)^T: half the time of the product as written. Contiguous: the fused AdamW reads bare memory.
     gradient_LED = torch.bmm(residual_FLE.permute(1, 2, 0), hidden_FLD.transpose(0, 1))
-    return _kl(log_target, log_guess), gradient_LED.transpose(1, 2).contiguous()
+    return _kl(log_target, log_guess, weight_F), gradient_LED.transpose(1, 2).contiguous()
 
 
 def _kl_pair(pi_FLE: Tensor, old_FLE: Tensor, bias_FLE: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,9 +134,10 @@ def _log_pair(
     return hidden, target.log_softmax(dim=-1), guess.log_softmax(dim=-1)
 
 
-def _kl(log_target_FLE: Tensor, log_guess_FLE: Tensor) -> Tensor:
-    """Sum over layers of the mean over rows of KL(target || guess)."""
-    return (log_target_FLE.exp() * (log_target_FLE - log_guess_FLE)).sum(dim=-1).mean(dim=0).sum()
+def _kl(log_target_FLE: Tensor, log_guess_FLE: Tensor, weight_F: Tensor | None = None) -> Tensor:
+    """Sum over layers of the mean over rows of KL(target || guess), or of the weighted sum over rows."""
+    each_FL = (log_target_FLE.exp() * (log_target_FLE - log_guess_FLE)).sum(dim=-1)
+    return each_FL.mean(dim=0).sum() if weight_F is None else (weight_F @ each_FL).sum()
 
 
 def fold(
@@ -198,8 +202,11 @@ class PredictorTrainer:
         logits_pi_FLE: Float[Tensor, "F L E"],
         lr: float,
         reduce: Callable[[Sequence[Tensor]], None] | None = None,
+        weight_F: Float[Tensor, " F"] | None = None,
     ) -> dict[str, float]:
         """One AdamW step; `reduce` averages the gradients in place over data-parallel ranks before it.
+
+        `weight_F` weighs the rows, where they are not drawn but listed with their probabilities.
 
         Returns predictor/loss (nats, before the step, on this rank's rows) and predictor/weight_norm (Frobenius norm
         over all layers, after it).
@@ -207,7 +214,9 @@ class PredictorTrainer:
         parameters = list(self.parameters.values())
         # Written out: on a few thousand rows the backward pass would cost as much as the loss again.
         with torch.no_grad():
-            loss, gradient_LDE = loss_and_gradients(self.settings.loss, logits_pi_FLE, features_old, self.parameters)
+            loss, gradient_LDE = loss_and_gradients(
+                self.settings.loss, logits_pi_FLE, features_old, self.parameters, weight_F
+            )
         for number, gradient_DE in zip(features_old.layer_numbers, gradient_LDE, strict=True):
             self.parameters[number].grad = gradient_DE
         if reduce is not None:

@@ -1,0 +1,127 @@
+"""The sandbox's MoE in `firstorder flow`: its problems, its engines as errors, and a replay mode for each objective.
+
+The contexts of a prompt are prompts of two tokens: which prompt it is, and which opening the environment drew.
+Papers: MiniRL (arXiv 2512.01374) Table 1; R3 (2510.11370); Pr2 (2606.00395).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from lab.flow.config import ErrorBlock, FlowConfig, FlowObjective, ProblemsBlock, TrainingBlock
+from lab.flow.run import World, task_of
+from lab.strict import Strict
+from sandbox.engines import EngineConfig
+from sandbox.exact.cases import MoeModel
+from sandbox.exact.routed_training import PREDICTOR_RATE, MoeEngine, MoePolicy
+from theory.contracts import Prompt
+from theory.exact.engines import MovablePolicy
+from theory.exact.trajectory import Task
+from theory.routing.passes import MODES, Mode
+from theory.streams import derive_seed, stream
+
+
+class MoeBlock(Strict):
+    """A first policy: an MoE with random weights, in float64."""
+
+    kind: Literal["moe"] = Field(default="moe", description="a decoder with experts in every layer")
+    model: MoeModel = Field(default_factory=MoeModel, description="sizes of the model")
+    init_scale: float = Field(
+        default=1.0, gt=0, description="factor on the output matrix, which sets the logits' scale"
+    )
+
+
+class MoeProblems(ProblemsBlock):
+    """Random problems whose first policies are MoE models."""
+
+    policy: MoeBlock = Field(default_factory=MoeBlock, description="the first policy")  # pyright: ignore
+
+    @model_validator(mode="after")
+    def _tokens_name_contexts(self) -> MoeProblems:
+        for name in ("prompts", "openings"):
+            if getattr(self, name) > self.num_tokens:
+                raise ValueError(
+                    f"{name}: expected at most num_tokens ({self.num_tokens}), as a token names each, got "
+                    f"{getattr(self, name)}"
+                )
+        return self
+
+
+class EngineError(ErrorBlock):
+    """An engine with defects, under a name and a number of its own for tables."""
+
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="as in a run's config; none: exact")
+    kind: str = Field(description="name of the error; `exact` for an engine without defects")
+
+    @model_validator(mode="after")
+    def _has_one_dial(self) -> EngineError:
+        """An engine has the dials of its defects; `scale` is the one that tables show."""
+        if self.token_kl is not None:
+            raise ValueError(
+                f"{self.kind}: expected the engine's defects, got token_kl: an engine is not set by its KL"
+            )
+        if (self.kind == "exact") != (not self.engine.defects):
+            raise ValueError(f"{self.kind}: expected the name exact if and only if there are no defects")
+        if (self.kind == "exact") != (self.scale is None):
+            wanted = "no scale" if self.kind == "exact" else "scale, the number that tables show"
+            raise ValueError(f"{self.kind}: expected {wanted}, got {self.scale}")
+        return self
+
+
+class MoeObjective(FlowObjective):
+    """An objective under a replay mode."""
+
+    mode: Mode = Field(default="none", description=f"whose experts are replayed, one of {', '.join(MODES)}")
+
+
+class MoeTraining(TrainingBlock):
+    """How every run trains; the variance, a gradient a response, is not told unless asked for."""
+
+    variance: bool = Field(default=False, description="whether rows tell the variance (slow)")
+    num_draws: int = Field(default=2, ge=1, description="fixed draws of an engine's noise, each a mu of its own")
+    predictor_rate: float = Field(
+        default=PREDICTOR_RATE, gt=0, description="learning rate of Pr2's and Pr3's predictor"
+    )
+
+
+class SandboxFlow(FlowConfig):
+    """A flow of MoE policies."""
+
+    backend: Literal["sandbox"] = "sandbox"
+    problems: MoeProblems = Field(default_factory=MoeProblems, description="what is trained on")
+    errors: tuple[EngineError, ...] = Field(min_length=1, description="engines that sample")
+    objectives: tuple[MoeObjective, ...] = Field(min_length=1, description="remedies that are compared")
+    training: MoeTraining = Field(default_factory=MoeTraining, description="optimizer, updates, groups, draws")
+
+
+def moe_problem_of(config: FlowConfig, number: int) -> tuple[Task, MovablePolicy]:
+    """The contexts and rewards of one problem, and its first policy."""
+    assert isinstance(config, SandboxFlow), f"a flow of the sandbox, got {type(config).__name__}"
+    block, generator = config.problems, stream(config.seed, "flow", "problem", number)
+    task = task_of(config, generator)
+    # A prompt is two tokens long.
+    model = block.policy.model.build(block.num_tokens, block.length + 1, generator)
+    prompts = [
+        Prompt(f"{prompt}, {opening}", (prompt, opening), answer="")
+        for prompt in range(block.prompts)
+        for opening in range(block.openings)
+    ]
+    return task, MoePolicy.of(task.forest, model, prompts, config.training.temperature)
+
+
+def moe_engine_of(
+    config: FlowConfig, number: int, error: ErrorBlock, objective: FlowObjective, first: MovablePolicy
+) -> MoeEngine:
+    """The engine of one run; its draws are the same for every objective and level."""
+    assert isinstance(config, SandboxFlow) and isinstance(error, EngineError) and isinstance(objective, MoeObjective)
+    seed = derive_seed(config.seed, "flow", "engine", number, error.kind)
+    num_draws = config.training.num_draws if error.engine.defects else 1
+    return MoeEngine(error.engine, objective.mode, num_draws, seed, config.training.predictor_rate)
+
+
+MOE = World(moe_problem_of, moe_engine_of)
+"""An MoE under its engines and replay modes."""
+
+__all__ = ["MOE", "EngineError", "MoeBlock", "MoeObjective", "MoeProblems", "MoeTraining", "SandboxFlow"]
