@@ -139,7 +139,7 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_spoiled_trace_is_a_trace_or_one_line(name: str, tmp_path: Path) -> None:
+def test_a_spoiled_trace_is_a_trace_or_one_line(name: str, tmp_path: Path, record_property: Any) -> None:
     """Loading ends with a trace that fits its schema, or with a ValueError of one line that names the file."""
     refused = 0
     for case in range(num_cases(80)):
@@ -151,6 +151,8 @@ def test_a_spoiled_trace_is_a_trace_or_one_line(name: str, tmp_path: Path) -> No
         else:
             assert isinstance(trace, Trace) and len(trace) >= 1, f"{name}, case {case}"
             diagnose(trace)
+    record_property("cases", num_cases(80))
+    record_property("refused", refused)
     assert refused > 0.3 * num_cases(80)
 
 
