@@ -47,7 +47,7 @@ def spoiled_parquet(folder: Path, rng: random.Random) -> Path:
     rows = [{**each} if each is not row else changed for each in rows]
     try:
         path = write_parquet(folder / "t.parquet", rows)
-    except (TypeError, ValueError, OverflowError, NotImplementedError):  # a Parquet column has one type
+    except (AttributeError, TypeError, ValueError, OverflowError, NotImplementedError):  # no such rows in Parquet
         path = write_parquet(folder / "t.parquet", ROWS)
     if rng.random() < 0.3:
         path.write_bytes(torn(path.read_bytes(), rng))
