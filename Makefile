@@ -55,8 +55,9 @@ test-peers: $(VENV)/.installed-dev  ## our losses and gradients beside verl's ow
 thorough: $(VENV)/.installed-dev  ## the laws of theory/ on 10,000 examples each (three hours)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -o addopts="--strict-markers --strict-config -q" tests/theory
 
-fuzz: $(VENV)/.installed-dev  ## files that were edited or torn: 1,000 cases of each kind (half an hour)
+fuzz: $(VENV)/.installed-dev  ## files that were edited or torn, 1,000 cases of each kind, and 50 kills (half an hour)
 	FUZZ_CASES=1000 $(BIN)/python -m pytest -n 2 -o addopts="--strict-markers --strict-config -q" tests/fuzz
+	$(BIN)/python -m tests.fuzz.kills 50
 
 # mutmut works on copies, in mutants/, and goes on where it was stopped.
 mutants: $(VENV)/.installed-dev  ## are the tests any good? bugs of the past (minutes), then generated ones (a night)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.hf.families import Family, World
+from lab.hf.kinds import check_dense, check_kinds
 from lab.hf.refusals import known_family, refuse
 from lab.hf.shape import LatentAttention, ModelShape
 from theory.routing.gates import Gate
@@ -25,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
         )
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
@@ -38,6 +39,7 @@ def parse_shape(fields: dict[str, Any], where: str = "config.json", world: World
     Raises ValueError that names `where`, the field, what came and what was expected.
     """
     try:
+        check_kinds(fields)
         family = known_family(fields, world)
         refuse(fields, family, world)
         return _shape(fields, family)
@@ -47,6 +49,7 @@ def parse_shape(fields: dict[str, Any], where: str = "config.json", world: World
 
 
 def _shape(fields: dict[str, Any], family: Family) -> ModelShape:
+    check_dense(fields, family)
     num_layers, num_heads, hidden_size = (
         _at_least_1(fields, name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )

@@ -136,8 +136,9 @@ def _problem(config: ProblemsConfig, row: dict[str, Any], where: str) -> Problem
     key = config.solution_key
     solution = None if key is None else _text(_value(row, key, where), key, where)
     if not is_parseable(answer):
+        begins = answer if len(answer) <= 60 else answer[:57] + "..."
         raise ValueError(
-            f"{where}: {config.answer_key}: expected an expression that Math-Verify can parse, got {answer!r}"
+            f"{where}: {config.answer_key}: expected an expression that Math-Verify can parse, got {begins!r}"
         )
     return Problem(where, text, answer, solution, before)
 

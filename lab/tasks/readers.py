@@ -99,43 +99,81 @@ def _saved_rows(folder: Path) -> Iterator[Row]:
         import datasets
     except ModuleNotFoundError as error:
         raise ValueError(_not_installed(folder, "datasets")) from error
+    for table in sorted(folder.glob("*.arrow")):  # which datasets maps into memory, faults and all
+        for _ in _arrow_batches(table):
+            pass
     try:
         # Not pyarrow alone: the folder may hold a selection or an order of the rows beside them.
-        rows = datasets.load_from_disk(str(folder)).with_format(None)
-        for number, row in enumerate(rows, start=1):
-            yield f"{folder}:{number}", dict(row)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"{folder}: expected a folder that datasets.save_to_disk wrote, got: {_line(error)}"
-        ) from error
+        rows = iter(datasets.load_from_disk(str(folder)).with_format(None))
+    except Exception as error:  # a broken file makes datasets raise errors of any kind
+        raise _not_saved(folder, error) from error
+    number = 0
+    while True:
+        try:
+            row = dict(next(rows))
+        except StopIteration:
+            return
+        except Exception as error:
+            raise _not_saved(folder, error) from error
+        number += 1
+        yield f"{folder}:{number}", row
+
+
+def _not_saved(folder: Path, error: Exception) -> ValueError:
+    return ValueError(f"{folder}: expected a folder that datasets.save_to_disk wrote, got: {_line(error)}")
 
 
 def _table_rows(path: Path) -> Iterator[Row]:
+    number = 0
+    for batch in (_parquet_batches if path.suffix == ".parquet" else _arrow_batches)(path):
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{path}:{number}", row
+
+
+def _parquet_batches(path: Path) -> Iterator[Any]:
+    """The rows of a Parquet file, some thousands at a time; ValueError where it is none."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ModuleNotFoundError as error:
         raise ValueError(_not_installed(path, "pyarrow")) from error
     try:
-        table = pq.ParquetFile(path).read() if path.suffix == ".parquet" else _arrow_table(path, pa)
+        for batch in pq.ParquetFile(path).iter_batches(4096):
+            batch.validate(full=True)
+            yield batch
     except (OSError, pa.ArrowException) as error:
-        kind = "a Parquet" if path.suffix == ".parquet" else "an Arrow"
-        raise ValueError(f"{path}: expected {kind} file, got: {_line(error)}") from error
-    number = 0
-    for batch in table.to_batches(max_chunksize=4096):
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{path}:{number}", row
+        raise ValueError(f"{path}: expected a Parquet file, got: {_line(error)}") from error
 
 
-def _arrow_table(path: Path, pa: Any) -> Any:
+def _arrow_batches(path: Path) -> Iterator[Any]:
+    """The rows of an Arrow file, as it has them together; ValueError where it is none.
+
+    Read, not mapped into memory: an offset beyond the end of a torn file would be a signal there, and no error.
+    """
+    try:
+        import pyarrow as pa
+    except ModuleNotFoundError as error:
+        raise ValueError(_not_installed(path, "pyarrow")) from error
+    try:
+        with pa.OSFile(str(path)) as source:
+            for batch in _batches(source, pa):
+                batch.validate(full=True)
+                yield batch
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: expected an Arrow file, got: {_line(error)}") from error
+
+
+def _batches(source: Any, pa: Any) -> Iterator[Any]:
     """Arrow has two layouts under one suffix: `datasets` writes streams, most others write files."""
-    with pa.memory_map(str(path)) as source:
-        try:
-            return pa.ipc.open_file(source).read_all()
-        except pa.ArrowInvalid:
-            source.seek(0)
-            return pa.ipc.open_stream(source).read_all()
+    try:
+        file = pa.ipc.open_file(source)
+    except pa.ArrowInvalid:
+        source.seek(0)
+        yield from pa.ipc.open_stream(source)
+    else:
+        for number in range(file.num_record_batches):
+            yield file.get_batch(number)
 
 
 def _not_installed(path: Path, package: str) -> str:

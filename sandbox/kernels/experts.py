@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,6 +154,10 @@ def grouped_experts_by(
     return apply(_Combine, y_RD, weights_NK, plan.token_R, plan.row_KN)
 
 
+def _by_ends(grouped: GroupedProduct, ends_E: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    return grouped(x, weight, ends_E)
+
+
 def _expert_product(
     grouped: GroupedProduct,
     x_RD: Tensor,
@@ -164,9 +169,6 @@ def _expert_product(
 ) -> Tensor:
     if numerics is EXACT:
         return grouped(x_RD, weight_EDO, plan.ends_E)
-
-    def multiply(x: Tensor, weight: Tensor) -> Tensor:
-        return grouped(x, weight, plan.ends_E)
-
+    multiply = partial(_by_ends, grouped, plan.ends_E)
     weight_EDO = numerics.weight(weight_EDO, site)
     return numerics.output(product(multiply, x_RD, weight_EDO, num_tokens, site, numerics), site)

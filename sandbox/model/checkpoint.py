@@ -31,8 +31,10 @@ INDEX = "model.safetensors.index.json"
 def load(folder: str | Path) -> MoE:
     """The model of a Hugging Face folder, in float32. Raises FileNotFoundError or ValueError with one clear line."""
     folder = Path(folder)
-    model = MoE(_config(folder / "config.json"))
+    config = _config(folder / "config.json")
     try:
+        _check_size(config.shape(), _files(folder))
+        model = MoE(config)
         load_hf(model, _read_tensors(folder))
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
@@ -167,6 +169,15 @@ def _stacked_views(model: MoE, shape: ModelShape) -> dict[str, tuple[Tensor, lis
         for number in shape.moe_layers
         for parameter, (name, covers) in zip(("gate_up", "down"), shape.stacked_experts(number).items(), strict=True)
     }
+
+
+def _check_size(shape: ModelShape, files: list[Path]) -> None:
+    """ValueError where the files cannot hold all weights, a byte each at least: before memory is taken for them."""
+    there = sum(path.stat().st_size for path in files if path.is_file())
+    if shape.num_parameters > there:
+        raise ValueError(
+            f"config.json states a model of {shape.num_parameters:,} weights, got weights of {there:,} bytes"
+        )
 
 
 def _files(folder: Path) -> list[Path]:

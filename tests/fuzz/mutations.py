@@ -5,10 +5,14 @@ All draws come from one generator, so that a case is repeated from its number.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import os
 import random
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 CASES = int(os.environ.get("FUZZ_CASES", "0"))
@@ -23,6 +27,12 @@ VALUES: tuple[Any, ...] = (
 def num_cases(short: int) -> int:
     """The cases to try now."""
     return CASES or short
+
+
+def note(record_property: Any, outcomes: Sequence[str]) -> None:
+    """Counts for the end of the session (conftest.py)."""
+    record_property("cases", len(outcomes))
+    record_property("refused", outcomes.count("refused"))
 
 
 def misfit(value: Any, rng: random.Random) -> Any:
@@ -45,6 +55,46 @@ def misfit(value: Any, rng: random.Random) -> Any:
         name = misspelt(str(key), rng)
         parent[name] = parent.pop(key) if how == 4 else parent[key]
     return value
+
+
+def edited(value: Any, rng: random.Random, numbers: Sequence[float]) -> Any:
+    """A copy of the JSON value with one accident: as in `misfit`, or with a number or a text of it replaced by another.
+
+    A number becomes one of `numbers` or a neighbour of its own, so that much of what comes out is still of its kind.
+    """
+    value = copy.deepcopy(value)
+    leaves = [(parent, key) for parent, key in _places(value) if not isinstance(parent[key], (dict, list))]
+    if not leaves or rng.random() < 0.4:
+        return misfit(value, rng)
+    parent, key = rng.choice(leaves)
+    old = parent[key]
+    if isinstance(old, bool) or old is None:
+        parent[key] = rng.choice([True, False, None, *numbers])
+    elif isinstance(old, (int, float)):
+        parent[key] = rng.choice([*numbers, 0, -old, old * 10, old + 1, old / 3, str(old), old - 1])
+    else:
+        parent[key] = rng.choice([*(inner[k] for inner, k in leaves), misspelt(old, rng)])
+    return value
+
+
+class TooLongError(BaseException):
+    """Work that was to end; no `except Exception` on the way takes it for an error of its own."""
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """TooLongError, where the work stands, once it has taken more of the processor's time than this."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise TooLongError(f"expected an end within {seconds} s of the processor's time")
+
+    former = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, former)
 
 
 def misspelt(name: str, rng: random.Random) -> str:

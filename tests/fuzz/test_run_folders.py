@@ -9,6 +9,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -48,7 +49,11 @@ def write(folder: Path, whole: dict[str, bytes], name: str, data: bytes) -> None
 
 
 def test_a_spoiled_run_is_a_page_or_one_line(
-    whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    record_property: Any,
 ) -> None:
     """Whatever happened to one of its files, `firstorder report` ends with 0, or with 2 and a line naming the file."""
     monkeypatch.setattr(lab.report.page, "get_plotlyjs", lambda: "")  # 5 MB a page
@@ -67,4 +72,6 @@ def test_a_spoiled_run_is_a_page_or_one_line(
             continue
         steps = [row["step"] for row in RunFolder(folder).metrics()]
         assert steps == sorted(set(steps)), said
+    record_property("cases", num_cases(150))
+    record_property("refused", refused)
     assert refused > 0.2 * num_cases(150)

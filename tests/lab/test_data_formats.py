@@ -245,6 +245,21 @@ def test_a_bad_row_is_named_in_every_format(make: Write, row: dict[str, Any], wo
     assert message.startswith(f"{path}:1: ") and words in message
 
 
+@pytest.mark.parametrize("make", [arrow_file, arrow_stream, saved, parquet])
+def test_a_table_that_was_cut_is_one_line(make: Write, tmp_path: Path) -> None:
+    """Wherever a table ends too early, the line has its name; mapped into memory, it would be a signal."""
+    path = make(tmp_path, problems())
+    table = next(path.glob("*.arrow")) if path.is_dir() else path
+    whole = table.read_bytes()
+    for part in (0, 8, len(whole) // 4, len(whole) // 2, len(whole) - 40):
+        table.write_bytes(whole[:part])
+        message = fails(DatasetConfig(path=str(path)))
+        assert message.startswith(str(path)) and "\n" not in message
+    middle = len(whole) // 3  # the file says that there is more than there is
+    table.write_bytes(whole[:middle] + whole[2 * middle :])
+    assert fails(DatasetConfig(path=str(path))).startswith(str(path))
+
+
 BAD_VALUES = [
     ("prompt", 5, 'prompt: expected a string such as "5", got int 5'),
     ("prompt", ["hi"], 'prompt.0: expected a message with role and content, got str "hi"'),

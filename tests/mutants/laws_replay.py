@@ -155,7 +155,8 @@ def on_a_noisy_engine(test: Callable, **arguments: object) -> Callable[[], None]
 
 def _seeds_name_draws() -> None:
     weights = worlds.model()
-    engines.test_the_seed_names_the_draw(worlds.rollout_engine("exact", weights))
+    engine = worlds.rollout_engine("exact", weights)
+    engines.test_the_seed_names_the_draw(engine, engine.generate(worlds.prompts(), engines.SAMPLING))
 
 
 SANDBOX = (

@@ -119,3 +119,7 @@ def test_bad_forests_are_refused() -> None:
         Forest(3, 2, False, (0.5, 0.5), (0,))
     with pytest.raises(ValueError, match="expected at most 4,000,000 responses"):
         Forest.uniform(PrefixTree(3, 12), 10)
+    with pytest.raises(
+        ValueError, match=r"got 27,000,000,000,000 \(3 prompts, 1,000,000,000,000 openings of each, 9 r"
+    ):
+        Forest.uniform(PrefixTree(3, 2), 3, 10**12)

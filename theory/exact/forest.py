@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from theory.exact.tree import Paths, PrefixTree
+from theory.exact.tree import MAX_RESPONSES, Paths, PrefixTree
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,11 @@ class Forest(PrefixTree):
     def uniform(tree: PrefixTree, num_prompts: int, num_openings: int = 1) -> Forest:
         """Every prompt as likely as any other, and so is each of its openings; contexts are prompt-major."""
         C = num_prompts * num_openings
+        if C * tree.num_responses > MAX_RESPONSES:  # before a list of them is made
+            raise ValueError(
+                f"expected at most {MAX_RESPONSES:,} responses to enumerate, got {C * tree.num_responses:,} "
+                f"({num_prompts:,} prompts, {num_openings:,} openings of each, {tree.num_responses:,} responses)"
+            )
         prompts = tuple(p for p in range(num_prompts) for _ in range(num_openings))
         return Forest(tree.num_tokens, tree.max_length, tree.has_end, (1 / C,) * C, prompts)
 

@@ -18,8 +18,11 @@ _SAFE = [np.ndarray, np.dtype, np.empty(0).__reduce__()[0], *{type(np.dtype(t)) 
 def content_of(path: Path) -> Mapping[str, Any]:
     """The dictionary in a torch file; ValueError for any other thing, and for objects whose code would have to run."""
     try:
-        with disk_errors(path, "read"), torch.serialization.safe_globals(_SAFE):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        # Opened apart: an OSError of torch's own is about a torn file, which seeks to nowhere.
+        with disk_errors(path, "read"):
+            file = path.open("rb")
+        with file, torch.serialization.safe_globals(_SAFE):
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except RecordError:
         raise
     except Exception as error:  # of a torn file torch raises whatever its unpickler stumbles over

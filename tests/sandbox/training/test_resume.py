@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -14,14 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.config.load import config_hash, load
-from lab.files import TEMPORARY
+from lab.config.load import load
 from lab.recording import NonFiniteError
 from lab.records import RunFolder
 from sandbox.config import SandboxRun
 from sandbox.run import run
 from sandbox.training.engine import SandboxTrainingEngine
-from theory.streams import stream
 
 CONFIG = """
 name: resume
@@ -94,57 +91,6 @@ def test_killed_runs_resume_to_the_same_bits(tmp_path):
     assert json.loads((resumed.path / "verdict.json").read_text()) == json.loads(
         (whole.path / "verdict.json").read_text()
     )
-
-
-def forked(config: SandboxRun, doomed_event: int, count: Path) -> int:
-    """The exit code of a process that goes on with the config's newest unfinished run, or starts one, and kills itself
-    (-9) at its doomed_event-th use of a file of the runs: opened, renamed, removed or made. `count` says how many it
-    met."""
-    child = os.fork()
-    if child == 0:
-        met = 0
-
-        def doom(event: str, args: tuple) -> None:
-            nonlocal met
-            if event in {"open", "os.rename", "os.remove", "os.mkdir"} and config.output in str(args[0]):
-                met += 1
-                if met == doomed_event:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(doom)
-        folder = RunFolder.find_resumable(Path(config.output), config.name, config_hash(config))
-        with contextlib.suppress(BaseException):
-            run(config, folder=folder, progress="none")
-            count.write_text(str(met))
-            os._exit(0)
-        os._exit(1)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
-
-
-def test_a_run_killed_at_random_moments_resumes_to_the_same_bits(tmp_path):
-    """Six processes in a row are killed (-9) at uses of a file drawn at random, from start-up to the last step; the
-    seventh ends with the metrics and weights of a run that was never stopped, and no temporary file is left.
-
-    The moments are counted in uses of files, since those are where a kill could leave half of something, and since a
-    count means the same on a slow machine."""
-    (tmp_path / "whole").mkdir()
-    whole = run(config(tmp_path / "whole", "--num_steps", "8"), progress="none")
-    count = tmp_path / "count"
-    (tmp_path / "counted").mkdir()
-    assert forked(config(tmp_path / "counted", "--num_steps", "8"), -1, count) == 0
-    cut = config(tmp_path, "--num_steps", "8")
-    num_uses = int(count.read_text())
-    shares = torch.rand(6, generator=stream(0, "moments of a kill")).tolist()
-    for share in shares:
-        moment = 1 + int(share * num_uses / 4)
-        assert forked(cut, moment, count) == -signal.SIGKILL
-    assert forked(cut, -1, count) == 0
-    resumed = RunFolder.open(sorted((tmp_path / "runs" / "resume").glob("*Z-*/verdict.json"))[-1].parent)
-    assert resumed.metrics() == whole.metrics()
-    a, b = whole.latest_checkpoint(), resumed.latest_checkpoint()
-    assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors)
-    assert not list(resumed.path.glob(f"checkpoints/{TEMPORARY}*"))
 
 
 def test_a_finished_run_is_not_resumed(tmp_path):

@@ -1,0 +1,104 @@
+"""The kind that a field of config.json has to be of: a text is no number, and "false" is not false."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from typing import Any
+
+from lab.hf.families import Family
+
+MOST_LAYERS = 1_000
+MOST_EXPERTS = 2**15
+MOST_SIZE = 2**20
+MOST_POSITIONS = 2**31
+"""Bounds of what a file may state, above any model of today: what is beyond them is a slip, and no memory holds it."""
+
+_BOUNDS = {
+    "num_hidden_layers": MOST_LAYERS,
+    "first_k_dense_replace": MOST_LAYERS,
+    "num_experts": MOST_EXPERTS,
+    "num_local_experts": MOST_EXPERTS,
+    "n_routed_experts": MOST_EXPERTS,
+    "num_experts_per_tok": MOST_EXPERTS,
+    "n_shared_experts": MOST_EXPERTS,
+    "n_group": MOST_EXPERTS,
+    "topk_group": MOST_EXPERTS,
+    "vocab_size": 2**28,
+    "max_position_embeddings": MOST_POSITIONS,
+    "max_window_layers": MOST_POSITIONS,
+    "sliding_window": MOST_POSITIONS,
+} | dict.fromkeys(
+    (
+        "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+        "moe_intermediate_size", "shared_expert_size", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+        "qk_rope_head_dim", "v_head_dim",
+    ),
+    MOST_SIZE,
+)  # fmt: skip
+_GROUPS = ("n_group", "topk_group")  # the only ones of which 0 says nothing; what else may be 0 is checked with its use
+_FLAGS = ("tie_word_embeddings", "norm_topk_prob", "shared_expert_gate")
+_NUMBERS = ("rms_norm_eps", "rope_theta", "routed_scaling_factor")
+_LISTS = {"architectures": str, "mlp_only_layers": int, "layer_types": str}
+
+
+def check_kinds(fields: dict[str, Any]) -> None:
+    """ValueError with the field, what came and what was expected; a field that is absent or null is a default.
+
+    A shape is not read from `int(...)` and `bool(...)` of whatever the file has: 2.7 layers are not 2.
+    """
+    for name, most in _BOUNDS.items():
+        _check(
+            fields, name, f"an integer of {name in _GROUPS:d} to {most:,}", partial(_is_between, name in _GROUPS, most)
+        )
+    for name in _FLAGS:
+        _check(fields, name, "true or false", lambda v: isinstance(v, bool))
+    for name in _NUMBERS:
+        _check(fields, name, "a positive number", _is_positive)
+    for name, kind in _LISTS.items():
+        words = "integers" if kind is int else "texts"
+        _check(fields, name, f"a list of {words}", partial(_is_list, kind))
+    rope = fields.get("rope_parameters")
+    if isinstance(rope, dict) and "rope_theta" in rope and not _is_positive(rope["rope_theta"]):
+        raise _wrong("rope_parameters.rope_theta", "a positive number", rope["rope_theta"])
+
+
+def check_dense(fields: dict[str, Any], family: Family) -> None:
+    """ValueError where a layer that has no experts is not one of the model's, or the step between them is no number."""
+    if family.dense != "listed":
+        return
+    step = fields.get("decoder_sparse_step")
+    if step is not None and not _is_integer(step):
+        raise _wrong("decoder_sparse_step", "an integer", step)
+    listed, number = fields.get("mlp_only_layers") or (), fields["num_hidden_layers"]
+    if len(set(listed)) < len(listed) or any(not 0 <= n < number for n in listed):
+        raise _wrong("mlp_only_layers", f"distinct layers in [0, {number})", listed)
+
+
+def _check(fields: dict[str, Any], name: str, wanted: str, fits: Any) -> None:
+    value = fields.get(name)
+    if value is not None and not fits(value):
+        raise _wrong(name, wanted, value)
+
+
+def _wrong(name: str, wanted: str, value: Any) -> ValueError:
+    text = json.dumps(value)
+    return ValueError(f"{name}: expected {wanted}, got {text if len(text) <= 60 else text[:57] + '...'}")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_between(least: int, most: int, value: Any) -> bool:
+    return _is_integer(value) and least <= value <= most
+
+
+def _is_positive(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value <= 1e300 and math.isfinite(value)
+
+
+def _is_list(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, kind) and not isinstance(v, bool) for v in value)
