@@ -141,12 +141,6 @@ class AuditObjective(ObjectiveBlock):
             raise ValueError(f"kl_coefficient: expected 0 (an audit has no reference), got {self.kl_coefficient}")
         return self
 
-    @model_validator(mode="after")
-    def _not_centred(self) -> AuditObjective:
-        if self.centering not in (None, "none"):
-            raise ValueError(f"centering: expected none (an audit's estimator does not know it), got {self.centering}")
-        return self
-
 
 class CompareBlock(Strict):
     """Two objectives whose biases are divided, for the map of where the first has less."""

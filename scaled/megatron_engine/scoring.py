@@ -43,6 +43,7 @@ class ResponseHead:
         self._sequence_parallel = sequence_parallel
         self._vocab_size, self._chunk = vocab_size, chunk
         output_layer.forward = self.forward  # type: ignore[method-assign]
+        output_layer._forward_hooks.clear()  # model.py's masks logits of no token; scores are masked here
 
     def expect(self, rows_n: Int[Tensor, " n"], tokens_nJ: Int[Tensor, "n J"], temperature: float) -> None:
         """The next forward scores `tokens_nJ`, predicted by rows s * B + b of the flattened (S, B) hidden states."""
