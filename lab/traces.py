@@ -128,6 +128,10 @@ class Trace:
         for name, shape in found.items():
             if shape != (A, self.top_ids.shape[1]):
                 raise ValueError(f"{name}: expected {A} rows of {self.top_ids.shape[1]} tokens, got shape {shape}")
+        for name in ("top_logp_mu", "top_logp_old"):
+            value = getattr(self, name)
+            if value is not None and bool((value > 1e-2).any()):
+                raise ValueError(f"{name}: expected log-probabilities (at most 0), got {float(value.max()):.3g}")
         if self.top_ids.numel() and int(self.top_ids.min()) < 0:
             raise ValueError(f"top_ids: expected numbers from 0 on, got {int(self.top_ids.min())}")
 

@@ -135,9 +135,9 @@ class _Measured:
         if found.num_draws is not None:
             return dict.fromkeys(DRIFTS, math.nan)
         built, problem = objective.build(), self.problem(level)
-        drift, length = expected_update(problem, built, group).drift, found.truth.norm()
-        along = drift @ found.mean / found.mean.norm() / length
-        values = (drift.norm() / length, along, token_drift(problem, built, group))
+        update, length = expected_update(problem, built, group), found.truth.norm()
+        along = update.drift @ found.mean / found.mean.norm() / length
+        values = (update.drift.norm() / length, along, token_drift(update))
         return dict(zip(DRIFTS, map(float, values), strict=True))
 
     def distances(self, level: tuple[float, float]) -> dict[str, float]:

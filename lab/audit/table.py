@@ -78,7 +78,8 @@ def measures(frame: pd.DataFrame) -> list[str]:
     """The columns that are measured numbers."""
     distances = ["kl_mu_old", "kl_old_pi", "kl_mu_pi", "kl_sequence"]
     errors = [error_column(n) for n in sample_sizes(frame)]
-    return [*distances, *BIASES, "cosine", "scale", "variance", *DRIFTS, *errors]
+    drifts = [name for name in DRIFTS if name in frame]  # records of before have none
+    return [*distances, *BIASES, "cosine", "scale", "variance", *drifts, *errors]
 
 
 def medians(frame: pd.DataFrame) -> pd.DataFrame:

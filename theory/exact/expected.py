@@ -26,7 +26,7 @@ from theory.exact.forest import Forest
 from theory.exact.groups import Classes, Group, Moments, classes, moments
 from theory.exact.levels import Edges
 from theory.exact.policies import TreePolicy
-from theory.objectives import AGGREGATIONS, Objective, Top
+from theory.objectives import AGGREGATIONS, Objective, Top, Totals
 
 
 @dataclass(frozen=True)
@@ -148,11 +148,16 @@ class Batch:
 
     @cached_property
     def node_shares_sN(self) -> Float[Tensor, "2 N"]:
-        """E_mu[|a|; the prefix] of every node, where a > 0 and where a < 0: probability times mean share."""
+        """E_mu[|a| f; the prefix] of every node, where a > 0 and where a < 0: f is what the aggregation makes of a
+        response's token, 1 over its length or 1.
+        """
         node_BT, on = self.forest.node_BT, self.forest.whole.is_response_BT
+        kept_BT = self.objective.kept(self.old_BT, self.mu_BT, on)
+        term_BT = torch.zeros_like(self.old_BT).requires_grad_()
+        (factor_BT,) = torch.autograd.grad(self.objective.aggregation(term_BT, kept_BT, Totals(1, 1)), term_BT)
         total_sN = torch.zeros(2, sum(self.forest.sizes), dtype=torch.float64)
         for total_N, share_Y in zip(total_sN, self.shares_sY, strict=True):
-            total_N.index_add_(0, node_BT[on], (self.probability_Y * share_Y)[:, None].expand_as(node_BT)[on])
+            total_N.index_add_(0, node_BT[on], ((self.probability_Y * share_Y)[:, None] * factor_BT)[on])
         return total_sN
 
     def coefficients(
@@ -229,28 +234,27 @@ def expected_update(problem: Problem, objective: Objective, group: Group) -> Upd
     return batch.update(problem.policy)
 
 
-def token_drift(problem: Problem, objective: Objective, group: Group) -> float:
+def token_drift(update: Update) -> float:
     """The expectation of the square of `rollout_corr/drift` (theory/drift.py), rooted; in units of the advantage.
 
-    nan where that metric is absent, and for finite groups where a response may be rejected.
+    Of one prompt's batch. nan where that metric is absent, and for finite groups where a response may be rejected.
     """
-    update = expected_update(problem, objective, group)
     batch, on_BT = update.batch, update.batch.forest.whole.is_response_BT
-    if not is_tokenwise(objective) or not (batch.kept_Y.all() or group.num_responses is None):
+    if not is_tokenwise(batch.objective) or not (batch.kept_Y.all() or batch.group.num_responses is None):
         return math.nan
     total = 0.0
-    for sign, square_Y in zip((1.0, -1.0), _squared_advantages(problem, batch), strict=True):
-        sign_Y = torch.full_like(problem.reward_Y, sign, dtype=torch.float64)
-        x_BT, _ = squared_drift(objective, update.pi_BT, batch.old_BT, batch.mu_BT, sign_Y, on_BT)
+    for sign, square_Y in zip((1.0, -1.0), _squared_advantages(batch), strict=True):
+        sign_Y = torch.full_like(batch.probability_Y, sign)
+        x_BT, _ = squared_drift(batch.objective, update.pi_BT, batch.old_BT, batch.mu_BT, sign_Y, on_BT)
         total += float((batch.probability_Y * square_Y * x_BT.sum(1)).sum())
     return math.sqrt(total / float((batch.probability_Y * torch.where(batch.kept_Y, batch.forest.lengths, 0)).sum()))
 
 
-def _squared_advantages(problem: Problem, batch: Batch) -> Float[Tensor, "2 Y"]:
+def _squared_advantages(batch: Batch) -> Float[Tensor, "2 Y"]:
     """E[A^2; A > 0] and E[A^2; A < 0] of every response."""
     G = batch.group.num_responses
     if G is None:
-        centred_Y = problem.reward_Y.double()
+        centred_Y = batch.reward_Y.double()
         if batch.group.baseline == "mean":
             centred_Y = centred_Y - (batch.probability_Y * centred_Y).sum()
         return torch.stack([centred_Y.clamp(min=0), centred_Y.clamp(max=0)]).square()
