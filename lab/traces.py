@@ -2,7 +2,8 @@
 
 Any pair of engines can be looked at through it: a system that writes these tensors can be diagnosed and simulated here.
 
-Letters beyond theory/contracts.py: N all tokens, A all response-part tokens, R all routing rows of the B responses.
+Letters beyond theory/contracts.py: N all tokens, A all response-part tokens, R all routing rows of the B responses; k
+tokens of mu's likeliest.
 Papers: MiniRL (arXiv 2512.01374) Eq. 5 for the policies, R3 (2510.11370) sec. 3 for what is read off a trace.
 
 The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, then T_b = S_b - num_prompt[b] that follow.
@@ -21,6 +22,9 @@ The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, the
 | experts_mu      | (R, L, K) | int     | optional: experts of mu; row s of response b is input token s, S_b - 1 rows  |
 | experts_old     | (R, L, K) | int     | optional: experts that the training engine's live router logits would choose |
 | engines         | (B,)      | int     | optional: number of the engine, or of the rank, that the response is from    |
+| top_ids         | (A, k)    | int     | optional: mu's likeliest tokens at the position, the likeliest first         |
+| top_logp_mu     | (A, k)    | float   | optional, with top_ids: their log-probabilities under mu; -inf: no token     |
+| top_logp_old    | (A, k)    | float   | optional, with top_ids: the same under old                                   |
 
 Expert ids stand in ascending order within a row-layer, -1 in every slot where nothing was recorded, in the narrowest
 signed type that holds num_experts. The file's metadata (strings): `schema` "firstorder.trace", `version` "1", `step`,
@@ -52,7 +56,8 @@ from theory.routing.record import RoutingRecord
 SCHEMA = "firstorder.trace"
 VERSION = "1"
 SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
-OPTIONAL = ("logp_pi", "entropy_old", "experts_mu", "experts_old", "engines")
+TOP = ("top_ids", "top_logp_mu", "top_logp_old")
+OPTIONAL = ("logp_pi", "entropy_old", "experts_mu", "experts_old", "engines", *TOP)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +80,9 @@ class Trace:
     logp_pi: Float[Tensor, " _A"] | None = None
     entropy_old: Float[Tensor, " _A"] | None = None
     engines: Int[Tensor, " _B"] | None = None
+    top_ids: Int[Tensor, "_A _k"] | None = None
+    top_logp_mu: Float[Tensor, "_A _k"] | None = None
+    top_logp_old: Float[Tensor, "_A _k"] | None = None
     texts: dict[int, str] = field(default_factory=dict)
     temperature: float | None = None
 
@@ -109,6 +117,23 @@ class Trace:
         for name in ("experts_mu", "experts_old"):
             if getattr(self, name) is not None:
                 self._check_experts(name)
+        self._check_top(A)
+
+    def _check_top(self, A: int) -> None:
+        found = {name: tuple(value.shape) for name in TOP if (value := getattr(self, name)) is not None}
+        if not found:
+            return
+        if self.top_ids is None or self.top_logp_mu is None:
+            raise ValueError(f"top_ids and top_logp_mu: expected both or neither, got {', '.join(found)}")
+        for name, shape in found.items():
+            if shape != (A, self.top_ids.shape[1]):
+                raise ValueError(f"{name}: expected {A} rows of {self.top_ids.shape[1]} tokens, got shape {shape}")
+        for name in ("top_logp_mu", "top_logp_old"):
+            value = getattr(self, name)
+            if value is not None and bool((value > 1e-2).any()):
+                raise ValueError(f"{name}: expected log-probabilities (at most 0), got {float(value.max()):.3g}")
+        if self.top_ids.numel() and int(self.top_ids.min()) < 0:
+            raise ValueError(f"top_ids: expected numbers from 0 on, got {int(self.top_ids.min())}")
 
     def _check_experts(self, name: str) -> None:
         experts = getattr(self, name)
@@ -138,7 +163,7 @@ class Trace:
         """
         responses = rollouts.responses
         lengths = [len(r.tokens) for r in responses]
-        mu, old = rollouts.experts, scores.natural
+        mu, old, top, top_old_BTK = rollouts.experts, scores.natural, rollouts.top, scores.logp_top_BTK
         known = mu if mu is not None else old
         num_tokens = torch.tensor([0, *(r.num_tokens for r in responses)], dtype=torch.int64)
         tokens = torch.cat([torch.cat([torch.tensor(r.prompt.tokens), r.tokens.cpu()]) for r in responses]).int()
@@ -159,6 +184,9 @@ class Trace:
             entropy_old=_pack(scores.entropy_BT, lengths),
             texts={} if decode is None else {token: decode((token,)) for token in tokens.unique().tolist()},
             temperature=rollouts.temperature,
+            top_ids=None if top is None else top.ids.cpu(),
+            top_logp_mu=None if top is None else top.logp.cpu(),
+            top_logp_old=None if top is None or top_old_BTK is None else _pack(top_old_BTK, lengths),
         )
 
     @property
@@ -222,7 +250,7 @@ class Trace:
 
 def _check_names(tensors: dict[str, Tensor]) -> None:
     """Raises ValueError unless every tensor of the schema is there, with its rank and kind of number, and no other."""
-    ranks = {"experts_mu": 3, "experts_old": 3}
+    ranks = {"experts_mu": 3, "experts_old": 3, **dict.fromkeys(TOP, 2)}
     known = {f.name for f in fields(Trace)} - {"step", "layer_numbers", "num_experts", "texts", "temperature"}
     missing = sorted(known - set(OPTIONAL) - set(tensors))
     if missing or set(tensors) - known:
@@ -230,7 +258,7 @@ def _check_names(tensors: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.dim() != ranks.get(name, 1):
             raise ValueError(f"{name}: expected {ranks.get(name, 1)} axes, got shape {tuple(tensor.shape)}")
-        is_float = name.startswith("logp") or name in ("rewards", "entropy_old")
+        is_float = "logp" in name or name in ("rewards", "entropy_old")
         kind = "float" if is_float else "bool" if name == "is_response" else "signed int"
         fits = tensor.dtype in SIGNED if kind == "signed int" else kind in str(tensor.dtype)
         if not fits:
@@ -279,7 +307,7 @@ def _texts(text: str) -> dict[int, str]:
     return {int(token): str(words) for token, words in texts.items()}
 
 
-def _pack(values_BT: Float[Tensor, "B T"], lengths: list[int]) -> Float[Tensor, " A"]:
+def _pack(values_BT: Float[Tensor, "B T ..."], lengths: list[int]) -> Float[Tensor, "A ..."]:
     """The first `lengths[b]` values of each row, one row after the other."""
     return torch.cat([values_BT[b, :n] for b, n in enumerate(lengths)]).detach().cpu()
 

@@ -179,15 +179,6 @@ class ScaledRun(RunConfig):
     evidence: Evidence | None = Field(default=None, description="what the algorithm stands on; written by promote")
 
     @model_validator(mode="after")
-    def _records_what_is_trained_on(self) -> ScaledRun:
-        if self.algorithm.objective.centering not in (None, "none"):
-            raise ValueError(
-                f"algorithm.objective.centering: expected none (this world's engines do not record mu's likeliest "
-                f"tokens), got {self.algorithm.objective.centering}"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _batch_divides(self) -> ScaledRun:
         batch, training = self.algorithm.batch, self.training
         share = training.data_parallel * training.micro_batch_size

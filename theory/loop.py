@@ -25,6 +25,7 @@ from theory.contracts import (
     TrainingEngine,
     UpdateStats,
 )
+from theory.drift import drift_metrics
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import fold, learns
@@ -108,6 +109,7 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
         None if old.cached is None else old.cached.select(order),
         None if old.cached_logits is None else old.cached_logits.select(order),
     )
+    metrics |= drift_metrics(algorithm.objective, updates)
     return StepResult(metrics, rollouts, rewards_B, old.scores)
 
 

@@ -62,6 +62,12 @@ _METRICS = (
     Metric("rollout_corr/truncated_fraction", "tokens whose weight was cut at the cap (IcePop: zeroed) / all tokens",
            "fraction", "here", "down"),
     Metric("rollout_corr/rejected_fraction", "tokens of rejected responses / all tokens", "fraction", "here", "down"),
+    Metric("rollout_corr/drift",
+           "sqrt of the mean over kept tokens of mu (c - A pi/mu)^2, c = d term / d log pi (A without a weight): the "
+           "length that centering takes off a token, in its logits; 0 where c = A pi/mu, absent where c depends on "
+           "other tokens", "advantage", "here; drift: score centering (arXiv 2609.20807)", "down"),
+    Metric("rollout_corr/drift_se", "standard error of rollout_corr/drift over the step's responses (delta method)",
+           "advantage", "here"),
     # -- old against pi: policy staleness
     Metric("staleness/k3_kl", "k3 of KL(old || pi): mean over tokens of r - 1 - log r, r = pi/old", "nats/token",
            "MiniRL Eq. 5", "down"),
@@ -144,6 +150,9 @@ _METRICS = (
            "bytes", "here; R3 Tab. 9 for routing records", "down"),
     Metric("transfer/weights_bytes", "bytes of one push of the weights, counted once for all engines", "bytes", "here",
            "down"),
+    Metric("rollout/top_tokens_bytes",
+           "bytes of mu's likeliest tokens, ids and log-probabilities, of the responses that the global step trains on",
+           "bytes", "here; score centering (arXiv 2609.20807)", "down"),
     Metric("rollout/engine_restarts", "inference engines that were lost and started again during the step", "engines",
            "here", "down"),
     Metric("probe/mean_abs_diff",

@@ -29,6 +29,8 @@ def rollout_metrics(rollouts: Rollouts, rewards_B: Float[Tensor, " B"], max_turn
         "progress/num_tokens": float(sum(lengths)),
         "progress/num_responses": float(len(lengths)),
     }
+    if rollouts.top is not None:
+        metrics["rollout/top_tokens_bytes"] = float(rollouts.top.num_bytes)
     if max_turns > 1:
         turns = [_num_stretches(r.is_response) for r in rollouts.responses]
         metrics["turns/mean"] = sum(turns) / len(turns)

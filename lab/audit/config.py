@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from lab.audit.every import every_objective
 from lab.config.algorithm import ObjectiveBlock
 from lab.config.load import load
 from lab.strict import Strict
@@ -60,11 +61,12 @@ class TabularPolicies(Policies):
     kind: Literal["tabular"] = "tabular"
     discrepancy: DiscrepancyBlock | None = Field(default=None, description="mu against old; null is the audit's own")
     scale: float = Field(default=1.0, gt=0, description="standard deviation of the random logits")
+    temperature: float = Field(default=1.0, gt=0, description="T: the logits are divided by it")
 
     @property
     def label(self) -> str:
         """The name of these policies in tables."""
-        return _label("tabular", self)
+        return _label("tabular", self, self.temperature)
 
 
 class LinearPolicies(Policies):
@@ -74,15 +76,17 @@ class LinearPolicies(Policies):
     discrepancy: DiscrepancyBlock | None = Field(default=None, description="mu against old; null is the audit's own")
     features: Literal["bigram", "counts"] = Field(default="bigram", description=f"one of {', '.join(FEATURES)}")
     scale: float = Field(default=1.0, gt=0, description="standard deviation of the random parameters")
+    temperature: float = Field(default=1.0, gt=0, description="T: the logits are divided by it")
 
     @property
     def label(self) -> str:
         """The name of these policies in tables."""
-        return _label(self.features, self)
+        return _label(self.features, self, self.temperature)
 
 
-def _label(kind: str, block: Policies) -> str:
-    return f"{kind}, {block.num_tokens} tokens" + (" with an end" if block.has_end else "")
+def _label(kind: str, block: Policies, temperature: float) -> str:
+    heat = "" if temperature == 1 else f", T {temperature:g}"
+    return f"{kind}, {block.num_tokens} tokens" + (" with an end" if block.has_end else "") + heat
 
 
 class StalenessBlock(Strict):
@@ -141,12 +145,6 @@ class AuditObjective(ObjectiveBlock):
             raise ValueError(f"kl_coefficient: expected 0 (an audit has no reference), got {self.kl_coefficient}")
         return self
 
-    @model_validator(mode="after")
-    def _not_centred(self) -> AuditObjective:
-        if self.centering not in (None, "none"):
-            raise ValueError(f"centering: expected none (an audit's estimator does not know it), got {self.centering}")
-        return self
-
 
 class CompareBlock(Strict):
     """Two objectives whose biases are divided, for the map of where the first has less."""
@@ -170,12 +168,21 @@ class AuditConfig(Strict):
     staleness: StalenessBlock = Field(default_factory=StalenessBlock, description="old against pi")
     rewards: tuple[str, ...] = Field(default=("sparse",), min_length=1, description=f"any of {', '.join(REWARDS)}")
     groups: tuple[GroupBlock, ...] = Field(default=(GroupBlock(),), min_length=1, description="how advantages arise")
-    objectives: tuple[AuditObjective, ...] = Field(min_length=1, description="what is audited")
+    objectives: tuple[AuditObjective, ...] = Field(
+        min_length=1, description="what is audited; `all`: every preset and correction (lab/audit/every.py)"
+    )
     num_responses: tuple[Length, ...] = Field(
         default=(64, 1024), min_length=1, description="sample sizes for the root mean squared error"
     )
     compare: CompareBlock | None = Field(default=None, description="the pair whose ratio of biases is mapped")
     output: str = Field(default="runs", min_length=1, description="folder of all record folders")
+
+    @field_validator("objectives", mode="before")
+    @classmethod
+    def _all_objectives(cls, raw: object) -> object:
+        if raw == "all":
+            return tuple(every_objective())
+        return tuple(raw) if isinstance(raw, list) else raw  # what a validator has seen is no JSON array any more
 
     @model_validator(mode="after")
     def _names_are_known(self) -> AuditConfig:

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from lab.audit.cases import BUILDERS, Builder, Case
 from lab.audit.config import AuditConfig, AuditObjective
-from lab.audit.table import COLUMNS, error_column
+from lab.audit.table import COLUMNS, DRIFTS, error_column
 from lab.casebook import Rows
 from lab.config.load import config_hash
 from theory.exact.estimator import Estimate, Problem, estimate, true_gradient
+from theory.exact.expected import expected_update, token_drift
 from theory.exact.groups import Group
 from theory.exact.levels import sequence_kl, token_kl
 from theory.objectives import Objective
@@ -73,7 +74,7 @@ def _rows(config: AuditConfig, case: Case) -> Rows:
             for group in config.groups:
                 found = measured.estimate(level, objective, group.build())
                 row = place | {"objective": objective.name, "group": str(group.size), "baseline": group.baseline}
-                row |= _numbers(found, config.num_responses)
+                row |= _numbers(found, config.num_responses) | measured.drift(level, objective, group.build(), found)
                 row |= {
                     "bias_discrepancy": measured.estimate((level[0], 0.0), objective, group.build()).bias,
                     "bias_staleness": measured.estimate((0.0, level[1]), objective, group.build()).bias,
@@ -126,6 +127,18 @@ class _Measured:
             built: Objective = objective.build()
             self._estimates[key] = estimate(self.problem(level), built, group, generator, self.truth(level))
         return self._estimates[key]
+
+    def drift(
+        self, level: tuple[float, float], objective: AuditObjective, group: Group, found: Estimate
+    ) -> dict[str, float]:
+        """The columns of drift; nan where groups are sampled."""
+        if found.num_draws is not None:
+            return dict.fromkeys(DRIFTS, math.nan)
+        built, problem = objective.build(), self.problem(level)
+        update, length = expected_update(problem, built, group), found.truth.norm()
+        along = update.drift @ found.mean / found.mean.norm() / length
+        values = (update.drift.norm() / length, along, token_drift(update))
+        return dict(zip(DRIFTS, map(float, values), strict=True))
 
     def distances(self, level: tuple[float, float]) -> dict[str, float]:
         """The question, and the policies."""

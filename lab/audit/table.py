@@ -47,6 +47,9 @@ COLUMNS: dict[str, str] = {
     "cosine": "cosine between E[g] and grad J",
     "scale": "<E[g], grad J> / ||grad J||^2: the step along the true gradient",
     "variance": "trace of one response's share of the covariance, over ||grad J||^2: n responses have variance / n",
+    "drift": "||drift|| / ||grad J||: the part of E[g] that no choice of token earned (theory/exact/expected.py)",
+    "drift_along": "<drift, E[g]> / (||E[g]|| ||grad J||): the part of it along the expected step",
+    "drift_tokens": "the expectation that rollout_corr/drift estimates, in advantages; nan: tokens depend on others",
     "bias_discrepancy": "bias with the discrepancy alone (pi := old)",
     "bias_staleness": "bias with the staleness alone (mu := old)",
     "bias_on_policy": "bias with neither gap: what the objective itself does (length normalisation, clips, groups)",
@@ -57,6 +60,7 @@ COLUMNS: dict[str, str] = {
 CASE = ("policy", "engine", "mode", "reward", "group", "baseline")
 """The columns whose values never mix in a median."""
 LEVEL = ("length", "asked_discrepancy", "asked_staleness")
+DRIFTS = ("drift", "drift_along", "drift_tokens")
 BIASES = ("bias", "direction_bias", "bias_discrepancy", "bias_staleness", "bias_on_policy")
 
 
@@ -74,7 +78,8 @@ def measures(frame: pd.DataFrame) -> list[str]:
     """The columns that are measured numbers."""
     distances = ["kl_mu_old", "kl_old_pi", "kl_mu_pi", "kl_sequence"]
     errors = [error_column(n) for n in sample_sizes(frame)]
-    return [*distances, *BIASES, "cosine", "scale", "variance", *errors]
+    drifts = [name for name in DRIFTS if name in frame]  # records of before have none
+    return [*distances, *BIASES, "cosine", "scale", "variance", *drifts, *errors]
 
 
 def medians(frame: pd.DataFrame) -> pd.DataFrame:

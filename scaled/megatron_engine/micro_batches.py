@@ -3,7 +3,7 @@
 Every rank of a pipeline and of an expert-parallel group must run micro-batches of the same sizes, so a share that does
 not divide is filled up with empty responses: no rows, no tokens, no gradient.
 
-Extra letters: b responses of a micro-batch, filling included; n its response tokens, packed.
+Extra letters: b responses of a micro-batch, filling included; n its response tokens, packed; J tokens scored at each.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from theory.contracts import TokenBatch
 class MicroBatch:
     """Responses `indices` of the batch, then `num_filling` empty ones; `tokens_bS` are inputs, one width for all ranks.
 
-    Response token n stands at (response_n, position_n) of the (b, T) tensors, is `targets_n`, and is predicted by row
-    `rows_n` of the flattened (S, b) hidden states. `num_rows_b` are the routing rows, without padding. Logits are
-    divided by `temperature`.
+    Response token n stands at (response_n, position_n) of the (b, T) tensors, is the first of `targets_nJ`, before mu's
+    likeliest tokens there where the rollouts have them, and is predicted by row `rows_n` of the flattened (S, b) hidden
+    states. `num_rows_b` are the routing rows, without padding. Logits are divided by `temperature`.
     """
 
     indices: tuple[int, ...]
@@ -33,7 +33,7 @@ class MicroBatch:
     tokens_bS: Int[Tensor, "b S"]
     num_rows_b: tuple[int, ...]
     rows_n: Int[Tensor, " n"]
-    targets_n: Int[Tensor, " n"]
+    targets_nJ: Int[Tensor, "n J"]
     response_n: Int[Tensor, " n"]
     position_n: Int[Tensor, " n"]
     temperature: float
@@ -62,7 +62,9 @@ def _micro_batch(batch: TokenBatch, mine: range, size: int, width: int, device: 
     exists_bT = torch.arange(T) < (num_tokens_b - num_prompt_b)[:, None]
     response_n, position_n = exists_bT.nonzero(as_tuple=True)
     row_n = num_prompt_b[response_n] + position_n - 1
-    targets_n = batch.tokens_BS[indices][response_n, row_n + 1]
+    targets_nJ = batch.tokens_BS[indices][response_n, row_n + 1][:, None]
+    if batch.top_ids_BTK is not None:
+        targets_nJ = torch.cat([targets_nJ, batch.top_ids_BTK[indices][response_n, position_n]], dim=1)
     num_filling = size - len(indices)
     return MicroBatch(
         indices=tuple(indices),
@@ -70,7 +72,7 @@ def _micro_batch(batch: TokenBatch, mine: range, size: int, width: int, device: 
         tokens_bS=tokens_bS.to(device),
         num_rows_b=(*(num_tokens_b - 1).tolist(), *[0] * num_filling),
         rows_n=(row_n * size + response_n).to(device),
-        targets_n=targets_n.to(device),
+        targets_nJ=targets_nJ.to(device),
         response_n=response_n.to(device),
         position_n=position_n.to(device),
         temperature=batch.temperature,

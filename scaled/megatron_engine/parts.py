@@ -32,11 +32,14 @@ class BatchSizes:
 
 @dataclass(frozen=True, eq=False)
 class TokenPart:
-    """Log-probabilities (and entropies) of the responses `indices` of the batch, in nats."""
+    """Log-probabilities (entropies, and log-probabilities of mu's likeliest tokens) of the responses `indices` of the
+    batch, in nats.
+    """
 
     indices: tuple[int, ...]
     logp_bT: Float[Tensor, "b T"]
     entropy_bT: Float[Tensor, "b T"] | None = None
+    logp_top_bTK: Float[Tensor, "b T K"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,16 +129,17 @@ def assemble_scores(parts: Sequence[ScorePart]) -> TokenScores:
     """The old pass of the whole batch. Raises ValueError where the parts leave a response, row or layer out."""
     logp_BT, entropy_BT = _tokens(parts)
     assert entropy_BT is not None, "an old pass reports entropies"
+    top_BTK = _top(parts)
     routes = [route for part in parts for route in part.routes]
     if not routes:
-        return TokenScores(logp_BT, entropy_BT)
+        return TokenScores(logp_BT, entropy_BT, logp_top_BTK=top_BTK)
     sizes = parts[0].sizes
     used = _record(sizes, routes, [route.used_RLK for route in routes])
     if all(route.natural_RLK is None for route in routes):
         natural = used
     else:
         natural = _record(sizes, routes, [route.natural_RLK for route in routes])
-    return TokenScores(logp_BT, entropy_BT, used, natural, local_features(sizes, routes))
+    return TokenScores(logp_BT, entropy_BT, used, natural, local_features(sizes, routes), top_BTK)
 
 
 def assemble_stats(parts: Sequence[UpdatePart]) -> UpdateStats:
@@ -171,6 +175,19 @@ def _tokens(parts: Sequence[ScorePart] | Sequence[UpdatePart]) -> tuple[Tensor, 
         if token.entropy_bT is not None:
             entropy_BT[list(token.indices)] = token.entropy_bT
     return logp_BT, entropy_BT if all(token.entropy_bT is not None for token in tokens) else None
+
+
+def _top(parts: Sequence[ScorePart]) -> Tensor | None:
+    """log p of mu's likeliest tokens, 0 after a response's end; None where the rollouts have none."""
+    tokens = [(token.indices, token.logp_top_bTK) for part in parts for token in part.tokens]
+    sizes, width = parts[0].sizes, next((top.shape[2] for _, top in tokens if top is not None), 0)
+    if width == 0:
+        return None
+    top_BTK = torch.zeros(len(sizes.num_rows_B), sizes.num_positions, width)
+    for indices, top_bTK in tokens:
+        assert top_bTK is not None, "all parts are of one batch"
+        top_BTK[list(indices)] = top_bTK
+    return top_BTK
 
 
 def _record(sizes: BatchSizes, routes: Sequence[RoutePart], experts: Sequence[Tensor | None]) -> RoutingRecord:

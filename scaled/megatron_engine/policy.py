@@ -4,14 +4,14 @@ The same forward serves the old, reference and gradient passes: scores of respon
 `ReplayContext` for each micro-batch and chunk. Losses add up over micro-batches and data-parallel ranks; nothing is
 averaged.
 
-Extra letters: b responses of a micro-batch; n its response tokens, packed.
+Extra letters: b responses of a micro-batch; n its response tokens, packed; K of mu's likeliest tokens.
 Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 8 and 9.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -35,8 +35,9 @@ from scaled.megatron_engine.weights import load_hf
 from theory.routing.passes import RoutingPlan
 from theory.routing.replay import ReplayContext
 
-Loss = Callable[[MicroBatch, Float[Tensor, "b T"]], Float[Tensor, ""]]
-"""The loss that a gradient pass minimises: a micro-batch's share of the loss, from pi's log-probabilities."""
+Loss = Callable[[MicroBatch, Float[Tensor, "b T"], Float[Tensor, "b T K"] | None], Float[Tensor, ""]]
+"""The loss that a gradient pass minimises: a micro-batch's share of it, from log pi of the sampled tokens and of mu's
+likeliest ones, where the rollouts have them."""
 
 
 @dataclass
@@ -148,7 +149,7 @@ class Policy:
 
     def _forward(self, this: _Pass, number: int, micro: MicroBatch) -> Tensor:
         if self.head is not None and self.layout.has_head(number):
-            self.head.expect(micro.rows_n, micro.targets_n, micro.temperature)
+            self.head.expect(micro.rows_n, micro.targets_nJ, micro.temperature)
         b, width = micro.tokens_bS.shape
         positions_bS = torch.arange(width, device=self.device).expand(b, width)
 
@@ -169,21 +170,26 @@ class Policy:
 
         return replay.run(context, forward, done)
 
-    def _score(self, this: _Pass, micro: MicroBatch, scores_1n2: Tensor) -> tuple[Tensor, Tensor, dict]:
+    def _score(self, this: _Pass, micro: MicroBatch, scores_1n: Tensor) -> tuple[Tensor, Tensor, dict]:
         """Megatron's loss function on the last stage: (loss, tokens to divide by: none, what to report: nothing)."""
-        logp_n, entropy_n = scores_1n2[0].unbind(-1)
-        entropy_n = entropy_n.detach()
+        entropy_n, logp_n, logp_nK = scores_1n[0, :, 0].detach(), scores_1n[0, :, 1], scores_1n[0, :, 2:]
         size = (len(micro.indices), this.num_positions)
         where = (micro.response_n, micro.position_n)
         logp_bT = logp_n.new_zeros(size).index_put(where, logp_n)
+        logp_bTK = None
+        if logp_nK.shape[1] > 0:
+            logp_bTK = logp_n.new_zeros((*size, logp_nK.shape[1])).index_put(where, logp_nK)
         if self.layout.tp_rank == 0 and micro.indices:
-            entropy_bT = entropy_n.new_zeros(size).index_put(where, entropy_n).cpu() if this.loss is None else None
-            this.result.tokens.append(TokenPart(micro.indices, logp_bT.detach().cpu(), entropy_bT))
+            part = TokenPart(micro.indices, logp_bT.detach().cpu())
+            if this.loss is None:
+                entropy_bT = entropy_n.new_zeros(size).index_put(where, entropy_n).cpu()
+                part = replace(part, entropy_bT=entropy_bT, logp_top_bTK=None if logp_bTK is None else logp_bTK.cpu())
+            this.result.tokens.append(part)
         no_tokens = torch.zeros((), dtype=torch.int, device=logp_n.device)
         if this.loss is None:
             return logp_n.sum(), no_tokens, {}
         # An empty micro-batch still runs backward: the other ranks wait for it.
-        loss = this.loss(micro, logp_bT) if micro.indices else logp_n.sum()
+        loss = this.loss(micro, logp_bT, logp_bTK) if micro.indices else scores_1n[..., 1:].sum()
         return loss, no_tokens, {}
 
 

@@ -8,7 +8,8 @@ Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 8 and 9, Pr2 (2606.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from jaxtyping import Float
@@ -26,7 +27,7 @@ from scaled.megatron_engine.weights import export_hf
 from scaled.model_shape import load_shape
 from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, Rollouts
-from theory.objectives import Objective
+from theory.objectives import Objective, Top
 from theory.objectives.aggregations import Totals
 from theory.routing.passes import RoutingPlan
 
@@ -70,7 +71,8 @@ class MegatronRank:
             raise ValueError("score_reference: expected an engine that keeps a reference, got keep_reference=False")
         plan = RoutingPlan("natural")
         sizes = self._sizes(rollouts, plan)
-        result = self.reference.run(self._micro_batches(rollouts), plan, sizes.num_positions)
+        micro_batches = self._micro_batches(replace(rollouts, top=None))
+        result = self.reference.run(micro_batches, plan, sizes.num_positions)
         return ScorePart(sizes, tuple(result.tokens), ())
 
     def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdatePart:
@@ -156,7 +158,7 @@ class _ObjectiveLoss:
         self._batch = whole = minibatch.rollouts.padded()
         self._totals: Totals = objective.totals(minibatch.logp_old_BT, whole.logp_mu_BT, whole.is_response_BT)
 
-    def __call__(self, micro: MicroBatch, logp_bT: Tensor) -> Tensor:
+    def __call__(self, micro: MicroBatch, logp_bT: Tensor, logp_top_bTK: Tensor | None) -> Tensor:
         def own(x_B: Tensor) -> Tensor:
             return x_B[list(micro.indices)].to(logp_bT.device)
 
@@ -169,11 +171,25 @@ class _ObjectiveLoss:
             own(m.advantages_B),
             is_response_bT,
             logp_ref_BT=None if m.logp_ref_BT is None else own(m.logp_ref_BT),
+            top=None if logp_top_bTK is None else self._top(logp_top_bTK, own),
             totals=self._totals,
         )
         self.metrics.append((int(is_response_bT.sum()), {k: v.cpu() for k, v in output.metrics.items()}))
         self.values.append(output.objective.detach().cpu())
         return -output.objective
+
+    def _top(self, logp_top_bTK: Tensor, own: Callable[[Tensor], Tensor]) -> Top:
+        """mu's likeliest tokens of a micro-batch under pi, old and mu."""
+        record, old_BTK, mu_BTK = (
+            self._minibatch.rollouts.top,
+            self._minibatch.logp_old_top_BTK,
+            self._batch.top_logp_mu_BTK,
+        )
+        if record is None or old_BTK is None or mu_BTK is None:
+            raise ValueError(
+                "expected log old of mu's likeliest tokens in a mini-batch whose rollouts have them, got none"
+            )
+        return Top(logp_top_bTK, own(old_BTK), own(mu_BTK), record.is_complete)
 
 
 __all__ = ["MegatronRank"]

@@ -4,7 +4,8 @@ Logits are made for the rows that predict response tokens alone, a chunk of them
 those of a whole response would take more memory than anything else in training. Every tensor-parallel rank gets the
 same numbers. Megatron's own fused head and loss gives neither entropies nor values on a CPU.
 
-Extra letters: n, the response tokens of a micro-batch, packed; c of a chunk; W, the vocabulary rows of one rank.
+Extra letters: n, the response tokens of a micro-batch, packed; c of a chunk; W, the vocabulary rows of one rank; J, the
+tokens scored at a position: the sampled one, and mu's likeliest where they are asked for.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ROWS = 1024
 
 
 class ResponseHead:
-    """Stands in for a GPTModel's output layer: instead of logits, log p and entropy of the chosen tokens.
+    """Stands in for a GPTModel's output layer: instead of logits, the entropy and log p of the chosen tokens.
 
     `expect` must be called before each forward.
     """
@@ -42,21 +43,24 @@ class ResponseHead:
         self._sequence_parallel = sequence_parallel
         self._vocab_size, self._chunk = vocab_size, chunk
         output_layer.forward = self.forward  # type: ignore[method-assign]
+        output_layer._forward_hooks.clear()  # model.py's masks logits of no token; scores are masked here
 
-    def expect(self, rows_n: Int[Tensor, " n"], tokens_n: Int[Tensor, " n"], temperature: float) -> None:
-        """The next forward scores `tokens_n`, predicted by rows s * B + b of the flattened (S, B) hidden states."""
-        self._asked = rows_n, tokens_n, temperature
+    def expect(self, rows_n: Int[Tensor, " n"], tokens_nJ: Int[Tensor, "n J"], temperature: float) -> None:
+        """The next forward scores `tokens_nJ`, predicted by rows s * B + b of the flattened (S, B) hidden states."""
+        self._asked = rows_n, tokens_nJ, temperature
 
     def forward(
         self,
         hidden_SBD: Float[Tensor, "S B D"],
         weight: Float[Tensor, "W D"] | None = None,
         runtime_gather_output: bool | None = None,
-    ) -> tuple[Float[Tensor, "n 1 2"], None]:
-        """log p and entropy of each token, in float32; the hidden states' gradient is summed over ranks."""
+    ) -> tuple[Float[Tensor, "n 1 _"], None]:
+        """The entropy of each row, then log p of its J tokens, in float32; the hidden states' gradient is summed over
+        ranks.
+        """
         assert not runtime_gather_output, "the vocabulary stays split"
         assert self._asked is not None, "a forward without the tokens to score"
-        (rows_n, tokens_n, temperature), self._asked = self._asked, None
+        (rows_n, tokens_nJ, temperature), self._asked = self._asked, None
         if self._sequence_parallel:
             hidden_SBD = gather_from_sequence_parallel_region(hidden_SBD)
         else:
@@ -64,8 +68,10 @@ class ResponseHead:
         hidden_nD = hidden_SBD.flatten(0, 1)[rows_n]
         weight_WD = self._layer.weight if weight is None else weight
         group: Any = parallel_state.get_tensor_model_parallel_group()
-        scores = token_scores(hidden_nD, weight_WD, tokens_n, self._vocab_size, group, self._chunk, temperature)
-        return torch.stack(scores, dim=-1)[:, None], None
+        logp_nJ, entropy_n = token_scores(
+            hidden_nD, weight_WD, tokens_nJ, self._vocab_size, group, self._chunk, temperature
+        )
+        return torch.cat([entropy_n[:, None], logp_nJ], dim=-1)[:, None], None
 
 
 @dataclass(frozen=True)
@@ -77,10 +83,10 @@ class _Slice:
     group: ProcessGroup
     temperature: float
 
-    def columns(self, tokens_c: Tensor) -> tuple[Tensor, Tensor]:
+    def columns(self, tokens_cJ: Tensor) -> tuple[Tensor, Tensor]:
         """Which of the tokens are this rank's, and their columns (0 for the others)."""
-        is_mine_c = (tokens_c >= self.first) & (tokens_c < self.first + self.num_valid)
-        return is_mine_c, torch.where(is_mine_c, tokens_c - self.first, 0)
+        is_mine_cJ = (tokens_cJ >= self.first) & (tokens_cJ < self.first + self.num_valid)
+        return is_mine_cJ, torch.where(is_mine_cJ, tokens_cJ - self.first, 0)
 
     def logits(self, hidden_cD: Tensor, weight_WD: Tensor) -> Tensor:
         """(c, W) over T in float32, -inf for the rows that only fill up the vocabulary to a multiple of TP."""
@@ -88,22 +94,22 @@ class _Slice:
         logits_cW[:, self.num_valid :] = float("-inf")
         return logits_cW
 
-    def scores(self, logits_cW: Tensor, tokens_c: Tensor) -> tuple[Tensor, ...]:
-        """log p, entropy, largest logit and sum of exp(logit - largest), each (c,); overwrites the logits."""
+    def scores(self, logits_cW: Tensor, tokens_cJ: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """log p (c, J); entropy, largest logit and sum of exp(logit - largest), each (c,); overwrites the logits."""
         largest_c = logits_cW.amax(dim=-1)
         dist.all_reduce(largest_c, op=dist.ReduceOp.MAX, group=self.group)
         logits_cW -= largest_c[:, None]
-        is_mine_c, column_c = self.columns(tokens_c)
-        logit_c = torch.where(is_mine_c, logits_cW.gather(1, column_c[:, None])[:, 0], 0.0)
+        is_mine_cJ, column_cJ = self.columns(tokens_cJ)
+        logit_cJ = torch.where(is_mine_cJ, logits_cW.gather(1, column_cJ), 0.0)
         weights_cW = logits_cW.exp()
         # 0 * -inf of the filling rows is left out: they carry no probability.
         valid = slice(0, self.num_valid)
         moment_c = logits_cW[:, valid].mul_(weights_cW[:, valid]).sum(-1)
-        sums_3c = torch.stack([weights_cW.sum(-1), logit_c, moment_c])
-        dist.all_reduce(sums_3c, group=self.group)
-        total_c, logit_c, moment_c = sums_3c
+        sums_c = torch.cat([weights_cW.sum(-1, keepdim=True), moment_c[:, None], logit_cJ], dim=1)
+        dist.all_reduce(sums_c, group=self.group)
+        total_c, moment_c, logit_cJ = sums_c[:, 0], sums_c[:, 1], sums_c[:, 2:]
         log_total_c = total_c.log()
-        return logit_c - log_total_c, log_total_c - moment_c / total_c, largest_c, total_c
+        return logit_cJ - log_total_c[:, None], log_total_c - moment_c / total_c, largest_c, total_c
 
 
 def _chunks(n: int, chunk: int) -> Iterator[slice]:
@@ -111,38 +117,37 @@ def _chunks(n: int, chunk: int) -> Iterator[slice]:
 
 
 class _TokenScores(torch.autograd.Function):
-    """d logp / d z_v = ([v is the token] - softmax(z / T)_v) / T; the entropy is a number without gradient."""
+    """d logp_j / d z_v = ([v is token j] - softmax(z / T)_v) / T; the entropy is a number without gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_nD: Tensor, weight_WD: Tensor, tokens_n: Tensor, own: _Slice, chunk: int
+        ctx: Any, hidden_nD: Tensor, weight_WD: Tensor, tokens_nJ: Tensor, own: _Slice, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        n = len(tokens_n)
-        scores_4n = hidden_nD.new_empty((4, n), dtype=torch.float32)
-        for part in _chunks(n, chunk):
-            found = own.scores(own.logits(hidden_nD[part], weight_WD), tokens_n[part])
-            for row, scores_c in enumerate(found):
-                scores_4n[row, part] = scores_c
-        logp_n, entropy_n, largest_n, total_n = scores_4n.unbind()
+        logp_nJ = hidden_nD.new_empty(tokens_nJ.shape, dtype=torch.float32)
+        entropy_n, largest_n, total_n = (logp_nJ.new_empty(len(tokens_nJ)) for _ in range(3))
+        for part in _chunks(len(tokens_nJ), chunk):
+            found = own.scores(own.logits(hidden_nD[part], weight_WD), tokens_nJ[part])
+            for whole, scores_c in zip((logp_nJ, entropy_n, largest_n, total_n), found, strict=True):
+                whole[part] = scores_c
         ctx.own, ctx.chunk = own, chunk
-        ctx.save_for_backward(hidden_nD, weight_WD, tokens_n, largest_n, total_n)
-        logp_n, entropy_n = logp_n.clone(), entropy_n.clone()
+        ctx.save_for_backward(hidden_nD, weight_WD, tokens_nJ, largest_n, total_n)
         ctx.mark_non_differentiable(entropy_n)
-        return logp_n, entropy_n
+        return logp_nJ, entropy_n
 
     @staticmethod
-    def backward(ctx: Any, grad_n: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        hidden_nD, weight_WD, tokens_n, largest_n, total_n = ctx.saved_tensors
+    def backward(ctx: Any, grad_nJ: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        hidden_nD, weight_WD, tokens_nJ, largest_n, total_n = ctx.saved_tensors
+        grad_n = grad_nJ.sum(1)
         grad_hidden_nD, grad_WD = torch.empty_like(hidden_nD), None
-        for part in _chunks(len(tokens_n), ctx.chunk):
+        for part in _chunks(len(tokens_nJ), ctx.chunk):
             grad_cW = ctx.own.logits(hidden_nD[part], weight_WD)
             grad_cW.sub_(largest_n[part, None]).exp_().div_(total_n[part, None]).mul_(-grad_n[part, None])
-            is_mine_c, column_c = ctx.own.columns(tokens_n[part])
-            grad_cW.scatter_add_(1, column_c[:, None], torch.where(is_mine_c, grad_n[part], 0.0)[:, None])
+            is_mine_cJ, column_cJ = ctx.own.columns(tokens_nJ[part])
+            grad_cW.scatter_add_(1, column_cJ, torch.where(is_mine_cJ, grad_nJ[part], 0.0))
             grad_cW = tempered(grad_cW, ctx.own.temperature).to(weight_WD.dtype)  # d (z / T) / d z = 1 / T
             torch.mm(grad_cW, weight_WD, out=grad_hidden_nD[part])
             if ctx.needs_input_grad[1]:
-                grad_WD = _added(grad_WD, grad_cW, hidden_nD[part], is_alone=len(tokens_n) <= ctx.chunk)
+                grad_WD = _added(grad_WD, grad_cW, hidden_nD[part], is_alone=len(tokens_nJ) <= ctx.chunk)
             del grad_cW
         if ctx.needs_input_grad[1]:
             grad_WD = torch.zeros_like(weight_WD) if grad_WD is None else grad_WD.to(weight_WD.dtype)
@@ -165,23 +170,24 @@ def _added(sum_WD: Tensor | None, grad_cW: Tensor, hidden_cD: Tensor, is_alone: 
 def token_scores(
     hidden_nD: Float[Tensor, "n D"],
     weight_WD: Float[Tensor, "W D"],
-    tokens_n: Int[Tensor, " n"],
+    tokens_nJ: Int[Tensor, "n J"],
     vocab_size: int,
     group: ProcessGroup,
     chunk: int,
     temperature: float = 1.0,
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """log p of the given tokens (nats, at most 0) and the entropy of each distribution (nats, at least 0), in float32.
+) -> tuple[Float[Tensor, "n J"], Float[Tensor, " n"]]:
+    """log p of J tokens of each row (nats, at most 0) and the entropy of its distribution (nats, at least 0), in
+    float32.
 
-    Of softmax(z / T), z = hidden weight^T, for at most `chunk` tokens at a time. Rank r of `group` has the weights of
+    Of softmax(z / T), z = hidden weight^T, for at most `chunk` rows at a time. Rank r of `group` has the weights of
     tokens [r W, (r + 1) W); rows from `vocab_size` on fill the vocabulary up and have probability 0. The gradient is
     that of log p, each rank's from its own slice of the vocabulary; backward computes the logits again.
     Raises ValueError for a token outside [0, vocab_size).
     """
-    if bool(((tokens_n < 0) | (tokens_n >= vocab_size)).any()):
-        bad = tokens_n[(tokens_n < 0) | (tokens_n >= vocab_size)][0].item()
+    if bool(((tokens_nJ < 0) | (tokens_nJ >= vocab_size)).any()):
+        bad = tokens_nJ[(tokens_nJ < 0) | (tokens_nJ >= vocab_size)][0].item()
         raise ValueError(f"expected tokens in [0, {vocab_size}), got {bad}")
     W = len(weight_WD)
     first = dist.get_rank(group) * W
     own = _Slice(first, min(max(vocab_size - first, 0), W), group, temperature)
-    return _TokenScores.apply(hidden_nD, weight_WD, tokens_n, own, chunk)  # type: ignore[return-value]
+    return _TokenScores.apply(hidden_nD, weight_WD, tokens_nJ, own, chunk)  # type: ignore[return-value]

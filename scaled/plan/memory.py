@@ -200,6 +200,17 @@ def logit_bytes(shape: ModelShape, training: TrainingBlock, T: int) -> int:
     return b * n * D + max(forward, b * n * D + backward)
 
 
+def top_bytes(config: ScaledRun, shape: ModelShape) -> int:
+    """Bytes of mu's K likeliest tokens of one micro-batch on a rank of the last stage, at the update's peak.
+
+    A number an id in int64, padded and packed (16), and in fp32 log pi as the head gives it, packed, padded and in the
+    objective, log old and log mu twice each, and a gradient (4 each): 16 + 32 = 48 bytes a token of mu.
+    """
+    algorithm = config.algorithm.build()
+    tokens = algorithm.max_tokens * config.training.micro_batch_size
+    return 48 * tokens * min(algorithm.objective.num_top, shape.vocab_size)
+
+
 def replay_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: int) -> int:
     """Bytes of a micro-batch's replayed experts on a rank: int64, what a gather takes, S x micro_batch / TP x L x K."""
     layers = sum(number not in shape.dense_layers for number in stage_layers(shape, training, stage))
@@ -228,6 +239,8 @@ def training_memory(config: ScaledRun, shape: ModelShape, stage: int) -> Memory:
     }
     if stage == training.pipeline_parallel - 1:
         parts["logits"] = logit_bytes(shape, training, algorithm.max_tokens)
+        if algorithm.objective.num_top > 0:
+            parts["mu's likeliest tokens of a micro-batch"] = top_bytes(config, shape)
     if algorithm.objective.kl_coefficient > 0:
         parts["reference weights"] = b * parameters.total
     if algorithm.mode != "none":
@@ -278,8 +291,9 @@ def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
 def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     """CPU memory of every machine for one global step, in the worst case that every response has full length.
 
-    Routing records of all responses, and of the rows asked for the features that train the predictor: whole on every
-    machine, once, in memory that its ranks share; the machine of the driver has its own besides.
+    Routing records of all responses, of the rows asked for the features that train the predictor, and mu's likeliest
+    tokens with log old: whole on every machine, once, in memory that its ranks share; the machine of the driver has its
+    own besides.
     """
     algorithm = config.algorithm.build()
     responses, parts = algorithm.num_prompts * algorithm.num_responses, {}
@@ -289,4 +303,8 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
         b = ELEMENT_BYTES[config.training.precision]
         cached = payloads.feature_bytes(shape, algorithm.predictor.num_positions, responses, b)
         parts["router features"] = cached
+    num_top, tokens = algorithm.objective.num_top, responses * algorithm.max_tokens
+    if num_top > 0:
+        old = 4 * min(num_top, shape.vocab_size) * tokens
+        parts["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, tokens) + old
     return Memory("host", parts)

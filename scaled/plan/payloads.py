@@ -1,4 +1,5 @@
-r"""How many bytes a global step moves and keeps besides weights and activations: routing records and router features.
+r"""How many bytes a global step moves and keeps besides weights and activations: routing records, router features and
+mu's likeliest tokens.
 
 Everything is bytes (FLOPs where it says so), as pure functions of a `ModelShape`; MB are 1e6 bytes, GiB 2**30.
 Readings that reproduce the papers: R3 (arXiv 2510.11370) writes GB for GiB and K for 1e3 in its Table 9, and GB for GiB
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from lab.hf import ModelShape
 from theory.routing.record import index_dtype
+from theory.top_tokens import id_dtype
 
 INT16_BYTES, INT32_BYTES = 2, 4
 """The type in which R3 (App. G) and Pr2 (App. E.2) store an expert's id."""
@@ -44,6 +46,14 @@ def feature_bytes_per_position(shape: ModelShape, hidden_bytes: int = 2) -> int:
 def feature_bytes(shape: ModelShape, num_positions: int, num_responses: int = 1, hidden_bytes: int = 2) -> int:
     """Bytes of the feature cache: num_responses x T_c x L (2 D + 4 E) (Pr2 App. E.2, per response in Table 3)."""
     return num_responses * num_positions * feature_bytes_per_position(shape, hidden_bytes)
+
+
+def top_token_bytes(shape: ModelShape, num_top: int, num_tokens: int) -> int:
+    """Bytes of mu's `num_top` likeliest tokens (all of a smaller vocabulary) at each of `num_tokens` response tokens.
+
+    An id in the narrowest signed type that holds the vocabulary, and its log-probability in fp32.
+    """
+    return num_tokens * min(num_top, shape.vocab_size) * (id_dtype(shape.vocab_size).itemsize + 4)
 
 
 def predictor_parameters(shape: ModelShape) -> int:

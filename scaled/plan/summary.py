@@ -124,6 +124,10 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
         found["router features"] = payloads.feature_bytes(shape, positions, responses, b)
         found["router features of one response"] = payloads.feature_bytes(shape, positions, 1, b)
         found["predictor, folded into the gates"] = 4 * payloads.predictor_parameters(shape)
+    if algorithm.objective.num_top > 0:
+        num_top, T = algorithm.objective.num_top, algorithm.max_tokens
+        found["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, responses * T)
+        found["mu's likeliest tokens of one response"] = payloads.top_token_bytes(shape, num_top, T)
     found["weights pushed to one engine"] = b * shape.num_parameters
     found[f"weights pushed to all {rollout.num_engines} engines"] = b * shape.num_parameters * rollout.num_engines
     return found

@@ -28,7 +28,7 @@ from scaled.model_shape import load_shape
 from scaled.vllm_engine import environment, routes
 from scaled.vllm_engine.environment import OPTIONS
 from scaled.vllm_engine.quantize import DTYPES, Kernels, check_precision, choose_kernels, quantised, quantization_config
-from scaled.vllm_engine.requests import Request, check_room, check_tokens, sampling_params, scoring_params
+from scaled.vllm_engine.requests import Request, check_room, check_tokens, sampling_params, scoring_params, top_tokens
 from scaled.vllm_engine.weights_check import check_weights
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 from theory.routing.features import RouterFeatures
@@ -103,6 +103,7 @@ class VllmEngine:
             "dtype": str(DTYPES[rollout.precision.compute]).removeprefix("torch."),
             "kv_cache_dtype": "auto" if rollout.precision.kv_cache == "same" else "fp8",
             "logprobs_mode": "processed_logprobs",  # the default, raw_logprobs, is before temperature
+            "max_logprobs": -1,  # no cap: the objective says how many of mu's likeliest tokens are recorded
             "tensor_parallel_size": rollout.tensor_parallel,
             "max_model_len": rollout.max_model_len,
             "max_num_seqs": rollout.max_num_seqs,
@@ -170,14 +171,15 @@ class VllmEngine:
         limits = sampling.limits(len(prompts) * sampling.num_responses)  # raises for draws of other responses
         longest = self._rollout.max_model_len - 1
         check_tokens([p.tokens for p in prompts], "prompts", longest, self.shape.vocab_size)
-        requests = [Request(prompt) for prompt in prompts for _ in range(sampling.num_responses)]
+        num_top = min(sampling.num_top, self.shape.vocab_size)
+        requests = [Request(prompt, num_top=num_top) for prompt in prompts for _ in range(sampling.num_responses)]
         check_room([r.prompt for r in requests], limits, self._rollout.max_model_len)
         with_features = sampling.num_features > 0
         self._call("start_recording", with_features, self._has_graph_features)
         by_name = {}
         for b, request in enumerate(requests):
             number = b if sampling.draws else first_response + b
-            params = sampling_params(sampling, self._rollout, self._stop_token, number)
+            params = sampling_params(sampling, self._rollout, self._stop_token, number, num_top)
             by_name[self._add(request, params)] = request
         self._run(by_name)
         responses = tuple(request.response(self.version) for request in requests)
@@ -185,7 +187,8 @@ class VllmEngine:
         recorded = self._call("take_recorded", num_rows, with_features)
         features = self._features(requests, recorded) if with_features else None
         record = self._record(requests, recorded, num_rows)
-        return Rollouts(responses, record, features, sampling.scored_temperature)
+        top = top_tokens(requests, num_top, self.shape.vocab_size) if num_top else None
+        return Rollouts(responses, record, features, sampling.scored_temperature, top)
 
     def _check_ready(self, sampling: Sampling) -> None:
         if self.version < 0:

@@ -14,12 +14,14 @@ import torch
 from scaled.config import RolloutBlock
 from scaled.vllm_engine.environment import OPTIONS
 from theory.contracts import Prompt, Response, Sampling
+from theory.routing.record import offsets_of
 from theory.streams import derive_seed
+from theory.top_tokens import TopTokens, id_dtype
 
 
 @dataclass
 class Request:
-    """A response in the making; `name` is the engine's own name of it."""
+    """A response in the making; `name` is the engine's own name of it, `num_top` how many of mu's tokens it keeps."""
 
     prompt: Prompt
     name: str = ""
@@ -28,6 +30,8 @@ class Request:
     prompt_logp: list[float] = field(default_factory=list)
     finish: str = ""
     routes: Any = None
+    num_top: int = 0
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
 
     def add(self, output: Any) -> None:
         """Takes what one engine step sampled.
@@ -44,10 +48,22 @@ class Request:
                 raise RuntimeError(f"prompt {self.prompt.id}: expected {len(new)} log-probabilities, vLLM gave none")
             self.tokens += new
             self.logp += [logp[token].logprob for token, logp in zip(new, completion.logprobs, strict=True)]
+            if self.num_top:
+                self.top += [self._likeliest(logp) for logp in completion.logprobs]
         if output.finished:
             if completion.finish_reason not in ("stop", "length", "abort"):
                 raise RuntimeError(f"prompt {self.prompt.id}: vLLM ended the request with {completion.finish_reason}")
             self.finish, self.routes = completion.finish_reason, completion.routed_experts
+
+    def _likeliest(self, logp: Any) -> list[tuple[int, float]]:
+        """The likeliest tokens of a position, which has the sampled one besides where that is not among them."""
+        each = sorted(((token, one.logprob) for token, one in logp.items()), key=lambda pair: -pair[1])
+        if len(each) < self.num_top:
+            raise RuntimeError(
+                f"prompt {self.prompt.id}: expected the log-probabilities of {self.num_top} tokens at every position, "
+                f"vLLM gave {len(each)}"
+            )
+        return each[: self.num_top]
 
     def response(self, version: int) -> Response:
         """The response as it stands; one that did not finish was aborted."""
@@ -61,10 +77,13 @@ class Request:
         )
 
 
-def sampling_params(sampling: Sampling, rollout: RolloutBlock, stop_token: int | None, index: int) -> Any:
+def sampling_params(
+    sampling: Sampling, rollout: RolloutBlock, stop_token: int | None, index: int, num_top: int = 0
+) -> Any:
     """vLLM's parameters of response `index`, which draws from derive_seed(sampling.seed, "vllm", index).
 
-    Where `sampling.draws` has its own seed and longest length, from derive_seed(seed, "vllm").
+    Where `sampling.draws` has its own seed and longest length, from derive_seed(seed, "vllm"). Every position comes
+    with the log-probabilities of its `num_top` likeliest tokens.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -84,7 +103,7 @@ def sampling_params(sampling: Sampling, rollout: RolloutBlock, stop_token: int |
         stop_token_ids=[] if stop_token is None else [stop_token],
         ignore_eos=True,
         detokenize=False,
-        logprobs=0,
+        logprobs=num_top,
         skip_reading_prefix_cache=not rollout.prefix_caching,
         extra_args={OPTIONS: options} if sampling.num_features > 0 else None,
         output_kind=RequestOutputKind.DELTA,
@@ -108,6 +127,14 @@ def scoring_params() -> Any:
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def top_tokens(requests: Sequence[Request], num: int, vocab_size: int) -> TopTokens:
+    """mu's `num` likeliest tokens of every position of every response, one after the other."""
+    pairs = [pair for request in requests for position in request.top for pair in position]
+    ids = torch.tensor([token for token, _ in pairs], dtype=id_dtype(vocab_size)).view(-1, num)
+    logp = torch.tensor([logp for _, logp in pairs], dtype=torch.float32).view(-1, num)
+    return TopTokens(ids, logp, offsets_of([len(request.top) for request in requests]), vocab_size)
 
 
 def check_tokens(sequences: Sequence[Sequence[int]], field_name: str, longest: int, vocab_size: int) -> None:

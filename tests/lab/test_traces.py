@@ -18,6 +18,7 @@ from lab.records import RecordError, RunFolder
 from lab.traces import SCHEMA, Trace
 from theory.contracts import Prompt, Response, Rollouts, TokenScores
 from theory.routing.record import RoutingRecord
+from theory.top_tokens import TopTokens
 
 LAYERS = (1, 2, 5)
 E, K = 20, 3
@@ -142,6 +143,47 @@ def test_a_trace_says_its_temperature_and_one_of_before_says_none(tmp_path: Path
     assert Trace.load(tmp_path / "before.safetensors").temperature is None
     with safetensors.safe_open(tmp_path / "before.safetensors", "pt") as file:
         assert "temperature" not in file.metadata()
+
+
+def with_top(k: int = 4) -> Trace:
+    """The example with the likeliest tokens of a made-up mu, and log old of them."""
+    rollouts, scores = rollouts_and_scores([(3, 4), (2, 6)])
+    generator = torch.Generator().manual_seed(1)
+    top = TopTokens.of(torch.randn(10, 99, generator=generator).log_softmax(-1), k, torch.tensor([0, 4, 10]))
+    old_BTK = -torch.rand(2, 6, k, generator=generator)
+    scores = replace(scores, logp_top_BTK=old_BTK)
+    trace = Trace.of(replace(rollouts, top=top), scores, torch.tensor([1.0, 0.0]), step=7)
+    assert trace.top_logp_old is not None
+    assert torch.equal(trace.top_logp_old, torch.cat([old_BTK[0, :4], old_BTK[1]]))
+    return trace
+
+
+def test_a_trace_holds_mus_likeliest_tokens(tmp_path: Path) -> None:
+    """Ids, log mu and log old come back to the bit, in their types, a row a response token; without them none do."""
+    trace = with_top()
+    trace.save(tmp_path / "t.safetensors")
+    back = Trace.load(tmp_path / "t.safetensors")
+    assert same(trace, back) and back.top_ids is not None and back.top_ids.dtype == torch.int16
+    assert back.top_ids.shape == (10, 4)
+    assert example().top_ids is example().top_logp_mu is example().top_logp_old is None
+
+
+IDS = torch.zeros(9, 4, dtype=torch.int16)
+TOP_MISFITS: dict[str, tuple[dict[str, Any], str]] = {
+    "ids alone": ({"top_logp_mu": None}, "top_ids and top_logp_mu: expected both or neither, got top_ids, top_logp_o"),
+    "rows of another batch": ({"top_ids": IDS}, r"top_ids: expected 10 rows of 4 tokens, got shape \(9, 4\)"),
+    "another width": ({"top_logp_old": torch.zeros(10, 3)}, r"top_logp_old: expected 10 rows.*got shape \(10, 3\)"),
+    "a token that is none": ({"top_ids": torch.full((10, 4), -1)}, "top_ids: expected numbers from 0 on, got -1"),
+    "probabilities": ({"top_logp_mu": torch.full((10, 4), 0.5)}, r"top_logp_mu: expected log-prob.*got 0\.5"),
+}
+
+
+@pytest.mark.parametrize("misfit", TOP_MISFITS)
+def test_likeliest_tokens_that_do_not_fit_are_one_line(misfit: str) -> None:
+    """Their shapes and values are those of the tokens, or one line says what was expected."""
+    change, message = TOP_MISFITS[misfit]
+    with pytest.raises(ValueError, match=message):
+        replace(with_top(), **change)
 
 
 def with_value(tensor: Tensor, index: int, value: float) -> Tensor:

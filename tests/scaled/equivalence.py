@@ -29,10 +29,12 @@ from tests.scaled.rank_world import (
     passes,
     sandbox_engine,
     training,
+    with_top,
     write_model,
 )
-from theory.contracts import TokenScores
-from theory.objectives import PRESETS, preset
+from theory.contracts import MiniBatch, Rollouts, TokenScores
+from theory.objectives import PRESETS, Objective, preset
+from theory.routing.passes import RoutingPlan
 
 # A rate of zero: every objective meets the same weights. Nothing is clipped, so gradients are the objective's own.
 STILL = algorithm("R3", optimizer={"learning_rate": 0.0, "max_grad_norm": 1e9})
@@ -44,6 +46,23 @@ WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     for name, (n, f) in {"1 rank": (1, {}), **{k: (2, f) for k, f in LAYOUTS.items()}}.items()
     if n <= MOST_RANKS
 }
+
+
+OBJECTIVES: dict[str, Objective] = {name: preset(name) for name in PRESETS} | {
+    "minirl, top_k": preset("minirl", centering="top_k", centering_k=5),
+    "ppo, full": preset("ppo", centering="full"),
+}
+"""Every preset, and two that take off the mean under mu: by its five likeliest tokens, and by all of it."""
+
+
+def recorded() -> dict[int, Rollouts]:
+    """The batch with as many of mu's likeliest tokens as an objective asks for; none for 0."""
+    return {num: with_top(batch(), num) if num else batch() for num in {one.num_top for one in OBJECTIVES.values()}}
+
+
+def first(rollouts: Rollouts, old: TokenScores, routing: RoutingPlan) -> tuple[MiniBatch, RoutingPlan]:
+    """The first mini-batch of these rollouts."""
+    return minibatches(rollouts, old, routing)[0]
 
 
 @dataclass(frozen=True)
@@ -59,24 +78,31 @@ class Row:
 
 
 def measure_rank(
-    rank: int, folder: Path, old: TokenScores, worlds: dict[str, dict[str, Any]], ports: list[int]
+    rank: int, folder: Path, olds: dict[int, TokenScores], worlds: dict[str, dict[str, Any]], ports: list[int]
 ) -> dict[str, Any]:
     """On one rank, by layout: scores of every pass, value and gradient of every objective, weights after updates."""
     from scaled.megatron_engine.rank import MegatronRank
 
-    rollouts = batch()
+    found, results = recorded(), {}
+    rollouts, old = found[0], olds[0]
     routings = passes(rollouts, layers())
-    (first, *_), results = minibatches(rollouts, old, routings["replay"]), {}
+    replay = routings["replay"]
+    first_of = {num: first(one, olds[num], replay) for num, one in found.items()}
     for (name, fields), port in zip(worlds.items(), ports, strict=True):
         layout = training(2 if name in LAYOUTS else 1, **fields)
         with joined(layout, rank, port):
             engine = MegatronRank(ModelBlock(path=str(folder)), layout, STILL)
             result: dict[str, Any] = {"scores": {key: engine.score(rollouts, r) for key, r in routings.items()}}
+            result["tops"] = {num: engine.score(one, replay) for num, one in found.items() if num}
             result["objectives"] = {
-                key: (engine.update(first[0], preset(key), first[1]), on_host(engine.gradients())) for key in PRESETS
+                key: (
+                    engine.update(first_of[one.num_top][0], one, first_of[one.num_top][1]),
+                    on_host(engine.gradients()),
+                )
+                for key, one in OBJECTIVES.items()
             }
             engine = MegatronRank(ModelBlock(path=str(folder)), layout, MOVING)
-            for minibatch, routing in minibatches(rollouts, old, routings["replay"]):
+            for minibatch, routing in minibatches(rollouts, old, replay):
                 engine.update(minibatch, MOVING.objective, routing)
             results[name] = result | {"weights": on_host(engine.export())}
     return results
@@ -84,19 +110,23 @@ def measure_rank(
 
 def reference(folder: Path) -> dict[str, Any]:
     """The same of the sandbox's engine."""
-    rollouts = batch()
+    found = recorded()
+    rollouts = found[0]
     engine = sandbox_engine(folder, STILL)
     routings = passes(rollouts, layers())
     scores = {key: engine.score(rollouts, routing) for key, routing in routings.items()}
-    made = minibatches(rollouts, scores["replay"], routings["replay"])
+    olds = {num: engine.score(one, routings["replay"]) for num, one in found.items()}
+    made = minibatches(rollouts, olds[0], routings["replay"])
+    first_of = {num: first(one, olds[num], routings["replay"]) for num, one in found.items()}
     objectives = {}
-    for key in PRESETS:
-        value = engine.update(made[0][0], preset(key), made[0][1]).metrics["actor/objective"]
+    for key, one in OBJECTIVES.items():
+        minibatch, routing = first_of[one.num_top]
+        value = engine.update(minibatch, one, routing).metrics["actor/objective"]
         objectives[key] = (value, _gradients(engine))
     moving = sandbox_engine(folder, MOVING)
     for minibatch, routing in made:
         moving.update(minibatch, MOVING.objective, routing)
-    return {"scores": scores, "objectives": objectives, "weights": dict(moving.named_tensors())}
+    return {"scores": scores, "olds": olds, "objectives": objectives, "weights": dict(moving.named_tensors())}
 
 
 def _gradients(engine: Any) -> dict[str, Tensor]:
@@ -122,6 +152,11 @@ def compare(name: str, ranks: list[dict[str, Any]], theirs: dict[str, Any]) -> R
         assert a.experts is not None and a.natural is not None
         logp = max(logp, (a.logp_BT - b.logp_BT).abs().max().item())
         routes += int((a.experts.experts != b.experts.experts).sum() + (a.natural.experts != b.natural.experts).sum())
+    for num, b in theirs["olds"].items():
+        if num:
+            a = assemble_scores([part["tops"][num] for part in parts])
+            assert a.logp_top_BTK is not None and b.logp_top_BTK is not None
+            logp = max(logp, (a.logp_top_BTK - b.logp_top_BTK).abs().max().item())
     for key, (expected, gradients) in theirs["objectives"].items():
         got = assemble_stats([part["objectives"][key][0] for part in parts]).metrics["actor/objective"]
         value = max(value, abs(got - expected))
@@ -140,11 +175,10 @@ def measure(folder: Path) -> list[Row]:
     """The table: every layout against the sandbox."""
     write_model(folder)
     theirs = reference(folder)
-    old = theirs["scores"]["replay"]
     rows = []
     for num_ranks in sorted({n for n, _ in WORLDS.values()}):
         worlds = {name: fields for name, (n, fields) in WORLDS.items() if n == num_ranks}
-        ranks = spawn(num_ranks, measure_rank, folder, old, worlds, free_ports(len(worlds)), limit_s=400)
+        ranks = spawn(num_ranks, measure_rank, folder, theirs["olds"], worlds, free_ports(len(worlds)), limit_s=400)
         rows += [compare(name, ranks, theirs) for name in worlds]
     return rows
 

@@ -25,8 +25,9 @@ from theory.routing.features import draw_rows
 from theory.routing.gates import GATES
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings
-from theory.routing.record import RoutingRecord
+from theory.routing.record import RoutingRecord, offsets_of
 from theory.streams import stream
+from theory.top_tokens import TopTokens
 
 VOCABULARY, WIDTH, EXPERTS, SLOTS = 19, 32, 8, 2  # an odd vocabulary needs a padding row under TP2
 
@@ -98,6 +99,13 @@ def batch(num: int = 8, seed: int = 0) -> Rollouts:
     return Rollouts(tuple(responses))
 
 
+def with_top(rollouts: Rollouts, num: int, seed: int = 0) -> Rollouts:
+    """The rollouts with the `num` likeliest tokens of a made-up mu at every position."""
+    lengths = [len(response.tokens) for response in rollouts.responses]
+    logits_AV = 2 * torch.randn(sum(lengths), VOCABULARY, generator=stream(seed, "rank-world-top"))
+    return replace(rollouts, top=TopTokens.of(logits_AV.log_softmax(-1), num, offsets_of(lengths)))
+
+
 def altered_routes(rollouts: Rollouts, numbers: Sequence[int], missing: float = 0.1, seed: int = 3) -> RoutingRecord:
     """Random experts for every row, `missing` of the rows not recorded."""
     draws = stream(seed, "rank-world-record")
@@ -144,7 +152,10 @@ def minibatches(rollouts: Rollouts, old: TokenScores, replay: RoutingPlan) -> li
         part = rollouts.select(chosen)
         T = max(len(r.tokens) for r in part.responses)
         features = None if index == 0 or old.features is None else old.features.select(chosen)
-        minibatch = MiniBatch(part, old.logp_BT[chosen, :T], advantages_B[chosen], index, 2, features)
+        top_BTK = None if old.logp_top_BTK is None else old.logp_top_BTK[chosen, :T]
+        minibatch = MiniBatch(
+            part, old.logp_BT[chosen, :T], advantages_B[chosen], index, 2, features, logp_old_top_BTK=top_BTK
+        )
         made.append((minibatch, replace(replay, keep_hidden=False).select(chosen)))
     return made
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from firstorder.worlds import Schemas
 from lab.config.load import load
@@ -17,6 +18,8 @@ from scaled.plan import feasibility, memory, payloads
 from scaled.plan.hardware import GPUS, gpu_named
 from scaled.plan.layout import dry_run
 from scaled.plan.memory import GIB
+from scaled.plan.summary import step_payloads
+from theory.top_tokens import TopTokens
 
 QWEN, MOONLIGHT, OLMOE = (load_shape("-", name) for name in ("qwen3-30b-a3b", "moonlight-16b-a3b", "olmoe-1b-7b"))
 
@@ -150,6 +153,25 @@ def test_predictor_and_reference_are_counted_where_there_are_some():
     predicted = memory.training_memory(recipe(*words), QWEN, 0).parts
     assert predicted["predictor and its optimizer"] == 16 * 48 * 2048 * 128
     assert predicted["features of a micro-batch"] == payloads.feature_bytes(QWEN, 2048)
+
+
+def test_likeliest_tokens_are_counted_as_they_are_recorded():
+    """Plan's bytes are those of a record of as many tokens; without centering there are none, `full` is all of V."""
+    centred = recipe("--algorithm.objective.centering", "top_k", "--algorithm.objective.centering_k", "8")
+    algorithm = centred.algorithm.build()
+    tokens = algorithm.num_prompts * algorithm.num_responses * algorithm.max_tokens
+    top = TopTokens.of(torch.zeros(7, QWEN.vocab_size), 8, torch.tensor([0, 7]))
+    payload = step_payloads(centred, QWEN)
+    assert payload["mu's likeliest tokens"] == top.num_bytes // 7 * tokens == 8 * (4 + 4) * tokens
+    assert memory.host_memory(centred, QWEN).parts["mu's likeliest tokens"] == 8 * (4 + 4 + 4) * tokens
+    name = "mu's likeliest tokens of a micro-batch"
+    last = centred.training.pipeline_parallel - 1
+    held = centred.training.micro_batch_size * algorithm.max_tokens
+    assert memory.training_memory(centred, QWEN, last).parts[name] == 48 * 8 * held
+    assert name not in memory.training_memory(recipe(), QWEN, last).parts
+    assert "mu's likeliest tokens" not in step_payloads(recipe(), QWEN)
+    full = step_payloads(recipe("--algorithm.objective.centering", "full"), QWEN)
+    assert full["mu's likeliest tokens"] == QWEN.vocab_size * 8 * tokens
 
 
 def test_rollout_memory_is_linear_in_sequences_and_halves_with_tp():

@@ -38,7 +38,7 @@ num_steps: 4
 task: {kind: arithmetic, min_digits: 2, max_digits: 2, num_held_out: 8}
 model: {path: MODEL}
 algorithm:
-  objective: {preset: minirl}
+  objective: {preset: minirl, centering: top_k, centering_k: 4}
   replay: {mode: Pr3, predictor: {num_positions: 4, learning_rate_multiplier: 10.0}}
   batch: {num_prompts: 4, num_responses: 4, num_minibatches: 2}
   sampling: {max_tokens: 12}
@@ -135,6 +135,24 @@ def test_bytes_that_travel(whole: RunFolder, model: Path) -> None:
         assert 0.95 * weights < row["transfer/weights_bytes"] < 1.05 * weights
         # Features dominate: at most 4 rows a response of hidden (128) and logits (8) in float32, for 3 layers.
         assert row["transfer/rollout_bytes"] < 16 * 4 * 3 * 136 * 4 * 1.2 + row["progress/num_tokens"] * 64
+
+
+def test_mus_likeliest_tokens_come_from_vllm(whole: RunFolder) -> None:
+    """The run trains on the four likeliest tokens of every position: the bytes of the record are counted, traces hold
+    it, and in the first batch, before anything was learned, it is Megatron's own distribution to float32 rounding."""
+    for row in whole.metrics()[1:]:
+        assert row["rollout/top_tokens_bytes"] == row["progress/num_tokens"] * 4 * (2 + 4)
+        assert row["transfer/rollout_bytes"] > row["rollout/top_tokens_bytes"]
+        assert row["rollout_corr/drift"] >= 0.0
+    trace = Trace.load(sorted((whole.path / "rollouts").glob("*.safetensors"))[0])
+    assert trace.top_ids is not None and trace.top_logp_mu is not None and trace.top_logp_old is not None
+    assert trace.top_ids.shape == (len(trace.logp_mu), 4)
+    assert (trace.top_logp_old - trace.top_logp_mu).abs().max() < (1e-5 if trace.step == 0 else 1.0)
+    sampled = torch.cat([trace.tokens[s + p : e] for s, p, e in zip(
+        trace.offsets[:-1].tolist(), trace.num_prompt.tolist(), trace.offsets[1:].tolist(), strict=True
+    )])  # fmt: skip
+    is_sampled = trace.top_ids == sampled[:, None]
+    assert is_sampled.any() and torch.equal(trace.top_logp_mu[is_sampled], trace.logp_mu[is_sampled.any(1)])
 
 
 def test_traces_and_verdict(whole: RunFolder) -> None:

@@ -41,12 +41,17 @@ RANGE = 10.0
 CHUNKS = (1, 7, 25, 49, 50, 1000)
 
 
+J = 4  # tokens scored at a position: the sampled one, and three that an engine found likely
+
+
 def problem(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states, all rows of the head, tokens, and the gradient of each log-prob."""
+    """Hidden states, all rows of the head, J tokens a row, some of them twice, and the gradient of each log-prob."""
     draws = stream(0, "scoring")
     hidden = torch.randn(N, D, generator=draws).to(dtype)
     weight = (3 * torch.randn(V, D, generator=draws) / D**0.5).to(dtype)
-    return hidden, weight, torch.randint(0, V, (N,), generator=draws), torch.randn(N, generator=draws)
+    tokens = torch.randint(0, V, (N, J), generator=draws)
+    tokens[::3, 1] = tokens[::3, 0]  # a sampled token that is among the likeliest
+    return hidden, weight, tokens, torch.randn(N, J, generator=draws) / J
 
 
 def scored(dtype: torch.dtype, chunk: int, num: int = N, temperature: float = 1.0) -> dict[str, Tensor]:
@@ -76,7 +81,7 @@ def reference(dtype: torch.dtype, temperature: float = 1.0) -> dict[str, Tensor]
     hidden, weight, tokens, grad = problem(dtype)
     hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
     logp_NV = (hidden @ weight.t() / temperature).log_softmax(-1)
-    logp = logp_NV.gather(1, tokens[:, None])[:, 0]
+    logp = logp_NV.gather(1, tokens)
     (logp * grad).sum().backward()
     entropy = -(logp_NV.exp() * logp_NV).sum(-1).detach()
     assert hidden.grad is not None and weight.grad is not None
@@ -115,7 +120,7 @@ def chunks_change_no_row(folder: Path) -> None:
 def no_token_has_no_gradient(folder: Path) -> None:
     """A micro-batch without response tokens gives gradients of zero, for the other ranks wait for its backward."""
     empty = scored(torch.float32, 4, num=0)
-    assert empty["logp"].shape == (0,) and (empty["weight"] == 0).all()
+    assert empty["logp"].shape == (0, J) and (empty["weight"] == 0).all()
 
 
 def a_strange_token_is_refused(folder: Path) -> None:
@@ -126,7 +131,7 @@ def a_strange_token_is_refused(folder: Path) -> None:
     assert group is not None
     hidden, weight, _, _ = problem(torch.float32)
     with pytest.raises(ValueError, match=r"expected tokens in \[0, 97\), got 97"):
-        token_scores(hidden[:1], weight, torch.tensor([97]), V, group, 1)
+        token_scores(hidden[:1], weight, torch.tensor([[5, 97]]), V, group, 1)
 
 
 def training_agrees_whatever_the_chunk(folder: Path) -> None:
@@ -202,7 +207,7 @@ def measure(rank: int, port: int) -> list[tuple[int, int, int]]:
 
                 def call(states=states, weight=weight, tokens=tokens, chunk=chunk, vocabulary=vocabulary) -> Tensor:
                     hidden = states.clone().requires_grad_()
-                    logp, _ = token_scores(hidden, weight, tokens, vocabulary, group, chunk)
+                    logp, _ = token_scores(hidden, weight, tokens[:, None], vocabulary, group, chunk)
                     return torch.autograd.grad(logp.sum(), (hidden, weight))[1]
 
                 call()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,6 +42,27 @@ def test_log_probs_and_routes_are_the_sandbox_s(rollouts):
     assert rollouts.experts.layer_numbers == (0, 2)
     assert rollouts.experts.experts.dtype == torch.int8
     assert torch.equal(natural.experts, rollouts.experts.experts)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_likeliest_tokens_are_the_sandbox_s(engine, temperature):
+    """At either temperature: asked for all, vLLM's record sums to 1, is the trainer's distribution to float32 rounding
+    and has the sampled token's logp_mu in it; asked for 4 it is the first 4, and nothing else changes."""
+    sampling = replace(SAMPLING, num_responses=2, temperature=temperature)
+    plain, some, all_ = (engine.generate(world.prompts(), replace(sampling, num_top=n)) for n in (0, 4, 10**9))
+    assert plain.top is None and world.same(plain, some) and world.same(plain, all_)
+    assert all_.top.is_complete and some.top.ids.shape[1] == 4 and some.top.ids.dtype == torch.int16
+    assert torch.equal(some.top.logp, all_.top.logp[:, :4])
+    assert (all_.top.logp.diff(dim=1) <= 0).all()
+    torch.testing.assert_close(all_.top.logp.exp().sum(1), torch.ones(len(all_.top.logp)))
+    for b, response in enumerate(all_.responses):
+        ids, logp = all_.top.rows(b)
+        assert torch.equal(ids.sort(1).values, torch.arange(world.VOCABULARY, dtype=torch.int16).expand_as(ids))
+        assert torch.equal(logp[ids == response.tokens[:, None]], response.logp_mu)
+    for rollouts in (some, all_):
+        old_BTK, mu_BTK = world.trainer_scores(world.model(), rollouts).logp_top_BTK, rollouts.padded().top_logp_mu_BTK
+        on_BT = rollouts.padded().is_response_BT
+        assert ((old_BTK - mu_BTK)[on_BT].abs() <= TOLERANCE / temperature).all()
 
 
 def test_responses_are_grouped_and_well_formed(engine, rollouts):

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from theory.exact.centred import response_gradients
 from theory.exact.groups import Classes, Group, Moments, classes, moments
 from theory.exact.policies import TreePolicy
 from theory.exact.tree import Paths, PrefixTree
@@ -159,6 +160,11 @@ def _of_one_response(problem: Problem, objective: Objective, baseline: str) -> t
     size_Y = tree.lengths if objective.aggregation.counts == "tokens" else torch.ones_like(tree.lengths)
     denominator = (probability_Y * torch.where(kept_Y, size_Y, 0)).sum()
     centre = (probability_Y * problem.reward_Y).sum() if baseline == "mean" else 0.0
+    if objective.centering != "none":
+        share_Y = torch.where(kept_Y, problem.reward_Y - centre, 0.0) / denominator
+        each_YQ = _centred_gradients(problem, objective)[(share_Y < 0).long(), torch.arange(len(share_Y))]
+        each_YQ = share_Y.abs()[:, None] * each_YQ
+        return probability_Y @ each_YQ, (probability_Y * each_YQ.square().sum(1)).sum()
     edges, second = tree.zero_edges(), torch.zeros((), dtype=torch.float64)
     for rows, paths in tree.chunks():
         advantages_B = (problem.reward_Y[rows] - centre).double()
@@ -166,6 +172,12 @@ def _of_one_response(problem: Problem, objective: Objective, baseline: str) -> t
         second += (probability_Y[rows] * policy.squared_norms(coefficients_BT, paths)).sum()
         tree.scatter(edges, probability_Y[rows, None] * coefficients_BT, paths)
     return policy.pullback(edges), second
+
+
+def _centred_gradients(problem: Problem, objective: Objective) -> Float[Tensor, "2 Y Q"]:
+    """u(y) of every response at the advantages +1 and -1, with the objective's centering."""
+    mu, old = list(problem.logp_mu), list(problem.logp_old)
+    return torch.stack([response_gradients(problem.policy, mu, old, objective, sign) for sign in (1.0, -1.0)]).double()
 
 
 def _cross(weights: Moments, means_sCQ: Tensor) -> Tensor:
@@ -183,6 +195,11 @@ def _class_gradients(
     squares_sC = torch.zeros(2, C, dtype=torch.float64)
     # A class that mu never samples has no mean; it gets none, and the weight 0.
     share_Y = log_mu_Y.exp() / of.probability_C.clamp(min=torch.finfo(torch.float64).tiny)[of.index_Y]
+    if objective.centering != "none":
+        each_sYQ = _centred_gradients(problem, objective)
+        squares_sC.index_add_(1, of.index_Y, share_Y * each_sYQ.square().sum(2))
+        means_sCQ = torch.zeros(2, C, each_sYQ.shape[2], dtype=torch.float64)
+        return means_sCQ.index_add_(1, of.index_Y, share_Y[:, None] * each_sYQ), squares_sC
     for rows, paths in tree.chunks():
         class_B, share_B = of.index_Y[rows], share_Y[rows]
         for s, sign in enumerate((1.0, -1.0)):

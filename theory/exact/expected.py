@@ -12,6 +12,7 @@ Letters: theory/exact/tree.py, forest.py and groups.py. Papers: MiniRL (arXiv 25
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,12 +21,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from theory.exact.estimator import coefficients
+from theory.drift import is_tokenwise, squared_drift
+from theory.exact.estimator import Problem, coefficients
 from theory.exact.forest import Forest
 from theory.exact.groups import Classes, Group, Moments, classes, moments
 from theory.exact.levels import Edges
 from theory.exact.policies import TreePolicy
-from theory.objectives import Objective, Top
+from theory.objectives import AGGREGATIONS, Objective, Top, Totals
 
 
 @dataclass(frozen=True)
@@ -147,11 +149,16 @@ class Batch:
 
     @cached_property
     def node_shares_sN(self) -> Float[Tensor, "2 N"]:
-        """E_mu[|a|; the prefix] of every node, where a > 0 and where a < 0: probability times mean share."""
+        """E_mu[|a| f; the prefix] of every node, where a > 0 and where a < 0: f is what the aggregation makes of a
+        response's token, 1 over its length or 1.
+        """
         node_BT, on = self.forest.node_BT, self.forest.whole.is_response_BT
+        kept_BT = self.objective.kept(self.old_BT, self.mu_BT, on)
+        term_BT = torch.zeros_like(self.old_BT).requires_grad_()
+        (factor_BT,) = torch.autograd.grad(self.objective.aggregation(term_BT, kept_BT, Totals(1, 1)), term_BT)
         total_sN = torch.zeros(2, sum(self.forest.sizes), dtype=torch.float64)
         for total_N, share_Y in zip(total_sN, self.shares_sY, strict=True):
-            total_N.index_add_(0, node_BT[on], (self.probability_Y * share_Y)[:, None].expand_as(node_BT)[on])
+            total_N.index_add_(0, node_BT[on], ((self.probability_Y * share_Y)[:, None] * factor_BT)[on])
         return total_sN
 
     def coefficients(
@@ -254,4 +261,43 @@ def _mean(updates: Sequence[Update], edges: Sequence[Edges]) -> Float[Tensor, " 
     return torch.stack(pulled).sum(0) / len(updates)
 
 
-__all__ = ["Batch", "PromptGroup", "Update", "mean_gradient"]
+def expected_update(problem: Problem, objective: Objective, group: Group) -> Update:
+    """The expected update of one prompt's problem, at the policy whose gradients the estimator takes."""
+    tree = problem.policy.tree
+    forest = Forest(tree.num_tokens, tree.max_length, tree.has_end)
+    batch = Batch(forest, problem.logp_mu, problem.logp_old, problem.reward_Y, objective, group)
+    return batch.update(problem.policy)
+
+
+def token_drift(update: Update) -> float:
+    """The expectation of the square of `rollout_corr/drift` (theory/drift.py), rooted; in units of the advantage.
+
+    Of one prompt's batch. nan where that metric is absent, and for finite groups where a response may be rejected.
+    """
+    batch, on_BT = update.batch, update.batch.forest.whole.is_response_BT
+    if not is_tokenwise(batch.objective) or not (batch.kept_Y.all() or batch.group.num_responses is None):
+        return math.nan
+    total = 0.0
+    for sign, square_Y in zip((1.0, -1.0), _squared_advantages(batch), strict=True):
+        sign_Y = torch.full_like(batch.probability_Y, sign)
+        x_BT, _ = squared_drift(batch.objective, update.pi_BT, batch.old_BT, batch.mu_BT, sign_Y, on_BT)
+        total += float((batch.probability_Y * square_Y * x_BT.sum(1)).sum())
+    return math.sqrt(total / float((batch.probability_Y * torch.where(batch.kept_Y, batch.forest.lengths, 0)).sum()))
+
+
+def _squared_advantages(batch: Batch) -> Float[Tensor, "2 Y"]:
+    """E[A^2; A > 0] and E[A^2; A < 0] of every response."""
+    G = batch.group.num_responses
+    if G is None:
+        centred_Y = batch.reward_Y.double()
+        if batch.group.baseline == "mean":
+            centred_Y = centred_Y - (batch.probability_Y * centred_Y).sum()
+        return torch.stack([centred_Y.clamp(min=0), centred_Y.clamp(max=0)]).square()
+    # Over responses the denominator is G where none is rejected: a = A / G, and G of them make a group.
+    by_responses = replace(batch, objective=replace(batch.objective, aggregation=AGGREGATIONS["token_sum"]))
+    (one,) = by_responses.groups
+    reach_C = one.classes.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
+    return G * (one.moments.square_sC / reach_C)[:, one.classes.index_Y]
+
+
+__all__ = ["Batch", "PromptGroup", "Update", "expected_update", "mean_gradient", "token_drift"]

@@ -1,0 +1,54 @@
+"""`objectives: all` of an audit: every preset, every correction, and what centering makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lab.config.algorithm import ObjectiveBlock
+from theory.drift import is_tokenwise
+from theory.objectives import CORRECTIONS, PRESETS, Objective
+
+
+def every_objective() -> list[dict[str, Any]]:
+    """The blocks of all presets, then of `reinforce` under each correction (a weight is built on pi/mu, the whole gap),
+    then of those two kinds centred, where they do not have it and differ from what they were.
+
+    What needs more than log-probabilities and rewards cannot be enumerated, and is left out.
+    """
+    presets = [{"preset": name} for name in PRESETS]
+    weighed = [
+        {"preset": "reinforce", "label": f"reinforce + {name}", "correction": _block(name)}
+        for name in CORRECTIONS
+        if name != PRESETS["reinforce"].correction.name
+    ]
+    plain = [block for block in (*presets, *weighed) if _is_enumerable(block)]
+    centred = [
+        block | {"label": f"{block.get('label', block['preset'])} + centred", "centering": "full"}
+        for block in plain
+        if block["preset"] in ("reinforce", "minirl_no_is", "ppo") and is_tokenwise(_built(block))
+    ]
+    first = {"preset": "reinforce", "label": "reinforce + centred by 1", "centering": "top_k", "centering_k": 1}
+    return [*plain, *centred, first]
+
+
+def _block(name: str) -> dict[str, Any]:
+    return {"name": name, "numerator": "pi" if CORRECTIONS[name]().weighted else "old"}
+
+
+def _built(block: dict[str, Any]) -> Objective:
+    return ObjectiveBlock(**{k: v for k, v in block.items() if k != "label"}).build()
+
+
+def _is_enumerable(block: dict[str, Any]) -> bool:
+    """Whether the objective is a function of log-probabilities and advantages alone."""
+    one = torch.zeros(1, 1, dtype=torch.float64)
+    try:
+        _built(block)(one, one, one, torch.ones(1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+__all__ = ["every_objective"]

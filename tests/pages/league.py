@@ -1,0 +1,391 @@
+"""The league table of objectives and corrections: its kept rows, docs/league.md and its picture.
+
+`python -m tests.pages.league` enumerates configs/audit/league.yaml (every preset and correction that there is) and
+league_moe.yaml, keeps the medians over policies in results/audit/, and writes page and picture; with `--page` it
+writes these from the kept rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from scipy import stats
+
+from lab.audit.config import AuditConfig, load_config
+from lab.audit.run import audit
+from lab.audit.study import markdown
+from lab.audit.table import distinct, medians, numbers, parts, records, where
+from lab.report.style import number
+from sandbox.border.pictures import svg
+
+ROOT = Path(__file__).parents[2]
+PAGE, PICTURE = ROOT / "docs/league.md", ROOT / "docs/images/league.svg"
+CONFIGS = {name: ROOT / f"configs/audit/{name}.yaml" for name in ("league", "league_moe")}
+KEPT = {name: ROOT / f"results/audit/{name}.csv" for name in CONFIGS}
+KEYS = ("policy", "engine", "mode", "reward", "asked_discrepancy", "asked_staleness", "objective")
+MEASURES = (
+    "kl_mu_old", "bias", "direction_bias", "scale", "cosine", "variance", "error_64", "error_1024", "drift",
+    "drift_along", "drift_tokens",
+)  # fmt: skip
+SIZES = (64, 1024)
+PLAIN = "reinforce"
+"""The objective without any weight or bound."""
+
+GAP = ("asked_discrepancy",)
+NEAR = 1.05
+LARGE = 5.0
+"""An error this many times the least of its cell is far off."""
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def sandbox_schema() -> type[AuditConfig]:
+    """The schema of audits with a MoE."""
+    from sandbox.exact.cases import SandboxAudit
+
+    return SandboxAudit
+
+
+def enumerated(name: str) -> pd.DataFrame:
+    """The medians of an audit over its policies, six digits of each."""
+    from sandbox.exact.cases import moe_cases
+
+    config = load_config(CONFIGS[name], sandbox=sandbox_schema)
+    frame = audit(config, {"moe": moe_cases}, report=lambda done, all_, words: print(f"{done}/{all_} {words}"))
+    return kept_rows(frame)
+
+
+def kept_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The medians over policies that the project keeps of an audit."""
+    return pd.DataFrame(medians(frame)[[*KEYS, *MEASURES]])
+
+
+def keep(name: str, frame: pd.DataFrame) -> None:
+    """Writes the rows of an audit."""
+    KEPT[name].parent.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(KEPT[name], index=False, float_format="%.6g")
+
+
+def kept(name: str) -> pd.DataFrame:
+    """The kept rows of an audit, with what is computed from them: `best_<n>` and `times_<n>`."""
+    frame = pd.read_csv(KEPT[name])
+    for n in SIZES:
+        frame[f"best_{n}"] = best_step_error(frame, n)
+    cells = frame.groupby([key for key in KEYS if key != "objective"], dropna=False, sort=False)
+    for n in SIZES:
+        frame[f"times_{n}"] = frame[f"best_{n}"] / cells[f"best_{n}"].transform("min")
+    return frame
+
+
+def best_step_error(frame: pd.DataFrame, n: int) -> NDArray[np.float64]:
+    """Root mean squared error of n responses' gradient over ||grad J||, in [0, 1], at the step length that makes it
+    least: sqrt(1 - <m, t>^2 / (||t||^2 (||m||^2 + variance / n))) with mean m and truth t; 1 where it leads away.
+    """
+    scale, cosine = numbers(frame, "scale"), numbers(frame, "cosine")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        squared = np.where(scale == 0, 0.0, (scale / cosine) ** 2)
+        share = np.where(scale > 0, scale**2 / (squared + numbers(frame, "variance") / n), 0.0)
+    # Where some policy's every response is rejected there is no gradient, and no number but 1.
+    return np.sqrt(np.clip(1 - np.nan_to_num(share, nan=0.0), 0.0, 1.0))
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+def standing(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row an objective: medians over all cells, the worst cell, and in how many it is best or within 2%; the least
+    times of 1,024 responses first."""
+    rows = []
+    for key, part in parts(frame, ["objective"]):
+        row = dict(key)
+        for name in ("bias", "direction_bias", "variance", "error_64", "error_1024", "best_64", "best_1024", "drift"):
+            row[name] = float(np.nanmedian(numbers(part, name))) if not np.isnan(numbers(part, name)).all() else np.nan
+        for n in SIZES:
+            row[f"times_{n}"] = float(np.median(numbers(part, f"times_{n}")))
+            row[f"worst_{n}"] = float(numbers(part, f"times_{n}").max())
+            row[f"wins_{n}"] = int((numbers(part, f"times_{n}") <= 1.02).sum())
+        rows.append(row | {"cells": len(part)})
+    return pd.DataFrame(rows).sort_values(["times_1024", "times_64"], kind="stable")
+
+
+HEADS = {
+    "bias": "bias", "direction_bias": "direction bias", "variance": "variance", "error_64": "error, 64",
+    "error_1024": "error, 1,024", "times_64": "x best, 64", "times_1024": "x best, 1,024",
+    "worst_1024": "worst x, 1,024", "drift": "drift",
+}  # fmt: skip
+
+
+def shown(value: float, name: str = "") -> str:
+    """A number in the table; rounding of the enumeration is 0, what is not there a dash."""
+    if np.isnan(value):
+        return "–"
+    return f"{value:.2f}" if name.startswith(("times", "worst")) else number(0.0 if abs(value) < 1e-7 else value)
+
+
+def league(frame: pd.DataFrame) -> str:
+    """The table of all objectives."""
+    rows = [[row["objective"], *(shown(row[name], name) for name in HEADS)] for row in records(standing(frame))]
+    return markdown(["objective", *HEADS.values()], rows)
+
+
+def _tied(part: pd.DataFrame, n: int, num: int = 3) -> list[tuple[str, float]]:
+    """The best objectives of some cells by median, with how many times the least error they make."""
+    each = {key["objective"]: float(np.median(numbers(of, f"times_{n}"))) for key, of in parts(part, ["objective"])}
+    return sorted(each.items(), key=lambda pair: pair[1])[:num]
+
+
+def regimes(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The pairs of gap and staleness, in words."""
+    for key, part in parts(frame, ["asked_staleness", "asked_discrepancy"]):
+        stale = "on policy" if key["asked_staleness"] == 0 else f"KL(old, pi) {number(key['asked_staleness'])}"
+        yield f"KL(mu, old) {number(key['asked_discrepancy'])}, {stale}", part
+
+
+def when(frame: pd.DataFrame) -> str:
+    """For each regime and sample size, the three that err least, and the plain gradient."""
+    rows = []
+    for words, part in regimes(frame):
+        cells = [words]
+        for n in SIZES:
+            cells.append(", ".join(f"{name} {times:.2f}" for name, times in _tied(part, n)))
+            cells.append(f"{np.median(numbers(where(part, part['objective'] == PLAIN), f'times_{n}')):.2f}")
+        rows.append(cells)
+    heads = ["regime", "least error, 64 responses", f"{PLAIN}", "least error, 1,024 responses", f"{PLAIN}"]
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def by_level(frame: pd.DataFrame, names: Sequence[str]) -> str:
+    """Median times of 1,024 responses by temperature, reward and staleness, the objectives of `names`."""
+    columns: list[tuple[str, pd.DataFrame]] = []
+    for policy in frame["policy"].unique():
+        columns.append((f"T {heat_of(policy)}", where(frame, frame["policy"] == policy)))
+    columns += [(f"{reward} reward", where(frame, frame["reward"] == reward)) for reward in frame["reward"].unique()]
+    for level in distinct(frame, "asked_staleness"):
+        words = "on policy" if level == 0 else f"stale, KL {number(level)}"
+        columns.append((words, where(frame, frame["asked_staleness"] == level)))
+    rows = []
+    for name in names:
+        medians_ = [np.median(numbers(where(part, part["objective"] == name), "times_1024")) for _, part in columns]
+        rows.append([name, *(f"{value:.2f}" for value in medians_)])
+    return markdown(["objective", *(head for head, _ in columns)], rows)
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def findings(frame: pd.DataFrame) -> list[str]:
+    """What the rows say, in sentences."""
+    table = records(standing(frame))
+    num_cells = table[0]["cells"]
+    said = []
+    for n in SIZES:
+        least = min(table, key=lambda row: row[f"times_{n}"])
+        most = max(table, key=lambda row: row[f"wins_{n}"])
+        said.append(
+            f"From {n:,} responses {least['objective']} errs least in the median: {least[f'times_{n}']:.2f} times the "
+            f"best of its cell, {least[f'worst_{n}']:.2f} in its worst. Most often within 2% of the best is "
+            f"{most['objective']} ({most[f'wins_{n}']} of {num_cells} cells)."
+        )
+    said += [_plain_is_enough(frame), _plain_against_weights(frame)]
+    said.append(_variance(frame))
+    said.append(_centring(frame))
+    far = [row["objective"] for row in table if row["worst_1024"] > LARGE]
+    if far:
+        said.append(f"More than {LARGE:g} times the least error in some cell, at 1,024 responses: {', '.join(far)}.")
+    return said
+
+
+def _median(frame: pd.DataFrame, objective: str, name: str, level: float) -> float:
+    part = where(frame, (frame["objective"] == objective) & (frame["asked_discrepancy"] == level))
+    return float(np.median(numbers(part, name)))
+
+
+def _plain_is_enough(frame: pd.DataFrame) -> str:
+    """At which gaps, on policy, the gradient without a weight errs hardly more than the best."""
+    part = where(frame, (frame["objective"] == PLAIN) & (frame["asked_staleness"] == 0))
+    said = []
+    for n in SIZES:
+        each = {key["asked_discrepancy"]: np.median(numbers(of, f"times_{n}")) for key, of in parts(part, GAP)}
+        near = [number(level) for level, times in each.items() if times <= NEAR]
+        said.append(f"from {n:,} responses at KL(mu, old) {', '.join(near) or 'none of the gaps'}")
+    return f"On policy the plain gradient errs at most {NEAR - 1:.0%} more than the best {', and '.join(said)}."
+
+
+def _plain_against_weights(frame: pd.DataFrame) -> str:
+    """Where the gradient without a weight errs more than under the token weight."""
+    said = []
+    for level in distinct(frame, "asked_discrepancy"):
+        each = [_median(frame, name, "best_1024", level) for name in (PLAIN, f"{PLAIN} + token_is")]
+        said.append(f"{number(each[0])} against {number(each[1])} at KL(mu, old) {number(level)}")
+    return f"Without a weight the error of 1,024 responses is, against that under a token weight, {'; '.join(said)}."
+
+
+def _variance(frame: pd.DataFrame) -> str:
+    """What a whole response's weight costs where the gap is large."""
+    level = distinct(frame, "asked_discrepancy")[-1]
+    token, whole = (_median(frame, f"{PLAIN} + {name}", "variance", level) for name in ("token_is", "seq_tis"))
+    return (
+        f"At KL(mu, old) {number(level)} the weight of a whole response, cut at its cap, has {whole / token:.2f} times "
+        f"the variance of a token's."
+    )
+
+
+def _centring(frame: pd.DataFrame) -> str:
+    """What centering does to bias, variance and drift of the plain gradient, at each gap."""
+    said = []
+    for level in distinct(frame, "asked_discrepancy"):
+        bias, variance = (
+            _median(frame, f"{PLAIN} + centred", name, level) / _median(frame, PLAIN, name, level)
+            for name in ("bias", "variance")
+        )
+        drift = _median(frame, PLAIN, "drift", level)
+        said.append(
+            f"at KL {number(level)} bias times {bias:.2f} and variance times {variance:.2f} (drift {number(drift)})"
+        )
+    return f"Centering the plain gradient: {'; '.join(said)}; its drift is then 0."
+
+
+def proxy(frame: pd.DataFrame) -> str:
+    """How well `rollout_corr/drift` orders what it stands for."""
+    part = frame.dropna(subset=["drift", "drift_tokens"])
+    part = where(part, (part["drift"] > 1e-7) & ~part["objective"].str.contains("centred"))
+    said = []
+    for name, sub in [("all cells", part), *((f"{o} alone", of) for o, of in _by_objective(part, (PLAIN, "ppo")))]:
+        found = stats.spearmanr(numbers(sub, "drift_tokens"), numbers(sub, "drift"))
+        said.append(f"{float(found.statistic):.2f} over {name} ({len(sub)})")  # pyright: ignore[reportAttributeAccessIssue]
+    return (
+        f"Spearman's correlation of the metric `rollout_corr/drift`, at its exact expectation, with the length of the "
+        f"drift by the parameters: {', '.join(said)}. It is a bound in the logits of a context, and knows neither the "
+        "prefix's mean advantage nor which contexts cancel."
+    )
+
+
+def _by_objective(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    for name in names:
+        yield name, where(frame, frame["objective"] == name)
+
+
+# ---- picture and page ------------------------------------------------------------------------------------------------
+
+
+def figure(frame: pd.DataFrame) -> Figure:
+    """Every objective by regime: how many times the least error of the cell it makes from 1,024 responses."""
+    names = [row["objective"] for row in records(standing(frame))]
+    columns = list(regimes(frame))
+    grid = np.array([
+        [np.median(numbers(where(part, part["objective"] == name), "times_1024")) for _, part in columns]
+        for name in names
+    ])  # fmt: skip
+    drawn = Figure(figsize=(8.6, 1.4 + 0.22 * len(names)), layout="constrained")
+    axis = drawn.subplots()
+    axis.imshow(grid, aspect="auto", cmap="YlOrBr", norm=LogNorm(1.0, LARGE))
+    for (y, x), value in np.ndenumerate(grid):
+        axis.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=7, color="white" if value > 3 else "black")
+    heads = [words.replace(", ", "\n", 2).replace("\nold", ", old", 1) for words, _ in columns]
+    axis.set_xticks(
+        range(len(columns)),
+        [head.replace("KL(mu, old) ", "gap ").replace("KL(old, pi) ", "stale ") for head in heads],
+        fontsize=8,
+    )
+    axis.xaxis.tick_top()
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    return drawn
+
+
+INTRODUCTION = """# League table of objectives and corrections
+
+{num} objectives on the same problems, by enumeration: no gradient is sampled. The problems are small (three
+tokens, four positions, parameters shared by the last token; groups of {group}), so the table says how the
+objectives stand to each other where everything is known, and not what a large model gains: responses are short,
+where the weight of a whole response is at its best (its variance grows with the length, see [the token
+weight](token-weight.md)).
+
+It has every preset and every correction of the project. This makes it again: `python -m tests.pages.league`.
+
+Cells: KL(mu, old) = {gaps} nats a token; pi on old, or {stale} nats a token from it along the true gradient
+(what several updates a rollout leave); temperature {heats}; rewards {rewards}. Medians over {seeds} policies.
+`reinforce + x` is the plain gradient under the correction x, a weight being that of the whole gap pi/mu.
+`centred`: the mean under mu is taken off (arXiv 2609.20807)."""
+
+WHEN = """## Which one, when
+
+The error is that of n responses' gradient at the step length that makes it least, so that nothing is won or
+lost by an objective's scale. Numbers: times the least error of the cell, median over temperatures and rewards."""
+
+TABLE = """## The table
+
+Medians over all cells, the least error from 1,024 responses on top. Bias, direction bias, variance and error
+are those of [audits](audit.md), in lengths of the true gradient and at the objective's own scale. `x best`: the
+error at the best step length over the least of the cell. Drift: the length of what no choice of token earned."""
+
+PICTURED = (
+    "![Error from 1,024 responses over the least of the cell, by objective, gap and staleness](images/league.svg)"
+)
+
+
+def page() -> str:
+    """docs/league.md, from the kept rows."""
+    frame, moe = kept("league"), kept("league_moe")
+    config = load_config(CONFIGS["league"])
+    first = [row["objective"] for row in records(standing(frame))]
+    heats = dict.fromkeys(heat_of(policy) for policy in frame["policy"])
+    text = [
+        INTRODUCTION.format(
+            num=len(first), group=config.groups[0].size, gaps=", ".join(map(number, config.discrepancy.token_kl)),
+            stale=number(config.staleness.token_kl[-1]), heats=" and ".join(heats),
+            rewards=" and ".join(config.rewards), seeds=config.policies[0].seeds,
+        ),
+        WHEN,
+        when(frame),
+        "\n".join(f"- {one}" for one in findings(frame)),
+        PICTURED,
+        TABLE,
+        league(frame),
+        "## By temperature, reward and staleness",
+        "Median of `x best` from 1,024 responses: the twelve that stand first, and the plain gradient.",
+        by_level(frame, [*dict.fromkeys([*first[:12], PLAIN])]),
+        "## A mixture of experts with its engines",
+        f"The sandbox's MoE with its own engines, {len(moe['objective'].unique())} objectives, on policy. The gap is "
+        f"the engine's own. From 1,024 responses errs least: {'; '.join(_moe_gaps(moe))}. Columns as above.",
+        league(moe),
+        "## Drift, and its metric",
+        proxy(frame),
+    ]  # fmt: skip
+    return "\n\n".join(text) + "\n"
+
+
+def heat_of(policy: str) -> str:
+    """The temperature in the name of policies."""
+    return policy.partition(", T ")[2] or "1"
+
+
+def _moe_gaps(moe: pd.DataFrame) -> Iterator[str]:
+    for key, part in parts(moe, ["engine", "mode"]):
+        mode = "" if key["mode"] == "none" else f" under {key['mode']}"
+        best = _tied(part, 1024, 1)[0][0]
+        gap = number(float(np.median(numbers(part, "kl_mu_old"))))
+        yield f"{best} ({key['engine']}{mode}, KL(mu, old) {gap})"
+
+
+def main() -> None:
+    """Makes the rows, unless `--page` is given; page and picture."""
+    if "--page" not in sys.argv:
+        for name in CONFIGS:
+            keep(name, enumerated(name))
+    PAGE.write_text(page(), encoding="utf-8")
+    PICTURE.write_text(svg(figure(kept("league"))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
