@@ -76,6 +76,10 @@ class ObjectiveBlock(_Numbers):
     """A preset, and what is changed in it; null leaves the preset's own choice."""
 
     correction: CorrectionBlock | None = Field(default=None, description="another correction of the engine gap")
+    rejection: CorrectionBlock | None = Field(
+        default=None, description="a further correction that only rejects, beside the weight (Geo-RS-Token-TIS)"
+    )
+    normalise_weights: bool | None = derived(Objective, "normalise_weights", default=None)
     advantage: str | None = Field(default=None, description=f"another advantage: {', '.join(ADVANTAGES)}")
     ratio: str | None = Field(default=None, description=f"another ratio: {', '.join(RATIOS)}")
     aggregation: str | None = Field(default=None, description=f"another aggregation: {', '.join(AGGREGATIONS)}")
@@ -86,10 +90,10 @@ class ObjectiveBlock(_Numbers):
 
     def build(self) -> Objective:
         """The objective; ValueError for an unknown name, and for a change that the preset has no use for."""
-        names = [name for name in OVERRIDES if name != "correction" and getattr(self, name) is not None]
-        changes: dict[str, Any] = {name: getattr(self, name) for name in names}
-        if self.correction is not None:
-            changes["correction"] = self.correction.build()
+        given = {name: getattr(self, name) for name in OVERRIDES if getattr(self, name) is not None}
+        changes: dict[str, Any] = {
+            name: value.build() if isinstance(value, CorrectionBlock) else value for name, value in given.items()
+        }
         return preset(self.preset, **changes)
 
     @model_validator(mode="after")

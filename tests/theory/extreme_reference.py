@@ -46,8 +46,15 @@ def log_of(x: float) -> float:
 def weights(name: str, gap: Logs, p: dict[str, float]) -> Logs:
     """log w of each token."""
     T, cap = range(len(gap)), math.log(p.get("cap", INF))
-    if name in ("none", "geo_rs", "k3_rs"):
+    if name in ("none", "geo_rs", "k3_rs", "seq_max_k2", "seq_max_k3"):
         return [0.0 for _ in T]
+    if name in ("token_clip", "seq_clip"):
+        whole = gap if name == "token_clip" else [product(*gap)] * len(gap)
+        return [min(max(x, log_of(p["lo"])), log_of(p["hi"])) for x in whole]
+    if name == "token_k1":
+        return [0.0 if log_of(p["lo"]) <= x <= log_of(p["hi"]) else -INF for x in gap]
+    if name in ("token_k2", "token_k3"):
+        return [0.0 if estimate(name[-2:], x) <= p[f"max_{name[-2:]}"] else -INF for x in gap]
     if name in ("token_is", "token_tis"):
         return [min(x, cap) for x in gap]
     if name == "prefix_tis":
@@ -60,6 +67,13 @@ def weights(name: str, gap: Logs, p: dict[str, float]) -> Logs:
     return [x if log_of(p["lo"]) <= x <= log_of(p["hi"]) else -INF for x in gap]
 
 
+def estimate(name: str, x: float) -> float:
+    """k2 or k3 of a log-gap."""
+    if abs(x) == INF:
+        return INF
+    return x * x / 2 if name == "k2" else number(1, x) - 1 - x
+
+
 def keeps(name: str, rho: Logs, p: dict[str, float]) -> bool:
     """Whether the response stays."""
     if name == "seq_mis":
@@ -67,8 +81,9 @@ def keeps(name: str, rho: Logs, p: dict[str, float]) -> bool:
     if name == "geo_rs":
         return log_of(p["lo"]) <= product(*rho) / len(rho) <= log_of(p["hi"])
     if name == "k3_rs":
-        k3 = [INF if abs(x) == INF else number(1, x) - 1 - x for x in rho]
-        return sum(k3) / len(rho) <= p["max_k3"]
+        return sum(estimate("k3", x) for x in rho) / len(rho) <= p["max_k3"]
+    if name in ("seq_max_k2", "seq_max_k3"):
+        return max(estimate(name[-2:], x) for x in rho) <= p[f"max_{name[-2:]}"]
     return True
 
 
@@ -124,7 +139,15 @@ def _response(objective: Objective, pi: Logs, old: Logs, mu: Logs, A: float, eps
     """Terms and slopes of one response that is kept, before any denominator."""
     fix, region, T = objective.correction, objective.trust_region, len(pi)
     gap = [ratio(a, b) for a, b in zip(pi if fix.numerator == "pi" else old, mu, strict=True)]
-    w = weights(fix.name, gap, vars(fix))
+    beside = [ratio(a, b) for a, b in zip(old, mu, strict=True)]
+    w = [
+        product(a, b)
+        for a, b in zip(
+            weights(fix.name, gap, vars(fix)),
+            weights(objective.rejection.name, beside, vars(objective.rejection)),
+            strict=True,
+        )
+    ]
     own = [ratio(a, b) for a, b in zip(pi, old, strict=True)]
     is_sequence = objective.ratio.name == "sequence_geometric"
     assert is_sequence or objective.ratio.name in ("token", "none")
@@ -142,16 +165,19 @@ def _response(objective: Objective, pi: Logs, old: Logs, mu: Logs, A: float, eps
         r = [min(max(x, log_of(1 - region.eps_low)), math.log1p(region.eps_high)) for x in r]  # pyright: ignore
     whole = w if fix.numerator == "pi" else [product(a, b) for a, b in zip(w, r, strict=True)]
     c = [-INF if stopped[t] else product(whole[t], size) for t in range(T)]
-    return [number(-sign, product(c[t], log_of(-pi[t]))) for t in range(T)], [number(sign, x) for x in c]
+    # A coefficient that is too small for the type is 0, and then so is its term, also at log pi = -inf.
+    least = math.log(2.0) * (-1075 if eps < 1e-10 else -150)
+    value = [number(-sign, product(c[t], log_of(-pi[t]))) if c[t] > least else 0.0 for t in range(T)]
+    return value, [number(sign, x) for x in c]
 
 
 def reference(
     objective: Objective, rows: list[tuple[Logs, Logs, Logs]], advantages: list[float], eps: float
 ) -> Extreme:
     """The objective on responses of (pi, old, mu), their tokens alone; `eps` is the resolution of the arithmetic."""
-    fix = objective.correction
+    fixes = (objective.correction, objective.rejection)
     kept = [
-        bool(pi) and keeps(fix.name, [ratio(a, b) for a, b in zip(old, mu, strict=True)], vars(fix))
+        bool(pi) and all(keeps(x.name, [ratio(a, b) for a, b in zip(old, mu, strict=True)], vars(x)) for x in fixes)
         for pi, old, mu in rows
     ]
     is_mean, tokens = objective.aggregation.name == "length_norm", objective.aggregation.name == "token_mean"

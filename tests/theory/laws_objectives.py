@@ -160,6 +160,34 @@ CORRECTION_ROWS = {
         _ones, lambda rho, max_k3: sum(x - 1 - math.log(x) for x in rho) / len(rho) <= max_k3,
         tight={"max_k3": 0.01}, free={"max_k3": math.inf},
     ),
+    "token_clip": CorrectionRow(
+        lambda rho, lo, hi: [min(max(x, lo), hi) for x in rho],
+        tight={"lo": 0.9, "hi": 1.1}, free={"lo": 0.0, "hi": math.inf},
+    ),
+    "seq_clip": CorrectionRow(
+        lambda rho, lo, hi: [min(max(math.prod(rho), lo), hi)] * len(rho),
+        tight={"lo": 0.9, "hi": 1.1}, free={"lo": 0.0, "hi": math.inf}, looks_ahead=True,
+    ),
+    "seq_max_k2": CorrectionRow(
+        _ones, lambda rho, max_k2: all(math.log(x) ** 2 / 2 <= max_k2 for x in rho),
+        tight={"max_k2": 0.02}, free={"max_k2": math.inf},
+    ),
+    "seq_max_k3": CorrectionRow(
+        _ones, lambda rho, max_k3: all(x - 1 - math.log(x) <= max_k3 for x in rho),
+        tight={"max_k3": 0.02}, free={"max_k3": math.inf},
+    ),
+    "token_k1": CorrectionRow(
+        lambda rho, lo, hi: [float(lo <= x <= hi) for x in rho],
+        tight={"lo": 0.9, "hi": 1.1}, free={"lo": 0.0, "hi": math.inf},
+    ),
+    "token_k2": CorrectionRow(
+        lambda rho, max_k2: [float(math.log(x) ** 2 / 2 <= max_k2) for x in rho],
+        tight={"max_k2": 0.01}, free={"max_k2": math.inf},
+    ),
+    "token_k3": CorrectionRow(
+        lambda rho, max_k3: [float(x - 1 - math.log(x) <= max_k3) for x in rho],
+        tight={"max_k3": 0.01}, free={"max_k3": math.inf},
+    ),
 }  # fmt: skip
 
 
