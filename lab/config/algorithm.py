@@ -84,7 +84,7 @@ class ObjectiveBlock(_Numbers):
     ratio: str | None = Field(default=None, description=f"another ratio: {', '.join(RATIOS)}")
     aggregation: str | None = Field(default=None, description=f"another aggregation: {', '.join(AGGREGATIONS)}")
     kl_coefficient: float = derived(Objective, "kl_coefficient")
-    kl_estimator: Literal["k1", "k2", "k3"] = derived(Objective, "kl_estimator")
+    kl_estimator: Literal["k1", "k2", "k3", "k3+", "k3_is"] = derived(Objective, "kl_estimator")
     centering: Literal["none", "full", "top_k"] | None = derived(Objective, "centering", default=None)
     centering_k: int | None = derived(Objective, "centering_k", default=None)
 

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from theory import advantages
-from theory.divergences import ESTIMATORS, masked_mean
+from theory.divergences import masked_mean
 from theory.fields import About, require_ranges
 from theory.names import unknown_name
 from theory.objectives import centering as centerings
@@ -25,7 +25,7 @@ from theory.objectives.aggregations import Aggregation, Totals, count
 from theory.objectives.centering import CENTERINGS, WHOLE_VOCABULARY, Top, centering_term
 from theory.objectives.corrections import Correction, NoCorrection
 from theory.objectives.factors import Factor, log_ratio, wide
-from theory.objectives.kl_penalty import kl_pi_ref
+from theory.objectives.kl_penalty import ESTIMATORS, kl_pi_ref
 from theory.objectives.ratios import Ratio
 from theory.objectives.trust_regions import Tokens, TrustRegion
 from theory.objectives.weighing import log_mean_weight, token_weights
@@ -169,9 +169,10 @@ class Objective:
         truncated_BT = truncated_BT | self.rejection.truncated(log_rho_BT, is_response_BT)
         metrics |= self._correction_metrics(weight.value_BT, truncated_BT, kept_BT, is_response_BT)
         if logp_ref_BT is not None:
-            metrics |= self._kl_metrics(logp_pi_BT, wide(logp_ref_BT), is_response_BT)
+            metrics |= self._kl_metrics(everything, _on(is_response_BT, wide(logp_ref_BT)))
             if self.kl_coefficient > 0:
-                penalty_BT = kl_pi_ref(tokens.logp_pi_BT, _on(kept_BT, wide(logp_ref_BT)), self.kl_estimator)
+                ref_BT = _on(kept_BT, wide(logp_ref_BT))
+                penalty_BT = kl_pi_ref(tokens.logp_pi_BT, ref_BT, self.kl_estimator, tokens.logp_mu_BT)
                 term_BT = term_BT - self.kl_coefficient * penalty_BT
         return ObjectiveOutput(self.aggregation(term_BT, kept_BT, totals), metrics)
 
@@ -266,11 +267,11 @@ class Objective:
         }
 
     @torch.no_grad()
-    def _kl_metrics(self, logp_pi_BT: Tensor, logp_ref_BT: Tensor, is_response_BT: Tensor) -> dict[str, Tensor]:
-        if not is_response_BT.any():
+    def _kl_metrics(self, tokens: Tokens, logp_ref_BT: Tensor) -> dict[str, Tensor]:
+        if not tokens.is_response_BT.any():
             return {}
-        penalty_BT = kl_pi_ref(logp_pi_BT, logp_ref_BT, self.kl_estimator)
-        return {"actor/kl_penalty": masked_mean(penalty_BT, is_response_BT)}
+        penalty_BT = kl_pi_ref(tokens.logp_pi_BT, logp_ref_BT, self.kl_estimator, tokens.logp_mu_BT)
+        return {"actor/kl_penalty": masked_mean(penalty_BT, tokens.is_response_BT)}
 
     # -- words
 
