@@ -210,6 +210,8 @@ RULES: tuple[Rule, ...] = (
     Rule("optimizer.warmup_steps", "target", "scale: a constant rate in R3 Table 12"),
     Rule("optimizer.max_grad_norm", "target", "scale: 1.0 in R3 Table 12"),
     Rule("freeze_router", "keep", f"{_SAME} (R3 App. C)"),
+    Rule("overlong_buffer", "target", "scale: a length in tokens, as max_tokens is"),
+    Rule("overlong_factor", "keep", _SAME),
     Rule("label_noise", "target", "a dial of the sandbox: a real verifier errs as it does"),
 )  # fmt: skip
 """One rule a field of `lab.config.algorithm.AlgorithmConfig`, all of them."""

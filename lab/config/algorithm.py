@@ -171,6 +171,8 @@ class AlgorithmConfig(Strict):
     optimizer: OptimizerBlock = Field(default_factory=OptimizerBlock, description="AdamW")
     freeze_router: bool = derived(Algorithm, "freeze_router")
     label_noise: float | None = derived(Algorithm, "label_noise", default=None, gt=0, ge=None)
+    overlong_buffer: int | None = derived(Algorithm, "overlong_buffer", default=None, gt=0, ge=None)
+    overlong_factor: float | None = derived(Algorithm, "overlong_factor", default=None)
 
     def build(self) -> Algorithm:
         """The algorithm as the loop takes it; ValueError where the parts do not fit together."""
@@ -185,6 +187,8 @@ class AlgorithmConfig(Strict):
             optimizer=OptimizerSettings(**self.optimizer.model_dump()),
             freeze_router=self.freeze_router,
             label_noise=self.label_noise or 0.0,
+            overlong_buffer=self.overlong_buffer or 0,
+            overlong_factor=1.0 if self.overlong_factor is None else self.overlong_factor,
         )
 
     def _predictor(self) -> PredictorSettings:
@@ -197,5 +201,9 @@ class AlgorithmConfig(Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> AlgorithmConfig:
+        if self.overlong_factor is not None and self.overlong_buffer is None:
+            raise ValueError(
+                f"overlong_factor: expected an overlong_buffer beside it, got {self.overlong_factor} alone"
+            )
         self.build()
         return self

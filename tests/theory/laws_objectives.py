@@ -76,6 +76,27 @@ ADVANTAGE_ROWS = {
     ),
 }
 
+
+def _opo(rewards: list[list[float]], lengths: list[list[int]]) -> list[list[float]]:
+    rows = zip(rewards, lengths, strict=True)
+    base = [math.fsum(r * n for r, n in zip(R, N, strict=True)) / sum(N) for R, N in rows]
+    return [[r - b for r in R] for R, b in zip(rewards, base, strict=True)]
+
+
+def _whiten(rewards: list[list[float]], lengths: list[list[int]]) -> list[list[float]]:
+    tokens = [r for R, N in zip(rewards, lengths, strict=True) for r, n in zip(R, N, strict=True) for _ in range(n)]
+    mean = _mean(tokens)
+    variance = math.fsum((x - mean) ** 2 for x in tokens) / (len(tokens) - 1)
+    return [[(r - mean) / math.sqrt(variance + 1e-8) for r in R] for R in rewards]
+
+
+LENGTH_ADVANTAGE_ROWS: dict[str, Callable[[list[list[float]], list[list[int]]], list[list[float]]]] = {
+    "opo": _opo,
+    "reinforce_pp": _whiten,
+    "reinforce_pp_baseline": lambda R, N: _whiten([[r - _mean(row) for r in row] for row in R], N),
+}
+"""The advantages that see lengths, on the rewards and lengths of the whole batch."""
+
 # ---- ratios ----------------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ from tests.theory.laws_objectives import (
     AGGREGATION_ROWS,
     CORRECTION_ROWS,
     EVERY,
+    LENGTH_ADVANTAGE_ROWS,
     PRESET_ROWS,
     RATIO_ROWS,
     REGION_ROWS,
@@ -45,8 +46,11 @@ LOOSEST = {n: math.inf if row.divergence else 1.0 for n, row in PRESET_ROWS.item
 @pytest.mark.parametrize(
     ("registered", "rows"),
     [
-        (ADVANTAGES, ADVANTAGE_ROWS), (RATIOS, RATIO_ROWS), (CORRECTIONS, CORRECTION_ROWS), (PRESETS, PRESET_ROWS),
-        (TRUST_REGIONS, REGION_ROWS), (AGGREGATIONS, AGGREGATION_ROWS), (FORMULAS, ADVANTAGE_ROWS),
+        (ADVANTAGES, ADVANTAGE_ROWS | LENGTH_ADVANTAGE_ROWS), (RATIOS, RATIO_ROWS),
+        (CORRECTIONS, CORRECTION_ROWS),
+        (PRESETS, PRESET_ROWS),
+        (TRUST_REGIONS, REGION_ROWS), (AGGREGATIONS, AGGREGATION_ROWS),
+        (FORMULAS, ADVANTAGE_ROWS | LENGTH_ADVANTAGE_ROWS),
     ],
 )  # fmt: skip
 def test_every_registered_name_has_a_row(registered: dict[str, object], rows: dict[str, object]) -> None:
