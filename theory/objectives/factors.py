@@ -100,6 +100,11 @@ def linear(coefficient_BT: Float[Tensor, "*BT"], x_BT: Float[Tensor, "*BT"]) -> 
     return _Linear.apply(coefficient_BT, x_BT)
 
 
+def pick(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """One of two numbers, in the type of `like`: torch.where of two floats would round them to the default type."""
+    return torch.where(condition, like.new_tensor(yes), like.new_tensor(no))
+
+
 LEAST = -1e30
 """A logarithm below this is that of 0, also beside an infinite factor: log(1/0) is about 2e31 in float32."""
 
@@ -132,4 +137,4 @@ def sloped(
     return _Sloped.apply(value_BT.detach(), slope_BT.detach(), x_BT)
 
 
-__all__ = ["Factor", "linear", "log_ratio", "or_zero", "scaled_exp", "sloped", "times", "wide"]
+__all__ = ["Factor", "linear", "log_ratio", "or_zero", "pick", "scaled_exp", "sloped", "times", "wide"]

@@ -22,7 +22,7 @@ from theory.names import listed
 from theory.objectives import ratios
 from theory.objectives.aggregations import length_norm
 from theory.objectives.corrections import NoCorrection
-from theory.objectives.factors import Factor, scaled_exp
+from theory.objectives.factors import Factor, pick, scaled_exp
 from theory.objectives.objective import Objective
 from theory.objectives.trust_regions import TRUST_REGIONS, Tokens
 from theory.objectives.trust_regions.base import Widths, product
@@ -52,8 +52,8 @@ class GeometricClip(Widths):
         high_BT, low_BT = self.clipped(tokens, log_ratio_BT.detach().exp(), advantages_B1)
         # With A = 0 nothing moves: taken out here, or an infinite mean times 0 is nan in the gradient.
         moves_BT = tokens.is_response_BT & ~(high_BT | low_BT) & (advantages_B1 != 0)
-        bound_BT = torch.where(high_BT, self.eps_high, torch.where(low_BT, -self.eps_low, 0.0))
-        log_BT = torch.where(moves_BT, log_ratio_BT, bound_BT.to(log_ratio_BT.dtype))
+        bound_BT = torch.where(high_BT | low_BT, pick(high_BT, self.eps_high, -self.eps_low, like=log_ratio_BT), 0.0)
+        log_BT = torch.where(moves_BT, log_ratio_BT, bound_BT)
         mean_B1 = log_BT.sum(1, keepdim=True) / tokens.is_response_BT.sum(1, keepdim=True).clamp(min=1)
         term_BT = scaled_exp(weight, mean_B1.expand_as(log_BT), advantages_B1)
         return torch.where((advantages_B1 == 0) & ~weight.log_BT.isnan(), 0.0, term_BT)

@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -23,7 +22,7 @@ from theory.names import listed
 from theory.objectives import ratios
 from theory.objectives.aggregations import length_norm
 from theory.objectives.corrections import NoCorrection
-from theory.objectives.factors import Factor, or_zero, sloped, times
+from theory.objectives.factors import Factor, or_zero, pick, sloped, times
 from theory.objectives.objective import Objective
 from theory.objectives.trust_regions import TRUST_REGIONS, Tokens
 from theory.objectives.trust_regions.base import product
@@ -51,7 +50,7 @@ class SoftGate:
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """w g(r) A."""
-        tau_B1 = torch.where(advantages_B1 > 0, self.tau_pos, self.tau_neg).to(log_ratio_BT.dtype)
+        tau_B1 = pick(advantages_B1 > 0, self.tau_pos, self.tau_neg, like=log_ratio_BT)
         log_BT = log_ratio_BT.detach()
         z_BT = tau_B1 * log_BT.expm1()
         gate = Factor.exp(math.log(4) - tau_B1.log() + logsigmoid(z_BT))

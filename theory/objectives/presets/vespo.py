@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from theory.names import listed
 from theory.objectives import ratios
 from theory.objectives.aggregations import token_mean
 from theory.objectives.corrections import NoCorrection
-from theory.objectives.factors import Factor, log_ratio, or_zero
+from theory.objectives.factors import Factor, log_ratio, or_zero, pick
 from theory.objectives.objective import Objective
 from theory.objectives.trust_regions import TRUST_REGIONS, Tokens
 from theory.objectives.trust_regions.base import product, score, stopped
@@ -55,8 +54,8 @@ class GammaKernel:
     def kernel(self, tokens: Tokens, advantages_B1: Float[Tensor, "B 1"]) -> Factor:
         """phi(W) of each response, (B, 1); a constant."""
         log_W_B1 = log_ratio(tokens.logp_pi_BT.detach(), tokens.logp_mu_BT).sum(1, keepdim=True)
-        k_B1 = torch.where(advantages_B1 >= 0, self.k_pos, self.k_neg).to(log_W_B1.dtype)
-        decay_B1 = torch.where(advantages_B1 >= 0, self.lambda_pos, self.lambda_neg).to(log_W_B1.dtype)
+        k_B1 = pick(advantages_B1 >= 0, self.k_pos, self.k_neg, like=log_W_B1)
+        decay_B1 = pick(advantages_B1 >= 0, self.lambda_pos, self.lambda_neg, like=log_W_B1)
         return Factor.exp(or_zero(k_B1 * log_W_B1 - decay_B1 * log_W_B1.expm1()))
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
