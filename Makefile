@@ -47,8 +47,8 @@ test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster wo
 	$(BIN)/pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python
 	printf '%s\n' tests/scaled/test_*.py | xargs -P 2 -n 1 $(BIN)/python -m pytest
 
-test-peers: $(VENV)/.installed-dev  ## our losses and gradients beside verl's own
-	$(BIN)/python -m pip install --no-deps verl==0.9.1
+test-peers: $(VENV)/.installed-dev  ## our losses, weights and advantages beside verl's and TRL's own
+	$(BIN)/python -m pip install --no-deps verl==0.9.1 trl==1.16.0
 	$(BIN)/python -m pytest tests/peers
 
 # Shapes are checked by `make test`. Without those checks here a law looks at three times as many examples an hour.

@@ -159,8 +159,16 @@ _SAME = "part of the algorithm that the runs validated"
 
 
 def _correction(move: Move) -> Computed:
-    verl = move.runs.objective.build().correction.verl
-    return value_of(move.runs, "objective.correction"), f"{_SAME}; in verl: {verl}" if verl else _SAME
+    return _with_verls_bounds(move, "correction")
+
+
+def _rejection(move: Move) -> Computed:
+    return _with_verls_bounds(move, "rejection")
+
+
+def _with_verls_bounds(move: Move, part: str) -> Computed:
+    verl = getattr(move.runs.objective.build(), part).verl
+    return value_of(move.runs, f"objective.{part}"), f"{_SAME}; in verl: {verl}" if verl else _SAME
 
 
 _PRINTED = {
@@ -176,9 +184,12 @@ def _source(name: str) -> str:
     return f"{_SAME} ({printed})" if printed else _SAME
 
 
+_OWN = ("correction", "rejection")
+
 RULES: tuple[Rule, ...] = (
-    *(Rule(f"objective.{name}", "keep", _source(name)) for name in ObjectiveBlock.model_fields if name != "correction"),
+    *(Rule(f"objective.{name}", "keep", _source(name)) for name in ObjectiveBlock.model_fields if name not in _OWN),
     Rule("objective.correction", "keep", _SAME, _correction),
+    Rule("objective.rejection", "keep", _SAME, _rejection),
     Rule("replay.mode", "keep", _SAME),
     Rule("replay.old_gates", "keep", _SAME),
     Rule("replay.predictor.loss", "keep", _SAME),
@@ -199,6 +210,8 @@ RULES: tuple[Rule, ...] = (
     Rule("optimizer.warmup_steps", "target", "scale: a constant rate in R3 Table 12"),
     Rule("optimizer.max_grad_norm", "target", "scale: 1.0 in R3 Table 12"),
     Rule("freeze_router", "keep", f"{_SAME} (R3 App. C)"),
+    Rule("overlong_buffer", "target", "scale: a length in tokens, as max_tokens is"),
+    Rule("overlong_factor", "keep", _SAME),
     Rule("label_noise", "target", "a dial of the sandbox: a real verifier errs as it does"),
 )  # fmt: skip
 """One rule a field of `lab.config.algorithm.AlgorithmConfig`, all of them."""

@@ -2,7 +2,8 @@
 
 Each function maps rewards to advantages of the same shape, one scalar a response, shared by all of its tokens.
 Letters: P prompts, G responses a prompt.
-Papers: MiniRL (arXiv 2512.01374) sec. 4.1 and App. A, Pr2 (2606.00395) App. A.3, RLOO (2402.14740), DAPO (2503.14476).
+Papers: MiniRL (arXiv 2512.01374) sec. 4.1 and App. A, Pr2 (2606.00395) App. A.3, RLOO (2402.14740), DAPO (2503.14476),
+OPO (2505.23585), REINFORCE++ (2501.03262).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -72,18 +73,98 @@ def _require_group(rewards_PG: Tensor, name: str) -> None:
         raise ValueError(f"{name}: expected at least 2 responses a prompt, got G = {rewards_PG.shape[1]}")
 
 
+def opo(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"]) -> Float[Tensor, "P G"]:
+    """Reward less the mean of its group by length, in units of reward: A_i = R_i - sum_j |y_j| R_j / sum_j |y_j|.
+
+    The baseline of least variance where the square of a response's score grows as its length. Equal rewards give
+    exactly 0. Source: OPO, as in verl 0.9.1 (`opo`).
+    """
+    weight_PG = lengths_PG.to(rewards_PG.dtype)
+    # Of the group's deviations, so that the rounding of a mean of large rewards is left out.
+    centred_PG = group_mean(rewards_PG)
+    baseline_P1 = (weight_PG * centred_PG).sum(1, keepdim=True) / weight_PG.sum(1, keepdim=True).clamp(min=1)
+    return torch.where(keep_mixed_groups(rewards_PG)[:, None], centred_PG - baseline_P1, torch.zeros_like(centred_PG))
+
+
+def reinforce_pp(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"]) -> Float[Tensor, "P G"]:
+    """Reward less the mean over all tokens of the batch, over their deviation: no group enters, without unit.
+
+    A_i = (R_i - m) / sqrt(v + 1e-8), m and v the mean and the sample variance of R over the batch's tokens. A batch of
+    equal rewards gives exactly 0. Source: REINFORCE++, as in verl 0.9.1 (`reinforce_plus_plus` at gamma 1).
+    Differs from source: (1) no KL penalty enters the reward.
+    """
+    return _whitened(rewards_PG, lengths_PG)
+
+
+def reinforce_pp_baseline(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"]) -> Float[Tensor, "P G"]:
+    """The group's mean taken off, then whitened over all tokens of the batch as in `reinforce_pp`, without unit.
+
+    A group of equal rewards does not give 0: the mean over tokens is not 0 where lengths differ. Source: REINFORCE++,
+    as in verl 0.9.1 (`reinforce_plus_plus_baseline`).
+    """
+    return _whitened(group_mean(rewards_PG), lengths_PG)
+
+
+def _whitened(x_PG: Tensor, lengths_PG: Tensor) -> Tensor:
+    """x less its mean over tokens, over their sample deviation; 0 where all are equal."""
+    weight_PG = lengths_PG.to(x_PG.dtype)
+    num_tokens = weight_PG.sum().clamp(min=2)
+    centred_PG = x_PG - (weight_PG * x_PG).sum() / num_tokens
+    variance = (weight_PG * centred_PG.square()).sum() / (num_tokens - 1)
+    return torch.where((x_PG != x_PG[:1, :1]).any(), centred_PG * (variance + 1e-8).rsqrt(), torch.zeros_like(x_PG))
+
+
+def overlong_penalty(
+    lengths_PG: Int[Tensor, "P G"], max_tokens: int, buffer: int, factor: float = 1.0
+) -> Float[Tensor, "P G"]:
+    """What DAPO adds to a reward for length, in [-factor, 0]: 0 up to max_tokens - buffer, then a line down to -factor.
+
+    factor (max_tokens - buffer - |y|) / buffer between the two, at most 0; |y| has all tokens after the prompt.
+    Raises ValueError unless 0 < buffer <= max_tokens. Source: DAPO Eq. 13, as in verl 0.9.1 and TRL 1.16 (factor 1).
+    """
+    if not 0 < buffer <= max_tokens:
+        raise ValueError(f"overlong_buffer: expected 0 < overlong_buffer <= max_tokens = {max_tokens}, got {buffer}")
+    over_PG = (lengths_PG - (max_tokens - buffer)).clamp(min=0, max=buffer)
+    return -factor * over_PG.float() / buffer
+
+
 ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "group_mean": group_mean,
     "group_norm": group_norm,
     "leave_one_out": leave_one_out,
+    "opo": opo,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
 }
 """The advantage functions by the name that an objective and a config use."""
+
+OF_LENGTHS = ("opo", "reinforce_pp", "reinforce_pp_baseline")
+"""Those that take the responses' lengths, in tokens that mu sampled, beside the rewards."""
+
+
+def advantages_of(
+    name: str, rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"] | None = None
+) -> Float[Tensor, "P G"]:
+    """The named advantage. Raises ValueError where it needs lengths and there are none."""
+    if name not in OF_LENGTHS:
+        return ADVANTAGES[name](rewards_PG)
+    if lengths_PG is None:
+        others = ", ".join(x for x in ADVANTAGES if x not in OF_LENGTHS)
+        raise ValueError(f"advantage: expected one that needs no lengths ({others}), got {name}")
+    return ADVANTAGES[name](rewards_PG, lengths_PG)
+
 
 FORMULAS: dict[str, str] = {
     "group_mean": "A = R - mean(R)",
     "group_norm": "A = (R - mean(R)) / (std(R) + eps)",
     "leave_one_out": "A = R - mean of the other responses' R",
+    "opo": "A = R - sum |y| R / sum |y|",
+    "reinforce_pp": "A = (R - mean(R)) / std(R), over all tokens of the batch",
+    "reinforce_pp_baseline": "A = (B - mean(B)) / std(B), over all tokens of the batch, B = R - mean(R) of the group",
 }
 """Their formulas, to print."""
 
-__all__ = ["ADVANTAGES", "FORMULAS", "group_mean", "group_norm", "keep_mixed_groups", "leave_one_out", "noisy_labels"]
+__all__ = [
+    "ADVANTAGES", "FORMULAS", "OF_LENGTHS", "advantages_of", "group_mean", "group_norm", "keep_mixed_groups",
+    "leave_one_out", "noisy_labels", "opo", "overlong_penalty", "reinforce_pp", "reinforce_pp_baseline",
+]  # fmt: skip

@@ -68,7 +68,8 @@ class Algorithm(SamplingSettings, BatchSettings):
     `dynamic_sampling_rounds` is how many times prompts may be drawn to fill P groups with mixed rewards; 1 keeps every
     group (no dynamic sampling). `max_tokens` bounds all that follows a prompt, `max_turns` how often mu speaks in it
     (a task without turns: once). `old_gates` chooses Pr2's old-pass gates: Eq. 6's predicted ones, or the live ones.
-    `label_noise` is the share of rewards in [0, 1] that the advantages see as 1 - R; metrics and records keep R.
+    `label_noise` is the share of rewards in [0, 1] that the advantages see as 1 - R, and `overlong_buffer` and
+    `overlong_factor` are what they see less for length (DAPO Eq. 13); metrics and records keep R.
     """
 
     objective: Objective
@@ -84,8 +85,18 @@ class Algorithm(SamplingSettings, BatchSettings):
         float, About("share of rewards R that the advantages see as 1 - R; metrics keep R", ge=0, le=1)
     ] = 0.0
 
+    overlong_buffer: Annotated[
+        int,
+        About("last tokens below max_tokens in which the advantages see a penalty for length (DAPO); 0: none", ge=0),
+    ] = 0
+    overlong_factor: Annotated[float, About("that penalty at max_tokens, in units of reward", gt=0)] = 1.0
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.overlong_buffer > self.max_tokens:
+            raise ValueError(
+                f"overlong_buffer: expected at most max_tokens = {self.max_tokens}, got {self.overlong_buffer}"
+            )
         if self.mode not in MODES:
             raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {self.mode!r}")
         if self.label_noise and self.dynamic_sampling_rounds > 1:

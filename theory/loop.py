@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from theory.advantages import ADVANTAGES, keep_mixed_groups, noisy_labels
+from theory.advantages import advantages_of, keep_mixed_groups, noisy_labels, overlong_penalty
 from theory.algorithm import Algorithm
 from theory.contracts import (
     MiniBatch,
@@ -96,7 +96,12 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
     metrics = collected.metrics | rollout_metrics(rollouts, rewards_B, algorithm.max_turns)
     metrics |= old_pass_metrics(rollouts, old.scores, algorithm.passes)
     labels_PG = noisy_labels(rewards_PG, algorithm.label_noise, stream(seed, "label_noise", step))
-    advantages_B = ADVANTAGES[algorithm.objective.advantage](labels_PG).reshape(-1)
+    if algorithm.overlong_buffer:
+        whole_PG = torch.tensor([len(r.is_response) for r in rollouts.responses]).view_as(labels_PG)
+        buffer, factor = algorithm.overlong_buffer, algorithm.overlong_factor
+        labels_PG = labels_PG + overlong_penalty(whole_PG, algorithm.max_tokens, buffer, factor)
+    lengths_PG = torch.tensor([int(r.is_response.sum()) for r in rollouts.responses]).view_as(labels_PG)
+    advantages_B = advantages_of(algorithm.objective.advantage, labels_PG, lengths_PG).reshape(-1)
 
     updates: list[tuple[MiniBatch, UpdateStats]] = []
     split = split_groups(step, algorithm, seed)

@@ -76,20 +76,24 @@ class ObjectiveBlock(_Numbers):
     """A preset, and what is changed in it; null leaves the preset's own choice."""
 
     correction: CorrectionBlock | None = Field(default=None, description="another correction of the engine gap")
+    rejection: CorrectionBlock | None = Field(
+        default=None, description="a further correction that only rejects, beside the weight (Geo-RS-Token-TIS)"
+    )
+    normalise_weights: bool | None = derived(Objective, "normalise_weights", default=None)
     advantage: str | None = Field(default=None, description=f"another advantage: {', '.join(ADVANTAGES)}")
     ratio: str | None = Field(default=None, description=f"another ratio: {', '.join(RATIOS)}")
     aggregation: str | None = Field(default=None, description=f"another aggregation: {', '.join(AGGREGATIONS)}")
     kl_coefficient: float = derived(Objective, "kl_coefficient")
-    kl_estimator: Literal["k1", "k2", "k3"] = derived(Objective, "kl_estimator")
+    kl_estimator: Literal["k1", "k2", "k3", "k3+", "k3_is"] = derived(Objective, "kl_estimator")
     centering: Literal["none", "full", "top_k"] | None = derived(Objective, "centering", default=None)
     centering_k: int | None = derived(Objective, "centering_k", default=None)
 
     def build(self) -> Objective:
         """The objective; ValueError for an unknown name, and for a change that the preset has no use for."""
-        names = [name for name in OVERRIDES if name != "correction" and getattr(self, name) is not None]
-        changes: dict[str, Any] = {name: getattr(self, name) for name in names}
-        if self.correction is not None:
-            changes["correction"] = self.correction.build()
+        given = {name: getattr(self, name) for name in OVERRIDES if getattr(self, name) is not None}
+        changes: dict[str, Any] = {
+            name: value.build() if isinstance(value, CorrectionBlock) else value for name, value in given.items()
+        }
         return preset(self.preset, **changes)
 
     @model_validator(mode="after")
@@ -167,6 +171,8 @@ class AlgorithmConfig(Strict):
     optimizer: OptimizerBlock = Field(default_factory=OptimizerBlock, description="AdamW")
     freeze_router: bool = derived(Algorithm, "freeze_router")
     label_noise: float | None = derived(Algorithm, "label_noise", default=None, gt=0, ge=None)
+    overlong_buffer: int | None = derived(Algorithm, "overlong_buffer", default=None, gt=0, ge=None)
+    overlong_factor: float | None = derived(Algorithm, "overlong_factor", default=None)
 
     def build(self) -> Algorithm:
         """The algorithm as the loop takes it; ValueError where the parts do not fit together."""
@@ -181,6 +187,8 @@ class AlgorithmConfig(Strict):
             optimizer=OptimizerSettings(**self.optimizer.model_dump()),
             freeze_router=self.freeze_router,
             label_noise=self.label_noise or 0.0,
+            overlong_buffer=self.overlong_buffer or 0,
+            overlong_factor=1.0 if self.overlong_factor is None else self.overlong_factor,
         )
 
     def _predictor(self) -> PredictorSettings:
@@ -193,5 +201,9 @@ class AlgorithmConfig(Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> AlgorithmConfig:
+        if self.overlong_factor is not None and self.overlong_buffer is None:
+            raise ValueError(
+                f"overlong_factor: expected an overlong_buffer beside it, got {self.overlong_factor} alone"
+            )
         self.build()
         return self

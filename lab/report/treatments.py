@@ -67,7 +67,9 @@ class Treatment:
     @property
     def is_untreated(self) -> bool:
         """A gap, and neither a correction nor replay."""
-        corrected = self.objective is None or self.objective.correction.name != "none"
+        corrected = self.objective is None or {self.objective.correction.name, self.objective.rejection.name} != {
+            "none"
+        }
         return not (self.is_exact or corrected or self.replay)
 
     def parts(self, baseline: str | None, engines: Literal["same", "exact", "differ"]) -> list[str]:
@@ -75,7 +77,8 @@ class Treatment:
 
         `engines` says how those of the report differ: not at all, in being exact or not, or in more.
         """
-        found = [None if self.preset == baseline else self.preset, self.own_correction, self.replay]
+        rejection = self.objective.rejection.title if self.objective and self.objective.rejection.rejection else None
+        found = [None if self.preset == baseline else self.preset, self.own_correction, rejection, self.replay]
         if engines != "same" and self.is_exact:
             found.append("an exact engine")
         elif engines == "differ":
@@ -85,13 +88,15 @@ class Treatment:
     def clauses(self) -> list[str]:
         """The effects of its remedies, one clause each: replay by its mode, a correction by its formula."""
         clauses = [REPLAY[self.replay]] if self.replay in REPLAY else []
-        if self.objective is None or self.objective.correction.name == "none":
+        if self.objective is None:
             return clauses
-        name, correction = self.own_correction or self.preset, self.objective.correction
-        if correction.symbol:
-            clauses.append(f"{name} weighs each token by {correction.symbol}")
-        if correction.rejection:
-            clauses.append(f"{name} keeps a response only if {correction.rejection}")
+        named = [(self.own_correction or self.preset, self.objective.correction)]
+        named.append((self.objective.rejection.title, self.objective.rejection))
+        for name, correction in named:
+            if correction.symbol:
+                clauses.append(f"{name} weighs each token by {correction.symbol}")
+            if correction.rejection:
+                clauses.append(f"{name} keeps a response only if {correction.rejection}")
         return clauses
 
 

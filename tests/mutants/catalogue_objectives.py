@@ -54,7 +54,7 @@ OBJECTIVES = (
             Edit(
                 "theory.objectives.presets.dual_clip:DualClip.held",
                 "below_c_BT = ratio_BT.clamp(self.low, self.clip_ratio_c)",
-                "below_c_BT = super().held(ratio_BT, advantages_B1)",
+                "below_c_BT = super().held(tokens, ratio_BT, advantages_B1)",
             ),
         ),
         "dual_clip_is_its_formula",

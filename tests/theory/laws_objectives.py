@@ -22,9 +22,16 @@ from tests.theory.objective_batches import (
     cppo_far,
     divergence_stops,
     dual_stops,
+    gated,
+    geometric_slope,
+    geometric_stops,
+    kernelled,
     kl_far,
+    masking_stops,
+    prefix_ratios,
     ratio_stops,
     ratios,
+    sqrt_stops,
     stopped_whole,
     tokens_of,
     tv_far,
@@ -32,7 +39,12 @@ from tests.theory.objective_batches import (
 )  # fmt: skip
 from theory.objectives import Objective, correction, preset
 from theory.objectives import trust_regions as tr
+from theory.objectives.presets.ctpo import SqrtClip
+from theory.objectives.presets.deepseek import SequenceMask
 from theory.objectives.presets.dual_clip import DualClip
+from theory.objectives.presets.gmpo import GeometricClip
+from theory.objectives.presets.sapo import SoftGate
+from theory.objectives.presets.vespo import GammaKernel
 
 # ---- advantages ------------------------------------------------------------------------------------------------------
 
@@ -63,6 +75,27 @@ ADVANTAGE_ROWS = {
         lambda R: [r - _mean(R[:i] + R[i + 1 :]) for i, r in enumerate(R)], degree=1, smallest_group=2
     ),
 }
+
+
+def _opo(rewards: list[list[float]], lengths: list[list[int]]) -> list[list[float]]:
+    rows = zip(rewards, lengths, strict=True)
+    base = [math.fsum(r * n for r, n in zip(R, N, strict=True)) / sum(N) for R, N in rows]
+    return [[r - b for r in R] for R, b in zip(rewards, base, strict=True)]
+
+
+def _whiten(rewards: list[list[float]], lengths: list[list[int]]) -> list[list[float]]:
+    tokens = [r for R, N in zip(rewards, lengths, strict=True) for r, n in zip(R, N, strict=True) for _ in range(n)]
+    mean = _mean(tokens)
+    variance = math.fsum((x - mean) ** 2 for x in tokens) / (len(tokens) - 1)
+    return [[(r - mean) / math.sqrt(variance + 1e-8) for r in R] for R in rewards]
+
+
+LENGTH_ADVANTAGE_ROWS: dict[str, Callable[[list[list[float]], list[list[int]]], list[list[float]]]] = {
+    "opo": _opo,
+    "reinforce_pp": _whiten,
+    "reinforce_pp_baseline": lambda R, N: _whiten([[r - _mean(row) for r in row] for row in R], N),
+}
+"""The advantages that see lengths, on the rewards and lengths of the whole batch."""
 
 # ---- ratios ----------------------------------------------------------------------------------------------------------
 
@@ -98,6 +131,10 @@ RATIO_ROWS = {
     ),
     "sequence_product": RatioRow(
         lambda x: _same(math.exp(sum(x)), len(x)), lambda x: [_same(math.exp(sum(x)), len(x)) for _ in x]
+    ),
+    "prefix_product_token": RatioRow(
+        lambda x: [math.exp(sum(x[: t + 1])) for t in range(len(x))],
+        lambda x: _diagonal([math.exp(sum(x[: t + 1])) for t in range(len(x))]),
     ),
 }
 
@@ -160,6 +197,34 @@ CORRECTION_ROWS = {
         _ones, lambda rho, max_k3: sum(x - 1 - math.log(x) for x in rho) / len(rho) <= max_k3,
         tight={"max_k3": 0.01}, free={"max_k3": math.inf},
     ),
+    "token_clip": CorrectionRow(
+        lambda rho, lo, hi: [min(max(x, lo), hi) for x in rho],
+        tight={"lo": 0.9, "hi": 1.1}, free={"lo": 0.0, "hi": math.inf},
+    ),
+    "seq_clip": CorrectionRow(
+        lambda rho, lo, hi: [min(max(math.prod(rho), lo), hi)] * len(rho),
+        tight={"lo": 0.9, "hi": 1.1}, free={"lo": 0.0, "hi": math.inf}, looks_ahead=True,
+    ),
+    "seq_max_k2": CorrectionRow(
+        _ones, lambda rho, max_k2: all(math.log(x) ** 2 / 2 <= max_k2 for x in rho),
+        tight={"max_k2": 0.02}, free={"max_k2": math.inf},
+    ),
+    "seq_max_k3": CorrectionRow(
+        _ones, lambda rho, max_k3: all(x - 1 - math.log(x) <= max_k3 for x in rho),
+        tight={"max_k3": 0.02}, free={"max_k3": math.inf},
+    ),
+    "token_k1": CorrectionRow(
+        lambda rho, lo, hi: [float(lo <= x <= hi) for x in rho],
+        tight={"lo": 0.9, "hi": 1.1}, free={"lo": 0.0, "hi": math.inf},
+    ),
+    "token_k2": CorrectionRow(
+        lambda rho, max_k2: [float(math.log(x) ** 2 / 2 <= max_k2) for x in rho],
+        tight={"max_k2": 0.01}, free={"max_k2": math.inf},
+    ),
+    "token_k3": CorrectionRow(
+        lambda rho, max_k3: [float(x - 1 - math.log(x) <= max_k3) for x in rho],
+        tight={"max_k3": 0.01}, free={"max_k3": math.inf},
+    ),
 }  # fmt: skip
 
 
@@ -178,7 +243,8 @@ class RegionRow:
     """A region with tight bounds and one with none, its bounds by hand, and d term / d log pi on a token ratio.
 
     `scored`: the value is weight times log pi, so that all of the weight is stopped. `signed`: A decides which bound
-    can bind. `divergence`: bounds are on probabilities, not on ratios.
+    can bind. `divergence`: bounds are on probabilities, not on ratios. `bounded` where there are bounds at all,
+    `whole` where a token's term depends on its whole response even without them.
     """
 
     tight: Any
@@ -188,6 +254,8 @@ class RegionRow:
     scored: bool = True
     signed: bool = True
     divergence: bool = False
+    bounded: bool = True
+    whole: bool = False
 
 
 def no_stops(x: Response) -> list[tuple[bool, bool]]:
@@ -200,8 +268,9 @@ _KL = divergence_stops(kl_far, 0.005, 0.01)
 _CPPO = divergence_stops(cppo_far(0.03, 0.5), 0.04, 0.06)
 _RATIO = ratio_stops(0.1, 0.2)
 _DUAL = dual_stops(0.1, 0.2, 1.4)
+_SQRT, _MASKING = sqrt_stops(0.05, 0.1, 0.15, prefix=False), masking_stops(0.1, 0.2, 0.1)
 REGION_ROWS = {
-    "none": RegionRow(tr.NoRegion(), tr.NoRegion(), no_stops, stopped_whole(no_stops)),
+    "none": RegionRow(tr.NoRegion(), tr.NoRegion(), no_stops, stopped_whole(no_stops), bounded=False),
     "minirl_mask": RegionRow(tr.MiniRLMask(0.1, 0.2), tr.MiniRLMask(1.0, math.inf), _RATIO, stopped_whole(_RATIO)),
     "min_clip": RegionRow(tr.MinClip(0.1, 0.2), tr.MinClip(1.0, math.inf), _RATIO, stopped_whole(_RATIO), scored=False),
     "dual_clip": RegionRow(
@@ -222,6 +291,25 @@ REGION_ROWS = {
         tr.CPPO(0.04, 0.06, delta_b=0.03, w_min=0.5), tr.CPPO(math.inf, math.inf), _CPPO, stopped_whole(_CPPO),
         divergence=True,
     ),
+    "sequence_mask": RegionRow(
+        SequenceMask(0.1, 0.2, 0.1), SequenceMask(1.0, math.inf, math.inf), _MASKING, stopped_whole(_MASKING),
+        scored=False, signed=False,
+    ),
+    "sqrt_clip": RegionRow(
+        SqrtClip(0.05, 0.1, 0.15), SqrtClip(math.inf, math.inf, math.inf), _SQRT, stopped_whole(_SQRT),
+        scored=False, signed=False,
+    ),
+    "geometric_clip": RegionRow(
+        GeometricClip(0.1, 0.2), GeometricClip(math.inf, math.inf), geometric_stops(0.1, 0.2),
+        geometric_slope(0.1, 0.2), scored=False, whole=True,
+    ),
+    "soft_gate": RegionRow(
+        SoftGate(1.0, 1.5), SoftGate(1e-9, 1e-9), no_stops, gated(1.0, 1.5), scored=False, bounded=False
+    ),
+    "gamma_kernel": RegionRow(
+        GammaKernel(2.0, 3.0, 3.0, 2.0), GammaKernel(), no_stops, kernelled(2.0, 3.0, 3.0, 2.0),
+        bounded=False, whole=True,
+    ),
 }  # fmt: skip
 
 # ---- aggregations ----------------------------------------------------------------------------------------------------
@@ -241,7 +329,9 @@ class PresetRow:
     """`slope` is d sum of terms / d log pi of one response; `weights` is the preset's own correction on numerator/mu.
 
     `stops` are its bounds, `eps` the papers' widths. `scored`, `divergence` as in `RegionRow`; `ratio` is False where
-    there is none, `sequence` True where it is a response's.
+    there is none, `sequence` True where it is a response's. `symmetric` are the numbers under which both signs of A
+    have one rule, `curved` says that the value is no constant times a ratio, and `replayed` that the ratio's value is
+    not what its gradient is of: that of a whole prefix, with the token's own pi alone.
     """
 
     advantage: str
@@ -255,6 +345,9 @@ class PresetRow:
     scored: bool = True
     divergence: bool = False
     sequence: bool = False
+    symmetric: dict[str, float] | None = None
+    curved: bool = False
+    replayed: bool = False
 
 
 def _gspo_stops(x: Response) -> list[tuple[bool, bool]]:
@@ -280,6 +373,15 @@ def _diverging(advantage: str, aggregation: str, far: Callable[[Response, float]
     return _stopping(advantage, aggregation, bounds, (eps, eps), **whole)
 
 
+_CTPO = sqrt_stops(0.025, 0.05, 0.05, prefix=True)
+
+
+def _ctpo(x: Response) -> list[float]:
+    stops = zip(x.w, prefix_ratios(x), _CTPO(x), strict=True)
+    return [0.0 if high or low else w * c * x.A for w, c, (high, low) in stops]
+
+
+_WIDE_OPEN = {"eps_low": math.inf, "eps_high": math.inf}
 _CAP5 = {"numerator": "pi", "weights": lambda gap: [min(x, 5.0) for x in gap]}
 _SCORE = stopped_whole(no_stops)
 PRESET_ROWS = {
@@ -299,6 +401,41 @@ PRESET_ROWS = {
     "cppo": _diverging("group_norm", "token_mean", cppo_far(0.015, 0.8), 0.15),
     "ppo_dual_clip": _stopping(
         "group_mean", "token_sum", lambda low, high: dual_stops(low, high, 3.0), (0.2, 0.2), scored=False
+    ),
+    "luspo": PresetRow("group_norm", "token_sum", _gspo, _gspo_stops, (3e-4, 4e-4), scored=False, sequence=True),
+    "sapo": PresetRow(
+        "group_norm", "length_norm", gated(1.0, 1.05), scored=False, curved=True, symmetric={"tau_neg": 1.0}
+    ),
+    "gmpo": PresetRow(
+        "group_norm",
+        "length_norm",
+        geometric_slope(0.4, 0.4),
+        geometric_stops(0.4, 0.4),
+        (0.4, 0.4),
+        scored=False,
+        curved=True,
+        symmetric=_WIDE_OPEN,
+    ),
+    "vespo": PresetRow(
+        "group_norm", "token_mean", kernelled(2.0, 3.0, 3.0, 2.0), symmetric={"k_neg": 2.0, "lambda_neg": 3.0}
+    ),
+    "ctpo": PresetRow(
+        "group_norm",
+        "token_mean",
+        _ctpo,
+        _CTPO,
+        (0.025, 0.05),
+        scored=False,
+        replayed=True,
+        symmetric=_WIDE_OPEN | {"eps_c": math.inf},
+    ),
+    "deepseek_v32": _stopping(
+        "group_mean",
+        "length_norm",
+        lambda low, high: masking_stops(low, high, 0.5),
+        (0.2, 0.2),
+        scored=False,
+        symmetric={"eps_low": 1.0, "eps_high": math.inf, "delta": math.inf},
     ),
 }
 

@@ -160,3 +160,80 @@ def stopped_whole(stops: Stops) -> Callable[[Response], list[float]]:
 
 def bounded_weight(eps_low: float, eps_high: float) -> Callable[[Response], list[float]]:
     return lambda x: [w * min(max(r, 1 - eps_low), 1 + eps_high) * x.A for w, r in zip(x.w, x.r, strict=True)]
+
+
+# ---- the shelf: soft gates, kernels, prefixes ------------------------------------------------------------------------
+
+
+def sqrt_stops(eps_low: float, eps_high: float, c: float, prefix: bool) -> Stops:
+    """Bounds exp(width sqrt t) on the token's ratio, or on the product of those up to it."""
+
+    def stops(x: Response) -> list[tuple[bool, bool]]:
+        result = []
+        for t, r in enumerate(prefix_ratios(x) if prefix else x.r):
+            root = math.sqrt(t + 1)
+            below = r < math.exp(-eps_low * root) or r > math.exp(c * root)
+            result.append((x.A > 0 and r > math.exp(eps_high * root), x.A < 0 and below))
+        return result
+
+    return stops
+
+
+def prefix_ratios(x: Response) -> list[float]:
+    return [math.prod(x.r[: t + 1]) for t in range(len(x.r))]
+
+
+def masking_stops(eps_low: float, eps_high: float, delta: float) -> Stops:
+    """PPO's bounds, and all of a response with A < 0 whose mean log(mu/pi) exceeds delta."""
+
+    def stops(x: Response) -> list[tuple[bool, bool]]:
+        far = x.A < 0 and sum(m - p for m, p in zip(x.mu, x.pi, strict=True)) / len(x.pi) > delta
+        return [(high, low or far) for high, low in ratio_stops(eps_low, eps_high)(x)]
+
+    return stops
+
+
+def geometric_stops(eps_low: float, eps_high: float) -> Stops:
+    return lambda x: [(x.A > 0 and r > math.exp(eps_high), x.A < 0 and r < math.exp(-eps_low)) for r in x.r]
+
+
+def geometric_slope(eps_low: float, eps_high: float) -> Callable[[Response], list[float]]:
+    """Of sum_t w_t A exp(mean of the clipped log-ratios): every unstopped token moves the mean by 1/|y|."""
+
+    def slope(x: Response) -> list[float]:
+        stops = geometric_stops(eps_low, eps_high)(x)
+        logs = [
+            eps_high if high else -eps_low if low else math.log(r) for r, (high, low) in zip(x.r, stops, strict=True)
+        ]
+        whole = sum(x.w) * x.A * math.exp(sum(logs) / len(logs)) / len(logs)
+        return [0.0 if high or low else whole for high, low in stops]
+
+    return slope
+
+
+def gated(tau_pos: float, tau_neg: float) -> Callable[[Response], list[float]]:
+    """SAPO: w A r times the derivative of (4/tau) sigmoid(tau (r - 1))."""
+
+    def slope(x: Response) -> list[float]:
+        tau = tau_pos if x.A > 0 else tau_neg
+
+        def gate(r: float) -> float:
+            e = math.exp(-abs(tau * (r - 1)))
+            return 4 * e / (1 + e) ** 2
+
+        return [w * r * gate(r) * x.A for w, r in zip(x.w, x.r, strict=True)]
+
+    return slope
+
+
+def kernelled(k_pos: float, lambda_pos: float, k_neg: float, lambda_neg: float) -> Callable[[Response], list[float]]:
+    """VESPO: w A W^k exp(lambda (1 - W)), W the product of pi/mu."""
+
+    def slope(x: Response) -> list[float]:
+        k, decay = (k_pos, lambda_pos) if x.A >= 0 else (k_neg, lambda_neg)
+        log_W = math.fsum(p - m for p, m in zip(x.pi, x.mu, strict=True))
+        W = math.exp(log_W) if log_W < 700 else math.inf
+        phi = 0.0 if math.inf == W else math.exp(k * log_W + decay * (1 - W))
+        return [w * phi * x.A for w in x.w]
+
+    return slope

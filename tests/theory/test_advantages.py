@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.strategies import rewards
-from tests.theory.laws_objectives import ADVANTAGE_ROWS
-from theory.advantages import ADVANTAGES, group_mean, group_norm, keep_mixed_groups, leave_one_out, noisy_labels
+from tests.theory.laws_objectives import ADVANTAGE_ROWS, LENGTH_ADVANTAGE_ROWS
+from theory.advantages import (
+    ADVANTAGES,
+    OF_LENGTHS,
+    advantages_of,
+    group_mean,
+    group_norm,
+    keep_mixed_groups,
+    leave_one_out,
+    noisy_labels,
+    overlong_penalty,
+)
 from theory.streams import stream
 
 
@@ -101,3 +111,53 @@ def test_labels_err_each_by_itself(share: float, reward: float) -> None:
     # Five standard errors of a share, and of a correlation that is 0, over 40,000 and 20,000 draws.
     assert is_wrong_PG.mean().item() == pytest.approx(share, abs=5 * (share * (1 - share) / 40_000) ** 0.5)
     assert torch.corrcoef(is_wrong_PG.T)[0, 1].item() == pytest.approx(0.0, abs=5 / 20_000**0.5)
+
+
+# ---- advantages that see lengths -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LENGTH_ADVANTAGE_ROWS)
+@given(rewards_PG=rewards(), data=st.data())
+def test_advantages_of_lengths_are_their_formulas(name: str, rewards_PG: Tensor, data: st.DataObject) -> None:
+    """On any rewards and lengths the advantages are the formula on lists of the batch's tokens."""
+    P, G = rewards_PG.shape
+    lengths = data.draw(st.lists(st.lists(st.integers(1, 9), min_size=G, max_size=G), min_size=P, max_size=P))
+    # A deviation below 1e-4 is of the order of the constant beside it, and of the rewards' rounding.
+    assume(name == "opo" or rewards_PG.std() > 1e-2)
+    got = advantages_of(name, rewards_PG, torch.tensor(lengths))
+    expected = torch.tensor(LENGTH_ADVANTAGE_ROWS[name](rewards_PG.tolist(), lengths))
+    torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", LENGTH_ADVANTAGE_ROWS)
+@given(reward=st.floats(-3, 3, width=32), G=st.integers(2, 9))
+def test_equal_rewards_give_exactly_zero_at_any_length(name: str, reward: float, G: int) -> None:
+    """A batch of equal rewards teaches nothing, whatever its lengths."""
+    lengths_PG = torch.arange(1, 2 * G + 1).view(2, G)
+    advantages_PG = advantages_of(name, torch.full((2, G), reward, dtype=torch.float32), lengths_PG)
+    assert torch.equal(advantages_PG, torch.zeros(2, G, dtype=torch.float32))
+
+
+@given(rewards_PG=rewards())
+def test_equal_lengths_make_opo_the_group_mean(rewards_PG: Tensor) -> None:
+    """Where all responses are as long, OPO's baseline is the mean."""
+    lengths_PG = torch.full(rewards_PG.shape, 7)
+    torch.testing.assert_close(
+        advantages_of("opo", rewards_PG, lengths_PG), group_mean(rewards_PG), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_lengths_are_asked_for() -> None:
+    """Without lengths the error names those advantages that need none."""
+    assert set(OF_LENGTHS) == set(LENGTH_ADVANTAGE_ROWS)
+    with pytest.raises(ValueError, match=r"needs no lengths \(group_mean, group_norm, leave_one_out\), got opo"):
+        advantages_of("opo", torch.zeros(1, 2))
+
+
+def test_overlong_penalty_is_a_line() -> None:
+    """DAPO Eq. 13 at 20 of 100 tokens: 0 to 80, -1/4 at 85, -1 at 100; a factor scales it."""
+    lengths_PG = torch.tensor([[1, 80, 85, 100]])
+    assert overlong_penalty(lengths_PG, 100, 20).tolist() == [[0.0, 0.0, -0.25, -1.0]]
+    assert overlong_penalty(lengths_PG, 100, 20, 2.0).tolist() == [[0.0, 0.0, -0.5, -2.0]]
+    with pytest.raises(ValueError, match="expected 0 < overlong_buffer <= max_tokens = 100, got 101"):
+        overlong_penalty(lengths_PG, 100, 101)

@@ -163,7 +163,7 @@ def test_verls_numbers_keep_the_same_responses(name: str, divide: bool, batch: B
 
 def test_only_k1_bounds_are_inverted() -> None:
     """verl's names stand at those corrections alone whose bounds it has on mu/old; an open end stays open."""
-    assert {name for name in CORRECTIONS if correction(name).verl} == {"seq_mis", "geo_rs"}
+    assert {name for name in CORRECTIONS if correction(name).verl} == {"seq_mis", "geo_rs", "token_k1"}
     assert correction("seq_mis").verl == 'seq_sum_k1 with rollout_rs_threshold "0.5_inf", bounds on mu/old'
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from theory.advantages import advantages_of, overlong_penalty
 from theory.algorithm import Algorithm
 from theory.contracts import (
     MiniBatch,
@@ -161,6 +162,24 @@ def test_labels_err_where_the_recipe_says_so() -> None:
     draws = {tuple(torch.cat([m.advantages_B for m, _, _ in run(s, k, label_noise=0.5)[0].of("update")]).tolist())
              for s in range(3) for k in range(3)}  # fmt: skip
     assert len(draws) == 9
+
+
+def test_advantages_see_lengths_and_their_penalty() -> None:
+    """OPO's baseline is by the sampled tokens; an overlong penalty lowers what the advantages see, not the record."""
+    engines, result = run(objective=preset("minirl", advantage="opo"))
+    shaped, shaped_result = run(max_tokens=4, overlong_buffer=3, overlong_factor=0.5)
+    assert torch.equal(result.rewards_B, shaped_result.rewards_B)
+    rewards_PG = result.rewards_B.view(P, G)
+    lengths_PG = torch.tensor([int(r.is_response.sum()) for r in result.rollouts.responses]).view(P, G)
+    whole_PG = torch.tensor([len(r.is_response) for r in result.rollouts.responses]).view(P, G)
+    penalty_PG = overlong_penalty(whole_PG, 4, 3, 0.5)
+    assert penalty_PG.any()
+    for got, wanted in (
+        (engines, advantages_of("opo", rewards_PG, lengths_PG)),
+        (shaped, advantages_of("group_mean", rewards_PG + penalty_PG)),
+    ):
+        seen = sorted(torch.cat([m.advantages_B for m, _, _ in got.of("update")]).tolist())
+        assert seen == pytest.approx(sorted(wanted.reshape(-1).tolist()), abs=1e-6)
 
 
 def test_feature_rows_are_a_named_draw() -> None:

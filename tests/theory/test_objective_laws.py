@@ -23,6 +23,7 @@ from tests.theory.laws_objectives import (
     AGGREGATION_ROWS,
     CORRECTION_ROWS,
     EVERY,
+    LENGTH_ADVANTAGE_ROWS,
     PRESET_ROWS,
     RATIO_ROWS,
     REGION_ROWS,
@@ -45,8 +46,11 @@ LOOSEST = {n: math.inf if row.divergence else 1.0 for n, row in PRESET_ROWS.item
 @pytest.mark.parametrize(
     ("registered", "rows"),
     [
-        (ADVANTAGES, ADVANTAGE_ROWS), (RATIOS, RATIO_ROWS), (CORRECTIONS, CORRECTION_ROWS), (PRESETS, PRESET_ROWS),
-        (TRUST_REGIONS, REGION_ROWS), (AGGREGATIONS, AGGREGATION_ROWS), (FORMULAS, ADVANTAGE_ROWS),
+        (ADVANTAGES, ADVANTAGE_ROWS | LENGTH_ADVANTAGE_ROWS), (RATIOS, RATIO_ROWS),
+        (CORRECTIONS, CORRECTION_ROWS),
+        (PRESETS, PRESET_ROWS),
+        (TRUST_REGIONS, REGION_ROWS), (AGGREGATIONS, AGGREGATION_ROWS),
+        (FORMULAS, ADVANTAGE_ROWS | LENGTH_ADVANTAGE_ROWS),
     ],
 )  # fmt: skip
 def test_every_registered_name_has_a_row(registered: dict[str, object], rows: dict[str, object]) -> None:
@@ -121,7 +125,7 @@ def require_formula(name: str, batch: Batch) -> None:
     row = REGION_ROWS[name]
     tokens, ratio, A = seen(batch)
     clipped, slope = row.tight.clipped(tokens, ratio, A), region_slope(row.tight, batch)
-    assert (clipped is None) == (name == "none")
+    assert (clipped is None) == (not row.bounded)
     for b, response in region_rows(batch):
         at = batch.mask[b]
         if clipped is not None:
@@ -130,7 +134,7 @@ def require_formula(name: str, batch: Batch) -> None:
         assert slope[b, at].tolist() == approx(row.slope(response))
 
 
-@pytest.mark.parametrize("name", REGION_ROWS)
+@pytest.mark.parametrize("name", [n for n in REGION_ROWS if not REGION_ROWS[n].whole])
 @given(batch=batches(corners=MODERATE))
 def test_regions_without_bounds_are_the_score(name: str, batch: Batch) -> None:
     """With infinite bounds nothing binds, and d term / d log pi is pi/mu A: all regions are one first-order rule."""
@@ -141,7 +145,7 @@ def test_regions_without_bounds_are_the_score(name: str, batch: Batch) -> None:
     torch.testing.assert_close(region_slope(row.free, batch), expected, rtol=1e-11, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", [n for n in REGION_ROWS if REGION_ROWS[n].signed and n != "none"])
+@pytest.mark.parametrize("name", [n for n, row in REGION_ROWS.items() if row.signed and row.bounded])
 @given(batch=batches(corners=MODERATE))
 def test_what_brings_pi_back_is_never_stopped(name: str, batch: Batch) -> None:
     """No token is stopped whose A moves pi towards what the region compares it with, and a zero A stops nothing."""
@@ -152,7 +156,7 @@ def test_what_brings_pi_back_is_never_stopped(name: str, batch: Batch) -> None:
     assert not ((high | low) & back)[batch.mask].any()
 
 
-@pytest.mark.parametrize("name", [n for n in REGION_ROWS if n != "none"])
+@pytest.mark.parametrize("name", [n for n in REGION_ROWS if REGION_ROWS[n].bounded])
 @given(batch=batches(corners=MODERATE), factor=st.sampled_from([1.0, 1.5, 4.0]))
 def test_wider_bounds_stop_less(name: str, batch: Batch, factor: float) -> None:
     """A region with wider bounds stops a subset of the tokens."""
@@ -197,8 +201,8 @@ def test_the_tables_bind() -> None:
             flags += (fix.truncated(gap, mask) | ~fix.keep(gap, mask)[:, None])[mask].tolist()
         assert any(flags) == (row.tight is not None)
         assert not all(flags)
-    for name, row in REGION_ROWS.items():
-        for i in range(2 if name != "none" else 0):
+    for row in REGION_ROWS.values():
+        for i in range(2 if row.bounded else 0):
             flags = [
                 f for seed in range(8) for f in row.tight.clipped(*seen(make_batch(seed)))[i][make_batch(seed).mask]
             ]
@@ -229,8 +233,16 @@ def test_what_is_stopped_has_no_derivative(name: str, batch: Batch) -> None:
     """
     row = PRESET_ROWS[name]
     second = hessian(preset(name), batch)
-    if row.scored:
+    if row.scored or name == "sapo":
+        # The gate's slope is given as a constant, which nothing differentiates again.
         assert not second.any()
+    elif row.curved:
+        # GMPO: s A / |y| on unstopped tokens, and its derivative by each of them the same over |y|.
+        gradient, length = batch.gradient(preset(name)), batch.mask.sum(1).clamp(min=1)
+        outer = gradient[:, :, None] * (gradient != 0)[:, None, :] / length[:, None, None]
+        blocks = second.unflatten(0, batch.pi.shape).unflatten(-1, batch.pi.shape)
+        for b in range(len(batch.pi)):
+            torch.testing.assert_close(blocks[b, :, b, :], outer[b], rtol=1e-11, atol=1e-14)
     elif not row.sequence:
         # On a token ratio d/dlog pi of w r A is w r A again: the Hessian is the gradient on its diagonal.
         torch.testing.assert_close(second, batch.gradient(preset(name)).flatten().diag(), rtol=1e-11, atol=1e-14)
@@ -254,7 +266,7 @@ def test_only_pi_carries_a_gradient(name: str, batch: Batch) -> None:
     assert [x.grad for x in (old, mu, A)] == [None, None, None]
 
 
-@pytest.mark.parametrize("name", [n for n in PRESET_ROWS if not PRESET_ROWS[n].scored])
+@pytest.mark.parametrize("name", [n for n, row in PRESET_ROWS.items() if not (row.scored or row.replayed)])
 @pytest.mark.parametrize("correction_name", ["none", "token_tis", "minpro", "seq_mis"])
 def test_finite_differences(name: str, correction_name: str) -> None:
     """For objectives whose value is differentiable in pi, autograd agrees with central differences off the kinks."""
@@ -315,7 +327,8 @@ def test_the_advantage_is_a_factor(name: str, batch: Batch, factor: float) -> No
         # The other sign has the other bounds: without bounds that bind, it is the negative.
         open_ended = [k for k in ("eps_high", "clip_ratio_c") if hasattr(objective.trust_region, k)]
         lowest = {"eps_low": LOOSEST[name]} if name in LOOSEST else {}
-        free = preset(name, **lowest, **dict.fromkeys(open_ended, math.inf))
+        looser = PRESET_ROWS[name].symmetric or lowest | dict.fromkeys(open_ended, math.inf)
+        free = preset(name, **looser)
         torch.testing.assert_close(scaled.gradient(free), -batch.gradient(free), rtol=0, atol=0)
     else:
         torch.testing.assert_close(scaled.gradient(objective), factor * batch.gradient(objective), rtol=1e-15, atol=0)

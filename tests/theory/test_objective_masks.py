@@ -11,7 +11,7 @@ from hypothesis import given
 
 from tests.effort import few
 from tests.strategies import MODERATE, Cut, batches, cuts
-from tests.theory.laws_objectives import EVERY, PRESET_ROWS, tuned
+from tests.theory.laws_objectives import EVERY, PRESET_ROWS, RATIO_ROWS, tuned
 from tests.theory.objective_batches import Batch, Response, make_batch, tokens_of
 from theory import metrics
 from theory.objectives import CORRECTIONS, combine_metrics, correction, preset
@@ -154,7 +154,7 @@ def test_metrics_are_registered_token_means(name: str) -> None:
     for b in range(len(batch.pi)):
         pi, old, mu = tokens_of(batch, b)
         x = Response(pi, old, mu, batch.advantages[b].item(), [], [])
-        r += [x.s] * len(x.r) if row.sequence else x.r
+        r += RATIO_ROWS[preset(name).ratio.name].by_hand([math.log(a) for a in x.r])
         stops += row.stops(x) if row.stops is not None else []
     assert out["actor/ratio_mean"].item() == pytest.approx(sum(r) / len(r))
     if row.stops is None:

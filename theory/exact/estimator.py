@@ -230,7 +230,12 @@ def coefficients(
     advantages_B: Float[Tensor, " B"],
     is_response_BT: Bool[Tensor, "B T"],
 ) -> Float[Tensor, "B T"]:
-    """d J / d log pi_t of each response alone, at denominator 1, from the objective's own code."""
+    """d J / d log pi_t of each response alone, at denominator 1, from the objective's own code.
+
+    Raises ValueError for normalised weights, where the weight of a response depends on the others of its batch.
+    """
+    if objective.normalise_weights:
+        raise ValueError(f"{objective.name}: normalise_weights: expected False in the exact lab, got True")
     leaf_BT = pi_BT.detach().requires_grad_()
     output = objective(leaf_BT, old_BT, mu_BT, advantages_B, is_response_BT, totals=Totals(1, 1))
     return torch.autograd.grad(output.objective, leaf_BT)[0]

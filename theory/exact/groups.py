@@ -136,7 +136,7 @@ def _shares(objective: Objective, of: Classes, counts_MC: Int[Tensor, "M C"]) ->
     ends_MC = counts_MC.cumsum(1)
     member_MG = torch.searchsorted(ends_MC, torch.arange(G).expand(M, G).contiguous(), right=True)
     rewards_MG = of.reward_C[member_MG]
-    advantages_MG = advantages.ADVANTAGES[objective.advantage](rewards_MG)
+    advantages_MG = advantages.advantages_of(objective.advantage, rewards_MG)
     first_MC = (ends_MC - counts_MC).clamp(max=G - 1)
     own_MC = advantages_MG.gather(1, first_MC)
     size_C = of.num_tokens_C if objective.aggregation.counts == "tokens" else of.is_kept_C.long()

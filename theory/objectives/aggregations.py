@@ -18,10 +18,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Totals:
-    """The denominators of a mini-batch: kept responses (those with a kept token) and kept tokens."""
+    """The denominators of a mini-batch: kept responses (those with a kept token) and kept tokens.
+
+    `log_mean_weight` is the logarithm of the mean weight that normalised weights are divided by; 0 where none are.
+    """
 
     num_responses: int
     num_tokens: int
+    log_mean_weight: float = 0.0
 
 
 def count(kept_BT: Bool[Tensor, "B T"]) -> Totals:

@@ -100,4 +100,41 @@ def linear(coefficient_BT: Float[Tensor, "*BT"], x_BT: Float[Tensor, "*BT"]) -> 
     return _Linear.apply(coefficient_BT, x_BT)
 
 
-__all__ = ["Factor", "linear", "log_ratio", "scaled_exp", "times", "wide"]
+def pick(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """One of two numbers, in the type of `like`: torch.where of two floats would round them to the default type."""
+    return torch.where(condition, like.new_tensor(yes), like.new_tensor(no))
+
+
+LEAST = -1e30
+"""A logarithm below this is that of 0, also beside an infinite factor: log(1/0) is about 2e31 in float32."""
+
+
+def or_zero(log_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """The logarithm, and -inf where it is below LEAST: what no float can hold is 0, and makes a product 0."""
+    return torch.where(log_BT < LEAST, -torch.inf, log_BT)
+
+
+class _Sloped(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value_BT: Tensor, slope_BT: Tensor, x_BT: Tensor) -> Tensor:
+        return value_BT.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad_BT: Tensor) -> tuple[None, None, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None, None, times(grad_BT, ctx.saved_tensors[0])
+
+
+def sloped(
+    value_BT: Float[Tensor, "*BT"], slope_BT: Float[Tensor, "*BT"], x_BT: Float[Tensor, "*BT"]
+) -> Float[Tensor, "*BT"]:
+    """The value with this derivative in x, both constants: what autograd would lose to overflow is computed apart."""
+    return _Sloped.apply(value_BT.detach(), slope_BT.detach(), x_BT)
+
+
+__all__ = ["Factor", "linear", "log_ratio", "or_zero", "pick", "scaled_exp", "sloped", "times", "wide"]

@@ -8,9 +8,8 @@ and App. A, Pr2 (2606.00395) Eq. 10, 11 and 14.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import torch
@@ -18,17 +17,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from theory import advantages
-from theory.divergences import ESTIMATORS, masked_mean
+from theory.divergences import masked_mean
 from theory.fields import About, require_ranges
 from theory.names import unknown_name
 from theory.objectives import centering as centerings
 from theory.objectives.aggregations import Aggregation, Totals, count
 from theory.objectives.centering import CENTERINGS, WHOLE_VOCABULARY, Top, centering_term
-from theory.objectives.corrections import Correction
+from theory.objectives.corrections import Correction, NoCorrection
 from theory.objectives.factors import Factor, log_ratio, wide
-from theory.objectives.kl_penalty import kl_pi_ref
+from theory.objectives.kl_penalty import ESTIMATORS, kl_pi_ref
 from theory.objectives.ratios import Ratio
 from theory.objectives.trust_regions import Tokens, TrustRegion
+from theory.objectives.weighing import log_mean_weight, token_weights
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,10 @@ class Objective:
     ] = "none"
     centering_k: Annotated[int, About("tokens of mu that the engine records at a position for top_k", ge=1)] = 20
     title: str = ""
+    rejection: Correction = field(default_factory=NoCorrection)
+    normalise_weights: Annotated[
+        bool, About("divide the correction's weights by their mean over the mini-batch (verl's batch_normalize)")
+    ] = False
 
     def __post_init__(self) -> None:
         if self.advantage not in advantages.ADVANTAGES:
@@ -73,6 +77,7 @@ class Objective:
             raise unknown_name("KL estimator", self.kl_estimator, ESTIMATORS)
         require_ranges(self, self.name)
         self._require_centering()
+        self._require_weights()
         if not self.ratio.symbol and self.trust_region.name != "none":
             raise ValueError(f"{self.name}: expected a ratio for the trust region {self.trust_region.name}, got none")
         if self.correction.numerator == "pi" and self.trust_region.weight_ratio == "old/mu":
@@ -99,6 +104,20 @@ class Objective:
             f"{self.name}: centering: expected none, or {wanted} (what a token adds must depend on no other token), "
             f"got {self.centering} with {got}"
         )
+
+    def _require_weights(self) -> None:
+        weight, beside = self.correction, self.rejection
+        if beside.weighted:
+            raise ValueError(
+                f"{self.name}: rejection: expected a correction that only rejects, got {beside.name}, which reweighs"
+            )
+        if self.normalise_weights and not (weight.weighted and weight.numerator == "old"):
+            raise ValueError(
+                f"{self.name}: normalise_weights: expected a weight on old/mu, whose mean is known before the gradient "
+                f"pass, got the correction {weight.name} with numerator {weight.numerator!r}"
+            )
+        if self.normalise_weights and self.centering != "none":
+            raise ValueError(f"{self.name}: normalise_weights: expected centering none, got {self.centering}")
 
     @property
     def num_top(self) -> int:
@@ -134,11 +153,11 @@ class Objective:
         logp_pi_BT, advantages_B1 = wide(logp_pi_BT), wide(advantages_B.detach())[:, None]
         old_BT, mu_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_old_BT, logp_mu_BT))
         kept_BT = self.kept(old_BT, mu_BT, is_response_BT)
-        totals = count(kept_BT) if totals is None else totals
+        totals = self._totals(old_BT, mu_BT, kept_BT, is_response_BT) if totals is None else totals
 
         numerator_BT = _on(is_response_BT, logp_pi_BT.detach()) if self.correction.numerator == "pi" else old_BT
-        log_gap_BT = log_ratio(numerator_BT, mu_BT)
-        weight = self._weight(log_gap_BT, kept_BT, is_response_BT)
+        log_gap_BT, log_rho_BT = log_ratio(numerator_BT, mu_BT), log_ratio(old_BT, mu_BT)
+        weight = self._weight(log_gap_BT, log_rho_BT, kept_BT, is_response_BT, totals.log_mean_weight)
         tokens = Tokens(*(_on(kept_BT, x_BT) for x_BT in (logp_pi_BT, old_BT, mu_BT)), is_response_BT=kept_BT)
         term_BT = self._term(tokens, weight, advantages_B1)
         if self.centering != "none":
@@ -146,11 +165,14 @@ class Objective:
 
         everything = Tokens(_on(is_response_BT, logp_pi_BT.detach()), old_BT, mu_BT, is_response_BT)
         metrics = self._metrics(everything, advantages_B1)
-        metrics |= self._correction_metrics(weight.value_BT, log_gap_BT, kept_BT, is_response_BT)
+        truncated_BT = self.correction.truncated(log_gap_BT, is_response_BT)
+        truncated_BT = truncated_BT | self.rejection.truncated(log_rho_BT, is_response_BT)
+        metrics |= self._correction_metrics(weight.value_BT, truncated_BT, kept_BT, is_response_BT)
         if logp_ref_BT is not None:
-            metrics |= self._kl_metrics(logp_pi_BT, wide(logp_ref_BT), is_response_BT)
+            metrics |= self._kl_metrics(everything, _on(is_response_BT, wide(logp_ref_BT)))
             if self.kl_coefficient > 0:
-                penalty_BT = kl_pi_ref(tokens.logp_pi_BT, _on(kept_BT, wide(logp_ref_BT)), self.kl_estimator)
+                ref_BT = _on(kept_BT, wide(logp_ref_BT))
+                penalty_BT = kl_pi_ref(tokens.logp_pi_BT, ref_BT, self.kl_estimator, tokens.logp_mu_BT)
                 term_BT = term_BT - self.kl_coefficient * penalty_BT
         return ObjectiveOutput(self.aggregation(term_BT, kept_BT, totals), metrics)
 
@@ -171,19 +193,19 @@ class Objective:
 
         def coefficients(pi_Bt: Tensor, old_Bt: Tensor, mu_Bt: Tensor, there_Bt: Tensor) -> Tensor:
             log_gap_Bt = log_ratio(pi_Bt if self.correction.numerator == "pi" else old_Bt, mu_Bt)
+            log_rho_Bt = log_ratio(old_Bt, mu_Bt)
             with torch.enable_grad():
                 leaf_Bt = pi_Bt.requires_grad_()
-                weight = self._weight(log_gap_Bt.detach(), there_Bt, there_Bt)
+                weight = self._weight(log_gap_Bt.detach(), log_rho_Bt, there_Bt, there_Bt)
                 term_Bt = self._term(Tokens(leaf_Bt, old_Bt, mu_Bt, there_Bt), weight, advantages_B1)
                 return torch.autograd.grad(term_Bt.sum(), leaf_Bt)[0]
 
         return centering_term(top, kept_BT, coefficients)
 
-    def _weight(self, log_gap_BT: Tensor, kept_BT: Tensor, is_response_BT: Tensor) -> Factor:
-        """The correction's weight on kept tokens, else 0: that of a rejected response may be inf."""
-        value_BT = self.correction.weight(log_gap_BT, is_response_BT)
-        log_BT = self.correction.log_weight(log_gap_BT, is_response_BT)
-        return Factor(torch.where(kept_BT, value_BT, 0.0), torch.where(kept_BT, log_BT, -math.inf))
+    def _weight(
+        self, log_gap_BT: Tensor, log_rho_BT: Tensor, kept_BT: Tensor, is_response_BT: Tensor, log_mean: float = 0.0
+    ) -> Factor:
+        return token_weights(self.correction, self.rejection, log_gap_BT, log_rho_BT, kept_BT, is_response_BT, log_mean)
 
     def totals(
         self,
@@ -192,7 +214,15 @@ class Objective:
         is_response_BT: Bool[Tensor, "B T"],
     ) -> Totals:
         """The denominators of a whole mini-batch, after rejections: with them its micro-batches' objectives add up."""
-        return count(self.kept(logp_old_BT, logp_mu_BT, is_response_BT))
+        old_BT, mu_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_old_BT, logp_mu_BT))
+        return self._totals(old_BT, mu_BT, self.kept(old_BT, mu_BT, is_response_BT), is_response_BT)
+
+    def _totals(self, old_BT: Tensor, mu_BT: Tensor, kept_BT: Tensor, is_response_BT: Tensor) -> Totals:
+        totals = count(kept_BT)
+        if not self.normalise_weights:
+            return totals
+        mean = log_mean_weight(self.correction, log_ratio(old_BT, mu_BT), is_response_BT)
+        return replace(totals, log_mean_weight=mean)
 
     def kept(
         self,
@@ -203,7 +233,8 @@ class Objective:
         """The response tokens of the responses that the correction keeps: the mask that every sum runs over."""
         old_BT, mu_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_old_BT, logp_mu_BT))
         log_rho_BT = log_ratio(old_BT, mu_BT)
-        return is_response_BT & self.correction.keep(log_rho_BT, is_response_BT)[:, None]
+        keep_B = self.correction.keep(log_rho_BT, is_response_BT) & self.rejection.keep(log_rho_BT, is_response_BT)
+        return is_response_BT & keep_B[:, None]
 
     # -- metrics
 
@@ -222,11 +253,11 @@ class Objective:
 
     @torch.no_grad()
     def _correction_metrics(
-        self, weight_BT: Tensor, log_gap_BT: Tensor, kept_BT: Tensor, is_response_BT: Tensor
+        self, weight_BT: Tensor, truncated_BT: Tensor, kept_BT: Tensor, is_response_BT: Tensor
     ) -> dict[str, Tensor]:
         if not is_response_BT.any():
             return {}
-        truncated_BT = self.correction.truncated(log_gap_BT, is_response_BT) & kept_BT
+        truncated_BT = truncated_BT & kept_BT
         rejected_BT = is_response_BT & ~kept_BT
         return {
             "rollout_corr/weight_mean": masked_mean(weight_BT, is_response_BT),
@@ -236,11 +267,11 @@ class Objective:
         }
 
     @torch.no_grad()
-    def _kl_metrics(self, logp_pi_BT: Tensor, logp_ref_BT: Tensor, is_response_BT: Tensor) -> dict[str, Tensor]:
-        if not is_response_BT.any():
+    def _kl_metrics(self, tokens: Tokens, logp_ref_BT: Tensor) -> dict[str, Tensor]:
+        if not tokens.is_response_BT.any():
             return {}
-        penalty_BT = kl_pi_ref(logp_pi_BT, logp_ref_BT, self.kl_estimator)
-        return {"actor/kl_penalty": masked_mean(penalty_BT, is_response_BT)}
+        penalty_BT = kl_pi_ref(tokens.logp_pi_BT, logp_ref_BT, self.kl_estimator, tokens.logp_mu_BT)
+        return {"actor/kl_penalty": masked_mean(penalty_BT, tokens.is_response_BT)}
 
     # -- words
 
@@ -251,7 +282,9 @@ class Objective:
     @property
     def formula(self) -> str:
         """J in the papers' notation, with the numbers in it."""
-        weight = self.correction.symbol
+        weight = " ".join(s for s in (self.correction.symbol, self.rejection.symbol) if s)
+        if self.normalise_weights:
+            weight = f"{weight}/mean(w)"
         if self.trust_region.weight_ratio == "pi/mu" and self.correction.numerator == "old":
             weight = " ".join(s for s in (weight, self.ratio.symbol) if s)
         term = self.trust_region.formula(self.ratio.symbol, weight)
@@ -268,9 +301,15 @@ class Objective:
             "ratio": f"{self.ratio.name}: {self.ratio.formula}",
             "trust region": self.trust_region.name,
             "correction": f"{self.correction.name}: {self.correction.formula}",
+            "rejection": f"{self.rejection.name}: {self.rejection.formula}",
+            "weights": "w_t over the mean w of the mini-batch",
             "aggregation": self.aggregation.name,
             "KL penalty": kl,
         }
+        if self.rejection.name == "none":
+            del parts["rejection"]
+        if not self.normalise_weights:
+            del parts["weights"]
         if self.centering != "none":
             parts["centering"] = f"-sum_v mu(v) c(v) log pi(v), c = d term / d log pi; {self._centred_on}"
         return "\n".join([self.name, *(f"  {part:<13} {text}" for part, text in parts.items())])

@@ -1,7 +1,8 @@
 """The ratio of pi to old that an objective is built on: of a token, or of a whole response, repeated on its tokens.
 
 Every ratio is a tensor (B, T) that carries the gradient of pi; old is a constant. Sums run over response tokens only.
-Papers: MiniRL (arXiv 2512.01374) Eq. 7, Pr2 (2606.00395) Eq. 9, GSPO (2507.18071) Eq. 7 and its sec. 4.3.
+Papers: MiniRL (arXiv 2512.01374) Eq. 7, Pr2 (2606.00395) Eq. 9, GSPO (2507.18071) Eq. 7 and its sec. 4.3,
+CTPO (2605.07331).
 """
 
 from __future__ import annotations
@@ -76,6 +77,12 @@ def _sequence_product(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
     return log_ratio_BT.sum(1, keepdim=True).expand_as(log_ratio_BT)
 
 
+def _prefix_product_token(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+    # As in the geometric mean above: the product in value, the token's own pi in the gradient.
+    own_BT = torch.where(log_ratio_BT.isneginf(), 0.0, log_ratio_BT - log_ratio_BT.detach())
+    return log_ratio_BT.detach().cumsum(1) + own_BT
+
+
 none = Ratio("none", "", "no ratio", _none)
 """No ratio, 1 everywhere (REINFORCE)."""
 
@@ -93,10 +100,17 @@ sequence_geometric_token = Ratio(
 sequence_product = Ratio("sequence_product", "S", "S = prod_t pi_t/old_t", _sequence_product)
 """The response's likelihood ratio, unbiased and of exploding variance (MiniRL Eq. 1)."""
 
+prefix_product_token = Ratio(
+    "prefix_product_token", "c_t", "c_t = sg[prod_(s<=t) pi_s/old_s] pi_t/sg[pi_t]", _prefix_product_token
+)
+"""The product of the ratios up to the token, with a gradient through the token's own pi (CTPO)."""
+
 RATIOS: dict[str, Ratio] = {
-    r.name: r for r in (none, token, sequence_geometric, sequence_geometric_token, sequence_product)
+    r.name: r
+    for r in (none, token, sequence_geometric, sequence_geometric_token, sequence_product, prefix_product_token)
 }
 
 __all__ = [
-    "RATIOS", "Ratio", "none", "sequence_geometric", "sequence_geometric_token", "sequence_product", "token",
+    "RATIOS", "Ratio", "none", "prefix_product_token", "sequence_geometric", "sequence_geometric_token",
+    "sequence_product", "token",
 ]  # fmt: skip

@@ -3,7 +3,8 @@
 A weight changes what a token adds and no denominator; a rejection takes a response out of the mask and so out of every
 denominator. Neither carries a gradient. With `numerator="old"` a weight is built on rho = old/mu, the engine gap
 alone (decoupled from the ratio pi/old); with "pi" on pi/mu, the whole weight, which then holds the ratio.
-Rejections always look at rho = old/mu: they are known before any gradient pass.
+Rejections always look at rho = old/mu: they are known before any gradient pass. An objective has one correction and,
+beside it, one further rejection: verl's Geo-RS-Token-TIS is `correction="token_tis"` with `rejection="geo_rs"`.
 Papers: MiniRL (arXiv 2512.01374) Eq. 3, 5, 7 and sec. 4.2, R3 (2510.11370) Eq. 2, MinPRO (2601.22718); the corrections'
 names after verl's rollout_corr, TIS (F. Yao et al., 2025), MIS and Geo-RS (J. Liu et al., 2025), IcePop (X. Zhao et
 al., 2025).
@@ -18,8 +19,12 @@ from theory.names import number, unknown_name
 from theory.objectives.corrections.base import CORRECTIONS, Correction, NoCorrection
 
 # Weights stand before rejections in the table, and so in what is printed.
-from theory.objectives.corrections.weights import IcePop, MinPRO, PrefixTIS, SeqTIS, TokenIS, TokenTIS  # isort: skip
-from theory.objectives.corrections.rejections import K3RS, GeoRS, SeqMIS  # isort: skip
+from theory.objectives.corrections.weights import (  # isort: skip
+    IcePop, MinPRO, PrefixTIS, SeqClip, SeqTIS, TokenClip, TokenIS, TokenTIS,
+)  # fmt: skip
+from theory.objectives.corrections.rejections import (  # isort: skip
+    K3RS, GeoRS, SeqMaxK2, SeqMaxK3, SeqMIS, TokenK1, TokenK2, TokenK3,
+)  # fmt: skip
 
 
 def correction(name: str, **params: Any) -> Correction:
@@ -42,6 +47,6 @@ def _value(name: str, param: str, value: Any) -> Any:
 
 
 __all__ = [
-    "CORRECTIONS", "Correction", "GeoRS", "IcePop", "K3RS", "MinPRO", "NoCorrection", "PrefixTIS", "SeqMIS", "SeqTIS",
-    "TokenIS", "TokenTIS", "correction",
+    "CORRECTIONS", "Correction", "GeoRS", "IcePop", "K3RS", "MinPRO", "NoCorrection", "PrefixTIS", "SeqClip", "SeqMIS",
+    "SeqMaxK2", "SeqMaxK3", "SeqTIS", "TokenClip", "TokenIS", "TokenK1", "TokenK2", "TokenK3", "TokenTIS", "correction",
 ]  # fmt: skip

@@ -29,6 +29,9 @@ class Correction:
     name: ClassVar[str]
     title: ClassVar[str] = ""
     weighted: ClassVar[bool] = True
+    """Whether it reweighs by a ratio; a rejection of tokens has weights too, but 1 and 0 alone."""
+    per_response: ClassVar[bool] = False
+    """Whether the weight is one number a response, which a mean counts once and not on every token."""
 
     numerator: Literal["old", "pi"] = "old"
 
@@ -120,10 +123,15 @@ def sequence_sum(log_gap_BT: Tensor) -> Tensor:
     return log_gap_BT.sum(1, keepdim=True).expand_as(log_gap_BT)
 
 
+def log_of(x: float) -> float:
+    """log x, and -inf for 0."""
+    return math.log(x) if x > 0 else -math.inf
+
+
 def require_interval(name: str, lo: float, hi: float, note: str = "") -> None:
     """Raises ValueError unless 0 <= lo < hi; the message ends with the note."""
     if not 0 <= lo < hi:
         raise ValueError(f"{name}: expected 0 <= lo < hi, got lo = {lo}, hi = {hi}{note}")
 
 
-__all__ = ["CORRECTIONS", "Correction", "NoCorrection", "Truncated", "require_interval", "sequence_sum"]
+__all__ = ["CORRECTIONS", "Correction", "NoCorrection", "Truncated", "log_of", "require_interval", "sequence_sum"]

@@ -2,12 +2,13 @@
 
 A weight changes what a token adds and no denominator, and carries no gradient.
 Papers: MiniRL (arXiv 2512.01374) Eq. 2, 3, 7 and sec. 4.2, MinPRO (2601.22718), TIS (F. Yao et al., 2025), IcePop
-(X. Zhao et al., 2025).
+(X. Zhao et al., 2025). The weights with a lower bound are TRL's, by its code (1.16, GRPOTrainer).
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +16,14 @@ import torch
 from torch import Tensor
 
 from theory.names import listed
-from theory.objectives.corrections.base import CORRECTIONS, Correction, Truncated, require_interval, sequence_sum
+from theory.objectives.corrections.base import (
+    CORRECTIONS,
+    Correction,
+    Truncated,
+    log_of,
+    require_interval,
+    sequence_sum,
+)
 
 
 @listed(CORRECTIONS)
@@ -100,12 +108,77 @@ class SeqTIS(Truncated):
 
     name: ClassVar[str] = "seq_tis"
     title: ClassVar[str] = "Seq-TIS"
+    per_response: ClassVar[bool] = True
 
     @property
     def symbol(self) -> str:
         return f"min(prod_s {self._gap('s')}, {self.cap:g})"
 
     def _log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        return sequence_sum(log_gap_BT)
+
+
+@dataclass(frozen=True)
+class Clipped(Correction):
+    """min(max(W, lo), hi) for a weight W whose logarithm `_log_weight` gives: truncated at both ends."""
+
+    lo: float = 0.5
+    hi: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_interval(self.name, self.lo, self.hi)
+
+    @abstractmethod
+    def _log_weight(self, log_gap_BT: Tensor) -> Tensor:
+        """log W of each token."""
+
+    def log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        return self._log_weight(log_gap_BT).clamp(log_of(self.lo), log_of(self.hi))
+
+    def weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        # Cut after the exponential, as in Truncated: both bounds are then met to the bit.
+        return self._log_weight(log_gap_BT).exp().clamp(self.lo, self.hi)
+
+    def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        """Where W lies outside [lo, hi]."""
+        weight_BT = self._log_weight(log_gap_BT).exp()
+        return (weight_BT < self.lo) | (weight_BT > self.hi)
+
+
+@listed(CORRECTIONS)
+@dataclass(frozen=True)
+class TokenClip(Clipped):
+    """w_t = min(max(rho_t, lo), hi): Token-TIS with a lower bound, so that no token's weight vanishes.
+
+    Source: TRL's code, vllm_importance_sampling_mode "token_truncate" with clip_min and clip_max.
+    """
+
+    name: ClassVar[str] = "token_clip"
+    title: ClassVar[str] = "Token-Clip"
+
+    @property
+    def symbol(self) -> str:
+        return f"clip({self._gap()}, {self.lo:g}, {self.hi:g})"
+
+    def _log_weight(self, log_gap_BT: Tensor) -> Tensor:
+        return log_gap_BT
+
+
+@listed(CORRECTIONS)
+@dataclass(frozen=True)
+class SeqClip(Clipped):
+    """w_t = min(max(prod_s rho_s, lo), hi): Seq-TIS with a lower bound. Source: TRL's code, "sequence_truncate"."""
+
+    name: ClassVar[str] = "seq_clip"
+    title: ClassVar[str] = "Seq-Clip"
+    per_response: ClassVar[bool] = True
+
+    @property
+    def symbol(self) -> str:
+        return f"clip(prod_s {self._gap('s')}, {self.lo:g}, {self.hi:g})"
+
+    def _log_weight(self, log_gap_BT: Tensor) -> Tensor:
         return sequence_sum(log_gap_BT)
 
 
@@ -137,4 +210,4 @@ class IcePop(Correction):
         return (gap_BT < self.lo) | (gap_BT > self.hi)
 
 
-__all__ = ["IcePop", "MinPRO", "PrefixTIS", "SeqTIS", "TokenIS", "TokenTIS"]
+__all__ = ["IcePop", "MinPRO", "PrefixTIS", "SeqClip", "SeqTIS", "TokenClip", "TokenIS", "TokenTIS"]

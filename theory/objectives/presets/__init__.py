@@ -47,8 +47,8 @@ NUMBERS: dict[str, About] = _OF_REGIONS | _OF_CORRECTIONS
 assert len(NUMBERS) == len(_OF_REGIONS) + len(_OF_CORRECTIONS), "a region and a correction have a number of one name"
 
 OVERRIDES = (
-    *NUMBERS, "correction", "aggregation", "advantage", "ratio", "kl_coefficient", "kl_estimator", "centering",
-    "centering_k",
+    *NUMBERS, "correction", "rejection", "normalise_weights", "aggregation", "advantage", "ratio", "kl_coefficient",
+    "kl_estimator", "centering", "centering_k",
 )  # fmt: skip
 """What `preset` lets a caller change."""
 
@@ -59,7 +59,8 @@ def preset(name: str, **overrides: Any) -> Objective:
     A number of its trust region or of its correction (after `correction` is replaced) goes by its own name, as in
     `NUMBERS`; `correction`, `aggregation`: an object, or its name; `advantage`, `kl_estimator`: a name; `ratio`: a
     name (`sequence_geometric_token` makes GSPO-token of GSPO); `kl_coefficient`: beta of the penalty KL(pi || ref);
-    `centering`: none, full or top_k, of `centering_k` tokens.
+    `centering`: none, full or top_k, of `centering_k` tokens. `rejection` is one more correction, which only rejects,
+    beside the weight; `normalise_weights`: weights over their mean.
     Raises ValueError for an unknown preset or override, naming the nearest valid one, and for an override that the
     preset has no use for.
     """
@@ -70,13 +71,17 @@ def preset(name: str, **overrides: Any) -> Objective:
             raise unknown_name(f"override of {name}", override, OVERRIDES)
     objective = PRESETS[name]
     named = _some(overrides, "advantage", "kl_estimator", "centering")
-    parts: dict[str, Any] = {k: _name(k, v) for k, v in named.items()} | _some(overrides, "centering_k")
+    parts: dict[str, Any] = {k: _name(k, v) for k, v in named.items()} | _some(
+        overrides, "centering_k", "normalise_weights"
+    )
     if "kl_coefficient" in overrides:
         parts["kl_coefficient"] = number(f"{name}: kl_coefficient", overrides["kl_coefficient"])
     if "ratio" in overrides:
         parts["ratio"] = _ratio(overrides["ratio"])
     if "aggregation" in overrides:
         parts["aggregation"] = _aggregation(overrides["aggregation"])
+    if "rejection" in overrides:
+        parts["rejection"] = _correction(overrides["rejection"])
     chosen = _correction(overrides["correction"]) if "correction" in overrides else objective.correction
     weights, region, bounds = _some(overrides, *_OF_CORRECTIONS), objective.trust_region, _some(overrides, *_OF_REGIONS)
     parts["correction"] = _replace_numbers(name, chosen, f"correction {chosen.name}", weights)

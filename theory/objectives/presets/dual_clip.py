@@ -41,10 +41,10 @@ class DualClip(MinClip):
         high_BT, low_BT = super().clipped(tokens, ratio_BT, advantages_B1)
         return high_BT, low_BT | ((advantages_B1 < 0) & (ratio_BT > self.clip_ratio_c))
 
-    def held(self, ratio_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+    def held(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> Tensor:
         """The ratio at its bound: within [1 - eps_low, c] where A < 0."""
         below_c_BT = ratio_BT.clamp(self.low, self.clip_ratio_c)
-        return torch.where(advantages_B1 < 0, below_c_BT, super().held(ratio_BT, advantages_B1))
+        return torch.where(advantages_B1 < 0, below_c_BT, super().held(tokens, ratio_BT, advantages_B1))
 
     def formula(self, ratio: str, weight: str) -> str:
         """The term."""

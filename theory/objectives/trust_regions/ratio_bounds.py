@@ -7,9 +7,10 @@ Papers: MiniRL (arXiv 2512.01374) Eq. 3, 7 and App. A, Pr2 (2606.00395) Eq. 10, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from theory.names import listed
@@ -84,6 +85,28 @@ class MiniRLMask(RatioBounds):
         return f"{product('M_t', stopped(weight), 'A', 'log pi_t')} [{stop}]"
 
 
+@runtime_checkable
+class Held(Protocol):
+    """A region that adds w r A until a bound binds, and w A times the ratio at that bound from there on."""
+
+    def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]: ...
+    def held(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> Tensor: ...
+
+
+def held_ratio(
+    region: Held, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor
+) -> Float[Tensor, "B T"]:
+    """w r A with the gradient w r A grad log r, and w A times the held ratio, flat, where the region's bound binds."""
+    ratio_BT = log_ratio_BT.detach().exp()
+    high_BT, low_BT = region.clipped(tokens, ratio_BT, advantages_B1)
+    bound_BT = times(weight.value_BT, region.held(tokens, ratio_BT, advantages_B1) * advantages_B1)
+    idle_BT = (advantages_B1 == 0) & ~bound_BT.isnan()
+    moves_BT = tokens.is_response_BT & ~(high_BT | low_BT | idle_BT)
+    # Where the term is flat its ratio is taken out before the exponential: 0 times its infinite slope is nan.
+    slope_BT = scaled_exp(weight, torch.where(moves_BT, log_ratio_BT, 0.0), advantages_B1)
+    return torch.where(moves_BT, slope_BT, bound_BT)
+
+
 @listed(TRUST_REGIONS)
 @dataclass(frozen=True)
 class MinClip(RatioBounds):
@@ -95,20 +118,13 @@ class MinClip(RatioBounds):
     name: ClassVar[str] = "min_clip"
     weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "old/mu"
 
-    def held(self, ratio_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+    def held(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> Tensor:
         """The ratio at its bound, for the tokens where one binds."""
         return ratio_BT.clamp(self.low, self.high)
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """w min(r A, clip(r) A)."""
-        ratio_BT = log_ratio_BT.detach().exp()
-        high_BT, low_BT = self.clipped(tokens, ratio_BT, advantages_B1)
-        bound_BT = times(weight.value_BT, self.held(ratio_BT, advantages_B1) * advantages_B1)
-        idle_BT = (advantages_B1 == 0) & ~bound_BT.isnan()
-        moves_BT = tokens.is_response_BT & ~(high_BT | low_BT | idle_BT)
-        # Where the term is flat its ratio is taken out before the exponential: 0 times its infinite slope is nan.
-        slope_BT = scaled_exp(weight, torch.where(moves_BT, log_ratio_BT, 0.0), advantages_B1)
-        return torch.where(moves_BT, slope_BT, bound_BT)
+        return held_ratio(self, tokens, log_ratio_BT, weight, advantages_B1)
 
     def formula(self, ratio: str, weight: str) -> str:
         """The term."""
@@ -140,4 +156,4 @@ class WeightClip(RatioBounds):
         return product(stopped(product(weight, f"clip({ratio}, {self.low:g}, {self.high:g})")), "A", "log pi_t")
 
 
-__all__ = ["MinClip", "MiniRLMask", "NoRegion", "RatioBounds", "WeightClip"]
+__all__ = ["MinClip", "MiniRLMask", "NoRegion", "RatioBounds", "WeightClip", "held_ratio"]

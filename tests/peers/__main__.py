@@ -1,0 +1,45 @@
+"""`python -m tests.peers`: docs/peers.md, the largest differences from verl and TRL, which must be installed."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.peers import trl_code, verl_code
+from tests.peers.cases import TRL, VERL, Case, differences
+from tests.peers.test_peers import PAGE
+
+HEAD = """# Beside verl and TRL
+
+Our objectives, weights, masks and advantages beside the peers' own functions, on five ragged batches of six responses
+with holes, in float64. `make test-peers` installs verl 0.9.1 and TRL 1.16 and repeats it; `python -m tests.peers`
+writes this page. A number is the largest absolute difference, ours less theirs. verl adds 1e-8 to what it divides by,
+the length of a response or a sum of weights, and to a variance: those are the differences of 1e-9. Nothing else differs
+but rounding.
+
+Three rules of theirs are not ours, and are compared where they agree. verl holds log-ratios at 20 nats and its k3 at
+10. Its token rejections take the token out of the mask, and so out of denominators; ours leave it in with weight 0. And
+the bounds of verl's k1 rejections are on mu/old, where ours are on old/mu: `token_k1`, `-log_ratio` in
+`rollout_corr_helper.py`, is log(mu/old), between the logarithms of the two bounds.
+"""
+
+
+def table(title: str, cases: list[Case], code: object) -> str:
+    """A peer's section."""
+    rows = []
+    for case in cases:
+        found = differences(case, code, range(5))
+        rows.append(f"| {case.name} | {', '.join(f'{what} {x:.1e}' for what, x in found.items())} |\n")
+    return f"\n## {title}\n\n| compared | largest difference |\n|---|---|\n" + "".join(rows)
+
+
+def main() -> None:
+    """Writes the page."""
+    assert verl_code.IS_INSTALLED and trl_code.IS_INSTALLED, "expected verl and TRL to be installed (make test-peers)"
+    torch.set_default_dtype(torch.float64)
+    with verl_code.verl_code() as code:
+        sections = table("verl 0.9.1", VERL, code)
+    PAGE.write_text(HEAD + sections + table("TRL 1.16", TRL, None), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

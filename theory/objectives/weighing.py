@@ -1,0 +1,64 @@
+"""The weight of every token: a correction's, times what a further rejection leaves, over its mean where that is asked.
+
+    w_t = correction(t) [rejection(t)] / mean of correction over the mini-batch
+
+All of it is constant. The mean is that of the mini-batch as it was sampled, before any rejection, so that it is known
+before the gradient pass and the parts of a split mini-batch add up.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from theory.objectives.corrections import Correction
+from theory.objectives.factors import Factor
+
+
+def token_weights(
+    correction: Correction,
+    rejection: Correction,
+    log_gap_BT: Float[Tensor, "B T"],
+    log_rho_BT: Float[Tensor, "B T"],
+    kept_BT: Bool[Tensor, "B T"],
+    is_response_BT: Bool[Tensor, "B T"],
+    log_mean_weight: float,
+) -> Factor:
+    """The weight on kept tokens, else 0: that of a rejected response may be inf."""
+    value_BT = correction.weight(log_gap_BT, is_response_BT)
+    log_BT = correction.log_weight(log_gap_BT, is_response_BT)
+    if rejection.name != "none":
+        passes_BT = ~rejection.truncated(log_rho_BT, is_response_BT)
+        value_BT, log_BT = torch.where(passes_BT, value_BT, 0.0), torch.where(passes_BT, log_BT, -math.inf)
+    if log_mean_weight != 0:
+        log_BT = log_BT - log_mean_weight
+        value_BT = log_BT.exp()
+    return Factor(torch.where(kept_BT, value_BT, 0.0), torch.where(kept_BT, log_BT, -math.inf))
+
+
+def log_mean_weight(
+    correction: Correction, log_rho_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]
+) -> float:
+    """log of the mean weight over response tokens, nats; over responses where a response has one weight.
+
+    0 where there is no token, or every weight is 0: nothing is divided then. Source: verl's rollout_is_batch_normalize.
+    Differs from source: (1) verl's mean is over the global batch, this one over the mini-batch; (2) it is never
+    clamped.
+    """
+    log_BT = correction.log_weight(log_rho_BT, is_response_BT).double()
+    of_B = is_response_BT.any(1)
+    if correction.per_response:
+        # The weight stands on every token of the response; the first response token has it.
+        first_B1 = is_response_BT.long().argmax(1, keepdim=True)
+        log_N = log_BT.gather(1, first_B1)[of_B, 0]
+    else:
+        log_N = log_BT[is_response_BT]
+    if log_N.numel() == 0 or bool((log_N == -math.inf).all()):
+        return 0.0
+    return float(log_N.logsumexp(0)) - math.log(log_N.numel())
+
+
+__all__ = ["log_mean_weight", "token_weights"]
