@@ -5,7 +5,8 @@ not divide is filled up with empty responses: no rows, no tokens, no gradient. E
 `training.micro_batch_size` responses and the width of the longest of the batch, or, with
 `training.max_tokens_per_micro_batch`, as many as that budget holds, of similar lengths, at the width of its longest.
 
-Extra letters: U responses of a rank, the longest first; b responses of a micro-batch, filling included; n its response tokens, packed.
+Extra letters: U responses of a rank, the longest first; b responses of a micro-batch, filling included; n its response
+tokens, packed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from torch import Tensor
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.parallel import Layout
 from theory.contracts import TokenBatch
-
 
 SLOT_SHARE = 1 / 16
 """Of the token budget: positions that take as long as all that a micro-batch costs however small it is."""

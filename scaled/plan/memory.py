@@ -2,7 +2,8 @@ r"""Memory of one GPU of the training engine and of one GPU of the inference eng
 
 The counts of weights are exact for the layout and checked against Megatron's own build (`layout.dry_run`); activations
 are counted tensor by tensor under the assumptions below, for micro-batches as long as `rollout.max_model_len` allows.
-Assumptions: fused attention (no S x S matrix is kept), tokens spread evenly over experts, micro-batches full, no offloading: ranks and engines on the same GPU are resident together.
+Assumptions: fused attention (no S x S matrix is kept), tokens spread evenly over experts, micro-batches full; ranks and engines on the
+same GPU are resident together.
 Source of the way of counting: Korthikanti et al. (arXiv 2205.05198) sec. 4, for RMSNorm, grouped queries and experts.
 
 Letters: D model width, F expert width, H heads, K slots, E experts, S tokens of a sequence, T of them sampled.
@@ -188,10 +189,11 @@ def activation_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: 
 def logit_bytes(shape: ModelShape, training: TrainingBlock, T: int) -> int:
     """Peak bytes of the head and log-probs of one micro-batch of responses of T tokens, on a rank of the last stage.
 
-    n, of all its response tokens (under a token budget: all its tokens), hidden states of D, and their gradients; logits of c = min(n, training.logit_chunk) tokens
-    over W = V / TP, b bytes an element as the head computes them and 4 in fp32, with their exponentials (8) in forward
-    and as a gradient of b bytes in backward; the head's own gradient, W x D, in fp32 over several chunks, in b bytes at
-    the end. The peak is the largest of the moments of `megatron_engine.scoring`.
+    n, its response tokens (under a token budget all of its tokens), hidden states of D, and their gradients; logits of
+    c = min(n, training.logit_chunk) tokens over W = V / TP, b bytes an element as the head computes them and 4 in fp32,
+    with their exponentials (8) in forward and as a gradient of b bytes in backward; the head's own gradient, W x D, in
+    fp32 over several chunks, in b bytes at the end. The peak is the largest of the moments of
+    `megatron_engine.scoring`.
     """
     b, D = ELEMENT_BYTES[training.precision], shape.hidden_size
     n, W = micro_batch_tokens(training, T), -(-shape.vocab_size // training.tensor_parallel)
