@@ -39,6 +39,12 @@ class TrainingBlock(Strict):
         default="bf16", description="of weights and activations; bf16 keeps fp32 master weights and gradients"
     )
     micro_batch_size: int = Field(default=4, ge=1, description="responses in one forward and backward of a rank")
+    max_tokens_per_micro_batch: int | None = Field(
+        default=None,
+        ge=1,
+        description="positions of one forward and backward instead, padding included: responses are sorted by length "
+        "and dealt out, so that ranks compute equally much; null: micro_batch_size responses, padded to the longest",
+    )
     logit_chunk: int = Field(
         default=1024, ge=1, description="response tokens whose logits a rank holds at once; backward makes them again"
     )
@@ -68,6 +74,23 @@ class TrainingBlock(Strict):
             )
         if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
             raise ValueError(f"virtual_pipeline: expected 1 where pipeline_parallel is 1, got {self.virtual_pipeline}")
+        return self
+
+    @model_validator(mode="after")
+    def _widths_may_vary(self) -> TrainingBlock:
+        if self.max_tokens_per_micro_batch is None or self.pipeline_parallel == 1:
+            return self
+        # Stages tell each other the shapes first: where both neighbours are one rank, in an order that interleaving
+        # does not keep; and Megatron-core refuses the all-gather with it.
+        if self.virtual_pipeline > 1:
+            raise ValueError(
+                f"virtual_pipeline: expected 1 with max_tokens_per_micro_batch, got {self.virtual_pipeline}"
+            )
+        if self.token_dispatcher == "allgather":
+            raise ValueError(
+                "token_dispatcher: expected alltoall with max_tokens_per_micro_batch and pipeline_parallel above 1, "
+                "got allgather"
+            )
         return self
 
     @property
@@ -183,7 +206,18 @@ class ScaledRun(RunConfig):
         batch, training = self.algorithm.batch, self.training
         share = training.data_parallel * training.micro_batch_size
         size = batch.num_prompts // batch.num_minibatches * batch.num_responses
-        if size % share:
+        budget = training.max_tokens_per_micro_batch
+        if budget is not None and budget < self.rollout.max_model_len:
+            raise ValueError(
+                f"training.max_tokens_per_micro_batch: expected at least rollout.max_model_len = "
+                f"{self.rollout.max_model_len}, got {budget}"
+            )
+        if budget is not None and size < training.data_parallel:
+            raise ValueError(
+                f"algorithm.batch: expected mini-batches (num_prompts / num_minibatches x num_responses) of at least "
+                f"a response for each of {training.data_parallel} data-parallel ranks, got {size}"
+            )
+        if budget is None and size % share:
             raise ValueError(
                 f"algorithm.batch: expected mini-batches (num_prompts / num_minibatches x num_responses) in multiples "
                 f"of data-parallel ranks x training.micro_batch_size = {training.data_parallel} x "

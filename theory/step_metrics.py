@@ -12,7 +12,7 @@ from torch import Tensor
 from theory.contracts import MiniBatch, Rollouts, TokenScores, UpdateStats
 from theory.divergences import discrepancy_metrics, k3_kl_mu_pi, masked_mean, staleness_metrics
 from theory.routing.features import RouterFeatures
-from theory.routing.measures import is_noop, route_kl, route_tv, routing_metrics, staleness_tv
+from theory.routing.measures import is_noop, route_kl, route_tv, routing_metrics
 from theory.routing.passes import ModePlan
 from theory.routing.record import RoutingRecord
 
@@ -68,7 +68,8 @@ def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: ModePlan) 
     difference = metrics["rollout_corr/probs_diff_max"]
     is_compared = "routing/router_disagreement" in routing and not math.isnan(difference)
     if passes.old == "replay_rollout" and is_compared:
-        metrics["routing/noop"] = float(is_noop(rollouts.experts, scores.natural, difference))
+        is_same = routing["routing/router_disagreement"] == 0
+        metrics["routing/noop"] = float(is_same and is_noop(rollouts.experts, scores.natural, difference))
     return metrics
 
 
@@ -107,7 +108,8 @@ def update_metrics(
         routing = routing_metrics(cached, now)
         metrics |= _some(routing, "topk_agreement", "zero_deviation", "one_deviation")
         if "routing/token_disagreement" in routing:
-            metrics["routing/staleness_tv"] = staleness_tv(cached, now).mean().item()
+            # The mean of `staleness_tv`: TV of point masses is 1 where a route differs anywhere.
+            metrics["routing/staleness_tv"] = routing["routing/token_disagreement"]
     features = [stats.features for _, stats in updates if stats.features is not None]
     if cached_logits is not None and len(features) == len(updates):
         live = RouterFeatures.concat(features).logits

@@ -1,15 +1,20 @@
-"""Micro-batches of one rank: its share of the responses, padded to one width, the same number on every rank.
+"""Micro-batches of one rank: its share of the responses, padded to one width, the same sizes on every rank.
 
 Every rank of a pipeline and of an expert-parallel group must run micro-batches of the same sizes, so a share that does
-not divide is filled up with empty responses: no rows, no tokens, no gradient.
+not divide is filled up with empty responses: no rows, no tokens, no gradient. Either every micro-batch has
+`training.micro_batch_size` responses and the width of the longest of the batch, or, with
+`training.max_tokens_per_micro_batch`, as many as that budget holds, of similar lengths, at the width of its longest.
 
-Extra letters: b responses of a micro-batch, filling included; n its response tokens, packed; J tokens scored at each.
+Extra letters: U responses of a rank, the longest first; b responses of a micro-batch, filling included; n its response
+tokens, packed; J tokens scored at each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -17,6 +22,26 @@ from torch import Tensor
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.parallel import Layout
 from theory.contracts import TokenBatch
+
+SLOT_SHARE = 1 / 16
+"""Of the token budget: positions that take as long as all that a micro-batch costs however small it is."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The micro-batches that the data-parallel ranks run at the same time: `shares` are their responses, by rank.
+
+    Each is filled up to `size` responses of `width` positions.
+    """
+
+    shares: tuple[tuple[int, ...], ...]
+    size: int
+    width: int
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that all ranks together compute, filling included."""
+        return len(self.shares) * self.size * self.width
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,23 +64,72 @@ class MicroBatch:
     temperature: float
 
 
-def split(batch: TokenBatch, layout: Layout, training: TrainingBlock, device: torch.device) -> list[MicroBatch]:
-    """This data-parallel rank's micro-batches, in order: adjacent responses, equal shares up to filling."""
-    B, size = len(batch.num_tokens_B), training.micro_batch_size
-    share = -(-B // layout.dp_size)
+def arrange(num_rows_B: Sequence[int], training: TrainingBlock) -> list[Slot]:
+    """Which responses every data-parallel rank computes when, from the rows (input tokens) of each response.
+
+    Without a token budget: adjacent responses in equal shares. With one: responses from the longest to the shortest,
+    cut into slots of equal micro-batches for all ranks, so that ranks compute equally much and a response is padded to
+    its neighbours' length. Of all such cuts that keep the budget it is the one with the fewest positions, where a
+    micro-batch counts as SLOT_SHARE of the budget more. A response longer than the budget is computed alone.
+    """
+    if training.max_tokens_per_micro_batch is None:
+        return _adjacent(num_rows_B, training)
+    dp, B = training.data_parallel, len(num_rows_B)
+    order = sorted(range(B), key=lambda b: -num_rows_B[b])
+    widths = np.array([_multiple(num_rows_B[b], training.tensor_parallel) for b in order[::dp]])
+    slots, start = [], 0
+    for size in _sizes(widths, training.max_tokens_per_micro_batch):
+        now = order[start * dp : (start + size) * dp]
+        slots.append(Slot(tuple(tuple(now[rank::dp]) for rank in range(dp)), size, int(widths[start])))
+        start += size
+    return slots
+
+
+def _sizes(widths: Int[np.ndarray, " U"], budget: int) -> list[int]:
+    """Responses a rank of each slot, from U descending widths of which each slot is as wide as its first.
+
+    cost(u) = min over k of  k widths[u] + budget SLOT_SHARE + cost(u + k),  where k widths[u] <= budget or k = 1
+    """
+    num = len(widths)
+    cost, best = np.zeros(num + 1), np.ones(num, dtype=np.int64)
+    for u in range(num - 1, -1, -1):
+        most = min(num - u, max(1, budget // int(widths[u])))
+        sizes = np.arange(1, most + 1)
+        costs = sizes * widths[u] + cost[u + 1 : u + 1 + most]
+        best[u] = sizes[costs.argmin()]
+        cost[u] = costs.min() + budget * SLOT_SHARE
+    found, u = [], 0
+    while u < num:
+        found.append(int(best[u]))
+        u += found[-1]
+    return found
+
+
+def _adjacent(num_rows_B: Sequence[int], training: TrainingBlock) -> list[Slot]:
+    B, size, dp = len(num_rows_B), training.micro_batch_size, training.data_parallel
+    share = -(-B // dp)
     num_micro = -(-share // size)
-    if layout.num_chunks > 1:  # interleaved 1F1B takes micro-batches in groups of the pipeline's stages
-        num_micro = -(-num_micro // layout.pp_size) * layout.pp_size
-    mine = range(min(B, layout.dp_rank * share), min(B, (layout.dp_rank + 1) * share))
-    width = int(batch.num_tokens_B.max()) - 1
-    width = -(-width // layout.tp_size) * layout.tp_size
-    return [_micro_batch(batch, mine[m * size : (m + 1) * size], size, width, device) for m in range(num_micro)]
+    if training.virtual_pipeline > 1:  # interleaved 1F1B takes micro-batches in groups of the pipeline's stages
+        num_micro = _multiple(num_micro, training.pipeline_parallel)
+    width = _multiple(max(num_rows_B), training.tensor_parallel)
+    shares = [range(min(B, rank * share), min(B, (rank + 1) * share)) for rank in range(dp)]
+    return [Slot(tuple(tuple(own[m * size : (m + 1) * size]) for own in shares), size, width) for m in range(num_micro)]
 
 
-def _micro_batch(batch: TokenBatch, mine: range, size: int, width: int, device: torch.device) -> MicroBatch:
+def _multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
+
+
+def split(batch: TokenBatch, layout: Layout, training: TrainingBlock, device: torch.device) -> list[MicroBatch]:
+    """This data-parallel rank's micro-batches, in order."""
+    slots = arrange((batch.num_tokens_B - 1).tolist(), training)
+    return [_micro_batch(batch, slot.shares[layout.dp_rank], slot.size, slot.width, device) for slot in slots]
+
+
+def _micro_batch(batch: TokenBatch, mine: Sequence[int], size: int, width: int, device: torch.device) -> MicroBatch:
     indices = list(mine)
     tokens_bS = torch.zeros(size, width, dtype=torch.int64)
-    inputs = batch.tokens_BS[indices, :-1]
+    inputs = batch.tokens_BS[indices, :-1][:, :width]
     tokens_bS[: len(indices), : inputs.shape[1]] = inputs
     num_prompt_b, num_tokens_b = batch.num_prompt_B[indices], batch.num_tokens_B[indices]
     T = batch.is_response_BT.shape[1]
@@ -79,4 +153,4 @@ def _micro_batch(batch: TokenBatch, mine: range, size: int, width: int, device: 
     )
 
 
-__all__ = ["MicroBatch", "split"]
+__all__ = ["MicroBatch", "Slot", "arrange", "split"]

@@ -117,6 +117,7 @@ def _parallel_fields(training: TrainingBlock) -> dict[str, Any]:
     return {
         **parallel.group_sizes(training),
         "sequence_parallel": training.tensor_parallel > 1,
+        "variable_seq_lengths": training.max_tokens_per_micro_batch is not None and training.pipeline_parallel > 1,
         **recompute,
     }
 

@@ -135,8 +135,9 @@ class Policy:
                 data_iterator=feeds[0] if is_single else feeds,
                 model=self.wrapped[0] if is_single else self.wrapped,
                 num_microbatches=len(micro_batches),
+                # Between stages; ignored where shapes vary, as stages then tell each other.
                 seq_length=micro_batches[0].tokens_bS.shape[1],
-                micro_batch_size=self.training.micro_batch_size,
+                micro_batch_size=len(micro_batches[0].num_rows_b),
                 forward_only=loss is None,
             )
         return this.result

@@ -1,10 +1,7 @@
 r"""Tokens, FLOPs and seconds of one global step, from a roofline whose every assumption is a number below.
 
-Matrix work counts 2 FLOPs a weight and token, attention 2 S H (d_qk + d_v) a token and layer over a causal half.
 The estimate is for a mean and a longest length of a batch's sequences: its only inputs that no config states.
-Training computes every response at the longest one's length, as `megatron_engine.micro_batches` pads them.
-
-Letters: S tokens of a sequence, H heads, E experts, K slots, M micro-batches.
+FLOPs are counted in `flops`, the training passes with their padding in `passes`.
 """
 
 from __future__ import annotations
@@ -12,12 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from lab.hf import ModelShape
-from scaled.config import ScaledRun, TrainingBlock
-from scaled.plan import memory, payloads
+from scaled.config import ScaledRun
+from scaled.plan import flops, memory, passes, payloads
 from scaled.plan.hardware import Gpu
-
-TRAINING_EFFICIENCY = 0.2
-"""Share of the peak rate that Megatron reaches on experts of this width, communication included."""
 
 DECODE_FLOPS_EFFICIENCY = 0.3
 """Share of the peak rate in decoding and prefilling."""
@@ -45,7 +39,8 @@ MEAN_LENGTH_SHARE = 0.3
 class StepCompute:
     """Tokens, FLOPs and seconds of one global step.
 
-    `tokens` are those of prompts and responses; `padded_tokens` the positions that a training pass computes for them.
+    `tokens` are those of prompts and responses; `score_tokens` and `update_tokens` the positions that the old pass and
+    the updates compute for them, padding included; `num_micro` are the micro-batches of an update on a rank.
     """
 
     num_responses: int
@@ -53,7 +48,9 @@ class StepCompute:
     longest_tokens: int
     max_tokens: int
     tokens: int
-    padded_tokens: int
+    score_tokens: int
+    update_tokens: int
+    num_micro: int
     rollout_flops: float
     score_flops: float
     update_flops: float
@@ -73,51 +70,6 @@ class StepCompute:
         return asdict(self)
 
 
-def matrix_flops(shape: ModelShape) -> int:
-    """FLOPs of one token's matrix products, forward: 2 x (active weights - embedding - norms), head included."""
-    latent, d = shape.latent_attention, shape.head_dim
-    if latent is not None:
-        attention_norms = latent.key_value_rank + (latent.query_rank or 0)
-    else:
-        attention_norms = {"head": 2 * d, "projection": (shape.num_heads + shape.num_kv_heads) * d, "none": 0}[
-            shape.qk_norm
-        ]
-    norms = (2 * shape.num_layers + 1) * shape.hidden_size + shape.num_layers * attention_norms
-    embedding = 0 if shape.tied_head else shape.vocab_size * shape.hidden_size
-    return 2 * (shape.num_active_parameters - embedding - norms)
-
-
-def attention_flops(shape: ModelShape, context: int | float) -> int | float:
-    """FLOPs of one token's attention to `context` earlier ones, forward: 2 context H (d_qk + d_v) a layer."""
-    latent = shape.latent_attention
-    query = shape.head_dim if latent is None else latent.no_position_dim + latent.position_dim
-    return 2 * context * shape.num_heads * (query + shape.head_dim) * shape.num_layers
-
-
-def forward_flops(shape: ModelShape, S: int) -> float:
-    """FLOPs of one forward pass over a sequence of S tokens: token s attends to s, (S + 1) / 2 on average."""
-    return S * (matrix_flops(shape) + attention_flops(shape, (S + 1) / 2))
-
-
-def update_factor(shape: ModelShape, training: TrainingBlock, S: int) -> float:
-    """Forward passes that one forward and backward with recomputation cost: 3 and what backward computes again.
-
-    Always the head, whose logits are not kept; under selective the experts too, under full everything (4).
-    """
-    if training.recompute == "full":
-        return 4.0
-    again = 2 * shape.vocab_size * shape.hidden_size
-    if training.recompute == "selective":
-        again += payloads.expert_flops_per_token(shape)
-    return 3.0 + S * again / forward_flops(shape, S)
-
-
-def experts_touched(shape: ModelShape, num_tokens: int | float) -> float:
-    """Experts of a layer that `num_tokens` tokens reach when choices are even: E (1 - (1 - K / E)^n)."""
-    E, K = shape.num_experts, shape.experts_per_token
-    return E * (1 - (1 - K / E) ** num_tokens)
-
-
 def decode_step_seconds(
     config: ScaledRun, shape: ModelShape, gpu: Gpu, num_seqs: int | float, context: int | float
 ) -> float:
@@ -130,13 +82,13 @@ def decode_step_seconds(
     b = memory.ELEMENT_BYTES[precision.compute]
     whole = payloads.weight_bytes(shape, precision.weights, b)
     expert_share = len(shape.moe_layers) * shape.num_experts * shape.num_expert_parameters / shape.num_parameters
-    touched = experts_touched(shape, num_seqs) / shape.num_experts
+    touched = flops.experts_touched(shape, num_seqs) / shape.num_experts
     weights = whole * (1 - expert_share + expert_share * touched) / tp
     kv = num_seqs * context * memory.sequence_kv_bytes(config, shape) / rollout.max_model_len
-    flops = num_seqs * (matrix_flops(shape) + attention_flops(shape, context)) / tp
+    num_flops = num_seqs * (flops.matrix_flops(shape) + flops.attention_flops(shape, context)) / tp
     by_bytes = (weights + kv) / (gpu.hbm_gb_s * 1e9 * DECODE_BANDWIDTH_EFFICIENCY)
     rate = gpu.tflops(fp8=precision.weights == "fp8_block") * 1e12 * DECODE_FLOPS_EFFICIENCY
-    return max(by_bytes, flops / rate) + STEP_OVERHEAD
+    return max(by_bytes, num_flops / rate) + STEP_OVERHEAD
 
 
 def rollout_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens: int) -> float:
@@ -154,18 +106,6 @@ def rollout_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens:
     return steps * decode_step_seconds(config, shape, gpu, active, mean_tokens / 2)
 
 
-def training_seconds(config: ScaledRun, gpu: Gpu, flops: float) -> float:
-    """Seconds of score and gradient passes: flops / (ranks x peak x efficiency), and the pipeline's bubble.
-
-    The bubble is 1 + (PP - 1) / (M VPP) (Narayanan et al., arXiv 2104.04473, sec. 2.2).
-    """
-    training = config.training
-    pp, vpp = training.pipeline_parallel, training.virtual_pipeline
-    bubble = 1 + (pp - 1) / (memory.num_microbatches(config) * vpp)
-    peak = gpu.bf16_tflops if training.precision == "bf16" else gpu.bf16_tflops / 2
-    return bubble * flops / (training.num_ranks * peak * 1e12 * TRAINING_EFFICIENCY)
-
-
 def push_rate(config: ScaledRun, size: int) -> float:
     """GB/s at which `size` bytes of weights reach the engines: all go through the driver's machine, once.
 
@@ -180,12 +120,6 @@ def push_seconds(config: ScaledRun, shape: ModelShape) -> float:
     size = memory.ELEMENT_BYTES[config.training.precision] * shape.num_parameters
     quantised = 0.0 if config.rollout.precision.weights == "same" else size / (QUANTISE_GB_S * 1e9)
     return size / (push_rate(config, size) * 1e9) + quantised
-
-
-def padded_width(longest: int, training: TrainingBlock) -> int:
-    """Positions of a response in a training pass: the inputs of the longest one, in multiples of TP."""
-    tp = training.tensor_parallel
-    return -(-(longest - 1) // tp) * tp
 
 
 def step_compute(
@@ -212,18 +146,15 @@ def step_compute(
         raise ValueError(
             f"--longest-tokens: expected from the mean, {S}, to rollout.max_model_len = {longest}, got {widest}"
         )
-    width = padded_width(widest, config.training)
-    padded = num_responses * forward_flops(shape, width)
-    score = padded * (2 if algorithm.objective.kl_coefficient > 0 else 1)
-    update = padded * update_factor(shape, config.training, width)
+    made = passes.passes(config, shape, S, widest)
     rollout_s = rollout_seconds(config, shape, gpu, S)
-    training_s = training_seconds(config, gpu, score + update)
+    training_s = passes.training_seconds(config.training, gpu, made.score_flops + made.update_flops, made.num_micro)
     push_s = push_seconds(config, shape)
     together = max(rollout_s, training_s) if config.schedule.kind == "one_step_off" else rollout_s + training_s
     step_s = together + push_s
     gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
     return StepCompute(
-        num_responses, S, widest, algorithm.max_tokens, num_responses * S, num_responses * width,
-        num_responses * forward_flops(shape, S), score, update, rollout_s, training_s,
-        push_s, step_s, gpus * step_s / 3600,
+        num_responses, S, widest, algorithm.max_tokens, num_responses * S, made.score_positions, made.update_positions,
+        made.num_micro, num_responses * flops.forward_flops(shape, S), made.score_flops, made.update_flops,
+        rollout_s, training_s, push_s, step_s, gpus * step_s / 3600,
     )  # fmt: skip

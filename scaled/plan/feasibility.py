@@ -215,8 +215,12 @@ def training_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator
     order = ("none", "selective", "full")
     for value in order[order.index(training.recompute) + 1 :]:
         yield from _changed(config, shape, training={"recompute": value})
-    for value in _divisors(training.micro_batch_size)[-2::-1]:
-        yield from _changed(config, shape, training={"micro_batch_size": value})
+    budget, least = training.max_tokens_per_micro_batch, config.rollout.max_model_len
+    if budget is None:
+        for value in _divisors(training.micro_batch_size)[-2::-1]:
+            yield from _changed(config, shape, training={"micro_batch_size": value})
+    elif budget > least:
+        yield from _changed(config, shape, training={"max_tokens_per_micro_batch": least})
     for field in ("expert_parallel", "tensor_parallel", "pipeline_parallel"):
         for factor in (2, 4, 8, 16):
             yield from _changed(config, shape, training={field: getattr(training, field) * factor})

@@ -2,8 +2,8 @@ r"""Memory of one GPU of the training engine and of one GPU of the inference eng
 
 The counts of weights are exact for the layout and checked against Megatron's own build (`layout.dry_run`); activations
 are counted tensor by tensor under the assumptions below, for micro-batches as long as `rollout.max_model_len` allows.
-Assumptions: fused attention (no S x S matrix is kept), tokens spread evenly over experts, one micro-batch padded to the
-longest sequence, no offloading: ranks and engines on the same GPU are resident together.
+Assumptions: fused attention (no S x S matrix is kept), tokens spread evenly over experts, micro-batches full; ranks and engines on the
+same GPU are resident together.
 Source of the way of counting: Korthikanti et al. (arXiv 2205.05198) sec. 4, for RMSNorm, grouped queries and experts.
 
 Letters: D model width, F expert width, H heads, K slots, E experts, S tokens of a sequence, T of them sampled.
@@ -161,13 +161,19 @@ def chunks_in_flight(training: TrainingBlock, stage: int, num_microbatches: int)
     return min(num_microbatches * vpp, 2 * (pp - stage - 1) + (vpp - 1) * pp + 1)
 
 
+def micro_batch_tokens(training: TrainingBlock, S: int) -> int:
+    """Positions of the largest micro-batch, sequences of at most S tokens: the budget, or micro_batch_size of S."""
+    budget = training.max_tokens_per_micro_batch
+    return S * training.micro_batch_size if budget is None else max(budget, S)
+
+
 def activation_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: int, num_microbatches: int) -> int:
     """Bytes of activations of one rank at its peak: all chunks in flight, and one layer's recomputation.
 
-    A rank holds S x micro_batch_size / TP tokens of a micro-batch (sequence parallelism outside attention and MLP,
+    A rank holds 1 / TP of a micro-batch's tokens (sequence parallelism outside attention and MLP,
     split heads and widths inside). Under ETP the slots of all its ranks are gathered, so their inputs count ETP times.
     """
-    tokens = S * training.micro_batch_size / training.tensor_parallel
+    tokens = micro_batch_tokens(training, S) / training.tensor_parallel
     b = ELEMENT_BYTES[training.precision]
     gathered = 2 * b * shape.experts_per_token * shape.hidden_size * (training.expert_tensor_parallel - 1)
     kept, working = 0, 0
@@ -181,15 +187,16 @@ def activation_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: 
 
 
 def logit_bytes(shape: ModelShape, training: TrainingBlock, T: int) -> int:
-    """Peak bytes of the head and the log-probs of one micro-batch of T response tokens, on a rank of the last stage.
+    """Peak bytes of the head and log-probs of one micro-batch of responses of T tokens, on a rank of the last stage.
 
-    n = T x micro_batch_size hidden states of D, and their gradients; logits of c = min(n, training.logit_chunk) tokens
-    over W = V / TP, b bytes an element as the head computes them and 4 in fp32, with their exponentials (8) in forward
-    and as a gradient of b bytes in backward; the head's own gradient, W x D, in fp32 over several chunks, in b bytes at
-    the end. The peak is the largest of the moments of `megatron_engine.scoring`.
+    n, its response tokens (under a token budget all of its tokens), hidden states of D, and their gradients; logits of
+    c = min(n, training.logit_chunk) tokens over W = V / TP, b bytes an element as the head computes them and 4 in fp32,
+    with their exponentials (8) in forward and as a gradient of b bytes in backward; the head's own gradient, W x D, in
+    fp32 over several chunks, in b bytes at the end. The peak is the largest of the moments of
+    `megatron_engine.scoring`.
     """
     b, D = ELEMENT_BYTES[training.precision], shape.hidden_size
-    n, W = T * training.micro_batch_size, -(-shape.vocab_size // training.tensor_parallel)
+    n, W = micro_batch_tokens(training, T), -(-shape.vocab_size // training.tensor_parallel)
     c, is_rounded = min(n, training.logit_chunk), b < 4
     forward = 8 * c * W
     making = (4 + b * is_rounded) * c * W  # as a product and in fp32; as a gradient in fp32 and for a product
@@ -212,16 +219,17 @@ def top_bytes(config: ScaledRun, shape: ModelShape) -> int:
 
 
 def replay_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: int) -> int:
-    """Bytes of a micro-batch's replayed experts on a rank: int64, what a gather takes, S x micro_batch / TP x L x K."""
+    """Bytes of a micro-batch's replayed experts on a rank: int64, what a gather takes, tokens / TP x L x K."""
     layers = sum(number not in shape.dense_layers for number in stage_layers(shape, training, stage))
-    return 8 * S * training.micro_batch_size // training.tensor_parallel * layers * shape.experts_per_token
+    return 8 * micro_batch_tokens(training, S) // training.tensor_parallel * layers * shape.experts_per_token
 
 
 def num_microbatches(config: ScaledRun) -> int:
-    """Micro-batches of one update on a data-parallel rank."""
+    """Micro-batches of one update on a data-parallel rank; under a token budget at most: one a response."""
     batch, training = config.algorithm.batch, config.training
     responses = batch.num_prompts // batch.num_minibatches * batch.num_responses
-    return max(1, responses // (training.data_parallel * training.micro_batch_size))
+    size = training.micro_batch_size if training.max_tokens_per_micro_batch is None else 1
+    return max(1, responses // (training.data_parallel * size))
 
 
 def training_memory(config: ScaledRun, shape: ModelShape, stage: int) -> Memory:
@@ -247,11 +255,19 @@ def training_memory(config: ScaledRun, shape: ModelShape, stage: int) -> Memory:
         in_flight = chunks_in_flight(training, stage, num_microbatches(config)) / training.virtual_pipeline
         parts["replayed experts, int64"] = round(replay_bytes(shape, training, stage, S) * in_flight)
     if algorithm.passes.trains_predictor:
-        cached = payloads.feature_bytes(shape, algorithm.predictor.num_positions, training.micro_batch_size, b)
+        cached = payloads.feature_bytes(shape, cached_rows(config), 1, b)
         parts["predictor and its optimizer"] = round(16 * payloads.predictor_parameters(shape) * share)
         parts["features of a micro-batch"] = round(cached * share)
     parts["context and buffers"] = CONTEXT
     return Memory(f"training rank, stage {stage}", parts)
+
+
+def cached_rows(config: ScaledRun) -> int:
+    """Feature rows of the largest micro-batch: T_c a response; under a token budget all rows, of many short ones."""
+    training, num = config.training, config.algorithm.build().predictor.num_positions
+    if training.max_tokens_per_micro_batch is None:
+        return num * training.micro_batch_size
+    return micro_batch_tokens(training, config.rollout.max_model_len)
 
 
 def peak_training_memory(config: ScaledRun, shape: ModelShape) -> Memory:

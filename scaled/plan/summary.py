@@ -10,7 +10,7 @@ from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.model_shape import load_shape
-from scaled.plan import compute, feasibility, memory, payloads
+from scaled.plan import compute, feasibility, memory, passes, payloads
 from scaled.plan.compute import StepCompute
 from scaled.plan.hardware import Gpu, gpu_named
 from scaled.plan.layout import RankPlan, dry_run
@@ -142,9 +142,8 @@ def assumptions(plan: Plan) -> list[str]:
         f"{memory.CONTEXT / GIB:g} GiB a process for CUDA context, NCCL buffers and workspaces.",
         f"Time and FLOPs are for sequences of {mean} tokens on average, {mean / longest:.0%} of rollout.max_model_len "
         "(R3, arXiv 2510.11370, Table 8, measured 30 %); --mean-tokens sets it.",
-        f"Training pads every response to the longest of its batch, {plan.compute.longest_tokens} tokens: "
-        f"{plan.compute.padded_tokens / plan.compute.tokens:.1f} positions a token; --longest-tokens sets it.",
-        f"Training reaches {compute.TRAINING_EFFICIENCY:.0%} of {plan.gpu.bf16_tflops:g} TFLOP/s (dense bf16), "
+        _padding(plan),
+        f"Training reaches {passes.TRAINING_EFFICIENCY:.0%} of {plan.gpu.bf16_tflops:g} TFLOP/s (dense bf16), "
         f"communication included; decoding {compute.DECODE_BANDWIDTH_EFFICIENCY:.0%} of {plan.gpu.hbm_gb_s:g} GB/s or "
         f"{compute.DECODE_FLOPS_EFFICIENCY:.0%} of the peak rate, whichever is slower, and "
         f"{compute.STEP_OVERHEAD * 1e3:g} ms a step; a push "
@@ -163,6 +162,21 @@ def assumptions(plan: Plan) -> list[str]:
         rounds = plan.config.algorithm.dynamic_sampling.max_rounds
         lines.append(f"Dynamic sampling draws up to {rounds} times; tokens, FLOPs and time count one draw.")
     return lines
+
+
+def _padding(plan: Plan) -> str:
+    """What training pads to what, and how much of it there is."""
+    step, budget = plan.compute, plan.config.training.max_tokens_per_micro_batch
+    much = (
+        f"{step.score_tokens / step.tokens:.2f} positions a token in the old pass, "
+        f"{step.update_tokens / step.tokens:.2f} in updates; --longest-tokens sets it."
+    )
+    if budget is None:
+        return f"Training pads every response to the longest of its batch, {step.longest_tokens} tokens: {much}"
+    return (
+        f"Lengths are spread exponentially up to the longest, {step.longest_tokens} tokens; training sorts them into "
+        f"micro-batches of at most {budget} positions: {much}"
+    )
 
 
 def has_megatron() -> bool:
@@ -223,9 +237,11 @@ def _layout(plan: Plan) -> Table:
         f"DP {training.data_parallel}",
     )  # fmt: skip
     batch = config.algorithm.batch
+    budget = training.max_tokens_per_micro_batch
+    size = f"of {training.micro_batch_size}" if budget is None else f"of at most {budget} tokens"
     table.add_row(
         "update", f"{batch.num_prompts} x {batch.num_responses} responses in {batch.num_minibatches} mini-batches; "
-        f"{memory.num_microbatches(config)} micro-batches of {training.micro_batch_size} a rank",
+        f"{plan.compute.num_micro} micro-batches {size} a rank",
     )  # fmt: skip
     table.add_row("rollout", f"{rollout.num_engines} engines of {rollout.tensor_parallel} GPUs")
     for rank in plan.ranks:
@@ -263,9 +279,9 @@ def _compute(plan: Plan) -> Table:
     step = plan.compute
     table = _table("Compute of a global step", "stage", "tokens", "PFLOP", "seconds")
     table.add_row("rollout", f"{step.tokens:,}", f"{step.rollout_flops / 1e15:,.0f}", f"{step.rollout_s:,.0f}")
-    padded = f"{step.padded_tokens:,}"
-    table.add_row("old and reference pass, padded", padded, f"{step.score_flops / 1e15:,.0f}", "")
-    table.add_row("updates, padded (seconds with the line above)", padded, f"{step.update_flops / 1e15:,.0f}",
+    scored, updated = f"{step.score_tokens:,}", f"{step.update_tokens:,}"
+    table.add_row("old and reference pass, padded", scored, f"{step.score_flops / 1e15:,.0f}", "")
+    table.add_row("updates, padded (seconds with the line above)", updated, f"{step.update_flops / 1e15:,.0f}",
                   f"{step.training_s:,.0f}")  # fmt: skip
     table.add_row("push", "", "", f"{step.push_s:,.0f}")
     table.add_section()

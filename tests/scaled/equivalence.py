@@ -41,9 +41,16 @@ STILL = algorithm("R3", optimizer={"learning_rate": 0.0, "max_grad_norm": 1e9})
 MOVING = algorithm("Pr2")
 # A rank has a GPU of its own where there are any: NCCL refuses two on one.
 MOST_RANKS = torch.cuda.device_count() if torch.cuda.is_available() else 2
+BY_TOKENS: dict[str, Any] = {"max_tokens_per_micro_batch": 24}
+ON_TWO = {
+    **LAYOUTS,
+    "EP2, micro-batches by tokens": {**LAYOUTS["EP2"], **BY_TOKENS},
+    "TP2+EP2, micro-batches by tokens": {**LAYOUTS["TP2+EP2"], **BY_TOKENS},
+    "PP2, micro-batches by tokens": {**LAYOUTS["PP2"], **BY_TOKENS},
+}
 WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     name: (n, f)
-    for name, (n, f) in {"1 rank": (1, {}), **{k: (2, f) for k, f in LAYOUTS.items()}}.items()
+    for name, (n, f) in {"1 rank": (1, {}), **{k: (2, f) for k, f in ON_TWO.items()}}.items()
     if n <= MOST_RANKS
 }
 
@@ -89,7 +96,7 @@ def measure_rank(
     replay = routings["replay"]
     first_of = {num: first(one, olds[num], replay) for num, one in found.items()}
     for (name, fields), port in zip(worlds.items(), ports, strict=True):
-        layout = training(2 if name in LAYOUTS else 1, **fields)
+        layout = training(WORLDS[name][0], **fields)
         with joined(layout, rank, port):
             engine = MegatronRank(ModelBlock(path=str(folder)), layout, STILL)
             result: dict[str, Any] = {"scores": {key: engine.score(rollouts, r) for key, r in routings.items()}}

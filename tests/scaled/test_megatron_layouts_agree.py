@@ -39,6 +39,8 @@ CASES: dict[str, dict[str, Any]] = {
     "DP2 one response a micro-batch": {"micro_batch_size": 1},
     "TP2+EP2 full recompute": {**LAYOUTS["TP2+EP2"], "recompute": "full"},
     "PP2 full recompute": {**LAYOUTS["PP2"], "recompute": "full", "micro_batch_size": 1},
+    "EP2 allgather by tokens": {**LAYOUTS["EP2 allgather"], "max_tokens_per_micro_batch": 20},
+    "PP2 by tokens": {**LAYOUTS["PP2"], "max_tokens_per_micro_batch": 20, "recompute": "full"},
     "PP2+VPP2 selective recompute": {**LAYOUTS["PP2+VPP2"], "recompute": "selective", "micro_batch_size": 1},
 }
 NUM = 7  # no multiple of two ranks of two responses: some micro-batches are filled up

@@ -34,7 +34,7 @@ from tests.scaled.rank_world import (
     write_model,
 )
 from theory.algorithm import Algorithm
-from theory.contracts import MiniBatch, TrainingEngine
+from theory.contracts import MiniBatch, Rollouts, TrainingEngine
 from theory.loop import global_step
 from theory.objectives import preset
 from theory.routing.passes import RoutingPlan
@@ -203,8 +203,9 @@ def sums_do_not_depend_on_micro_batches(folder: Path) -> None:
     rollouts = batch(7)
     routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
     results = []
-    for size in (1, 2, 4, 7):
-        engine = OneRank(folder, algorithm("R3"), micro_batch_size=size)
+    sizes = [{"micro_batch_size": size} for size in (1, 2, 4, 7)]
+    for size in (*sizes, *({"max_tokens_per_micro_batch": budget} for budget in (12, 25))):
+        engine = OneRank(folder, algorithm("R3"), **size)
         old = engine.score(rollouts, routing)
         minibatch = MiniBatch(rollouts, old.logp_BT + 0.1, torch.linspace(-1, 1, 7), 0, 1)
         for objective in ("grpo", "dr_grpo", "cispo", "gspo"):
@@ -215,6 +216,31 @@ def sums_do_not_depend_on_micro_batches(folder: Path) -> None:
         for name, value in expected.items():
             assert metrics[name] == pytest.approx(value, rel=2e-5, abs=1e-5), (size, objective, name)
         assert (logp_BT - logp_expected_BT).abs().max() < 2 * LOGP, (size, objective)
+
+
+def a_token_budget_that_keeps_the_order_changes_no_bit(folder: Path) -> None:
+    """Responses of one length: as many as the budget holds, in the batch's order, are micro-batches of that size."""
+    rollouts = batch(6)
+    length = min(len(r.tokens) for r in rollouts.responses)
+    equal = [
+        replace(
+            r,
+            prompt=replace(r.prompt, tokens=r.prompt.tokens[:1]),
+            tokens=r.tokens[:length],
+            logp_mu=r.logp_mu[:length],
+            is_response=r.is_response[:length],
+        )
+        for r in rollouts.responses
+    ]
+    rollouts, results = Rollouts(tuple(equal)), []
+    routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
+    for size in ({"micro_batch_size": 2}, {"max_tokens_per_micro_batch": 2 * length}):
+        engine = OneRank(folder, algorithm("R3"), **size)
+        minibatch = MiniBatch(rollouts, engine.score(rollouts, routing).logp_BT, torch.linspace(-1, 1, 6), 0, 1)
+        stats = engine.update(minibatch, preset("minirl"), routing)
+        results.append({"logp": minibatch.logp_old_BT, "pi": stats.logp_pi_BT, **dict(engine.gradients())})
+    for name, value in results[0].items():
+        assert torch.equal(results[1][name], value), name
 
 
 def recomputation_changes_no_bit(folder: Path) -> None:
@@ -318,6 +344,7 @@ LAWS = (
     pi_is_old_to_the_bit,
     gradients_are_the_objectives,
     sums_do_not_depend_on_micro_batches,
+    a_token_budget_that_keeps_the_order_changes_no_bit,
     recomputation_changes_no_bit,
     reference_stays,
     every_parameter_decays_but_a_frozen_router_stays,

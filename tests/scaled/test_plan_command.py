@@ -93,7 +93,8 @@ WAYS_OUT = [
     (["--mean-tokens", "99999"], r"--mean-tokens: expected from 1 to rollout\.max_model_len = 34816, got 99999"),
     (["--model.shape", "qwen9"], r"model\.shape: expected one of .*, got qwen9"),
     (
-        ["--training.pipeline_parallel", "4", "--training.virtual_pipeline", "4", "--training.micro_batch_size", "256"],
+        ["--training.pipeline_parallel", "4", "--training.virtual_pipeline", "4", "--training.micro_batch_size", "256",
+         "--training.max_tokens_per_micro_batch", "null"],
         r"training\.virtual_pipeline: expected micro-batches .* = 4 \(interleaved 1F1B\), got 2; virtual_pipeline 1 .*",
     ),
 ]  # fmt: skip

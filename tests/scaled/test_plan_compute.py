@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,7 +18,7 @@ from scaled.config import ScaledRun, TrainingBlock
 from scaled.megatron_engine.micro_batches import split
 from scaled.megatron_engine.parallel import Layout
 from scaled.model_shape import load_shape
-from scaled.plan import compute
+from scaled.plan import compute, flops, passes
 from scaled.plan.hardware import gpu_named
 from theory.contracts import Prompt, Response, Rollouts
 
@@ -54,23 +56,23 @@ def test_forward_flops_are_what_torch_counts(config, model):
     shape, S = parse_shape(config.to_dict() | {"num_experts": config.num_experts}), 10
     with FlopCounterMode(display=False) as counter:
         model(config)(torch.arange(S)[None])
-    assert counter.get_total_flops() == S * (compute.matrix_flops(shape) + compute.attention_flops(shape, S))
-    causal = S * compute.matrix_flops(shape) + S * compute.attention_flops(shape, S) * (S + 1) / (2 * S)
-    assert compute.forward_flops(shape, S) == pytest.approx(causal, rel=1e-12)
+    assert counter.get_total_flops() == S * (flops.matrix_flops(shape) + flops.attention_flops(shape, S))
+    causal = S * flops.matrix_flops(shape) + S * flops.attention_flops(shape, S) * (S + 1) / (2 * S)
+    assert flops.forward_flops(shape, S) == pytest.approx(causal, rel=1e-12)
 
 
 @pytest.mark.parametrize("shape", [QWEN, MOONLIGHT, OLMOE], ids=["qwen3", "moonlight", "olmoe"])
 def test_short_sequences_cost_two_flops_an_active_weight(shape):
     """Without context a token costs 2 FLOPs an active weight, but for the embedding, which is only looked up."""
     expected = 2 * (shape.num_active_parameters - shape.vocab_size * shape.hidden_size)
-    assert compute.forward_flops(shape, 1) == pytest.approx(expected, rel=1e-3)
+    assert flops.forward_flops(shape, 1) == pytest.approx(expected, rel=1e-3)
 
 
 def test_update_factor():
     """An update costs 3 forward passes and the head's once more, under selective the experts' too, 4 under full."""
-    factors = {r: compute.update_factor(QWEN, TrainingBlock(recompute=r), 8192) for r in ("none", "selective", "full")}
-    forward = compute.forward_flops(QWEN, 8192)
-    head, experts = (8192 * flops / forward for flops in (2 * 151936 * 2048, 6 * 48 * 8 * 2048 * 768))
+    factors = {r: flops.update_factor(QWEN, TrainingBlock(recompute=r), 8192) for r in ("none", "selective", "full")}
+    forward = flops.forward_flops(QWEN, 8192)
+    head, experts = (8192 * num / forward for num in (2 * 151936 * 2048, 6 * 48 * 8 * 2048 * 768))
     assert factors["none"] == pytest.approx(3 + head) and factors["full"] == 4
     assert factors["selective"] == pytest.approx(3 + head + experts)
     assert 3 < factors["none"] < factors["selective"] < 4
@@ -78,7 +80,7 @@ def test_update_factor():
 
 def test_experts_touched():
     """One token reaches K experts, very many reach all E, and the count grows with tokens in between."""
-    counts = [compute.experts_touched(QWEN, n) for n in (0, 1, 2, 16, 10_000)]
+    counts = [flops.experts_touched(QWEN, n) for n in (0, 1, 2, 16, 10_000)]
     assert counts[0] == 0 and counts[1] == pytest.approx(8) and counts[-1] == pytest.approx(128)
     assert counts == sorted(counts)
 
@@ -94,8 +96,8 @@ def test_decoding_is_bound_by_bytes_then_by_flops():
     assert seconds[0] == pytest.approx(expected, rel=0.05)
     two, four = (compute.decode_step_seconds(config, QWEN, H100, n, 1) for n in (2000, 4000))
     slope = (four - two) / 2000
-    flops = compute.matrix_flops(QWEN) + compute.attention_flops(QWEN, 1)
-    assert slope == pytest.approx(flops / 2 / (1979e12 * 0.3), rel=1e-6)
+    token = flops.matrix_flops(QWEN) + flops.attention_flops(QWEN, 1)
+    assert slope == pytest.approx(token / 2 / (1979e12 * 0.3), rel=1e-6)
 
 
 def test_the_longest_response_bounds_the_rollout():
@@ -122,14 +124,16 @@ def test_schedules():
 
 def test_training_time_follows_flops_ranks_and_bubble():
     """Training takes FLOPs over the ranks' rate; PP stretches it by 1 + (PP - 1) / (M VPP)."""
-    flops = 1e18
-    flat = compute.training_seconds(recipe(), H100, flops)
-    assert flat == pytest.approx(flops / (32 * 989e12 * compute.TRAINING_EFFICIENCY))
+    num = 1e18
+    flat = passes.training_seconds(recipe().training, H100, num, 128)
+    assert flat == pytest.approx(num / (32 * 989e12 * passes.TRAINING_EFFICIENCY))
+    words = ("--training.max_tokens_per_micro_batch", "null", "--training.micro_batch_size", "1")
+    staged = recipe(*words, "--training.pipeline_parallel", "4")
     # TP 4 x PP 4 leaves DP 2, so M = 1024 / 2 micro-batches.
-    staged = compute.training_seconds(recipe("--training.pipeline_parallel", "4"), H100, flops)
-    assert staged / flat == pytest.approx(1 + 3 / 512)
-    both = ("--training.pipeline_parallel", "4", "--training.virtual_pipeline", "3")
-    assert compute.training_seconds(recipe(*both), H100, flops) / flat == pytest.approx(1 + 3 / (512 * 3))
+    assert compute.step_compute(staged, QWEN, H100).num_micro == 512
+    assert passes.training_seconds(staged.training, H100, num, 512) / flat == pytest.approx(1 + 3 / 512)
+    both = recipe(*words, "--training.pipeline_parallel", "4", "--training.virtual_pipeline", "3")
+    assert passes.training_seconds(both.training, H100, num, 512) / flat == pytest.approx(1 + 3 / (512 * 3))
 
 
 def test_reference_pass_is_counted():
@@ -141,11 +145,11 @@ def test_reference_pass_is_counted():
 
 
 def positions_computed(config: ScaledRun, lengths: list[int]) -> int:
-    """Positions of all data-parallel ranks' micro-batches, of responses of these lengths to prompts of 5 tokens."""
+    """Positions of all data-parallel ranks' micro-batches, of responses of these lengths to prompts of one token."""
     training, responses = config.training, []
     for length in lengths:
         tokens, sampled = torch.ones(length, dtype=torch.int64), torch.ones(length, dtype=torch.bool)
-        responses.append(Response(Prompt("p", (1,) * 5, ""), tokens, torch.zeros(length), sampled, "stop", 0))
+        responses.append(Response(Prompt("p", (1,), ""), tokens, torch.zeros(length), sampled, "stop", 0))
     batch, total = Rollouts(tuple(responses)).padded(), 0
     for rank in range(training.data_parallel):
         layout = Layout(rank, training.data_parallel, 0, training.tensor_parallel, 0, 1, 0, 1, 0, 1, 0, 1, ((0,),))
@@ -153,28 +157,57 @@ def positions_computed(config: ScaledRun, lengths: list[int]) -> int:
     return total
 
 
+@pytest.mark.parametrize("budget", ["null", "800"])
 @pytest.mark.parametrize("tensor_parallel", [1, 4])
-def test_training_counts_the_positions_that_it_computes(tensor_parallel: int) -> None:
-    """Seven responses of 20 tokens and one of 200: training computes eight of 204 positions for 380 tokens."""
+def test_training_counts_the_positions_that_it_computes(tensor_parallel: int, budget: str) -> None:
+    """The positions that the plan counts are those of the micro-batches of a batch with the lengths that it assumes."""
     config = recipe(
         "--training.num_ranks", str(2 * tensor_parallel), "--training.tensor_parallel", str(tensor_parallel),
         "--training.expert_parallel", "1", "--training.micro_batch_size", "2",
-        "--algorithm.batch.num_prompts", "1", "--algorithm.batch.num_responses", "8",
+        "--training.max_tokens_per_micro_batch", budget, "--rollout.max_model_len", "256",
+        "--algorithm.sampling.max_tokens", "200", "--task.max_response_tokens", "200",
+        "--algorithm.batch.num_prompts", "4", "--algorithm.batch.num_responses", "8",
+        "--algorithm.batch.num_minibatches", "2",
     )  # fmt: skip
-    lengths = [20] * 7 + [200]
-    mean = -(-sum(lengths) // 8) + 5
-    step = compute.step_compute(config, QWEN, H100, mean, 205)
-    assert positions_computed(config, lengths) == step.padded_tokens == 8 * 204
-    one = compute.step_compute(config, QWEN, H100, 205, 205)
-    assert step.update_flops == one.update_flops and step.rollout_flops < one.rollout_flops / 4
+    step = compute.step_compute(config, QWEN, H100, 48, 205)
+    scored, updated = passes.lengths(32, 48, 205), passes.lengths(16, 48, 205)
+    assert step.score_tokens == positions_computed(config, [n - 1 for n in scored])
+    assert step.update_tokens == 2 * positions_computed(config, [n - 1 for n in updated])
+    if budget == "null":
+        assert step.score_tokens == step.update_tokens == 32 * 204
+    else:
+        assert sum(scored) < step.score_tokens < 1.4 * sum(scored)
 
 
-def test_padding_is_what_makes_training_long() -> None:
-    """Qwen3-30B at N = 8: with one response at the limit training takes 6.5 times as long as without padding."""
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.7, 0.99, 1.0])
+def test_assumed_lengths_have_the_mean_and_the_limit(share: float) -> None:
+    """Quantiles of the cut-off exponential law: their mean is the one asked for, the last is the longest."""
+    longest = 32_768
+    found = passes.lengths(4096, round(share * longest), longest)
+    assert found == sorted(found) and found[-1] == longest and found[0] >= 2
+    assert sum(found) / 4096 == pytest.approx(share * longest, abs=longest / 4096)
+    if share < 0.5:  # shorter ones are likelier, by one factor for each step in length
+        counts, _ = np.histogram(found, bins=8, range=(0, 8 * min(share, 0.12) * longest))
+        assert all(a > b for a, b in itertools.pairwise(counts))
+
+
+def test_a_token_budget_takes_the_padding_away() -> None:
+    """Qwen3-30B at N = 8: 4,455 s of training padded to the longest, 689 s for even lengths, 899 s by a budget.
+
+    875 s are those of the same lengths without any padding: attention grows with the length of each.
+    """
     config = load("configs/scaled/minirl/n8_r3.yaml", [], Schemas())
     assert isinstance(config, ScaledRun)
-    padded, even = (compute.step_compute(config, QWEN, H100, None, longest) for longest in (None, 10_445))
+    words = ["--training.max_tokens_per_micro_batch", "null", "--training.micro_batch_size", "1"]
+    fixed = load("configs/scaled/minirl/n8_r3.yaml", words, Schemas())
+    assert isinstance(fixed, ScaledRun)
+    padded, even = (compute.step_compute(fixed, QWEN, H100, None, longest) for longest in (None, 10_445))
     assert padded.training_s == pytest.approx(4455, abs=1) and even.training_s == pytest.approx(689, abs=1)
+    packed = compute.step_compute(config, QWEN, H100)
+    assert packed.training_s == pytest.approx(899, abs=1)
+    bare = sum(flops.forward_flops(QWEN, n - 1) for n in passes.lengths(8192, 10_445, 34_816))
+    assert passes.training_seconds(config.training, H100, (1 + 4) * bare, 1) == pytest.approx(875, abs=1)
+    assert packed.update_tokens / packed.tokens == pytest.approx(1.03, abs=5e-3)
     with pytest.raises(ValueError, match=r"--longest-tokens: expected from the mean, 10445, to .* = 34816, got 10000"):
         compute.step_compute(config, QWEN, H100, None, 10_000)
 

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from theory.metrics import REGISTRY
+from theory.routing import measures
 from theory.routing.measures import (
     difference_counts,
     is_noop,
@@ -25,7 +26,7 @@ from theory.routing.measures import (
     token_level_histogram,
     topk_agreement,
 )
-from theory.routing.record import MISSING, RoutingRecord
+from theory.routing.record import MISSING, RoutingRecord, index_dtype
 from theory.streams import stream
 
 LAYERS = (0, 3)
@@ -230,3 +231,22 @@ def test_route_tv_is_a_mean_within_pinskers_bound(seed: int, scale: float) -> No
     assert route_tv(p, q).item() <= math.sqrt((route_kl(p, q).item() + 1e-15) / 2)
     with pytest.raises(ValueError, match="at least 1 feature row"):
         route_tv(torch.zeros(0, 2, 3), torch.zeros(0, 2, 3))
+
+
+@pytest.mark.parametrize("num_experts", [5, 64, 128, 300])
+@pytest.mark.parametrize("num_slots", [1, 3, 4])
+def test_counts_of_rows_in_blocks_are_those_of_sets(num_experts, num_slots, monkeypatch):
+    """Of every type of ids and width of a row, over several blocks, d is K less what two sets have in common."""
+    monkeypatch.setattr(measures, "BLOCK", 7)
+    draws = stream(0, "blocks", num_experts, num_slots)
+    ids = torch.rand(2, 10, 3, num_experts, generator=draws).argsort(dim=-1)[..., :num_slots].sort(dim=-1).values
+    ids[1, ::2] = ids[0, ::2]  # half of the rows are equal
+    ids[0, 3], ids[1, 4], ids[:, 5] = -1, -1, -1
+    offsets, kind = torch.tensor([0, 10]), index_dtype(num_experts)
+    a, b = (RoutingRecord(one.to(kind), offsets, (0, 1, 2), num_experts) for one in ids)
+    for row in range(10):
+        for layer in range(3):
+            left, right = (set(r.experts[row, layer].tolist()) for r in (a, b))
+            expected = -1 if -1 in left | right else num_slots - len(left & right)
+            assert difference_counts(a, b)[row, layer] == expected
+    assert len(difference_counts(a, b).unique()) > 2

@@ -8,12 +8,18 @@ Papers: R3 (arXiv 2510.11370) sec. 3.2 and App. H, Pr2 (arXiv 2606.00395) sec. 3
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from theory.divergences import kl_p_q, tv_p_q
 from theory.routing.record import MISSING, RoutingRecord
+
+BLOCK = 2**15
+"""Row-layers that are compared at once: their ids stay in a core's cache."""
 
 
 def difference_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> Int[Tensor, "R L"]:
@@ -22,14 +28,39 @@ def difference_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> Int[T
     Raises ValueError where the records are over different rows, layers, slots or experts.
     """
     record_a.check_same_rows(record_b)
-    a, b = record_a.experts, record_b.experts.to(record_a.experts.device)
-    K = record_a.num_slots
-    # Slot by slot: comparing all K x K pairs at once would take K times the record's memory.
-    d_RL = torch.full(a.shape[:2], K, dtype=torch.int16, device=a.device)
-    for k in range(K):
-        d_RL -= (a == b[..., k : k + 1]).any(dim=-1).to(torch.int16)
-    is_compared = record_a.is_recorded & record_b.is_recorded.to(a.device)
-    return d_RL.masked_fill_(~is_compared, MISSING)
+    # numpy compares narrow integers ten times as fast as torch does on a CPU.
+    a_NK, b_NK = (record.experts.cpu().flatten(0, 1).contiguous().numpy() for record in (record_a, record_b))
+    d_N = np.zeros(len(a_NK), dtype=np.int16)
+    for start in range(0, len(a_NK), BLOCK):
+        block = slice(start, start + BLOCK)
+        _count_into(d_N[block], a_NK[block], b_NK[block])
+    return torch.from_numpy(d_N).view(record_a.experts.shape[:2]).to(record_a.experts.device)
+
+
+def _count_into(d_N: Int[np.ndarray, " N"], a_NK: Int[np.ndarray, "N K"], b_NK: Int[np.ndarray, "N K"]) -> None:
+    """Writes d where it is not 0. Ids of a row ascend, so equal sets are equal bytes, and most rows are equal."""
+    differs_N = np.zeros(len(d_N), dtype=bool)
+    for a_N, b_N in zip(_words(a_NK).T, _words(b_NK).T, strict=True):
+        differs_N |= a_N != b_N
+    (where_M,) = differs_N.nonzero()
+    # Slot by slot, each a run of all rows: loops over rows are then the innermost ones.
+    a_KM, b_KM = (np.ascontiguousarray(ids_NK[where_M].T) for ids_NK in (a_NK, b_NK))
+    d_M, is_equal_M = np.full(len(where_M), len(a_KM), dtype=np.int16), np.empty(len(where_M), dtype=bool)
+    for a_M in a_KM:
+        common_M = np.zeros(len(where_M), dtype=np.int8)  # at most 1: the ids of a row are distinct
+        for b_M in b_KM:
+            np.equal(a_M, b_M, out=is_equal_M)
+            common_M += is_equal_M.view(np.int8)
+        d_M -= common_M
+    d_M[(a_KM[0] == MISSING) | (b_KM[0] == MISSING)] = MISSING
+    d_N[where_M] = d_M
+    d_N[(a_NK[:, 0] == MISSING) & (b_NK[:, 0] == MISSING)] = MISSING
+
+
+def _words(ids_NK: Int[np.ndarray, "N K"]) -> Int[np.ndarray, "N W"]:
+    """The same bytes as the widest integers that a row divides into."""
+    size = math.gcd(ids_NK.shape[1] * ids_NK.itemsize, 8)
+    return ids_NK.view(f"i{size}")
 
 
 def _router_counts(d_RL: Tensor) -> Tensor:
@@ -40,14 +71,18 @@ def _router_counts(d_RL: Tensor) -> Tensor:
 
 
 def _token_counts(d_RL: Tensor) -> Tensor:
-    is_whole = (d_RL != MISSING).all(dim=1)
+    is_whole = _is_whole(d_RL)
     if not bool(is_whole.any()):
         raise ValueError(f"expected a row present in both records at every layer, got none of {len(d_RL)}")
-    return d_RL[is_whole].long().sum(dim=1)
+    return d_RL.sum(dim=1)[is_whole]
+
+
+def _is_whole(d_RL: Tensor) -> Tensor:
+    return d_RL.amin(dim=1) != MISSING
 
 
 def _sequence_means(d_RL: Tensor, record: RoutingRecord) -> Tensor:
-    is_whole = (d_RL != MISSING).all(dim=1)
+    is_whole = _is_whole(d_RL)
     token_counts = _token_counts(d_RL).double()
     num_rows_B = record.offsets.diff().to(d_RL.device)
     response_R = torch.repeat_interleave(torch.arange(len(record), device=d_RL.device), num_rows_B)[is_whole]
@@ -152,15 +187,16 @@ def routing_metrics(record_a: RoutingRecord, record_b: RoutingRecord) -> dict[st
     Absent where no data is, never 0: router metrics need a row and layer in both records, token metrics a whole row.
     """
     d_RL = difference_counts(record_a, record_b)
-    is_compared_RL = d_RL != MISSING
+    K = record_a.num_slots
+    # How often each d: all router metrics are ratios of these whole numbers.
+    num_d = torch.bincount(d_RL.flatten() + 1, minlength=K + 2)[1:].tolist()
     metrics: dict[str, float] = {}
-    if bool(is_compared_RL.any()):
-        routers = _router_counts(d_RL)
-        metrics["routing/router_disagreement"] = _mean(routers > 0)
-        metrics["routing/topk_agreement"] = 1.0 - _mean(routers) / record_a.num_slots
-        metrics["routing/zero_deviation"] = _mean(routers == 0)
-        metrics["routing/one_deviation"] = _mean(routers == 1)
-    if bool(is_compared_RL.all(dim=1).any()):
+    if num := sum(num_d):
+        metrics["routing/router_disagreement"] = (num - num_d[0]) / num
+        metrics["routing/topk_agreement"] = 1.0 - sum(d * n for d, n in enumerate(num_d)) / num / K
+        metrics["routing/zero_deviation"] = num_d[0] / num
+        metrics["routing/one_deviation"] = num_d[1] / num
+    if bool(_is_whole(d_RL).any()):
         metrics["routing/token_disagreement"] = _mean(_token_counts(d_RL) > 0)
         metrics["routing/sequence_mean_difference"] = _mean(_sequence_means(d_RL, record_a))
     return metrics

@@ -1,0 +1,100 @@
+r"""Positions, FLOPs and seconds of the training passes, arranged into micro-batches by the code that trains.
+
+The lengths of a batch are not known before it is sampled: they are taken as the quantiles of the exponential law cut
+off at the longest length, the law of largest entropy for that mean and that limit, and one response has the limit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+
+from lab.hf import ModelShape
+from scaled.config import ScaledRun, TrainingBlock
+from scaled.megatron_engine.micro_batches import Slot, arrange
+from scaled.plan import flops
+from scaled.plan.hardware import Gpu
+
+TRAINING_EFFICIENCY = 0.2
+"""Share of the peak rate that Megatron reaches on experts of this width, communication included."""
+
+STEEPEST = 600.0
+"""Largest rate of the exponential law on [0, 1]: a mean of 1 / 600 of the longest length."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The old (and reference) pass and the updates of one global step; FLOPs of all ranks together.
+
+    `score_positions` and `update_positions` count padding; `num_micro` are the micro-batches of one update on a rank.
+    """
+
+    score_positions: int
+    update_positions: int
+    num_micro: int
+    score_flops: float
+    update_flops: float
+
+
+def lengths(num: int, mean: int, longest: int) -> list[int]:
+    """Tokens of `num` sequences, ascending: quantiles (i + 1/2) / num of the law of that mean cut off at `longest`.
+
+    Density proportional to exp(-rate x) on [0, longest]; a mean above the half has a negative rate. The last one is
+    `longest`. All are `longest` where the mean is.
+    """
+    share = mean / longest
+    if share >= 1 - 1 / STEEPEST:
+        return [longest] * num
+    u = (np.arange(num) + 0.5) / num
+    rate = _rate(max(share, 1 / STEEPEST))
+    x = u if rate == 0 else -np.log1p(u * math.expm1(-rate)) / rate
+    found = np.clip(np.rint(x * longest), 2, longest).astype(int).tolist()
+    return [*found[:-1], longest]
+
+
+def _rate(share: float) -> float:
+    """The rate a of the law on [0, 1] with that mean: 1 / a - 1 / (exp(a) - 1) = share."""
+
+    def off(a: float) -> float:
+        return (0.5 - a / 12 if abs(a) < 1e-4 else 1 / a - 1 / math.expm1(a)) - share
+
+    return float(brentq(off, -STEEPEST, STEEPEST))
+
+
+def passes(config: ScaledRun, shape: ModelShape, mean: int, longest: int) -> Passes:
+    """The passes of a global step whose sequences have those lengths; every mini-batch has a longest one."""
+    algorithm, training = config.algorithm.build(), config.training
+    num, N = algorithm.num_prompts * algorithm.num_responses, algorithm.num_minibatches
+    scored = arrange([n - 1 for n in lengths(num, mean, longest)], training)
+    updated = arrange([n - 1 for n in lengths(num // N, mean, longest)], training)
+    num_scores = 2 if algorithm.objective.kl_coefficient > 0 else 1
+    return Passes(
+        score_positions=_positions(scored),
+        update_positions=N * _positions(updated),
+        num_micro=len(updated),
+        score_flops=num_scores * sum(_forward(shape, slot) for slot in scored),
+        update_flops=N
+        * sum(_forward(shape, slot) * flops.update_factor(shape, training, slot.width) for slot in updated),
+    )
+
+
+def _positions(slots: list[Slot]) -> int:
+    return sum(slot.num_positions for slot in slots)
+
+
+def _forward(shape: ModelShape, slot: Slot) -> float:
+    return slot.num_positions // slot.width * flops.forward_flops(shape, slot.width)
+
+
+def training_seconds(training: TrainingBlock, gpu: Gpu, num_flops: float, num_micro: int) -> float:
+    """Seconds of score and gradient passes: flops / (ranks x peak x efficiency), and the pipeline's bubble.
+
+    The bubble is 1 + (PP - 1) / (M VPP) (Narayanan et al., arXiv 2104.04473, sec. 2.2).
+    """
+    pp, vpp = training.pipeline_parallel, training.virtual_pipeline
+    bubble = 1 + (pp - 1) / (num_micro * vpp)
+    peak = gpu.bf16_tflops if training.precision == "bf16" else gpu.bf16_tflops / 2
+    return bubble * num_flops / (training.num_ranks * peak * 1e12 * TRAINING_EFFICIENCY)

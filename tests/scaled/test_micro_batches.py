@@ -1,0 +1,113 @@
+"""Laws of the arrangement of responses into micro-batches: nothing is lost, ranks are in step, little is padding."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from scaled.config import TrainingBlock
+from scaled.megatron_engine.micro_batches import SLOT_SHARE, Slot, arrange
+
+ROWS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
+
+
+def _block(dp: int, tp: int = 1, budget: int | None = None, **fields) -> TrainingBlock:
+    return TrainingBlock(num_ranks=dp * tp, tensor_parallel=tp, max_tokens_per_micro_batch=budget, **fields)
+
+
+def _positions(slots: list[Slot]) -> int:
+    return sum(slot.num_positions for slot in slots)
+
+
+@given(ROWS, st.integers(1, 4), st.sampled_from([1, 2, 4]), st.one_of(st.none(), st.integers(60, 300)))
+@settings(max_examples=200, deadline=None)
+def test_every_response_has_a_place(rows_B, dp, tp, budget):
+    """Each response is in one share of one slot that has room for it, and widths divide over TP; no slot is idle."""
+    slots = arrange(rows_B, _block(dp, tp, budget))
+    assert sorted(b for slot in slots for share in slot.shares for b in share) == list(range(len(rows_B)))
+    for slot in slots:
+        assert len(slot.shares) == dp
+        assert slot.width % tp == 0
+        assert all(len(share) <= slot.size for share in slot.shares)
+        assert all(rows_B[b] <= slot.width for share in slot.shares for b in share)
+        assert max(len(share) for share in slot.shares) > 0
+
+
+@given(ROWS, st.integers(1, 4), st.sampled_from([1, 2]), st.integers(1, 300))
+@settings(max_examples=200, deadline=None)
+def test_a_budget_is_kept_and_ranks_are_in_step(rows_B, dp, tp, budget):
+    """No micro-batch is larger than the budget but one of a single response; longer responses come first; shares of a
+    slot differ by at most one response."""
+    slots = arrange(rows_B, _block(dp, tp, budget))
+    for slot in slots:
+        assert slot.size == 1 or slot.size * slot.width <= budget
+        counts = [len(share) for share in slot.shares]
+        assert max(counts) - min(counts) <= 1
+        assert slot.size == max(counts)
+    shortest = [min(rows_B[b] for share in slot.shares for b in share) for slot in slots]
+    longest = [max(rows_B[b] for share in slot.shares for b in share) for slot in slots]
+    assert all(a >= b for a, b in zip(shortest, longest[1:], strict=False))
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=14), st.integers(1, 2), st.integers(60, 300))
+@settings(max_examples=60, deadline=None)
+def test_no_other_cut_is_cheaper(rows_B, dp, budget):
+    """Positions and SLOT_SHARE of the budget a micro-batch, against every cut of the same order."""
+    slots = arrange(rows_B, _block(dp, 1, budget))
+    widths = sorted(rows_B, reverse=True)[::dp]
+    cheapest = min(
+        sum(k * widths[start] + budget * SLOT_SHARE for start, k in cut)
+        for cut in _cuts(len(widths))
+        if all(k == 1 or k * widths[start] <= budget for start, k in cut)
+    )
+    assert _positions(slots) / dp + len(slots) * budget * SLOT_SHARE == pytest.approx(cheapest)
+
+
+def _cuts(num: int) -> list[list[tuple[int, int]]]:
+    """Every way to cut `num` places into runs: (start, length) of each."""
+    cuts = []
+    for inner in range(2 ** (num - 1)):
+        marks = [0, *(i + 1 for i in range(num - 1) if inner >> i & 1), num]
+        cuts.append([(a, b - a) for a, b in pairwise(marks)])
+    return cuts
+
+
+@pytest.mark.parametrize(
+    ("rows_B", "before", "after"),
+    [
+        ([20] * 7 + [200], 1600, 520),  # 2 x (1 x 200 + 3 x 20): the long one meets one short response
+        ([100] * 8, 800, 800),
+        (list(range(1, 201)), 40000, 21160),
+    ],
+)
+def test_positions_by_number(rows_B, before, after):
+    """Positions that two ranks compute together, four responses at a time and by 800 tokens."""
+    assert _positions(arrange(rows_B, _block(2, micro_batch_size=4))) == before
+    assert _positions(arrange(rows_B, _block(2, budget=800))) == after
+
+
+def test_ranks_compute_the_same_number_of_positions_and_about_the_same_tokens():
+    """Lengths of four ranks by a budget of 4,096: tokens of any two differ by less than one response in a slot."""
+    rows_B = [16 + (b * b * 7919) % 2000 for b in range(256)]
+    slots = arrange(rows_B, _block(4, budget=4096))
+    tokens = [sum(rows_B[b] for slot in slots for b in slot.shares[rank]) for rank in range(4)]
+    assert max(tokens) - min(tokens) < max(rows_B)
+    assert _positions(slots) / sum(rows_B) < 1.12
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"pipeline_parallel": 2, "virtual_pipeline": 2}, "virtual_pipeline: expected 1 with max_tokens"),
+        ({"pipeline_parallel": 2, "token_dispatcher": "allgather"}, "token_dispatcher: expected alltoall with max"),
+    ],
+)
+def test_layouts_that_take_one_width_are_refused(fields, message):
+    """Interleaving, and the all-gather between stages."""
+    with pytest.raises(ValidationError, match=message):
+        TrainingBlock(num_ranks=2, max_tokens_per_micro_batch=100, **fields)
+    TrainingBlock(num_ranks=2, **fields)
