@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast
 
 from theory.fields import About, require_ranges
 from theory.objectives import Objective
-from theory.routing.passes import MODES, PASSES, Mode
+from theory.routing.passes import MODES, PASSES, Mode, ModePlan
 from theory.routing.predictor import PredictorSettings
 
 
@@ -105,6 +105,6 @@ class Algorithm(SamplingSettings, BatchSettings):
             raise ValueError(f"freeze_router leaves {self.mode}'s predictor nothing to predict")
 
     @property
-    def passes(self) -> Passes:
+    def passes(self) -> ModePlan:
         """Which pass routes how under this mode."""
         return PASSES[cast("Mode", self.mode)]

@@ -2,8 +2,8 @@ r"""Memory of one GPU of the training engine and of one GPU of the inference eng
 
 The counts of weights are exact for the layout and checked against Megatron's own build (`layout.dry_run`); activations
 are counted tensor by tensor under the assumptions below, for micro-batches as long as `rollout.max_model_len` allows.
-Assumptions: fused attention (no S x S matrix is kept), tokens spread evenly over experts, micro-batches full; ranks and engines on the
-same GPU are resident together.
+Assumptions: fused attention (no S x S matrix is kept), tokens spread evenly over experts, micro-batches full; ranks
+and engines on the same GPU are resident together.
 Source of the way of counting: Korthikanti et al. (arXiv 2205.05198) sec. 4, for RMSNorm, grouped queries and experts.
 
 Letters: D model width, F expert width, H heads, K slots, E experts, S tokens of a sequence, T of them sampled.
