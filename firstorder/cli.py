@@ -119,7 +119,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         if "--debug" in words:
             raise
-        return _fail(_one_line(error))
+        # An error of many rows has a line for each of them.
+        for line in getattr(error, "told", [_one_line(error)])[:-1]:
+            _fail(line)
+        return _fail(getattr(error, "told", [_one_line(error)])[-1])
     except ArithmeticError as error:
         if "--debug" in words:
             raise

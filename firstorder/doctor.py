@@ -33,8 +33,9 @@ def _list_formats(asked: bool) -> None:
     if not asked:
         return
     from lab.doctor.importers import FORMATS
+    from lab.doctor.replay_log import FORMAT
 
-    for about in FORMATS:
+    for about in (*FORMATS, FORMAT):
         typer.echo(
             f"{about.name}: {about.files}\n  has    {about.has}\n  lacks  {about.lacks}\n  as in  {about.source}"
         )
@@ -60,6 +61,17 @@ def doctor(
         str, typer.Option(metavar="CAUSES", help="Faults that make the exit code 3: any, none, or causes by name.")
     ] = "any",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")] = False,
+    where: Annotated[
+        bool,
+        typer.Option("--localise", help="Name the first layer and module that leaves the model, or the other dump."),
+    ] = False,
+    model: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="With --localise: the Hugging Face folder that ran.")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --localise: fp32, bf16, fp16 or fp8; else the dump's own."),
+    ] = None,
     list_formats: Annotated[
         bool,
         typer.Option("--list-formats", is_eager=True, callback=_list_formats, help="List what can be read, and stop."),
@@ -75,6 +87,9 @@ def doctor(
     A folder is read as the steps of one run: how the gap grows and since which step, and what one step cannot show
     (weights that no longer arrive, or in part; one engine, or one place of the batch, that is off).
 
+    --localise holds the files against a model: dumps of hidden states module by module, a trace by its routes and
+    log-probabilities; or, without --model, two dumps against each other.
+
     \b
     Examples:
       firstorder doctor runs/my-run/*/rollouts/step-000070.safetensors --out doctor.html
@@ -82,6 +97,7 @@ def doctor(
       firstorder doctor dump.parquet --columns tokens=ids,is_response=mask,logp_mu=gen_logp,logp_old=train_logp
       firstorder doctor step.jsonl --json --fail-on routing,stale
       firstorder doctor runs/my-run/20261124T093000Z-1a2b3c4d --out course.html
+      firstorder doctor mu.states.safetensors --localise --model Qwen3-30B-A3B
 
     A trace holds one step's tokens and their log-probabilities under mu (the engine that sampled) and old (the trainer
     at the same weights), and if it has them the experts of both. docs/doctor.md has the formats, what each dump lacks,
@@ -89,6 +105,12 @@ def doctor(
     """
     from lab.doctor.importers.columns import parse
 
+    if where:
+        _localise(traces, model, precision, as_json, fail_on)
+        return
+    if _is_replay_log(traces):
+        _replay_log(traces, as_json, fail_on)
+        return
     _check_options(traces, out, old)
     failing, names = _failing(fail_on), None if columns is None else parse(columns)
     visit = _visit(traces, names, old, as_json)
@@ -98,6 +120,43 @@ def doctor(
         _write_page(visit, out)
         typer.echo(f"page: {out}", err=as_json)
     if any(name in failing for name in visit.faults):
+        raise typer.Exit(FAULT)
+
+
+def _is_replay_log(paths: Sequence[Path]) -> bool:
+    """Whether all that is named is NeMo-RL's R3 trace; ConfigError where some of it is."""
+    from lab.doctor.replay_log import is_log
+    from lab.strict import ConfigError
+
+    are_logs = [any(is_log(file) for file in path.iterdir()) if path.is_dir() else is_log(path) for path in paths]
+    if any(are_logs) and not all(are_logs):
+        other = paths[are_logs.index(False)]
+        raise ConfigError(f"expected NeMo-RL's r3_trace files alone, as they hold no log-probabilities, got {other}")
+    return all(are_logs)
+
+
+def _replay_log(paths: Sequence[Path], as_json: bool, fail_on: str) -> None:
+    from lab.doctor.replay_log import is_log, read
+
+    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path]) if is_log(file)]
+    log = read(files)
+    typer.echo(json.dumps({"replay": log.as_object()}, indent=2) if as_json else "\n".join(log.lines()))
+    if log.fault is not None and fail_on != "none":
+        raise typer.Exit(FAULT)
+
+
+def _localise(paths: Sequence[Path], model: Path | None, precision: str | None, as_json: bool, fail_on: str) -> None:
+    from firstorder.localise import localise
+    from lab.strict import ConfigError
+
+    if fail_on not in ("any", "none"):
+        raise ConfigError(f"--fail-on: expected any or none with --localise, got {fail_on!r}")
+    places = localise(paths, model, precision)
+    if as_json:
+        typer.echo(json.dumps({"places": [place.as_object() for place in places]}, indent=2))
+    else:
+        typer.echo("\n".join(line for place in places for line in place.lines()))
+    if fail_on == "any" and any(place.module is not None for place in places):
         raise typer.Exit(FAULT)
 
 

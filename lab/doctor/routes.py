@@ -53,6 +53,27 @@ def flip_share_of_kl(view: View) -> float | None:
     return (k3_n[view.differs_n].sum() / k3_n.sum()).item()
 
 
+NOWHERE = -1
+"""In place of a layer: tokens whose own row has the same experts everywhere."""
+
+
+def kl_by_first_layer(view: View) -> dict[int, float] | None:
+    """k3 of KL(mu || old), nats a token of all, by the first layer at which the token's own row has other experts.
+
+    The parts sum to the k3 KL; NOWHERE has the tokens without such a layer. None without both records.
+    """
+    record = view.trace.record_mu
+    if view.difference_RL is None or record is None:
+        return None
+    differs_nL = (view.difference_RL > 0)[view.row_n]
+    k3_n = k3_kl_mu_old(view.old_n, view.mu_n) / len(view)
+    first_n = torch.where(differs_nL.any(1), differs_nL.long().argmax(1), NOWHERE)
+    return {
+        NOWHERE if i == NOWHERE else record.layer_numbers[i]: k3_n[first_n == i].sum().item()
+        for i in first_n.unique().tolist()
+    }
+
+
 def row_shift_gain(view: View) -> float | None:
     """Equal (row, layer) of mu's row s and old's row s + 1 or s - 1, over those of equal rows; above 1: misplaced.
 

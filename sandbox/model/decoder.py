@@ -93,7 +93,7 @@ class MoE(DecoderWeights):
         if whole is not None:
             hidden_BSD = whole.forward(x_BSD, positions_BS, routing or NaturalRouting(), cache, numerics)
         else:
-            shared = self._prepare(positions_BS, routing or NaturalRouting(), numerics, cache)
+            shared = self.prepare(positions_BS, routing or NaturalRouting(), numerics, cache)
             for layer in self.layers:
                 x_BSD = layer(x_BSD, shared)
             hidden_BSD = self.kernels.rms_norm(x_BSD, self.norm, self.config.norm_eps)
@@ -138,7 +138,8 @@ class MoE(DecoderWeights):
             cache.check(positions_B, B, S)
         return positions_B[:, None] + torch.arange(S)
 
-    def _prepare(self, positions_BS: Tensor, routing: Routing, numerics: Numerics, cache: KVCache | None) -> Pass:
+    def prepare(self, positions_BS: Tensor, routing: Routing, numerics: Numerics, cache: KVCache | None) -> Pass:
+        """What the layers share in a pass over these positions."""
         S = positions_BS.shape[1]
         if cache is None:
             query_BS, num_keys, slots_M = torch.arange(S)[None], S, None

@@ -18,6 +18,7 @@ from lab.config.load import load
 from lab.doctor.causes import CAUSES, UNKNOWN
 from lab.doctor.diagnosis import Diagnosis, diagnose
 from lab.doctor.importers import FORMATS
+from lab.doctor.replay_log import FORMAT as REPLAY_LOG
 from lab.doctor.steps.causes import STEPS_CAUSES
 from lab.markdown import markdown_table
 from lab.traces import Trace
@@ -38,6 +39,7 @@ from sandbox.engines.defect import Defect
 from sandbox.measure.defect_table import Bench
 from tests.mutants.catalogue_capture import CAPTURE
 from tests.mutants.mutant import edited
+from tests.pages import layers
 from tests.pages.courses import COURSES, NARROW, TALL, is_step_right, told
 from theory.routing.passes import RoutingPlan
 from theory.streams import stream
@@ -224,7 +226,7 @@ DEEP = (
 )  # fmt: skip
 """Three layers of 16 experts, another seed."""
 NEWEST = (PartialWeights, ExpertLayout, RoutedScaling)
-COURSE_SEEDS = ("11",)
+COURSE_SEEDS = ("12",)
 """Of the runs over steps: no rule was made on it."""
 FIRST_DRAW = 20
 NUM_DRAWS = 3
@@ -312,11 +314,37 @@ HOOKS = """
 - A dump of any other kind: `--columns tokens=ids,is_response=mask,logp_mu=gen_logp,logp_old=train_logp`. Our names are `tokens`,
   `num_prompt`, `logp_mu`, `logp_old`, `is_response`, `entropy_old`, `logp_pi`, `reward`, `experts_mu`, `experts_old`, `engine`, `step`, and
   `prompt_tokens`, `response_tokens`, `length`. Values stand beside the response's tokens, or beside all, prompt included.
-- A row that does not fit stops the reading with one line: file, row, field, what was expected and what came. Columns that nothing was
-  read from are named.
+- Every row that does not fit is a line: file, row, field, what was expected and what came; of more than ten the number. Columns that
+  nothing was read from are named.
+- NeMo-RL's `r3_trace_*.jsonl` (name the files of all processes, or their folder) holds digests of routes: the doctor says whether what the
+  engine recorded is what the trainer fetched and ran, at which layer it is not, and how many rows had no route.
 - Files are read row by row, and kept as tensors: the 61 MB of a NeMo-RL dump of 1,000,000 sampled tokens take 17 s of one core and
   0.7 GB at the most, words included. Routes as JSON are far larger: write them as Parquet or safetensors.
 - Torch files are read without running code from them. A pickle is not opened.
+
+### What to add to TRL
+
+Train with `Dumped` in place of `GRPOTrainer`, with vLLM and `vllm_importance_sampling_correction`:
+
+```python
+import json
+
+from trl import GRPOTrainer
+
+
+class Dumped(GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        names = ["prompt_ids", "prompt_mask", "completion_ids", "completion_mask"]
+        names += ["sampling_per_token_logps", "old_per_token_logps"] + ["tool_mask"] * ("tool_mask" in batch)
+        if all(name in batch for name in names):
+            with open(f"{self.args.output_dir}/trl_engines_{self.state.global_step}.jsonl", "a") as file:
+                for values in zip(*(batch[name].tolist() for name in names), strict=True):
+                    file.write(json.dumps(dict(zip(names, values, strict=True))) + "\\n")
+        return batch
+```
+
+With several processes each writes a part of the step: name the process in the file (`_{self.accelerator.process_index}`) and give the doctor all of them.
 
 ### What to add to verl
 
@@ -362,7 +390,7 @@ def formats() -> str:
             about.lacks,
             about.source,
         )
-        for about in FORMATS
+        for about in (*FORMATS, REPLAY_LOG)
     ]
     return READS + markdown_table(("whose", "files", "has", "lacks", "as in"), rows) + HOOKS
 
@@ -371,7 +399,8 @@ def page(wards: Mapping[str, Callable[[], Ward]], num_draws: int) -> str:
     """docs/doctor.md."""
     draws = range(FIRST_DRAW, FIRST_DRAW + num_draws)
     parts = [section(title, confusion(make(), list(PLANTS), draws)) for title, make in wards.items()]
-    return "\n".join([INTRO.format(draws=num_draws), *parts, over_steps(run_courses(COURSE_SEEDS)), formats()])
+    runs = over_steps(run_courses(COURSE_SEEDS))
+    return "\n".join([INTRO.format(draws=num_draws), *parts, runs, layers.whole(), formats()])
 
 
 def section(title: str, found: Mapping[str, Counter[str]]) -> str:
@@ -417,7 +446,7 @@ def over_steps(found: Mapping[str, Sequence[tuple[str, bool]]]) -> str:
     counts = (
         f"The cause is right in {num_causes} of {num} runs, the cause and its step in {num_steps}. Of {len(others)} "
         f"runs without a fault that spans steps {sum(cause in spanning for cause in others)} were said to have one. "
-        "What is left is confused where single steps are: rounding and routers, on few tokens of a task of 45 problems."
+        "What is left is mostly weights that never arrive and hardly move the policy."
     )
     return f"{OVER_STEPS}\n{counts}\n\n{markdown_table(('planted', 'cause', 'named', 'at the right step'), rows)}"
 

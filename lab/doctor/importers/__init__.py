@@ -7,19 +7,21 @@ FORMATS is the list that `firstorder doctor --list-formats` prints and docs/doct
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from lab.doctor.importers import columns as mapped
-from lab.doctor.importers import miles, nemo_rl, open_instruct, prime_rl, refused, rows, skyrl, slime, verl, vllm
-from lab.doctor.importers.format import About, Dump, Placed
+from lab.doctor.importers import miles, nemo_rl, open_instruct, prime_rl, refused, rows, skyrl, slime, trl, verl, vllm
+from lab.doctor.importers.bad_rows import Bad, BadRows, Found, Read, each
+from lab.doctor.importers.format import About, Dump, Row
 from lab.doctor.importers.reading import read_jsonl, read_parquet
 from lab.doctor.importers.torch_files import content_of
 from lab.files import RecordError
 from lab.traces import Trace
 
 BY_ROWS = (
-    nemo_rl.FORMAT, prime_rl.FORMAT, verl.FORMAT, open_instruct.FORMAT, vllm.FORMAT, miles.DASHBOARD, rows.FORMAT,
+    nemo_rl.FORMAT, prime_rl.FORMAT, verl.FORMAT, trl.FORMAT, open_instruct.FORMAT, vllm.FORMAT, miles.DASHBOARD,
+    rows.FORMAT,
 )  # fmt: skip
 """Formats of rows, asked in this order: the last takes what no other knows."""
 BY_TORCH = (miles.FORMAT, slime.FORMAT, skyrl.FORMAT)
@@ -33,7 +35,7 @@ MAPPED = About(
     "The columns that are not.", "lab/doctor/importers/columns.py",
     steps=(r"([^/]*\D)?(?P<step>\d+)\.(jsonl|parquet|safetensors)",),
 )  # fmt: skip
-FORMATS: tuple[About, ...] = (OURS, *BY_ROWS[::-1], *BY_TORCH, refused.TEXTS, MAPPED)
+FORMATS: tuple[About, ...] = (OURS, *BY_ROWS[::-1], *BY_TORCH, MAPPED)
 """All, in the order in which they are shown."""
 OLD = ("logp_old", "entropy_old", "experts_old", "logp_pi")
 """Columns that `--old` may bring."""
@@ -50,6 +52,8 @@ def load_dump(path: Path, columns: Mapping[str, str] | None = None, old: Path | 
         return _load(path, columns, old)
     except RecordError:
         raise
+    except BadRows as error:
+        raise error.of_file(str(path)) from error
     except ValueError as error:
         text = str(error)
         raise ValueError(text if text.startswith(f"{path}: ") else f"{path}: {text}") from error
@@ -71,19 +75,29 @@ def _load(path: Path, columns: Mapping[str, str] | None, old: Path | None) -> Du
     if suffix not in readers:
         wanted = ".safetensors, .jsonl, .parquet or .pt"
         raise ValueError(f"expected a trace as {wanted}, got {suffix or 'no suffix'}")
-    placed = readers[suffix](path)
-    first = next(placed)
-    placed = itertools.chain([first], placed)
-    refused.refuse_texts(first[0])
+    first, placed = _first(readers[suffix](path))
+    refused.refuse_texts(first)
     if columns is not None:
-        trace = rows.packed(_with_old(((mapped.read(raw, place, columns), place) for raw, place in placed), old))
-        return Dump(trace, MAPPED.name, unused=tuple(n for n in first[0] if n not in columns.values()))
-    form = next(form for form in BY_ROWS if form.is_mine(first[0]))
+        read = each(placed, lambda raw, place: [mapped.read(raw, place, columns)])
+        unused = tuple(name for name in first if name not in columns.values())
+        return Dump(rows.packed(_with_old(read, old)), MAPPED.name, unused=unused)
+    form = next(form for form in BY_ROWS if form.is_mine(first))
     if not form.has_old and old is None:
         raise ValueError(f"{form.name}'s dump has no log-probabilities of old. {HOW_OLD}")
-    read = ((row, place) for raw, place in placed for row in form.read(raw, place))
-    trace = rows.packed(_with_old(read, old))
-    return Dump(trace, form.name, form.caveat(trace), form.unused(first[0]), form.is_pi(trace))
+    trace = rows.packed(_with_old(each(placed, form.read), old))
+    return Dump(trace, form.name, form.caveat(trace), form.unused(first), form.is_pi(trace))
+
+
+def _first(placed: Iterable[Read]) -> tuple[Row, Iterator[Read]]:
+    """The first row that is one, by which the format is told, and all rows; BadRows where there is none."""
+    seen, rest, found = [], iter(placed), Found()
+    for row, place in rest:
+        seen.append((row, place))
+        if not isinstance(row, Bad):
+            return row, itertools.chain(seen, rest)
+        found.add(row.reason)
+    found.refuse()
+    raise ValueError("expected at least 1 row, got none")
 
 
 HOW_OLD = (
@@ -92,18 +106,25 @@ HOW_OLD = (
 )
 
 
-def _with_old(placed: Iterator[Placed], old: Path | None) -> Iterator[Placed]:
+def _with_old(placed: Iterator[Read], old: Path | None) -> Iterator[Read]:
     """The rows, each with the trainer's side from the other file; ValueError where the files are not as long."""
     if old is None:
         yield from placed
         return
     others = (read_parquet if old.suffix == ".parquet" else read_jsonl)(old)
     for mine, other in itertools.zip_longest(placed, others):
+        if mine is not None and isinstance(mine[0], Bad):
+            yield mine
+            continue
+        if other is not None and isinstance(other[0], Bad):
+            yield Bad(f"--old {old}: {other[0].reason}"), other[1]
+            continue
         if mine is None or other is None:
             raise ValueError(
                 f"--old {old}: expected as many rows as responses; the {'dump' if mine is None else 'file'} ends first"
             )
         (row, place), (theirs, _) = mine, other
+        assert not isinstance(row, Bad) and not isinstance(theirs, Bad)
         yield {**row, **{name: theirs[name] for name in OLD if name in theirs}}, place
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from lab.doctor.importers.bad_rows import Bad, Read
 from lab.doctor.importers.format import Placed
 from lab.files import disk_errors
 
@@ -13,8 +14,8 @@ PARQUET_ROWS = 32
 """Rows that are decoded at a time: of 30,000 tokens each they are some 100 MB as Python numbers."""
 
 
-def read_jsonl(path: Path) -> Iterator[Placed]:
-    """The objects of a file, one a line, each with its place; ValueError naming the line that is none."""
+def read_jsonl(path: Path) -> Iterator[Read]:
+    """The objects of a file, one a line, each with its place; a line that is none is Bad."""
     is_empty = True
     with disk_errors(path, "read"), path.open("rb") as file:
         for i, line in enumerate(file, start=1):
@@ -23,9 +24,9 @@ def read_jsonl(path: Path) -> Iterator[Placed]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"line {i}: expected a JSON object, got {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"line {i}: expected a JSON object, got {type(row).__name__}")
+                row = Bad(f"line {i}: expected a JSON object, got {error}")
+            if not isinstance(row, (dict, Bad)):
+                row = Bad(f"line {i}: expected a JSON object, got {type(row).__name__}")
             is_empty = False
             yield row, f"line {i}"
     if is_empty:

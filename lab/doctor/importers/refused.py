@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from lab.doctor.importers.format import About
-
 PICKLE = (
     "a pickle can run any code when it is opened, and is not loaded. SkyRL writes such files (trainer.dump_data_batch: "
     "dumped_data/*_training_input.pkl). In dump_data of skyrl/train/trainer.py add "
@@ -15,7 +13,8 @@ PICKLE = (
 )
 TRL = (
     "TRL's completions hold texts and rewards, no tokens and no log-probabilities; they are in what "
-    "GRPOTrainer._generate_and_score_completions returns: docs/how-to/watch-the-mismatch.md has lines that look there"
+    "GRPOTrainer._generate_and_score_completions returns: docs/doctor.md has a hook that writes them, and "
+    "docs/how-to/watch-the-mismatch.md lines that look there while a run trains"
 )
 
 
@@ -29,10 +28,3 @@ def refuse_texts(names: Collection[str]) -> None:
     """ValueError for TRL's table of completions (`completions_{step}.parquet`, trl/trainer/grpo_trainer.py)."""
     if {"prompt", "completion", "advantage", "step"} <= set(names) and "tokens" not in names:
         raise ValueError(TRL)
-
-
-TEXTS = About(
-    "TRL", "completions/completions_{step}.parquet is refused", "texts, rewards",
-    "All of engines: the lines of docs/how-to/watch-the-mismatch.md look at the batch instead.",
-    "huggingface/trl trl/trainer/grpo_trainer.py at f2cd577",
-)  # fmt: skip

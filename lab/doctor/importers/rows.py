@@ -31,7 +31,8 @@ import pydantic
 import torch
 from torch import Tensor
 
-from lab.doctor.importers.format import Format, Placed, Row
+from lab.doctor.importers.bad_rows import Bad, Found, Read
+from lab.doctor.importers.format import Format, Row
 from lab.strict import describe
 from lab.traces import Trace
 from theory.routing.record import RoutingRecord
@@ -88,15 +89,14 @@ class Columns:
         response = _response(row, place)
         if not self.places:
             self.step, self.temperature = response.step or 0, response.temperature
+        tensors = _tensors(response, place)
+        for name in OPTIONAL if self.places else ():
+            if (name in tensors) != bool(self.values[name]):
+                where = place if self.values[name] else self.places[0]
+                raise ValueError(f"{where}: {name}: missing, though other responses have it")
         self.places.append(place)
-        for name, tensor in _tensors(response, place).items():
+        for name, tensor in tensors.items():
             self.values[name].append(tensor)
-        for name in OPTIONAL:
-            num = len(self.values[name])
-            if 0 < num < len(self.places):
-                raise ValueError(f"{place}: {name}: missing, though other responses have it")
-            if num == 1 < len(self.places):
-                raise ValueError(f"{self.places[0]}: {name}: missing, though other responses have it")
 
     def trace(self) -> Trace:
         """The trace of what was taken."""
@@ -125,11 +125,18 @@ class Columns:
         )
 
 
-def packed(placed: Iterable[Placed]) -> Trace:
-    """The trace of rows with their places; ValueError for the first one that does not fit."""
-    columns = Columns()
+def packed(placed: Iterable[Read]) -> Trace:
+    """The trace of rows with their places; BadRows, a line each, where some do not fit."""
+    columns, found = Columns(), Found()
     for row, place in placed:
-        columns.add(row, place)
+        if isinstance(row, Bad):
+            found.add(row.reason)
+            continue
+        try:
+            columns.add(row, place)
+        except ValueError as error:
+            found.add(str(error))
+    found.refuse()
     if not columns.places:
         raise ValueError("expected at least 1 row, got none")
     return columns.trace()

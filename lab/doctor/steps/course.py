@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 
+from lab.doctor import routes
 from lab.doctor.causes import CAUSES, UNKNOWN, Cause
 from lab.doctor.change_point import FEWEST
 from lab.doctor.diagnosis import Diagnosis, diagnose, weigh
@@ -41,6 +42,8 @@ class Step:
     num_responses: int
     diagnosis: Diagnosis
     mean_gap: float | None
+    kl_by_layer: Mapping[int, float] | None = None
+    """Parts of the k3 KL by the first layer whose experts differ (routes.py)."""
 
     def figure(self, name: str) -> float | None:
         """One of FIGURES; None where the step has no data for it."""
@@ -180,7 +183,10 @@ class Watch:
         """Looks at a step; ValueError where no token was sampled."""
         found, view = diagnose(trace), View.of(trace)
         is_finite = "nonfinite_share" not in found.seen
-        self.steps.append(Step(trace.step, len(trace), found, view.d_n.abs().mean().item() if is_finite else None))
+        gap = view.d_n.abs().mean().item() if is_finite else None
+        self.steps.append(
+            Step(trace.step, len(trace), found, gap, routes.kl_by_first_layer(view) if is_finite else None)
+        )
         if is_finite:
             self._arrivals.add(trace.step, view)
             self._places.add(trace.step, view)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.doctor.heat import HeatMap, heat_map
+from lab.doctor.routes import NOWHERE
 from lab.doctor.steps import words
-from lab.doctor.steps.course import BY_NAME, FIGURES, Course
+from lab.doctor.steps.course import BY_NAME, FIGURES, Course, Step
 from lab.report.figures import Caption, Figure
 from lab.report.page import page
 from lab.report.style import PALETTE, number
@@ -52,12 +53,14 @@ def render(ward: Ward) -> str:
     """The page as text."""
     course = ward.course
     shown = causes_shown(course)
-    figures = [figure for figure in (kl_by_cause(course, shown),) if figure is not None]
+    bands = layers_shown(course)
+    causes, layers = kl_by_cause(course, shown), kl_by_layer(course, bands)
+    figures = [figure for figure in (causes, layers) if figure is not None]
     heat: HeatMap | None = None if ward.worst is None else heat_map(ward.worst)
     return page(
-        "course.html.jinja", figures, num_runs=len(shown), own=TEMPLATES, title=ward.label, ward=ward, course=course,
-        verdict=words.verdict(course), causes=shown, figures=figures, titles=FIGURES, number=number, heat=heat,
-        said=words.evidence(course, ward.num_shared),
+        "course.html.jinja", figures, num_runs=len(shown), own=TEMPLATES, title=ward.label, ward=ward,
+        course=course, verdict=words.verdict(course), causes=shown, by_cause=causes, by_layer=layers, bands=bands,
+        titles=FIGURES, number=number, heat=heat, said=words.evidence(course, ward.num_shared),
     )  # fmt: skip
 
 
@@ -82,22 +85,14 @@ def kl_by_cause(course: Course, causes: Mapping[str, Sequence[str]]) -> Figure |
     steps = [step for step in course.steps if step.figure("k3_kl") is not None]
     if not any(step.figure("k3_kl") for step in steps):
         return None
-    data: list[dict[str, Any]] = []
-    for index, (title, names) in enumerate(causes.items()):
-        heights = [(step.figure("k3_kl") or 0.0) * sum(step.shares.get(name, 0.0) for name in names) for step in steps]
-        data.append(
-            {"type": "bar", "name": title, "meta": {"run": index, "role": "bar"}}
-            | {"x": [step.number for step in steps], "y": [height or None for height in heights]}
-            | {"customdata": [f"{title}: {number(height)}" for height in heights]}
-            | {"hovertemplate": "%{customdata}<extra></extra>"}
+    data = [
+        _bars(
+            index, title, steps,
+            [(step.figure("k3_kl") or 0.0) * sum(step.shares.get(name, 0.0) for name in names) for step in steps],
         )
-    since = course.since()
-    layout: dict[str, Any] = {
-        "barmode": "stack", "bargap": 0.15, "hovermode": "closest",
-        "xaxis": {"title": {"text": "global step"}},
-        "yaxis": {"title": {"text": "k3 KL, nats a token"}, "rangemode": "tozero"},
-    }  # fmt: skip
-    note = ""
+        for index, (title, names) in enumerate(causes.items())
+    ]  # fmt: skip
+    since, layout, note = course.since(), _stacked(), ""
     if since is not None:
         numbers = [step.number for step in steps]
         at = numbers.index(since)
@@ -106,3 +101,56 @@ def kl_by_cause(course: Course, causes: Mapping[str, Sequence[str]]) -> Figure |
         note = f"The line marks the change: {words.went(course, 'k3_kl')}."
     formula = "mean of rho - 1 - log rho by step, rho = old/mu; cut in the proportion of the causes' strengths"
     return Figure("kl-by-cause", "KL by step and cause", Caption(formula, "nats a token", "here"), data, layout, note)
+
+
+def layers_shown(course: Course) -> Mapping[str, Sequence[int]]:
+    """The layers that some token's experts differ at first, neighbours together where they are more than the colours.
+
+    Tokens without such a layer come last.
+    """
+    found = {layer for step in course.steps for layer in step.kl_by_layer or ()}
+    layers, num_bands = sorted(found - {NOWHERE}), len(PALETTE) - 1
+    size = -(-len(layers) // num_bands) if layers else 1
+    bands = [layers[start : start + size] for start in range(0, len(layers), size)]
+    titles = {f"layer {b[0]}" if len(b) == 1 else f"layers {b[0]} to {b[-1]}": tuple(b) for b in bands}
+    return titles | ({"the same experts everywhere": (NOWHERE,)} if layers else {})
+
+
+def kl_by_layer(course: Course, bands: Mapping[str, Sequence[int]]) -> Figure | None:
+    """A bar a step, as high as its KL, cut by the first layer at which a token's own row has other experts."""
+    steps = [step for step in course.steps if step.kl_by_layer]
+    if not bands or not steps:
+        return None
+    data = [
+        # Numbers past the palette have its colours again, and are not the legend's, which hides causes.
+        _bars(
+            len(PALETTE) + index,
+            title,
+            steps,
+            [sum((step.kl_by_layer or {}).get(n, 0.0) for n in own) for step in steps],
+        )
+        for index, (title, own) in enumerate(bands.items())
+    ]
+    formula = "sum of k3 over the tokens whose own row first differs at that layer, over all tokens; a bar is the k3 KL"
+    note = "Which layer is at fault is another question: firstorder doctor --localise."
+    return Figure(
+        "kl-by-layer", "KL by step and layer", Caption(formula, "nats a token", "here"), data, _stacked(), note
+    )
+
+
+def _bars(index: int, title: str, steps: Sequence[Step], heights: Sequence[float]) -> dict[str, Any]:
+    """One colour of a stack of bars."""
+    return (
+        {"type": "bar", "name": title, "meta": {"run": index, "role": "bar"}}
+        | {"x": [step.number for step in steps], "y": [height or None for height in heights]}
+        | {"customdata": [f"{title}: {number(height)}" for height in heights]}
+        | {"hovertemplate": "%{customdata}<extra></extra>"}
+    )
+
+
+def _stacked() -> dict[str, Any]:
+    return {
+        "barmode": "stack", "bargap": 0.15, "hovermode": "closest",
+        "xaxis": {"title": {"text": "global step"}},
+        "yaxis": {"title": {"text": "k3 KL, nats a token"}, "rangemode": "tozero"},
+    }  # fmt: skip

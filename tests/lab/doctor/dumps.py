@@ -83,6 +83,22 @@ def verl_v1(folder: Path, rows: Rows) -> Path:
     return lines(folder / "12.engines.jsonl", out)
 
 
+def trl(folder: Path, rows: Rows) -> Path:
+    """`trl_engines_12.jsonl` of the docs' hook: prompts padded on the left, completions on the right, zeros there."""
+    P = max(row["num_prompt"] for row in rows) + 1
+    T, out = max(len(row["logp_mu"]) for row in rows) + 1, []
+    for row in rows:
+        p, t = row["num_prompt"], len(row["logp_mu"])
+        right = [0] * (T - t)
+        out.append(
+            {"prompt_ids": [0] * (P - p) + row["tokens"][:p], "prompt_mask": [0] * (P - p) + [1] * p}
+            | {"completion_ids": row["tokens"][p:] + right, "completion_mask": [1] * t + right}
+            | {"sampling_per_token_logps": row["logp_mu"] + right, "old_per_token_logps": row["logp_old"] + right}
+            | {"tool_mask": [int(x) for x in row["is_response"]] + [1] * (T - t)}
+        )
+    return lines(folder / "trl_engines_12.jsonl", out)
+
+
 def miles(folder: Path, rows: Rows, is_copied: bool = False) -> Path:
     """`policy_loss_debug/rank_0_call_0.pt`: three log-probs a sample, no tokens; `is_copied`: old is mu's own."""
     samples = []

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lab.doctor import diagnose
 from lab.doctor.diagnosis import diagnose as diagnose_trace
+from lab.doctor.evidence import gather
 from lab.doctor.importers import load_dump, rows
 from tests.lab.doctor.test_importers import ROWS
 
@@ -201,3 +202,32 @@ def test_nemo_rls_callback_logs_the_clues(monkeypatch: pytest.MonkeyPatch) -> No
     Logger().log_batched_dict_as_jsonl(batch, "train_data_step7.jsonl")
     Logger().log_batched_dict_as_jsonl({}, "val_data_step7.jsonl")
     assert logged == ["train_data_step7.jsonl", ("doctor", 7, pytest.approx(SEEN["k3_kl"])), "val_data_step7.jsonl"]
+
+
+def test_trls_hook_writes_a_dump_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of docs/doctor.md write a step's batch, and the doctor reads the same tokens and log-probabilities."""
+    batch = {
+        "prompt_ids": padded(PROMPTS, 0), "prompt_mask": padded([[1] * len(p) for p in PROMPTS], 0),
+        "completion_ids": padded(RESPONSES, 0),
+        "completion_mask": padded([[1] * len(m) for m in MASKS], 0),
+        "sampling_per_token_logps": padded(column("logp_mu"), 0.0),
+        "old_per_token_logps": padded(column("logp_old"), 0.0), "tool_mask": padded(MASKS, 0),
+    }  # fmt: skip
+
+    class GRPOTrainer:
+        args, state = SimpleNamespace(output_dir=str(tmp_path)), SimpleNamespace(global_step=7)
+
+        def _generate_and_score_completions(self, inputs: list[Any]) -> dict[str, Any]:
+            return {name: value for name, value in batch.items() if name not in inputs}
+
+    module = ModuleType("trl")
+    module.GRPOTrainer = GRPOTrainer  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "trl", module)
+    names: dict[str, Any] = {}
+    exec(code("doctor.md", "What to add to TRL"), names)
+    names["Dumped"]()._generate_and_score_completions(["old_per_token_logps"])
+    assert not list(tmp_path.iterdir())
+    names["Dumped"]()._generate_and_score_completions([])
+    dump = load_dump(tmp_path / "trl_engines_7.jsonl")
+    assert dump.format == "TRL"
+    assert gather(dump.trace)["k3_kl"] == pytest.approx(SEEN["k3_kl"])

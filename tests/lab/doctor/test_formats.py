@@ -26,6 +26,7 @@ EVERY: dict[str, tuple[Callable[..., Path], set[str], str, set[str]]] = {
     ),
     "prime-rl": (dumps.prime_rl, {"rewards", "step", *NO_ROUTES}, "exports pi", {"advantages", "mismatch_kl", "rank"}),
     "verl": (dumps.verl_v1, {"experts_old", "step"}, "", set()),
+    "TRL": (dumps.trl, {"entropy_old", "rewards", *NO_ROUTES}, "", set()),
     "miles, policy loss": (
         dumps.miles, {"tokens", "logp_pi", "entropy_old", "rewards", *NO_ROUTES}, "no tokens", {"index", "advantages"},
     ),
@@ -108,6 +109,7 @@ BROKEN: dict[str, tuple[Callable[..., Path], str, Any, str]] = {
     "a text": (dumps.prime_rl, "trainer_logprobs", ["x"] * 12, "line 2: logp_old.0: expected a valid number, got"),
     "a null field": (dumps.verl_v1, "old_log_probs", None, "line 2: old_log_probs: expected a valid list, got null"),
     "a short field": (dumps.verl_v1, "rollout_log_probs", [-1.0], "line 2: rollout_log_probs: expected 10 values"),
+    "a short mask": (dumps.trl, "completion_mask", [1], "line 2: completion_mask: expected 11 values, one a token"),
     "no logprobs": (dumps.open_instruct, "logprobs", None, "line 2: logprobs: missing; the row has step, "),
 }  # fmt: skip
 

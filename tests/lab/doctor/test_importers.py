@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from firstorder.cli import main
 from lab.doctor.importers import load_trace
 from lab.traces import Trace
 from tests.lab.doctor.patients import draw_rows, with_experts
@@ -203,11 +204,12 @@ LACKING: dict[str, tuple[Callable[[Path], Path], str, str]] = {
 
 @pytest.mark.parametrize("case", LACKING)
 def test_what_a_dump_lacks_is_one_line_that_says_how_to_add_it(case: str, tmp_path: Path) -> None:
-    """Each lack is a ValueError on one line, with the file, the field, and what puts it there."""
+    """Each lack is a ValueError of a line a row, with the file, the field, and what puts it there."""
     write, message, how = LACKING[case]
     with pytest.raises(ValueError, match=message) as caught:
         load_trace(write(tmp_path))
-    assert how in str(caught.value) and str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+    lines = str(caught.value).splitlines()
+    assert lines and all(how in line and str(tmp_path) in line for line in lines)
 
 
 WRONG = [
@@ -269,3 +271,28 @@ def test_unsigned_counts_are_refused(tmp_path: Path) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
     with pytest.raises(ValueError, match=rf"^{path}: num_prompt: expected a type of signed int, got torch.uint64$"):
         load_trace(path)
+
+
+def test_every_row_that_does_not_fit_is_a_line_with_file_row_and_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is wrong with a row, the rows after it are looked at too; of more than ten the number is said."""
+    good = ROWS[0]
+    spoilt = [
+        good | {"logp_old": good["logp_old"][:-1]}, good, {"tokens": [1, 2]}, good | {"num_prompt": "3"},
+        good | {"logp_mu": None}, {name: value for name, value in good.items() if name != "entropy_old"},
+    ]  # fmt: skip
+    path = write_jsonl(tmp_path / "bad.jsonl", [good, *spoilt])
+    path.write_text(path.read_text() + "{broken\n[1]\n")
+    assert main(["doctor", str(path)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    places = [
+        (2, "logp_old"), (4, "num_prompt"), (5, "num_prompt"), (6, "logp_mu"), (7, "entropy_old"), (8, ""), (9, ""),
+    ]  # fmt: skip
+    assert len(told) == len(places)
+    for line, (number, field) in zip(told, places, strict=True):
+        assert line.startswith(f"error: {path}: line {number}: {field}"), line
+    many = write_jsonl(tmp_path / "many.jsonl", [good, *[good | {"logp_old": [0.5]}] * 30])
+    assert main(["doctor", str(many)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 11 and told[-1] == "error: and 20 more rows that do not fit" and "line 11: logp_old" in told[9]

@@ -181,7 +181,7 @@ def test_shared_expert_is_the_qwen2_moe_formula(gated):
     expected = sum(
         w * swiglu(x, mlp.gate_up[e].T, mlp.down[e].T) for e, w in zip((1, 4), (0.25, 0.5), strict=True)
     ) + swiglu(x, mlp.shared.gate_up, mlp.shared.down) * (torch.sigmoid(x @ mlp.shared_gate.T) if gated else 1)
-    shared = model._prepare(torch.arange(9)[None], Fixed(experts, weights), Numerics(), None)
+    shared = model.prepare(torch.arange(9)[None], Fixed(experts, weights), Numerics(), None)
     torch.testing.assert_close(mlp(x, shared), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -1,0 +1,151 @@
+"""Any model that transformers opens as a Reference: its own modules in float32, and cast to an engine's precision.
+
+Routes are the model's own: a trace's experts are not taken, and a router that differs moves what follows.
+Letters beyond theory/contracts.py: N rows of all sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lab.doctor.layers.reference import Precision, Routed
+from theory.routing.record import RoutingRecord
+
+DTYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16,
+}  # fmt: skip
+UNQUANTISED = ("embed_tokens", "lm_head", "norm", ".gate.")
+E4M3_MAX = 448.0
+
+
+class TransformersReference:
+    """A causal language model of transformers, a module at a time."""
+
+    def __init__(self, model: Any, dtype: torch.dtype = torch.float32) -> None:
+        self.model, self.dtype = model.eval(), dtype
+
+    @staticmethod
+    def load(folder: Path) -> TransformersReference:
+        """The model of a Hugging Face folder, of safetensors; ValueError where transformers does not open it."""
+        import transformers
+
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"{folder}: transformers does not open it ({' '.join(str(error).split())[:200]})"
+            ) from None
+        return TransformersReference(model)
+
+    @property
+    def name(self) -> str:
+        """The reference in words."""
+        return "transformers in float32"
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.model.model.layers)
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Those whose MLP has a router."""
+        return tuple(n for n in range(self.num_layers) if hasattr(self._mlp(n), "gate"))
+
+    @torch.no_grad()
+    def rounded(self, precision: Precision) -> TransformersReference:
+        """The model in the precision's type; for FP8 its matrices rounded besides, a scale a row."""
+        model = deepcopy(self.model)
+        for name, weight in model.named_parameters() if precision == "fp8" else ():
+            if weight.dim() >= 2 and not any(part in name for part in UNQUANTISED):
+                scale = weight.abs().amax(-1, keepdim=True).clamp(min=1e-12) / E4M3_MAX
+                weight.copy_((weight / scale).to(torch.float8_e4m3fn).float() * scale)
+        return TransformersReference(model.to(DTYPES[precision]), DTYPES[precision])
+
+    @torch.no_grad()
+    def embedding(self, tokens_N: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+        """The tokens' embeddings; ValueError for tokens outside the vocabulary."""
+        table = self.model.get_input_embeddings()
+        if int(tokens_N.max()) >= table.num_embeddings:
+            raise ValueError(f"tokens: expected ids below {table.num_embeddings}, got {int(tokens_N.max())}")
+        return table(tokens_N).float()
+
+    @torch.no_grad()
+    def norm(self, name: str, x_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """The norm of this name."""
+        return self.model.get_submodule(name)(x_ND.to(self.dtype)).float()
+
+    @torch.no_grad()
+    def attention(self, layer: int, x_ND: Float[Tensor, "N D"], lengths_B: Int[Tensor, " B"]) -> Float[Tensor, "N D"]:
+        """Attention over each sequence by itself."""
+        out = []
+        for x_SD in x_ND.to(self.dtype).split(lengths_B.tolist()):
+            S = len(x_SD)
+            places = torch.arange(S)[None]
+            mask = torch.full((S, S), torch.finfo(self.dtype).min, dtype=self.dtype).triu(1)[None, None]
+            rotary = self.model.model.rotary_emb(x_SD[None], places)
+            found = self.model.model.layers[layer].self_attn(
+                hidden_states=x_SD[None], position_embeddings=rotary, attention_mask=mask
+            )
+            out.append(found[0][0])
+        return torch.cat(out).float()
+
+    @torch.no_grad()
+    def router_logits(self, layer: int, x_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
+        """The router's logits."""
+        return _first(self._mlp(layer).gate(x_ND.to(self.dtype)[None])).flatten(0, -2).float()
+
+    def weights(self, layer: int, logits_NE: Float[Tensor, "N E"]) -> None:
+        """Not known: each class of transformers has its own gate."""
+        return
+
+    @torch.no_grad()
+    def mlp(
+        self, layer: int, x_ND: Float[Tensor, "N D"], weights_NE: Float[Tensor, "N E"] | None
+    ) -> Float[Tensor, "N D"]:
+        """The MLP on the routes of its own router, whatever `weights_NE` says."""
+        return _first(self._mlp(layer)(x_ND.to(self.dtype)[None]))[0].float()
+
+    @torch.no_grad()
+    def routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None) -> Routed:
+        """Passes over the sequences, one after the other, on the model's own routes."""
+        config = self.model.config
+        # Gates with groups or a bias are their classes' own: of these only log-probabilities are compared.
+        is_plain = getattr(config, "n_group", None) in (None, 1) and getattr(config, "scoring_func", None) is None
+        layers = self.moe_layers if is_plain and not hasattr(config, "n_routed_experts") else ()
+        logits: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+        handles = [
+            self._mlp(n).gate.register_forward_hook(
+                lambda module, inputs, out, n=n: logits[n].append(_first(out).flatten(0, -2).float())
+            )
+            for n in layers
+        ]
+        logp = []
+        try:
+            for tokens_S in sequences:
+                scores_SV = self.model(tokens_S[None, :-1]).logits[0].float().log_softmax(-1)
+                logp.append(scores_SV.gather(-1, tokens_S[1:, None])[:, 0])
+        finally:
+            for handle in handles:
+                handle.remove()
+        scores = {layer: torch.cat(rows) for layer, rows in logits.items()}
+        K = getattr(config, "num_experts_per_tok", 1)
+        natural = {layer: rows.topk(K, dim=1).indices.sort(dim=1).values for layer, rows in scores.items()}
+        return Routed(scores, natural, torch.cat(logp))
+
+    def _mlp(self, layer: int) -> Any:
+        own = self.model.model.layers[layer]
+        return own.mlp if hasattr(own, "mlp") else own.block_sparse_moe
+
+
+def _first(value: Any) -> Tensor:
+    return value[0] if isinstance(value, tuple) else value

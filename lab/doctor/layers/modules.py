@@ -1,0 +1,173 @@
+"""Each module of an engine on the very inputs that it had there: how far its output is from the reference's.
+
+A fault moves everything after it; here it moves its own module alone, as every module of the reference is handed the
+engine's input. With r_n = |y_n - f(x_n)| / |f(x_n)| of row n (f the reference in float32, y the engine's output) and
+the same of the reference rounded to the precision, the module is out of the band where more than SHARE of the rows
+have r_n > FACTOR times the 95 % quantile of the rounded one's. So the band is computed from these weights and inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lab.doctor.layers.reference import Precision, Reference, hand_on
+from lab.doctor.layers.states import States
+
+FACTOR = 3.0
+"""Times the rounding's 95 % quantile that a row may be off: engines round in places where the reference does not."""
+SHARE = 0.05
+"""Rows beyond that, at the least."""
+FLOOR = 1e-5
+"""Relative error below which nothing is told: that of sums in float32 in another order."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One module: how far off its rows are (relative, the median), how far rounding moves them, how many are out."""
+
+    module: str
+    error: float
+    band: float
+    """The 95 % quantile of the rounded reference's."""
+    share_out: float
+    """Rows beyond FACTOR bands, in [0, 1]."""
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the module has left the band."""
+        return self.share_out > SHARE
+
+    @property
+    def layer(self) -> int | None:
+        """The decoder layer; None for the embedding and the last norm."""
+        parts = self.module.split(".")
+        return int(parts[2]) if parts[1] == "layers" else None
+
+
+def inspect(states: States, reference: Reference, precision: Precision) -> list[Check]:
+    """Every module that was dumped with its input, in the order of the forward pass; ValueError where none was."""
+    rounded = reference.rounded(precision)
+    checks = list(_checks(states, reference, rounded, precision))
+    if not checks:
+        raise ValueError("expected modules with their inputs (model.layers.0.mlp.in and .out ...), got outputs alone")
+    return checks
+
+
+def _checks(states: States, exact: Reference, rounded: Reference, precision: Precision) -> Iterator[Check]:
+    embedded = states.get("model.embed_tokens", "out")
+    wanted = exact.embedding(states.tokens)
+    if embedded is not None:
+        yield check("model.embed_tokens", embedded, wanted, rounded.embedding(states.tokens))
+    stream = Stream(wanted if embedded is None else embedded, precision)
+    for layer in range(exact.num_layers):
+        yield from _attention(states, exact, rounded, layer, stream)
+        yield from _mlp(states, exact, rounded, layer, stream)
+    out = states.get("model.norm", "out")
+    if out is not None and stream.is_known:
+        yield _norm("model.norm", out, exact, rounded, stream)
+
+
+class Stream:
+    """The residual stream as the sum of what the engine's modules put out, in float32 and in the engine's type."""
+
+    def __init__(self, x_ND: Float[Tensor, "N D"], precision: Precision) -> None:
+        self.exact_ND, self.rounded_ND = x_ND, hand_on(x_ND, precision)
+        self.precision: Precision = precision
+        self.is_known = True
+        """Whether every output so far was dumped."""
+
+    def add(self, out_ND: Tensor | None) -> None:
+        """Takes a module's output; without it the stream is not known from here on."""
+        if out_ND is None:
+            self.is_known = False
+            return
+        self.exact_ND = self.exact_ND + out_ND
+        self.rounded_ND = hand_on(self.rounded_ND + out_ND, self.precision)
+
+
+def _attention(states: States, exact: Reference, rounded: Reference, layer: int, stream: Stream) -> Iterator[Check]:
+    module, norm = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.input_layernorm"
+    x, out = states.get(module, "in"), states.get(module, "out")
+    if x is not None and _is_bare(x, norm, exact, stream):
+        x = exact.norm(norm, x)
+    elif x is not None and stream.is_known:
+        yield _norm(norm, x, exact, rounded, stream)
+    if x is not None and out is not None:
+        wanted, near = (side.attention(layer, x, states.lengths) for side in (exact, rounded))
+        yield check(module, out, wanted, near)
+    stream.add(out)
+
+
+def _mlp(states: States, exact: Reference, rounded: Reference, layer: int, stream: Stream) -> Iterator[Check]:
+    module, norm = f"model.layers.{layer}.mlp", f"model.layers.{layer}.post_attention_layernorm"
+    x, out = states.get(module, "in"), states.get(module, "out")
+    if x is not None and _is_bare(x, norm, exact, stream):
+        x = exact.norm(norm, x)
+    elif x is not None and stream.is_known:
+        yield _norm(norm, x, exact, rounded, stream)
+    weights_NE = None
+    router = states.get(f"{module}.gate", "out")
+    if x is not None and router is not None and layer in exact.moe_layers:
+        wanted, near = (_router(side, layer, x, router) for side in (exact, rounded))
+        if wanted is not None and near is not None:
+            yield check(f"{module}.gate", router, wanted, near)
+        weights_NE = _chosen(exact, layer, router)
+    if x is not None and out is not None:
+        wanted, near = (side.mlp(layer, x, weights_NE) for side in (exact, rounded))
+        yield check(module, out, wanted, near)
+    stream.add(out)
+
+
+def _is_bare(x: Tensor, norm: str, exact: Reference, stream: Stream) -> bool:
+    """Whether a module's input is the residual stream itself, as where an engine fuses the norm into its product."""
+    if not stream.is_known:
+        return False
+    return bool(off(x, stream.exact_ND).median() < off(x, exact.norm(norm, stream.exact_ND)).median())
+
+
+def _norm(name: str, out: Tensor, exact: Reference, rounded: Reference, stream: Stream) -> Check:
+    return check(name, out, exact.norm(name, stream.exact_ND), rounded.norm(name, stream.rounded_ND))
+
+
+def kind_of(router_NE: Float[Tensor, "N E"]) -> str:
+    """What a router put out: `weights` of chosen experts (0 for others), `probabilities` of all, or `logits`."""
+    if bool((router_NE < 0).any()):
+        return "logits"
+    if bool((router_NE == 0).any(1).double().mean() > 0.5):
+        return "weights"
+    return "probabilities" if bool((router_NE.sum(1) - 1).abs().median() < 0.02) else "logits"
+
+
+def _router(side: Reference, layer: int, x: Tensor, router: Tensor) -> Tensor | None:
+    logits, kind = side.router_logits(layer, x), kind_of(router)
+    if kind == "probabilities":
+        return logits.softmax(-1)
+    return logits if kind == "logits" else side.weights(layer, logits)
+
+
+def _chosen(exact: Reference, layer: int, router: Tensor) -> Tensor | None:
+    """The weights of the experts that the engine's own router chose."""
+    kind = kind_of(router)
+    if kind == "weights":
+        return router
+    return exact.weights(layer, router if kind == "logits" else router.clamp(min=1e-30).log())
+
+
+def off(value: Float[Tensor, "N D"], wanted: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
+    """|value - wanted| / |wanted| of every row, in float64; a value that is not finite is off by infinity."""
+    found = (value.double() - wanted.double()).norm(dim=-1) / wanted.double().norm(dim=-1).clamp(min=1e-30)
+    return found.nan_to_num(torch.inf, torch.inf)
+
+
+def check(module: str, value: Tensor, wanted: Tensor, near: Tensor) -> Check:
+    """The output of an engine's module, the exact one, and the rounded one; ValueError for another width."""
+    if value.shape != wanted.shape:
+        raise ValueError(f"{module}.out: expected {tuple(wanted.shape)} as the model's, got {tuple(value.shape)}")
+    band = max(torch.quantile(off(near, wanted), 0.95).item(), FLOOR)
+    error_N = off(value, wanted)
+    return Check(module, error_N.median().item(), band, (error_N > FACTOR * band).double().mean().item())

@@ -1,0 +1,132 @@
+"""A trace alone, without hidden states: the layers whose routers chose what no rounding makes them choose.
+
+The reference passes over the trace's tokens with the engine's own experts at every layer, so that what one layer chose
+otherwise does not carry over. With scores s of the reference (what its top-k compares: logits, or sigmoids with their
+bias) and the chosen set C of a row, the choice is over its margin by max_{e not in C} s_e - min_{e in C} s_e. An error
+z of the scores can only make that choice if max z - min z is as large; so a row is beyond its margin where it exceeds
+FACTOR times the 95 % quantile of max z - min z over rows, z being what rounding to the precision does to these scores.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lab.doctor.layers.modules import FACTOR, SHARE
+from lab.doctor.layers.reference import Precision, Reference, Routed
+from lab.traces import Trace
+from theory.routing.record import RoutingRecord
+
+ROUTES_OUT = 0.01
+"""Rows beyond their margin, at the least, at a layer that is named."""
+TIMES = 2.0
+"""Or: rows that differ, over those that rounding makes differ, beyond four standard errors of that count."""
+FLOOR = 1e-4
+"""Scores and nats below which nothing is told."""
+
+
+@dataclass(frozen=True)
+class RouterCheck:
+    """A layer's routes as shares of its rows: those that differ, and those that no rounding makes differ."""
+
+    layer: int
+    share_differs: float
+    share_expected: float
+    """Rows whose choice rounding changes in the reference itself."""
+    share_out: float
+    band: float
+    """The 95 % quantile of max z - min z, in units of the scores."""
+    num_rows: int
+
+    @property
+    def is_out(self) -> bool:
+        """Whether more rows are beyond their margin than a handful, or far more differ than rounding makes."""
+        usual = TIMES * self.share_expected * self.num_rows
+        is_more = self.share_differs * self.num_rows > usual + 4 * (usual + 1) ** 0.5
+        return self.share_out > ROUTES_OUT or is_more
+
+
+@dataclass(frozen=True)
+class TokensCheck:
+    """The log-probabilities of one side against the reference's, of the sampled tokens."""
+
+    error: float
+    """Median of |log p - log p of the reference|, nats."""
+    band: float
+    share_out: float
+
+    @property
+    def is_out(self) -> bool:
+        """Whether they have left the band."""
+        return self.share_out > SHARE
+
+
+@dataclass(frozen=True)
+class RoutesFound:
+    """One side of a trace: its routers, layer by layer, and its log-probabilities."""
+
+    routers: Sequence[RouterCheck]
+    tokens: TokensCheck
+    moe_layers: Sequence[int]
+    num_layers: int
+
+    @property
+    def first(self) -> RouterCheck | None:
+        """The first layer whose routers are out."""
+        return next((one for one in self.routers if one.is_out), None)
+
+    @property
+    def is_out(self) -> bool:
+        """Whether anything is."""
+        return self.first is not None or self.tokens.is_out
+
+
+def trace_routes(trace: Trace, side: str, reference: Reference, precision: Precision) -> RoutesFound:
+    """What `side` (mu or old) of a trace shows of the layer where it leaves the reference."""
+    record = trace.record_mu if side == "mu" else trace.record_old
+    stops = trace.offsets.tolist()
+    sequences = [trace.tokens[a:b].long() for a, b in itertools.pairwise(stops)]
+    exact, near = (one.routed(sequences, record) for one in (reference, reference.rounded(precision)))
+    routers = [] if record is None else [_router(record, layer, exact, near) for layer in sorted(exact.scores)]
+    logp = trace.logp_mu if side == "mu" else trace.logp_old
+    tokens = _tokens(trace, logp, exact, near)
+    return RoutesFound(routers, tokens, reference.moe_layers, reference.num_layers)
+
+
+def _router(record: RoutingRecord, layer: int, exact: Routed, near: Routed) -> RouterCheck:
+    if layer not in record.layer_numbers:
+        raise ValueError(f"layer_numbers: expected the model's {layer} among them, got {record.layer_numbers}")
+    experts_RK, s_RE = record.layer(layer).long(), exact.scores[layer].double()
+    is_there_R = experts_RK[:, 0] >= 0
+    z_RE = near.scores[layer].double() - s_RE
+    band = max(torch.quantile(z_RE.amax(1) - z_RE.amin(1), 0.95).item(), FLOOR)
+    natural_RK, rounded_RK = (side.natural[layer].long()[is_there_R] for side in (exact, near))
+    s_RE, experts_RK = s_RE[is_there_R], experts_RK[is_there_R]
+    differs_R, expected_R = ((found != natural_RK).any(1) for found in (experts_RK, rounded_RK))
+    is_over_R = (over_margin(s_RE, experts_RK) > FACTOR * band) & exact.has_margins
+    shares = [is_so.double().mean().item() for is_so in (differs_R, expected_R, is_over_R)]
+    return RouterCheck(layer, *shares, band, len(s_RE))
+
+
+def over_margin(scores_RE: Float[Tensor, "R E"], experts_RK: Int[Tensor, "R K"]) -> Float[Tensor, " R"]:
+    """max over experts that were not chosen - min over those that were; at most 0 for the scores' own top-k."""
+    is_chosen = torch.zeros_like(scores_RE, dtype=torch.bool).scatter(1, experts_RK, True)
+    best_other = scores_RE.masked_fill(is_chosen, -torch.inf).amax(1)
+    return best_other - scores_RE.masked_fill(~is_chosen, torch.inf).amin(1)
+
+
+def _tokens(trace: Trace, logp_A: Tensor, exact: Routed, near: Routed) -> TokensCheck:
+    """Row s predicts token s + 1: the response's first token is predicted by row num_prompt - 1."""
+    starts = (trace.offsets[:-1] - torch.arange(len(trace)) + trace.num_prompt - 1).tolist()
+    counts = (trace.offsets.diff() - trace.num_prompt).tolist()
+    rows_A = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)])
+    rows, own = rows_A[trace.is_response], logp_A[trace.is_response].double()
+    wanted = exact.logp_R[rows].double()
+    band = max(torch.quantile((near.logp_R[rows].double() - wanted).abs(), 0.95).item(), FLOOR)
+    error = (own - wanted).abs().nan_to_num(torch.inf)
+    return TokensCheck(error.median().item(), band, (error > FACTOR * band).double().mean().item())

@@ -1,0 +1,120 @@
+"""A dump of hidden states: what went into and came out of the modules of one engine, over whole sequences.
+
+One safetensors file a side. Letters beyond theory/contracts.py: N all tokens of the B sequences, one after the other.
+
+| tensor           | shape    | meaning                                                                             |
+|------------------|----------|-------------------------------------------------------------------------------------|
+| tokens           | (N,)     | the input tokens                                                                    |
+| lengths          | (B,)     | how many of them are each sequence's; their sum is N                                |
+| {module}.in      | (N, D)   | its input, a row a token; of attention and MLP before the layer's norm or after it  |
+| {module}.out     | (N, ...) | its output; of a router E logits, probabilities, or weights (0 where not chosen)    |
+
+Modules under Hugging Face's names or Megatron's: `model.layers.3.self_attn` or `decoder.layers.3.self_attention`,
+`.mlp`, `.mlp.gate` or `.mlp.router`, `model.norm` or `decoder.final_layernorm`, `model.embed_tokens` or
+`embedding.word_embeddings`. What is missing is not checked. docs/how-to/find-the-layer.md has hooks that write it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lab.files import atomic_write, disk_errors
+
+PRECISIONS: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+NAMES = (
+    (r"^(?:module\.|language_model\.)+", ""),
+    (r"^decoder\.(?=layers\.|final_layernorm)", "model."),
+    (r"^embedding(?:\.word_embeddings)?(?=\.out|\.in)", "model.embed_tokens"),
+    (r"\.final_layernorm(?=\.)", ".norm"),
+    (r"\.self_attention(?=\.)", ".self_attn"),
+    (r"\.block_sparse_moe(?=\.)", ".mlp"),
+    (r"\.mlp\.router(?=\.)", ".mlp.gate"),
+)
+"""What engines call their modules, turned into Hugging Face's names in this order."""
+KNOWN = re.compile(
+    r"model\.(?:(?:embed_tokens|norm|layers\.\d+\.mlp\.gate)\.out|layers\.\d+\.(?:self_attn|mlp)\.(?:in|out))"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """What one engine computed; ValueError where rows and tokens do not fit."""
+
+    tokens: Int[Tensor, " _N"]
+    lengths: Int[Tensor, " _B"]
+    values: Mapping[str, Float[Tensor, "_N _"]]
+
+    def __post_init__(self) -> None:
+        N = len(self.tokens)
+        if N == 0 or int(self.lengths.min()) < 1 or int(self.lengths.sum()) != N:
+            got = self.lengths.tolist()[:8]
+            raise ValueError(f"lengths: expected counts above 0 that sum up to {N} tokens, got {got}")
+        for name, value in self.values.items():
+            if value.dim() != 2 or len(value) != N or not value.dtype.is_floating_point:
+                expected, got = f"floats of {N} rows, one a token", f"{value.dtype} {tuple(value.shape)}"
+                raise ValueError(f"{name}: expected {expected}, got {got}")
+        if not self.values:
+            raise ValueError("expected inputs and outputs of modules (model.layers.0.mlp.out ...), got none")
+
+    @property
+    def precision(self) -> str:
+        """The type that the engine's modules hand on: bf16, fp16 or fp32."""
+        kinds = {value.dtype for name, value in self.values.items() if not name.endswith(".gate.out")}
+        return next((word for kind, word in PRECISIONS.items() if kind in kinds), "fp32")
+
+    def get(self, module: str, end: str) -> Float[Tensor, "N _"] | None:
+        """A module's input (`in`) or output (`out`) in float32; None where it was not dumped."""
+        value = self.values.get(f"{module}.{end}")
+        return None if value is None else value.float()
+
+    def sequences(self) -> Iterator[slice]:
+        """Where each sequence's rows stand."""
+        stops = self.lengths.cumsum(0).tolist()
+        yield from (slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True))
+
+    def save(self, path: Path) -> None:
+        """Writes the file, whole or not at all."""
+        tensors = {"tokens": self.tokens, "lengths": self.lengths, **self.values}
+        atomic_write(path, safetensors.torch.save({name: x.contiguous().clone() for name, x in tensors.items()}))
+
+    @staticmethod
+    def load(path: Path) -> States:
+        """The states in a file; ValueError with its name where it is none."""
+        try:
+            with disk_errors(path, "read"), safetensors.safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            missing = [name for name in ("tokens", "lengths") if name not in tensors]
+            if missing:
+                raise ValueError(f"{missing[0]}: missing; the file has {', '.join(list(tensors)[:6])}")
+            named = {theirs(name): value for name, value in tensors.items()}
+            values = {name: value for name, value in named.items() if KNOWN.fullmatch(name)}
+            return States(tensors["tokens"].long(), tensors["lengths"].long(), values)
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path}: expected a safetensors file, got {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+
+def theirs(name: str) -> str:
+    """The Hugging Face name of what an engine calls by its own."""
+    for pattern, ours in NAMES:
+        name = re.sub(pattern, ours, name)
+    return name
+
+
+def is_states(path: Path) -> bool:
+    """Whether a file is a dump of hidden states, by its tensors' names."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return "lengths" in file.keys()  # noqa: SIM118 (no mapping)
+    except (safetensors.SafetensorError, OSError):
+        return False

@@ -1,0 +1,174 @@
+"""The report of `firstorder doctor --localise`: where the engines part, what to look at first, and the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lab.doctor.layers.modules import FACTOR, Check
+from lab.doctor.layers.pair import Jump
+from lab.doctor.layers.reference import Precision
+from lab.doctor.layers.routers import RoutesFound
+from lab.doctor.words import share
+from lab.report.style import number
+
+PARTS: Mapping[str, tuple[str, str]] = {
+    "embed_tokens": (
+        "the embedding",
+        "Compare the embedding's rows with the folder's: padding of the vocabulary, a tie to the head, other tokens.",
+    ),
+    "input_layernorm": (
+        "the norm before attention",
+        "Compare this norm's weight and epsilon with the folder's, and what is added to the residual before it.",
+    ),
+    "self_attn": (
+        "attention",
+        "Compare this layer's projections and its norms of queries and keys with the folder's tensors; then the "
+        "rotary base, the scaling of positions, the cache's format and the mask.",
+    ),
+    "post_attention_layernorm": (
+        "the norm before the MLP",
+        "Compare this norm's weight and epsilon with the folder's, and what is added to the residual before it.",
+    ),
+    "mlp.gate": (
+        "the router",
+        "Compare the router's weight and selection bias with the folder's, and the type that it is computed in.",
+    ),
+    "mlp": (
+        "the MLP or its experts",
+        "Compare this layer's experts with the folder's one by one: their order, gate and up halves, the scales of "
+        "quantised ones, the routed scaling factor, the shared expert.",
+    ),
+    "norm": (
+        "the last norm",
+        "Compare its weight and epsilon with the folder's, and what is added to the residual before it.",
+    ),
+}
+"""What a module is, and what to look at first, by the end of its name."""
+WRONG_FOLDER = (
+    "See that the folder holds the weights that ran, and that --precision is what the engine computes in; nearly every "
+    "module differs, so none of them is at fault by itself."
+)
+NOTHING = "Nothing here; look at what is done with the logits: the sampler, temperature, masks."
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one side parts from what it is held against: the verdict, the first thing to do, and the evidence."""
+
+    label: str
+    module: str | None
+    """The module that is named; of a trace alone the last module that it may be. None: nothing is out."""
+    verdict: str
+    do_first: str
+    evidence: Sequence[str]
+    numbers: Sequence[dict[str, Any]]
+
+    def lines(self) -> list[str]:
+        """The words of a terminal."""
+        return [f"{self.label}: {self.verdict}", f"Do first: {self.do_first}", *(f"  {line}" for line in self.evidence)]
+
+    def as_object(self) -> dict[str, Any]:
+        """The same for a program."""
+        return {
+            "label": self.label,
+            "module": self.module,
+            "verdict": self.verdict,
+            "do_first": self.do_first,
+            "checks": list(self.numbers),
+        }
+
+
+def part_of(module: str) -> tuple[str, str]:
+    """What a module is in words with its layer, and what to look at first."""
+    parts = module.split(".")
+    title, fix = PARTS[".".join(parts[3:]) or parts[1]]
+    return (f"{title} of layer {parts[2]}" if parts[1] == "layers" else title), fix
+
+
+def of_modules(label: str, checks: Sequence[Check], precision: Precision, reference: str) -> Place:
+    """One engine's modules against a model."""
+    out = [check for check in checks if check.is_out]
+    kept = [check for check in checks if not check.is_out]
+    held = f"Held against {reference}, every module on the inputs that it had."
+    evidence = [_off(check) for check in out[:8]] + ([f"and {len(out) - 8} more"] if len(out) > 8 else [])
+    if kept:
+        far = max(kept, key=lambda check: check.error / check.band)
+        evidence.append(
+            f"{len(kept)} modules are within the band; the farthest is {far.module} at {far.error / far.band:.2g}."
+        )
+    numbers = [asdict(check) | {"is_out": check.is_out} for check in checks]
+    evidence.append(held)
+    if not out:
+        return Place(label, None, f"every module is within the band of {precision}.", NOTHING, evidence, numbers)
+    title, fix = part_of(out[0].module)
+    verdict = f"the first module outside the band of {precision} is {out[0].module}: {title}."
+    # A fresh model's norms are all ones: they fit any folder.
+    num_products = sum("norm" not in check.module for check in checks)
+    if num_products > 3 and sum("norm" not in check.module for check in out) > 0.8 * num_products:
+        verdict, fix = f"nearly every module is outside the band of {precision}, from {out[0].module} on.", WRONG_FOLDER
+    return Place(label, out[0].module, verdict, fix, evidence, numbers)
+
+
+def _off(check: Check) -> str:
+    return (
+        f"{check.module} is off by {number(check.error)} of its output, {check.error / check.band:.3g} times what "
+        f"rounding makes; {share(check.share_out)} of the rows are beyond {FACTOR:g} times."
+    )
+
+
+def of_pair(label: str, jumps: Sequence[Jump], precision: Precision) -> Place:
+    """Two engines' modules against each other."""
+    out = [jump for jump in jumps if jump.is_out]
+    numbers = [asdict(jump) | {"is_out": jump.is_out} for jump in jumps]
+    if not out:
+        last = jumps[-1]
+        evidence = [f"{last.module}: outputs differ by {number(last.error_out)}, inputs by {number(last.error_in)}."]
+        verdict = f"no module's outputs differ more than its inputs and {precision} explain."
+        return Place(label, None, verdict, NOTHING, evidence, numbers)
+    first = out[0]
+    title, fix = part_of(first.module)
+    verdict = f"the first module whose outputs differ more than its inputs explain is {first.module}: {title}."
+    evidence = [
+        f"{jump.module}: outputs differ by {number(jump.error_out)}, inputs by {number(jump.error_in)}."
+        for jump in out[:8]
+    ]
+    evidence.append("Later modules may be named for the first one's sake; --model FOLDER tells each by itself.")
+    return Place(label, first.module, verdict, fix, evidence, numbers)
+
+
+def of_trace(label: str, found: RoutesFound, precision: Precision, reference: str) -> Place:
+    """One side of a trace against a model."""
+    evidence = [
+        f"layer {one.layer}: {share(one.share_differs)} of the rows take other experts ({share(one.share_expected)} by "
+        f"rounding), {share(one.share_out)} beyond any margin of {precision}"
+        for one in found.routers
+    ]
+    tokens = found.tokens
+    evidence.append(
+        f"log-probabilities: off by {number(tokens.error)} nats (median), {share(tokens.share_out)} of the tokens "
+        f"beyond {FACTOR:g} times what rounding makes ({number(tokens.band)})"
+    )
+    evidence.append(f"Held against {reference}.")
+    numbers = [asdict(one) | {"is_out": one.is_out} for one in found.routers]
+    numbers.append({"tokens": asdict(tokens) | {"is_out": tokens.is_out}})
+    if not found.is_out:
+        verdict = f"routes and log-probabilities are those of the model in {precision}."
+        return Place(label, None, verdict, NOTHING, evidence, numbers)
+    after, to = between(found)
+    verdict = f"it leaves the model in {precision} after {after} and not later than {to}."
+    fix = (
+        "Compare the weights of what lies between with the folder's; to know which module it is, dump hidden states "
+        "(docs/how-to/find-the-layer.md) and run --localise on them."
+    )
+    return Place(label, to, verdict, fix, evidence, numbers)
+
+
+def between(found: RoutesFound) -> tuple[str, str]:
+    """The last thing that is right, and the first one that shows the fault."""
+    right = [one.layer for one in found.routers if found.first is None or one.layer < found.first.layer]
+    after = f"the router of layer {right[-1]}" if right else "the tokens"
+    if found.first is not None:
+        return after, f"the router of layer {found.first.layer}"
+    return after, "the logits"

@@ -1,0 +1,256 @@
+"""The sandbox's decoder a module at a time: what `firstorder doctor --localise` holds engines against, and dumps.
+
+Extra letters: N rows of all sequences, one after the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from lab.doctor.layers.reference import Precision, Routed, hand_on
+from lab.doctor.layers.states import States
+from sandbox.engines import ActivationPrecision, WeightPrecision
+from sandbox.engines.defect import Defect, kept_weights
+from sandbox.kernels import EAGER
+from sandbox.kernels.numerics import EXACT, Numerics, compose
+from sandbox.model import MoE
+from sandbox.model.checkpoint import load, load_hf, to_hf
+from sandbox.model.layers import Layer, Pass, linear
+from theory.routing.gates import Gate, route
+from theory.routing.passes import PassRouting
+from theory.routing.record import RoutingRecord
+from theory.routing.replay import NaturalRouting, RoutingPass
+
+AS_PRECISION: dict[Precision, tuple[Defect, ...]] = {
+    "fp32": (),
+    "bf16": (WeightPrecision(format="bf16"), ActivationPrecision(format="bf16")),
+    "fp16": (WeightPrecision(format="fp16"), ActivationPrecision(format="fp16")),
+    "fp8": (WeightPrecision(format="fp8_e4m3"), ActivationPrecision(format="bf16"), ActivationPrecision()),
+}
+"""An engine of that precision: weights, inputs and outputs of products rounded; FP8 a scale a channel and token."""
+NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
+ROWS = 2**14
+"""Rows of one pass at the most, padding included."""
+
+
+class DecoderReference:
+    """A sandbox decoder as a Reference, in the arithmetic of one precision."""
+
+    def __init__(self, model: MoE, precision: Precision = "fp32") -> None:
+        self.model = model.compute_with(EAGER)
+        self.precision: Precision = precision
+        generator = torch.Generator()
+        self.numerics = compose([defect.numerics(generator) for defect in AS_PRECISION[precision]])
+
+    @staticmethod
+    def load(folder: Path) -> DecoderReference:
+        """The model of a Hugging Face folder; ValueError where the sandbox does not open it."""
+        return DecoderReference(load(folder))
+
+    @property
+    def name(self) -> str:
+        """The reference in words."""
+        return "the sandbox's exact engine"
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return self.model.config.num_layers
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Those with a router."""
+        return self.model.config.moe_layers
+
+    def rounded(self, precision: Precision) -> DecoderReference:
+        """The same weights as an engine of that precision keeps them, and its arithmetic."""
+        model = MoE(self.model.config)
+        load_hf(model, kept_weights(AS_PRECISION[precision], to_hf(self.model)))
+        return DecoderReference(model, precision)
+
+    def embedding(self, tokens_N: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+        """The tokens' embeddings; ValueError for tokens outside the vocabulary."""
+        if int(tokens_N.max()) >= self.model.config.vocab_size:
+            raise ValueError(f"tokens: expected ids below {self.model.config.vocab_size}, got {int(tokens_N.max())}")
+        return hand_on(self.model.embedding.detach()[tokens_N], self.precision)
+
+    @torch.no_grad()
+    def norm(self, name: str, x_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """The RMS norm of this name."""
+        parts = name.split(".")
+        weight = self.model.norm if parts[1] == "norm" else getattr(self._layer(int(parts[2])), NORMS[parts[3]])
+        return hand_on(EAGER.rms_norm(x_ND, weight, self.model.config.norm_eps), self.precision)
+
+    @torch.no_grad()
+    def attention(self, layer: int, x_ND: Float[Tensor, "N D"], lengths_B: Int[Tensor, " B"]) -> Float[Tensor, "N D"]:
+        """Attention over each sequence by itself."""
+        out = []
+        for x_SD in x_ND.split(lengths_B.tolist()):
+            shared = self._pass(len(x_SD), NaturalRouting())
+            out.append(self._layer(layer).attention(x_SD[None], shared)[0])
+        return hand_on(torch.cat(out), self.precision)
+
+    @torch.no_grad()
+    def router_logits(self, layer: int, x_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
+        """The router's logits, in float32 at every precision but for its inputs."""
+        return linear(x_ND, self._mlp(layer).router, "router", self._pass(1, NaturalRouting()))
+
+    @torch.no_grad()
+    def weights(self, layer: int, logits_NE: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
+        """The gate's weights by these logits, in every expert's place."""
+        config = self.model.config
+        experts, weights = route(logits_NE, config.experts_per_token, config.gate, self._mlp(layer).selection_bias)
+        return torch.zeros_like(logits_NE).scatter(1, experts, weights)
+
+    @torch.no_grad()
+    def mlp(
+        self, layer: int, x_ND: Float[Tensor, "N D"], weights_NE: Float[Tensor, "N E"] | None
+    ) -> Float[Tensor, "N D"]:
+        """The MLP, or the experts on these routes."""
+        routing = NaturalRouting() if weights_NE is None else Given(weights_NE)
+        return hand_on(self._mlp(layer)(x_ND, self._pass(1, routing)), self.precision)
+
+    @torch.no_grad()
+    def routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None) -> Routed:
+        """Passes over some sequences at a time, with the record's experts in every row that it has."""
+        if record is not None and record.layer_numbers != self.moe_layers:
+            raise ValueError(f"layer_numbers: expected the model's {self.moe_layers}, got {record.layer_numbers}")
+        scores: dict[int, list[Tensor]] = defaultdict(list)
+        natural: dict[int, list[Tensor]] = defaultdict(list)
+        logp: list[Tensor] = []
+        size = max(1, ROWS // max(len(tokens) for tokens in sequences))
+        for start in range(0, len(sequences), size):
+            part = range(start, min(start + size, len(sequences)))
+            found = self._routed([sequences[b] for b in part], None if record is None else record.select(part))
+            logp.append(found.logp_R)
+            for layer in found.scores:
+                scores[layer].append(found.scores[layer])
+                natural[layer].append(found.natural[layer])
+        joined = ({layer: torch.cat(parts) for layer, parts in of.items()} for of in (scores, natural))
+        gate = self.model.config.gate
+        return Routed(*joined, torch.cat(logp), has_margins=gate.num_top_groups == gate.num_groups)
+
+    def _routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None) -> Routed:
+        num_rows = [len(tokens) - 1 for tokens in sequences]
+        tokens_BS = pad_sequence(list(sequences), batch_first=True)
+        kept = tuple(torch.arange(n) for n in num_rows)
+        how = PassRouting("natural" if record is None else "replay", record, feature_rows=kept)
+        with RoutingPass(how, num_rows, max(num_rows), self.moe_layers) as routing:
+            hidden_BSD = self.model.forward_hidden(tokens_BS[:, :-1], routing, numerics=self.numerics)
+            logits_BSV = self.model.logits(hidden_BSD.flatten(0, 1), numerics=self.numerics).unflatten(
+                0, hidden_BSD.shape[:2]
+            )
+        logp_BS = logits_BSV.log_softmax(-1).gather(-1, tokens_BS[:, 1:, None])[..., 0]
+        logp_R = torch.cat([logp_BS[b, :n] for b, n in enumerate(num_rows)])
+        features, natural = routing.features, routing.natural
+        if features is None or natural is None:
+            return Routed({}, {}, logp_R)
+        by_layer = zip(features.layer_numbers, features.logits.unbind(1), strict=True)
+        scores = {layer: self._scores(layer, logits_RE) for layer, logits_RE in by_layer}
+        return Routed(scores, {layer: natural.layer(layer) for layer in scores}, logp_R)
+
+    def _scores(self, layer: int, logits_RE: Float[Tensor, "R E"]) -> Float[Tensor, "R E"]:
+        bias = self._mlp(layer).selection_bias
+        return logits_RE if self.model.config.gate.score == "softmax" else logits_RE.sigmoid() + bias
+
+    def _layer(self, number: int) -> Layer:
+        layer = self.model.layers[number]
+        assert isinstance(layer, Layer)
+        return layer
+
+    def _mlp(self, number: int) -> Any:
+        return self._layer(number).mlp
+
+    def _pass(self, num_positions: int, routing: Any) -> Pass:
+        positions_BS = torch.arange(num_positions)[None]
+        return self.model.prepare(positions_BS, routing, self.numerics, None)
+
+
+class Kept:
+    """Natural routing that keeps the logits."""
+
+    def __init__(self) -> None:
+        self.logits: dict[int, Float[Tensor, "N E"]] = {}
+
+    def route(
+        self,
+        layer_number: int,
+        hidden_ND: Float[Tensor, "N D"],
+        logits_NE: Float[Tensor, "N E"],
+        num_slots: int,
+        gate: Gate,
+        selection_bias_E: Float[Tensor, " E"] | None = None,
+    ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
+        """The experts that the logits choose, and their weights."""
+        self.logits[layer_number] = logits_NE.detach().clone()
+        return route(logits_NE, num_slots, gate, selection_bias_E)
+
+
+@torch.no_grad()
+def hidden_states(
+    model: MoE, sequences: Sequence[Tensor], numerics: Numerics = EXACT, dtype: torch.dtype = torch.bfloat16
+) -> States:
+    """A dump of an engine's passes over these sequences: a rollout engine's model and numerics, or a trainer's.
+
+    Modules' inputs and outputs are kept in `dtype`, router logits in float32.
+    """
+    parts: dict[str, list[Tensor]] = defaultdict(list)
+
+    def keep(name: str, value: Tensor, kind: torch.dtype = dtype) -> None:
+        parts[name].append(value.detach().flatten(0, -2).to(kind).clone())
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(module: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            keep(f"{name}.in", inputs[0])
+            keep(f"{name}.out", output)
+
+        return hook
+
+    kernels, handles = model.kernels, []
+    for name, module in model.compute_with(EAGER).named_modules():
+        if match := re.fullmatch(r"layers\.(\d+)\.(attention|mlp)", name):
+            own = "self_attn" if match[2] == "attention" else "mlp"
+            handles.append(module.register_forward_hook(watch(f"model.layers.{match[1]}.{own}")))
+    try:
+        for tokens_S in sequences:
+            routing = Kept()
+            keep("model.embed_tokens.out", F.embedding(tokens_S, model.embedding))
+            keep("model.norm.out", model.forward_hidden(tokens_S[None], routing, numerics=numerics))
+            for layer, logits_NE in routing.logits.items():
+                keep(f"model.layers.{layer}.mlp.gate.out", logits_NE, torch.float32)
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.compute_with(kernels)
+    lengths = torch.tensor([len(tokens) for tokens in sequences])
+    return States(torch.cat(list(sequences)), lengths, {name: torch.cat(values) for name, values in parts.items()})
+
+
+class Given:
+    """The routing whose experts and weights are known."""
+
+    def __init__(self, weights_NE: Float[Tensor, "N E"]) -> None:
+        self.weights_NE = weights_NE
+
+    def route(
+        self,
+        layer_number: int,
+        hidden_ND: Float[Tensor, "N D"],
+        logits_NE: Float[Tensor, "N E"],
+        num_slots: int,
+        gate: Gate,
+        selection_bias_E: Float[Tensor, " E"] | None = None,
+    ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
+        """The slots with the largest weights, ascending, and these weights."""
+        experts_NK = self.weights_NE.topk(num_slots, dim=-1).indices.sort(dim=-1).values
+        return experts_NK, self.weights_NE.gather(1, experts_NK).to(logits_NE.dtype)
