@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.doctor.importers import rows, verl
+from tests.pages import layers
 from tests.pages.courses import COURSES
 from tests.pages.doctor import FIRST_DRAW, PLANTS, SMALL, Ward, confusion, formats, num_right
 
@@ -42,7 +43,10 @@ def test_the_page_has_every_plant_and_is_right_as_often_as_the_test_asks() -> No
     counts = [line.split() for line in PAGE.splitlines() if line.endswith("right.")]
     assert len(counts) == 2
     assert 10 * sum(int(words[0]) for words in counts) >= 9 * sum(int(words[2]) for words in counts)
-    of_steps, of_runs = PAGE.split("## Over the steps of a run")
+    of_steps, rest = PAGE.split("## Over the steps of a run")
+    of_runs, of_layers = rest.split("## Where: the layer")
+    assert all(of_layers.count(f"| {name} |") == 1 for name in layers.PLANTS)
+    assert layers.INTRO.split("\n", 1)[1] in of_layers and layers.NOTE in of_layers
     assert all(of_steps.count(f"| {name} |") == len(counts) for name in PLANTS)
     assert all(of_runs.count(f"| {name} |") == 1 for name in COURSES)
     assert "runs without a fault that spans steps 0 were said to have one" in of_runs

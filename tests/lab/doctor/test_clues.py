@@ -15,6 +15,7 @@ from lab.doctor.causes import CAUSES, over, under
 from lab.doctor.diagnosis import diagnose, weigh
 from lab.doctor.evidence import CLUES, gather
 from lab.doctor.importers import rows
+from lab.doctor.routes import NOWHERE, kl_by_first_layer
 from lab.doctor.view import View
 from lab.traces import Trace
 from tests.lab.doctor.patients import draw_rows, logits_of, trace_of, with_experts
@@ -210,6 +211,20 @@ def test_the_ratios_of_routes_are_their_formulas() -> None:
     kept = k3.sort().values[: math.ceil(0.995 * len(k3))]
     assert seen["kl_per_flip"] == pytest.approx(kept.mean().item() / rate)
     assert seen["flip_share_of_kl"] == pytest.approx((k3[view.differs_n].sum() / k3.sum()).item())
+
+
+def test_the_kl_by_first_layer_sums_to_the_kl() -> None:
+    """Each token's k3 is counted once, at the first layer whose experts differ, or where none does."""
+    flipped = routed(0, share=0.2)
+    view = View.of(Trace(**(vars(flipped) | {"logp_mu": noisy(0.2).logp_mu})))
+    parts = kl_by_first_layer(view)
+    assert parts is not None and set(parts) == {NOWHERE, *flipped.layer_numbers}
+    assert sum(parts.values()) == pytest.approx(gather(view.trace)["k3_kl"])
+    assert view.difference_RL is not None
+    is_first_n = (view.difference_RL > 0)[view.row_n][:, 0]
+    k3: Tensor = view.d_n.expm1() - view.d_n
+    assert parts[flipped.layer_numbers[0]] == pytest.approx((k3[is_first_n].sum() / len(view)).item())
+    assert kl_by_first_layer(View.of(EXACT)) is None
 
 
 @pytest.mark.parametrize(("rate", "noise", "is_routing"), [
