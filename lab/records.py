@@ -161,6 +161,20 @@ class RunFolder:
             line["non_finite"] = non_finite
         append_line(self.path / "metrics.jsonl", json.dumps(line, allow_nan=False).encode())
 
+    def append_timing(self, step: int, seconds: Mapping[str, float]) -> None:
+        """Adds the times of one global step to timing.jsonl: apart from metrics.jsonl, whose bits a run repeats."""
+        line = {"step": step, **{name: round(value, 6) for name, value in seconds.items()}}
+        append_line(self.path / "timing.jsonl", json.dumps(line, allow_nan=False).encode())
+
+    def timing(self) -> dict[int, dict[str, Any]]:
+        """The lines of timing.jsonl by step, the last of each (a resumed run takes some again); none without a file."""
+        found: dict[int, dict[str, Any]] = {}
+        for number, line in enumerate(whole_lines(self.path / "timing.jsonl"), start=1):
+            validate_json(MetricsRow, line, f"{self.path / 'timing.jsonl'}, line {number}")
+            record = json.loads(line)
+            found[record["step"]] = record
+        return found
+
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, steps ascending; a torn last line is left out, any other misfit a ValueError."""
         path = self.path / "metrics.jsonl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from lab.strict import ConfigError
@@ -44,7 +45,9 @@ def num_weights(model: ModelConfig) -> int:
 
 
 def memory_bytes() -> int:
-    """The machine's memory, or the container's where that is less."""
+    """The machine's memory, or the container's where that is less; without a limit where the system does not say it."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return sys.maxsize
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"

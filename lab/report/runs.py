@@ -49,8 +49,9 @@ class ReportRun:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
-        return self.folder.metrics()
+        """The lines of metrics.jsonl, with the times of their steps where those stand apart."""
+        timing = self.folder.timing()
+        return [timing.get(row["step"], {}) | row for row in self.folder.metrics()]
 
     def series(self, name: str) -> Series:
         """The steps and finite values of one metric."""

@@ -13,6 +13,7 @@ The prompt is the template of R3 (arXiv 2510.11370), App. K; a response earns 1 
 from __future__ import annotations
 
 import functools
+import heapq
 from collections.abc import Sequence
 from typing import overload
 
@@ -159,8 +160,8 @@ def split(config: ProblemsConfig) -> tuple[list[Problem], list[Problem]]:
             f"held_out_fraction: expected to hold out and to leave at least 1 of the {len(problems)} problems of "
             f"{config.path}, got {config.held_out_fraction}, that is {num_held_out}"
         )
-    rank = sorted(problems, key=lambda p: derive_seed(config.seed, "partition", p.identity))
-    chosen = {p.identity for p in rank[:num_held_out]}
+    first = heapq.nsmallest(num_held_out, problems, key=lambda p: derive_seed(config.seed, "partition", p.identity))
+    chosen = {p.identity for p in first}
     return [p for p in problems if p.identity not in chosen], [p for p in problems if p.identity in chosen]
 
 

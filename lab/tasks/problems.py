@@ -78,13 +78,19 @@ class DatasetConfig(ProblemsConfig):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One row; `where` is `path:number` for messages. `before` are the messages before the problem's own, if any."""
+    """Row `number` of the file `path`. `before` are the messages before the problem's own, if any."""
 
-    where: str
+    path: str
+    number: int
     problem: str
     answer: str
     solution: str | None
     before: tuple[Message, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """`path:number`, for messages; a million of them would take as much memory as the problems."""
+        return f"{self.path}:{self.number}"
 
     @property
     def identity(self) -> str:
@@ -140,7 +146,8 @@ def _problem(config: ProblemsConfig, row: dict[str, Any], where: str) -> Problem
         raise ValueError(
             f"{where}: {config.answer_key}: expected an expression that Math-Verify can parse, got {begins!r}"
         )
-    return Problem(where, text, answer, solution, before)
+    path, _, number = where.rpartition(":")
+    return Problem(sys.intern(path), int(number), text, answer, solution, before)
 
 
 def _messages(value: Any, key: str, where: str) -> tuple[tuple[Message, ...], str]:

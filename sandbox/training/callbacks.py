@@ -86,4 +86,5 @@ class Recording(L.Callback):
             tensors = training.state_tensors() | rollout.state_tensors()
             self.folder.save_checkpoint(number, tensors, {}, keep=self.config.checkpoint.keep)
 
+        self.folder.append_timing(int(batch) + 1, pl_module.seconds)
         self.recorder.record(int(batch) + 1, pl_module.result, save)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from sandbox.engines.engine import SandboxEngine
 from sandbox.training.engine import SandboxTrainingEngine
+from sandbox.training.timing import Stopwatch
 from theory.algorithm import Algorithm
 from theory.contracts import Task
 from theory.loop import StepResult, global_step
@@ -18,10 +19,11 @@ from theory.step_metrics import version_lag_metrics
 
 
 class Learner(L.LightningModule):
-    """One batch is the number of a global step; `result` holds what the last one produced."""
+    """One batch is the number of a global step; `result` holds what the last one produced, `seconds` what it took."""
 
     step: int = -1
     result: StepResult
+    seconds: dict[str, float]
 
     def __init__(
         self, training: SandboxTrainingEngine, rollout: SandboxEngine, task: Task, algorithm: Algorithm, seed: int
@@ -38,10 +40,13 @@ class Learner(L.LightningModule):
     def on_fit_start(self) -> None:
         # Lightning counts optimiser steps through its own wrapper.
         self.training_engine.take_step = self.optimizers().step  # pyright: ignore[reportAttributeAccessIssue]
+        self._watch = Stopwatch(self.rollout, self.training_engine)
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         self.step = int(batch)
+        self._watch.start()
         self.result = global_step(self.step, self.algorithm, self.rollout, self.training_engine, self.task, self.seed)
+        self.seconds = self._watch.take()
         if self.rollout.stale is not None:
             self.result.metrics.update(version_lag_metrics(self.result.rollouts, self.step))
 

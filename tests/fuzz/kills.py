@@ -4,7 +4,7 @@ A run of the sandbox is killed in a process of its own in three ways, in turns: 
 is (SIGPROF), at a random use of one of its files (opened, renamed, removed, made: SIGKILL), and inside a write, after a
 random number of bytes of one file (SIGXFSZ). One in four is killed a second time, while it resumes. Then
 `firstorder train --resume` ends it, or `firstorder train` where nothing was recorded yet, and all that it recorded is
-compared with a run that was never stopped, byte by byte but for the manifest (times) and the page.
+compared with a run that was never stopped, byte by byte but for the manifest, the times and the page.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ def train(root: Path, *words: str, doom: Doom | None = None, log: str = "log") -
     if child == 0:
         code = 70
         try:
-            with open(root / log, "ab", buffering=0) as file:
-                os.dup2(file.fileno(), 1)
-                os.dup2(file.fileno(), 2)
+            sys.stdout = sys.stderr = open(root / log, "a", buffering=1)  # noqa: SIM115 (until the process ends)
             (doom or (lambda: None))()
             options = ["--output", str(root / "runs"), "--progress", "none", "--num_steps", str(STEPS)]
             code = main(["train", str(root / "config.yaml"), *options, "--traces.every", "2", *words])
@@ -91,7 +89,7 @@ def inside_write(num_bytes: int) -> Doom:
 def recorded(root: Path) -> dict[str, bytes]:
     """What the newest run recorded, by name; a stray temporary file is something recorded, too."""
     folder = max((root / "runs" / "resume").glob("*Z-*"))
-    timed = ("manifest.json", "report.html", ".lock", "log")
+    timed = ("manifest.json", "timing.jsonl", "report.html", ".lock", "log")
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in timed)
     found = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     found["page"] = str((folder / "report.html").is_file()).encode()

@@ -122,3 +122,11 @@ def make(config: Any) -> None:
     task.prompts(0, config.algorithm.batch.num_prompts)
     learner = build_learner(config, task, MoE(shape, stream(config.seed, "model")))
     build_engine(config, learner.model.config, task, config.engine.defects)
+
+
+def test_a_system_that_does_not_say_its_memory_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has no `os.sysconf`: nothing is refused for its size there, and nothing ends in a traceback."""
+    monkeypatch.delattr("os.sysconf")
+    config = load("smoke", ["--algorithm.batch.num_prompts", "1000000000"], Schemas())
+    assert isinstance(config, SandboxRun)
+    check_memory(config, config.model.build(13))

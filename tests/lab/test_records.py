@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.metadata
 import json
 import math
 import os
@@ -390,5 +391,5 @@ def test_the_manifest_names_what_the_run_ran_on(run: RunFolder) -> None:
     """Seed, torch's version and Python are in it, and it is JSON."""
     run.write_manifest(manifest(seed=5))
     found = json.loads((run.path / "manifest.json").read_text())
-    assert found["seed"] == 5 and found["versions"]["torch"] == torch.__version__
+    assert found["seed"] == 5 and found["versions"]["torch"] == importlib.metadata.version("torch")
     assert found["python"] == ".".join(str(n) for n in sys.version_info[:3]) and found["cpu"]
