@@ -91,7 +91,7 @@ def drift_share(of: Remedies) -> pd.Series:
 
 def _drift_against_bias(of: Remedies) -> list[Interval]:
     rows = pd.concat([drift_share(of), first(of, "bias"), of.harm("remedies", NONE)], axis=1).dropna().to_numpy()
-    return [resampled(lambda p: spearman(p[:, 0], p[:, 2]) - spearman(p[:, 1], p[:, 2]), rows, "e2")]
+    return [resampled(lambda p: spearman(p[..., 0], p[..., 2]) - spearman(p[..., 1], p[..., 2]), rows, "e2")]
 
 
 PREDICTIONS = (

@@ -118,17 +118,19 @@ def mean(gap: pd.Series, name: str) -> Interval:
 def rank(first: pd.Series, second: pd.Series, name: str) -> Interval:
     """Spearman's correlation over problems with its 95% percentile-bootstrap interval."""
     pair = pd.concat([first, second], axis=1).dropna().to_numpy()
-    return resampled(lambda p: spearman(p[:, 0], p[:, 1]), pair, name)
+    return resampled(lambda p: spearman(p[..., 0], p[..., 1]), pair, name)
 
 
-def spearman(first: Values, second: Values) -> float:
-    a, b = (stats.rankdata(x) - (len(x) + 1) / 2 for x in (first, second))
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / scale if scale > 0 else 0.0
+def spearman(first: Values, second: Values) -> Values:
+    """Rank correlation along the last axis; 0 where either side is constant."""
+    a, b = (stats.rankdata(x, axis=-1) - (x.shape[-1] + 1) / 2 for x in (first, second))
+    scale = np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
+    return np.where(scale > 0, (a * b).sum(-1) / np.maximum(scale, 1e-300), 0.0)
 
 
-def resampled(measure: Callable[[Values], float], rows: Values, name: str) -> Interval:
+def resampled(measure: Callable[[Values], Values], rows: Values, name: str) -> Interval:
+    """The measure of the rows, one a problem, with its interval over 2,000 resamplings of them."""
     rng = np.random.default_rng(derive_seed(0, "flow", "bootstrap", "remedies", name))
-    drawn = [measure(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(2000)]
+    drawn = measure(rows[rng.integers(len(rows), size=(2000, len(rows)))])
     low, high = np.percentile(drawn, [2.5, 97.5])
-    return Interval(measure(rows), float(low), float(high), len(rows))
+    return Interval(float(measure(rows)), float(low), float(high), len(rows))
