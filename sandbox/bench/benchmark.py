@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lab.manifest import manifest
 from sandbox.bench import reference_trl
+from sandbox.bench.exact_training import LENGTH, NUM_UPDATES, updates
 from sandbox.bench.memory import peak_bytes
 from sandbox.bench.reference_work import (
     NUM_TURNS,
@@ -38,6 +39,7 @@ from theory.contracts import TokenBatch
 from theory.routing.passes import Mode
 
 OURS, THEIRS, TRAINER = "firstorder", "transformers", "TRL"
+EXACT_TRAINING = f"exact training, {NUM_UPDATES} updates"
 QUIET = 0.12
 """CPUs that other processes may use before the figures count as contended."""
 LOGP_TOLERANCE = 1e-4
@@ -165,6 +167,8 @@ def _prepare(work: Work, kernels: Kernels, threads: int) -> tuple[list[Piece], f
         Piece("forward + backward", THEIRS, lambda: theirs.gradient(batch, minibatch), over=OURS),
         *(piece for name, n in steps for piece in _step_pieces(name, n, ours, theirs)),
         *_replay_pieces(steps[-1][0], ours),
+        Piece(EXACT_TRAINING, OURS, updates()),
+        Piece(EXACT_TRAINING, "3 times the responses", updates(LENGTH + 1), over=OURS),
     ]
     pieces = [replace(piece, set_threads=kernels.set_threads) if _is_ours(piece) else piece for piece in pieces]
     for piece in pieces:

@@ -105,7 +105,7 @@ def observe(
     There is one update for each sampler of the engine.
     """
     batches = [update.batch for update in updates]
-    forest, logp, old = task.forest, policy.logp(), batches[0].logp_old
+    forest, logp = task.forest, policy.logp()
     samplers, K = [batch.logp_mu for batch in batches], len(batches)
     gradients_KQ = torch.stack([one.gradient - one.drift if centred else one.gradient for one in updates])
     gradient = gradients_KQ.mean(0)
@@ -118,10 +118,10 @@ def observe(
         "reward_mu": sum(expected_reward(forest, mu, task.reward_Y) for mu in samplers) / K,
         "distance": task.optimum - reward,
         "entropy": mean_entropy(forest, logp),
-        "kl_mu_old": mean_kl(forest, samplers, old),
-        "kl_old_mu": sum(token_kl(forest, old, mu) for mu in samplers) / K,
+        "kl_mu_old": sum(token_kl(forest, one.logp_mu, one.logp_old) for one in batches) / K,
+        "kl_old_mu": sum(token_kl(forest, one.logp_old, one.logp_mu) for one in batches) / K,
         "kl_mu_pi": mean_kl(forest, samplers, logp),
-        "kl_old_pi": token_kl(forest, old, logp),
+        "kl_old_pi": sum(token_kl(forest, one.logp_old, logp) for one in batches) / K,
         "gradient_norm": float(gradient.norm()),
         "true_norm": float(truth.norm()),
         "drift_norm": float(torch.stack([update.drift for update in updates]).mean(0).norm()),

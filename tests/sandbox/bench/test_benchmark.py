@@ -33,6 +33,8 @@ ROWS = [
     ("global step, N = 4", "R3, T_c = 1", "firstorder"),
     ("global step, N = 4", "Pr2, T_c = 1", "R2, T_c = 1"),
     ("global step, N = 4", "Pr3, T_c = 1", "R3, T_c = 1"),
+    ("exact training, 20 updates", "firstorder", None),
+    ("exact training, 20 updates", "3 times the responses", "firstorder"),
 ]
 TINY = ["bench", "--num-prompts", "4", "--num-responses", "2", "--max-tokens", "6", "--rounds", "1"]
 

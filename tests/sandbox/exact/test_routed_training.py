@@ -135,7 +135,7 @@ def test_r3_leaves_no_gap_where_only_the_choice_of_experts_errs() -> None:
     ends: dict[tuple[str, str], Tensor] = {}
     for mode in ("none", "R3"):
         for weight in ("none", "seq_tis"):
-            settings = Settings(reinforce(weight), rate=0.05, num_updates=2, has_variance=False)
+            settings = Settings(reinforce(weight), rate=0.05, num_updates=1, has_variance=False)
             found = train(task, policy, MoeEngine(NOISE, mode, 2), settings)
             ends[mode, weight] = found.policy.parameters
             assert (max(found["kl_mu_old"]) < ROUNDING) == (mode == "R3")
@@ -152,8 +152,8 @@ def test_draws_are_fixed_and_each_is_a_mu() -> None:
     one, two = (MoeEngine(NOISE, "none", 3, seed=5).roll_out(policy, policy) for _ in range(2))
     assert all(torch.equal(a.logp_mu[1], b.logp_mu[1]) for a, b in zip(one, two, strict=True))
     assert not any(torch.equal(a.logp_mu[1], b.logp_mu[1]) for a, b in itertools.combinations(one, 2))
-    few, many = (run("none", NOISE, 1, draws=n, num_updates=0)["draw_error"][0] for n in (2, 32))
-    assert few > 2 * many > 0
+    few, many = (run("none", NOISE, 1, draws=n, num_updates=0)["draw_error"][0] for n in (4, 64))
+    assert few > 1.5 * many > 0
 
 
 def test_rows_weigh_what_mu_reaches() -> None:

@@ -1,0 +1,307 @@
+"""The study of remedies (docs/decisions/0012-remedies-study.md): its predictions, and its part of exact-training.md.
+
+`python -m tests.pages.remedies FOLDER ...` keeps the rows of the runs in these record folders of `firstorder flow`, cut
+after the last whole problem where a folder is not finished; without a folder it writes the page's part from these.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.audit.table import distinct
+from lab.flow.config import load_config
+from lab.flow.table import Interval, of_cell
+from lab.report.style import number
+from sandbox.exact.flow import SandboxFlow
+from tests.pages.remedies_rows import (
+    CLIP,
+    EXACT,
+    FIXED,
+    KEPT,
+    LARGE,
+    MASK,
+    NATURAL,
+    NONE,
+    PR2,
+    PREFIX,
+    R2,
+    R3,
+    ROOT,
+    SMALL,
+    STUDIES,
+    TOKEN,
+    Gap,
+    Remedies,
+    kept,
+    mean,
+    rank,
+    resampled,
+    rows_of,
+    spearman,
+)  # fmt: skip
+
+PAGE = ROOT / "docs/exact-training.md"
+BLOCK = re.compile(r"(?<=<!-- remedies -->\n).*?(?=<!-- /remedies -->)", re.DOTALL)
+
+# ---- predictions -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A sentence, what is measured for it, and the intervals that must all be above 0 where it holds."""
+
+    name: str
+    words: str
+    measured: str
+    intervals: Callable[[Remedies], list[Interval]]
+
+    def verdict(self, study: Remedies) -> str:
+        """holds, fails (an interval says the opposite) or open."""
+        found = self.intervals(study)
+        if any(one.high < 0 for one in found):
+            return "fails"
+        return "holds" if all(one.low > 0 for one in found) else "open"
+
+
+def _mean(name: str, words: str, measured: str, gap: Gap) -> Prediction:
+    return Prediction(name, words, measured, lambda of: [mean(gap(of), name)])
+
+
+def _rank(name: str, words: str, measured: str, pair: Callable[[Remedies], tuple[Any, Any]]) -> Prediction:
+    return Prediction(name, words, measured, lambda of: [rank(*pair(of), name)])
+
+
+def first(of: Remedies, name: str, objective: str = NONE) -> pd.Series:
+    """A number at step 0 under the fixed error, N = 1."""
+    return of.cell("remedies", objective, f"first_{name}")
+
+
+def drift_share(of: Remedies) -> pd.Series:
+    """The drift over the true gradient's length, without a weight."""
+    return first(of, "drift_norm") / first(of, "true_norm")
+
+
+def _drift_against_bias(of: Remedies) -> list[Interval]:
+    rows = pd.concat([drift_share(of), first(of, "bias"), of.harm("remedies", NONE)], axis=1).dropna().to_numpy()
+    return [resampled(lambda p: spearman(p[..., 0], p[..., 2]) - spearman(p[..., 1], p[..., 2]), rows, "e2")]
+
+
+PREDICTIONS = (
+    _mean("c1", "Exact engine, N = 16: no weight does harm.", "harm", lambda of: of.stale(NONE, EXACT)),
+    _mean(
+        "c2", "Exact engine: no weight does more harm at N = 16 than at N = 4.", "harm at 16 less harm at 4",
+        lambda of: of.stale(NONE, EXACT) - of.stale(NONE, EXACT, 4),
+    ),
+    _mean(
+        "c3", "Exact engine, N = 16: the clip does less harm than no weight.", "harm of no weight less the clip's",
+        lambda of: of.stale(NONE, EXACT) - of.stale(CLIP, EXACT),
+    ),
+    _mean(
+        "c4", "Exact engine, N = 16: the mask does less harm than the clip.", "harm of the clip less the mask's",
+        lambda of: of.stale(CLIP, EXACT) - of.stale(MASK, EXACT),
+    ),
+    _mean(
+        "c5", "Fixed error, N = 16: the mask does less harm than the clip.", "harm of the clip less the mask's",
+        lambda of: of.stale(CLIP, FIXED) - of.stale(MASK, FIXED),
+    ),
+    _mean(
+        "c6", "Fixed error, N = 16: the token weight alone does less harm than the clip.",
+        "harm of the clip less the token weight's", lambda of: of.stale(CLIP, FIXED) - of.stale(TOKEN, FIXED),
+    ),
+    _rank(
+        "e1", "No weight: bias at step 0 and harm are correlated, positively.", "rank correlation",
+        lambda of: (first(of, "bias"), of.harm("remedies", NONE)),
+    ),
+    Prediction(
+        "e2", "No weight: the drift's share correlates with harm more than bias does.",
+        "difference of the rank correlations", _drift_against_bias,
+    ),
+    _rank(
+        "e3", "No weight: the true gradient's length correlates with harm, negatively.",
+        "rank correlation, its sign changed", lambda of: (-first(of, "true_norm"), of.harm("remedies", NONE)),
+    ),
+    _mean(
+        "f1", "Exact engine: noise of B = 8 ends lower than no noise.", "harm at B = 8 less harm without noise",
+        lambda of: of.noisy(8) - of.noisy(np.inf),
+    ),
+    _mean(
+        "f2", "Noise of B = 8 under the exact engine costs more than the fixed error costs without noise.",
+        "harm that noise adds less harm that the error adds",
+        lambda of: of.noisy(8) - of.noisy(np.inf, FIXED),
+    ),
+    _mean(
+        "f3", "Noise of B = 512 costs less than a tenth of what that of B = 8 costs (exact engine).",
+        "a tenth of what B = 8 adds less what B = 512 adds",
+        lambda of: (of.noisy(8) - of.noisy(np.inf)) / 10 - (of.noisy(512) - of.noisy(np.inf)),
+    ),
+    _rank(
+        "g1", "Token weight: its bound and its harm are correlated over problems, positively.", "rank correlation",
+        lambda of: (of.cell("remedies", TOKEN, "bound"), of.harm("remedies", TOKEN)),
+    ),
+    _rank(
+        "g2", "Prefix weight: the same.", "rank correlation",
+        lambda of: (of.cell("remedies", PREFIX, "bound"), of.harm("remedies", PREFIX)),
+    ),
+    Prediction(
+        "g3",
+        "The prefix weight's bound is the smaller one in every problem, and its harm the larger one.",
+        "least difference of the bounds; harm of the prefix weight less the token weight's",
+        lambda of: [
+            _single(of.cell("remedies", TOKEN, "bound") - of.cell("remedies", PREFIX, "bound")),
+            mean(of.harm("remedies", PREFIX) - of.harm("remedies", TOKEN), "g3"),
+        ],
+    ),
+    _mean(
+        "d1", "Noise 2, N = 8: R2 ends with less reward than no replay.", "no replay less R2",
+        lambda of: of.replayed(NATURAL) - of.replayed(R2),
+    ),
+    _mean(
+        "d2", "Noise 2: bias at step 0 is larger under R3 than without replay.", "R3 less no replay",
+        lambda of: of.replayed(R3, name="first_bias") - of.replayed(NATURAL, name="first_bias"),
+    ),
+    _mean(
+        "d3", "Noise 2, N = 8: R3 ends with less reward than no replay.", "no replay less R3",
+        lambda of: of.replayed(NATURAL) - of.replayed(R3),
+    ),
+    _mean(
+        "d4", "Noise 2, N = 8: Pr2 ends with more reward than R2.", "Pr2 less R2",
+        lambda of: of.replayed(PR2) - of.replayed(R2),
+    ),
+    _mean(
+        "d5", "R3 loses less against no replay at noise 0.5 than at noise 2 (N = 8).", "loss at 2 less loss at 0.5",
+        lambda of: _loss(of, R3, LARGE) - _loss(of, R3, SMALL),
+    ),
+    _mean(
+        "d6", "R2 loses less against no replay at N = 2 than at N = 8 (noise 2).", "loss at N = 8 less loss at N = 2",
+        lambda of: _loss(of, R2, LARGE) - _loss(of, R2, LARGE, 2),
+    ),
+)  # fmt: skip
+
+
+def _loss(of: Remedies, mode: str, error: str, N: int = 8) -> pd.Series:
+    return of.replayed(NATURAL, error, N) - of.replayed(mode, error, N)
+
+
+def _single(values: pd.Series) -> Interval:
+    least = float(values.min())
+    return Interval(least, least, least, len(values))
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+COUNTED = {"holds": "hold", "fails": "fail", "open": "are open"}
+
+
+def verdicts(study: Remedies) -> str:
+    """The predictions, what was found, and whether they hold."""
+    lines = ["| | predicted | measured | found | |", "|---|---|---|---|---|"]
+    for one in PREDICTIONS:
+        found = "; ".join(map(str, one.intervals(study)))
+        lines.append(f"| {one.name} | {one.words} | {one.measured} | {found} | {one.verdict(study)} |")
+    return "\n".join(lines)
+
+
+def scope(study: Remedies) -> str:
+    """How many problems each part has, and how many were planned."""
+    said = []
+    for name in STUDIES:
+        num = len(distinct(of_cell(study.frame, study=name), "problem"))
+        file = ROOT / f"configs/flow/{name.replace('-', '_')}.yaml"
+        planned = load_config(file, sandbox=lambda: SandboxFlow).problems.count
+        said.append(f"`{name}` {num}" + (f" of {planned}" if num < planned else ""))
+    cut = "; the machine's time ended first" if any(" of " in words for words in said) else ""
+    return f"Problems: {', '.join(said)}{cut}."
+
+
+def harms(study: Remedies) -> str:
+    """The harm of each remedy by engine, N and B."""
+    cells: list[tuple[str, dict[str, pd.Series]]] = [
+        ("fixed, N = 1", {name: study.harm("remedies", name) for name in (NONE, TOKEN, MASK)}),
+        *(
+            (f"{error.split(',')[0]}, N = {n}", {o: study.stale(o, error, n) for o in (NONE, TOKEN, CLIP, MASK)})
+            for error in (EXACT, FIXED)
+            for n in (4, 16)
+        ),
+        *(
+            (f"{e.split(',')[0]}, N = 16, B = {B}", {CLIP: study.noisy(B, e)})
+            for e in (EXACT, FIXED)
+            for B in (8, 64, 512)
+        ),
+    ]
+    heads = (NONE, TOKEN, CLIP, MASK)
+    lines = [f"| harm at the end | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for label, found in cells:
+        shown = [str(mean(found[head], f"{label} {head}")) if head in found else "" for head in heads]
+        lines.append(f"| {label} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def replays(study: Remedies) -> str:
+    """Reward at the end of each replay mode."""
+    modes = (NATURAL, R2, R3, PR2)
+    lines = [f"| reward at the end | {' | '.join(modes)} |", "|---" * (len(modes) + 1) + "|"]
+    for error, n in ((SMALL, 8), (LARGE, 8), (LARGE, 2)):
+        found = {mode: study.replayed(mode, error, n) for mode in modes}
+        shown = [str(mean(x, f"{error} {n} {mode}")) if len(x) else "" for mode, x in found.items()]
+        lines.append(f"| {error.replace(', scale', '')}, N = {n} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def predictors(study: Remedies) -> str:
+    """Which number at step 0 goes with the harm of no weight, in a sentence."""
+    harm = study.harm("remedies", NONE)
+    asked = {
+        "bias": first(study, "bias"),
+        "1 - cosine": 1 - first(study, "cosine"),
+        "the drift's share": drift_share(study),
+        "the true gradient's length": first(study, "true_norm"),
+        "the variance": first(study, "variance"),
+    }
+    found = [f"{name} {rank(values, harm, f'predictor {name}')}" for name, values in asked.items()]
+    return (
+        f"Rank correlations of the harm of no weight (N = 1, fixed error) with numbers at step 0: {'; '.join(found)}."
+    )
+
+
+def block() -> str:
+    """The page's part on the study, between its two marks."""
+    study = Remedies(kept())
+    told = [one.verdict(study) for one in PREDICTIONS]
+    counts = ", ".join(f"{told.count(word)} {plural}" for word, plural in COUNTED.items())
+    error = number(float(study.replayed(NATURAL, name="first_draw_error").mean()))
+    parts = [
+        "Design and predictions were committed before the runs: [decision 12](decisions/0012-remedies-study.md);\n"
+        f"rows are in `results/flow/remedies.csv`. {scope(study)} Of {len(told)} predictions {counts}.",
+        verdicts(study),
+        "Harm is the reward of the sequence weight's run, which follows the true gradient, less a run's. Brackets are "
+        "95% intervals over problems.",
+        harms(study),
+        predictors(study),
+        replays(study),
+        f"At noise 2 the mean over 8 draws leaves an error of {error} of the first gradient's length.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(folders: Sequence[str]) -> None:
+    """Keeps the rows of the folders, or writes the page's part."""
+    if folders:
+        rows: Any = pd.concat([rows_of(Path(folder)) for folder in folders], ignore_index=True)
+        # Six digits: rounding at the tenth differs between machines.
+        KEPT.parent.mkdir(exist_ok=True)
+        KEPT.write_text(rows.to_csv(index=False, float_format="%.6g"), encoding="utf-8")
+    else:
+        text = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(BLOCK.sub(lambda _: block(), text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
