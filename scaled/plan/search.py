@@ -33,7 +33,7 @@ MOST_SEQS = 512
 
 @dataclass(frozen=True)
 class Found:
-    """A layout that fits: the fields that differ from nothing else but the config's, its memory in GiB, its seconds."""
+    """A layout that fits, its seconds of a global step, and GiB of a GPU: an update, what ranks keep, an engine."""
 
     config: ScaledRun
     training_s: float
@@ -44,25 +44,18 @@ class Found:
     rollout_gib: float
 
     @property
-    def words(self) -> list[str]:
-        """The layout as options of the command."""
+    def options(self) -> list[str]:
+        """The layout as options of the command, in the shell's words."""
         training, rollout = self.config.training, self.config.rollout
-        offload = training.offload
-        return [
-            "--cluster.placement", self.config.cluster.placement,
-            "--training.num_ranks", str(training.num_ranks),
-            "--training.tensor_parallel", str(training.tensor_parallel),
-            "--training.pipeline_parallel", str(training.pipeline_parallel),
-            "--training.virtual_pipeline", "1",
-            "--training.expert_parallel", str(training.expert_parallel),
-            "--training.expert_tensor_parallel", "1",
-            "--training.recompute", training.recompute,
-            "--training.offload", "null" if offload is None else f"[{', '.join(offload)}]",
-            "--rollout.num_engines", str(rollout.num_engines),
-            "--rollout.tensor_parallel", str(rollout.tensor_parallel),
-            "--rollout.max_num_seqs", str(rollout.max_num_seqs),
-            "--rollout.gpu_memory_utilization", f"{rollout.gpu_memory_utilization:g}",
-        ]  # fmt: skip
+        fields: dict[str, Any] = {
+            f"training.{name}": getattr(training, name)
+            for name in ("num_ranks", "tensor_parallel", "pipeline_parallel", "virtual_pipeline", "expert_parallel",
+                         "expert_tensor_parallel", "recompute")
+        }  # fmt: skip
+        fields["training.offload"] = "null" if training.offload is None else f"'[{', '.join(training.offload)}]'"
+        for name in ("num_engines", "tensor_parallel", "max_num_seqs", "gpu_memory_utilization"):
+            fields[f"rollout.{name}"] = getattr(rollout, name)
+        return [f"--cluster.placement {self.config.cluster.placement}", *(f"--{k} {v}" for k, v in fields.items())]
 
 
 @dataclass(frozen=True)
@@ -72,6 +65,9 @@ class Reason:
     what: str
     count: int
     least: str | None = None
+
+    def __str__(self) -> str:
+        return self.what if self.least is None else f"{self.what}; {self.least}"
 
 
 @dataclass(frozen=True)
@@ -222,7 +218,8 @@ def _found(one: ScaledRun, shape: ModelShape, engines: _Engines, training_s: flo
 def _order(found: Found) -> tuple[float, ...]:
     training = found.config.training
     parallel = (training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
-    return (round(found.step_s, 3), *parallel, 0.0 if training.offload is None else 1.0, found.update_gib)
+    is_offloaded = float(training.offload is not None)
+    return (round(found.step_s, 3), *map(float, parallel), is_offloaded, found.update_gib)
 
 
 class _Tally:
