@@ -214,7 +214,7 @@ def top_bytes(config: ScaledRun, shape: ModelShape) -> int:
     objective, log old and log mu twice each, and a gradient (4 each): 16 + 32 = 48 bytes a token of mu.
     """
     algorithm = config.algorithm.build()
-    tokens = algorithm.max_tokens * config.training.micro_batch_size
+    tokens = micro_batch_tokens(config.training, algorithm.max_tokens)
     return 48 * tokens * min(algorithm.objective.num_top, shape.vocab_size)
 
 
@@ -283,6 +283,7 @@ def resident_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     """
     gone = {"gradients": "gradients, fp32", "optimizer": "optimizer states"}
     working = {"activations", "logits", "replayed experts, int64", "features of a micro-batch"}
+    working.add("mu's likeliest tokens of a micro-batch")
     left_out = working | {gone[name] for name in config.training.offload or ()}
     stages = [training_memory(config, shape, stage) for stage in range(config.training.pipeline_parallel)]
     kept = [Memory(one.where, {k: v for k, v in one.parts.items() if k not in left_out}) for one in stages]
