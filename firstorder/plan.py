@@ -31,6 +31,12 @@ def plan(
             help="Tokens of a batch's longest sequence, to which training pads; rollout.max_model_len if not given.",
         ),
     ] = None,
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search", help="List the quickest layouts of the config's GPUs that fit, and why others do not."
+        ),
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
     """Say what the run of CONFIG needs of every GPU, what it moves and what it costs, before there is a GPU.
@@ -45,11 +51,15 @@ def plan(
       firstorder plan configs/scaled/minirl/n8_r3.yaml
       firstorder plan configs/scaled/pr2/qwen3_off4.yaml --cluster.gpu H100-80GB --rollout.max_num_seqs 40
       firstorder plan configs/scaled/minirl/n1.yaml --mean-tokens 12000 --json --no-dry-run
+      firstorder plan configs/scaled/minirl/n8_r3.yaml --search --cluster.num_nodes 1
     """
     from lab.strict import ConfigError
     from scaled.plan.summary import has_megatron, make_plan
 
     _, _, run_config = read_config([config, *context.args])
+    if search:
+        _search(run_config, mean_tokens, longest_tokens, as_json)
+        return
     made = make_plan(run_config, mean_tokens, longest_tokens)
     if dry_run and has_megatron():
         made = _with_dry_run(made)
@@ -58,6 +68,35 @@ def plan(
     _print(made, as_json)
     if made.misfits:
         raise ConfigError("; ".join(made.misfits))
+
+
+def _search(config: ScaledRun, mean_tokens: int | None, longest_tokens: int | None, as_json: bool) -> None:
+    import json
+
+    from lab.strict import ConfigError
+    from scaled.model_shape import load_shape
+    from scaled.plan.feasibility import check_lengths
+    from scaled.plan.hardware import gpu_named
+    from scaled.plan.search import search
+    from scaled.plan.search_page import search_table, to_json
+
+    shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
+    check_lengths(config, shape)
+    made = search(config, shape, gpu, mean_tokens, longest_tokens)
+    if as_json:
+        typer.echo(json.dumps(to_json(made), indent=2, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        console.print(search_table(config, made))
+        for reason in made.reasons:
+            console.print(f"- {reason.count} of {made.num_tried}: {reason}")
+        if made.found:
+            console.print("The first as options:", style="bold")
+            typer.echo(" ".join(made.found[0].options))
+    if not made.found:
+        raise ConfigError(f"cluster: expected a layout of its GPUs that fits, got none of {made.num_tried} tried")
 
 
 def read_config(words: list[str]) -> tuple[str, list[str], ScaledRun]:

@@ -7,6 +7,7 @@ computes it again. Rows are numbered by the global steps taken; row 0 is the eva
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -59,6 +60,17 @@ class RunRecorder:
         self.progress = progress
         self.loggers = loggers
         self.decode = decode
+        self._saved_at = time.monotonic()
+
+    def checkpoint_due(self, number: int) -> bool:
+        """After every `checkpoint.every` steps, after the last, and `checkpoint.every_minutes` after the last one.
+
+        Minutes count from the start of the process where it has not written one.
+        """
+        block = self.config.checkpoint
+        minutes = (time.monotonic() - self._saved_at) / 60
+        is_late = block.every_minutes is not None and minutes >= block.every_minutes
+        return is_late or number % block.every == 0 or number == self.config.num_steps
 
     def evaluation_due(self, number: int) -> bool:
         """Before the first step (0), after every `evaluation.every` steps, and after the last."""
@@ -90,10 +102,15 @@ class RunRecorder:
         if number % self.config.traces.every == 0 or last:
             trace = Trace.of(result.rollouts, result.scores, result.rewards_B, number, decode=self.decode)
             self.folder.save_trace(number, trace)
-        if number % self.config.checkpoint.every == 0 or last:
-            save_checkpoint(number)
+        self.checkpoint(number, save_checkpoint)
         if self.progress is not None:
             self.progress.show(number, row)
+
+    def checkpoint(self, number: int, save: Callable[[int], object]) -> None:
+        """Saves where a checkpoint is due."""
+        if self.checkpoint_due(number):
+            save(number)
+            self._saved_at = time.monotonic()
 
     def append(self, number: int, row: Scalars) -> None:
         """One row of metrics, to metrics.jsonl first and then to every logger."""

@@ -51,6 +51,11 @@ class TrainingBlock(Strict):
     recompute: Literal["none", "selective", "full"] = Field(
         default="none", description="activations computed again in backward: none, those of the experts, all layers"
     )
+    offload: tuple[Literal["gradients", "optimizer"], ...] | None = Field(
+        default=None,
+        description="what colocated ranks give up of their GPUs while engines use them: gradients are made anew, "
+        "optimizer states (bf16) wait in the machine's memory; null: nothing",
+    )
     distributed_optimizer: bool = Field(default=True, description="shard optimizer states over data-parallel ranks")
     token_dispatcher: Literal["alltoall", "allgather"] = Field(default="alltoall", description="of the experts' tokens")
     deterministic: bool | None = Field(
@@ -90,6 +95,15 @@ class TrainingBlock(Strict):
             raise ValueError(
                 "token_dispatcher: expected alltoall with max_tokens_per_micro_batch and pipeline_parallel above 1, "
                 "got allgather"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _states_are_apart(self) -> TrainingBlock:
+        if "optimizer" in (self.offload or ()) and self.precision != "bf16":
+            raise ValueError(
+                f"offload: expected optimizer under precision bf16 alone (in fp32 the optimizer's weights are the "
+                f"model's own), got {self.precision}"
             )
         return self
 
@@ -200,6 +214,21 @@ class ScaledRun(RunConfig):
     schedule: ScheduleBlock = Field(default_factory=ScheduleBlock, description="synchronous or one step off")
     cluster: ClusterBlock = Field(default_factory=ClusterBlock, description="Ray")
     evidence: Evidence | None = Field(default=None, description="what the algorithm stands on; written by promote")
+
+    @model_validator(mode="after")
+    def _engines_and_ranks_take_turns(self) -> ScaledRun:
+        if self.training.offload and not self.takes_turns:
+            raise ValueError(
+                f"training.offload: expected nothing unless cluster.placement is colocated and schedule.kind "
+                f"synchronous, got {', '.join(self.training.offload)} with {self.cluster.placement} and "
+                f"{self.schedule.kind}"
+            )
+        return self
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether engines sleep while ranks train on the same GPUs."""
+        return self.cluster.placement == "colocated" and self.schedule.kind == "synchronous"
 
     @model_validator(mode="after")
     def _batch_divides(self) -> ScaledRun:

@@ -68,8 +68,16 @@ class Session:
                     training.close()
 
     def ranks(self) -> TrainingGroup:
-        """The training engine."""
-        return training_group(self.config, self.places, self.meter)
+        """The training engine; colocated, it leaves to the engines what they take when they start."""
+        ranks = training_group(self.config, self.places, self.meter)
+        if self._takes_turns:
+            ranks.give_way()
+        return ranks
+
+    @property
+    def _takes_turns(self) -> bool:
+        """Without GPUs there is nothing to leave to each other, but the same calls run where memory is offloaded."""
+        return self.config.takes_turns and (self.places.has_gpus or bool(self.config.training.offload))
 
     def engines(self) -> RolloutGroup:
         """The rollout engine."""
@@ -136,10 +144,9 @@ class Session:
     def schedule(self, training: TrainingGroup, rollout: RolloutGroup) -> Synchronous:
         """The order of a step's parts that the config asks for."""
         config = self.config
-        takes_turns = config.cluster.placement == "colocated" and self.places.has_gpus
         engine, task = self._graded(rollout)
         parts = (self.algorithm, engine, training, task, config.seed, config.schedule)
-        turn = rollout.turn if takes_turns else None
+        turn = partial(_turn, training, rollout) if self._takes_turns else None
         if config.schedule.kind == "synchronous":
             return Synchronous(*parts, turn)
         return OneStepOff(config.num_steps, *parts, turn)
@@ -184,6 +191,13 @@ class Session:
             temperature=block.temperature,
             seed=derive_seed(self.config.seed, "evaluation", number),
         )
+
+
+def _turn(training: TrainingGroup, rollout: RolloutGroup, awake: bool) -> None:
+    """Ranks leave their memory before engines wake; they take it back by themselves, once engines sleep."""
+    if awake:
+        training.give_way()
+    rollout.turn(awake)
 
 
 __all__ = ["Session"]

@@ -30,6 +30,11 @@ class CheckpointBlock(Strict):
     """The checkpoints from which a killed run continues."""
 
     every: int = Field(default=10, ge=1, description="global steps between checkpoints; the last step always makes one")
+    every_minutes: float | None = Field(
+        default=None,
+        gt=0,
+        description="and after the first step that ends this long after the last one; null: by steps",
+    )
     keep: int = Field(default=2, ge=1, description="checkpoints kept, the newest ones")
 
 

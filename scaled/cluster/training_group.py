@@ -56,6 +56,10 @@ class Rank(Protocol):
         """Its part of an optimiser step."""
         ...
 
+    def give_way(self) -> None:
+        """Leaves GPU memory to engines until the next update."""
+        ...
+
     def export(self) -> NamedTensors:
         """The tensors that it yields of all the weights; every rank must iterate."""
         ...
@@ -165,6 +169,10 @@ class TrainingGroup:
         streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": BUCKETS_AHEAD}
         streams = [a.export.options(**streaming).remote(self.bucket_bytes) for a in self.actors]
         yield from self._merged(streams)
+
+    def give_way(self) -> None:
+        """Leaves GPU memory to engines until the next update."""
+        self._call("give_way")
 
     def predictor_weights(self) -> dict[int, Float[Tensor, "D E"]]:
         """As theory's contract: all stages' layers together."""

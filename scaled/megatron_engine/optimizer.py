@@ -30,6 +30,7 @@ class RankOptimizer:
     ) -> None:
         self.settings = settings
         self.clipping = 1.0
+        self._offload = training.offload or ()
         self._chunks = list(chunks)
         is_bf16 = training.precision == "bf16"
         config = OptimizerConfig(
@@ -55,6 +56,26 @@ class RankOptimizer:
                 # What Megatron takes without Transformer Engine and Apex: by itself it needs 4 more bytes a weight.
                 for group in one.optimizer.param_groups:
                     group["fused"] = True
+
+    def give_way(self) -> None:
+        """Frees the memory that `training.offload` names, and on a GPU all that torch keeps for later."""
+        is_gpu = torch.cuda.is_available()
+        if "gradients" in self._offload:
+            for chunk in self._chunks:
+                chunk.offload_grad_buffers(synchronize=is_gpu, empty_cache=False)
+        if is_gpu and "optimizer" in self._offload:
+            self.megatron.offload_to_cpu()
+        if is_gpu:
+            torch.cuda.empty_cache()
+
+    def take_back(self) -> None:
+        """The inverse of `give_way`, but for the gradients, which are zero; it may be called without it."""
+        is_gpu = torch.cuda.is_available()
+        if "gradients" in self._offload:
+            for chunk in self._chunks:
+                chunk.restore_grad_buffers(synchronize=is_gpu)
+        if is_gpu and "optimizer" in self._offload:
+            self.megatron.restore_from_cpu()
 
     def zero_grad(self) -> None:
         """Forgets the gradients of the last update."""

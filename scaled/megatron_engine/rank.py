@@ -83,6 +83,7 @@ class MegatronRank:
         rollouts = minibatch.rollouts
         sizes = self._sizes(rollouts, plan)
         loss = _ObjectiveLoss(minibatch, objective)
+        self.optimizer.take_back()
         self.optimizer.zero_grad()
         result = self.policy.run(self._micro_batches(rollouts), plan, sizes.num_positions, loss)
         step_metrics = self.optimizer.step(self.num_updates)
@@ -102,6 +103,10 @@ class MegatronRank:
             step_metrics=step_metrics,
             predictor=predictor,
         )
+
+    def give_way(self) -> None:
+        """Leaves GPU memory to engines, as `training.offload` says, until the next update; weights stay."""
+        self.optimizer.give_way()
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """The present weights, whole and under Hugging Face names; a tensor is yielded by exactly one rank."""

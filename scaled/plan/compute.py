@@ -122,6 +122,23 @@ def push_seconds(config: ScaledRun, shape: ModelShape) -> float:
     return size / (push_rate(config, size) * 1e9) + quantised
 
 
+def lengths_of(config: ScaledRun, mean_tokens: int | None, longest_tokens: int | None) -> tuple[int, int]:
+    """Mean and longest length of a batch's sequences: the ones asked for, by default R3's share and the limit.
+
+    Raises ValueError, naming the option, where they are not possible.
+    """
+    longest = config.rollout.max_model_len
+    S = round(MEAN_LENGTH_SHARE * longest) if mean_tokens is None else mean_tokens
+    if not 1 <= S <= longest:
+        raise ValueError(f"--mean-tokens: expected from 1 to rollout.max_model_len = {longest}, got {S}")
+    widest = longest if longest_tokens is None else longest_tokens
+    if not S <= widest <= longest:
+        raise ValueError(
+            f"--longest-tokens: expected from the mean, {S}, to rollout.max_model_len = {longest}, got {widest}"
+        )
+    return S, widest
+
+
 def step_compute(
     config: ScaledRun,
     shape: ModelShape,
@@ -137,15 +154,7 @@ def step_compute(
     """
     algorithm = config.algorithm.build()
     num_responses = algorithm.num_prompts * algorithm.num_responses
-    longest = config.rollout.max_model_len
-    S = round(MEAN_LENGTH_SHARE * longest) if mean_tokens is None else mean_tokens
-    if not 1 <= S <= longest:
-        raise ValueError(f"--mean-tokens: expected from 1 to rollout.max_model_len = {longest}, got {S}")
-    widest = longest if longest_tokens is None else longest_tokens
-    if not S <= widest <= longest:
-        raise ValueError(
-            f"--longest-tokens: expected from the mean, {S}, to rollout.max_model_len = {longest}, got {widest}"
-        )
+    S, widest = lengths_of(config, mean_tokens, longest_tokens)
     made = passes.passes(config, shape, S, widest)
     rollout_s = rollout_seconds(config, shape, gpu, S)
     training_s = passes.training_seconds(config.training, gpu, made.score_flops + made.update_flops, made.num_micro)

@@ -130,9 +130,19 @@ def check_places(config: ScaledRun) -> None:
 
 
 def training_budget(config: ScaledRun, gpu: Gpu) -> float:
-    """Bytes of a GPU that a rank may take: all of it, or what vLLM's gpu_memory_utilization leaves where colocated."""
-    share = 1 - config.rollout.gpu_memory_utilization if config.cluster.placement == "colocated" else 1.0
-    return gpu.memory_gib * GIB * share
+    """Bytes of a GPU that a rank may take in an update.
+
+    All of it; colocated all but the context of an engine that sleeps, or, where engines do not sleep, all but vLLM's
+    gpu_memory_utilization.
+    """
+    if config.takes_turns:
+        return gpu.memory_gib * GIB - memory.CONTEXT
+    return resident_budget(config, gpu) if config.cluster.placement == "colocated" else gpu.memory_gib * GIB
+
+
+def resident_budget(config: ScaledRun, gpu: Gpu) -> float:
+    """Bytes of a GPU that ranks may keep while a colocated engine uses its gpu_memory_utilization of it."""
+    return gpu.memory_gib * GIB * (1 - config.rollout.gpu_memory_utilization)
 
 
 def rollout_budget(config: ScaledRun, gpu: Gpu) -> float:
@@ -152,6 +162,14 @@ def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, rollout_s: float = 0
             training_changes(config, shape, gpu), lambda c: _training_need(c, shape), lambda c: training_budget(c, gpu)
         )
         lines.append(_misfit("training", need, training_budget(config, gpu), gpu, config, ways))
+    need = memory.resident_memory(config, shape)
+    if config.takes_turns and need.total > resident_budget(config, gpu):
+        ways = _ways(
+            resident_changes(config, shape, gpu), lambda c: _resident_need(c, shape), lambda c: resident_budget(c, gpu)
+        )
+        lines.append(
+            _misfit("training, while engines are awake", need, resident_budget(config, gpu), gpu, config, ways)
+        )
     need = memory.rollout_memory(config, shape)
     if need.total > rollout_budget(config, gpu):
         ways = _ways(
@@ -167,7 +185,7 @@ def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, rollout_s: float = 0
 
 
 def _misfit(block: str, need: Memory, have: float, gpu: Gpu, config: ScaledRun, ways: list[str]) -> str:
-    place = "" if config.cluster.placement == "separate" and block == "training" else (
+    place = "" if block == "training" and (config.takes_turns or config.cluster.placement == "separate") else (
         f" at rollout.gpu_memory_utilization {config.rollout.gpu_memory_utilization:g}"
         f" ({config.cluster.placement})"
     )  # fmt: skip
@@ -181,6 +199,10 @@ def _misfit(block: str, need: Memory, have: float, gpu: Gpu, config: ScaledRun, 
 
 def _training_need(config: ScaledRun, shape: ModelShape) -> int:
     return memory.peak_training_memory(config, shape).total
+
+
+def _resident_need(config: ScaledRun, shape: ModelShape) -> int:
+    return memory.resident_memory(config, shape).total
 
 
 def _rollout_need(config: ScaledRun, shape: ModelShape) -> int:
@@ -200,18 +222,10 @@ def _ways(
 
 
 def training_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[tuple[str, ScaledRun]]:
-    """Configs that differ in one field and leave a rank more room or need less of it, the cheapest change first.
-
-    Colocated, that may be a smaller share for vLLM, as long as the engine fits into it.
-    """
-    training, rollout = config.training, config.rollout
-    if config.cluster.placement == "colocated":
-        for percent in range(95, 0, -5):
-            if percent / 100 < rollout.gpu_memory_utilization:
-                smaller = rollout.model_copy(update={"gpu_memory_utilization": percent / 100})
-                changed = config.model_copy(update={"rollout": smaller})
-                if _rollout_need(changed, shape) <= rollout_budget(changed, gpu):
-                    yield f"rollout.gpu_memory_utilization {percent / 100:g}", changed
+    """Configs that differ in one field and leave a rank more room or need less of it, the cheapest change first."""
+    training = config.training
+    if config.cluster.placement == "colocated" and not config.takes_turns:
+        yield from _smaller_shares(config, shape, gpu)
     order = ("none", "selective", "full")
     for value in order[order.index(training.recompute) + 1 :]:
         yield from _changed(config, shape, training={"recompute": value})
@@ -226,6 +240,26 @@ def training_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator
             yield from _changed(config, shape, training={field: getattr(training, field) * factor})
     for factor in (2, 4, 8):
         yield from _changed(config, shape, training={"num_ranks": training.num_ranks * factor})
+
+
+def resident_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[tuple[str, ScaledRun]]:
+    """Configs that differ in one field and keep less on a GPU, or leave more of it, while engines are awake."""
+    yield from _smaller_shares(config, shape, gpu)
+    for offload in (("gradients",), ("optimizer",), ("gradients", "optimizer")):
+        if set(offload) > set(config.training.offload or ()):
+            yield from _changed(config, shape, training={"offload": offload})
+    yield from training_changes(config, shape, gpu)
+
+
+def _smaller_shares(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[tuple[str, ScaledRun]]:
+    """Smaller shares of a GPU for vLLM, as long as the engine fits into them."""
+    rollout = config.rollout
+    for percent in range(95, 0, -5):
+        if percent / 100 < rollout.gpu_memory_utilization:
+            smaller = rollout.model_copy(update={"gpu_memory_utilization": percent / 100})
+            changed = config.model_copy(update={"rollout": smaller})
+            if _rollout_need(changed, shape) <= rollout_budget(changed, gpu):
+                yield f"rollout.gpu_memory_utilization {percent / 100:g}", changed
 
 
 def rollout_changes(config: ScaledRun, shape: ModelShape) -> Iterator[tuple[str, ScaledRun]]:
@@ -250,4 +284,5 @@ def _changed(config: ScaledRun, shape: ModelShape, **blocks: dict[str, Any]) -> 
         return
     ((block, fields),) = blocks.items()
     ((field, value),) = fields.items()
-    yield f"{block}.{field} {value}", changed
+    shown = f"[{', '.join(value)}]" if isinstance(value, tuple) else value
+    yield f"{block}.{field} {shown}", changed

@@ -2,8 +2,8 @@ r"""Memory of one GPU of the training engine and of one GPU of the inference eng
 
 The counts of weights are exact for the layout and checked against Megatron's own build (`layout.dry_run`); activations
 are counted tensor by tensor under the assumptions below, for micro-batches as long as `rollout.max_model_len` allows.
-Assumptions: fused attention (no S x S matrix is kept), tokens spread evenly over experts, micro-batches full; ranks
-and engines on the same GPU are resident together.
+Assumptions: fused attention (no S x S matrix is kept), tokens spread evenly over experts, micro-batches full. Ranks and
+engines on the same GPU take turns where the schedule is synchronous: `resident_memory` is what ranks keep meanwhile.
 Source of the way of counting: Korthikanti et al. (arXiv 2205.05198) sec. 4, for RMSNorm, grouped queries and experts.
 
 Letters: D model width, F expert width, H heads, K slots, E experts, S tokens of a sequence, T of them sampled.
@@ -214,7 +214,7 @@ def top_bytes(config: ScaledRun, shape: ModelShape) -> int:
     objective, log old and log mu twice each, and a gradient (4 each): 16 + 32 = 48 bytes a token of mu.
     """
     algorithm = config.algorithm.build()
-    tokens = algorithm.max_tokens * config.training.micro_batch_size
+    tokens = micro_batch_tokens(config.training, algorithm.max_tokens)
     return 48 * tokens * min(algorithm.objective.num_top, shape.vocab_size)
 
 
@@ -276,6 +276,20 @@ def peak_training_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     return max((training_memory(config, shape, stage) for stage in stages), key=lambda memory: memory.total)
 
 
+def resident_memory(config: ScaledRun, shape: ModelShape) -> Memory:
+    """What the rank that needs most keeps of its GPU while engines use it: all but what an update computes with.
+
+    `training.offload` takes gradients and optimizer states away.
+    """
+    gone = {"gradients": "gradients, fp32", "optimizer": "optimizer states"}
+    working = {"activations", "logits", "replayed experts, int64", "features of a micro-batch"}
+    working.add("mu's likeliest tokens of a micro-batch")
+    left_out = working | {gone[name] for name in config.training.offload or ()}
+    stages = [training_memory(config, shape, stage) for stage in range(config.training.pipeline_parallel)]
+    kept = [Memory(one.where, {k: v for k, v in one.parts.items() if k not in left_out}) for one in stages]
+    return max(kept, key=lambda memory: memory.total)
+
+
 def rollout_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     """Memory of one GPU of an engine with `max_num_seqs` sequences of `max_model_len` tokens: no sequence is evicted.
 
@@ -323,4 +337,9 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     if num_top > 0:
         old = 4 * min(num_top, shape.vocab_size) * tokens
         parts["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, tokens) + old
+    if "optimizer" in (config.training.offload or ()):
+        training, node = config.training, config.cluster.gpus_per_node
+        stages = (rank_parameters(shape, training, stage) for stage in range(training.pipeline_parallel))
+        each = max(optimizer_bytes(parameters, training) for parameters in stages)
+        parts["optimizer states while engines are awake"] = min(node, training.num_ranks) * each
     return Memory("host", parts)

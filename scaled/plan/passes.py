@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
+from scipy.optimize import root_scalar
 
 from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
@@ -61,7 +61,7 @@ def _rate(share: float) -> float:
     def off(a: float) -> float:
         return (0.5 - a / 12 if abs(a) < 1e-4 else 1 / a - 1 / math.expm1(a)) - share
 
-    return float(brentq(off, -STEEPEST, STEEPEST))
+    return float(root_scalar(off, bracket=(-STEEPEST, STEEPEST)).root)
 
 
 def passes(config: ScaledRun, shape: ModelShape, mean: int, longest: int) -> Passes:

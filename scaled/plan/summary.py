@@ -37,18 +37,28 @@ class Budget:
 
 @dataclass(frozen=True)
 class Plan:
-    """All of it. `misfits` are the lines that say what does not fit; empty where everything does."""
+    """All of it. `misfits` are the lines that say what does not fit; empty where everything does.
+
+    `resident` is what colocated ranks keep while engines are awake; None where they do not take turns.
+    """
 
     config: ScaledRun
     shape: ModelShape
     gpu: Gpu
     training: Budget
+    resident: Budget | None
     rollout: Budget
     host: Memory
     payloads: dict[str, int]
     compute: StepCompute
     misfits: list[str]
     ranks: list[RankPlan] = field(default_factory=list)
+
+    @property
+    def budgets(self) -> dict[str, Budget]:
+        """By name, those that there are."""
+        found = {"training": self.training, "resident": self.resident, "rollout": self.rollout}
+        return {name: budget for name, budget in found.items() if budget is not None}
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers under plain names: bytes, FLOPs, seconds."""
@@ -69,7 +79,7 @@ class Plan:
             },
             "memory_bytes": {
                 name: {"limit": budget.limit, "total": budget.memory.total, "parts": budget.memory.parts}
-                for name, budget in (("training", self.training), ("rollout", self.rollout))
+                for name, budget in self.budgets.items()
             },
             "host_bytes": self.host.parts,
             "payload_bytes": self.payloads,
@@ -97,12 +107,19 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
         shape=shape,
         gpu=gpu,
         training=Budget(memory.peak_training_memory(config, shape), feasibility.training_budget(config, gpu)),
+        resident=_resident(config, shape, gpu),
         rollout=Budget(memory.rollout_memory(config, shape), feasibility.rollout_budget(config, gpu)),
         host=memory.host_memory(config, shape),
         payloads=step_payloads(config, shape),
         compute=step,
         misfits=feasibility.misfits(config, shape, gpu, step.rollout_s),
     )
+
+
+def _resident(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Budget | None:
+    if not config.takes_turns:
+        return None
+    return Budget(memory.resident_memory(config, shape), feasibility.resident_budget(config, gpu))
 
 
 def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
@@ -152,7 +169,12 @@ def assumptions(plan: Plan) -> list[str]:
         "machine with CPUs alone).",
         f"{plan.gpu.name}: {plan.gpu.source}.",
     ]
-    if plan.config.cluster.placement == "colocated":
+    if plan.config.takes_turns:
+        lines.append(
+            f"Colocated engines sleep while ranks train, and keep {memory.CONTEXT / GIB:g} GiB; while they are awake, "
+            "ranks keep all but what an update computes with, and what training.offload names."
+        )
+    elif plan.config.cluster.placement == "colocated":
         lines.append("Colocated ranks and engines stay resident together: vLLM keeps its gpu_memory_utilization.")
     training, node = plan.config.training, plan.config.cluster.gpus_per_node
     experts = training.expert_parallel * training.expert_tensor_parallel
@@ -254,15 +276,16 @@ def _layout(plan: Plan) -> Table:
 
 
 def _memory(plan: Plan) -> Table:
-    table = _table("Memory of one GPU, GiB", "part", "training", "rollout")
-    pools = (plan.training.memory.parts, plan.rollout.memory.parts)
-    for name in dict.fromkeys([*pools[0], *pools[1]]):
+    names = {"training": "training", "resident": "training, engines awake", "rollout": "rollout"}
+    budgets = plan.budgets
+    table = _table("Memory of one GPU, GiB", "part", *(names[name] for name in budgets))
+    pools = [budget.memory.parts for budget in budgets.values()]
+    for name in dict.fromkeys(part for parts in pools for part in parts):
         table.add_row(name, *(f"{parts[name] / GIB:.2f}" if name in parts else "" for parts in pools))
     table.add_section()
-    totals = (plan.training, plan.rollout)
-    table.add_row("together", *(f"{budget.memory.total / GIB:.2f}" for budget in totals))
-    table.add_row("limit", *(f"{budget.limit / GIB:.2f}" for budget in totals))
-    table.add_row("", *("fits" if budget.fits else "does not fit" for budget in totals))
+    table.add_row("together", *(f"{budget.memory.total / GIB:.2f}" for budget in budgets.values()))
+    table.add_row("limit", *(f"{budget.limit / GIB:.2f}" for budget in budgets.values()))
+    table.add_row("", *("fits" if budget.fits else "does not fit" for budget in budgets.values()))
     return table
 
 

@@ -113,6 +113,9 @@ class ReplicaRank:
         weights = self.engine.predictor_weights()
         return {n: w for i, (n, w) in enumerate(weights.items()) if i % self.num_ranks == self.index}
 
+    def give_way(self) -> None:
+        pass
+
     def save(self, folder: Path) -> None:
         dist.barrier()
         safetensors.torch.save_file(self.engine.state_tensors(), folder / f"rank-{self.index}.safetensors")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from scaled import session
 from scaled.cluster.probe import Probe, ProbeError, allowed, describe
 from scaled.cluster.rewards import AheadEngine, AheadTask
 from scaled.cluster.schedule import OneStepOff, Synchronous, version_lags
@@ -100,6 +103,16 @@ def test_turns_frame_the_training() -> None:
     schedule.step(0)
     assert turns == [(True, 0), (False, 0), (True, 2)]
     assert engine.events == [("load", 0), ("generate", 0), ("load", 1)]
+
+
+def test_ranks_leave_their_memory_before_engines_take_it() -> None:
+    """A turn of the engines begins with the ranks giving way; a turn of the ranks only puts engines to sleep."""
+    events: list[Any] = []
+    ranks = SimpleNamespace(give_way=lambda: events.append("give way"))
+    engines = SimpleNamespace(turn=lambda awake: events.append(awake))
+    session._turn(ranks, engines, True)  # type: ignore[arg-type]
+    session._turn(ranks, engines, False)  # type: ignore[arg-type]
+    assert events == ["give way", True, False]
 
 
 def test_a_death_in_the_ranks_turn_leaves_no_engine_asleep() -> None:

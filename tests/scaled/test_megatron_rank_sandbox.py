@@ -17,6 +17,7 @@ from sandbox.engines import RouterNoise
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import checkpoint
 from scaled.model_shape import load_shape
+from scaled.plan import memory
 from tests.contracts.worlds import EvenTokens
 from tests.scaled.megatron_world import free_ports, joined, spawn
 from tests.scaled.rank_world import (
@@ -243,6 +244,37 @@ def a_token_budget_that_keeps_the_order_changes_no_bit(folder: Path) -> None:
         assert torch.equal(results[1][name], value), name
 
 
+def gradients_that_are_given_up_come_back(folder: Path) -> None:
+    """Between updates offloaded gradients take no memory, 4 bytes a weight less by plan's count; no bit changes."""
+    rollouts, results = batch(), []
+    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    for offload in (None, ("gradients",)):
+        engine = OneRank(folder, algorithm("R3"), offload=offload, distributed_optimizer=True)
+        optimizer = engine.rank.optimizer
+        held = [_gradient_bytes(engine)]
+        for _ in range(2):
+            minibatch = MiniBatch(rollouts, engine.score(rollouts, routing).logp_BT, torch.linspace(-1, 1, 8), 0, 1)
+            engine.rank.give_way()
+            held.append(_gradient_bytes(engine))
+            minibatch = replace(minibatch, logp_old_BT=engine.score(rollouts, routing).logp_BT)
+            engine.update(minibatch, preset("minirl"), routing)
+            optimizer.take_back()  # changes nothing where nothing was given up
+            held.append(_gradient_bytes(engine))
+        results.append((held, dict(engine.named_tensors())))
+    (whole, kept), (freed, given) = results
+    counted = 4 * memory.rank_parameters(engine.rank.shape, engine.rank.training).total
+    assert whole == [whole[0]] * 5 and whole[0] == pytest.approx(counted, rel=0.01)
+    assert freed == [whole[0], 0, whole[0], 0, whole[0]]
+    for name, value in kept.items():
+        assert torch.equal(given[name], value), name
+
+
+def _gradient_bytes(engine: OneRank) -> int:
+    chunks = engine.rank.policy.wrapped
+    buffers = [buffer for chunk in chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]
+    return sum(buffer.grad_data.untyped_storage().nbytes() for buffer in buffers)
+
+
 def recomputation_changes_no_bit(folder: Path) -> None:
     """With routes replayed that no router would choose, recomputation gives the same gradients bit for bit."""
     rollouts = batch()
@@ -345,6 +377,7 @@ LAWS = (
     gradients_are_the_objectives,
     sums_do_not_depend_on_micro_batches,
     a_token_budget_that_keeps_the_order_changes_no_bit,
+    gradients_that_are_given_up_come_back,
     recomputation_changes_no_bit,
     reference_stays,
     every_parameter_decays_but_a_frozen_router_stays,

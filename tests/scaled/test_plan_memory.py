@@ -12,6 +12,7 @@ import torch
 from firstorder.worlds import Schemas
 from lab.config.load import load
 from lab.hf import ModelShape
+from lab.strict import ConfigError
 from scaled.config import ScaledRun, TrainingBlock
 from scaled.model_shape import load_shape
 from scaled.plan import feasibility, memory, payloads
@@ -225,17 +226,43 @@ def test_what_a_message_offers_fits():
     assert feasibility.misfits(recipe("--training.recompute", "selective"), QWEN, gpu) == []
 
 
-def test_colocated_gpus_hold_both():
-    """Colocated, a rank gets what vLLM's share leaves; the offered share is one at which both fit."""
-    gpu = gpu_named("H200-141GB")
-    words = ("--cluster.placement", "colocated", "--cluster.num_nodes", "4")
-    (line,) = feasibility.misfits(recipe(*words), QWEN, gpu)
-    share = line.split("rollout.gpu_memory_utilization ")[2].split(" ")[0]
-    fits = recipe(*words, "--rollout.gpu_memory_utilization", share)
+COLOCATED = ("--cluster.placement", "colocated", "--training.num_ranks", "8", "--rollout.num_engines", "4",
+             "--cluster.num_nodes", "1", "--rollout.gpu_memory_utilization", "0.8")  # fmt: skip
+
+
+def test_colocated_gpus_hold_both_in_turn():
+    """Qwen3-30B on 8 H100 at 34,816 tokens: an update fits while engines sleep; what ranks keep does not, unless
+    gradients and optimizer states are offloaded. Then ranks and engine fit a GPU together."""
+    gpu = gpu_named("H100-80GB")
+    (line,) = feasibility.misfits(recipe(*COLOCATED), QWEN, gpu)
+    assert line.startswith("training, while engines are awake: expected at most 15.9 GiB of H100-80GB's 79.6")
+    assert "42.7 are optimizer states" in line
+    fits = recipe(*COLOCATED, "--training.offload", "[gradients, optimizer]")
     assert feasibility.misfits(fits, QWEN, gpu) == []
-    assert feasibility.gpus_needed(fits) == 32 and feasibility.gpus_needed(recipe()) == 64
-    total = memory.peak_training_memory(fits, QWEN).total + memory.rollout_memory(fits, QWEN).total
-    assert total <= gpu.memory_gib * GIB
+    assert feasibility.gpus_needed(fits) == 8
+    update, kept = memory.peak_training_memory(fits, QWEN), memory.resident_memory(fits, QWEN)
+    assert (
+        update.total + memory.CONTEXT <= gpu.memory_gib * GIB < update.total + memory.rollout_memory(fits, QWEN).total
+    )
+    assert kept.total + memory.rollout_memory(fits, QWEN).total <= gpu.memory_gib * GIB
+    assert set(kept.parts) == {"weights", "context and buffers"}
+    parameters = memory.rank_parameters(QWEN, fits.training)
+    states = memory.optimizer_bytes(parameters, fits.training)
+    assert memory.host_memory(fits, QWEN).parts["optimizer states while engines are awake"] == 8 * states
+
+
+def test_engines_that_sample_meanwhile_leave_less():
+    """One step off, colocated engines never sleep: a rank's update gets what vLLM's share leaves."""
+    gpu = gpu_named("H200-141GB")
+    words = (*COLOCATED, "--schedule.kind", "one_step_off")
+    (line,) = feasibility.misfits(recipe(*words), QWEN, gpu)
+    assert line.startswith("training: expected at most 28.1 GiB of H200-141GB's 140.4 at rollout.gpu_memory_util")
+    with pytest.raises(
+        ConfigError, match=r"training\.offload: expected nothing unless cluster\.placement is colocated"
+    ):
+        recipe(*words, "--training.offload", "[gradients]")
+    with pytest.raises(ConfigError, match=r"offload: expected optimizer under precision bf16 alone .*, got fp32"):
+        recipe(*COLOCATED, "--training.offload", "[optimizer]", "--training.precision", "fp32")
 
 
 def test_gpu_table_is_plausible():

@@ -1,0 +1,253 @@
+"""Layouts for the GPUs of a config: those that fit, the quickest first, and why the others do not.
+
+Searched are placement, ranks and engines, TP, PP and EP, recomputation, offloading, and the engines' TP, sequences and
+share of a colocated GPU. The algorithm, the lengths and the precision stay as they are. The time is that of `compute`,
+which has one rate for all layouts: of two that take equally long the one with less TP, then less PP, then less EP comes
+first, as these cost communication that is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pydantic
+
+from lab.hf import ModelShape
+from lab.strict import ConfigError
+from scaled.config import ScaledRun
+from scaled.plan import compute, feasibility, memory, passes
+from scaled.plan.hardware import Gpu
+from scaled.plan.memory import GIB
+
+POWERS = (1, 2, 4, 8, 16, 32, 64)
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+"""Shares of a colocated GPU for vLLM that are tried."""
+
+MOST_SEQS = 512
+"""Sequences of one engine that are tried at most."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A layout that fits, its seconds of a global step, and GiB of a GPU: an update, what ranks keep, an engine."""
+
+    config: ScaledRun
+    training_s: float
+    rollout_s: float
+    step_s: float
+    update_gib: float
+    kept_gib: float | None
+    rollout_gib: float
+
+    @property
+    def options(self) -> list[str]:
+        """The layout as options of the command, in the shell's words."""
+        training, rollout = self.config.training, self.config.rollout
+        fields: dict[str, Any] = {
+            f"training.{name}": getattr(training, name)
+            for name in ("num_ranks", "tensor_parallel", "pipeline_parallel", "virtual_pipeline", "expert_parallel",
+                         "expert_tensor_parallel", "recompute")
+        }  # fmt: skip
+        fields["training.offload"] = "null" if training.offload is None else f"'[{', '.join(training.offload)}]'"
+        for name in ("num_engines", "tensor_parallel", "max_num_seqs", "gpu_memory_utilization"):
+            fields[f"rollout.{name}"] = getattr(rollout, name)
+        return [f"--cluster.placement {self.config.cluster.placement}", *(f"--{k} {v}" for k, v in fields.items())]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why `count` layouts are not listed; `least` is that of them which misses by least, where numbers tell."""
+
+    what: str
+    count: int
+    least: str | None = None
+
+    def __str__(self) -> str:
+        return self.what if self.least is None else f"{self.what}; {self.least}"
+
+
+@dataclass(frozen=True)
+class Search:
+    """All layouts that were tried: those that fit, in order, and the others by reason."""
+
+    found: list[Found]
+    reasons: list[Reason]
+
+    @property
+    def num_tried(self) -> int:
+        """How many that is."""
+        return len(self.found) + sum(reason.count for reason in self.reasons)
+
+
+@dataclass(frozen=True)
+class _Engines:
+    """The engines' half of a layout, fitting its share of a GPU."""
+
+    rollout: dict[str, Any]
+    seconds: float
+    gib: float
+
+
+def search(
+    config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens: int | None = None, longest_tokens: int | None = None
+) -> Search:
+    """Every layout of the config's GPUs. Raises ValueError for lengths that are not possible."""
+    lengths = compute.lengths_of(config, mean_tokens, longest_tokens)
+    tally = _Tally()
+    seconds: dict[tuple[Any, ...], float] = {}
+    found = []
+    for placement, ranks, gpus in _splits(config):
+        engines = list(_engines(config, shape, gpu, placement, gpus, lengths[0]))
+        for one in _layouts(config, placement, ranks, tally):
+            try:
+                feasibility.check_divides(one, shape)
+                feasibility.check_places(_with(one, engines[0].rollout) if engines else one)
+            except ConfigError as error:
+                tally.add(f"does not divide: {str(error).split(':')[0]}")
+                continue
+            fitting = _fits(one, shape, gpu, engines, tally)
+            if fitting is None:
+                continue
+            training = one.training
+            key = (training.num_ranks, training.tensor_parallel, training.pipeline_parallel, training.recompute)
+            if key not in seconds:
+                made = passes.passes(one, shape, *lengths)
+                total = made.score_flops + made.update_flops
+                seconds[key] = passes.training_seconds(training, gpu, total, made.num_micro)
+            found.append(_found(_with(one, fitting.rollout), shape, fitting, seconds[key]))
+    found.sort(key=_order)
+    return Search(found, tally.reasons())
+
+
+def _splits(config: ScaledRun) -> Iterator[tuple[str, int, int]]:
+    """(placement, ranks, GPUs of engines): all GPUs for both in turn, or a quarter to three quarters for ranks."""
+    all_gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
+    if config.schedule.kind == "synchronous":
+        yield "colocated", all_gpus, all_gpus
+    for quarters in (1, 2, 3):
+        if all_gpus * quarters % 4 == 0:
+            yield "separate", all_gpus * quarters // 4, all_gpus - all_gpus * quarters // 4
+
+
+def _layouts(config: ScaledRun, placement: str, ranks: int, tally: _Tally) -> Iterator[ScaledRun]:
+    offloads = (None, ("gradients", "optimizer")) if placement == "colocated" else (None,)
+    raw = config.model_dump()
+    raw["cluster"]["placement"] = placement
+    sizes = [size for size in POWERS if size <= ranks]
+    for tp, pp, ep, recompute, offload in product(
+        [s for s in sizes if s <= config.cluster.gpus_per_node], sizes, sizes, ("none", "selective", "full"), offloads
+    ):
+        if offload is not None and config.training.precision != "bf16":
+            continue
+        raw["training"] |= {
+            "num_ranks": ranks, "tensor_parallel": tp, "pipeline_parallel": pp, "virtual_pipeline": 1,
+            "expert_parallel": ep, "expert_tensor_parallel": 1, "recompute": recompute, "offload": offload,
+        }  # fmt: skip
+        try:
+            yield ScaledRun.model_validate(raw)
+        except pydantic.ValidationError as error:
+            said = error.errors()[0]["msg"].removeprefix("Value error, ").split(":")[0]
+            tally.add(f"does not divide: {said if '.' in said else 'training.' + said}")
+
+
+def _engines(
+    config: ScaledRun, shape: ModelShape, gpu: Gpu, placement: str, gpus: int, mean: int
+) -> Iterator[_Engines]:
+    """The engines that fit these GPUs, each with as many sequences as its share holds, the quickest first."""
+    own = config.rollout.gpu_memory_utilization
+    made = []
+    for share, tp in product(SHARES if placement == "colocated" else (own,), POWERS):
+        if gpus % tp or config.cluster.gpus_per_node % tp or shape.num_heads % tp:
+            continue
+        fields = {"num_engines": gpus // tp, "tensor_parallel": tp, "gpu_memory_utilization": share}
+        need = partial(_rollout_need, config, shape, fields)
+        # Linear in the sequences.
+        room, each = gpu.memory_gib * GIB * share - need(1), need(2) - need(1)
+        num_seqs = min(1 + int(room // each), MOST_SEQS, config.rollout.max_num_batched_tokens)
+        if num_seqs < 1:
+            continue
+        fields["max_num_seqs"] = num_seqs
+        one = _with(config, fields)
+        try:
+            feasibility.check_divides(one, shape)
+        except ConfigError:
+            continue
+        made.append(_Engines(fields, compute.rollout_seconds(one, shape, gpu, mean), need(num_seqs) / GIB))
+    yield from sorted(made, key=lambda engines: (engines.seconds, engines.rollout["gpu_memory_utilization"]))
+
+
+def _rollout_need(config: ScaledRun, shape: ModelShape, fields: dict[str, Any], num_seqs: int) -> int:
+    return memory.rollout_memory(_with(config, fields | {"max_num_seqs": num_seqs}), shape).total
+
+
+def _with(config: ScaledRun, fields: dict[str, Any]) -> ScaledRun:
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update=fields)})
+
+
+def _fits(one: ScaledRun, shape: ModelShape, gpu: Gpu, engines: list[_Engines], tally: _Tally) -> _Engines | None:
+    """The quickest engines beside which this layout fits; None, with the reason in the tally, where there are none."""
+    if not engines:
+        tally.add("no engine fits its GPUs")
+        return None
+    over = (memory.peak_training_memory(one, shape).total - feasibility.training_budget(one, gpu)) / GIB
+    if over > 0:
+        tally.add("an update does not fit a GPU", over, one)
+        return None
+    kept = memory.resident_memory(one, shape).total
+    for each in engines:
+        if not one.takes_turns or kept <= feasibility.resident_budget(_with(one, each.rollout), gpu):
+            return each
+    room = max(feasibility.resident_budget(_with(one, each.rollout), gpu) for each in engines)
+    tally.add("what ranks keep does not fit beside any engine", (kept - room) / GIB, one)
+    return None
+
+
+def _found(one: ScaledRun, shape: ModelShape, engines: _Engines, training_s: float) -> Found:
+    push_s = compute.push_seconds(one, shape)
+    is_off = one.schedule.kind == "one_step_off"
+    together = max(engines.seconds, training_s) if is_off else engines.seconds + training_s
+    kept = memory.resident_memory(one, shape).total / GIB if one.takes_turns else None
+    update = memory.peak_training_memory(one, shape).total / GIB
+    return Found(one, training_s, engines.seconds, together + push_s, update, kept, engines.gib)
+
+
+def _order(found: Found) -> tuple[float, ...]:
+    training = found.config.training
+    parallel = (training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
+    is_offloaded = float(training.offload is not None)
+    return (round(found.step_s, 3), *map(float, parallel), is_offloaded, found.update_gib)
+
+
+class _Tally:
+    """Counts by reason, and the layout that misses by least of each."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._least: dict[str, tuple[float, ScaledRun]] = {}
+
+    def add(self, what: str, over: float | None = None, layout: ScaledRun | None = None) -> None:
+        self._counts[what] = self._counts.get(what, 0) + 1
+        if over is not None and layout is not None and (what not in self._least or over < self._least[what][0]):
+            self._least[what] = over, layout
+
+    def reasons(self) -> list[Reason]:
+        found = []
+        for what, count in sorted(self._counts.items(), key=lambda item: -item[1]):
+            least = None
+            if what in self._least:
+                over, layout = self._least[what]
+                least = f"the closest misses by {over:.1f} GiB: {shown(layout)}"
+            found.append(Reason(what, count, least))
+        return found
+
+
+def shown(config: ScaledRun) -> str:
+    """A layout of ranks in a few words."""
+    t = config.training
+    offload = "" if t.offload is None else f", {' and '.join(t.offload)} offloaded"
+    sizes = f"TP {t.tensor_parallel}, PP {t.pipeline_parallel}, EP {t.expert_parallel}, recompute {t.recompute}"
+    return f"{t.num_ranks} ranks {config.cluster.placement}, {sizes}{offload}"

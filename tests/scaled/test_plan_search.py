@@ -1,0 +1,76 @@
+"""Laws of the search for layouts: what is listed fits and is in order, what is not has a reason."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from firstorder.cli import main
+from firstorder.worlds import Schemas
+from lab.config.load import load
+from scaled.config import ScaledRun
+from scaled.model_shape import load_shape
+from scaled.plan import feasibility
+from scaled.plan.hardware import gpu_named
+from scaled.plan.search import Search, search
+from scaled.plan.summary import make_plan
+
+CONFIG = "configs/scaled/minirl/n2_r2.yaml"
+ONE_MACHINE = ("--cluster.num_nodes", "1", "--algorithm.batch.num_prompts", "8")
+QWEN, H100 = load_shape("-", "qwen3-30b-a3b"), gpu_named("H100-80GB")
+
+
+def config(*words: str) -> ScaledRun:
+    found = load(CONFIG, words, Schemas())
+    assert isinstance(found, ScaledRun)
+    return found
+
+
+@pytest.fixture(scope="module")
+def eight() -> Search:
+    """Of Qwen3-30B at 34,816 tokens on 8 H100."""
+    return search(config(*ONE_MACHINE), QWEN, H100)
+
+
+def test_what_is_listed_fits_by_the_plan(eight):
+    """Each layout's options make a config whose plan has no misfit but the rollout's time, and the listed seconds."""
+    assert len(eight.found) == 4
+    for found in eight.found:
+        words = shlex.split(" ".join(found.options))
+        plan = make_plan(config(*ONE_MACHINE, *words, "--rollout.timeout_s", "100000"))
+        assert plan.misfits == []
+        assert plan.compute.step_s == pytest.approx(found.step_s)
+        assert plan.config.cluster.placement == "colocated" and plan.config.training.offload is not None
+
+
+def test_the_quickest_come_first(eight):
+    """Seconds ascend."""
+    seconds = [found.step_s for found in eight.found]
+    assert seconds == sorted(seconds)
+
+
+def test_every_layout_is_found_or_has_a_reason(eight):
+    """Placements x TP x PP x EP x recompute x offload: each is tried once; the closest misfit is one by its plan."""
+    # TP, PP and EP of 1 to the ranks: 8 colocated (with and without offload) and 2, 4 and 6 separate ones.
+    assert eight.num_tried == 3 * (2 * 4**3 + 2**3 + 3**3 + 3**3)
+    nearest = {reason.what: reason.least for reason in eight.reasons}
+    assert nearest["an update does not fit a GPU"].startswith("the closest misses by 0.6 GiB: 8 ranks colocated, TP 2,")
+    near = ("--cluster.placement", "colocated", "--training.num_ranks", "8", "--training.tensor_parallel", "2",
+            "--rollout.num_engines", "4", "--rollout.gpu_memory_utilization", "0.8", "--rollout.timeout_s", "100000",
+            "--training.offload", "[gradients, optimizer]")  # fmt: skip
+    (line,) = feasibility.misfits(config(*ONE_MACHINE, *near), QWEN, H100)
+    assert line.startswith("training: expected at most 76.6 GiB of H100-80GB's 79.6, got 77.2")
+
+
+def test_the_command(capsys):
+    """--search prints the layouts with the options of the first and all reasons; where none fits, exit code 2."""
+    assert main(["plan", CONFIG, "--search", *ONE_MACHINE]) == 0
+    out = capsys.readouterr().out
+    assert "4 of 570 layouts fit 8 H100-80GB" in out and "--training.offload '[gradients, optimizer]'" in out
+    assert "an update does not fit a GPU; the closest misses by 0.6 GiB" in out.replace("\n", " ")
+    assert main(["plan", CONFIG, "--search", "--json", *ONE_MACHINE, "--cluster.gpus_per_node", "4"]) == 2
+    printed, err = capsys.readouterr()
+    assert json.loads(printed)["found"] == []
+    assert err.startswith("error: cluster: expected a layout of its GPUs that fits, got none of ")
