@@ -189,8 +189,8 @@ def section(rows: Mapping[str, Sequence[Row]], alarms: Sequence[tuple[bool, bool
     table = []
     for name in PLANTS:
         own = [row for row in every if row[0] == name]
-        table.append((name, len(own), *(sum(row[i] for row in own) for i in (2, 3, 4))))
-    totals = [sum(row[i] for row in every) for i in (2, 3, 4)]
+        table.append((name, len(own), *(sum(bool(row[i]) for row in own) for i in (2, 3, 4))))
+    totals = [sum(bool(row[i]) for row in every) for i in (2, 3, 4)]
     table.append(("all", len(every), *totals))
     wrong = [sum(alarm[i] for alarm in alarms) for i in range(3)]
     return (
