@@ -61,12 +61,11 @@ def _precision(text: str | None) -> Precision | None:
     from lab.doctor.layers.reference import PRECISIONS
     from lab.strict import ConfigError, did_you_mean
 
-    known = next((one for one in PRECISIONS if one == text), None)
-    if text is not None and known is None:
-        raise ConfigError(
-            f"--precision: expected one of {', '.join(PRECISIONS)}, got {text!r}{did_you_mean(text, PRECISIONS)}"
-        )
-    return known
+    found: list[Precision] = [one for one in PRECISIONS if one == text]
+    if text is not None and not found:
+        hint = did_you_mean(text, PRECISIONS)
+        raise ConfigError(f"--precision: expected one of {', '.join(PRECISIONS)}, got {text!r}{hint}")
+    return found[0] if found else None
 
 
 def _of(text: str) -> Precision:

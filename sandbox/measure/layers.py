@@ -136,9 +136,9 @@ class DecoderReference:
             for layer in found.scores:
                 scores[layer].append(found.scores[layer])
                 natural[layer].append(found.natural[layer])
-        joined = ({layer: torch.cat(parts) for layer, parts in of.items()} for of in (scores, natural))
+        by_layer, chosen = ({layer: torch.cat(parts) for layer, parts in of.items()} for of in (scores, natural))
         gate = self.model.config.gate
-        return Routed(*joined, torch.cat(logp), has_margins=gate.num_top_groups == gate.num_groups)
+        return Routed(by_layer, chosen, torch.cat(logp), has_margins=gate.num_top_groups == gate.num_groups)
 
     def _routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None) -> Routed:
         num_rows = [len(tokens) - 1 for tokens in sequences]

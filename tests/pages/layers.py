@@ -16,7 +16,7 @@ from lab.doctor.layers.modules import inspect
 from lab.doctor.layers.pair import compare
 from lab.doctor.layers.routers import trace_routes
 from lab.doctor.layers.words import between
-from lab.ladder import markdown_table
+from lab.markdown import markdown_table
 from lab.traces import Trace
 from sandbox.engines import ActivationPrecision, ExpertLayout, RoutedScaling, WeightPrecision
 from sandbox.engines.defect import Defect, kept_weights
@@ -189,8 +189,8 @@ def section(rows: Mapping[str, Sequence[Row]], alarms: Sequence[tuple[bool, bool
     table = []
     for name in PLANTS:
         own = [row for row in every if row[0] == name]
-        table.append((name, len(own), *(sum(row[i] for row in own) for i in (2, 3, 4))))
-    totals = [sum(row[i] for row in every) for i in (2, 3, 4)]
+        table.append((name, len(own), *(sum(bool(row[i]) for row in own) for i in (2, 3, 4))))
+    totals = [sum(bool(row[i]) for row in every) for i in (2, 3, 4)]
     table.append(("all", len(every), *totals))
     wrong = [sum(alarm[i] for alarm in alarms) for i in range(3)]
     return (

@@ -113,19 +113,20 @@ def _with_old(placed: Iterator[Read], old: Path | None) -> Iterator[Read]:
         return
     others = (read_parquet if old.suffix == ".parquet" else read_jsonl)(old)
     for mine, other in itertools.zip_longest(placed, others):
-        if mine is not None and isinstance(mine[0], Bad):
-            yield mine
-            continue
-        if other is not None and isinstance(other[0], Bad):
-            yield Bad(f"--old {old}: {other[0].reason}"), other[1]
-            continue
         if mine is None or other is None:
+            if mine is not None and isinstance(mine[0], Bad):
+                yield mine
+                continue
             raise ValueError(
                 f"--old {old}: expected as many rows as responses; the {'dump' if mine is None else 'file'} ends first"
             )
-        (row, place), (theirs, _) = mine, other
-        assert not isinstance(row, Bad) and not isinstance(theirs, Bad)
-        yield {**row, **{name: theirs[name] for name in OLD if name in theirs}}, place
+        (row, place), (theirs, where) = mine, other
+        if isinstance(row, Bad):
+            yield row, place
+        elif isinstance(theirs, Bad):
+            yield Bad(f"--old {old}: {theirs.reason}"), where
+        else:
+            yield {**row, **{name: theirs[name] for name in OLD if name in theirs}}, place
 
 
 def _of_torch(path: Path) -> Dump:

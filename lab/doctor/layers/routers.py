@@ -109,8 +109,8 @@ def _router(record: RoutingRecord, layer: int, exact: Routed, near: Routed) -> R
     s_RE, experts_RK = s_RE[is_there_R], experts_RK[is_there_R]
     differs_R, expected_R = ((found != natural_RK).any(1) for found in (experts_RK, rounded_RK))
     is_over_R = (over_margin(s_RE, experts_RK) > FACTOR * band) & exact.has_margins
-    shares = [is_so.double().mean().item() for is_so in (differs_R, expected_R, is_over_R)]
-    return RouterCheck(layer, *shares, band, len(s_RE))
+    differs, expected, over = (is_so.double().mean().item() for is_so in (differs_R, expected_R, is_over_R))
+    return RouterCheck(layer, differs, expected, over, band, len(s_RE))
 
 
 def over_margin(scores_RE: Float[Tensor, "R E"], experts_RK: Int[Tensor, "R K"]) -> Float[Tensor, " R"]:
