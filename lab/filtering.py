@@ -1,12 +1,12 @@
 """A problem file cut to the problems that a model solves sometimes: pass rates first, then a band of them.
 
-R3 (arXiv 2510.11370), App. J draws 16 responses a problem from a weak model and removes the problems that it solves in
-more than 90 % of them. Beside DATA.jsonl (or .parquet, or a folder of rows) stand, afterwards:
+R3 (arXiv 2510.11370), App. J draws 16 responses per problem from a weak model and removes those that it solves in more
+than 90 % of them. Beside DATA.jsonl (or .parquet, or a folder of rows) stand, afterwards:
 
     DATA.pass_rates.jsonl    one row a problem, in the order of the file, added as it is measured
     DATA.filtered.jsonl      the kept rows, as they stood in DATA (of a table: as JSON objects)
 
-A killed filter goes on after the last whole row of its rates. A row says by `sampled_by` what it was measured under.
+A killed filter continues after the last whole row of its rates. A row says by `sampled_by` what it was measured under.
 """
 
 from __future__ import annotations
