@@ -16,7 +16,7 @@ from lab.doctor.layers.modules import inspect
 from lab.doctor.layers.pair import compare
 from lab.doctor.layers.routers import trace_routes
 from lab.doctor.layers.words import between
-from lab.ladder import markdown_table
+from lab.markdown import markdown_table
 from lab.traces import Trace
 from sandbox.engines import ActivationPrecision, ExpertLayout, RoutedScaling, WeightPrecision
 from sandbox.engines.defect import Defect, kept_weights
