@@ -45,7 +45,7 @@ def audit(
       firstorder audit runs/audit-small
 
     Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, audit.json, audit.html. An audit
-    that was killed goes on after its last case when the same command is given again.
+    that was killed continues after its last case when the same command is given again.
     """
     from lab.audit.records import FILE, PAGE, newest, read
     from lab.config.load import to_yaml

@@ -58,7 +58,7 @@ def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, pro
     with folder.hold():
         former = records.kept_cases(folder)
         if unfinished is not None:
-            typer.echo(f"going on in {folder.path}, where {len(former)} cases are done", err=True)
+            typer.echo(f"continuing in {folder.path}, where {len(former)} cases are done", err=True)
         try:
             frame = enumerate_all(report=report, former=former, keep=partial(records.keep_case, folder))
         finally:

@@ -21,7 +21,7 @@ def report(
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Write the page again as the runs go on, until they end; it refreshes.")
+        bool, typer.Option("--watch", help="Write the page again as the runs continue, until they end; it refreshes.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:

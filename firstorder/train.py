@@ -20,7 +20,7 @@ def train(
         bool, typer.Option("--print-config", help="Print the complete config, every field explained, and stop.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume/--fresh", help="Go on with the newest run of this config, or start one.")
+        bool, typer.Option("--resume/--fresh", help="Continue the newest run of this config, or start one.")
     ] = False,
     progress: Annotated[
         Literal["bar", "lines", "none"], typer.Option(help="A live bar, one line a step (for logs), or nothing.")
@@ -40,7 +40,7 @@ def train(
       firstorder train configs/demo/none.yaml --resume
 
     Results go to runs/<name>/<UTC time>-<config hash>/; the last lines say how the run ended and where its page is. A
-    killed run goes on with --resume, to the same bits as if it had never stopped.
+    killed run continues with --resume, to the same bits as if it had never stopped.
     """
     from firstorder.worlds import Schemas, runner
     from lab.config.load import load, to_yaml

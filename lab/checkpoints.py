@@ -33,7 +33,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class ShardedCheckpoint:
-    """A checkpoint that other processes wrote and read: the step after which a run goes on, and its folder."""
+    """A checkpoint that other processes wrote and read: the step after which a run continues, and its folder."""
 
     step: int
     path: Path

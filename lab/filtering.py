@@ -1,12 +1,12 @@
 """A problem file cut to the problems that a model solves sometimes: pass rates first, then a band of them.
 
-R3 (arXiv 2510.11370), App. J draws 16 responses a problem from a weak model and removes the problems that it solves in
-more than 90 % of them. Beside DATA.jsonl (or .parquet, or a folder of rows) stand, afterwards:
+R3 (arXiv 2510.11370), App. J draws 16 responses per problem from a weak model and removes those that it solves in more
+than 90 % of them. Beside DATA.jsonl (or .parquet, or a folder of rows) stand, afterwards:
 
     DATA.pass_rates.jsonl    one row a problem, in the order of the file, added as it is measured
     DATA.filtered.jsonl      the kept rows, as they stood in DATA (of a table: as JSON objects)
 
-A killed filter goes on after the last whole row of its rates. A row says by `sampled_by` what it was measured under.
+A killed filter continues after the last whole row of its rates. A row says by `sampled_by` what it was measured under.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch
 
 from lab.files import append_line, atomic_write, exclusive, whole_lines
 from lab.progress import ProgressKind, progress_of
-from lab.tasks.jsonl import prompt_of, reward_of
-from lab.tasks.problems import ProblemsConfig, read_problems
+from lab.tasks.block import TaskBlock
+from lab.tasks.jsonl import reward_of
 from lab.tasks.readers import TABLES, read_rows
 from lab.tasks.tokenizers import Tokenizer
 from theory.contracts import Prompt, RolloutEngine, Sampling
@@ -62,10 +62,10 @@ class ProblemFile:
     tokenizer: Tokenizer
 
     @staticmethod
-    def open(config: ProblemsConfig, tokenizer: Tokenizer) -> ProblemFile:
-        """The file at `config.path`; ValueError `path:number: what was expected, what came` for the first bad row."""
-        prompts = tuple(prompt_of(p, config, tokenizer) for p in read_problems(config, config.path))
-        return ProblemFile(Path(config.path), prompts, _texts(Path(config.path), prompts), tokenizer)
+    def open(path: str, config: TaskBlock, tokenizer: Tokenizer) -> ProblemFile:
+        """The file at `path`, read as the task's block says; ValueError for the first bad row."""
+        prompts = config.file_prompts(path, tokenizer)
+        return ProblemFile(Path(path), prompts, _texts(Path(path), prompts), tokenizer)
 
     @property
     def ids(self) -> tuple[str, ...]:

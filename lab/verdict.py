@@ -52,7 +52,7 @@ class VerdictRules(Strict):
     end_fraction: float = _later(
         0.75, gt=0, le=1, description="fraction of its reward at the start below which a stable run's end is remarked"
     )
-    kl_limit: float = Field(default=0.1, ge=0, description="k3 KL(mu || old), nats a token, that is always a blow-up")
+    kl_limit: float = Field(default=0.1, ge=0, description="k3 KL(mu || old), nats per token, that is always a blow-up")
     kl_factor: float = Field(default=20.0, gt=1, description="multiple of the early median KL that is a blow-up")
     kl_floor: float = Field(default=1e-3, ge=0, description="KL, nats a token, below which no multiple is a blow-up")
     entropy_floor: float = Field(default=1e-3, ge=0, description="entropy, nats a token, below which all is collapsed")
@@ -216,7 +216,7 @@ def _kl_blowup(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Rea
     step, value = values[start]
     origin = "the limit" if limit == rules.kl_limit else f"the limit from its early median {early:.3g}"
     sentence = (
-        f"The training-inference KL rose to {value:.3g} nats a token at step {step}, above {origin}, {limit:.3g}."
+        f"The training-inference KL rose to {value:.3g} nats per token at step {step}, above {origin}, {limit:.3g}."
     )
     return Reason("kl_blowup", step, value, limit, sentence)
 
@@ -234,7 +234,7 @@ def _entropy_collapse(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules)
         return None
     step, value = values[start]
     sentence = (
-        f"The entropy fell to {value:.3g} nats a token at step {step}, below {limit:.3g} (early median {early:.3g})."
+        f"The entropy fell to {value:.3g} nats per token at step {step}, below {limit:.3g} (early median {early:.3g})."
     )
     return Reason("entropy_collapse", step, value, limit, sentence)
 

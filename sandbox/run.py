@@ -41,7 +41,7 @@ from theory.streams import stream
 
 
 def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: ProgressKind = "bar") -> RunFolder:
-    """Runs, or goes on with, `folder`; returns it with verdict and report written.
+    """Runs, or continues, `folder`; returns it with verdict and report written.
 
     Raises ValueError where the config does not fit its files, which leaves no new folder, and NonFiniteError, with the
     step, after writing the record and the verdict where a metric or gradient is not finite.
@@ -63,7 +63,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         try:
             learner, first = _prepare(config, folder, task, progress)
         except (ValueError, OSError):
-            if is_fresh:  # what cannot start is no run to go on with
+            if is_fresh:  # what cannot start is no run to continue
                 folder.discard()
             raise
         exact = build_engine(config, learner.model.config, task, ())

@@ -88,7 +88,7 @@ def _verdict(folder: RunFolder, config: RunConfig) -> Verdict:
     if not folder.is_finished:
         raise ConfigError(
             f"{folder.path}: expected a finished run, got one that stopped after step {last} of {config.num_steps}, "
-            "without a verdict; `firstorder train CONFIG --resume` goes on with it"
+            "without a verdict; `firstorder train CONFIG --resume` continues it"
         )
     own, ours = judge(folder.metrics(), config.verdict), judge(folder.metrics(), RULES)
     written = _read_json(folder.path / "verdict.json")

@@ -20,7 +20,7 @@ from scaled.vllm_engine.quantize import choose_kernels
 
 
 def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: ProgressKind = "bar") -> RunFolder:
-    """Runs, or goes on with, `folder`; returns it with verdict and report written.
+    """Runs, or continues, `folder`; returns it with verdict and report written.
 
     Raises ValueError where the config does not fit its files, its packages or the cluster; EngineLost and RankDied
     (OSErrors) where engines or ranks died too often; ArithmeticError where a gradient is not finite (after writing

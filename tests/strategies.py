@@ -1,6 +1,6 @@
 """Hypothesis strategies that the laws share, each with the corners where formulas break.
 
-Letters: B responses, T positions, V vocabulary, P prompts, G responses a prompt, R router rows, E experts, K slots.
+Letters: B responses, T positions, V vocabulary, P prompts, G responses per prompt, R router rows, E experts, K slots.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def masks(draw: st.DrawFn, B: int, T: int, empty_rows: bool = True) -> Tensor:
 
 
 class Gaps(NamedTuple):
-    """How far old is from mu and pi from old, in nats a token at most."""
+    """How far old is from mu and pi from old, in nats per token at most."""
 
     engine: float
     staleness: float

@@ -4,7 +4,7 @@ Four policies. `mu` emitted the tokens (the inference engine: its numerics, weig
 engine at the weights that were rolled out; `pi` is the training engine now; `ref` is a frozen reference.
 Training-inference discrepancy is mu against old, policy staleness is old against pi (MiniRL, arXiv 2512.01374, Eq. 5).
 
-Letters: B responses, T response positions, S prompt + response positions, P prompts, G responses a prompt,
+Letters: B responses, T response positions, S prompt + response positions, P prompts, G responses per prompt,
 N mini-batches, L MoE layers, K slots, E experts, D model width, V vocabulary.
 """
 
@@ -272,7 +272,7 @@ class RolloutEngine(Protocol):
     """An inference engine: it holds its own copy of the weights, in its own numerics, and samples from mu."""
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
-        """`num_responses` responses a prompt, adjacent, with logp_mu and the routing record of every input row.
+        """`num_responses` responses per prompt, adjacent, with logp_mu and the routing record of every input row.
 
         The rollouts say the temperature of logp_mu: `sampling.scored_temperature`.
         """
@@ -329,7 +329,7 @@ class Task(Protocol):
 
 @runtime_checkable
 class Environment(Task, Protocol):
-    """A task with turns: a response that has ended may be answered, and then goes on."""
+    """A task with turns: a response that has ended may be answered, and then continues."""
 
     def observe(self, prompt: Prompt, response: Response) -> tuple[int, ...] | None:
         """The tokens that come back after the response so far, of which the last turn has just ended; None: it is over.

@@ -1,4 +1,4 @@
-"""Rollouts of several turns: generate, ask the task what comes back, and go on with all of it as the next prompt.
+"""Rollouts of several turns: generate, ask the task what comes back, and continue with all of it as the next prompt.
 
 The tokens that come back (observations) are part of the response but not of mu: they are in no loss, no denominator
 and no metric of a policy. R3 (arXiv 2510.11370) sec. 4.2 replays such rollouts by the routes that each turn recorded.
@@ -23,12 +23,12 @@ from theory.top_tokens import TopTokens
 def roll_out(
     engine: RolloutEngine, task: Task, prompts: Sequence[Prompt], sampling: Sampling, max_turns: int
 ) -> Rollouts:
-    """`num_responses` responses a prompt; those of an `Environment` in up to `max_turns` turns, merged into one each.
+    """`num_responses` responses per prompt; those of an `Environment` in up to `max_turns` turns, merged into one each.
 
     `sampling.max_tokens` counts all tokens after the prompt. An observation that leaves no room for one more token is
     dropped, as is one after the last turn, and the response finishes "length". Response b of the call draws turn
-    n = 1, 2, ... from derive_seed(seed, "turn", n, b), whichever others go on. A row of its routing record is that of
-    the turn which sampled the row's successor; observations' rows are those of the turn that first read them.
+    n = 1, 2, ... from derive_seed(seed, "turn", n, b), whichever others continue. A row of its record is that of the
+    turn which sampled the row's successor; observations' rows are those of the turn that first read them.
     """
     first = engine.generate(prompts, sampling)
     if not isinstance(task, Environment):
@@ -122,7 +122,7 @@ class _Talk:
 
 
 def _later(sampling: Sampling, turn: int, going: Sequence[_Talk], following: Sequence[Prompt]) -> Sampling:
-    """How the responses that go on draw their turn: each from a stream of its own, in what its budget leaves."""
+    """How the responses that continue draw their turn: each from a stream of its own, in what its budget leaves."""
     draws = []
     for talk, prompt in zip(going, following, strict=True):
         room = sampling.max_tokens - (len(prompt.tokens) - len(talk.prompt.tokens))

@@ -33,7 +33,7 @@ from lab.report.style import DASHES, PALETTE, number
 
 SIZES = [2**k for k in range(4, 17)]
 """Sample sizes of the error curves."""
-KL_AXIS = "KL(mu || pi), nats a token"
+KL_AXIS = "KL(mu || pi), nats per token"
 AT = "At the longest responses of these policies"
 MIDDLE = f"{AT} and the middle distances."
 

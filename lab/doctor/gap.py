@@ -24,7 +24,7 @@ def exact_share(view: View) -> float:
 
 
 def k3_kl(view: View) -> float:
-    """k3 of KL(mu || old): mean of rho - 1 - log rho, nats a token, at least 0 (R3 Eq. 2)."""
+    """k3 of KL(mu || old): mean of rho - 1 - log rho, nats per token, at least 0 (R3 Eq. 2)."""
     return k3_kl_mu_old(view.old_n, view.mu_n).mean().item()
 
 

@@ -55,11 +55,11 @@ def _pearson(view: View) -> float | None:
 
 MEASURES: dict[str, Measure] = {
     K3: Measure(
-        "k3 KL(mu, old)", "mean of rho - 1 - log rho, nats a token",
+        "k3 KL(mu, old)", "mean of rho - 1 - log rho, nats per token",
         lambda view: k3_kl_mu_old(view.old_n, view.mu_n).mean().item(),
     ),
     K1: Measure(
-        "k1 KL(mu, old)", "mean of -log rho, nats a token",
+        "k1 KL(mu, old)", "mean of -log rho, nats per token",
         lambda view: k1_kl_mu_old(view.old_n, view.mu_n).mean().item(),
     ),
     CHI2: Measure("chi2 of tokens", "mean of rho^2 - 1", _chi2),

@@ -10,7 +10,7 @@ Seen = Mapping[str, float]
 
 
 HARMLESS = 1e-6
-"""A k3 KL below this, nats a token, is of rounding that no update is moved by."""
+"""A k3 KL below this, nats per token, is of rounding that no update is moved by."""
 
 
 def share(value: float) -> str:
@@ -55,7 +55,7 @@ def _at_one(seen: Seen) -> str:
 def sharp(seen: Seen) -> str:
     """Tokens from a sharper distribution than the scored one."""
     known = "surprise_gap" in seen
-    gap = f"by {-seen['surprise_gap']:.2g} nats a token " if known else ""
+    gap = f"by {-seen['surprise_gap']:.2g} nats per token " if known else ""
     left = (
         f" Of the unlikely tokens that should be there, {share(seen['tail_share'])} are."
         if "tail_share" in seen

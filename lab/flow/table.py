@@ -26,14 +26,14 @@ COLUMNS: dict[str, str] = {
     "problem": "number of the problem: a first policy, rewards and an error draw of its own",
     "error": "engine error and its dial",
     "kind": "kind of engine error",
-    "level": "its dial: KL(mu || pi) of the first policy in nats a token, or the scale",
+    "level": "its dial: KL(mu || pi) of the first policy in nats per token, or the scale",
     "objective": "label of the objective",
     "N": "updates a rollout",
     "B": "responses whose noise an update has; inf (null in JSON) for none",
     "update": "updates made before this row",
     "optimum": "the largest J of any policy",
     **trajectory.COLUMNS,
-    "entropy_lost": "entropy where no response pays, nats a token; last row of a run",
+    "entropy_lost": "entropy where no response pays, nats per token; last row of a run",
 }
 """Name to meaning of every column."""
 

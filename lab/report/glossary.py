@@ -6,6 +6,8 @@ import re
 
 from markupsafe import Markup, escape
 
+from theory.routing.passes import PASSES
+
 TERMS: dict[str, str] = {
     "mu": "the policy of the inference engine: the distribution, with that engine's numerics, weights and routing, "
     "from which the tokens were sampled",
@@ -22,10 +24,7 @@ TERMS: dict[str, str] = {
     "staleness": "the distance of pi from old: the updates made since the responses were sampled",
     "discrepancy": "the distance of old from mu: two engines that compute the same weights differently",
     "entropy": "the mean of -log pi over the tokens that pi may choose; near 0 the policy explores nothing",
-    "R2": "replay of the old pass's experts in the gradient passes",
-    "R3": "replay of mu's experts in the old pass and the gradient passes",
-    "Pr2": "replay of the experts that a predictor chose in the old pass",
-    "Pr3": "replay of the experts that a predictor chose for mu",
+    **{mode: f"a mode that {plan.effect}" for mode, plan in PASSES.items() if plan.effect},
     "global step": "one round: sample responses, score them, make N updates, hand the weights to the inference engine",
 }
 """Word to its meaning; a word is found as it is written here."""

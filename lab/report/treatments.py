@@ -16,13 +16,9 @@ from lab.config.load import NOT_HASHED
 from lab.report.runs import ReportRun
 from lab.strict import ConfigError, validate
 from theory.objectives import CORRECTIONS, Objective
+from theory.routing.passes import PASSES
 
-REPLAY = {
-    "R2": "R2 replays the old pass's experts in the gradient passes",
-    "R3": "R3 replays mu's experts in all training passes",
-    "Pr2": "Pr2 replays the experts that a predictor chose in the old pass",
-    "Pr3": "Pr3 replays the experts that a predictor chose for mu",
-}
+REPLAY = {mode: f"{mode} {plan.effect}" for mode, plan in PASSES.items() if plan.effect}
 """The effect of each replay mode, in a clause."""
 
 

@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 from lab.tasks.arithmetic_styles import MARK, STYLES, longest
 from lab.tasks.block import TaskBlock
 from lab.tasks.held_out import distinct, is_held_out, most_held_out
-from lab.tasks.tokenizers import CharTokenizer
+from lab.tasks.tokenizers import CharTokenizer, Tokenizer
 from theory.contracts import Prompt, Response
 from theory.streams import stream
 
@@ -42,6 +42,11 @@ class ArithmeticConfig(TaskBlock):
     operation: Literal["add", "subtract"] = Field("add", description="subtract takes two terms, the larger one first")
     num_held_out: int = Field(256, ge=1, description="held-out problems, spread evenly over the digit counts")
     seed: int = Field(0, ge=0, description="names the problems drawn and the held-out share")
+
+    def task(self, tokenizer: Tokenizer | None) -> ArithmeticTask:
+        """The task, in its own characters."""
+        del tokenizer
+        return ArithmeticTask(self)
 
     @model_validator(mode="after")
     def _dials_fit_together(self) -> ArithmeticConfig:

@@ -21,7 +21,7 @@ Style = Callable[[Sequence[int], str], str]
 def columns(numbers: Sequence[int], sign: str) -> str:
     """From the last column to the first, a step a column: its digits, the carry of the step before, and two figures.
 
-    The figures are the carry that goes on and the digit that stays. In a difference the first of the two is the borrow:
+    The figures are the carry that is passed on and the digit that stays. In a difference the first is the borrow:
     3-8-0 = -5 = 5 - 10*1 is written 15.
     """
     width = max(len(str(number)) for number in numbers)

@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from lab.tasks.arithmetic import draw_terms
 from lab.tasks.block import TaskBlock
 from lab.tasks.held_out import distinct, is_held_out, most_held_out
-from lab.tasks.tokenizers import CharTokenizer
+from lab.tasks.tokenizers import CharTokenizer, Tokenizer
 from theory.contracts import Prompt, Response
 from theory.streams import stream
 
@@ -45,6 +45,11 @@ class CalculatorConfig(TaskBlock):
     multiply: bool = Field(True, description="whether the first operation may be a product")
     num_held_out: int = Field(256, ge=1, description="held-out problems, spread evenly over the operation counts")
     seed: int = Field(0, ge=0, description="names the problems drawn and the held-out share")
+
+    def task(self, tokenizer: Tokenizer | None) -> CalculatorTask:
+        """The task, in its own characters."""
+        del tokenizer
+        return CalculatorTask(self)
 
     @model_validator(mode="after")
     def _dials_fit_together(self) -> CalculatorConfig:

@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from lab.tasks.block import TaskBlock
 from lab.tasks.expressions import BadExpression, evaluate
 from lab.tasks.held_out import distinct, is_held_out
-from lab.tasks.tokenizers import CharTokenizer
+from lab.tasks.tokenizers import CharTokenizer, Tokenizer
 from theory.contracts import Prompt, Response
 from theory.streams import stream
 
@@ -51,6 +51,11 @@ class CountdownConfig(TaskBlock):
     num_attempts: int = Field(3, ge=1, description="most failed attempts that the teacher `attempts` writes")
     num_held_out: int = Field(128, ge=1, description="held-out problems")
     seed: int = Field(0, ge=0, description="names the problems drawn and the held-out share")
+
+    def task(self, tokenizer: Tokenizer | None) -> CountdownTask:
+        """The task, in its own characters."""
+        del tokenizer
+        return CountdownTask(self)
 
     @model_validator(mode="after")
     def _operations_are_distinct(self) -> CountdownConfig:

@@ -15,15 +15,40 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Sequence
-from typing import overload
+from typing import Literal, overload
 
 import torch
 
 from lab.tasks.grading import grade
-from lab.tasks.problems import PROBLEM, DatasetConfig, JsonlConfig, Problem, ProblemsConfig, read_problems
+from lab.tasks.problems import PROBLEM, Problem, ProblemsConfig, read_problems
 from lab.tasks.tokenizers import Tokenizer
 from theory.contracts import Prompt, Response
 from theory.streams import derive_seed, stream
+
+
+class ProblemFileConfig(ProblemsConfig):
+    """The part of both kinds of problem files that makes tasks and prompts of them."""
+
+    def task(self, tokenizer: Tokenizer | None) -> ProblemTask:
+        """The task; with demonstrations where the rows have solutions."""
+        assert tokenizer is not None, "lab.tasks.build asks for the tokenizer"
+        return (ProblemTask if self.solution_key is None else DemonstratedProblemTask)(self, tokenizer)
+
+    def file_prompts(self, path: str, tokenizer: Tokenizer) -> tuple[Prompt, ...]:
+        """Every problem of that file, none held out."""
+        return tuple(prompt_of(problem, self, tokenizer) for problem in read_problems(self, path))
+
+
+class JsonlConfig(ProblemFileConfig):
+    """Problems in a JSON Lines file."""
+
+    kind: Literal["jsonl"] = "jsonl"
+
+
+class DatasetConfig(ProblemFileConfig):
+    """Problems in a JSON Lines, Parquet or Arrow file, a folder of such tables, or a `datasets` folder of one split."""
+
+    kind: Literal["dataset"] = "dataset"
 
 
 class ProblemTask:

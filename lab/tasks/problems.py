@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -32,6 +32,7 @@ class ProblemsConfig(TaskBlock):
 
     needs_tokenizer: ClassVar[bool] = True
     grades_in_processes: ClassVar[bool] = True
+    reads_problems: ClassVar[bool] = True
 
     kind: str
     path: str = Field(min_length=1, description="the file; a relative path counts from the working folder")
@@ -62,18 +63,6 @@ class ProblemsConfig(TaskBlock):
         if self.problem_key == self.answer_key:
             raise ValueError(f"answer_key: expected another key than problem_key, got {self.answer_key!r} for both")
         return self
-
-
-class JsonlConfig(ProblemsConfig):
-    """Problems in a JSON Lines file."""
-
-    kind: Literal["jsonl"] = "jsonl"
-
-
-class DatasetConfig(ProblemsConfig):
-    """Problems in a JSON Lines, Parquet or Arrow file, a folder of such tables, or a `datasets` folder of one split."""
-
-    kind: Literal["dataset"] = "dataset"
 
 
 @dataclass(frozen=True, slots=True)

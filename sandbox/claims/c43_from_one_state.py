@@ -1,6 +1,6 @@
 """From one state: what an arm's engine and remedy do to the next 64 updates, and to the gradient, of the same policy.
 
-Runs of different arms drift to different states. Here every arm goes on from the same ones (see `ledger/branch.py`),
+Runs of different arms drift to different states. Here every arm continues from the same ones (see `ledger/branch.py`),
 so that a pair differs in its arm alone.
 """
 

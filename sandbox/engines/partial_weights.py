@@ -1,4 +1,4 @@
-"""Defect: a hand-over that leaves tensors out, so that the engine goes on with those it was started with.
+"""Defect: a hand-over that leaves tensors out, so that the engine continues with those it was started with.
 
 verl#7495: a weight sync that carried no LoRA tensor, so that the engine sampled from the initial policy all along.
 """

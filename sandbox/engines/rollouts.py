@@ -17,7 +17,7 @@ from theory.streams import stream
 def rollouts_of(
     prompts: Sequence[Prompt], sampling: Sampling, buffers: Buffers, config: ModelConfig, version: int
 ) -> Rollouts:
-    """`num_responses` responses a prompt, in the buffers' order, with their routes and the features asked for."""
+    """`num_responses` responses per prompt, in the buffers' order, with their routes and the features asked for."""
     lengths = buffers.lengths_B.tolist()
     # One copy of all tokens, and each response a part of it.
     exists_BT = torch.arange(buffers.tokens_BT.shape[1]) < buffers.lengths_B[:, None]

@@ -1,6 +1,6 @@
 """Defect: an engine that samples from weights of some versions ago, as asynchronous and off-policy RL do.
 
-A response may begin under old weights and go on under the newest (an in-flight weight update): MiniRL (arXiv
+A response may begin under old weights and continue under the newest (an in-flight weight update): MiniRL (arXiv
 2512.01374) sec. 2.3 counts both as policy staleness; here they stand between mu and old.
 """
 
@@ -26,7 +26,7 @@ PREFIX = "rollout_weights."
 class StaleWeights(Defect):
     """Samples from the weights of `versions` hand-overs ago, or the oldest it has; `Response.version` says which.
 
-    With `switch_at` < 1 every response goes on with the newest weights after its first ceil(switch_at max_tokens)
+    With `switch_at` < 1 every response continues with the newest weights after its first ceil(switch_at max_tokens)
     tokens. The cache is kept, so that the old weights' keys and values stay in it (as in an in-flight update), or
     recomputed under the new weights (as by aborting and resuming). Such a response has two versions, and
     `Response.version` is the older one: no token is staler than it says. Routes are those of the pass that computed a
@@ -39,7 +39,7 @@ class StaleWeights(Defect):
     kind: Literal["stale_weights"] = "stale_weights"
     versions: int = Field(default=1, ge=0, description="hand-overs that the weights are behind")
     switch_at: float = Field(
-        default=1.0, gt=0, le=1, description="share of max_tokens after which the newest weights go on; 1: never"
+        default=1.0, gt=0, le=1, description="share of max_tokens after which the newest weights take over; 1: never"
     )
     cache: Literal["kept", "recomputed"] = Field(
         default="kept", description="what the newest weights find in the cache: old keys and values, or their own"

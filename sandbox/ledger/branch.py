@@ -1,4 +1,4 @@
-"""Rows of branches: every arm goes on from the same states, so that arms are paired by state and not by seed alone.
+"""Rows of branches: every arm continues from the same states, so that arms are paired by state and not by seed alone.
 
 A cell's seed names its state: where the run of the arm's `start`, with that seed, stands after NUM_UPDATES[seed mod 5]
 updates, Adam's moments included. Fresh moments would make the first updates steps of a full rate in every parameter, a
@@ -121,7 +121,7 @@ def branch_row(cell: Cell, root: str, compiled: bool, budget: Budget = FULL) -> 
     accuracy_before, accuracy_after: pi's held-out accuracy, sampled by an exact engine with the same draws; cosine,
     bias, variance and the rest of `gradients.alignment`, at the state; late_cosine and the rest: of mini-batch N of a
     step whose first N - 1 are trained on, at the weights that this leaves (N > 1); reference_error and
-    late_reference_error; kl_before, kl_after: k3 KL(mu || old) in nats a token.
+    late_reference_error; kl_before, kl_after: k3 KL(mu || old) in nats per token.
     """
     assert cell.start is not None, "a branch has a start"
     begun = time.monotonic()

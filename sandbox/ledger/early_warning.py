@@ -1,7 +1,7 @@
 """Does a metric warn of a collapse before it comes? Over all rows of the ledger, whatever their arms.
 
 A run is cut into its windows. A window is *before a collapse* if the first rule of the run's verdict fires within the
-next LEAD windows, and *quiet* if the run goes on for at least LEAD windows more without one; others count as neither.
+next LEAD windows, and *quiet* if the run continues for at least LEAD windows more without one; others count as neither.
 The signal of a metric is the logarithm of its mean over the window by its mean over the run's first two windows.
 A window is compared with quiet ones of its own regime and place in the run alone: metrics drift in every run. Where
 there is none it is left out.

@@ -12,9 +12,9 @@ from lab.report.style import DASHES, PALETTE, number
 from sandbox.ledger.cells import NUM_WINDOWS, Regime, key
 from sandbox.ledger.claim import Arm, Claim, Row
 from sandbox.ledger.measures import SURVIVAL
+from theory.routing.passes import MODES
 
 LOGARITHMIC = ("rollout_corr/k3_kl", "rollout_corr/extreme_frac_tau2", "staleness/k3_kl", "routing/route_kl")
-MODES = ("none", "R2", "R3", "Pr2", "Pr3")
 DEGREES = (1, 2, 4, 8)
 EMPTY = (
     "Orange: broke at once; blue: never. Empty: not asked for, or not run. With one mini-batch R2 and Pr2 replay what "
@@ -136,4 +136,4 @@ def _rows(regime: Regime, one: Arm, seeds: Sequence[int], rows: Mapping[str, Row
     return [rows[name] for seed in seeds if (name := key(regime, one, seed)) in rows]
 
 
-__all__ = ["DEGREES", "MODES", "maps", "over_updates", "phase_diagram", "survival"]
+__all__ = ["DEGREES", "maps", "over_updates", "phase_diagram", "survival"]

@@ -1,7 +1,7 @@
 """The queue: cells that have no row yet, as Ray tasks of one thread each, on one machine or on many.
 
-A row is added when its run has ended. A queue that is killed goes on where it was: finished cells are not run again,
-and a run in flight goes on from its checkpoint.
+A row is added when its run has ended. A queue that is killed continues where it was: finished cells are not run again,
+and a run in flight continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Probes = Mapping[str, Callable[[RunFolder], float]]
 
 
 def run_cell(cell: Cell, root: str, probes: Probes, compiled: bool) -> dict[str, Any]:
-    """Runs the cell, or goes on with it, below the folder `root`; its row, with the seconds that this took.
+    """Runs the cell, or continues it, below the folder `root`; its row, with the seconds that this took.
 
     `compiled`: with the compiled kernels, whose arithmetic is another machine's as it were: no part of the cell's key.
     A run that turned non-finite has a row like any other: its verdict says so. `cpu_seconds` is the processor time of

@@ -10,7 +10,6 @@ import torch
 from lab.filtering import Band, ProblemFile, Summary, filter_problems
 from lab.progress import ProgressKind
 from lab.strict import ConfigError
-from lab.tasks.problems import ProblemsConfig
 from lab.tasks.tokenizers import load_tokenizer
 from sandbox.config import SandboxRun
 from sandbox.engines.engine import SandboxEngine
@@ -32,12 +31,12 @@ def filter_data(
     ConfigError where the config's task reads no problem file.
     """
     config = config.settled()
-    if not isinstance(config.task, ProblemsConfig):
+    if not config.task.reads_problems:
         raise ConfigError(f"task.kind: expected jsonl or dataset, as which DATA is read, got {config.task.kind}")
     assert config.model.path is not None, "SandboxRun asks for the model folder of every problem file"
     config.kernels().set_threads(config.threads or 1)  # as in a run: a rate is that of the run's own rollout engine
     tokenizer = load_tokenizer(config.model.path)
-    file = ProblemFile.open(config.task.model_copy(update={"path": data}), tokenizer)
+    file = ProblemFile.open(data, config.task, tokenizer)
     if config.cold_start is None:
         model = load_model(config.model.path)
     else:

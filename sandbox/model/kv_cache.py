@@ -36,7 +36,7 @@ class KVCache:
         return self.k_LBhCd.shape[3]
 
     def check(self, positions_B: Tensor, B: int, S: int) -> None:
-        """Raises ValueError where S tokens a row cannot go to the slots from `positions_B`."""
+        """Raises ValueError where S tokens per row cannot go to the slots from `positions_B`."""
         if torch.is_grad_enabled():
             raise ValueError("expected torch.no_grad() with a cache, got a pass with gradients")
         if positions_B.shape != (B,) or self.lengths_B.shape != (B,):

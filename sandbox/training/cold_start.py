@@ -130,7 +130,7 @@ def _check_fit(demonstrations: Sequence[Sequence[int]], block: ColdStartBlock, m
 def demonstration_loss(
     model: MoE, prompts: Sequence[Prompt], demonstrations: Sequence[Sequence[int]], masks: Sequence[Bool[Tensor, " _"]]
 ) -> Tensor:
-    """Mean negative log-likelihood, in nats a token, of the demonstrations' tokens where their masks are True."""
+    """Mean negative log-likelihood, in nats per token, of the demonstrations' tokens where their masks are True."""
     S = max(len(p.tokens) + len(d) for p, d in zip(prompts, demonstrations, strict=True))
     tokens_BS = torch.zeros(len(prompts), S, dtype=torch.int64)
     is_target_BS = torch.zeros(len(prompts), S, dtype=torch.bool)

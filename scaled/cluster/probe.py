@@ -18,7 +18,7 @@ from theory.contracts import Prompt, Response, Rollouts, TrainingEngine
 from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
-# Mean |log mu - log old|, nats a token, that each coarseness is allowed: about five times what tiny models were
+# Mean |log mu - log old|, nats per token, that each coarseness is allowed: about five times what tiny models were
 # measured at with nothing wrong, trained and untrained (fp16 0.005, bf16 0.009, int8 0.024, fp8 0.05, fp32 1e-6),
 # and below what exchanged experts cost (0.57 untrained, 1.2 trained).
 COMPUTE_LEVELS = {"fp32": 1e-4, "fp16": 0.025, "bf16": 0.05}
@@ -40,7 +40,7 @@ class Scorer(Protocol):
 
 
 def allowed(block: ProbeBlock, precision: PrecisionBlock, training: TrainingBlock) -> float:
-    """Nats a token: the config's own limit, else the sum of what compute, weights and cache are allowed.
+    """Nats per token: the config's own limit, else the sum of what compute, weights and cache are allowed.
 
     The coarser of the two engines' arithmetic counts.
     """
@@ -75,7 +75,7 @@ class Probe:
             if not mean <= self.limit:
                 raise ProbeError(
                     f"engine {i} ({self.precision}) disagrees with the trainer after the push of version {version}: "
-                    f"mean |log mu - log old| on the probe is {mean:.3g} nats a token, allowed {self.limit:.3g} "
+                    f"mean |log mu - log old| on the probe is {mean:.3g} nats per token, allowed {self.limit:.3g} "
                     f"(probe.max_mean_abs_diff)"
                 )
             means.append(mean)

@@ -1,1 +1,5 @@
-"""One inference engine: vLLM behind theory's RolloutEngine, with routes, features and pushed weights."""
+"""One inference engine: vLLM behind theory's RolloutEngine, with routes, features and pushed weights.
+
+engine.py is the contract, worker.py runs inside vLLM and captures, push.py takes weights, quantize.py rounds them on
+their way, and routes.py makes records of what vLLM returns.
+"""

@@ -161,7 +161,7 @@ def test_a_killed_audit_goes_on(tiny: Path, capsys: pytest.CaptureFixture[str]) 
     assert len(cases.read_bytes().splitlines()) == 2 and not (folder / "audit.json").exists()
     cases.write_bytes(cases.read_bytes() + b'[{"policy": "tab')
     assert main(words) == 0
-    assert f"going on in {folder}, where 2 cases are done" in capsys.readouterr().err
+    assert f"continuing in {folder}, where 2 cases are done" in capsys.readouterr().err
     assert not cases.exists()
     assert main([*words, "--output", "whole"]) == 0
     (whole,) = Path("whole/tiny").iterdir()

@@ -86,7 +86,7 @@ def test_a_killed_flow_continues(
     keep = sys.modules["lab.flow.records"].keep_case
     monkeypatch.setattr("lab.flow.records.keep_case", lambda *given: made.append(given) or keep(*given))
     assert main(words) == 0 and len(made) == 2
-    assert f"going on in {folder}, where 2 cases are done" in capsys.readouterr().err
+    assert f"continuing in {folder}, where 2 cases are done" in capsys.readouterr().err
     assert not cases.exists()
     assert main([*words, "--output", "whole"]) == 0
     (whole,) = Path("whole/tiny").iterdir()

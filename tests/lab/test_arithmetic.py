@@ -252,7 +252,7 @@ def test_place_values_are_added_from_the_first_on(values, step):
 
 @given(dials(), st.integers(0, 2**62))
 def test_a_running_sum_goes_from_term_to_term(values, step):
-    """It starts at the first term; each step goes on from the last, by one figure that is not 0 with its value; the
+    """It starts at the first term; each step continues from the last, by one figure that is not 0 with its value; the
     steps of a term make the whole term."""
     task = ArithmeticTask(ArithmeticConfig(**values))
     (prompt,) = task.prompts(step, 1)

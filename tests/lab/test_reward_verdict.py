@@ -14,7 +14,7 @@ from lab.levels import highest, levels, noise, trailing_mean
 from lab.verdict import ENTROPY, KL, REWARD, Verdict, VerdictRules, judge
 
 LEDGER = VerdictRules(min_steps=80, window=40, patience=40, early_steps=40)
-"""The rules of configs/claims/base.yaml on 64 responses a step."""
+"""The rules of configs/claims/base.yaml on 64 responses per step."""
 
 
 def verdict_on(rewards: list[float], rules: VerdictRules | None = None) -> Verdict:
@@ -25,7 +25,7 @@ def verdict_on(rewards: list[float], rules: VerdictRules | None = None) -> Verdi
 
 
 def rewards_of(p: float, num_steps: int, seed: int, alike: bool) -> list[float]:
-    """Mean rewards of 8 prompts x 8 responses a step at a true level of p.
+    """Mean rewards of 8 prompts x 8 responses per step at a true level of p.
 
     `alike`: a prompt is solved by all of its responses or by none, which is nearer to the ledger's runs than draws
     one by one: the standard deviation of a step is 0.17 at p = 0.4 and not 0.06, and `hot`, minirl-N1, had 0.16.

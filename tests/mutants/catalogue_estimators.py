@@ -200,7 +200,7 @@ ESTIMATORS = (
     Mutant(
         "weights_are_not_handed_over",
         "C.16",
-        "The rollout engine goes on with the weights that it had.",
+        "The rollout engine continues with the weights that it had.",
         "symptom of slime #1695",
         (Edit("theory.loop:hand_over", "rollout.load_weights(tensors, version)", "rollout.version = version"),),
         "weights_reach_the_engine",

@@ -130,7 +130,7 @@ RECORDS = (
     Mutant(
         "replay_without_routes_is_natural",
         "B5.15",
-        "With the flag on and no routes in the data, training goes on with natural routing.",
+        "With the flag on and no routes in the data, training continues with natural routing.",
         "slime #1909, miles #407",
         (
             Edit(

@@ -41,7 +41,7 @@ CUTS = ("token_tis_bias", "prefix_tis_bias", "seq_tis_bias")
 
 
 def problem_at(index: int, kind: str, T: int, level: float, reward: str, has_end: bool = False) -> Problem:
-    """A random policy, and a mu that is `level` nats a token away, KL(pi || mu), by noise on every node's logits."""
+    """A random policy, and a mu that is `level` nats per token away, KL(pi || mu), by noise on every node's logits."""
     generator = stream(index, "bounds page", kind, str(T), reward)
     tree = PrefixTree(NUM_TOKENS, T, has_end)
     target = draw_policy(kind, tree, generator, 1.0)

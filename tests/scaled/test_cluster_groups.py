@@ -150,7 +150,7 @@ def test_turns_do_not_depend_on_the_number_of_engines(engines: RolloutGroup) -> 
     assert same(spread, whole)
     turns = [int((r.tokens[r.is_response] == worlds.STOP).sum()) for r in whole.responses]
     goes_on = {b // 3 for b, r in enumerate(whole.responses) if not r.is_response.all()}
-    assert max(turns) >= 2 and not goes_on >= set(range(5)), "expected some prompts to go on, and some not"
+    assert max(turns) >= 2 and not goes_on >= set(range(5)), "expected some prompts to continue, and some not"
 
 
 def test_a_later_turn_goes_where_its_conversation_is(engines: RolloutGroup) -> None:

@@ -298,7 +298,7 @@ def test_not_a_number_is_a_disagreement() -> None:
     recent = engine.generate(worlds.prompts(4), Sampling(6, 2))
     tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], torch.nan)
     engine.load_weights(tensors.items(), 0)
-    with pytest.raises(ProbeError, match="is nan nats a token"):
+    with pytest.raises(ProbeError, match="is nan nats per token"):
         probe(limit=1e9)(One(engine), learner, 0, recent)
 
 

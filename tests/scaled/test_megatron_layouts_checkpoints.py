@@ -1,4 +1,4 @@
-"""Laws of checkpoints: the same layout goes on with the same bits, another layout with the same weights and moments.
+"""Laws of checkpoints: the same layout continues with the same bits, another layout with the same weights and moments.
 
 After resharding, the next steps differ by the layouts' own rounding: measured 2.4e-7 in fp32 weights.
 """
@@ -48,7 +48,7 @@ RESHARDED = [("DP2", "TP2"), ("TP2+EP2", "DP2"), ("TP2+EP2", "PP2"), ("PP2+VPP2"
 
 
 def run_jobs(rank: int, folder: Path, old: TokenScores, root: Path, ports: list[int]) -> dict[Any, Any]:
-    """On one rank: saves after two updates, goes on; loads in the same and in other layouts, goes on."""
+    """On one rank: saves after two updates, continues; loads in the same and in other layouts, continues."""
     from scaled.megatron_engine.rank import MegatronRank
 
     rollouts = batch()

@@ -80,7 +80,7 @@ def test_qwen3_30b_is_the_published_size(plans: Any) -> None:
 
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_bytes_are_the_counts_times_their_widths(case: str, plans: Any) -> None:
-    """bf16: 2 bytes a weight, 4 a gradient, 12 of optimiser states over the replicas that share them."""
+    """bf16: 2 bytes per weight, 4 a gradient, 12 of optimiser states over the replicas that share them."""
     _, _, ranks = plans[case]
     for rank in ranks:
         assert rank.weight_bytes == 2 * rank.num_parameters

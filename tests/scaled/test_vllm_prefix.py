@@ -115,12 +115,12 @@ def test_turns_are_the_trainers_and_the_cache_changes_nothing(engine, uncached_e
 
 
 def test_a_turn_does_not_depend_on_which_others_go_on(uncached_engines):
-    """Where the first prompt's conversations end after a turn, every other one is what it is where they go on."""
+    """Where the first prompt's conversations end after a turn, every other one is what it is where they continue."""
     some, every, G = uncached_engines.some_talks, uncached_engines.talks, TALKS.num_responses
     others = range(G, len(every))
     assert world.same(some.select(others), every.select(others))
-    assert any(not r.is_response.all() for r in every.responses[:G]), "expected the first prompt's to go on"
-    assert any(not r.is_response.all() for r in every.responses[G:]), "expected others to go on"
+    assert any(not r.is_response.all() for r in every.responses[:G]), "expected the first prompt's to continue"
+    assert any(not r.is_response.all() for r in every.responses[G:]), "expected others to continue"
 
 
 def test_draws_are_one_a_response(engine):

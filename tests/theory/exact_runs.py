@@ -46,7 +46,7 @@ def sampled_run(
     num_updates: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """Parameters after updates from n sampled responses a prompt each, as a trainer makes them: its own way throughout.
+    """Parameters after updates from n sampled responses per prompt each, as a trainer makes them: its own way.
 
     Contexts and responses are drawn from mu, advantages are those of the group, the objective is called on the batch.
     """

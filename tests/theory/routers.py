@@ -39,7 +39,7 @@ def draw_kernels(seed: int, *shape: int) -> Tensor:
 
 
 def bernoulli(*heads: float) -> Tensor:
-    """Logits of two experts a layer, the first of which has the given probability; the shape is (layers, 2)."""
+    """Logits of two experts per layer, the first of which has the given probability; the shape is (layers, 2)."""
     p = torch.tensor(heads)
     return torch.stack([p, 1 - p], dim=-1).log()
 

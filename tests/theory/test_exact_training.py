@@ -191,7 +191,7 @@ def test_orders_of_the_integrators() -> None:
 
 @pytest.mark.parametrize("name", ["reinforce", "minirl"])
 def test_sampled_runs_tend_to_the_exact_one(name: str) -> None:
-    """||theta_n - theta|| after 5 updates falls as n^(-1/2), n responses a prompt: slope measured from n = 64 to 4096.
+    """||theta_n - theta|| after 5 updates falls as n^(-1/2), n responses per prompt: slope from n = 64 to 4096.
 
     The root mean square over 12 runs has an error of some 5% (a few dozen directions a run), the slope of some 0.02.
     """

@@ -49,7 +49,7 @@ def test_errors_name_the_argument_and_the_function() -> None:
         with pytest.raises(ValueError, match=rf"^{name}: expected the shape of logp_pi_BT, \(2, 3\), got \(2, 1\)$"):
             _require_shapes(*arguments)
     for function in (group_norm, leave_one_out):
-        with pytest.raises(ValueError, match=rf"^{function.__name__}: expected at least 2 responses a prompt"):
+        with pytest.raises(ValueError, match=rf"^{function.__name__}: expected at least 2 responses per prompt"):
             function(torch.ones(2, 1))
     with pytest.raises(ValueError, match="expected at least 1 response token in the parts together, got 0"):
         combine_metrics([(0, {}), (0, {})])

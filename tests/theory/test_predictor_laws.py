@@ -243,7 +243,7 @@ def test_sub_sampling_a_response_is_unbiased(name: str, seed: int, size: int) ->
 @pytest.mark.parametrize("num_rows", [(3, 3), (5, 2), (4, 1)])
 @given(seed=seeds)
 def test_sub_sampling_ragged_responses_weighs_them_by_the_rows_they_give(num_rows: tuple[int, int], seed: int) -> None:
-    """Over every draw of T_c = 2 rows a response, the mean loss weighs response b by min(T_c, its rows), not its rows.
+    """Over every draw of T_c = 2 rows per response, the mean loss weighs response b by min(T_c, its rows).
 
     So it is the full loss, unbiased, where responses have equally many rows, and another mean where they do not.
     """

@@ -193,7 +193,7 @@ def test_a_row_is_of_the_turn_that_sampled_its_successor() -> None:
 
 
 def test_a_response_does_not_depend_on_which_others_go_on() -> None:
-    """Where the other prompts' conversations end at once, or go on longer, a response keeps all its bits."""
+    """Where the other prompts' conversations end at once, or continue longer, a response keeps all its bits."""
     mixed = roll_out(Engine(), Echo(3, 1, 4, 2), PROMPTS, SAMPLING, max_turns=5)
     for kept in range(4):
         for others in (0, 4):

@@ -163,7 +163,7 @@ def k_slot_route(
     kernels_TAC: Float[Tensor, "T A C"],
     num_slots: int,
 ) -> Bound:
-    """E_t ||g_t(P) - g_t(Q)|| <= M sqrt(2 K loss) for K independent slots a layer; A = E^(L K) routes of `slots`.
+    """E_t ||g_t(P) - g_t(Q)|| <= M sqrt(2 K loss) for K independent slots per layer; A = E^(L K) routes of `slots`.
 
     Proof: K independent draws from p_l against q_l have KL K times that of one, so `soft_route` over L K layers has a
     loss K times as large: the factor is sqrt(K) on the Pinsker side. It is not sqrt(K) on the total variation itself,

@@ -1,6 +1,6 @@
 """Policies at a stated distance, and rewards of a stated shape: the dials of an exact experiment.
 
-Distances are in nats a token, KL(p || q) as runs report it. An engine is noise on every node's logits by itself; an
+Distances are in nats per token, KL(p || q) as runs report it. An engine is noise on every node's logits by itself; an
 update of the weights is a step of shared parameters. Letters: theory/exact/tree.py.
 Paper: MiniRL (arXiv 2512.01374) Eq. 5 and sec. 4.2.
 """
@@ -66,7 +66,7 @@ def scale_at(distance: Callable[[float], float], target: float, largest: float =
     return float(found.root)
 
 
-# ---- rewards, one number a response ----------------------------------------------------------------------------------
+# ---- rewards, one number per response --------------------------------------------------------------------------------
 
 
 def sparse(tree: PrefixTree, generator: torch.Generator, share: float = 0.25) -> Float[Tensor, " Y"]:

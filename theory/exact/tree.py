@@ -66,7 +66,7 @@ class PrefixTree:
 
     @property
     def num_continuing(self) -> int:
-        """W, the tokens after which a response goes on."""
+        """W, the tokens after which a response continues."""
         return self.num_tokens - 1 if self.has_end else self.num_tokens
 
     def num_nodes(self, depth: int) -> int:

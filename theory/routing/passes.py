@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -15,16 +15,20 @@ from torch import Tensor
 from theory.routing.record import RoutingRecord
 
 Mode = Literal["none", "R2", "R3", "Pr2", "Pr3"]
-MODES: tuple[Mode, ...] = ("none", "R2", "R3", "Pr2", "Pr3")
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 @dataclass(frozen=True)
 class ModePlan:
-    """How the three passes of a mode route: the rollout under mu, the old pass, and the gradient passes."""
+    """How the three passes of a mode route: the rollout under mu, the old pass, and the gradient passes.
+
+    `effect` says it in a clause, for reports: `R2` + " replays ..." is a sentence.
+    """
 
     rollout: Literal["natural", "predicted"]
     old: Literal["natural", "replay_rollout", "predicted"]
     gradient: Literal["natural", "replay_old", "replay_rollout"]
+    effect: str = ""
 
     @property
     def trains_predictor(self) -> bool:
@@ -44,11 +48,23 @@ class ModePlan:
 
 PASSES: dict[Mode, ModePlan] = {
     "none": ModePlan(rollout="natural", old="natural", gradient="natural"),
-    "R2": ModePlan(rollout="natural", old="natural", gradient="replay_old"),
-    "R3": ModePlan(rollout="natural", old="replay_rollout", gradient="replay_rollout"),
-    "Pr2": ModePlan(rollout="natural", old="predicted", gradient="replay_old"),
-    "Pr3": ModePlan(rollout="predicted", old="replay_rollout", gradient="replay_rollout"),
-}
+    "R2": ModePlan(
+        rollout="natural", old="natural", gradient="replay_old",
+        effect="replays the old pass's experts in the gradient passes",
+    ),
+    "R3": ModePlan(
+        rollout="natural", old="replay_rollout", gradient="replay_rollout",
+        effect="replays mu's experts in all training passes",
+    ),
+    "Pr2": ModePlan(
+        rollout="natural", old="predicted", gradient="replay_old",
+        effect="replays the experts that a predictor chose in the old pass",
+    ),
+    "Pr3": ModePlan(
+        rollout="predicted", old="replay_rollout", gradient="replay_rollout",
+        effect="replays the experts that a predictor chose for mu",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

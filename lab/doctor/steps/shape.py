@@ -18,7 +18,7 @@ from lab.doctor.change_point import Change, change
 from lab.doctor.words import HARMLESS
 
 FLOOR = HARMLESS / 100
-"""Values below this count as it: nats a token, or a share."""
+"""Values below this count as it: nats per token, or a share."""
 WORTH = 1.5
 """A median after a change that is less than this times the one before is called steady, however clear the change."""
 Kind = Literal["line", "jump", "slope"]

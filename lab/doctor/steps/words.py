@@ -72,7 +72,7 @@ def evidence(course: Course, num_shared: int) -> list[str]:
         )
     few = median(step.diagnosis.seen["num_tokens"] for step in course.steps)
     if few < TRIED_ON:
-        out.append(f"{few:,.0f} tokens a step are few: the rules for one step were tried on {TRIED_ON:,} and more.")
+        out.append(f"{few:,.0f} tokens per step are few: the rules for one step were tried on {TRIED_ON:,} and more.")
     return out
 
 

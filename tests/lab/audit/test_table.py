@@ -128,7 +128,7 @@ def test_too_many_rewards_are_refused_for_groups_alone(config: AuditConfig) -> N
 
 
 def test_a_distance_out_of_reach_names_its_field(config: AuditConfig) -> None:
-    """No perturbation makes two policies on 2 tokens differ by 1000 nats a token."""
+    """No perturbation makes two policies on 2 tokens differ by 1000 nats per token."""
     block = config.policies[0].model_copy(update={"lengths": (2,), "seeds": 1})
     discrepancy = config.discrepancy.model_copy(update={"token_kl": (1000.0,)})
     with pytest.raises(ValueError, match=r"^discrepancy\.token_kl: expected a scale up to .* to reach 1000"):

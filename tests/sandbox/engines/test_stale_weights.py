@@ -53,7 +53,7 @@ def test_a_switch_changes_what_comes_after_it(cache):
 
 
 def test_a_restored_engine_remembers_its_weights():
-    """state_tensors, then the newest weights: the engine goes on from the same version with the same bits."""
+    """state_tensors, then the newest weights: the engine continues from the same version with the same bits."""
     models, sampling = trained(4), Sampling(max_tokens=6, num_responses=2)
     defects = (WeightPrecision(), StaleWeights(versions=2, switch_at=0.5))
     first, second = (worlds.SandboxEngine(models[0].config, defects) for _ in range(2))

@@ -28,7 +28,7 @@ def cases() -> dict[str, tuple]:
     experts = drawn(0, 37, 5).topk(2).indices.sort(dim=-1).values
     many = (
         drawn(0, 400, 3).topk(2).indices.sort(dim=-1).values
-    )  # some 270 rows an expert: more than are worked on at once
+    )  # some 270 rows per expert: more than are worked on at once
     seen = torch.arange(1, 22)[None]
     angle = drawn(1, 21, 5)
     tables = [kernels.rotation(t, torch.arange(21)[None], 3) for t in kernels.rotation_tables(angle)]

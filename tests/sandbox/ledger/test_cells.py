@@ -59,7 +59,7 @@ def test_a_branch_and_nothing_else_has_a_start(made_by: Literal["training", "bra
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 def test_arms_of_all_n_take_the_same_updates_on_the_same_mini_batches(n: int) -> None:
-    """Updates, responses a mini-batch, and updates between evaluations do not depend on N."""
+    """Updates, responses per mini-batch, and updates between evaluations do not depend on N."""
     base, config = cell(REGIME, Arm("a"), 0).config, cell(REGIME, Arm("a", (), n), 0).config
     batch, one = config.algorithm.batch, base.algorithm.batch
     assert batch.num_minibatches == n

@@ -14,9 +14,10 @@ from sandbox.claims.border_arms import NORMS, at
 from sandbox.exact.cases import MoePolicies, SandboxAudit, moe_cases
 from sandbox.ledger.cells import KEPT, cell, key
 from sandbox.ledger.claim import FRESH, Arm, Claim
-from sandbox.ledger.figures import DEGREES, MODES, maps
+from sandbox.ledger.figures import DEGREES, maps
 from sandbox.ledger.html import mapped_regimes
 from theory.metrics import REGISTRY
+from theory.routing.passes import MODES
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 TRAINED = [regime for regime in REGIMES if regime.name != "vllm"]

@@ -1,4 +1,4 @@
-"""The queue on a real Ray: rows come in, failures are told, and a queue that is killed goes on."""
+"""The queue on a real Ray: rows come in, failures are told, and a queue that is killed continues."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Laws of `firstorder filter`: rates are those of the model's own samples, the band has both its ends, rows are kept as
-they stand, and a killed filter goes on to the same bytes."""
+they stand, and a killed filter continues to the same bytes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ FEW = ("--num_steps", "4", "--evaluation.every", "2")
 
 
 def test_the_same_config_gives_the_same_bits_also_from_a_checkpoint(tmp_path):
-    """A compiled run with defects and Pr3 repeats every metric, and so does one that goes on from its step 3."""
+    """A compiled run with defects and Pr3 repeats every metric, and so does one that continues from its step 3."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     first = run(config(tmp_path / "first", "--compile", "true", *FEW), progress="none")

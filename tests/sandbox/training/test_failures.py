@@ -87,7 +87,7 @@ def largest_file(num_bytes: int):
 
 def test_a_full_disk_stops_the_run_and_it_goes_on_later(capsys: pytest.CaptureFixture[str]) -> None:
     """Whichever file the disk has no room for (config, checkpoint, report), the run ends in one line that names it;
-    what is there is whole, and with room again the run goes on to the bits of one that was never stopped."""
+    what is there is whole, and with room again the run continues to the bits of one that was never stopped."""
     assert train() == 0
     (whole,) = map(RunFolder, folders())
     sizes = {p.name: p.stat().st_size for p in whole.path.rglob("*") if p.is_file()}

@@ -64,7 +64,7 @@ def test_csv_and_tensorboard_hold_the_record(whole):
 @pytest.mark.parametrize("refused", [0, 3])
 def test_a_full_disk_under_a_logger_stops_the_run(logger, refused, whole, tmp_path, capsys, monkeypatch):
     """Where the disk has no room for a logger's row, the run ends in one line with exit code 2, and what is there is
-    whole; with room again the run goes on, and record and log have every row."""
+    whole; with room again the run continues, and record and log have every row."""
     words = ["train", str(CONFIG), "--progress", "none", "--output", str(tmp_path), "--logging.loggers", f"[{logger}]"]
     former: list[int] = []
     real, no_limit = RunFolder.append_metrics, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
