@@ -69,7 +69,7 @@ def recorded() -> dict[int, Rollouts]:
 
 def first(rollouts: Rollouts, old: TokenScores, routing: RoutingPlan) -> tuple[MiniBatch, RoutingPlan]:
     """The first mini-batch of these rollouts."""
-    return minibatches(rollouts, old, plan)[0]
+    return minibatches(rollouts, old, routing)[0]
 
 
 @dataclass(frozen=True)
