@@ -20,8 +20,8 @@ from scipy import stats
 
 from lab.audit.config import AuditConfig, load_config
 from lab.audit.run import audit
-from lab.audit.study import markdown
 from lab.audit.table import distinct, medians, numbers, parts, records, where
+from lab.markdown import markdown_table
 from lab.report.style import number
 from sandbox.border.pictures import svg
 
@@ -133,7 +133,7 @@ def shown(value: float, name: str = "") -> str:
 def league(frame: pd.DataFrame) -> str:
     """The table of all objectives."""
     rows = [[row["objective"], *(shown(row[name], name) for name in HEADS)] for row in records(standing(frame))]
-    return markdown(["objective", *HEADS.values()], rows)
+    return markdown_table(["objective", *HEADS.values()], rows, numbers=True)
 
 
 def _tied(part: pd.DataFrame, n: int, num: int = 3) -> list[tuple[str, float]]:
@@ -159,8 +159,7 @@ def when(frame: pd.DataFrame) -> str:
             cells.append(f"{np.median(numbers(where(part, part['objective'] == PLAIN), f'times_{n}')):.2f}")
         rows.append(cells)
     heads = ["regime", "least error, 64 responses", f"{PLAIN}", "least error, 1,024 responses", f"{PLAIN}"]
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(heads, rows)
 
 
 def by_level(frame: pd.DataFrame, names: Sequence[str]) -> str:
@@ -176,7 +175,7 @@ def by_level(frame: pd.DataFrame, names: Sequence[str]) -> str:
     for name in names:
         medians_ = [np.median(numbers(where(part, part["objective"] == name), "times_1024")) for _, part in columns]
         rows.append([name, *(f"{value:.2f}" for value in medians_)])
-    return markdown(["objective", *(head for head, _ in columns)], rows)
+    return markdown_table(["objective", *(head for head, _ in columns)], rows, numbers=True)
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -362,7 +361,7 @@ def page() -> str:
         "## Drift, and its metric",
         proxy(frame),
     ]  # fmt: skip
-    return "\n\n".join(text) + "\n"
+    return "\n\n".join(part.rstrip("\n") for part in text) + "\n"
 
 
 def heat_of(policy: str) -> str:
