@@ -122,7 +122,7 @@ def _problem(
 
 def _policy(block: Block, tree: PrefixTree, generator: torch.Generator) -> Policy:
     """A random policy at its temperature T: the parameters are those over T, whose gradients are T times as long."""
-    scale = block.scale / block.temperature
+    scale = block.scale / (block.temperature or 1.0)
     if isinstance(block, TabularPolicies):
         return TabularPolicy.random(tree, generator, scale)
     return LinearPolicy.random(tree, generator, scale, FEATURES[block.features])

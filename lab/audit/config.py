@@ -61,7 +61,7 @@ class TabularPolicies(Policies):
     kind: Literal["tabular"] = "tabular"
     discrepancy: DiscrepancyBlock | None = Field(default=None, description="mu against old; null is the audit's own")
     scale: float = Field(default=1.0, gt=0, description="standard deviation of the random logits")
-    temperature: float = Field(default=1.0, gt=0, description="T: the logits are divided by it")
+    temperature: float | None = Field(default=None, gt=0, description="T: the logits are divided by it; null is 1")
 
     @property
     def label(self) -> str:
@@ -76,7 +76,7 @@ class LinearPolicies(Policies):
     discrepancy: DiscrepancyBlock | None = Field(default=None, description="mu against old; null is the audit's own")
     features: Literal["bigram", "counts"] = Field(default="bigram", description=f"one of {', '.join(FEATURES)}")
     scale: float = Field(default=1.0, gt=0, description="standard deviation of the random parameters")
-    temperature: float = Field(default=1.0, gt=0, description="T: the logits are divided by it")
+    temperature: float | None = Field(default=None, gt=0, description="T: the logits are divided by it; null is 1")
 
     @property
     def label(self) -> str:
@@ -84,8 +84,8 @@ class LinearPolicies(Policies):
         return _label(self.features, self, self.temperature)
 
 
-def _label(kind: str, block: Policies, temperature: float) -> str:
-    heat = "" if temperature == 1 else f", T {temperature:g}"
+def _label(kind: str, block: Policies, temperature: float | None) -> str:
+    heat = "" if temperature is None else f", T {temperature:g}"
     return f"{kind}, {block.num_tokens} tokens" + (" with an end" if block.has_end else "") + heat
 
 
