@@ -17,7 +17,7 @@ def saves(monkeypatch: pytest.MonkeyPatch, block: CheckpointBlock, step_minutes:
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(recording, "time", SimpleNamespace(monotonic=lambda: clock.now))
     config = RunConfig.model_construct(checkpoint=block, num_steps=num_steps)
-    recorder = recording.Recorder(config, RunFolder(Path("unused")), lambda number: {}, None)
+    recorder = recording.RunRecorder(config, RunFolder(Path("unused")), lambda number: {}, None)
     written: list[int] = []
     for number in range(1, num_steps + 1):
         clock.now += 60 * step_minutes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,9 @@ from torch import Tensor
 from scaled import session
 from scaled.cluster.probe import Probe, ProbeError, allowed, describe
 from scaled.cluster.rewards import AheadEngine, AheadTask
+from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.schedule import OneStepOff, Synchronous, version_lags
+from scaled.cluster.training_group import TrainingGroup
 from scaled.config import PrecisionBlock, ProbeBlock, ScheduleBlock, TrainingBlock
 from tests.contracts import worlds
 from tests.scaled.cluster_world import ShareEngine
@@ -108,10 +109,11 @@ def test_turns_frame_the_training() -> None:
 def test_ranks_leave_their_memory_before_engines_take_it() -> None:
     """A turn of the engines begins with the ranks giving way; a turn of the ranks only puts engines to sleep."""
     events: list[Any] = []
-    ranks = SimpleNamespace(give_way=lambda: events.append("give way"))
-    engines = SimpleNamespace(turn=lambda awake: events.append(awake))
-    session._turn(ranks, engines, True)  # type: ignore[arg-type]
-    session._turn(ranks, engines, False)  # type: ignore[arg-type]
+    ranks, engines = object.__new__(TrainingGroup), object.__new__(RolloutGroup)
+    ranks.give_way = lambda: events.append("give way")
+    engines.turn = lambda awake: events.append(awake)
+    session._turn(ranks, engines, True)
+    session._turn(ranks, engines, False)
     assert events == ["give way", True, False]
 
 
