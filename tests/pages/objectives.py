@@ -25,8 +25,8 @@ BESIDE = """
 ## A weight and a rejection
 
 `objective.rejection` is one more correction beside `objective.correction`, which only rejects: verl's Geo-RS-Token-TIS
-is `correction: {name: token_tis}` with `rejection: {name: geo_rs}`. `seq_*`, `geo_rs` and `k3_rs` take a response out of
-the mask and so out of every denominator; `token_*` give a token the weight 0 and leave it there.
+is `correction: {name: token_tis}` with `rejection: {name: geo_rs}`. `seq_*`, `geo_rs` and `k3_rs` take a response out
+of the mask and so out of every denominator; `token_*` give a token the weight 0 and leave it there.
 `objective.normalise_weights` divides the weights by their mean over the mini-batch.
 """
 
