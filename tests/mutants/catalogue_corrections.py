@@ -19,7 +19,7 @@ CORRECTIONS = (
         "C.11",
         "Tokens of rejected responses are counted in the loss's denominator, so that rejection shrinks the step.",
         "slime #657",
-        (Edit(CALL, "count(kept_BT) if totals is None", "count(is_response_BT) if totals is None"),),
+        (Edit("theory.objectives.objective:Objective._totals", "count(kept_BT)", "count(is_response_BT)"),),
         "gradients_are_score_function_forms",
     ),
     Mutant(
@@ -30,8 +30,8 @@ CORRECTIONS = (
         (
             Edit(
                 "theory.objectives.objective:Objective.totals",
-                "count(self.kept(logp_old_BT, logp_mu_BT, is_response_BT))",
-                "count(is_response_BT)",
+                "self._totals(old_BT, mu_BT, self.kept(old_BT, mu_BT, is_response_BT), is_response_BT)",
+                "self._totals(old_BT, mu_BT, is_response_BT, is_response_BT)",
             ),
         ),
         "rejection_changes_denominators",

@@ -112,7 +112,7 @@ OBJECTIVES = (
         "C",
         "PPO's bound takes the larger of the clipped and the free term.",
         "no thread: PPO Eq. 7 misread",
-        (Edit(f"{REGIONS}:MinClip.term", "self.clipped(tokens, ratio_BT, a", "self.clipped(tokens, ratio_BT, -a"),),
+        (Edit(f"{REGIONS}:held_ratio", "region.clipped(tokens, ratio_BT, a", "region.clipped(tokens, ratio_BT, -a"),),
         "gradients_are_score_function_forms",
     ),
     Mutant(

@@ -20,8 +20,18 @@ from tests.theory import test_objective_laws as laws
 from tests.theory import test_objective_masks as masks
 from tests.theory import test_objectives as objectives
 from tests.theory import test_presets as presets
-from tests.theory.laws_objectives import ADVANTAGE_ROWS, AGGREGATION_ROWS, CORRECTION_ROWS, PRESET_ROWS, REGION_ROWS
+from tests.theory import test_shelf as shelf
+from tests.theory import test_weighing as weighing
+from tests.theory.laws_objectives import (
+    ADVANTAGE_ROWS,
+    AGGREGATION_ROWS,
+    CORRECTION_ROWS,
+    LENGTH_ADVANTAGE_ROWS,
+    PRESET_ROWS,
+    REGION_ROWS,
+)
 from tests.theory.objective_batches import Batch, make_batch
+from theory.advantages import advantages_of
 from theory.objectives import CORRECTIONS
 
 
@@ -50,6 +60,14 @@ def _corrections() -> None:
         for tight in (False, True):
             corrections.test_corrections_are_their_formulas.hypothesis.inner_test(name=name, tight=tight, **BATCH)
         corrections.test_corrections_are_their_formulas.hypothesis.inner_test(name=name, tight=False, **WIDE)
+
+
+def _advantages_of_lengths() -> None:
+    lengths_PG = torch.tensor([[1, 2, 3, 4, 5], [9, 1, 1, 2, 7], [3, 3, 5, 1, 1]])
+    for name, by_hand in LENGTH_ADVANTAGE_ROWS.items():
+        got = advantages_of(name, REWARDS, lengths_PG)
+        expected = torch.tensor(by_hand(REWARDS.tolist(), lengths_PG.tolist()), dtype=got.dtype)
+        torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-7)
 
 
 def _wide_gaps() -> None:
@@ -84,7 +102,7 @@ OBJECTIVES = (
         "what_leads_back_is_never_stopped",
         times(
             laws.test_what_brings_pi_back_is_never_stopped,
-            *({"name": n, **BATCH} for n, row in REGION_ROWS.items() if row.signed and n != "none"),
+            *({"name": n, **BATCH} for n, row in REGION_ROWS.items() if row.signed and row.bounded),
         ),
     ),
     Law(
@@ -148,6 +166,33 @@ OBJECTIVES = (
         times(centering.test_where_mu_is_pi_nothing_is_taken_off, {"seed": 3, "k": 2}, {"seed": 3, "k": 5}),
     ),
     Law("the_penalty_is_taken_off", times(kl_penalty.test_kl_penalty_is_taken_off, {"estimator": "k2"})),
+    Law(
+        "the_ratio_makes_k3_unbiased",
+        times(kl_penalty.test_the_ratio_makes_k3_unbiased_for_tokens_of_mu, {"seed": 3}),
+    ),
+    Law("ctpo_widens_with_the_root", times(shelf.test_ctpo_widens_with_the_root_of_the_position)),
+    Law("k3_plus_has_the_gradient_of_k2", times(kl_penalty.test_k3_plus_is_k3_with_the_gradient_of_k2, {"seed": 3})),
+    Law(
+        "a_weight_and_a_rejection_multiply",
+        times(
+            weighing.test_a_weight_and_a_rejection_multiply,
+            *({"weight": "token_tis", "rejection": name, **BATCH} for name in ("geo_rs", "seq_max_k3", "token_k1")),
+        ),
+    ),
+    Law(
+        "rejections_look_at_the_gap",
+        times(weighing.test_a_rejection_looks_at_the_engine_gap_whatever_the_weight_is_built_on),
+    ),
+    Law(
+        "normalised_weights_have_mean_1",
+        times(
+            weighing.test_normalised_weights_have_the_mean_1,
+            *(
+                {"weight": w, "cut": Cut(torch.tensor([2, 0, 5, 1, 4, 3]), 2), **BATCH}
+                for w in ("token_tis", "seq_tis")
+            ),
+        ),
+    ),
 )
 
 ESTIMATORS = (
@@ -164,6 +209,8 @@ ESTIMATORS = (
             *({"name": n, "reward": 0.1, "G": G} for n in ADVANTAGE_ROWS for G in (3, 5, 7)),
         ),
     ),
+    Law("advantages_of_lengths_are_their_formulas", _advantages_of_lengths),
+    Law("overlong_penalty_is_a_line", times(advantages.test_overlong_penalty_is_a_line)),
     Law("divergences_equal_their_sums", times(divergences.test_exact_divergences_equal_their_sums, POLICIES)),
     Law("estimators_have_their_values", times(divergences.test_pointwise_values, {"log_r": -3.0}, {"log_r": 3.5})),
     Law("estimators_are_unbiased", times(divergences.test_k1_and_k3_are_unbiased, POLICIES)),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from theory.advantages import FORMULAS
 from theory.objectives import PRESETS
 from theory.objectives.corrections import CORRECTIONS, Correction, correction
 
@@ -14,6 +15,19 @@ An objective is a composition: advantage, ratio, trust region, correction of the
 preset is a named one. What stands here is what `describe` prints and what every run's report says;
 `python -m tests.pages.objectives` prints the page. `sg[.]` is a stopped gradient; pi, old and mu are the policy that
 learns, the one that was rolled out, and the engine that sampled.
+
+Where each comes from, by which equation, which test holds it and what differs: the [paper index](paper-index.md).
+Beside verl's and TRL's own functions: [peers](peers.md). What was looked at and left out is
+[below](#left-out-and-why).
+"""
+
+BESIDE = """
+## A weight and a rejection
+
+`objective.rejection` is one more correction beside `objective.correction`, which only rejects: verl's Geo-RS-Token-TIS
+is `correction: {name: token_tis}` with `rejection: {name: geo_rs}`. `seq_*`, `geo_rs` and `k3_rs` take a response out
+of the mask and so out of every denominator; `token_*` give a token the weight 0 and leave it there.
+`objective.normalise_weights` divides the weights by their mean over the mini-batch.
 """
 
 VERL = """
@@ -27,18 +41,79 @@ are on mu/old: "a_b" there is lo = 1/b, hi = 1/a here. `firstorder promote` reco
 """
 
 
+KL = """k1     log(pi_t/ref_t)
+k2     (log(pi_t/ref_t))^2 / 2
+k3     ref_t/pi_t - 1 - log(ref_t/pi_t)
+k3+    k3 in value, with the gradient of k2
+k3_is  (pi_t/mu_t) k3, with the gradient of both factors"""
+
+WHY = """
+## Left out, and why
+
+| paper | rule | why it is not here |
+|---|---|---|
+"""
+
+LEFT_OUT = (
+    (
+        "M2PO (2510.01161)",
+        "clips so that the mean of (log pi/old)^2 over the tokens that move away stays below a budget",
+        "its bound depends on pi of all tokens of a mini-batch, which a micro-batch does not know before its "
+        "gradient pass. Its authors' code takes the bound from each micro-batch, so that the gradient depends on "
+        "how the batch was cut; here it never does",
+    ),
+    (
+        "SAT (2607.18722)",
+        "contracts a clip's bound for the tokens whose abs(log pi/mu) is above the batch's 0.9 quantile",
+        "the same, and its kernel's formula is in no source that could be had",
+    ),
+    (
+        "ESTR (2607.22186)",
+        "stops tokens with (log pi/mu)^2 > tau (H + eps)",
+        "H is the entropy of mu at the position, which no engine records here; known from summaries alone",
+    ),
+    (
+        "RSPO (2510.23027)",
+        "scales a ratio by exp(-mean abs(log p_pi/p_old)) of the routers' probabilities",
+        "an objective sees log-probabilities of tokens; features hold old's routers, and nothing holds pi's "
+        "beside them",
+    ),
+    (
+        "optimal token baseline (2602.07078)",
+        "a baseline a position, by the accumulated square of the score",
+        "needs sum_v pi(v)^2 of every position from the trainer, and an advantage a token, where ours has one a "
+        "response",
+    ),
+    (
+        "verl's `sequence` IcePop, TRL's `sequence_mask`",
+        "the weight of a response outside its bounds is 0, and it stays in the denominator",
+        "`seq_mis` with the same bounds takes it out",
+    ),
+)
+"""Paper, rule, and why it is not here."""
+
+
 def page() -> str:
     """The page: a block a preset, then a row a correction."""
     presets = "\n\n".join(PRESETS[name].describe() for name in PRESETS)
     width = max(map(len, CORRECTIONS))
     rows = "\n".join(f"{name:<{width}}  {correction(name).formula}" for name in CORRECTIONS)
-    blocks = {"Presets": presets, "Corrections, at their default numbers": rows}
+    wide = max(map(len, FORMULAS))
+    advantages = "\n".join(f"{name:<{wide}}  {formula}" for name, formula in FORMULAS.items())
+    blocks = {
+        "Presets": presets,
+        "Corrections, at their default numbers": rows,
+        "Advantages": advantages,
+        "Estimators of the penalty KL(pi || ref)": KL,
+    }
     sections = "".join(f"\n## {title}\n\n```\n{text}\n```\n" for title, text in blocks.items())
-    return HEAD + sections + VERL + "".join(map(_verl_row, (c() for c in CORRECTIONS.values() if c().verl)))
+    verl = "".join(map(_verl_row, (c() for c in CORRECTIONS.values() if c().verl)))
+    left_out = "".join(f"| {' | '.join(row)} |\n" for row in LEFT_OUT)
+    return HEAD + sections + BESIDE + VERL + verl + WHY + left_out
 
 
 def _verl_row(fix: Correction) -> str:
-    keeps = fix.rejection.replace("|", "\\|")
+    keeps = (fix.rejection or f"w_t = {fix.symbol}").replace("|", "\\|")
     return f"| `{fix.name}` | {keeps} | {fix.verl} |\n"
 
 

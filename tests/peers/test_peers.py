@@ -18,6 +18,15 @@ from tests.peers.cases import TRL, VERL, Case, everything
 PAGE = Path(__file__).parents[2] / "docs" / "peers.md"
 
 
+@pytest.fixture(autouse=True)
+def wide() -> Iterator[None]:
+    """Formulas are compared, not roundings: TRL's numbers take torch's default type."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(default)
+
+
 @pytest.fixture(scope="module")
 def code() -> Iterator[tuple[ModuleType, ModuleType]]:
     with verl_code.verl_code() as modules:
