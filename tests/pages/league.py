@@ -310,7 +310,8 @@ objectives stand to each other where everything is known, and not what a large m
 where the weight of a whole response is at its best (its variance grows with the length, see [the token
 weight](token-weight.md)).
 
-It has every preset and every correction of the project. This makes it again: `python -m tests.pages.league`.
+It has every preset and correction of the project that asks for no more than log-probabilities and rewards.
+This makes it again: `python -m tests.pages.league`.
 
 Cells: KL(mu, old) = {gaps} nats a token; pi on old, or {stale} nats a token from it along the true gradient
 (what several updates a rollout leave); temperature {heats}; rewards {rewards}. Medians over {seeds} policies.
