@@ -27,9 +27,9 @@ from sandbox.model import MoE
 from sandbox.model.checkpoint import load, load_hf, to_hf
 from sandbox.model.layers import Layer, Pass, linear
 from theory.routing.gates import Gate, route
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.routing.record import RoutingRecord
-from theory.routing.replay import NaturalRouting, RoutingPass
+from theory.routing.replay import NaturalRouting, ReplayContext
 
 AS_PRECISION: dict[Precision, tuple[Defect, ...]] = {
     "fp32": (),
@@ -144,8 +144,8 @@ class DecoderReference:
         num_rows = [len(tokens) - 1 for tokens in sequences]
         tokens_BS = pad_sequence(list(sequences), batch_first=True)
         kept = tuple(torch.arange(n) for n in num_rows)
-        how = PassRouting("natural" if record is None else "replay", record, feature_rows=kept)
-        with RoutingPass(how, num_rows, max(num_rows), self.moe_layers) as routing:
+        how = RoutingPlan("natural" if record is None else "replay", record, feature_rows=kept)
+        with ReplayContext(how, num_rows, max(num_rows), self.moe_layers) as routing:
             hidden_BSD = self.model.forward_hidden(tokens_BS[:, :-1], routing, numerics=self.numerics)
             logits_BSV = self.model.logits(hidden_BSD.flatten(0, 1), numerics=self.numerics).unflatten(
                 0, hidden_BSD.shape[:2]

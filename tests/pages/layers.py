@@ -29,7 +29,7 @@ from sandbox.training.engine import SandboxTrainingEngine
 from theory.algorithm import OptimizerSettings
 from theory.contracts import Prompt, Sampling
 from theory.routing.gates import GATES
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
 V = 40
@@ -131,7 +131,7 @@ class Patient:
         """What stands before and after the fault by a trace of the engine, ("", "") for none."""
         rollouts = engine.generate(self.prompts, Sampling(max_tokens=24, num_responses=4, seed=1))
         trainer = SandboxTrainingEngine(self.model, OptimizerSettings(learning_rate=1e-3))
-        scores = trainer.score(rollouts, PassRouting("natural"))
+        scores = trainer.score(rollouts, RoutingPlan("natural"))
         trace = Trace.of(rollouts, scores, torch.zeros(len(rollouts)), 0)
         found = trace_routes(trace, "mu", self.reference, "bf16")
         return between(found) if found.is_out else ("", "")

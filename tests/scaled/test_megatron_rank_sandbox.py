@@ -247,7 +247,7 @@ def a_token_budget_that_keeps_the_order_changes_no_bit(folder: Path) -> None:
 def gradients_that_are_given_up_come_back(folder: Path) -> None:
     """Between updates offloaded gradients take no memory, 4 bytes a weight less by plan's count; no bit changes."""
     rollouts, results = batch(), []
-    routing = PassRouting("replay", record=altered_routes(rollouts, layers()))
+    routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
     for offload in (None, ("gradients",)):
         engine = OneRank(folder, algorithm("R3"), offload=offload, distributed_optimizer=True)
         optimizer = engine.rank.optimizer

@@ -20,7 +20,7 @@ from tests.pages.layers import MODELS, PLANTS, Patient, V
 from theory.algorithm import OptimizerSettings
 from theory.contracts import Prompt, Sampling
 from theory.routing.gates import select
-from theory.routing.passes import PassRouting
+from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
 SEED = 7
@@ -112,7 +112,7 @@ def test_a_trace_of_the_model_itself_has_nothing_out_and_its_log_probabilities_t
     engine.load_weights(to_hf(model), 0)
     prompts = [Prompt(str(i), (1 + i, 2, 3), "") for i in range(4)]
     rollouts = engine.generate(prompts, Sampling(max_tokens=8, num_responses=2, seed=0))
-    scores = SandboxTrainingEngine(model, OptimizerSettings(learning_rate=1e-3)).score(rollouts, PassRouting("natural"))
+    scores = SandboxTrainingEngine(model, OptimizerSettings(learning_rate=1e-3)).score(rollouts, RoutingPlan("natural"))
     trace = Trace.of(rollouts, scores, torch.zeros(8), 0)
     for side in ("mu", "old"):
         found = trace_routes(trace, side, DecoderReference(model), "fp32")
