@@ -13,6 +13,7 @@ from lab.flow import FlowConfig, ends, flow, load_config
 from lab.flow.run import run_of
 from lab.flow.table import difference, interval
 from lab.strict import ConfigError
+from sandbox.exact.flow import SandboxFlow
 
 CONFIG = """
 name: tiny
@@ -93,4 +94,4 @@ def test_bad_configs_are_refused(override: list[str], message: str, tmp_path: Pa
 @pytest.mark.parametrize("path", sorted(Path("configs/flow").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_flow_config_loads(path: Path) -> None:
     """Each file under configs/flow/ is a config of this version."""
-    assert load_config(path).name
+    assert load_config(path, sandbox=lambda: SandboxFlow).name
