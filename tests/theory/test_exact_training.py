@@ -11,11 +11,12 @@ from torch import Tensor
 from tests.theory.exact_runs import make_task, sampled_run
 from theory.exact import engines
 from theory.exact.engines import engine
-from theory.exact.estimator import Problem, estimate, true_gradient
+from theory.exact.estimator import Problem, estimate, true_gradient, value
 from theory.exact.expected import Batch
 from theory.exact.forest import Forest
 from theory.exact.groups import Group
-from theory.exact.policies import TabularPolicy
+from theory.exact.networks import NetworkPolicy, placed
+from theory.exact.policies import LinearPolicy, TabularPolicy
 from theory.exact.rates import reinforce, slope
 from theory.exact.training import Settings, train
 from theory.exact.trajectory import COLUMNS, Task
@@ -90,6 +91,40 @@ def test_a_sequence_weight_follows_the_true_gradient() -> None:
     )
     assert max(found["bias"]) < 1e-10
     assert min(found["kl_mu_old"]) > 1e-2
+
+
+def test_a_temperature_divides_the_logits_and_the_rate_twice() -> None:
+    """Logits x at T = 2 make the run of logits x / T at 1 with a rate T^2 times smaller, and its variance / T^2."""
+    task, policy = make_task("tabular", T=2)
+    assert isinstance(policy, TabularPolicy)
+    hot = TabularPolicy(task.forest, tuple(2 * x for x in policy.logits), temperature=2.0)
+    own = engine("sharper", 0.3, policy, stream(0, "temperature"))
+    objective = reinforce("none")
+    one = train(task, policy, own, Settings(objective, "sgd", 1.0, 3))
+    two = train(task, hot, own, Settings(objective, "sgd", 4.0, 3))
+    assert two["reward"] == pytest.approx(one["reward"], rel=1e-12)
+    assert two["variance"] == pytest.approx([x / 4 for x in one["variance"]], rel=1e-12)
+    assert two["reward"][-1] != two["reward"][0]
+
+
+def test_other_policies_at_a_temperature_are_differentiated_as_they_are() -> None:
+    """A network's and a linear policy's gradient at T = 2 is the slope of J along it, and its variance the audit's."""
+    forest = make_task(T=2)[0].forest
+    reward_Y, generator = make_task(T=2)[0].reward_Y, stream(0, "tempered")
+    for policy in (
+        NetworkPolicy.random(forest, generator, 2.0, num_hidden=4, temperature=2.0),
+        LinearPolicy.random(forest, generator, 2.0, placed, temperature=2.0),
+    ):
+        logp = policy.logp()
+        gradient = true_gradient(Problem(policy, logp, logp, reward_Y))
+        up, down = (value(Problem(policy.moved(h * gradient), logp, logp, reward_Y)) for h in (1e-4, -1e-4))
+        assert (up - down) / 2e-4 == pytest.approx(float(gradient.square().sum()), rel=1e-5)
+        (row,) = (forest.paths(y, y + 1) for y in (3,))
+        ones_1T = row.is_response_BT.double()
+        edges = forest.zero_edges()
+        forest.scatter(edges, ones_1T, row)
+        norm = float(policy.pullback(edges).square().sum())
+        assert float(policy.squared_norms(ones_1T, row)) == pytest.approx(norm, rel=1e-10)
 
 
 # ---- the drift -------------------------------------------------------------------------------------------------------
