@@ -15,6 +15,7 @@ from theory.exact.estimator import Problem, estimate, true_gradient, value
 from theory.exact.expected import Batch
 from theory.exact.forest import Forest
 from theory.exact.groups import Group
+from theory.exact.levels import Edges
 from theory.exact.networks import NetworkPolicy, placed
 from theory.exact.policies import LinearPolicy, TabularPolicy
 from theory.exact.rates import reinforce, slope
@@ -68,7 +69,7 @@ def test_prompts_are_averaged_and_openings_compared(name: str, group: Group) -> 
     update = Batch(forest, mu, logp, task.reward_Y, objective, group).update(policy)
     one = Forest.uniform(forest.tree, 1, 2)
 
-    def half(edges: list[Tensor], prompt: int) -> list[Tensor]:
+    def half(edges: Edges, prompt: int) -> list[Tensor]:
         return [x.chunk(2)[prompt] for x in edges]
 
     for prompt in range(2):
