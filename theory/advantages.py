@@ -70,7 +70,7 @@ def leave_one_out(rewards_PG: Float[Tensor, "P G"]) -> Float[Tensor, "P G"]:
 
 def _require_group(rewards_PG: Tensor, name: str) -> None:
     if rewards_PG.shape[1] < 2:
-        raise ValueError(f"{name}: expected at least 2 responses a prompt, got G = {rewards_PG.shape[1]}")
+        raise ValueError(f"{name}: expected at least 2 responses per prompt, got G = {rewards_PG.shape[1]}")
 
 
 def opo(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"]) -> Float[Tensor, "P G"]:

@@ -141,7 +141,7 @@ CAPTURE = (
         "sglang #12162",
         (
             Edit(
-                f"{ENGINE}._decode",
+                f"{ENGINE}.decode",
                 "buffers.store(recorder, active_A, positions_A)",
                 "buffers.store(recorder, active_A, positions_A)\n"
                 "    buffers.experts_BWLK[active_A, positions_A] = buffers.experts_BWLK[active_A, positions_A - 1]",

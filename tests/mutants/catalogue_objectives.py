@@ -291,8 +291,8 @@ OBJECTIVES = (
         (
             Edit(
                 "theory.objectives.objective:Objective.centering_of",
-                "weight = self._weight(log_gap_Bt.detach(), there_Bt, there_Bt)",
-                "weight = self._weight(torch.zeros_like(log_gap_Bt).detach(), there_Bt, there_Bt)",
+                "weight = self._weight(log_gap_Bt.detach(), log_rho_Bt, there_Bt, there_Bt)",
+                "weight = self._weight(torch.zeros_like(log_gap_Bt).detach(), log_rho_Bt, there_Bt, there_Bt)",
             ),
         ),
         "centred_scores_have_mean_0",

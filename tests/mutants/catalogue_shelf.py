@@ -41,7 +41,7 @@ SHELF = (
         f"{FIXES}.rejections:TokenK2.truncated", "> self.max_k2", "> self.max_k2 / 2", WEIGHTS,
     ),
     misread(
-        "k3_is_of_the_other_direction", "A token's k3 is that of KL(old || mu).", "verl's token_k3",
+        "k3_is_of_the_other_direction", "A token's k3 is that of the KL from old to mu.", "verl's token_k3",
         f"{FIXES}.rejections:TokenK3.truncated", "log_gap_BT)", "-log_gap_BT)", WEIGHTS,
     ),
     misread(

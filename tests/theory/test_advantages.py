@@ -63,7 +63,7 @@ def test_groups_that_cannot_be_compared_are_refused(name: str) -> None:
     if ADVANTAGE_ROWS[name].smallest_group == 1:
         assert torch.equal(ADVANTAGES[name](torch.ones(2, 1)), torch.zeros(2, 1))
     else:
-        with pytest.raises(ValueError, match="at least 2 responses a prompt, got G = 1"):
+        with pytest.raises(ValueError, match="at least 2 responses per prompt, got G = 1"):
             ADVANTAGES[name](torch.ones(2, 1))
 
 

@@ -56,7 +56,9 @@ LINES: dict[str, Callable[[], object]] = {
     "expected offsets that rise from 0 to 2 rows, got []": lambda: check_offsets(torch.zeros(0, dtype=torch.int64), 2),
     "expected offsets that rise from 0 to 2 rows, got [1, 2]": lambda: check_offsets(torch.tensor([1, 2]), 2),
     "expected at least 1 response token in the parts together, got 0": lambda: combine_metrics([(0, {}), (0, {})]),
-    "unknown KL estimator 'k4': did you mean 'k3'? (expected one of: k1, k2, k3)": lambda: kl_pi_ref(LOGP, LOGP, "k4"),
+    "unknown KL estimator 'k4': did you mean 'k3'? (expected one of: k1, k2, k3, k3+, k3_is)": lambda: kl_pi_ref(
+        LOGP, LOGP, "k4"
+    ),
     "minirl: kl_coefficient: expected a number, got 'much'": lambda: preset("minirl", kl_coefficient="much"),
     "num_responses: expected at least 2 or None (infinitely many), got 1": lambda: Group(1),
     "unknown baseline 'median': did you mean 'mean'? (expected one of: mean, none)": lambda: Group(None, "median"),

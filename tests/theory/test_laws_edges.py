@@ -13,7 +13,9 @@ from theory.advantages import group_norm, leave_one_out
 from theory.objectives import CORRECTIONS, PRESETS, combine_metrics, correction, preset
 from theory.objectives.objective import _require_shapes
 
-SIGNED = [name for name, row in REGION_ROWS.items() if row.signed and name != "none"]
+UNBOUNDED = {"none", "soft_gate", "gamma_kernel"}
+"""Regions without a bound, which count no clipped tokens."""
+SIGNED = [name for name, row in REGION_ROWS.items() if row.signed and name not in UNBOUNDED]
 CAPPED = [name for name, cls in CORRECTIONS.items() if "cap" in cls.__dataclass_fields__]
 
 

@@ -108,8 +108,11 @@ def test_at_n_1_a_replay_of_old_changes_nothing() -> None:
 
 
 def test_off_policy_the_modes_part() -> None:
-    """With three updates a rollout, no two of no replay, R2, R3 and Pr2 make the same run."""
-    runs = [run(mode, NOISE, 3) for mode in ("none", "R2", "R3", "Pr2")]
+    """With three updates per rollout, no two of no replay, R2, R3 and Pr2 make the same run.
+
+    Two rollouts: in the first one Pr2's predictor still is zero, so that it is R2.
+    """
+    runs = [run(mode, NOISE, 3, num_updates=6) for mode in ("none", "R2", "R3", "Pr2")]
     assert not any(same(a, b) for a, b in itertools.combinations(runs, 2))
 
 
