@@ -140,7 +140,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_spoiled_trace_is_a_trace_or_one_line(name: str, tmp_path: Path, record_property: Any) -> None:
-    """Loading ends with a trace that fits its schema, or with a ValueError whose lines, one per bad row, name the file."""
+    """Loading ends with a trace that fits its schema, or with an error whose lines, one per bad row, name the file."""
     refused = 0
     for case in range(num_cases(80)):
         path = spoiled(name, case, tmp_path)
