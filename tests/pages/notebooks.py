@@ -26,6 +26,8 @@ import plotly
 from nbclient import NotebookClient
 from PIL import Image
 
+from lab.report.style import PALETTE
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -96,12 +98,17 @@ def drawn(figures: Sequence[dict[str, Any]]) -> list[bytes]:
     found = re.findall(r"<pre>data:image/png;base64,([^<]+)</pre>", dumped)
     if len(found) != len(figures):
         raise RuntimeError(f"expected {len(figures)} figures of Chromium, got {len(found)}")
-    return [_small(base64.b64decode(html.unescape(text))) for text in found]
+    return [small(base64.b64decode(html.unescape(text))) for text in found]
 
 
-def _small(png: bytes) -> bytes:
-    image = Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    image.save(out := io.BytesIO(), "PNG", optimize=True)
+def small(png: bytes) -> bytes:
+    """The PNG with a palette of few colours, of which the lines' inks are as they were however thin the line."""
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    inks = [int(ink.line[i : i + 2], 16) for ink in PALETTE for i in (1, 3, 5)]
+    others = image.quantize(COLOURS - len(PALETTE)).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(inks + others[: 3 * (COLOURS - len(PALETTE))])
+    image.quantize(palette=palette, dither=Image.Dither.NONE).save(out := io.BytesIO(), "PNG", optimize=True)
     return out.getvalue()
 
 
