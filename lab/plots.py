@@ -100,6 +100,41 @@ def bars(series: Mapping[str, Mapping[str, Number]], *, title: str, x: str, y: s
     return figure.update_yaxes(**scale.axis()) if scale.is_log else figure
 
 
+def stacks(
+    series: Mapping[str, Mapping[str, Number]], *, limits: Mapping[str, Number], title: str, x: str
+) -> go.Figure:
+    """Lying bars, one a category, each made of the series' parts; a line marks the limit of each category.
+
+    Raises ValueError for a limit of no category.
+    """
+    categories = list(dict.fromkeys(name for values in series.values() for name in values))
+    for name in limits:
+        if name not in categories:
+            raise ValueError(f"limits: expected one of {', '.join(categories)}, got {name!r}")
+    figure = _figure(title, x, "")
+    for index, (part, values) in enumerate(series.items()):
+        figure.add_bar(
+            x=list(values.values()),
+            y=list(values),
+            name=part,
+            orientation="h",
+            marker={
+                "color": PALETTE[index % len(PALETTE)].line,
+                "pattern": {"shape": "/" if index >= len(PALETTE) else ""},
+            },
+            hovertemplate="%{x:.3g}",
+        )
+    for name, limit in limits.items():
+        at = categories.index(name)
+        figure.add_shape(
+            type="line", x0=limit, x1=limit, y0=at - 0.45, y1=at + 0.45, line={"color": "#333333", "dash": "dot"}
+        )
+        figure.add_annotation(
+            x=limit, y=at + 0.45, text=f"limit {number(float(limit))}", showarrow=False, yanchor="bottom"
+        )
+    return figure.update_layout(barmode="stack", legend={"orientation": "h", "y": -0.25})
+
+
 def heat(
     values: Sequence[Sequence[Number | None]],
     *,
@@ -257,4 +292,16 @@ def _bundle(figure: go.Figure) -> dict[str, Any]:
     return figure._repr_mimebundle_()
 
 
-__all__ = ["Log", "Series", "bars", "clouds", "dials", "heat", "lines", "of_report", "quartiles_of", "series_of"]
+__all__ = [
+    "Log",
+    "Series",
+    "bars",
+    "clouds",
+    "dials",
+    "heat",
+    "lines",
+    "of_report",
+    "quartiles_of",
+    "series_of",
+    "stacks",
+]

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
-from lab.plots import bars, clouds, dials, heat, lines, of_report, quartiles_of, series_of
+from lab.plots import bars, clouds, dials, heat, lines, of_report, quartiles_of, series_of, stacks
 from lab.report.overview import reward_picture
 from lab.report.runs import load_runs
 from lab.report.style import DASHES, PALETTE
@@ -51,6 +51,20 @@ def test_more_lines_than_colours_are_told_apart() -> None:
     assert len({(trace.line.color, trace.line.dash) for trace in figure.data}) == len(names)
     assert [trace.mode for trace in figure.data[:2]] == ["markers", "lines+markers"]
     assert lines({"a": {0: 1.0}}, dashed=["a"], **WORDS).data[0].line.dash == DASHES[1]
+
+
+def test_stacks_are_the_numbers() -> None:
+    """A part is a trace over the categories; a limit stands at its own category; parts beyond the colours differ."""
+    parts = {f"part {i}": {"a": float(i), "b": 1.0} for i in range(len(PALETTE) + 1)}
+    figure = stacks(parts, limits={"b": 5.0}, title="t", x="GiB")
+    assert figure.layout.barmode == "stack"
+    assert {trace.name: dict(zip(trace.y, trace.x, strict=True)) for trace in figure.data} == parts
+    (limit,) = figure.layout.shapes
+    assert (limit.x0, limit.x1) == (5.0, 5.0) and limit.y0 < 1 < limit.y1
+    looks = {(trace.marker.color, trace.marker.pattern.shape) for trace in figure.data}
+    assert len(looks) == len(parts)
+    with pytest.raises(ValueError, match="limits: expected one of a, b, got 'c'"):
+        stacks(parts, limits={"c": 1.0}, title="t", x="GiB")
 
 
 def test_heat_and_clouds_are_the_numbers() -> None:

@@ -1,0 +1,150 @@
+"""Notebooks as they are stored: run, with static figures; `python -m tests.pages.notebooks [NAME ...]` stores them.
+
+GitHub and other viewers run no script. A Plotly figure is stored as the PNG that headless Chromium draws of it, and a
+dial, which nothing would answer there, is left out. Whoever runs a notebook has both again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import plotly
+from nbclient import NotebookClient
+from PIL import Image
+
+from lab.report.style import PALETTE
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PLOTLY = "application/vnd.plotly.v1+json"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+IMAGES = ("image/png", "image/svg+xml")
+WIDTH, SCALE, COLOURS = 860, 1.5, 48
+"""A stored figure: CSS pixels, device pixels for each, and colours of its palette."""
+
+# Chromium draws every figure, and the page that it dumps then holds each as a PNG in text.
+DRAW = """<!doctype html><meta charset="utf-8"><script src="{script}"></script><body></body><script>
+const figures = {figures};
+(async () => {{
+  for (const figure of figures) {{
+    const size = {{width: {width}, height: figure.layout.height || 420}};
+    const drawn = document.createElement("pre");
+    drawn.textContent = await Plotly.toImage(figure, {{format: "png", scale: {scale}, ...size}});
+    document.body.append(drawn);
+  }}
+}})();
+</script>"""
+
+
+def execute(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook itself, run from the repository's root with new outputs; a cell that raises raises here."""
+    # Three minutes is what a notebook may take on an idle laptop; a shared machine is slower.
+    client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOT)}}, record_timing=False)
+    client.execute()
+    return notebook
+
+
+def sources(notebook: nbformat.NotebookNode) -> str:
+    """A digest of the notebook's code: stored outputs carry that of the code which made them."""
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return hashlib.sha256(json.dumps(code).encode()).hexdigest()[:16]
+
+
+def store(path: Path) -> None:
+    """Runs the notebook and writes it back with its outputs, figures as PNG."""
+    notebook = execute(nbformat.read(path, as_version=4))
+    figures = [output["data"][PLOTLY] for output in _outputs(notebook) if PLOTLY in output.get("data", {})]
+    images = iter(drawn(figures) if figures else [])
+    notebook.metadata.pop("widgets", None)
+    notebook.metadata["firstorder"] = {"sources": sources(notebook)}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            kept = [output for output in _joined(cell.outputs) if WIDGET not in output.get("data", {})]
+            cell.outputs = [_still(output, images) for output in kept]
+            cell.metadata.clear()
+    nbformat.write(notebook, path)
+
+
+def drawn(figures: Sequence[dict[str, Any]]) -> list[bytes]:
+    """Each figure as a PNG of few colours. RuntimeError where no Chromium is found or it draws fewer than asked."""
+    browser = next(
+        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    )
+    if browser is None:
+        raise RuntimeError("expected Chromium or Chrome on the PATH to draw the figures, got neither")
+    script = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "figures.html"
+        # Within a script "</" would end it.
+        data = json.dumps(figures).replace("</", "<\\/")
+        page.write_text(DRAW.format(script=script.as_uri(), figures=data, width=WIDTH, scale=SCALE), encoding="utf-8")
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000", "--dump-dom"]
+        command += [f"--user-data-dir={folder}/profile", page.as_uri()]
+        dumped = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    found = re.findall(r"<pre>data:image/png;base64,([^<]+)</pre>", dumped)
+    if len(found) != len(figures):
+        raise RuntimeError(f"expected {len(figures)} figures of Chromium, got {len(found)}")
+    return [small(base64.b64decode(html.unescape(text))) for text in found]
+
+
+def small(png: bytes) -> bytes:
+    """The PNG with a palette of few colours, of which the lines' inks are as they were however thin the line."""
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    inks = [int(ink.line[i : i + 2], 16) for ink in PALETTE for i in (1, 3, 5)]
+    others = image.quantize(COLOURS - len(PALETTE)).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(inks + others[: 3 * (COLOURS - len(PALETTE))])
+    image.quantize(palette=palette, dither=Image.Dither.NONE).save(out := io.BytesIO(), "PNG", optimize=True)
+    return out.getvalue()
+
+
+def _still(output: nbformat.NotebookNode, images: Iterator[bytes]) -> nbformat.NotebookNode:
+    """The output with a picture in place of a figure that wants a script."""
+    if PLOTLY in output.get("data", {}):
+        title = output["data"][PLOTLY]["layout"].get("title", {}).get("text", "untitled")
+        png = base64.b64encode(next(images)).decode()
+        output["data"] = {"image/png": png, "text/plain": f"Figure: {title}"}
+    elif "text/plain" in output.get("data", {}):
+        # An address is another one each time.
+        output["data"]["text/plain"] = re.sub(r" at 0x[0-9a-f]+", "", output["data"]["text/plain"])
+    output.get("metadata", {}).clear()
+    return output
+
+
+def _joined(outputs: Sequence[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """The outputs, with printed text that came in pieces as one."""
+    out: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if out and output.output_type == "stream" and out[-1].get("name") == output.name:
+            out[-1].text += output.text
+        else:
+            out.append(output)
+    return out
+
+
+def _outputs(notebook: nbformat.NotebookNode) -> Iterator[nbformat.NotebookNode]:
+    return (output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
+
+
+if __name__ == "__main__":
+    # What a notebook trains stays where `make demo` keeps its runs.
+    os.environ.setdefault("FIRSTORDER_RUNS", str(ROOT / "runs"))
+    asked = sys.argv[1:]
+    for one in NOTEBOOKS:
+        if not asked or any(one.stem.startswith(name) for name in asked):
+            print(one.stem, flush=True)
+            store(one)

@@ -1,0 +1,114 @@
+"""Laws of the notebooks as they are stored: run once, with pictures that a viewer without scripts shows."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from PIL import Image
+
+from lab.report.style import PALETTE
+from tests.pages.notebooks import COLOURS, IMAGES, NOTEBOOKS, ROOT, WIDTH, small, sources
+
+MOST_BYTES, MOST_IN_ALL = 150_000, 1_500_000
+"""Of a notebook's outputs, and of those of all."""
+LONG = 30
+"""A cell of more lines is one that a reader skips."""
+OF_A_MACHINE = re.compile(rf"{re.escape(str(ROOT))}|/home/|/root/|/tmp/|/work/|/Users/")
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code(path: Path) -> list[nbformat.NotebookNode]:
+    """The cells of code, in order."""
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+def outputs(path: Path) -> Iterator[nbformat.NotebookNode]:
+    """What the stored cells put out, in order."""
+    return (output for cell in code(path) for output in cell.outputs)
+
+
+def size(path: Path) -> int:
+    """Bytes of the stored outputs, as JSON."""
+    return sum(len(json.dumps(output).encode()) for output in outputs(path))
+
+
+@each_notebook
+def test_stored_outputs_are_those_of_the_code(path: Path) -> None:
+    """Every cell ran once, from top to bottom, as it stands: `python -m tests.pages.notebooks` after a change."""
+    assert [cell.execution_count for cell in code(path)] == list(range(1, len(code(path)) + 1))
+    notebook = nbformat.read(path, as_version=4)
+    assert notebook.metadata["firstorder"]["sources"] == sources(notebook)
+
+
+@each_notebook
+def test_what_is_stored_needs_no_script(path: Path) -> None:
+    """Pictures and words alone: no widget, no figure of Plotly, no error, no warning, no path of a machine."""
+    assert "widgets" not in nbformat.read(path, as_version=4).metadata
+    shown = {"text/plain", "text/html", *IMAGES}
+    num_pictures = 0
+    for output in outputs(path):
+        assert output.output_type in ("stream", "display_data", "execute_result")
+        assert output.get("name", "stdout") == "stdout" and set(output.get("data", {})) <= shown
+        words = [output.get("text", ""), *(v for kind, v in output.get("data", {}).items() if kind != "image/png")]
+        assert not any(OF_A_MACHINE.search(text) or "<script" in text for text in words)
+        num_pictures += any(kind in output.get("data", {}) for kind in IMAGES)
+    assert num_pictures >= 1
+
+
+@each_notebook
+def test_stored_figures_are_drawn(path: Path) -> None:
+    """A picture is as wide as asked and has ink of several colours: none is blank."""
+    for output in outputs(path):
+        if "image/png" in output.get("data", {}):
+            image = Image.open(io.BytesIO(base64.b64decode(output["data"]["image/png"]))).convert("RGB")
+            assert image.width >= WIDTH
+            colours = image.getcolors(image.width * image.height)
+            assert colours is not None and len(colours) > 8
+            assert max(count for count, _ in colours) < 0.99 * image.width * image.height
+
+
+def test_a_small_picture_keeps_the_inks() -> None:
+    """Among a thousand shades that are everywhere, the few pixels of each line keep its colour."""
+    image = Image.new("RGB", (100, 100))
+    image.putdata([(n % 250, n // 250 * 6, 128) for n in range(100 * 100)])
+    for n, ink in enumerate(PALETTE):
+        image.putpixel((n, n), tuple(bytes.fromhex(ink.line[1:])))
+    image.save(png := io.BytesIO(), "PNG")
+    found = Image.open(io.BytesIO(small(png.getvalue()))).convert("RGB")
+    colours = found.getcolors(100 * 100)
+    assert colours is not None and len(colours) <= COLOURS
+    assert [found.getpixel((n, n)) for n in range(len(PALETTE))] == [
+        image.getpixel((n, n)) for n in range(len(PALETTE))
+    ]
+
+
+@each_notebook
+def test_a_notebook_is_for_a_reader(path: Path) -> None:
+    """Nothing is defined; a third of the cells at most is silent or long; a dial turns; it ends in a question."""
+    cells = nbformat.read(path, as_version=4).cells
+    skipped = [cell for cell in code(path) if not cell.outputs or len(cell.source.splitlines()) > LONG]
+    assert 3 * len(skipped) <= len(cells)
+    lines = [line.lstrip() for cell in code(path) for line in cell.source.splitlines()]
+    assert not any(line.startswith(("def ", "class ")) for line in lines)
+    assert any(line.startswith("dials(") for line in lines)
+    assert cells[-1].id == "yours" and "?" in cells[-1].source
+
+
+def test_the_stored_outputs_are_small() -> None:
+    """A clone stays light: what pictures weigh by notebook and in all."""
+    sizes = {path.stem: size(path) for path in NOTEBOOKS}
+    assert max(sizes.values()) <= MOST_BYTES and sum(sizes.values()) <= MOST_IN_ALL, sizes
+
+
+def test_every_notebook_is_listed() -> None:
+    """docs/notebooks.md has a row for each."""
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert listed == [path.stem for path in NOTEBOOKS]
