@@ -280,20 +280,6 @@ def test_an_error_in_all_ranks_is_that_error(ranks: TrainingGroup) -> None:
         ranks.score(rollouts, RoutingPlan("replay", record=record))
 
 
-def test_the_death_of_a_rank_is_rank_died(ranks: TrainingGroup) -> None:
-    """A rank that is killed (-9) makes the next call RankDied within seconds, also for the one that waits for it."""
-    rollouts = alone()
-    ranks.score(rollouts, RoutingPlan("natural"))
-    os.kill(ranks.pids()[1], signal.SIGKILL)
-    start = time.monotonic()
-    with pytest.raises(RankDied, match="rank 1 of 2 died"):
-        ranks.score(rollouts, RoutingPlan("natural"))
-    assert time.monotonic() - start < 30
-
-
-# -- the cluster
-
-
 def test_ranks_and_ray_listen_on_loopback_alone(cluster: Cluster, ranks: TrainingGroup) -> None:
     """Where a run has Ray for itself, its processes and its ranks have no socket that another machine could reach."""
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
@@ -306,6 +292,20 @@ def test_ranks_and_ray_listen_on_loopback_alone(cluster: Cluster, ranks: Trainin
     first, second = (len(listening[pid]) for pid in ranks.pids())
     assert first > second >= 2, "rank 0 has the store besides gloo's and Ray's sockets"
     assert {ip for found in listening.values() for ip in found} == {"127.0.0.1"}
+
+
+def test_the_death_of_a_rank_is_rank_died(ranks: TrainingGroup) -> None:
+    """A rank that is killed (-9) makes the next call RankDied within seconds, also for the one that waits for it."""
+    rollouts = alone()
+    ranks.score(rollouts, RoutingPlan("natural"))
+    os.kill(ranks.pids()[1], signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(RankDied, match="rank 1 of 2 died"):
+        ranks.score(rollouts, RoutingPlan("natural"))
+    assert time.monotonic() - start < 30
+
+
+# -- the cluster
 
 
 def test_the_interface_of_the_config_is_used(tmp_path: Path) -> None:

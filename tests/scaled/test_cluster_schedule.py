@@ -286,7 +286,7 @@ def test_one_wrong_weight_stops_the_run() -> None:
     wrong.load_weights(tensors.items(), 4)
     with pytest.raises(
         ProbeError,
-        match=r"^engine 1 \(fp32\) disagrees with the trainer after the push of version 4: mean .* is \S+ nats a "
+        match=r"^engine 1 \(fp32\) disagrees with the trainer after the push of version 4: mean .* is \S+ nats per "
         r"token, allowed 0.0001",
     ):
         probe()(One(engine, wrong), learner, 4, engine.generate(worlds.prompts(4), Sampling(6, 2)))

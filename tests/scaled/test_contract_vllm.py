@@ -13,6 +13,7 @@ import pytest
 from scaled.config import PrecisionBlock
 from tests.contracts import worlds
 from tests.contracts.test_rollout_engine import (  # noqa: F401 - collected here as tests of this engine
+    rollouts,
     test_features_are_drawn_evenly_over_the_response,
     test_greedy_limit_takes_the_most_likely_token,
     test_load_weights_replaces_the_policy,

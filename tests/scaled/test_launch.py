@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import stat
 import subprocess
 from pathlib import Path
 from subprocess import list2cmdline
@@ -43,7 +44,8 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     words = 'while [[ "$1" == -* ]]; do if [ "$1" = -w ]; then node=$2; shift; fi; shift; done'
     write_program(programs, "srun", f'{record}\n{words}\nSLURM_NODE="$node" exec "$@"')
     write_program(programs, "scontrol", "printf 'node%d\\n' 1 2 3 4 5 6 7 8")
-    write_program(programs, "ray", f'{record}\n[ "$1" = start ] && exec sleep 3 || exit 0')
+    generate = '[ "$1" = get-auth-token ] && echo secret > "$RAY_AUTH_TOKEN_PATH"'
+    write_program(programs, "ray", f'{record}\n{generate}\n[ "$1" = start ] && exec sleep 3 || exit 0')
     write_program(programs, "firstorder", record)
     write_program(programs, "hostname", 'echo "10.0.0.${SLURM_NODE#node} fe80::1"')
     # Only the script's own check of the GPUs reads a program from stdin.
@@ -54,6 +56,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "SLURM_JOB_NODELIST": "node[1-8]",
         "SLURM_CPUS_ON_NODE": "96",
+        "RAY_AUTH_TOKEN_PATH": str(tmp_path / "auth_token"),
         "LOG": str(log),
     }
 
@@ -119,6 +122,7 @@ def test_the_slurm_script_runs(capsys, slurm, tmp_path):
     text = launch(capsys, config, "--kind", "slurm", "--seed", "7", "--task.path", "data/a b.jsonl")
     done = subprocess.run(["bash", "-c", text], env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    assert stat.S_IMODE(Path(slurm["RAY_AUTH_TOKEN_PATH"]).stat().st_mode) == 0o600
     starts = [call for call in calls(slurm, "ray") if call[0] == "start"]
     assert len([call for call in starts if "--head" in call]) == 1
     assert len([call for call in starts if "10.0.0.1:6379" in call]) == 7

@@ -170,8 +170,11 @@ def test_likeliest_tokens_are_counted_as_they_are_recorded():
     assert memory.host_memory(centred, QWEN).parts["mu's likeliest tokens"] == 8 * (4 + 4 + 4) * tokens
     name = "mu's likeliest tokens of a micro-batch"
     last = centred.training.pipeline_parallel - 1
-    held = centred.training.micro_batch_size * algorithm.max_tokens
-    assert memory.training_memory(centred, QWEN, last).parts[name] == 48 * 8 * held
+    budget = centred.training.max_tokens_per_micro_batch
+    assert memory.training_memory(centred, QWEN, last).parts[name] == 48 * 8 * budget
+    words = ["--algorithm.objective.centering", "top_k", "--algorithm.objective.centering_k", "8"]
+    by_count = recipe(*words, "--training.max_tokens_per_micro_batch", "null", "--training.micro_batch_size", "1")
+    assert memory.training_memory(by_count, QWEN, last).parts[name] == 48 * 8 * algorithm.max_tokens
     assert name not in memory.training_memory(recipe(), QWEN, last).parts
     assert "mu's likeliest tokens" not in step_payloads(recipe(), QWEN)
     full = step_payloads(recipe("--algorithm.objective.centering", "full"), QWEN)
