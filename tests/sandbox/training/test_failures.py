@@ -91,7 +91,9 @@ def test_a_full_disk_stops_the_run_and_it_goes_on_later(capsys: pytest.CaptureFi
     assert train() == 0
     (whole,) = map(RunFolder, folders())
     sizes = {p.name: p.stat().st_size for p in whole.path.rglob("*") if p.is_file()}
-    limits = {"config.yaml": 500, "step-": sizes["tensors.safetensors"] - 1, "report.html": sizes["report.html"] - 1}
+    # A report's size differs by some digits from run to run: its panel of stages holds times.
+    report = sizes["report.html"] - 10_000
+    limits = {"config.yaml": 500, "step-": sizes["tensors.safetensors"] - 1, "report.html": report}
     assert max(size for size in sizes.values() if size < 20_000) < limits["step-"] < limits["report.html"]
     for name, limit in limits.items():
         with largest_file(limit):
