@@ -50,13 +50,15 @@ class MicroBatch:
 
     Response token n stands at (response_n, position_n) of the (b, T) tensors, is the first of `targets_nJ`, before mu's
     likeliest tokens there where the rollouts have them, and is predicted by row `rows_n` of the flattened (S, b) hidden
-    states. `num_rows_b` are the routing rows, without padding. Logits are divided by `temperature`.
+    states. T is `num_positions`: the longest response of the batch, or, under a token budget, of these, as b T would
+    exceed the budget otherwise. `num_rows_b` are the routing rows without padding; logits are divided by `temperature`.
     """
 
     indices: tuple[int, ...]
     num_filling: int
     tokens_bS: Int[Tensor, "b S"]
     num_rows_b: tuple[int, ...]
+    num_positions: int
     rows_n: Int[Tensor, " n"]
     targets_nJ: Int[Tensor, "n J"]
     response_n: Int[Tensor, " n"]
@@ -123,17 +125,20 @@ def _multiple(number: int, of: int) -> int:
 def split(batch: TokenBatch, layout: Layout, training: TrainingBlock, device: torch.device) -> list[MicroBatch]:
     """This data-parallel rank's micro-batches, in order."""
     slots = arrange((batch.num_tokens_B - 1).tolist(), training)
-    return [_micro_batch(batch, slot.shares[layout.dp_rank], slot.size, slot.width, device) for slot in slots]
+    is_budgeted = training.max_tokens_per_micro_batch is not None
+    return [_micro_batch(batch, slot, layout.dp_rank, is_budgeted, device) for slot in slots]
 
 
-def _micro_batch(batch: TokenBatch, mine: Sequence[int], size: int, width: int, device: torch.device) -> MicroBatch:
+def _micro_batch(batch: TokenBatch, slot: Slot, rank: int, is_budgeted: bool, device: torch.device) -> MicroBatch:
+    mine, size, width = slot.shares[rank], slot.size, slot.width
     indices = list(mine)
     tokens_bS = torch.zeros(size, width, dtype=torch.int64)
     inputs = batch.tokens_BS[indices, :-1][:, :width]
     tokens_bS[: len(indices), : inputs.shape[1]] = inputs
     num_prompt_b, num_tokens_b = batch.num_prompt_B[indices], batch.num_tokens_B[indices]
-    T = batch.is_response_BT.shape[1]
-    exists_bT = torch.arange(T) < (num_tokens_b - num_prompt_b)[:, None]
+    num_response_b = num_tokens_b - num_prompt_b
+    T = int(num_response_b.max()) if is_budgeted and indices else batch.is_response_BT.shape[1]
+    exists_bT = torch.arange(T) < num_response_b[:, None]
     response_n, position_n = exists_bT.nonzero(as_tuple=True)
     row_n = num_prompt_b[response_n] + position_n - 1
     targets_nJ = batch.tokens_BS[indices][response_n, row_n + 1][:, None]
@@ -145,6 +150,7 @@ def _micro_batch(batch: TokenBatch, mine: Sequence[int], size: int, width: int, 
         num_filling=num_filling,
         tokens_bS=tokens_bS.to(device),
         num_rows_b=(*(num_tokens_b - 1).tolist(), *[0] * num_filling),
+        num_positions=T,
         rows_n=(row_n * size + response_n).to(device),
         targets_nJ=targets_nJ.to(device),
         response_n=response_n.to(device),

@@ -33,7 +33,7 @@ class BatchSizes:
 @dataclass(frozen=True, eq=False)
 class TokenPart:
     """Log-probabilities (entropies, and log-probabilities of mu's likeliest tokens) of the responses `indices` of the
-    batch, in nats.
+    batch, in nats; T is their micro-batch's, which may be less than the batch's.
     """
 
     indices: tuple[int, ...]
@@ -171,9 +171,10 @@ def _tokens(parts: Sequence[ScorePart] | Sequence[UpdatePart]) -> tuple[Tensor, 
     logp_BT = torch.zeros(B, sizes.num_positions)
     entropy_BT = torch.zeros(B, sizes.num_positions)
     for token in tokens:
-        logp_BT[list(token.indices)] = token.logp_bT
+        of, T = list(token.indices), token.logp_bT.shape[1]
+        logp_BT[of, :T] = token.logp_bT
         if token.entropy_bT is not None:
-            entropy_BT[list(token.indices)] = token.entropy_bT
+            entropy_BT[of, :T] = token.entropy_bT
     return logp_BT, entropy_BT if all(token.entropy_bT is not None for token in tokens) else None
 
 
@@ -186,7 +187,7 @@ def _top(parts: Sequence[ScorePart]) -> Tensor | None:
     top_BTK = torch.zeros(len(sizes.num_rows_B), sizes.num_positions, width)
     for indices, top_bTK in tokens:
         assert top_bTK is not None, "all parts are of one batch"
-        top_BTK[list(indices)] = top_bTK
+        top_BTK[list(indices), : top_bTK.shape[1]] = top_bTK
     return top_BTK
 
 

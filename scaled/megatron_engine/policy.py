@@ -51,7 +51,6 @@ class PassResult:
 @dataclass(frozen=True)
 class _Pass:
     plan: RoutingPlan
-    num_positions: int
     loss: Loss | None
     result: PassResult
 
@@ -118,15 +117,13 @@ class Policy:
         ]
         config.finalize_model_grads_func = _finalize
 
-    def run(
-        self, micro_batches: Sequence[MicroBatch], plan: RoutingPlan, num_positions: int, loss: Loss | None = None
-    ) -> PassResult:
+    def run(self, micro_batches: Sequence[MicroBatch], plan: RoutingPlan, loss: Loss | None = None) -> PassResult:
         """One pass over this rank's micro-batches, forward only without `loss`; a collective.
 
         With it, the gradients of the summed losses of all ranks lie in the main_grad of every parameter afterwards.
         Raises LedgerError where a layer was not routed exactly once in a pass.
         """
-        this = _Pass(plan, num_positions, loss, PassResult())
+        this = _Pass(plan, loss, PassResult())
         feeds = [iter([(number, micro) for micro in micro_batches]) for number in range(len(self.wrapped))]
         is_single = len(self.wrapped) == 1
         with in_flight(self.replays), torch.set_grad_enabled(loss is not None):
@@ -174,7 +171,7 @@ class Policy:
     def _score(self, this: _Pass, micro: MicroBatch, scores_1n: Tensor) -> tuple[Tensor, Tensor, dict]:
         """Megatron's loss function on the last stage: (loss, tokens to divide by: none, what to report: nothing)."""
         entropy_n, logp_n, logp_nK = scores_1n[0, :, 0].detach(), scores_1n[0, :, 1], scores_1n[0, :, 2:]
-        size = (len(micro.indices), this.num_positions)
+        size = (len(micro.indices), micro.num_positions)
         where = (micro.response_n, micro.position_n)
         logp_bT = logp_n.new_zeros(size).index_put(where, logp_n)
         logp_bTK = None

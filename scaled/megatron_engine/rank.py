@@ -62,7 +62,7 @@ class MegatronRank:
     def score(self, rollouts: Rollouts, plan: RoutingPlan) -> ScorePart:
         """This rank's share of the old pass: log pi_old of response tokens, entropies, routes; without gradients."""
         sizes = self._sizes(rollouts, plan)
-        result = self.policy.run(self._micro_batches(rollouts), plan, sizes.num_positions)
+        result = self.policy.run(self._micro_batches(rollouts), plan)
         return ScorePart(sizes, tuple(result.tokens), tuple(result.routes))
 
     def score_reference(self, rollouts: Rollouts) -> ScorePart:
@@ -71,8 +71,7 @@ class MegatronRank:
             raise ValueError("score_reference: expected an engine that keeps a reference, got keep_reference=False")
         plan = RoutingPlan("natural")
         sizes = self._sizes(rollouts, plan)
-        micro_batches = self._micro_batches(replace(rollouts, top=None))
-        result = self.reference.run(micro_batches, plan, sizes.num_positions)
+        result = self.reference.run(self._micro_batches(replace(rollouts, top=None)), plan)
         return ScorePart(sizes, tuple(result.tokens), ())
 
     def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdatePart:
@@ -85,7 +84,7 @@ class MegatronRank:
         loss = _ObjectiveLoss(minibatch, objective)
         self.optimizer.take_back()
         self.optimizer.zero_grad()
-        result = self.policy.run(self._micro_batches(rollouts), plan, sizes.num_positions, loss)
+        result = self.policy.run(self._micro_batches(rollouts), plan, loss)
         step_metrics = self.optimizer.step(self.num_updates)
         self.num_updates += 1
         predictor = None
@@ -164,8 +163,8 @@ class _ObjectiveLoss:
         self._totals: Totals = objective.totals(minibatch.logp_old_BT, whole.logp_mu_BT, whole.is_response_BT)
 
     def __call__(self, micro: MicroBatch, logp_bT: Tensor, logp_top_bTK: Tensor | None) -> Tensor:
-        def own(x_B: Tensor) -> Tensor:
-            return x_B[list(micro.indices)].to(logp_bT.device)
+        def own(x_BT: Tensor) -> Tensor:
+            return x_BT[list(micro.indices), : micro.num_positions].to(logp_bT.device)
 
         m = self._minibatch
         is_response_bT = own(self._batch.is_response_BT)
@@ -173,7 +172,7 @@ class _ObjectiveLoss:
             logp_bT,
             own(m.logp_old_BT),
             own(self._batch.logp_mu_BT),
-            own(m.advantages_B),
+            m.advantages_B[list(micro.indices)].to(logp_bT.device),
             is_response_bT,
             logp_ref_BT=None if m.logp_ref_BT is None else own(m.logp_ref_BT),
             top=None if logp_top_bTK is None else self._top(logp_top_bTK, own),

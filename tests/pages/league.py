@@ -224,8 +224,8 @@ def _plain_against_weights(frame: pd.DataFrame) -> str:
     said = []
     for level in distinct(frame, "asked_discrepancy"):
         each = [_median(frame, name, "best_1024", level) for name in (PLAIN, f"{PLAIN} + token_is")]
-        said.append(f"{number(each[0])} against {number(each[1])} at KL(mu, old) {number(level)}")
-    return f"Without a weight the error of 1,024 responses is, against that under a token weight, {'; '.join(said)}."
+        said.append(f"{number(each[0])} and {number(each[1])} at KL(mu, old) {number(level)}")
+    return f"The error of 1,024 responses, without a weight and with a token weight: {', '.join(said)}."
 
 
 def _variance(frame: pd.DataFrame) -> str:
@@ -302,19 +302,22 @@ def figure(frame: pd.DataFrame) -> Figure:
     return drawn
 
 
-INTRODUCTION = """# League table of objectives and corrections
+HEAD = """# League table of objectives and corrections
 
-{num} objectives on the same problems, by enumeration: no gradient is sampled. The problems are small (three
-tokens, four positions, parameters shared by the last token; groups of {group}), so the table says how the
-objectives stand to each other where everything is known, and not what a large model gains: responses are short,
-where the weight of a whole response is at its best (its variance grows with the length, see [the token
-weight](token-weight.md)).
+{num} objectives on the same problems, by enumeration: no gradient is sampled."""
+
+SETTING = """## The problems
+
+They are small (three tokens, four positions, parameters shared by the last token; groups of {group}), so the table
+says how the objectives stand to each other where everything is known, and not what a large model gains. Responses
+are short, where the weight of a whole response is at its best: its variance grows with the length
+([the token weight](token-weight.md)).
 
 It has every preset and correction of the project that asks for no more than log-probabilities and rewards.
 This makes it again: `python -m tests.pages.league`.
 
-Cells: KL(mu, old) = {gaps} nats a token; pi on old, or {stale} nats a token from it along the true gradient
-(what several updates a rollout leave); temperature {heats}; rewards {rewards}. Medians over {seeds} policies.
+Cells: KL(mu, old) = {gaps} nats per token; pi on old, or {stale} nats per token from it along the true gradient
+(as several updates per rollout leave it); temperature {heats}; rewards {rewards}. Medians over {seeds} policies.
 `reinforce + x` is the plain gradient under the correction x, a weight being that of the whole gap pi/mu.
 `centred`: the mean under mu is taken off (arXiv 2609.20807)."""
 
@@ -341,15 +344,16 @@ def page() -> str:
     first = [row["objective"] for row in records(standing(frame))]
     heats = dict.fromkeys(heat_of(policy) for policy in frame["policy"])
     text = [
-        INTRODUCTION.format(
-            num=len(first), group=config.groups[0].size, gaps=", ".join(map(number, config.discrepancy.token_kl)),
+        HEAD.format(num=len(first)),
+        "\n".join(f"- {one}" for one in findings(frame)),
+        PICTURED,
+        SETTING.format(
+            group=config.groups[0].size, gaps=", ".join(map(number, config.discrepancy.token_kl)),
             stale=number(config.staleness.token_kl[-1]), heats=" and ".join(heats),
             rewards=" and ".join(config.rewards), seeds=config.policies[0].seeds,
         ),
         WHEN,
         when(frame),
-        "\n".join(f"- {one}" for one in findings(frame)),
-        PICTURED,
         TABLE,
         league(frame),
         "## By temperature, reward and staleness",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from lab.flow.config import load_config
 from lab.flow.table import Interval, of_cell
 from lab.report.style import number
 from sandbox.exact.flow import SandboxFlow
+from tests.pages.predictions import Prediction, counts, verdicts
 from tests.pages.remedies_rows import (
     CLIP,
     EXACT,
@@ -52,23 +52,6 @@ PAGE = ROOT / "docs/exact-training.md"
 BLOCK = re.compile(r"(?<=<!-- remedies -->\n).*?(?=<!-- /remedies -->)", re.DOTALL)
 
 # ---- predictions -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """A sentence, what is measured for it, and the intervals that must all be above 0 where it holds."""
-
-    name: str
-    words: str
-    measured: str
-    intervals: Callable[[Remedies], list[Interval]]
-
-    def verdict(self, study: Remedies) -> str:
-        """holds, fails (an interval says the opposite) or open."""
-        found = self.intervals(study)
-        if any(one.high < 0 for one in found):
-            return "fails"
-        return "holds" if all(one.low > 0 for one in found) else "open"
 
 
 def _mean(name: str, words: str, measured: str, gap: Gap) -> Prediction:
@@ -197,17 +180,6 @@ def _single(values: pd.Series) -> Interval:
 
 # ---- words -----------------------------------------------------------------------------------------------------------
 
-COUNTED = {"holds": "hold", "fails": "fail", "open": "are open"}
-
-
-def verdicts(study: Remedies) -> str:
-    """The predictions, what was found, and whether they hold."""
-    lines = ["| | predicted | measured | found | |", "|---|---|---|---|---|"]
-    for one in PREDICTIONS:
-        found = "; ".join(map(str, one.intervals(study)))
-        lines.append(f"| {one.name} | {one.words} | {one.measured} | {found} | {one.verdict(study)} |")
-    return "\n".join(lines)
-
 
 def scope(study: Remedies) -> str:
     """How many problems each part has, and how many were planned."""
@@ -274,13 +246,11 @@ def predictors(study: Remedies) -> str:
 def block() -> str:
     """The page's part on the study, between its two marks."""
     study = Remedies(kept())
-    told = [one.verdict(study) for one in PREDICTIONS]
-    counts = ", ".join(f"{told.count(word)} {plural}" for word, plural in COUNTED.items())
     error = number(float(study.replayed(NATURAL, name="first_draw_error").mean()))
     parts = [
         "Design and predictions were committed before the runs: [decision 12](decisions/0012-remedies-study.md);\n"
-        f"rows are in `results/flow/remedies.csv`. {scope(study)} Of {len(told)} predictions {counts}.",
-        verdicts(study),
+        f"rows are in `results/flow/remedies.csv`. {scope(study)} {counts(PREDICTIONS, study)}",
+        verdicts(PREDICTIONS, study),
         "Harm is the reward of the sequence weight's run, which follows the true gradient, less a run's. Brackets are "
         "95% intervals over problems.",
         harms(study),
@@ -288,7 +258,7 @@ def block() -> str:
         replays(study),
         f"At noise 2 the mean over 8 draws leaves an error of {error} of the first gradient's length.",
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
 def main(folders: Sequence[str]) -> None:

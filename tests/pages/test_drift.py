@@ -8,7 +8,21 @@ import pytest
 
 from lab.flow.config import load_config
 from lab.flow.run import run_of
-from tests.pages.drift import BLOCK, FIXED, LONG, NONE, PAGE, PREDICTIONS, ROOT, SEQUENCE, Study, block, kept
+from tests.pages.drift import (
+    BLOCK,
+    FIXED,
+    LONG,
+    NONE,
+    PAGE,
+    PREDICTIONS,
+    ROOT,
+    SEQUENCE,
+    SUMMARY,
+    Study,
+    block,
+    kept,
+    summary,
+)
 
 DESIGN = ROOT / "docs/decisions/0010-drift-study.md"
 
@@ -17,6 +31,8 @@ def test_the_part_is_computed_from_the_rows() -> None:
     """Between its marks the page is rebuilt to the letter from the kept rows, without a run."""
     found = BLOCK.search(PAGE.read_text(encoding="utf-8"))
     assert found is not None and found.group() == block()
+    found = SUMMARY.search(PAGE.read_text(encoding="utf-8"))
+    assert found is not None and found.group() == summary()
 
 
 def test_every_prediction_of_the_design_is_tried() -> None:

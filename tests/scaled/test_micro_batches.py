@@ -5,12 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from scaled.config import TrainingBlock
-from scaled.megatron_engine.micro_batches import SLOT_SHARE, Slot, arrange
+from scaled.megatron_engine.micro_batches import SLOT_SHARE, Slot, arrange, split
+from scaled.megatron_engine.parallel import Layout
+from theory.contracts import Prompt, Response, Rollouts
 
 ROWS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
@@ -97,6 +100,20 @@ def test_ranks_compute_the_same_number_of_positions_and_about_the_same_tokens():
     tokens = [sum(rows_B[b] for slot in slots for b in slot.shares[rank]) for rank in range(4)]
     assert max(tokens) - min(tokens) < max(rows_B)
     assert _positions(slots) / sum(rows_B) < 1.12
+
+
+@pytest.mark.parametrize(("budget", "widths"), [(800, [200, 20]), (None, [200, 200])])
+def test_a_budget_bounds_what_is_scored_too(budget, widths):
+    """Under a budget T is the longest of a micro-batch's own responses, so that b T, and K times that, keep to it."""
+    responses = [
+        Response(Prompt("p", (1,), ""), torch.ones(n, dtype=torch.int64), torch.zeros(n), torch.ones(n) > 0, "stop", 0)
+        for n in [20] * 7 + [200]
+    ]
+    layout = Layout(0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, ((0,),))
+    block = _block(1, budget=budget, micro_batch_size=4)
+    found = split(Rollouts(tuple(responses)).padded(), layout, block, torch.device("cpu"))
+    assert sorted(micro.num_positions for micro in found) == sorted(widths)
+    assert [len(micro.rows_n) for micro in found] == [sum(len(responses[b].tokens) for b in m.indices) for m in found]
 
 
 @pytest.mark.parametrize(
