@@ -117,7 +117,7 @@ def _whitened(x_PG: Tensor, lengths_PG: Tensor) -> Tensor:
 def overlong_penalty(
     lengths_PG: Int[Tensor, "P G"], max_tokens: int, buffer: int, factor: float = 1.0
 ) -> Float[Tensor, "P G"]:
-    """What DAPO adds to a reward for length, in [-factor, 0]: 0 up to max_tokens - buffer, then a line down to -factor.
+    """DAPO's addition to a reward for length, in [-factor, 0]: 0 up to max_tokens - buffer, then a line to -factor.
 
     factor (max_tokens - buffer - |y|) / buffer between the two, at most 0; |y| has all tokens after the prompt.
     Raises ValueError unless 0 < buffer <= max_tokens. Source: DAPO Eq. 13, as in verl 0.9.1 and TRL 1.16 (factor 1).

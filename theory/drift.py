@@ -29,15 +29,6 @@ from theory.objectives import AGGREGATIONS, Objective, Totals
 from theory.objectives.factors import wide
 
 
-def is_tokenwise(objective: Objective) -> bool:
-    """Whether what a token adds depends on no other token: what centering asks of an objective, and this metric."""
-    try:
-        replace(objective, centering="full")
-    except ValueError:
-        return False
-    return True
-
-
 def squared_drift(
     objective: Objective,
     logp_pi_BT: Float[Tensor, "B T"],
@@ -51,8 +42,10 @@ def squared_drift(
     c is the objective's own, clips and weights included, before centering, penalty and denominators. Raises ValueError
     for an objective whose tokens depend on each other.
     """
-    if not is_tokenwise(objective):
-        raise ValueError(f"{objective.name}: expected an objective whose tokens add up one by one (see is_tokenwise)")
+    if not objective.is_tokenwise:
+        raise ValueError(
+            f"{objective.name}: expected an objective whose tokens add up one by one (Objective.is_tokenwise)"
+        )
     bare = replace(objective, centering="none", kl_coefficient=0.0, aggregation=AGGREGATIONS["token_sum"])
     leaf_BT = wide(logp_pi_BT.detach()).requires_grad_()
     with torch.enable_grad():
@@ -72,7 +65,7 @@ def drift_metrics(objective: Objective, updates: Sequence[tuple[MiniBatch, Updat
     the delta method: sqrt(B / (B - 1) sum_b (x_b - m n_b)^2) / n / (2 drift). Absent for an objective whose tokens
     depend on each other, and where no token is kept; the error also for fewer than two responses and no drift.
     """
-    if not is_tokenwise(objective):
+    if not objective.is_tokenwise:
         return {}
     sums: list[tuple[Tensor, Tensor]] = []
     for minibatch, stats in updates:
@@ -94,4 +87,4 @@ def drift_metrics(objective: Objective, updates: Sequence[tuple[MiniBatch, Updat
     return found
 
 
-__all__ = ["drift_metrics", "is_tokenwise", "squared_drift"]
+__all__ = ["drift_metrics", "squared_drift"]

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from lab.config.algorithm import ObjectiveBlock
-from theory.drift import is_tokenwise
 from theory.objectives import CORRECTIONS, PRESETS, Objective
 
 
@@ -27,7 +26,7 @@ def every_objective() -> list[dict[str, Any]]:
     centred = [
         block | {"label": f"{block.get('label', block['preset'])} + centred", "centering": "full"}
         for block in plain
-        if block["preset"] in ("reinforce", "minirl_no_is", "ppo") and is_tokenwise(_built(block))
+        if block["preset"] in ("reinforce", "minirl_no_is", "ppo") and _built(block).is_tokenwise
     ]
     first = {"preset": "reinforce", "label": "reinforce + centred by 1", "centering": "top_k", "centering_k": 1}
     return [*plain, *centred, first]

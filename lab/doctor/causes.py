@@ -29,7 +29,7 @@ class Cause:
 
 
 REPEATED = 0.25
-"""What a differing router counts, as evidence for routers that err by themselves, where all deviations repeat."""
+"""The weight of a differing router, as evidence for routers that err by themselves, where all deviations repeat."""
 
 
 def over(x: float | None, threshold: float | int, power: float | int = 4) -> float:

@@ -36,7 +36,7 @@ FORMAT = About(
 
 @dataclass
 class ReplayLog:
-    """What the files of a run say together."""
+    """The findings of a run's files, taken together."""
 
     sampled: dict[str, Mapping[str, str]] = field(default_factory=dict)
     """Digests by key at the rollout."""
@@ -58,7 +58,7 @@ class ReplayLog:
 
     @property
     def fault(self) -> tuple[str, str] | None:
-        """What is wrong and what to do first; None where replay is whole as far as the log goes."""
+        """The fault and the first thing to do; None where replay is whole as far as the log goes."""
         for name, what in zip(DIGESTS, ("tokens", "routes"), strict=True):
             if found := self.differing(name):
                 key, stage = found[0]

@@ -55,7 +55,7 @@ def flow(
 
 @dataclass(frozen=True)
 class World:
-    """What a backend makes of a config: a problem with its first policy, and the engine of one of its runs."""
+    """A backend's reading of a config: a problem with its first policy, and the engine of one of its runs."""
 
     problem: Callable[[FlowConfig, int], tuple[Task, MovablePolicy]]
     engine: Callable[[FlowConfig, int, ErrorBlock, FlowObjective, MovablePolicy], RollsOut]

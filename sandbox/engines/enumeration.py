@@ -26,7 +26,7 @@ from theory.routing.record import RoutingRecord, offsets_of
 
 @runtime_checkable
 class Decodes(Protocol):
-    """What an enumeration needs of an engine."""
+    """The part of an engine that an enumeration uses."""
 
     model: MoE
 

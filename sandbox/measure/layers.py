@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from lab.doctor.layers.reference import Precision, Routed, hand_on
 from lab.doctor.layers.states import States
 from sandbox.engines import ActivationPrecision, WeightPrecision
+from sandbox.engines.buffers import PassRecorder
 from sandbox.engines.defect import Defect, kept_weights
 from sandbox.kernels import EAGER
 from sandbox.kernels.numerics import EXACT, Numerics, compose
@@ -176,26 +177,6 @@ class DecoderReference:
         return self.model.prepare(positions_BS, routing, self.numerics, None)
 
 
-class Kept:
-    """Natural routing that keeps the logits."""
-
-    def __init__(self) -> None:
-        self.logits: dict[int, Float[Tensor, "N E"]] = {}
-
-    def route(
-        self,
-        layer_number: int,
-        hidden_ND: Float[Tensor, "N D"],
-        logits_NE: Float[Tensor, "N E"],
-        num_slots: int,
-        gate: Gate,
-        selection_bias_E: Float[Tensor, " E"] | None = None,
-    ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
-        """The experts that the logits choose, and their weights."""
-        self.logits[layer_number] = logits_NE.detach().clone()
-        return route(logits_NE, num_slots, gate, selection_bias_E)
-
-
 @torch.no_grad()
 def hidden_states(
     model: MoE, sequences: Sequence[Tensor], numerics: Numerics = EXACT, dtype: torch.dtype = torch.bfloat16
@@ -223,10 +204,10 @@ def hidden_states(
             handles.append(module.register_forward_hook(watch(f"model.layers.{match[1]}.{own}")))
     try:
         for tokens_S in sequences:
-            routing = Kept()
+            routing = PassRecorder(keep_features=True)
             keep("model.embed_tokens.out", F.embedding(tokens_S, model.embedding))
             keep("model.norm.out", model.forward_hidden(tokens_S[None], routing, numerics=numerics))
-            for layer, logits_NE in routing.logits.items():
+            for layer, logits_NE in zip(model.config.moe_layers, routing.logits, strict=True):
                 keep(f"model.layers.{layer}.mlp.gate.out", logits_NE, torch.float32)
     finally:
         for handle in handles:

@@ -139,7 +139,7 @@ class MoE(DecoderWeights):
         return positions_B[:, None] + torch.arange(S)
 
     def prepare(self, positions_BS: Tensor, routing: Routing, numerics: Numerics, cache: KVCache | None) -> Pass:
-        """What the layers share in a pass over these positions."""
+        """The tensors that the layers share in a pass over these positions."""
         S = positions_BS.shape[1]
         if cache is None:
             query_BS, num_keys, slots_M = torch.arange(S)[None], S, None

@@ -277,7 +277,7 @@ def peak_training_memory(config: ScaledRun, shape: ModelShape) -> Memory:
 
 
 def resident_memory(config: ScaledRun, shape: ModelShape) -> Memory:
-    """What the rank that needs most keeps of its GPU while engines use it: all but what an update computes with.
+    """Memory that the neediest rank keeps on its GPU while engines use it: all but what an update computes with.
 
     `training.offload` takes gradients and optimizer states away.
     """

@@ -24,7 +24,7 @@ def engine(request, weights):
 
 @pytest.fixture(scope="module")
 def rollouts(engine):
-    """What the engine samples first, for the laws of one generation; with features, of which no token depends."""
+    """The engine's first samples, for the laws of one generation; with features, on which no token depends."""
     return engine.generate(worlds.prompts(), SAMPLING)
 
 

@@ -87,7 +87,7 @@ def inside_write(num_bytes: int) -> Doom:
 
 
 def recorded(root: Path) -> dict[str, bytes]:
-    """What the newest run recorded, by name; a stray temporary file is something recorded, too."""
+    """The newest run's files by name; a stray temporary file is something recorded, too."""
     folder = max((root / "runs" / "resume").glob("*Z-*"))
     timed = ("manifest.json", "timing.jsonl", "report.html", ".lock", "log")
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in timed)

@@ -77,7 +77,7 @@ def printed(case: int, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def differences(given: Any, printed: Any, name: str = "") -> Any:
-    """What the file has and the printed config has not: (dotted name, value there, value here)."""
+    """Fields of the file that the printed config lacks or holds otherwise: (dotted name, value there, value here)."""
     if isinstance(given, Mapping) and isinstance(printed, Mapping):
         for key, value in given.items():
             yield from differences(value, printed.get(key), f"{name}.{key}".lstrip("."))

@@ -133,7 +133,7 @@ def outcome(case: int, folders: dict[str, Files], folder: Path) -> str:
 
 
 def read_by_the_cluster(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
-    """What the other world reads otherwise than the file says; nothing where it refuses the file in a line."""
+    """Fields that the other world reads otherwise than the file says; none where it refuses the file in a line."""
     try:
         shape = load_shape(folder)
     except ValueError as error:

@@ -210,7 +210,7 @@ def block() -> str:
 
 
 def summary() -> str:
-    """What the study found, for the page's first screen."""
+    """The study's main finding, for the page's first screen."""
     study = Study(kept())
     harm = interval(study.harm(FIXED, NONE), "drift", "harm")
     back = float((study(FIXED, CENTRED, "reward") - study(FIXED, NONE, "reward")).mean()) / harm.mean

@@ -55,7 +55,7 @@ class Plant:
 
     module: str
     part: str
-    """What a weight's name holds after the layer's own."""
+    """The part of a weight's name after the layer's own."""
     change: Callable[[Tensors], Tensors]
     needs_experts: bool = True
 
@@ -128,7 +128,7 @@ class Patient:
         return next((one.module for one in compare(states, self.old, "bf16") if one.is_out), "")
 
     def by_trace(self, engine: SandboxEngine) -> tuple[str, str]:
-        """What stands before and after the fault by a trace of the engine, ("", "") for none."""
+        """The places that a trace of the engine names before and after the fault; ("", "") for none."""
         rollouts = engine.generate(self.prompts, Sampling(max_tokens=24, num_responses=4, seed=1))
         trainer = SandboxTrainingEngine(self.model, OptimizerSettings(learning_rate=1e-3))
         scores = trainer.score(rollouts, RoutingPlan("natural"))

@@ -182,7 +182,7 @@ def by_level(frame: pd.DataFrame, names: Sequence[str]) -> str:
 
 
 def findings(frame: pd.DataFrame) -> list[str]:
-    """What the rows say, in sentences."""
+    """The findings of the rows, in sentences."""
     table = records(standing(frame))
     num_cells = table[0]["cells"]
     said = []
@@ -229,7 +229,7 @@ def _plain_against_weights(frame: pd.DataFrame) -> str:
 
 
 def _variance(frame: pd.DataFrame) -> str:
-    """What a whole response's weight costs where the gap is large."""
+    """The cost in variance of a whole response's weight where the gap is large."""
     level = distinct(frame, "asked_discrepancy")[-1]
     token, whole = (_median(frame, f"{PLAIN} + {name}", "variance", level) for name in ("token_is", "seq_tis"))
     return (
@@ -239,7 +239,7 @@ def _variance(frame: pd.DataFrame) -> str:
 
 
 def _centring(frame: pd.DataFrame) -> str:
-    """What centering does to bias, variance and drift of the plain gradient, at each gap."""
+    """The effect of centering on bias, variance and drift of the plain gradient, at each gap."""
     said = []
     for level in distinct(frame, "asked_discrepancy"):
         bias, variance = (

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "results/flow/remedies.csv"
 STUDIES = ("remedies", "remedies-stale", "remedies-noise", "replay", "replay-near")
 FIRST = ("bias", "cosine", "drift_norm", "true_norm", "variance", "draw_error")
-"""What is kept of step 0, as `first_<name>`."""
+"""Columns of step 0 that are kept, as `first_<name>`."""
 KEYS = ["study", "problem", "error", "objective", "N", "B"]
 BOUNDS = {"token weight": gap_conditional, "prefix weight": gap_prefix}
 EXACT, FIXED = "exact", "fixed, KL 0.18"

@@ -31,7 +31,7 @@ def code(path: Path) -> list[nbformat.NotebookNode]:
 
 
 def outputs(path: Path) -> Iterator[nbformat.NotebookNode]:
-    """What the stored cells put out, in order."""
+    """Outputs of the stored cells, in order."""
     return (output for cell in code(path) for output in cell.outputs)
 
 

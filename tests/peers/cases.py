@@ -1,4 +1,4 @@
-"""What both sides have, as cases: a name, what is ours, what is theirs, on batches of ragged responses with holes.
+"""Cases that both sides have: a name, our function and theirs, on batches of ragged responses with holes.
 
 Each case gives pairs of tensors, ours and theirs, by what they are: a value, a gradient, a weight, a mask.
 """

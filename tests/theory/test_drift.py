@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.theory.exact_world import make_world
 from theory import advantages
 from theory.contracts import MiniBatch, Prompt, Response, Rollouts, UpdateStats
-from theory.drift import drift_metrics, is_tokenwise, squared_drift
+from theory.drift import drift_metrics, squared_drift
 from theory.exact.expected import expected_update, token_drift
 from theory.exact.groups import Group
 from theory.objectives import Objective, correction, preset
@@ -104,18 +104,18 @@ def test_a_weight_of_the_whole_gap_has_none_and_others_have_no_number() -> None:
     weighted = expected_update(problem, TOKEN, Group(4))
     assert float(weighted.drift.norm()) < 1e-14 and token_drift(weighted) < 1e-14
     for objective in (preset("gspo"), preset("reinforce", correction="seq_tis")):
-        assert not is_tokenwise(objective)
+        assert not objective.is_tokenwise
         assert drift_metrics(objective, [step(objective, 4, 0)]) == {}
         assert math.isnan(token_drift(expected_update(problem, objective, Group(4))))
         with pytest.raises(ValueError, match="expected an objective whose tokens add up one by one"):
             squared_drift(objective, *[torch.zeros(1, 1)] * 3, torch.ones(1), torch.ones(1, 1, dtype=torch.bool))
 
 
-def step(objective: Objective, num: int, seed: int) -> tuple[MiniBatch, UpdateStats]:
-    """Responses of one to five tokens from one context's mu, advantages of 1 and -1."""
+def step(objective: Objective, num: int, seed: int, longest: int = 5) -> tuple[MiniBatch, UpdateStats]:
+    """Responses of at least one token from one context's mu, advantages of 1 and -1."""
     logits, old, mu = (x.float() for x in one_context(0))
     generator = stream(seed, "drift metric", "steps")
-    lengths = torch.randint(1, 6, (num,), generator=generator).tolist()
+    lengths = torch.randint(1, longest + 1, (num,), generator=generator).tolist()
     responses, pi_BT = [], torch.zeros(num, max(lengths))
     old_BT = torch.zeros_like(pi_BT)
     for b, T in enumerate(lengths):
@@ -138,6 +138,21 @@ def test_the_error_is_the_spread_of_repeated_steps() -> None:
     ]
     values, errors = (torch.tensor([one[f"rollout_corr/{name}"] for one in found]) for name in ("drift", "drift_se"))
     assert float(errors.mean() / values.std()) == pytest.approx(1.0, abs=0.15)
+
+
+def test_the_error_of_two_responses_by_hand() -> None:
+    """Of two tokens with x = a and b the error is |a - b| / 2, that of a mean of two, over 2 sqrt(m)."""
+    objective = preset("reinforce")
+    minibatch, stats = step(objective, 2, 0, longest=1)
+    batch = minibatch.rollouts.padded()
+    x_BT, kept_BT = squared_drift(
+        objective, stats.logp_pi_BT, minibatch.logp_old_BT, batch.logp_mu_BT, minibatch.advantages_B,
+        batch.is_response_BT,
+    )  # fmt: skip
+    assert kept_BT.sum(1).tolist() == [1, 1]
+    a, b = (float(x) for x in x_BT.double().sum(1))
+    found = drift_metrics(objective, [(minibatch, stats)])
+    assert found["rollout_corr/drift_se"] == pytest.approx(abs(a - b) / 4 / math.sqrt((a + b) / 2), rel=1e-12)
 
 
 def test_rejected_and_padded_tokens_are_left_out() -> None:

@@ -66,7 +66,7 @@ class RollsOut(Protocol):
         ...
 
     def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> float | None:
-        """What learns beside the policy, such as a predictor of routes: a step on each rollout's trained policy.
+        """Learns beside the policy, as a predictor of routes does: a step on each rollout's trained policy.
 
         It is called with every update on a rollout but the first.
         """

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from theory.drift import is_tokenwise, squared_drift
+from theory.drift import squared_drift
 from theory.exact.estimator import Problem, coefficients
 from theory.exact.forest import Forest
 from theory.exact.groups import Classes, Group, Moments, classes, moments
@@ -275,7 +275,7 @@ def token_drift(update: Update) -> float:
     Of one prompt's batch. nan where that metric is absent, and for finite groups where a response may be rejected.
     """
     batch, on_BT = update.batch, update.batch.forest.whole.is_response_BT
-    if not is_tokenwise(batch.objective) or not (batch.kept_Y.all() or batch.group.num_responses is None):
+    if not batch.objective.is_tokenwise or not (batch.kept_Y.all() or batch.group.num_responses is None):
         return math.nan
     total = 0.0
     for sign, square_Y in zip((1.0, -1.0), _squared_advantages(batch), strict=True):

@@ -89,21 +89,29 @@ class Objective:
     def _require_centering(self) -> None:
         if self.centering not in CENTERINGS:
             raise unknown_name("centering", self.centering, CENTERINGS)
-        if self.centering == "none":
-            return
+        coupled = self._coupled()
+        if self.centering != "none" and coupled is not None:
+            wanted, got = coupled
+            raise ValueError(
+                f"{self.name}: centering: expected none, or {wanted} (what a token adds must depend on no other "
+                f"token), got {self.centering} with {got}"
+            )
+
+    @property
+    def is_tokenwise(self) -> bool:
+        """Whether a token's term depends on no other token, as centering and `rollout_corr/drift` ask."""
+        return self._coupled() is None and not self.normalise_weights
+
+    def _coupled(self) -> tuple[str, str] | None:
+        """The parts that centering takes in place of one that makes tokens depend on each other, and that one."""
         weight, region, ratio = self.correction, self.trust_region.name, self.ratio.name
         if weight.weighted and weight.name not in centerings.WEIGHTS:
-            wanted, got = f"a correction of {', '.join(centerings.WEIGHTS)} or none", f"the correction {weight.name}"
-        elif region not in centerings.REGIONS:
-            wanted, got = f"a trust region of {', '.join(centerings.REGIONS)}", f"the trust region {region}"
-        elif self.ratio.symbol and ratio not in centerings.RATIOS:
-            wanted, got = "the ratio token, or none", f"the ratio {ratio}"
-        else:
-            return
-        raise ValueError(
-            f"{self.name}: centering: expected none, or {wanted} (what a token adds must depend on no other token), "
-            f"got {self.centering} with {got}"
-        )
+            return f"a correction of {', '.join(centerings.WEIGHTS)} or none", f"the correction {weight.name}"
+        if region not in centerings.REGIONS:
+            return f"a trust region of {', '.join(centerings.REGIONS)}", f"the trust region {region}"
+        if self.ratio.symbol and ratio not in centerings.RATIOS:
+            return "the ratio token, or none", f"the ratio {ratio}"
+        return None
 
     def _require_weights(self) -> None:
         weight, beside = self.correction, self.rejection

@@ -64,7 +64,7 @@ class Found:
 
 
 def each(placed: Iterable[Read], read: Callable[[Row, str], Iterable[Row]]) -> Iterator[Read]:
-    """What a format makes of rows, one after the other; a row that it refuses becomes Bad, and the next ones follow."""
+    """Reads rows one by one; a row that the format refuses becomes Bad, and reading continues with the next."""
     for raw, place in placed:
         if isinstance(raw, Bad):
             yield raw, place

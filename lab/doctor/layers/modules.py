@@ -135,7 +135,7 @@ def _norm(name: str, out: Tensor, exact: Reference, rounded: Reference, stream: 
 
 
 def kind_of(router_NE: Float[Tensor, "N E"]) -> str:
-    """What a router put out: `weights` of chosen experts (0 for others), `probabilities` of all, or `logits`."""
+    """The output of a router: `weights` of chosen experts (0 for others), `probabilities` of all, or `logits`."""
     if bool((router_NE < 0).any()):
         return "logits"
     if bool((router_NE == 0).any(1).double().mean() > 0.5):

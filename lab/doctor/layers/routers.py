@@ -87,7 +87,7 @@ class RoutesFound:
 
 
 def trace_routes(trace: Trace, side: str, reference: Reference, precision: Precision) -> RoutesFound:
-    """What `side` (mu or old) of a trace shows of the layer where it leaves the reference."""
+    """The layer at which `side` (mu or old) of a trace leaves the reference, and by how much."""
     record = trace.record_mu if side == "mu" else trace.record_old
     stops = trace.offsets.tolist()
     sequences = [trace.tokens[a:b].long() for a, b in itertools.pairwise(stops)]

@@ -39,7 +39,7 @@ NAMES = (
     (r"\.block_sparse_moe(?=\.)", ".mlp"),
     (r"\.mlp\.router(?=\.)", ".mlp.gate"),
 )
-"""What engines call their modules, turned into Hugging Face's names in this order."""
+"""Engines' names of modules and Hugging Face's, replaced in this order."""
 KNOWN = re.compile(
     r"model\.(?:(?:embed_tokens|norm|layers\.\d+\.mlp\.gate)\.out|layers\.\d+\.(?:self_attn|mlp)\.(?:in|out))"
 )
@@ -47,7 +47,7 @@ KNOWN = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """What one engine computed; ValueError where rows and tokens do not fit."""
+    """Hidden states of one engine; ValueError where rows and tokens do not fit."""
 
     tokens: Int[Tensor, " _N"]
     lengths: Int[Tensor, " _B"]

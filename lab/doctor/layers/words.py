@@ -45,7 +45,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
         "Compare its weight and epsilon with the folder's, and what is added to the residual before it.",
     ),
 }
-"""What a module is, and what to look at first, by the end of its name."""
+"""Names of modules in words, and the first thing to look at, by the end of a module's name."""
 WRONG_FOLDER = (
     "See that the folder holds the weights that ran, and that --precision is what the engine computes in; nearly every "
     "module differs, so none of them is at fault by itself."
@@ -81,7 +81,7 @@ class Place:
 
 
 def part_of(module: str) -> tuple[str, str]:
-    """What a module is in words with its layer, and what to look at first."""
+    """The module's name in words with its layer, and the first thing to look at."""
     parts = module.split(".")
     title, fix = PARTS[".".join(parts[3:]) or parts[1]]
     return (f"{title} of layer {parts[2]}" if parts[1] == "layers" else title), fix
