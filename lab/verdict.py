@@ -54,8 +54,8 @@ class VerdictRules(Strict):
     )
     kl_limit: float = Field(default=0.1, ge=0, description="k3 KL(mu || old), nats per token, that is always a blow-up")
     kl_factor: float = Field(default=20.0, gt=1, description="multiple of the early median KL that is a blow-up")
-    kl_floor: float = Field(default=1e-3, ge=0, description="KL, nats a token, below which no multiple is a blow-up")
-    entropy_floor: float = Field(default=1e-3, ge=0, description="entropy, nats a token, below which all is collapsed")
+    kl_floor: float = Field(default=1e-3, ge=0, description="KL, nats per token, below which no multiple is a blow-up")
+    entropy_floor: float = Field(default=1e-3, ge=0, description="entropy, nats per token, below which it is lost")
     entropy_fraction: float = Field(
         default=0.05, gt=0, lt=1, description="fraction of the early median entropy below which the run is collapsed"
     )

@@ -39,7 +39,7 @@ class BatchSettings:
     """One global step is P prompts x G responses, split into N mini-batches; N is the degree of off-policiness."""
 
     num_prompts: Annotated[int, About("P", ge=1)] = 16
-    num_responses: Annotated[int, About("G, responses a prompt, whose rewards are compared", ge=2)] = 8
+    num_responses: Annotated[int, About("G, responses per prompt, whose rewards are compared", ge=2)] = 8
     num_minibatches: Annotated[int, About("N, updates a global step; 1 is on-policy. Must divide P", ge=1)] = 1
 
     def __post_init__(self) -> None:

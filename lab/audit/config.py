@@ -33,7 +33,7 @@ class DiscrepancyBlock(Strict):
     kind: Literal["logits", "weights"] = Field(
         default="logits", description="noise on every prefix's logits by itself, or on the parameters"
     )
-    token_kl: tuple[Level, ...] = Field(default=(1e-3,), min_length=1, description="KL(mu || old), nats a token")
+    token_kl: tuple[Level, ...] = Field(default=(1e-3,), min_length=1, description="KL(mu || old), nats per token")
 
 
 class Policies(Strict):
@@ -95,7 +95,7 @@ class StalenessBlock(Strict):
     direction: Literal["random", "gradient"] = Field(
         default="random", description="a random direction of the parameters, or that of the true gradient at old"
     )
-    token_kl: tuple[Level, ...] = Field(default=(0.0,), min_length=1, description="KL(old || pi), nats a token")
+    token_kl: tuple[Level, ...] = Field(default=(0.0,), min_length=1, description="KL(old || pi), nats per token")
 
 
 class GroupBlock(Strict):

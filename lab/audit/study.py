@@ -86,7 +86,7 @@ def _setup(config: AuditConfig, frame: pd.DataFrame, staleness: float) -> str:
     kinds = "; ".join(f"{key['policy']}, {key['engine']}" for key, _ in parts(frame, ["policy", "engine"]))
     what = (
         f"Policies: {kinds}. {len(distinct(frame, 'seed'))} random ones of each kind and length T = {lengths}, at "
-        f"KL(mu || old) = {levels} and KL(old || pi) = {number(staleness)} nats a token, rewards "
+        f"KL(mu || old) = {levels} and KL(old || pi) = {number(staleness)} nats per token, rewards "
         f"{', '.join(config.rewards)}. Objectives:"
     )
     return "\n".join([what, "", *(f"- `{one.name}`: {one.build().formula}" for one in config.objectives)])

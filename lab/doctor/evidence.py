@@ -49,7 +49,7 @@ CLUES: dict[str, Clue] = {
     "num_tokens": Clue("sampled tokens", "n", lambda view: float(len(view))),
     "temperature": Clue("sampling temperature", "T, where the trace says it", lambda view: view.trace.temperature),
     "exact_share": Clue("tokens with equal bits", "share of tokens with log mu == log old", gap.exact_share),
-    "k3_kl": Clue("k3 KL(mu, old)", "mean of rho - 1 - log rho, rho = old/mu, nats a token", gap.k3_kl),
+    "k3_kl": Clue("k3 KL(mu, old)", "mean of rho - 1 - log rho, rho = old/mu, nats per token", gap.k3_kl),
     "extreme_frac_tau2": Clue("F(2)", "share of tokens with max(rho, 1/rho) > 2", gap.extreme),
     "size": Clue("deviation of a logit", "median of |d| / (1 - p) where p < 0.99, d = log old - log mu", gap.size),
     "sure_ratio": Clue("the same on sure tokens", "median where 0.99 < p < 0.9995 / where p < 0.99", gap.sure_ratio),
@@ -72,7 +72,7 @@ CLUES: dict[str, Clue] = {
     "noise_share": Clue("unrepeated part", "sum m s^2 / sum d^2 over equal (context, token)", gap.noise_share),
     "jump": Clue("fall along the response", "of mean log |d|/(1 - p), the least of four parts of prompts", gap.jump),
     "jump_at": Clue("where it falls", "position in the response", gap.jump_at),
-    "surprise_gap": Clue("surprise - entropy", "mean of -log old - H(old), nats a token", sampler.mean_surprise),
+    "surprise_gap": Clue("surprise - entropy", "mean of -log old - H(old), nats per token", sampler.mean_surprise),
     "surprise_z": Clue("surprise - entropy, in standard errors", "its mean / its standard error", sampler.surprise_z),
     "collision_z": Clue(
         "repeats from one context", "sum of 1(y' = y) - mu(y), in standard errors", sampler.collision_z

@@ -58,7 +58,7 @@ NOWHERE = -1
 
 
 def kl_by_first_layer(view: View) -> dict[int, float] | None:
-    """k3 of KL(mu || old), nats a token of all, by the first layer at which the token's own row has other experts.
+    """k3 of KL(mu || old), nats per token of all, by the first layer at which the token's own row has other experts.
 
     The parts sum to the k3 KL; NOWHERE has the tokens without such a layer. None without both records.
     """

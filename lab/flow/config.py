@@ -1,4 +1,4 @@
-"""What a flow trains: problems, engine errors, objectives, updates a rollout (N) and batch sizes (B); each cell a run.
+"""The runs of a flow, a cell each: problems, engine errors, objectives, updates per rollout (N) and batch sizes (B).
 
 Paper: MiniRL (arXiv 2512.01374) Eq. 5, whose two gaps are the errors and N.
 """
@@ -80,7 +80,7 @@ class ErrorBlock(Strict):
 
     kind: str = Field(description=f"exact, or one of {', '.join(ERRORS)}")
     token_kl: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="KL(mu || pi) of the first policy, nats a token"
+        default=None, gt=0, allow_inf_nan=False, description="KL(mu || pi) of the first policy, nats per token"
     )
     scale: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="the dial itself")
 
@@ -144,7 +144,7 @@ class FlowConfig(Strict):
     problems: ProblemsBlock = Field(default_factory=ProblemsBlock, description="what is trained on")
     errors: tuple[ErrorBlock, ...] = Field(min_length=1, description="engines that sample")
     objectives: tuple[FlowObjective, ...] = Field(min_length=1, description="remedies that are compared")
-    num_minibatches: tuple[Count, ...] = Field(default=(1,), min_length=1, description="N, updates a rollout")
+    num_minibatches: tuple[Count, ...] = Field(default=(1,), min_length=1, description="N, updates per rollout")
     batch_sizes: tuple[BatchSize, ...] = Field(
         default=(math.inf,), min_length=1, description="B, responses whose Gaussian noise an update has; .inf for none"
     )

@@ -28,7 +28,7 @@ COLUMNS: dict[str, str] = {
     "kind": "kind of engine error",
     "level": "its dial: KL(mu || pi) of the first policy in nats per token, or the scale",
     "objective": "label of the objective",
-    "N": "updates a rollout",
+    "N": "updates per rollout",
     "B": "responses whose noise an update has; inf (null in JSON) for none",
     "update": "updates made before this row",
     "optimum": "the largest J of any policy",

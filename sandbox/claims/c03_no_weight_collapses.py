@@ -36,8 +36,8 @@ CLAIM = Claim(
     seeds_in=COLLAPSES_AND_NOISY,
     regimes=AND_NOISY,
     remarks={
-        "hot": "Seeds 0 to 4 were seen before 14 were asked for. Tried: a KL from 1.9e-3 to 2.6e-2 nats a token, "
-        "rates of 1e-3 and 2e-3. Likely reason: 400 updates on 21 tokens a response are too few for the "
+        "hot": "Seeds 0 to 4 were seen before 14 were asked for. Tried: a KL from 1.9e-3 to 2.6e-2 nats per token, "
+        "rates of 1e-3 and 2e-3. Likely reason: 400 updates on 21 tokens per response are too few for the "
         "bias of the missing weight to add up.",
         "noisy": "One run of minirl-N1 and of minirl_no_is-N1 was seen, with other errors, as the regime was "
         "chosen. Likely reason: the bias of the missing weight is small beside the noise of 64 rewards "

@@ -99,7 +99,7 @@ class SandboxEngine:
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
-        """Samples `num_responses` responses a prompt by inverse transform from the distribution at `temperature`.
+        """Samples `num_responses` responses per prompt by inverse transform from the distribution at `temperature`.
 
         Response b uses the b-th row of the sampling stream alone, or its own stream where it has one, so what other
         responses do changes nothing in it. Under stale weights that are switched, tokens from the switch's position on

@@ -112,7 +112,7 @@ def moved(model: MoE, step_Q: Float[Tensor, " Q"]) -> MoE:
 def step_at(
     model: MoE, direction_Q: Float[Tensor, " Q"], tree: PrefixTree, prompt: Prompt, kl: float
 ) -> Float[Tensor, " Q"]:
-    """The step along `direction_Q` after which pi is at KL(old || pi) = `kl` nats a token, both naturally routed.
+    """The step along `direction_Q` after which pi is at KL(old || pi) = `kl` nats per token, both naturally routed.
 
     A flipped route is a jump of the KL: the step found may then stand on either side of it.
     """

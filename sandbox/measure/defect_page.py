@@ -34,10 +34,10 @@ The exact engine keeps four equalities to the bit; a defect breaks those that it
 
 Cells are mean ± half the width of the 95% interval over the draws (Student's t): over problems and tokens, for one set
 of weights, whose particular rounding is part of each number.
-KL is the k3 estimate of KL(mu, old) in nats a token, F(2) the share of tokens whose probabilities differ by a factor of
-more than 2 (R3, arXiv 2510.11370, Eq. 2 and 3), and routers that differ are (token, layer) pairs with another set of
-experts, prompts included. "Surprise - entropy" is the mean of -log old(y) minus old's entropy, in nats a token: 0 up to
-noise where tokens were drawn from old, and the one column that sees a sampler that is not the scorer.
+KL is the k3 estimate of KL(mu, old) in nats per token, F(2) the share of tokens whose probabilities differ by a factor
+of more than 2 (R3, arXiv 2510.11370, Eq. 2 and 3), and routers that differ are (token, layer) pairs with another set of
+experts, prompts included. "Surprise - entropy" is the mean of -log old(y) minus old's entropy, in nats per token: 0 up
+to noise where tokens were drawn from old, and the one column that sees a sampler that is not the scorer.
 """
 
 REPEATED = """## Training numerics: repeated forward passes

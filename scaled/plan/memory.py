@@ -211,7 +211,7 @@ def top_bytes(config: ScaledRun, shape: ModelShape) -> int:
     """Bytes of mu's K likeliest tokens of one micro-batch on a rank of the last stage, at the update's peak.
 
     A number an id in int64, padded and packed (16), and in fp32 log pi as the head gives it, packed, padded and in the
-    objective, log old and log mu twice each, and a gradient (4 each): 16 + 32 = 48 bytes a token of mu.
+    objective, log old and log mu twice each, and a gradient (4 each): 16 + 32 = 48 bytes per token of mu.
     """
     algorithm = config.algorithm.build()
     tokens = micro_batch_tokens(config.training, algorithm.max_tokens)

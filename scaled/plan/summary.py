@@ -163,7 +163,7 @@ def assumptions(plan: Plan) -> list[str]:
         f"Training reaches {passes.TRAINING_EFFICIENCY:.0%} of {plan.gpu.bf16_tflops:g} TFLOP/s (dense bf16), "
         f"communication included; decoding {compute.DECODE_BANDWIDTH_EFFICIENCY:.0%} of {plan.gpu.hbm_gb_s:g} GB/s or "
         f"{compute.DECODE_FLOPS_EFFICIENCY:.0%} of the peak rate, whichever is slower, and "
-        f"{compute.STEP_OVERHEAD * 1e3:g} ms a step; a push "
+        f"{compute.STEP_OVERHEAD * 1e3:g} ms per step; a push "
         f"{compute.push_rate(plan.config, plan.payloads['weights pushed to one engine']):g} GB/s, over the driver and "
         f"its object store, and {compute.QUANTISE_GB_S:g} GB/s of quantisation where engines quantise (seen on one "
         "machine with CPUs alone).",
@@ -190,7 +190,7 @@ def _padding(plan: Plan) -> str:
     """What training pads to what, and how much of it there is."""
     step, budget = plan.compute, plan.config.training.max_tokens_per_micro_batch
     much = (
-        f"{step.score_tokens / step.tokens:.2f} positions a token in the old pass, "
+        f"{step.score_tokens / step.tokens:.2f} positions per token in the old pass, "
         f"{step.update_tokens / step.tokens:.2f} in updates; --longest-tokens sets it."
     )
     if budget is None:

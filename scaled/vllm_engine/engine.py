@@ -159,7 +159,7 @@ class VllmEngine:
     # Generation
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
-        """`num_responses` responses a prompt, adjacent; response b draws from its own seed, number first_response + b.
+        """`num_responses` responses per prompt, adjacent; response b draws from seed number first_response + b.
 
         Law: two calls over parts of the prompts, numbered on, equal one call over all (in fp32, where the batch
         changes no bits). With `sampling.draws` responses have their own seeds and no numbers. A prompt may hold earlier

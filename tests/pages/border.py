@@ -36,8 +36,8 @@ def block(text: str) -> str:
     words = "{} runs without a remedy and in {} with R2,\n  in {} with R3, {} with Token-TIS, {} with an exact engine"
     return (
         "- **The border of stability** (counts and a fit, exploratory; the study has what is decided). At eight\n"
-        f"  updates a rollout and the largest gap, training collapsed in {words.format(*fallen)}.\n"
-        "  Of all numbers made of gap and staleness (N updates a rollout) one tells collapse best: half of the runs\n"
+        f"  updates per rollout and the largest gap, training collapsed in {words.format(*fallen)}.\n"
+        "  Of all numbers made of gap and staleness (N updates per rollout) one tells collapse best: half of the runs\n"
         f"  without a remedy collapse at {name} = {border} ({low} to {high}); [study](docs/border.md).\n"
     )
 

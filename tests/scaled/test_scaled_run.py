@@ -129,7 +129,7 @@ def test_the_predictor_reaches_the_engine(whole: RunFolder) -> None:
 
 
 def test_bytes_that_travel(whole: RunFolder, model: Path) -> None:
-    """A push moves the bytes of the weights once; rollouts cost bytes a token, not kilobytes."""
+    """A push moves the bytes of the weights once; rollouts cost bytes per token, not kilobytes."""
     weights = (model / "model.safetensors").stat().st_size
     for row in whole.metrics()[1:]:
         assert 0.95 * weights < row["transfer/weights_bytes"] < 1.05 * weights

@@ -183,7 +183,7 @@ def engine(name: str, scale: float, first: MovablePolicy, generator: torch.Gener
 
 
 def engine_at(name: str, level: float, first: MovablePolicy, generator: torch.Generator) -> Engine:
-    """The named error at the scale where KL(mu || pi) of the first policy is `level`, nats a token.
+    """The named error at the scale where KL(mu || pi) of the first policy is `level`, nats per token.
 
     Raises ValueError for an error that steps over levels as it grows (top_p, rounded): it is asked for by its scale.
     """

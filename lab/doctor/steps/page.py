@@ -100,7 +100,7 @@ def kl_by_cause(course: Course, causes: Mapping[str, Sequence[str]]) -> Figure |
         layout["shapes"] = [{"type": "line", "x0": where, "x1": where, "yref": "paper", "y0": 0, "y1": 1}]
         note = f"The line marks the change: {words.went(course, 'k3_kl')}."
     formula = "mean of rho - 1 - log rho by step, rho = old/mu; cut in the proportion of the causes' strengths"
-    return Figure("kl-by-cause", "KL by step and cause", Caption(formula, "nats a token", "here"), data, layout, note)
+    return Figure("kl-by-cause", "KL by step and cause", Caption(formula, "nats per token", "here"), data, layout, note)
 
 
 def layers_shown(course: Course) -> Mapping[str, Sequence[int]]:
@@ -134,7 +134,7 @@ def kl_by_layer(course: Course, bands: Mapping[str, Sequence[int]]) -> Figure | 
     formula = "sum of k3 over the tokens whose own row first differs at that layer, over all tokens; a bar is the k3 KL"
     note = "Which layer is at fault is another question: firstorder doctor --localise."
     return Figure(
-        "kl-by-layer", "KL by step and layer", Caption(formula, "nats a token", "here"), data, _stacked(), note
+        "kl-by-layer", "KL by step and layer", Caption(formula, "nats per token", "here"), data, _stacked(), note
     )
 
 
@@ -152,5 +152,5 @@ def _stacked() -> dict[str, Any]:
     return {
         "barmode": "stack", "bargap": 0.15, "hovermode": "closest",
         "xaxis": {"title": {"text": "global step"}},
-        "yaxis": {"title": {"text": "k3 KL, nats a token"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "k3 KL, nats per token"}, "rangemode": "tozero"},
     }  # fmt: skip

@@ -101,7 +101,7 @@ class GeoRS(Correction):
 @listed(CORRECTIONS)
 @dataclass(frozen=True)
 class K3RS(Correction):
-    """w_t = 1; a response whose mean k3 of KL(mu || old) exceeds max_k3 nats a token is rejected.
+    """w_t = 1; a response whose mean k3 of KL(mu || old) exceeds max_k3 nats per token is rejected.
 
     k3 is non-negative a token, so gaps of both signs cannot cancel as they do in a geometric mean.
     """
@@ -110,7 +110,7 @@ class K3RS(Correction):
     title: ClassVar[str] = "K3-RS"
     weighted: ClassVar[bool] = False
 
-    max_k3: Annotated[float, About("largest mean k3 of a kept response, nats a token", ge=0)] = 0.01
+    max_k3: Annotated[float, About("largest mean k3 of a kept response, nats per token", ge=0)] = 0.01
 
     @property
     def rejection(self) -> str:

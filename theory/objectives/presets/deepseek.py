@@ -32,7 +32,7 @@ from theory.objectives.trust_regions import TRUST_REGIONS, MinClip, Tokens
 @listed(TRUST_REGIONS)
 @dataclass(frozen=True)
 class SequenceMask(MinClip):
-    """w M min(r A, clip(r) A), M = 0 on a response with A < 0 whose mean log(mu/pi) exceeds delta, nats a token.
+    """w M min(r A, clip(r) A), M = 0 on a response with A < 0 whose mean log(mu/pi) exceeds delta, nats per token.
 
     Gradient w M r A grad log pi, and 0 where a bound binds.
     """
