@@ -1,4 +1,4 @@
-"""What commands share that enumerate case by case: progress, and records from which killed work continues."""
+"""Shared parts of commands that enumerate case by case: progress, and records from which killed work continues."""
 
 from __future__ import annotations
 

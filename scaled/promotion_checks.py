@@ -95,7 +95,7 @@ def require_own_records(runs: Sequence[TrialRun]) -> None:
 
 
 def _contents(path: Path, what: str) -> dict[str, Any]:
-    """What different seeds make different, by file: the tokens of each trace, the checksum of each checkpoint."""
+    """The records that differ between seeds, by file: the tokens of each trace, the checksum of each checkpoint."""
     if what == "checkpoints":
         states = sorted((path / what).glob("step-*/state.json"))
         return {str(s.relative_to(path)): json.loads(s.read_bytes())["tensors_sha256"] for s in states}
@@ -104,7 +104,7 @@ def _contents(path: Path, what: str) -> dict[str, Any]:
 
 
 def unknown(runs: Sequence[TrialRun]) -> tuple[str, ...]:
-    """What the records cannot show, a sentence each."""
+    """Facts that the records cannot show, a sentence each."""
     lines = [
         "Records that agree with each other and with their hashes can still be made up by whoever writes all of them: "
         "training the same config and seed again, on the same commit and kind of machine, gives the same bits."

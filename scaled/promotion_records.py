@@ -1,4 +1,4 @@
-"""What a promotion checks in the folder of a run: files against their hashes, metrics against traces, the checkpoint.
+"""Checks of a promotion in the folder of a run: files against their hashes, metrics against traces, the checkpoint.
 
 No check of a folder can tell a record that was made up whole and agrees with itself: see `promotion_checks.unknown`.
 """

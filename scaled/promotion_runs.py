@@ -22,7 +22,7 @@ from lab.verdict import Verdict, VerdictRules, judge
 from scaled.promotion_records import EDITED, check_checkpoint, check_hashes, check_traces
 
 RULES = VerdictRules()
-"""What a promotion judges by, whatever the `verdict` block of the runs says; that one may only be stricter."""
+"""The rules that a promotion judges by, whatever the runs' `verdict` block says; that one may only be stricter."""
 
 
 @dataclass(frozen=True)

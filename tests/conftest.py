@@ -1,4 +1,4 @@
-"""What every test shares: how hard Hypothesis looks, and one thread, so that test processes do not fight for cores."""
+"""Shared by every test: how hard Hypothesis looks, and one thread, so that test processes do not fight for cores."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def execute(path: Path, *, turn: bool = False) -> nbformat.NotebookNode:
 
 
 def printed(cell: nbformat.NotebookNode) -> str:
-    """What the cell wrote to stdout."""
+    """The cell's stdout."""
     return "".join(out["text"] for out in cell.outputs if out.output_type == "stream" and out.name == "stdout")
 
 
@@ -113,7 +113,7 @@ def lines_of(notebook: nbformat.NotebookNode, cell_id: str) -> dict[str, dict[An
 
 
 def texts(notebook: nbformat.NotebookNode) -> dict[str, str]:
-    """What each code cell printed, by id."""
+    """The output of each code cell, by id."""
     return {cell.id: printed(cell) for cell in notebook.cells if cell.cell_type == "code"}
 
 

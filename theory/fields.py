@@ -1,4 +1,4 @@
-"""What a field of a frozen dataclass is, said once beside it: words, range and source.
+"""The description of a frozen dataclass's field, said once beside it: words, range and source.
 
     cap: Annotated[float, About("upper bound of the weight", gt=0)] = 2.0
 

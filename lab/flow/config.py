@@ -98,7 +98,7 @@ class ErrorBlock(Strict):
 
     @property
     def label(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         if self.kind == "exact":
             return "exact"
         return f"{self.kind}, KL {self.token_kl:g}" if self.scale is None else f"{self.kind}, scale {self.scale:g}"

@@ -38,7 +38,7 @@ COLUMNS: dict[str, str] = {
 """Name to meaning of every column."""
 
 CELL = ("error", "kind", "level", "objective", "N", "B")
-"""What a mean over problems keeps apart."""
+"""The columns that a mean over problems keeps apart."""
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def _reward(frame: pd.DataFrame) -> list[str]:
 
 
 def _staleness(frame: pd.DataFrame) -> list[str]:
-    """What the largest N does to the reward of each objective, over all engine errors."""
+    """The change of each objective's reward at the largest N, over all engine errors."""
     degrees, size = distinct(frame, "N"), max(distinct(frame, "B"))
     if len(degrees) < 2:
         return []

@@ -1,4 +1,4 @@
-"""What is refused of a config.json, and why: one list for both worlds. What is not refused is computed as it says."""
+"""Refusals of config.json, and why: one list for both worlds. All that is not refused is computed as it says."""
 
 from __future__ import annotations
 

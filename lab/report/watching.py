@@ -32,7 +32,7 @@ def watch(folders: Sequence[RunFolder], out: Path, sleep: Callable[[float], None
 
 
 def _state(folder: RunFolder) -> tuple[int, bool, int]:
-    """What changes with every record: bytes of metrics.jsonl, whether there is a verdict, the number of traces."""
+    """The parts that change with records: bytes of metrics.jsonl, whether there is a verdict, the number of traces."""
     path = folder.path / "metrics.jsonl"
     return path.stat().st_size if path.is_file() else 0, folder.is_finished, len(folder.traces())
 

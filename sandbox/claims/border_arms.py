@@ -79,6 +79,13 @@ def sums(digits: int, gap: str, remedy: str = "none", n: int = 8) -> Arm:
     return replace(base, name=f"{base.name}-sums{digits}", changes=(*base.changes, *changes))
 
 
+SUMS: tuple[tuple[int, str, str], ...] = (
+    (2, "exact", "none"), (2, "r0.5", "none"), (6, "exact", "none"), (6, "r0.1", "none"), (6, "r0.2", "none"),
+    (6, "r0.2", "tis"), (6, "r0.2", "R3"),
+)  # fmt: skip
+"""The places of longer responses that have runs, all at N = 8: digits, gap and remedy."""
+
+
 def remedies_at(gap: str, n: int) -> tuple[str, ...]:
     """The remedies that differ there: with one mini-batch R2 and Pr2 are none and Pr3 is R3; an exact engine has no gap
     to weigh, and R3 is R2 under it."""

@@ -21,7 +21,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "attention": (".self_attn.",),
     "routers": (".mlp.gate.", ".block_sparse_moe.gate."),
 }
-"""What is left out: parts of the Hugging Face names."""
+"""The tensors that are left out, by parts of their Hugging Face names."""
 
 
 class PartialWeights(Defect):
@@ -52,7 +52,7 @@ class FirstWeights:
         self._first: dict[str, Tensor] = {}
 
     def arrived(self, named_tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
-        """What of a hand-over arrives: a withheld tensor is the first one of its name."""
+        """The part of a hand-over that arrives: a withheld tensor is the first one of its name."""
         for name, tensor in named_tensors:
             if not any(defect.withholds(name) for defect in self._defects):
                 yield name, tensor
@@ -62,7 +62,7 @@ class FirstWeights:
             yield name, self._first[name]
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What a resumed run needs besides the newest weights."""
+        """The state that a resumed run needs besides the newest weights."""
         return {PREFIX + name: tensor for name, tensor in self._first.items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:

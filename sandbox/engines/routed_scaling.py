@@ -20,7 +20,7 @@ LAST = (".down_proj.", ".w2.")
 
 
 class RoutedScaling(Defect):
-    """What the routed experts add to the residual stream, times `factor`; shared experts and routers are left alone.
+    """The routed experts' part of the residual stream, times `factor`; shared experts and routers are left alone.
 
     A dropped routed_scaling_factor of 2.5 is a factor of 0.4. Breaks trainer == engine alone; `factor` = 1 is exact.
     """

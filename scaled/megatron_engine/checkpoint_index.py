@@ -29,10 +29,10 @@ CLASSES = {
     "pathlib": {"PosixPath", "PurePosixPath"},
     "collections": {"OrderedDict"},
 }  # fmt: skip
-"""What an index is made of, by module: types that do nothing but hold values."""
+"""The types of an index, by module: they do nothing but hold values."""
 
 DAMAGED = (OSError, EOFError, AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError)
-"""What reading raises for bytes that are no pickle, or one of something else."""
+"""Errors that reading raises for bytes that are no pickle, or one of something else."""
 
 
 class _Unpickler(pickle.Unpickler):

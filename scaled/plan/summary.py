@@ -187,7 +187,7 @@ def assumptions(plan: Plan) -> list[str]:
 
 
 def _padding(plan: Plan) -> str:
-    """What training pads to what, and how much of it there is."""
+    """The widths that training pads to, and how much padding there is."""
     step, budget = plan.compute, plan.config.training.max_tokens_per_micro_batch
     much = (
         f"{step.score_tokens / step.tokens:.2f} positions per token in the old pass, "

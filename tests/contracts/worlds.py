@@ -1,4 +1,4 @@
-"""What the contract suite runs over: one row a rollout engine and one a training engine, over the same tiny model."""
+"""The worlds of the contract suite: a row per rollout engine and one per training engine, over the same tiny model."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What the command says on stderr, once it is one line and the exit code is 2."""
+    """The command's stderr, once it is one line and the exit code is 2."""
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")

@@ -1,4 +1,4 @@
-"""What happens to files: values of another kind, keys that are gone or misspelt, lines torn, shuffled and doubled.
+"""Damage to files: values of another kind, keys that are gone or misspelt, lines torn, shuffled and doubled.
 
 All draws come from one generator, so that a case is repeated from its number.
 """

@@ -52,7 +52,7 @@ def respond(task: CalculatorTask, prompt: Prompt, text: str) -> Response:
 
 
 def said(task: CalculatorTask, text: str) -> str | None:
-    """What the calculator says to these turns."""
+    """The calculator's answers to these turns."""
     prompt = task.prompts(0, 1)[0]
     tokens = task.observe(prompt, respond(task, prompt, text))
     return None if tokens is None else task.tokenizer.decode(tokens)

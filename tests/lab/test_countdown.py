@@ -253,7 +253,7 @@ def test_the_shown_solution_is_a_shortest_one(values, step):
 
 
 def played(steps: str, numbers: tuple[int, ...]) -> Counter[int]:
-    """What is left of the numbers after the written steps; each must be true and use what is there."""
+    """The numbers that are left after the written steps; each must be true and use what is there."""
     left = Counter(numbers)
     for equation in steps.split(";"):
         made, result = equation.split("=")

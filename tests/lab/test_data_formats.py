@@ -111,7 +111,7 @@ def respond(prompt: Prompt, text: str) -> Response:
 
 
 def seen(task: TextTask) -> tuple[list[Any], list[Any], list[float]]:
-    """What a run sees of a task: its walk, its held-out problems, its rewards; without the places in the file."""
+    """A task as a run sees it: its walk, its held-out problems, its rewards; without the places in the file."""
     walk = [p for step in range(3) for p in task.prompts(step, 4)]
     rewards = [task.reward(p, respond(p, rf"\boxed{{{answer}}}")) for p in walk[:3] for answer in ("3", p.answer)]
     prompts, held_out = ([(p.tokens, p.answer, p.text) for p in some] for some in (walk, task.held_out()))

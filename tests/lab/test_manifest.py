@@ -1,4 +1,4 @@
-"""What a manifest says of the code that a run ran on."""
+"""Laws of the manifest: the code that a run ran on."""
 
 from __future__ import annotations
 

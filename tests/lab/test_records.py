@@ -340,7 +340,7 @@ def test_a_process_killed_while_writing_leaves_whole_records(run: RunFolder, wai
 
 
 def full(*_: object) -> int:
-    """What the system answers on a full disk."""
+    """The system's error on a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

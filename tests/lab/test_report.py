@@ -39,7 +39,7 @@ VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """What the tests read of a page: balanced tags, ids, addresses, and how often plotly drew in each figure."""
+    """The parts of a page that tests read: balanced tags, ids, addresses, and how often plotly drew in each figure."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -86,7 +86,7 @@ def html(runs: list[RunFolder]) -> str:
 
 
 def payload(html: str) -> dict[str, Any]:
-    """What the page's script draws from."""
+    """The data that the page's script draws."""
     found = re.search(r'<script type="application/json" id="payload">(.*?)</script>', html, re.DOTALL)
     assert found is not None
     return json.loads(found.group(1))

@@ -23,7 +23,7 @@ UNTOUCHED = ("not checked", "skipped")
 
 
 def mutmut(*arguments: str) -> str:
-    """What mutmut prints."""
+    """The output of mutmut."""
     command = [str(Path(sys.executable).with_name("mutmut")), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 

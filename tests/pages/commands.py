@@ -16,7 +16,7 @@ REFERENCE = ROOT / "docs/reference"
 
 
 def commands() -> str:
-    """What `firstorder COMMAND --help` prints, a section a command."""
+    """The output of `firstorder COMMAND --help`, a section per command."""
     group = typer.main.get_command(app)
     width = {"terminal_width": 100, "max_content_width": 100}
     parts = ["# Commands\n\n<!-- Written by `python -m tests.pages.commands`. -->\n"]

@@ -18,7 +18,7 @@ BLOCK = re.compile(r"(?<=<!-- ledger -->\n).*?(?=<!-- /ledger -->)", re.DOTALL)
 
 
 def block() -> str:
-    """What stands between the README's two marks: four lines."""
+    """The text between the README's two marks: four lines."""
     rows = Cells(RESULTS / "cells.jsonl").rows()
     found = findings(CLAIMS, REGIMES, rows)
     made = lines(CLAIMS, found, needs(CLAIMS, REGIMES, rows))

@@ -43,7 +43,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def run(block: Block, folder: Path) -> str:
-    """What the block prints, in a folder that stands for the checkout; an error of any line is an AssertionError."""
+    """The output of the block, in a folder that stands for the checkout; an error of any line is an AssertionError."""
     words = ["bash", "-euo", "pipefail", "-c"] if block.language == "sh" else [sys.executable, "-c"]
     done = subprocess.run([*words, block.text], cwd=folder, env=_environment(folder), capture_output=True, text=True)
     assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"

@@ -1,4 +1,4 @@
-"""What the tests of compiled kernels run over: one small model a convention, and both sets of kernels."""
+"""The world of the compiled kernels' tests: one small model per convention, and both sets of kernels."""
 
 from __future__ import annotations
 

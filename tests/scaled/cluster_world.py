@@ -70,7 +70,7 @@ class ShareEngine(SandboxEngine):
 
 
 def build_engine(defects: str = "exact", hold: Path | None = None, folder: Path | None = None) -> ShareEngine:
-    """What an engine actor builds, for the model in `folder` or the contract suite's; a `functools.partial` of it."""
+    """An engine actor's builder, for the model in `folder` or the contract suite's; a `functools.partial` of it."""
     torch.set_num_threads(1)
     config = worlds.model_config() if folder is None else load(folder).config
     engine = ShareEngine(config, worlds.DEFECTS[defects], stop_token=worlds.STOP)
@@ -137,7 +137,7 @@ def build_rank(
     timeout_s: float = 60.0,
     died: Path | None = None,
 ) -> ReplicaRank:
-    """What a rank actor builds, for the model in `folder` or the contract suite's; a `functools.partial` of it.
+    """The builder of a rank actor, for the model in `folder` or the contract suite's; a `functools.partial` of it.
 
     Where the file `died` is named and not there, the last rank makes it and dies before it has met the others.
     """

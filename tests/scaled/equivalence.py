@@ -1,4 +1,4 @@
-"""What sandbox and cluster agree on, measured: one checkpoint, one batch, fp32, in the sandbox and in every layout.
+"""The agreement of sandbox and cluster, measured: one checkpoint, one batch, fp32, in the sandbox and in every layout.
 
 `python -m tests.scaled.equivalence` prints the table of docs/equivalence.md; test_equivalence.py bounds it. Where there
 are GPUs the ranks are on them, and the sandbox on the CPU.

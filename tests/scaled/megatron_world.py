@@ -1,4 +1,4 @@
-"""What tests of the training engine share: tiny random Hugging Face folders, and processes that form a real world.
+"""Shared parts of the training engine's tests: tiny random Hugging Face folders, and processes that form a real world.
 
 Functions given to `spawn` run in fresh processes without pytest: their module must be importable, and megatron is
 imported inside them, never by the test process itself.

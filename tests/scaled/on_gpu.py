@@ -1,4 +1,4 @@
-"""What one GPU says of the training engine at a real width: some of Qwen3-30B-A3B's layers, its whole vocabulary, bf16.
+"""A GPU's figures for the training engine at a real width: some of Qwen3-30B-A3B's layers, its whole vocabulary, bf16.
 
 `python -m tests.scaled.on_gpu` prints a table of docs/on-gpu.md: the memory that `firstorder plan` counts beside what
 the allocator gave out, how far a repeated pass is off, and what replaying the old pass's routes adds to an update.

@@ -1,4 +1,4 @@
-"""What tests of a Megatron rank share: one tiny model that the sandbox can open too, batches, records, and scenarios.
+"""Shared parts of a Megatron rank's tests: one tiny model that the sandbox can open too, batches, records, scenarios.
 
 Functions that take a `rank` run in processes of `megatron_world.spawn`; the rest runs in the test's own.
 """

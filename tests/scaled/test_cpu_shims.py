@@ -222,7 +222,7 @@ def test_torch_is_left_as_it_was(alone: Any) -> None:
 
 
 def run_twice(rank: int) -> Any:
-    """What a second installation changes, and what another thread sees while a type is renamed."""
+    """The changes of a second installation, and another thread's view while a type is renamed."""
     import threading
 
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer

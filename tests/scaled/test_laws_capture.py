@@ -31,7 +31,7 @@ def test_taken_routes_are_forgotten() -> None:
 
 
 def delta(tokens: list[int], logprobs: list[dict] | None, finish: str | None = None) -> SimpleNamespace:
-    """What one engine step of a request returns."""
+    """The result of one engine step of a request."""
     completion = SimpleNamespace(
         token_ids=tokens, logprobs=logprobs, finish_reason=finish, routed_experts=None if finish is None else "routes"
     )

@@ -235,7 +235,7 @@ def test_streams_load_as_folders_do(errors: Any) -> None:
 
 
 def run_bf16(rank: int, folder: Path, port: int) -> list[dict[str, Tensor]]:
-    """What a bf16 rank exports: of its reference, as loaded, and after an update."""
+    """A bf16 rank's exports: of its reference, as loaded, and after an update."""
     from scaled.megatron_engine.rank import MegatronRank
     from scaled.megatron_engine.weights import export_hf
 

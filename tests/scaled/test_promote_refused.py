@@ -1,4 +1,4 @@
-"""What a promotion refuses: unstable and single runs, lost accuracy, runs of other configs, edited records."""
+"""Refusals of a promotion: unstable and single runs, lost accuracy, runs of other configs, edited records."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ MEASURED = ("timing_s/", "rollout/", "transfer/")
 
 
 class Events:
-    """What to kill, and when; and what was done."""
+    """The process to kill, and when; and the kills that were done."""
 
     def __init__(self, rank_in_step: int | None, engine_in_step: int | None):
         self.rank_in_step, self.engine_in_step = rank_in_step, engine_in_step

@@ -1,4 +1,4 @@
-"""What the vLLM tests run over: a Qwen3-MoE as small as vLLM's CPU kernels take, and engines that hold it."""
+"""The world of the vLLM tests: a Qwen3-MoE as small as vLLM's CPU kernels take, and engines that hold it."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _forbid(pi: TreePolicy, old: list[Tensor], mu: list[Tensor], generator: torc
 
 @dataclass(frozen=True)
 class Case:
-    """What a problem is drawn from: short to print, and the same problem every time."""
+    """The seed of a problem: short to print, and the same problem every time."""
 
     kind: str
     distance: str

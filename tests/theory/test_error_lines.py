@@ -1,4 +1,4 @@
-"""What a caller reads who got it wrong: one line with the field, what was expected and what came."""
+"""The errors of a caller who got it wrong: one line with the field, what was expected and what came."""
 
 from __future__ import annotations
 

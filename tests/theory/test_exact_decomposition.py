@@ -1,4 +1,4 @@
-"""What a weight and a baseline do to the bias, as equalities: the facts stated in theory/exact/decomposition.py."""
+"""The bias under a weight and a baseline, as equalities: the facts stated in theory/exact/decomposition.py."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def draw_bias(seed: int) -> Tensor:
 
 
 def hf_config(gate: Gate) -> SimpleNamespace:
-    """What the routers of transformers read, for this gate."""
+    """The config that transformers' routers read, for this gate."""
     return SimpleNamespace(
         num_experts_per_tok=K,
         num_experts=E,

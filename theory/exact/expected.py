@@ -105,7 +105,7 @@ class Batch:
 
     @cached_property
     def groups(self) -> list[PromptGroup]:
-        """What a finite group makes of each prompt's responses, by prompt; none where the group is infinite."""
+        """The moments of each prompt's responses under a finite group, by prompt; none where the group is infinite."""
         G, prompt_Y = self.group.num_responses, self.forest.prompt_of_response
         if G is None:
             return []

@@ -37,7 +37,7 @@ SMALLEST_TAIL = 1e-6
 REGIONS = ("none", "minirl_mask", "min_clip", "weight_clip")
 RATIOS = ("none", "token")
 WEIGHTS = ("token_is", "token_tis", "icepop")
-"""What makes c(a) a function of the token itself: its ratios and the advantage, and nothing else of the response."""
+"""Parts that make c(a) a function of the token itself: of its ratios and the advantage, not of the other tokens."""
 
 Coefficients = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(log pi, log old, log mu, mask), each (B, T J), to c of these tokens, in units of the advantage."""

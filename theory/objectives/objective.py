@@ -185,14 +185,14 @@ class Objective:
         return ObjectiveOutput(self.aggregation(term_BT, kept_BT, totals), metrics)
 
     def _term(self, tokens: Tokens, weight: Factor, advantages_B1: Tensor) -> Tensor:
-        """What each token adds to the sum, before centering and penalty."""
+        """Each token's term of the sum, before centering and penalty."""
         log_ratio_BT = self.ratio.log(tokens.logp_pi_BT, tokens.logp_old_BT, tokens.is_response_BT)
         ratio_in_weight = self.trust_region.weight_ratio == "old/mu" or self.correction.numerator == "pi"
         whole = weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)
         return self.trust_region.term(tokens, log_ratio_BT, whole, advantages_B1)
 
     def centering_of(self, top: Top | None, kept_BT: Tensor, advantages_B1: Tensor) -> Tensor:
-        """What centering adds on every kept token (theory/objectives/centering.py)."""
+        """Centering's term on every kept token (theory/objectives/centering.py)."""
         if top is None:
             raise ValueError(f"{self.name}: expected mu's likeliest tokens for centering {self.centering}, got none")
         if self.centering == "full" and not top.is_complete:

@@ -151,7 +151,7 @@ def test_small_changes_are_steady_and_zeros_are_no_error() -> None:
 
 
 def course_of(traces: list[Trace]) -> Course:
-    """What the doctor says of these traces."""
+    """The doctor's findings on these traces."""
     watch = Watch()
     for trace in traces:
         watch.add(trace)

@@ -50,7 +50,7 @@ OVERRIDES = (
     *NUMBERS, "correction", "rejection", "normalise_weights", "aggregation", "advantage", "ratio", "kl_coefficient",
     "kl_estimator", "centering", "centering_k",
 )  # fmt: skip
-"""What `preset` lets a caller change."""
+"""The settings that a caller of `preset` may change."""
 
 
 def preset(name: str, **overrides: Any) -> Objective:

@@ -1,0 +1,126 @@
+"""Does the border move with the length of responses? The runs on sums, whose digits are a dial of length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from lab.markdown import markdown_table
+from lab.report.style import number
+from sandbox.border.alarm import choose, share_text, tried
+from sandbox.border.pictures import TITLES
+from sandbox.border.table import FIRST, where
+from sandbox.claims.border_arms import SUMS, sums
+from sandbox.ledger.cells import Regime, key
+from sandbox.ledger.claim import FRESH, Row
+from sandbox.ledger.course import area, collapsed
+
+N = 8
+NUMBERS = ("KL x N", "KL x length x N")
+
+
+def lengths(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
+    """One line per run on sums: digits, gap, remedy, seed, FIRST, area and whether pi's accuracy collapsed.
+
+    Rows whose config is no longer that of their arm are left out.
+    """
+    arms = {sums(*place).name: place for place in SUMS}
+    found = []
+    for name, row in rows.items():
+        place = arms.get(row["arm"]) if row["regime"] == regime.name else None
+        if place is None or key(regime, sums(*place), row["seed"]) != name:
+            continue
+        found.append(
+            {"digits": place[0], "gap": place[1], "remedy": place[2], "seed": row["seed"]}
+            | {column: row["first"].get(metric) for column, metric in FIRST.items()}
+            | {"area": area(row), "collapsed": collapsed(row)}
+        )
+    return pd.DataFrame(found, columns=["digits", "gap", "remedy", "seed", *FIRST, "area", "collapsed"])
+
+
+def places(found: pd.DataFrame) -> pd.DataFrame:
+    """One line per place that has runs, in the order of SUMS: n, how many collapsed, means, and both NUMBERS."""
+    lines = []
+    for digits, gap, remedy in SUMS:
+        own = where(found, digits=digits, gap=gap, remedy=remedy)
+        if len(own):
+            means = {column: float(own[column].to_numpy(dtype=float).mean()) for column in ("kl", "length", "area")}
+            kl_n = means["kl"] * N
+            lines.append(
+                {"digits": digits, "gap": gap, "remedy": remedy, "n": len(own)} | means
+                | {"collapsed": int(own["collapsed"].sum()), "KL x N": kl_n, "KL x length x N": kl_n * means["length"]}
+            )  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def orders(long: Mapping[str, Any], short: Mapping[str, Any], name: str) -> bool:
+    """Whether a number is larger for the one of two places of which the larger share collapsed."""
+    shares = long["collapsed"] / long["n"], short["collapsed"] / short["n"]
+    return bool((long[name] - short[name]) * (shares[0] - shares[1]) > 0)
+
+
+def markdown(rows: Mapping[str, Row], regime: Regime) -> str:
+    """The section of docs/border.md on longer responses; empty without a run."""
+    found = places(lengths(rows, regime))
+    if found.empty:
+        return ""
+    lines = [
+        (
+            f"{one['length']:.0f}", one["gap"], TITLES[one["remedy"]], number(one["kl"]),
+            f"{one['collapsed']} of {one['n']}", number(one["area"]), *(number(one[name]) for name in NUMBERS),
+        )
+        for one in found.to_dict("records")
+    ]  # fmt: skip
+    titles = ("tokens", "engine", "remedy", "KL before", "collapsed", "accuracy", *(f"`{name}`" for name in NUMBERS))
+    return f"{WORDS}\n{markdown_table(titles, lines)}\n{_said(found)}"
+
+
+WORDS = """## Longer responses
+
+All responses of the map have one length, so that it cannot tell `KL x N` from `KL x length x N`. Sums have a dial of
+length: 2 digits take 22 tokens, 6 digits 61. The same model and format, GRPO at N = 8, a quarter of the rate (at the
+map's own rate runs on sums fall even with an exact engine), from an accuracy of 0.3.
+"""
+
+
+def _said(found: pd.DataFrame) -> str:
+    """Which number orders the two lengths as their collapses do."""
+    both = [where(found, digits=digits, gap=gap, remedy="none") for digits, gap in ((6, "r0.2"), (2, "r0.5"))]
+    if any(one.empty for one in both):
+        return ""
+    long, short = (one.to_dict("records")[0] for one in both)
+    facts = [
+        f"{one['length']:.0f} tokens and a KL of {number(one['kl'])} {one['collapsed']} of {one['n']} runs collapse"
+        for one in (long, short)
+    ]
+    said = [
+        f"`{name}` {'orders' if orders(long, short, name) else 'does not order'} the two lengths as their collapses do"
+        for name in NUMBERS
+    ]
+    return f"At {facts[0]}, at {facts[1]}: {'; '.join(said)}.\n"
+
+
+def alarm_elsewhere(rows: Mapping[str, Row], regime: Regime) -> str:
+    """How the alarm that was chosen on Countdown does on sums, a task that it was not chosen on; empty without runs."""
+    own = [row for row in rows.values() if row["regime"] == regime.name]
+    chosen = choose([row for row in own if row["seed"] < FRESH and not is_on_sums(row)])
+    others = [row for row in own if is_on_sums(row)]
+    if not chosen or not others:
+        return ""
+    rule = chosen[0][0]
+    trial = tried(rule, others)
+    return (
+        f"On another task, the {len(others)} runs on sums, {rule.words} tells "
+        f"{share_text(trial.in_time, trial.num_collapsed)} collapses in time, and goes off in "
+        f"{share_text(trial.false, trial.num_others)} runs that do not collapse.\n"
+    )
+
+
+def is_on_sums(row: Row) -> bool:
+    """Whether a run was on sums and not on the map's task."""
+    return "-sums" in row["arm"]
+
+
+__all__ = ["N", "NUMBERS", "alarm_elsewhere", "is_on_sums", "lengths", "markdown", "orders", "places"]
