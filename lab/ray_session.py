@@ -28,7 +28,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0
 """A gRPC connection's opening (RFC 9113, sec. 3.4): the preface and an empty SETTINGS frame, answered by another."""
 
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""Variables that Ray reads when it connects: no usage reports leave the machine, and an actor that asks for no GPU keeps
+"""Variables that Ray reads when it connects: no usage reports leave the machine; an actor that asks for no GPU keeps
 the devices that it was given (colocated engines)."""
 
 LOCK = "owner.lock"  # held by the process that made the folder, for as long as it lives
