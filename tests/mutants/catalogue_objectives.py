@@ -24,7 +24,7 @@ OBJECTIVES = (
         "no thread: verl's bypass and decoupled modes mixed up",
         (
             Edit(
-                "theory.objectives.objective:Objective.__post_init__",
+                "theory.objectives.composition:Composition.__post_init__",
                 'if self.correction.numerator == "pi" and self.trust_region.weight_ratio == "old/mu":',
                 "if False:",
             ),

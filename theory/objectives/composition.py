@@ -1,0 +1,154 @@
+"""The parts of an objective: advantage, ratio, trust region, correction, aggregation and KL penalty, and what fits.
+
+Papers: MiniRL (arXiv 2512.01374) Eq. 3, 5, 7 and App. A, Pr2 (2606.00395) Eq. 10, 11 and 14.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from theory import advantages
+from theory.fields import About, require_ranges
+from theory.names import unknown_name
+from theory.objectives import centering as centerings
+from theory.objectives.aggregations import Aggregation
+from theory.objectives.centering import CENTERINGS, WHOLE_VOCABULARY
+from theory.objectives.corrections import Correction, NoCorrection
+from theory.objectives.kl_penalty import ESTIMATORS
+from theory.objectives.ratios import Ratio
+from theory.objectives.trust_regions import TrustRegion
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The parts of an objective, and its words. `advantage` names a function of theory/advantages.py, which the loop
+    applies to rewards; `title` is the name as papers spell it.
+
+    Raises ValueError on unknown names, a negative KL coefficient, and a correction whose weight already holds pi under
+    a trust region that multiplies by the ratio itself.
+    """
+
+    name: str
+    advantage: str
+    ratio: Ratio
+    trust_region: TrustRegion
+    correction: Correction
+    aggregation: Aggregation
+    kl_coefficient: Annotated[float, About("beta of the penalty KL(pi || ref)", ge=0)] = 0.0
+    kl_estimator: Annotated[str, About("estimator of that penalty")] = "k3"
+    centering: Annotated[
+        str, About("E_mu of each token's part of the gradient, taken off it (arXiv 2609.20807): none, full or top_k")
+    ] = "none"
+    centering_k: Annotated[int, About("tokens of mu that the engine records at a position for top_k", ge=1)] = 20
+    title: str = ""
+    rejection: Correction = field(default_factory=NoCorrection)
+    normalise_weights: Annotated[
+        bool, About("divide the correction's weights by their mean over the mini-batch (verl's batch_normalize)")
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.advantage not in advantages.ADVANTAGES:
+            raise unknown_name("advantage", self.advantage, advantages.ADVANTAGES)
+        if self.kl_estimator not in ESTIMATORS:
+            raise unknown_name("KL estimator", self.kl_estimator, ESTIMATORS)
+        require_ranges(self, self.name)
+        self._require_centering()
+        self._require_weights()
+        if not self.ratio.symbol and self.trust_region.name != "none":
+            raise ValueError(f"{self.name}: expected a ratio for the trust region {self.trust_region.name}, got none")
+        if self.correction.numerator == "pi" and self.trust_region.weight_ratio == "old/mu":
+            raise ValueError(
+                f"{self.name}: expected a correction with numerator 'old', got {self.correction.name} with 'pi': "
+                f"{self.trust_region.name} multiplies by pi/old itself, which would count twice"
+            )
+
+    def _require_centering(self) -> None:
+        if self.centering not in CENTERINGS:
+            raise unknown_name("centering", self.centering, CENTERINGS)
+        coupled = self._coupled()
+        if self.centering != "none" and coupled is not None:
+            wanted, got = coupled
+            raise ValueError(
+                f"{self.name}: centering: expected none, or {wanted} (what a token adds must depend on no other "
+                f"token), got {self.centering} with {got}"
+            )
+
+    @property
+    def is_tokenwise(self) -> bool:
+        """Whether a token's term depends on no other token, as centering and `rollout_corr/drift` ask."""
+        return self._coupled() is None and not self.normalise_weights
+
+    def _coupled(self) -> tuple[str, str] | None:
+        """The parts that centering takes in place of one that makes tokens depend on each other, and that one."""
+        weight, region, ratio = self.correction, self.trust_region.name, self.ratio.name
+        if weight.weighted and weight.name not in centerings.WEIGHTS:
+            return f"a correction of {', '.join(centerings.WEIGHTS)} or none", f"the correction {weight.name}"
+        if region not in centerings.REGIONS:
+            return f"a trust region of {', '.join(centerings.REGIONS)}", f"the trust region {region}"
+        if self.ratio.symbol and ratio not in centerings.RATIOS:
+            return "the ratio token, or none", f"the ratio {ratio}"
+        return None
+
+    def _require_weights(self) -> None:
+        weight, beside = self.correction, self.rejection
+        if beside.weighted:
+            raise ValueError(
+                f"{self.name}: rejection: expected a correction that only rejects, got {beside.name}, which reweighs"
+            )
+        if self.normalise_weights and not (weight.weighted and weight.numerator == "old"):
+            raise ValueError(
+                f"{self.name}: normalise_weights: expected a weight on old/mu, whose mean is known before the gradient "
+                f"pass, got the correction {weight.name} with numerator {weight.numerator!r}"
+            )
+        if self.normalise_weights and self.centering != "none":
+            raise ValueError(f"{self.name}: normalise_weights: expected centering none, got {self.centering}")
+
+    @property
+    def num_top(self) -> int:
+        """The likeliest tokens of mu that a position needs on record; a smaller vocabulary as a whole."""
+        return {"none": 0, "full": WHOLE_VOCABULARY, "top_k": self.centering_k}[self.centering]
+
+    # -- words
+
+    @property
+    def _centred_on(self) -> str:
+        return "all of mu" if self.centering == "full" else f"mu's {self.centering_k} likeliest tokens, pi's tail"
+
+    @property
+    def formula(self) -> str:
+        """J in the papers' notation, with the numbers in it."""
+        weight = " ".join(s for s in (self.correction.symbol, self.rejection.symbol) if s)
+        if self.normalise_weights:
+            weight = f"{weight}/mean(w)"
+        if self.trust_region.weight_ratio == "pi/mu" and self.correction.numerator == "old":
+            weight = " ".join(s for s in (weight, self.ratio.symbol) if s)
+        term = self.trust_region.formula(self.ratio.symbol, weight)
+        if self.kl_coefficient > 0:
+            term = f"({term} - {self.kl_coefficient:g} {self.kl_estimator}[KL(pi || ref)])"
+        return "J = " + self.aggregation.formula.format(term=term)
+
+    def describe(self) -> str:
+        """The composition, a line a part, each with its formula."""
+        kl = f"{self.kl_coefficient:g} x {self.kl_estimator} of KL(pi || ref)" if self.kl_coefficient > 0 else "none"
+        parts = {
+            "objective": self.formula,
+            "advantage": f"{self.advantage}: {advantages.FORMULAS[self.advantage]}",
+            "ratio": f"{self.ratio.name}: {self.ratio.formula}",
+            "trust region": self.trust_region.name,
+            "correction": f"{self.correction.name}: {self.correction.formula}",
+            "rejection": f"{self.rejection.name}: {self.rejection.formula}",
+            "weights": "w_t over the mean w of the mini-batch",
+            "aggregation": self.aggregation.name,
+            "KL penalty": kl,
+        }
+        if self.rejection.name == "none":
+            del parts["rejection"]
+        if not self.normalise_weights:
+            del parts["weights"]
+        if self.centering != "none":
+            parts["centering"] = f"-sum_v mu(v) c(v) log pi(v), c = d term / d log pi; {self._centred_on}"
+        return "\n".join([self.name, *(f"  {part:<13} {text}" for part, text in parts.items())])
+
+
+__all__ = ["Composition"]
