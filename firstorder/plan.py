@@ -37,6 +37,22 @@ def plan(
             "--search", help="List the quickest layouts of the config's GPUs that fit, and why others do not."
         ),
     ] = False,
+    simulate: Annotated[
+        float | None,
+        typer.Option(
+            "--simulate",
+            metavar="HOURS",
+            help="Play that many hours, with drawn lengths, slow engines and failures, and with one thing changed.",
+        ),
+    ] = None,
+    failures: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            metavar="GPU_HOURS",
+            help="GPU hours between two failures, for --simulate; 50,676 (Llama 3, arXiv 2407.21783) if not given.",
+        ),
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
     """Say what the run of CONFIG needs of every GPU, what it moves and what it costs, before there is a GPU.
@@ -52,6 +68,7 @@ def plan(
       firstorder plan configs/scaled/pr2/qwen3_off4.yaml --cluster.gpu H100-80GB --rollout.max_num_seqs 40
       firstorder plan configs/scaled/minirl/n1.yaml --mean-tokens 12000 --json --no-dry-run
       firstorder plan configs/scaled/minirl/n8_r3.yaml --search --cluster.num_nodes 1
+      firstorder plan configs/scaled/minirl/n1.yaml --simulate 24
     """
     from lab.strict import ConfigError
     from scaled.plan.summary import has_megatron, make_plan
@@ -59,6 +76,9 @@ def plan(
     _, _, run_config = read_config([config, *context.args])
     if search:
         _search(run_config, mean_tokens, longest_tokens, as_json)
+        return
+    if simulate is not None:
+        _simulate(run_config, (mean_tokens, longest_tokens), simulate, failures, as_json)
         return
     made = make_plan(run_config, mean_tokens, longest_tokens)
     if dry_run and has_megatron():
@@ -97,6 +117,39 @@ def _search(config: ScaledRun, mean_tokens: int | None, longest_tokens: int | No
             typer.echo(" ".join(made.found[0].options))
     if not made.found:
         raise ConfigError(f"cluster: expected a layout of its GPUs that fits, got none of {made.num_tried} tried")
+
+
+def _simulate(
+    config: ScaledRun, tokens: tuple[int | None, int | None], hours: float, failures: float | None, as_json: bool
+) -> None:
+    import json
+
+    from lab.strict import ConfigError
+    from scaled.model_shape import load_shape
+    from scaled.plan import what_if
+    from scaled.plan.compute import lengths_of
+    from scaled.plan.feasibility import check_lengths
+    from scaled.plan.hardware import gpu_named
+    from scaled.plan.simulation import Chance
+
+    if not hours > 0:
+        raise ConfigError(f"--simulate: expected hours above 0, got {hours:g}")
+    if failures == 0:
+        raise ConfigError("--failures: expected GPU hours above 0, got 0")
+    shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
+    check_lengths(config, shape)
+    chance = Chance() if failures is None else Chance(gpu_hours_per_failure=failures)
+    found = []
+    for one, day in what_if.played(config, shape, gpu, hours, lengths_of(config, *tokens), chance, config.seed):
+        typer.echo(f"played: {one.words}", err=True)
+        found.append((one, day))
+    if as_json:
+        typer.echo(json.dumps(what_if.to_json(found), indent=2, allow_nan=False))
+        return
+    from rich.console import Console
+
+    typer.echo(what_if.sentence(found[0][1]))
+    Console(highlight=False).print(what_if.table(found))
 
 
 def read_config(words: list[str]) -> tuple[str, list[str], ScaledRun]:

@@ -7,9 +7,11 @@ off at the longest length, the law of largest entropy for that mean and that lim
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float
 from scipy.optimize import root_scalar
 
 from lab.hf import ModelShape
@@ -45,14 +47,17 @@ def lengths(num: int, mean: int, longest: int) -> list[int]:
     Density proportional to exp(-rate x) on [0, longest]; a mean above the half has a negative rate. The last one is
     `longest`. All are `longest` where the mean is.
     """
+    return [*quantiles((np.arange(num) + 0.5) / num, mean, longest)[:-1], longest]
+
+
+def quantiles(u: Float[np.ndarray, " num"], mean: int, longest: int) -> list[int]:
+    """The law's lengths at the probabilities u in [0, 1]: with uniform u, lengths drawn from it. At least 2 tokens."""
     share = mean / longest
     if share >= 1 - 1 / STEEPEST:
-        return [longest] * num
-    u = (np.arange(num) + 0.5) / num
+        return [longest] * len(u)
     rate = _rate(max(share, 1 / STEEPEST))
     x = u if rate == 0 else -np.log1p(u * math.expm1(-rate)) / rate
-    found = np.clip(np.rint(x * longest), 2, longest).astype(int).tolist()
-    return [*found[:-1], longest]
+    return np.clip(np.rint(x * longest), 2, longest).astype(int).tolist()
 
 
 def _rate(share: float) -> float:
@@ -66,18 +71,27 @@ def _rate(share: float) -> float:
 
 def passes(config: ScaledRun, shape: ModelShape, mean: int, longest: int) -> Passes:
     """The passes of a global step whose sequences have those lengths; every mini-batch has a longest one."""
-    algorithm, training = config.algorithm.build(), config.training
+    algorithm = config.algorithm.build()
     num, N = algorithm.num_prompts * algorithm.num_responses, algorithm.num_minibatches
-    scored = arrange([n - 1 for n in lengths(num, mean, longest)], training)
-    updated = arrange([n - 1 for n in lengths(num // N, mean, longest)], training)
-    num_scores = 2 if algorithm.objective.kl_coefficient > 0 else 1
+    return passes_of(config, shape, lengths(num, mean, longest), [lengths(num // N, mean, longest)] * N)
+
+
+def passes_of(
+    config: ScaledRun, shape: ModelShape, scored: Sequence[int], minibatches: Sequence[Sequence[int]]
+) -> Passes:
+    """The passes of a global step over sequences of these lengths: those of the old pass, and of each mini-batch."""
+    training = config.training
+    scores = arrange([n - 1 for n in scored], training)
+    updates = [arrange([n - 1 for n in one], training) for one in minibatches]
+    num_scores = 2 if config.algorithm.build().objective.kl_coefficient > 0 else 1
     return Passes(
-        score_positions=_positions(scored),
-        update_positions=N * _positions(updated),
-        num_micro=len(updated),
-        score_flops=num_scores * sum(_forward(shape, slot) for slot in scored),
-        update_flops=N
-        * sum(_forward(shape, slot) * flops.update_factor(shape, training, slot.width) for slot in updated),
+        score_positions=_positions(scores),
+        update_positions=sum(_positions(one) for one in updates),
+        num_micro=max(len(one) for one in updates),
+        score_flops=num_scores * sum(_forward(shape, slot) for slot in scores),
+        update_flops=sum(
+            _forward(shape, slot) * flops.update_factor(shape, training, slot.width) for one in updates for slot in one
+        ),
     )
 
 

@@ -1,0 +1,102 @@
+"""A recipe's hours as it is, and with one thing changed at a time: the worth of each, in steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lab.hf import ModelShape
+from scaled.config import ScaledRun
+from scaled.plan.hardware import Gpu
+from scaled.plan.simulation import STAGES, Chance, Day, play
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A recipe and its chances, in words."""
+
+    words: str
+    config: ScaledRun
+    chance: Chance
+
+
+def scenarios(config: ScaledRun, chance: Chance) -> Iterator[Scenario]:
+    """The recipe itself, then without each chance, and with another schedule, padding and checkpoint interval."""
+    yield Scenario("as it is", config, chance)
+    yield Scenario("no failures", config, replace(chance, gpu_hours_per_failure=math.inf))
+    yield Scenario("engines equally fast", config, replace(chance, slow_std=0.0))
+    yield Scenario("every length the mean", config, replace(chance, is_length_drawn=False))
+    if config.cluster.placement == "separate":
+        kind = "synchronous" if config.schedule.kind == "one_step_off" else "one_step_off"
+        yield Scenario(f"schedule.kind {kind}", _with(config, "schedule", kind=kind), chance)
+    if config.training.max_tokens_per_micro_batch is None:
+        budget = config.rollout.max_model_len
+        words = f"{budget} tokens per micro-batch"
+        yield Scenario(words, _with(config, "training", max_tokens_per_micro_batch=budget), chance)
+    else:
+        changed = _with(config, "training", max_tokens_per_micro_batch=None, micro_batch_size=1)
+        yield Scenario("padded, one at a time", changed, chance)
+    for every in dict.fromkeys((1, 5 * config.checkpoint.every)):
+        if every != config.checkpoint.every:
+            yield Scenario(f"checkpoint.every {every}", _with(config, "checkpoint", every=every), chance)
+
+
+def _with(config: ScaledRun, block: str, **changes: Any) -> ScaledRun:
+    return config.model_copy(update={block: getattr(config, block).model_copy(update=changes)})
+
+
+def played(
+    config: ScaledRun, shape: ModelShape, gpu: Gpu, hours: float, tokens: tuple[int, int], chance: Chance, seed: int
+) -> Iterator[tuple[Scenario, Day]]:
+    """Every scenario with its hours; `tokens` are the mean and the longest length."""
+    for one in scenarios(config, chance):
+        yield one, play(one.config, shape, gpu, hours, *tokens, one.chance, seed)
+
+
+def sentence(day: Day) -> str:
+    """The hours in words."""
+    if not day.num_steps:
+        return f"{day.hours:g} hours are too few for one step that counts."
+    whole = 3600 * day.hours
+    parts = ", ".join(f"{name} {day.stages[name] / whole:.0%}" for name in STAGES)
+    return (
+        f"{day.num_steps} steps in {day.hours:g} hours, {day.step_s:.0f} s each: {parts}; "
+        f"{day.idle_s / max(day.stages['rollout'], 1e-9):.0%} of the rollout is engines that wait for the last one. "
+        f"{_counted(day.num_failures, 'failure')} of ranks and {day.num_engine_failures} of engines cost "
+        f"{(day.lost_s + day.down_s) / 60:.0f} min of work done again and restarts."
+    )
+
+
+def _counted(num: int, noun: str) -> str:
+    return f"{num} {noun}{'s' * (num != 1)}"
+
+
+def table(found: list[tuple[Scenario, Day]]) -> Table:
+    """Every scenario, a row each. wait: engines that wait for the last one, within rollout; lost: failures."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(
+        title="With one thing changed, in shares of the hours",
+        title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+    )  # fmt: skip
+    made.add_column("recipe")
+    for title in ("steps", "rollout", "train", "push", "save", "wait", "lost"):
+        made.add_column(title, justify="right", no_wrap=True)
+    for one, day in found:
+        shares = [*day.stages.values(), day.idle_s, day.lost_s + day.down_s]
+        made.add_row(one.words, str(day.num_steps), *(f"{share / (3600 * day.hours):.1%}" for share in shares))
+    return made
+
+
+def to_json(found: list[tuple[Scenario, Day]]) -> list[dict[str, Any]]:
+    """Plain numbers under plain names; seconds."""
+    return [{"scenario": one.words} | asdict(day) for one, day in found]
+
+
+__all__ = ["Scenario", "played", "scenarios", "sentence", "table", "to_json"]

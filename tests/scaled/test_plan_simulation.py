@@ -1,0 +1,115 @@
+"""Laws of the simulated hours: without chance they are the plan's, and every chance costs as much as it should."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from firstorder.worlds import Schemas
+from lab.config.load import load
+from scaled.config import ScaledRun
+from scaled.model_shape import load_shape
+from scaled.plan import compute, what_if
+from scaled.plan.hardware import gpu_named
+from scaled.plan.passes import quantiles
+from scaled.plan.simulation import CHECKPOINT_BYTES, Chance, play
+
+QWEN, H100 = load_shape("-", "qwen3-30b-a3b"), gpu_named("H100-80GB")
+CERTAIN = Chance(gpu_hours_per_failure=math.inf, slow_std=0.0, is_length_drawn=False)
+TOKENS = 1024
+
+
+def recipe(*overrides: str) -> ScaledRun:
+    """64 responses of at most 1,024 tokens on two engines that decode them all together."""
+    small = (
+        "--algorithm.batch.num_prompts", "8", "--algorithm.batch.num_responses", "8", "--rollout.num_engines", "2",
+        "--algorithm.batch.num_minibatches", "1", "--rollout.max_num_seqs", "64",
+        "--algorithm.sampling.max_tokens", str(TOKENS), "--checkpoint.every", "5",
+    )  # fmt: skip
+    config = load("configs/scaled/qwen3_30b_a3b.yaml", [*small, *overrides], Schemas())
+    assert isinstance(config, ScaledRun)
+    return config
+
+
+@pytest.mark.parametrize("kind", ["synchronous", "one_step_off"])
+def test_without_chance_a_step_is_the_plans(kind: str) -> None:
+    """Equal lengths, equal engines, no failure: the tenth step ends when the plan says, a checkpoint between.
+
+    One step off the first rollout has nothing to hide behind: the plan's step is that of all others.
+    """
+    config = recipe("--schedule.kind", kind)
+    step = compute.step_compute(config, QWEN, H100, TOKENS, TOKENS)
+    save = CHECKPOINT_BYTES * QWEN.num_parameters / (CERTAIN.save_gb_s * 1e9)
+    first = 0.0 if kind == "synchronous" else step.rollout_s
+    seconds = first + 10 * step.step_s + save
+    assert play(config, QWEN, H100, (seconds + 1e-3) / 3600, TOKENS, TOKENS, CERTAIN).num_steps == 10
+    assert play(config, QWEN, H100, (seconds - 1e-3) / 3600, TOKENS, TOKENS, CERTAIN).num_steps == 9
+
+
+def test_a_failure_takes_the_work_since_the_last_checkpoint() -> None:
+    """The time lost to a failure is that of an exponential law cut off at the interval L between checkpoints:
+
+    1/rate - L / (exp(rate L) - 1) on average. 4 standard errors over some 400 failures.
+    """
+    config = recipe("--checkpoint.every", "4")
+    step = compute.step_compute(config, QWEN, H100, TOKENS, TOKENS)
+    interval = 4 * step.step_s + CHECKPOINT_BYTES * QWEN.num_parameters / (CERTAIN.save_gb_s * 1e9)
+    rate = 1 / (3 * interval)
+    chance = replace(CERTAIN, gpu_hours_per_failure=config.training.num_ranks / rate / 3600, restart_s=0.0)
+    config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"placement": "colocated"})})
+    day = play(config, QWEN, H100, 400 / rate / 3600, TOKENS, TOKENS, chance)
+    mean = 1 / rate - interval / math.expm1(rate * interval)
+    assert 300 < day.num_failures < 500 and day.down_s == 0
+    # At most one checkpoint interval of work ends at a failure that came while another was under way.
+    assert day.lost_s / day.num_failures == pytest.approx(mean, abs=4 * interval / math.sqrt(12 * day.num_failures))
+
+
+def test_the_hours_add_up() -> None:
+    """Stages, lost work and restarts leave less than one step of the hours; every step that counts is in the stages."""
+    config = recipe()
+    chance = Chance(gpu_hours_per_failure=50.0, restart_s=100.0)
+    day = play(config, QWEN, H100, 24.0, 300, TOKENS, chance)
+    rest = 3600 * 24.0 - sum(day.stages.values()) - day.lost_s - day.down_s
+    assert day.num_failures > 5 and day.num_engine_failures > 0 and day.lost_s > 0 and day.down_s > 0
+    assert 0 <= rest < 5 * 3600 * 24.0 / day.num_steps
+    assert day == play(config, QWEN, H100, 24.0, 300, TOKENS, chance)
+    assert day != play(config, QWEN, H100, 24.0, 300, TOKENS, chance, seed=1)
+
+
+def test_every_chance_costs_steps() -> None:
+    """Drawn lengths, unequal engines and failures: each makes a day shorter, alone and by its own share."""
+    config = recipe()
+
+    def steps(**chances: float | bool) -> int:
+        return play(config, QWEN, H100, 24.0, 300, TOKENS, replace(CERTAIN, **chances)).num_steps
+
+    assert steps(is_length_drawn=True) < steps() and steps(slow_std=0.3) < steps()
+    assert steps(gpu_hours_per_failure=20.0) < steps(gpu_hours_per_failure=200.0) < steps()
+
+
+def test_drawn_lengths_have_the_plans_mean() -> None:
+    """Uniform probabilities give the law whose quantiles the plan pads: its mean within 4 standard errors."""
+    found = np.array(quantiles(np.random.default_rng(0).random(20_000), 300, TOKENS))
+    assert found.mean() == pytest.approx(300, abs=4 * found.std() / math.sqrt(len(found)))
+    assert found.min() >= 2 and found.max() <= TOKENS
+
+
+def test_scenarios_change_one_thing() -> None:
+    """Each scenario differs from the recipe in one block or one chance, and its sentence counts the hours."""
+    config = recipe()
+    first, *others = what_if.scenarios(config, Chance())
+    for one in others:
+        blocks = [name for name in type(config).model_fields if getattr(one.config, name) != getattr(config, name)]
+        assert len(blocks) + (one.chance != first.chance) == 1, one.words
+    assert len({one.words for one in others}) == len(others) == 7
+    day = play(config, QWEN, H100, 2.0, 300, TOKENS)
+    assert what_if.sentence(day).startswith(f"{day.num_steps} steps in 2 hours, ")
+    assert "too few" in what_if.sentence(play(config, QWEN, H100, 1e-3, 300, TOKENS))
+
+
+def test_no_hours_is_an_error() -> None:
+    with pytest.raises(ValueError, match="hours: expected more than 0, got 0"):
+        play(recipe(), QWEN, H100, 0.0, 300, TOKENS)
