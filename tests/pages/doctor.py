@@ -303,7 +303,7 @@ Runs of 14 steps of some 1,100 tokens on two models (width 32; width 48 with thr
 READS = """## What it reads
 
 `firstorder doctor --list-formats` prints this table. `as in` is the source that was read for it; the importers are
-tested on files written as those sources write them (`tests/lab/doctor/dumps.py`), not on files of a cluster.
+tested on files written as those sources write them (`lab/doctor/dumps.py`), not on files of a cluster.
 
 """
 HOOKS = """
