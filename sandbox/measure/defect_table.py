@@ -18,6 +18,7 @@ from lab.tasks import TextTask
 from sandbox.config import SandboxRun, TrainingBlock
 from sandbox.engines import (
     ActivationPrecision,
+    BlockPrecision,
     ExpertLayout,
     KVPrecision,
     LogitNoise,
@@ -57,6 +58,12 @@ RUNGS: dict[str, Defect | None] = {
     "activations fp8, a scale a token": ActivationPrecision(),
     "activations fp8, a scale a block of 1 x 32": ActivationPrecision(scale="block", block_size=32),
     "activations fp8, a scale a tensor": ActivationPrecision(scale="tensor"),
+    "fp8 blocks with ue8m0 scales": BlockPrecision(format="fp8_ue8m0"),
+    "fp8 blocks with ue8m0 scales, weights": BlockPrecision(format="fp8_ue8m0", of="weights"),
+    "mxfp8": BlockPrecision(),
+    "mxfp8, weights": BlockPrecision(of="weights"),
+    "nvfp4": BlockPrecision(format="nvfp4"),
+    "nvfp4, weights": BlockPrecision(format="nvfp4", of="weights"),
     "cache bf16": KVPrecision(format="bf16"),
     "cache int8, a scale a token": KVPrecision(format="int8", scale="token"),
     "cache fp8, a scale a token": KVPrecision(scale="token"),

@@ -24,6 +24,7 @@ from lab.markdown import markdown_table
 from lab.traces import Trace
 from sandbox.engines import (
     ActivationPrecision,
+    BlockPrecision,
     ExpertLayout,
     KVPrecision,
     LogitNoise,
@@ -137,6 +138,9 @@ PLANTS: dict[str, Plant] = {
     "weights fp8, blocks": Plant("precision", WeightPrecision(scale="block", block_size=32)),
     "activations bf16": Plant("precision", ActivationPrecision(format="bf16")),
     "activations fp8": Plant("precision", ActivationPrecision()),
+    "fp8 blocks, ue8m0 scales": Plant("precision", BlockPrecision(format="fp8_ue8m0")),
+    "mxfp8": Plant("precision", BlockPrecision()),
+    "nvfp4": Plant("precision", BlockPrecision(format="nvfp4")),
     "cache bf16": Plant("precision", KVPrecision(format="bf16")),
     "cache fp8": Plant("precision", KVPrecision()),
     "8 units, partial sums in bf16": Plant("precision", ReductionOrder(units=8, partials="bf16")),

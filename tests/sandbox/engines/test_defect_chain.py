@@ -14,6 +14,7 @@ import torch
 
 from sandbox.engines import (
     ActivationPrecision,
+    BlockPrecision,
     Defects,
     ExpertLayout,
     KVPrecision,
@@ -56,6 +57,11 @@ BROKEN: dict[str, Defect] = {
     "activations fp8 a block": ActivationPrecision(scale="block", block_size=16),
     "activations fp8 a tensor": ActivationPrecision(scale="tensor"),
     "activations int8 a tensor": ActivationPrecision(format="int8", scale="tensor"),
+    "blocks ue8m0": BlockPrecision(format="fp8_ue8m0"),
+    "blocks mxfp8": BlockPrecision(),
+    "blocks nvfp4": BlockPrecision(format="nvfp4"),
+    "blocks nvfp4 weights": BlockPrecision(format="nvfp4", of="weights"),
+    "blocks mxfp8 activations": BlockPrecision(of="activations"),
     "cache bf16": KVPrecision(format="bf16"),
     "cache fp8": KVPrecision(),
     "cache fp8 a token": KVPrecision(scale="token"),
