@@ -151,7 +151,7 @@ class Bench:
         self.config, self.algorithm = config, config.algorithm.build()
         self.task: TextTask = open_task(config)
         self.numerics = of_precision(config.training.precision)
-        self.trainer = self._trainer(
+        self.trainer = self.build_trainer(
             initial_model(config, self.task, "none").compute_with(config.kernels()), config.training
         )
         self.versions: list[list[tuple[str, Tensor]]] = [list(self.trainer.named_tensors())]
@@ -176,13 +176,16 @@ class Bench:
     def _natural(self) -> Algorithm:
         return replace(self.algorithm, mode="none")
 
-    def _trainer(self, model: MoE, block: TrainingBlock, micro_batch_size: int | None = None) -> SandboxTrainingEngine:
+    def build_trainer(
+        self, model: MoE, block: TrainingBlock, micro_batch_size: int | None = None
+    ) -> SandboxTrainingEngine:
+        """A training engine of this model that computes as the block says."""
         return SandboxTrainingEngine(
             model,
             self.algorithm.optimizer,
             micro_batch_size=micro_batch_size or block.micro_batch_size,
             keep_reference=self.algorithm.objective.kl_coefficient > 0,
-            numerics=training_numerics(block.precision, block.reduction_order),
+            numerics=training_numerics(block.precision, block.reduction_order, block.products),
         )
 
     def engine(self, defect: Defect | None) -> SandboxEngine:
@@ -227,7 +230,7 @@ class Bench:
         R3 sec. 3.3: the first pass stands for mu, the second for old.
         """
         block, exact, rows, num_tokens = REPEATED[name], self.engine(None), [], 0
-        passes = [self._trainer(self.trainer.model, block, size) for size in (64, 24)]
+        passes = [self.build_trainer(self.trainer.model, block, size) for size in (64, 24)]
         for draw in range(num_seeds):
             rollouts = self.sample(exact, draw)
             first, second = (trainer.score(rollouts, RoutingPlan("natural")) for trainer in passes)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from lab.doctor.replay_log import FORMAT as REPLAY_LOG
 from lab.doctor.steps.causes import STEPS_CAUSES
 from lab.markdown import markdown_table
 from lab.traces import Trace
+from sandbox.config import TrainingBlock
 from sandbox.engines import (
     ActivationPrecision,
     BlockPrecision,
@@ -54,6 +56,8 @@ class Plant:
 
     cause: str
     defect: Defect | None = None
+    products: Literal["fp8_e4m3"] | None = None
+    """What the trainer's products are in, beside an engine that does without."""
     mutant: str = ""
     damage: Callable[[Trace], Trace] = field(default=lambda trace: trace)
     is_out_of_reach: bool = False
@@ -141,6 +145,7 @@ PLANTS: dict[str, Plant] = {
     "fp8 blocks, ue8m0 scales": Plant("precision", BlockPrecision(format="fp8_ue8m0")),
     "mxfp8": Plant("precision", BlockPrecision()),
     "nvfp4": Plant("precision", BlockPrecision(format="nvfp4")),
+    "trainer fp8": Plant("precision", products="fp8_e4m3"),
     "cache bf16": Plant("precision", KVPrecision(format="bf16")),
     "cache fp8": Plant("precision", KVPrecision()),
     "8 units, partial sums in bf16": Plant("precision", ReductionOrder(units=8, partials="bf16")),
@@ -197,7 +202,10 @@ class Ward:
             for target in dict.fromkeys(edit.target for edit in mutant.edits) if mutant else ():
                 stack.enter_context(edited(target, [edit for edit in mutant.edits if edit.target == target]))
             rollouts = self.bench.sample(self.bench.engine(plant.defect), draw)
-        scores = self.bench.trainer.score(rollouts, RoutingPlan("natural"))
+        trainer = self.bench.trainer
+        if plant.products is not None:
+            trainer = self.bench.build_trainer(trainer.model, TrainingBlock(products=plant.products))
+        scores = trainer.score(rollouts, RoutingPlan("natural"))
         rewards = [self.bench.task.reward(response.prompt, response) for response in rollouts.responses]
         return plant.damage(Trace.of(rollouts, scores, torch.tensor(rewards), step=draw))
 

@@ -213,6 +213,24 @@ def test_a_bf16_trainer_is_not_the_fp32_engine(world):
     assert (difference > 0).all()
 
 
+def test_an_fp8_trainer_is_an_fp8_engine(world):
+    """FP8 products in training are, to the bit, an engine with FP8 weights and activations, and not the exact one.
+
+    Gradients pass the rounding: that of the parameters points where exact training's does, but not to the bit.
+    """
+    fp8 = training_numerics("fp32", ReductionOrder(units=1), "fp8_e4m3")
+    trainer = worlds.training_engine(world.now, numerics=fp8)
+    plan, is_same = RoutingPlan("natural"), {}
+    for name, defects in {"fp8": (WeightPrecision(), ActivationPrecision()), "exact": ()}.items():
+        rollouts = world.engine(*defects).generate(worlds.prompts(), SAMPLING)
+        batch = rollouts.padded()
+        is_same[name] = (trainer.score(rollouts, plan).logp_BT == batch.logp_mu_BT)[batch.is_response_BT]
+    assert is_same["fp8"].all() and is_same["exact"].float().mean() < 0.1
+    exact = worlds.training_engine(world.now)
+    gradients = [engine.token_gradients(rollouts, plan, 0)[1].mean(0) for engine in (trainer, exact)]
+    assert 0.9 < torch.cosine_similarity(*gradients, dim=0) < 0.9999
+
+
 @pytest.mark.parametrize(
     "names", [("weights fp8 a channel", "cache fp8", "top-k"), ("stale, then new", "reduction fp32", "temperature")]
 )
