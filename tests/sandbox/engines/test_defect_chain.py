@@ -131,8 +131,7 @@ class World:
         return engine
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
+def make_world() -> World:
     """The contract model, and the same a small step away."""
     now = worlds.model()
     before = worlds.model()
@@ -140,6 +139,12 @@ def world() -> World:
         for parameter, other in zip(before.parameters(), worlds.model(seed=1).parameters(), strict=True):
             parameter.add_(0.05 * other)
     return World(before, now)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """One world for all tests that change nothing of it."""
+    return make_world()
 
 
 def equal(a: Rollouts, b: Rollouts) -> bool:
