@@ -143,12 +143,17 @@ def heat(
     title: str,
     x: str,
     y: str,
+    texts: Sequence[Sequence[str]] | None = None,
 ) -> go.Figure:
     """A map of numbers around 0, written into their cells; None is an empty cell. The first row is on top.
 
-    Raises ValueError where rows and columns are not as many as the values'.
+    `texts` stand in the cells in place of the numbers, which hovering then tells; there is no colour bar then.
+    Raises ValueError where rows and columns are not as many as the values', and texts not as many as these.
     """
     shape = (len(values), len(values[0]) if values else 0)
+    written = [["" if value is None else number(float(value)) for value in row] for row in values]
+    if texts is not None and [len(row) for row in texts] != [len(row) for row in values]:
+        raise ValueError(f"texts: expected {shape[0]} rows of {shape[1]}, got {[len(row) for row in texts]}")
     if shape != (len(rows), len(columns)):
         raise ValueError(
             f"expected values of {len(rows)} rows and {len(columns)} columns, got {shape[0]} and {shape[1]}"
@@ -162,9 +167,11 @@ def heat(
         zmin=-largest,
         zmax=largest,
         colorscale="RdBu_r",
-        text=[["" if value is None else number(float(value)) for value in row] for row in values],
+        text=written if texts is None else [list(row) for row in texts],
         texttemplate="%{text}",
-        hovertemplate="%{y}, %{x}: %{text}<extra></extra>",
+        customdata=written,
+        showscale=texts is None,
+        hovertemplate="%{y}, %{x}: %{customdata}<extra></extra>",
         xgap=2,
         ygap=2,
     )

@@ -68,6 +68,11 @@ class TrainingBlock(Strict):
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="of the model's products; the exact engine shares it. Weights are kept in fp32"
     )
+    products: Literal["fp8_e4m3"] | None = Field(
+        default=None,
+        description="format of the large products' inputs and weights in the training passes, which no engine shares; "
+        "null: that of `precision`",
+    )
     reduction_order: ReductionOrder = Field(
         default=ReductionOrder(units=1),
         description="how sums depend on the micro-batch; units > 1: repeated forward passes differ",

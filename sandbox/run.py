@@ -110,7 +110,9 @@ def build_learner(config: SandboxRun, task: TextTask, model: MoE) -> Learner:
         freeze_router=algorithm.freeze_router,
         micro_batch_size=config.training.micro_batch_size,
         keep_reference=algorithm.objective.kl_coefficient > 0,
-        numerics=training_numerics(config.training.precision, config.training.reduction_order),
+        numerics=training_numerics(
+            config.training.precision, config.training.reduction_order, config.training.products
+        ),
         keep_old_pass=algorithm.num_minibatches == 1,
     )
     rollout = build_engine(config, training.model.config, task, config.engine.defects)

@@ -36,6 +36,7 @@ TO_CLUSTER = ROOT / "notebooks" / "05_sandbox_to_cluster.ipynb"
 LEDGER = ROOT / "notebooks" / "06_claims_ledger.ipynb"
 BORDER = ROOT / "notebooks" / "07_the_border.ipynb"
 EXACT_TRAINING = ROOT / "notebooks" / "08_exact_training.ipynb"
+DOCTOR = ROOT / "notebooks" / "09_the_doctor.ipynb"
 LABELS = ("exact", "none", "r2", "tis", "r3", "minirl")
 
 
@@ -310,3 +311,23 @@ def test_exact_training() -> None:
     assert ends.keys() == {one.name for one in config.objectives}
     others = [float(entropy) for name, entropy in ends.items() if name != "no weight"]
     assert float(ends["no weight"]) == pytest.approx(drawn[200], abs=1e-3) and drawn[200] > 2 * max(others)
+
+
+@pytest.mark.slow
+def test_the_doctor(shared_runs: Path) -> None:
+    """Each planted cause is named first, by its file alone; at a KL of 0 only a dump with entropies tells the fault."""
+    notebook = execute(DOCTOR, turn=True)
+    said = texts(notebook)
+    causes = {"NeMo-RL: experts one place on": "wrong_weights", "verl: top-p 0.9, scored": "mask"}
+    causes |= {"miles: temperature 0.7, scored": "temperature"}
+    drawn = {trace["name"]: dict(zip(trace["x"], trace["y"], strict=True)) for trace in figures(notebook)[0]["data"]}
+    for name, cause in causes.items():
+        assert max(drawn[name], key=lambda one: drawn[name][one]) == cause
+        assert f"{name}: {cause}, strength {drawn[name][cause]:.2f}" in said["seen"]
+        assert name.upper() in said["verdict"]
+    unscored = [line.split()[-1] for line in said["lacks"].splitlines() if line.startswith("top-p 0.9, not scored")]
+    assert unscored == ["nothing", "sampler_mask", "nothing"]
+    # The darkest cell of each map is 1; it has the KL's worst token.
+    (cell,) = (cell for cell in notebook.cells if cell.id == "heat")
+    (figure,) = (out["data"][PLOTLY] for out in cell.outputs if PLOTLY in out.get("data", {}))
+    assert max(value for row in figure["data"][0]["z"] for value in row if value is not None) == 1.0

@@ -141,7 +141,7 @@ def _stale(seen: Seen) -> float:
     if "flips_per_size" not in seen:
         return 0.35 * over(seen.get("size"), 0.05) * is_repeated
     score = seen["kl_per_flip"] / max(seen["flips_per_size"], 1e-12) / max(seen.get("sure_ratio", 0.6), 1e-9)
-    return over(score, 0.4, 2) * over(seen.get("num_flips"), 10) * is_repeated
+    return over(score, 0.7, 2) * over(seen.get("num_flips"), 10) * is_repeated
 
 
 def _precision(seen: Seen) -> float:

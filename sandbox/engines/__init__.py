@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from lab.strict import Strict
 from sandbox.engines.activation_precision import ActivationPrecision
+from sandbox.engines.block_precision import BlockPrecision
 from sandbox.engines.expert_layout import ExpertLayout
 from sandbox.engines.kv_precision import KVPrecision
 from sandbox.engines.logit_noise import LogitNoise
@@ -22,6 +23,7 @@ from sandbox.engines.weight_precision import WeightPrecision
 Defects = Annotated[
     WeightPrecision
     | ActivationPrecision
+    | BlockPrecision
     | KVPrecision
     | ReductionOrder
     | RouterNoise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -29,6 +29,20 @@ UNQUANTISED = (
     "block_sparse_moe.gate.",
     "shared_expert_gate",
 )
+
+
+def round_large(
+    names: Sequence[str], stacked: Float[Tensor, "n ..."], change: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "n ..."]:
+    """The weights, of which the large matrices alone are `change`d, all at once; the others keep their bits."""
+    is_large = [not any(part in name for part in UNQUANTISED) for name in names]
+    if not any(is_large):
+        return stacked
+    if all(is_large):
+        return change(stacked)
+    large, kept = torch.tensor(is_large).nonzero()[:, 0], stacked.clone()
+    kept[large] = change(stacked[large])
+    return kept
 
 
 class WeightPrecision(Defect):
@@ -60,14 +74,8 @@ class WeightPrecision(Defect):
             return round_bf16(stacked)
         if self.format == "fp16":
             return round_fp16(stacked)
-        is_large = [not any(part in name for part in UNQUANTISED) for name in names]
-        if not any(is_large):
-            return stacked
-        if all(is_large):
-            return round_scaled(stacked, self.format, self._amax(stacked))
-        large, kept = torch.tensor(is_large).nonzero()[:, 0], stacked.clone()
-        kept[large] = round_scaled(stacked[large], self.format, self._amax(stacked[large]))
-        return kept
+        form = self.format
+        return round_large(names, stacked, lambda large: round_scaled(large, form, self._amax(large)))
 
     def _amax(self, stacked: Float[Tensor, "n ..."]) -> Tensor:
         if self.scale == "block":

@@ -18,6 +18,7 @@ from lab.tasks import TextTask
 from sandbox.config import SandboxRun, TrainingBlock
 from sandbox.engines import (
     ActivationPrecision,
+    BlockPrecision,
     ExpertLayout,
     KVPrecision,
     LogitNoise,
@@ -57,6 +58,12 @@ RUNGS: dict[str, Defect | None] = {
     "activations fp8, a scale a token": ActivationPrecision(),
     "activations fp8, a scale a block of 1 x 32": ActivationPrecision(scale="block", block_size=32),
     "activations fp8, a scale a tensor": ActivationPrecision(scale="tensor"),
+    "fp8 blocks with ue8m0 scales": BlockPrecision(format="fp8_ue8m0"),
+    "fp8 blocks with ue8m0 scales, weights": BlockPrecision(format="fp8_ue8m0", of="weights"),
+    "mxfp8": BlockPrecision(),
+    "mxfp8, weights": BlockPrecision(of="weights"),
+    "nvfp4": BlockPrecision(format="nvfp4"),
+    "nvfp4, weights": BlockPrecision(format="nvfp4", of="weights"),
     "cache bf16": KVPrecision(format="bf16"),
     "cache int8, a scale a token": KVPrecision(format="int8", scale="token"),
     "cache fp8, a scale a token": KVPrecision(scale="token"),
@@ -144,7 +151,7 @@ class Bench:
         self.config, self.algorithm = config, config.algorithm.build()
         self.task: TextTask = open_task(config)
         self.numerics = of_precision(config.training.precision)
-        self.trainer = self._trainer(
+        self.trainer = self.build_trainer(
             initial_model(config, self.task, "none").compute_with(config.kernels()), config.training
         )
         self.versions: list[list[tuple[str, Tensor]]] = [list(self.trainer.named_tensors())]
@@ -169,13 +176,16 @@ class Bench:
     def _natural(self) -> Algorithm:
         return replace(self.algorithm, mode="none")
 
-    def _trainer(self, model: MoE, block: TrainingBlock, micro_batch_size: int | None = None) -> SandboxTrainingEngine:
+    def build_trainer(
+        self, model: MoE, block: TrainingBlock, micro_batch_size: int | None = None
+    ) -> SandboxTrainingEngine:
+        """A training engine of this model that computes as the block says."""
         return SandboxTrainingEngine(
             model,
             self.algorithm.optimizer,
             micro_batch_size=micro_batch_size or block.micro_batch_size,
             keep_reference=self.algorithm.objective.kl_coefficient > 0,
-            numerics=training_numerics(block.precision, block.reduction_order),
+            numerics=training_numerics(block.precision, block.reduction_order, block.products),
         )
 
     def engine(self, defect: Defect | None) -> SandboxEngine:
@@ -220,7 +230,7 @@ class Bench:
         R3 sec. 3.3: the first pass stands for mu, the second for old.
         """
         block, exact, rows, num_tokens = REPEATED[name], self.engine(None), [], 0
-        passes = [self._trainer(self.trainer.model, block, size) for size in (64, 24)]
+        passes = [self.build_trainer(self.trainer.model, block, size) for size in (64, 24)]
         for draw in range(num_seeds):
             rollouts = self.sample(exact, draw)
             first, second = (trainer.score(rollouts, RoutingPlan("natural")) for trainer in passes)

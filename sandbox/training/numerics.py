@@ -1,7 +1,8 @@
 """The training engine's own arithmetic: fp32, or bf16 products over fp32 master weights, in a fixed or varying order.
 
-What stands here holds in the old pass, the gradient passes and, with the exception of the order of summation, in the
-exact inference engine, which is by definition the training engine's maths. Paper: R3 (arXiv 2510.11370) sec. 3.3.
+What stands here holds in the old pass, the gradient passes and, with the exception of the order of summation and of FP8
+products, in the exact inference engine, which is by definition the training engine's maths. Paper: R3 (arXiv
+2510.11370) sec. 3.3.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from sandbox.engines.formats import round_bf16
+from sandbox.engines.formats import amax_of_rows, round_bf16, round_fp8_e4m3
 from sandbox.engines.reduction_order import ReductionOrder
 from sandbox.kernels.numerics import EXACT, LARGE_PRODUCTS, Numerics, Site, compose
 
 Precision = Literal["fp32", "bf16"]
+Products = Literal["fp8_e4m3"]
+"""Formats of the large products' inputs and weights in the training passes alone."""
 
 
 class _Bf16(Numerics):
@@ -35,15 +38,37 @@ class _Bf16(Numerics):
         return round_bf16(x) if site in LARGE_PRODUCTS else x
 
 
+class _Fp8(Numerics):
+    """Inputs and weights of the large products in FP8 e4m3 going forward, float32 sums; gradients pass the rounding.
+
+    A scale a token, and one an output of each matrix: the bits of an engine with `weight_precision` and
+    `activation_precision` at their defaults. Gradients, and the weights that the optimiser updates, stay float32.
+    """
+
+    def activation(self, x: Float[Tensor, "*rows D"], site: Site) -> Float[Tensor, "*rows D"]:
+        return _straight_through(x, round_fp8_e4m3(x, amax_of_rows(x))) if site in LARGE_PRODUCTS else x
+
+    def weight(self, weight: Float[Tensor, "*shape"], site: Site) -> Float[Tensor, "*shape"]:
+        if site not in LARGE_PRODUCTS:
+            return weight
+        # The inner axis is axis 1 of a matrix (O, D) and of experts' (E, D, F) alike.
+        return _straight_through(weight, round_fp8_e4m3(weight, weight.abs().amax(dim=1, keepdim=True)))
+
+
+def _straight_through(x: Tensor, rounded: Tensor) -> Tensor:
+    """The bits of `rounded` with the gradient of x: x - x is 0, and adding 0 rounds nothing."""
+    return rounded.detach() + (x - x.detach())
+
+
 def of_precision(precision: Precision) -> Numerics:
     """The arithmetic of a precision, in a fixed order of summation: a row's bits do not depend on its batch."""
     return EXACT if precision == "fp32" else _Bf16()
 
 
-def training_numerics(precision: Precision, order: ReductionOrder) -> Numerics:
-    """The arithmetic of the training engine's passes.
+def training_numerics(precision: Precision, order: ReductionOrder, products: Products | None = None) -> Numerics:
+    """The arithmetic of the training engine's passes, with `products` of another format than the engine's or without.
 
     With `order.units` > 1 products are summed as the rows of the micro-batch (padding included) command, so that two
     passes over the same responses in other micro-batches differ: R3 sec. 3.3's repeated forward.
     """
-    return compose([of_precision(precision), order.order()])
+    return compose([of_precision(precision), EXACT if products is None else _Fp8(), order.order()])

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from firstorder.cli import main
+from lab.doctor import dumps
 from lab.doctor.causes import CAUSES
 from lab.doctor.importers import FORMATS
-from tests.lab.doctor import dumps
 from tests.lab.doctor.patients import draw_rows, trace_of
 from tests.lab.doctor.test_importers import ROWS
 from tests.lab.doctor.test_steps import drawn, drift

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from lab.doctor import dumps
 from lab.doctor.diagnosis import diagnose
 from lab.doctor.importers import load_trace
 from lab.traces import Trace
 from tests.fuzz.mutations import misfit, num_cases, spoil, torn
-from tests.lab.doctor import dumps
 from tests.lab.doctor.test_importers import ROWS, slime_data, write_jsonl, write_parquet, write_slime, write_verl
 
 ODD: tuple[Any, ...] = (

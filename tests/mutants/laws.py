@@ -7,13 +7,15 @@ from dataclasses import replace
 import torch
 
 from tests.mutants.law import Law
+from tests.mutants.laws_formats import FORMATS
 from tests.mutants.laws_objectives import ESTIMATORS, OBJECTIVES
 from tests.mutants.laws_replay import PASSES, RECORDS, SANDBOX, VLLM
 
 LAWS: dict[str, Law] = {
     law.name: law
     for law in (
-        *RECORDS, *PASSES, *VLLM, *OBJECTIVES, *ESTIMATORS, *(replace(law, dtype=torch.float32) for law in SANDBOX),
+        *RECORDS, *PASSES, *VLLM, *OBJECTIVES, *ESTIMATORS, *FORMATS,
+        *(replace(law, dtype=torch.float32) for law in SANDBOX),
     )
 }  # fmt: skip
 """All laws; those of the sandbox's worlds last, as they take longest."""

@@ -19,7 +19,7 @@ Written by `make mutants`; do not edit. Each mutant is a bug that a public syste
 formula ("no thread"), put into our own code in memory by an edit of a function's text (`tests/mutants/`). Each law is
 one of the suite's own tests on a few fixed examples. A mutant is killed by a law that no longer holds. Rows B5.1 to
 B5.26 are bugs of routing replay; rows C are bugs of corrections, estimators and the order of a step, numbered after the
-users' threads that they come from.
+users' threads that they come from; rows F are bugs of number formats.
 """
 
 

@@ -16,6 +16,7 @@ from lab.doctor.steps.course import Course, Watch
 from lab.traces import Trace
 from sandbox.engines import (
     ActivationPrecision,
+    BlockPrecision,
     ExpertLayout,
     PartialWeights,
     RoutedScaling,
@@ -90,6 +91,8 @@ class CoursePlant:
     begins: int = 1
     """The first step that the faulty engine samples; weights that stop arriving are those of this step."""
     in_fleet: bool = False
+    overrides: tuple[str, ...] = ()
+    """Of the config: how the trainer departs from its engine."""
     damage: Callable[[Trace], Trace] = lambda trace: trace
 
     @property
@@ -103,6 +106,8 @@ COURSES: dict[str, CoursePlant] = {
     "activations bf16": CoursePlant("precision", (ActivationPrecision(format="bf16"),)),
     "weights and activations fp8": CoursePlant("precision", (WeightPrecision(), ActivationPrecision())),
     "fp8 from step 7": CoursePlant("precision", (WeightPrecision(), ActivationPrecision()), begins=7),
+    "mxfp8 from step 7": CoursePlant("precision", (BlockPrecision(),), begins=7),
+    "trainer fp8": CoursePlant("precision", overrides=("--training.products", "fp8_e4m3")),
     "nothing arrives": CoursePlant("stopped", (PartialWeights(),)),
     "nothing arrives from step 6": CoursePlant("stopped", (PartialWeights(),), begins=6),
     "nothing arrives from step 6, fp8": CoursePlant("stopped", (WeightPrecision(), PartialWeights()), begins=6),
@@ -123,7 +128,7 @@ COURSES: dict[str, CoursePlant] = {
 
 def run(plant: CoursePlant, overrides: Sequence[str], num_steps: int = NUM_STEPS) -> Iterator[Trace]:
     """The traces of a run whose engine is exact until the plant's step, and has its defects from then on."""
-    config = load(CONFIG, overrides, Schemas()).settled()
+    config = load(CONFIG, [*overrides, *plant.overrides], Schemas()).settled()
     torch.set_num_threads(1)
     task = open_task(config)
     learner = build_learner(config, task, initial_model(config, task, "none"))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,8 +23,10 @@ from lab.doctor.replay_log import FORMAT as REPLAY_LOG
 from lab.doctor.steps.causes import STEPS_CAUSES
 from lab.markdown import markdown_table
 from lab.traces import Trace
+from sandbox.config import TrainingBlock
 from sandbox.engines import (
     ActivationPrecision,
+    BlockPrecision,
     ExpertLayout,
     KVPrecision,
     LogitNoise,
@@ -53,10 +56,17 @@ class Plant:
 
     cause: str
     defect: Defect | None = None
+    products: Literal["fp8_e4m3"] | None = None
+    """What the trainer's products are in, beside an engine that does without."""
     mutant: str = ""
     damage: Callable[[Trace], Trace] = field(default=lambda trace: trace)
     is_out_of_reach: bool = False
     """Whether one step does not tell it, as the models of the thresholds show: the counts are also given without it."""
+
+    @property
+    def is_format(self) -> bool:
+        """Whether it is a format of blocks, or of the trainer's products: counted apart."""
+        return self.products is not None or isinstance(self.defect, BlockPrecision)
 
 
 # ---- damaged traces --------------------------------------------------------------------------------------------------
@@ -137,6 +147,10 @@ PLANTS: dict[str, Plant] = {
     "weights fp8, blocks": Plant("precision", WeightPrecision(scale="block", block_size=32)),
     "activations bf16": Plant("precision", ActivationPrecision(format="bf16")),
     "activations fp8": Plant("precision", ActivationPrecision()),
+    "fp8 blocks, ue8m0 scales": Plant("precision", BlockPrecision(format="fp8_ue8m0")),
+    "mxfp8": Plant("precision", BlockPrecision()),
+    "nvfp4": Plant("precision", BlockPrecision(format="nvfp4"), is_out_of_reach=True),
+    "trainer fp8": Plant("precision", products="fp8_e4m3"),
     "cache bf16": Plant("precision", KVPrecision(format="bf16")),
     "cache fp8": Plant("precision", KVPrecision()),
     "8 units, partial sums in bf16": Plant("precision", ReductionOrder(units=8, partials="bf16")),
@@ -193,7 +207,10 @@ class Ward:
             for target in dict.fromkeys(edit.target for edit in mutant.edits) if mutant else ():
                 stack.enter_context(edited(target, [edit for edit in mutant.edits if edit.target == target]))
             rollouts = self.bench.sample(self.bench.engine(plant.defect), draw)
-        scores = self.bench.trainer.score(rollouts, RoutingPlan("natural"))
+        trainer = self.bench.trainer
+        if plant.products is not None:
+            trainer = self.bench.build_trainer(trainer.model, TrainingBlock(products=plant.products))
+        scores = trainer.score(rollouts, RoutingPlan("natural"))
         rewards = [self.bench.task.reward(response.prompt, response) for response in rollouts.responses]
         return plant.damage(Trace.of(rollouts, scores, torch.tensor(rewards), step=draw))
 
@@ -262,6 +279,13 @@ nothing was. *Unknown* counts as wrong, and how often it was named is said. Two 
 thresholds show (0 of 12 right): routers whose weights never arrive look like rounding, or like routers that err by themselves; a routed sum
 that is off by a fifth looks like old weights. They count as wrong, and the counts without them, a split made after all had been seen,
 stand below.
+
+Formats are counted apart, as they fall short of nine in ten: FP8 with UE8M0 scales, MXFP8, NVFP4 (each of weights and activations), and a trainer
+in FP8. Rounding of that strength is often taken for old weights. NVFP4 moves logits by a whole unit in models this small, and none of
+its traces is named right (0 of 12 on the models of the thresholds as well): it looks like old or wrong weights. Both models had been looked at with these
+plants when the threshold between rounding and old weights was moved from 0.4 to 0.7; the new value is from the models of the
+thresholds alone, where it misnames 22 traces of 300 in place of 32 (rounding, routing, old and wrong weights, without the plants that have
+0 of 12). Which format rounds one step does not tell: all are *precision*. The matrices have all plants but NVFP4 and the two.
 """  # noqa: E501
 
 OVER_STEPS = """## Over the steps of a run
@@ -303,7 +327,7 @@ Runs of 14 steps of some 1,100 tokens on two models (width 32; width 48 with thr
 READS = """## What it reads
 
 `firstorder doctor --list-formats` prints this table. `as in` is the source that was read for it; the importers are
-tested on files written as those sources write them (`tests/lab/doctor/dumps.py`), not on files of a cluster.
+tested on files written as those sources write them (`lab/doctor/dumps.py`), not on files of a cluster.
 
 """
 HOOKS = """
@@ -405,13 +429,17 @@ def page(wards: Mapping[str, Callable[[], Ward]], num_draws: int) -> str:
 
 def section(title: str, found: Mapping[str, Counter[str]]) -> str:
     """The counts and tables of one model."""
-    told = {name: counts for name, counts in found.items() if not PLANTS[name].is_out_of_reach}
-    older = {name: counts for name, counts in found.items() if not isinstance(PLANTS[name].defect, NEWEST)}
+    main = {name: counts for name, counts in found.items() if not PLANTS[name].is_format}
+    formats = {name: counts for name, counts in found.items() if PLANTS[name].is_format}
+    told = {name: counts for name, counts in main.items() if not PLANTS[name].is_out_of_reach}
+    older = {name: counts for name, counts in main.items() if not isinstance(PLANTS[name].defect, NEWEST)}
+    in_reach = {name: counts for name, counts in found.items() if not PLANTS[name].is_out_of_reach}
     unknown = sum(counts[UNKNOWN.name] for counts in found.values())
     return (
-        f"### {title}\n\n{_counted(found)} right.\n\n{_counted(told)} without the two that one step does not tell; "
-        f"{_counted(older)} without the eight newest plants. *Unknown* was named {unknown} times.\n\n"
-        f"{matrix(told)}\n{details(found)}"
+        f"### {title}\n\n{_counted(main)} right.\n\n{_counted(told)} without the two that one step does not tell; "
+        f"{_counted(older)} without the eight newest plants. Of the four plants of formats {_counted(formats)}, "
+        f"which makes {_counted(found)} in all. *Unknown* was named {unknown} times.\n\n"
+        f"{matrix(in_reach)}\n{details(found)}"
     )
 
 

@@ -45,7 +45,8 @@ class Ward:
         num = sum(int(step.diagnosis.seen["num_tokens"]) for step in steps)
         side = ", with pi in place of old" if self.is_pi else ""
         out = [f"Caveat: {self.caveat}"] if self.caveat else []
-        out += [f"{num:,} sampled tokens of {len(steps):,} steps, read as {self.format}{side}."]
+        num_steps = "1 step" if len(steps) == 1 else f"{len(steps):,} steps"
+        out += [f"{num:,} sampled tokens of {num_steps}, read as {self.format}{side}."]
         return [*out, f"Not used: {', '.join(self.unused)}."] if self.unused else out
 
 

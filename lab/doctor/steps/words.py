@@ -43,6 +43,8 @@ def went(course: Course, name: str) -> str:
     found, since = course.growths[name], course.since(name)
     low, high = number(min(values)), number(max(values))
     if found is None:
+        if len(values) == 1:
+            return f"{title} is {low} at the one step, where {FEWEST} tell a change"
         span = f"{low} at all" if low == high else f"between {low} and {high} over"
         why = "no clear change" if len(values) >= FEWEST else f"fewer than the {FEWEST} that tell a change"
         return f"{title} is {span} {len(values)} steps, {why}"

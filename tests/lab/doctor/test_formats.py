@@ -12,9 +12,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from lab.doctor.importers import FORMATS, columns, load_dump, load_trace
+from lab.doctor import dumps
+from lab.doctor.importers import FORMATS, columns, load_dump, load_trace, rows
 from lab.doctor.importers.format import Format
-from tests.lab.doctor import dumps
 from tests.lab.doctor.test_importers import ROWS, differing, write_jsonl, write_parquet
 
 NO_ROUTES = {"experts_mu", "experts_old", "layer_numbers", "num_experts"}
@@ -185,3 +185,13 @@ def test_every_format_says_what_it_lacks_and_where_that_stands() -> None:
     for about in FORMATS:
         assert about.lacks.endswith(".") and "/" in about.source and about.has and about.files
     assert set(EVERY) <= {about.name for about in FORMATS if isinstance(about, Format)}
+
+
+def test_the_rows_of_a_trace_are_the_trace() -> None:
+    """rows_of undoes what rows become, with or without routes, entropies, pi and engines."""
+    whole = [row | {"logp_pi": row["logp_mu"], "engine": b % 2, "step": 7} for b, row in enumerate(ROWS)]
+    bare = [{name: row[name] for name in ("tokens", "num_prompt", "logp_mu", "logp_old")} for row in ROWS]
+    for given in (whole, bare):
+        ours = rows.trace(given)
+        assert not differing(rows.trace(dumps.rows_of(ours)), ours)
+    assert set(dumps.rows_of(rows.trace(bare))[0]) == {*bare[0], "step", "reward", "is_response"}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.doctor import dumps
 from lab.doctor.causes import CAUSES
 from lab.doctor.heat import MOST_RESPONSES, MOST_TOKENS, heat_map
 from lab.doctor.importers import rows
@@ -22,7 +23,6 @@ from lab.doctor.steps.places import Places
 from lab.doctor.steps.shape import growth
 from lab.doctor.view import View
 from lab.traces import Trace
-from tests.lab.doctor import dumps
 from tests.lab.doctor.patients import draw_rows
 from tests.lab.doctor.test_importers import ROWS
 from theory.streams import stream

@@ -14,6 +14,7 @@ import torch
 
 from sandbox.engines import (
     ActivationPrecision,
+    BlockPrecision,
     Defects,
     ExpertLayout,
     KVPrecision,
@@ -56,6 +57,11 @@ BROKEN: dict[str, Defect] = {
     "activations fp8 a block": ActivationPrecision(scale="block", block_size=16),
     "activations fp8 a tensor": ActivationPrecision(scale="tensor"),
     "activations int8 a tensor": ActivationPrecision(format="int8", scale="tensor"),
+    "blocks ue8m0": BlockPrecision(format="fp8_ue8m0"),
+    "blocks mxfp8": BlockPrecision(),
+    "blocks nvfp4": BlockPrecision(format="nvfp4"),
+    "blocks nvfp4 weights": BlockPrecision(format="nvfp4", of="weights"),
+    "blocks mxfp8 activations": BlockPrecision(of="activations"),
     "cache bf16": KVPrecision(format="bf16"),
     "cache fp8": KVPrecision(),
     "cache fp8 a token": KVPrecision(scale="token"),
@@ -125,8 +131,7 @@ class World:
         return engine
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
+def make_world() -> World:
     """The contract model, and the same a small step away."""
     now = worlds.model()
     before = worlds.model()
@@ -134,6 +139,12 @@ def world() -> World:
         for parameter, other in zip(before.parameters(), worlds.model(seed=1).parameters(), strict=True):
             parameter.add_(0.05 * other)
     return World(before, now)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """One world for all tests that change nothing of it."""
+    return make_world()
 
 
 def equal(a: Rollouts, b: Rollouts) -> bool:
@@ -205,6 +216,24 @@ def test_a_bf16_trainer_is_not_the_fp32_engine(world):
     # Measured mean 0.017: bf16 keeps 8 bits, logits are of the order of 1.
     assert 1e-3 < difference.mean() < 0.1
     assert (difference > 0).all()
+
+
+def test_an_fp8_trainer_is_an_fp8_engine(world):
+    """FP8 products in training are, to the bit, an engine with FP8 weights and activations, and not the exact one.
+
+    Gradients pass the rounding: that of the parameters points where exact training's does, but not to the bit.
+    """
+    fp8 = training_numerics("fp32", ReductionOrder(units=1), "fp8_e4m3")
+    trainer = worlds.training_engine(world.now, numerics=fp8)
+    plan, is_same = RoutingPlan("natural"), {}
+    for name, defects in {"fp8": (WeightPrecision(), ActivationPrecision()), "exact": ()}.items():
+        rollouts = world.engine(*defects).generate(worlds.prompts(), SAMPLING)
+        batch = rollouts.padded()
+        is_same[name] = (trainer.score(rollouts, plan).logp_BT == batch.logp_mu_BT)[batch.is_response_BT]
+    assert is_same["fp8"].all() and is_same["exact"].float().mean() < 0.1
+    exact = worlds.training_engine(world.now)
+    gradients = [engine.token_gradients(rollouts, plan, 0)[1].mean(0) for engine in (trainer, exact)]
+    assert 0.9 < torch.cosine_similarity(*gradients, dim=0) < 0.9999
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sandbox.engines import (
     ActivationPrecision,
+    BlockPrecision,
     KVPrecision,
     LogitNoise,
     ReductionOrder,
@@ -73,6 +74,7 @@ UNKNOWN: dict[str, tuple[Defect, ...]] = {
     "fp16": (ActivationPrecision(format="fp16"),),
     "fp8 a tensor": (ActivationPrecision(scale="tensor"),),
     "int8 a tensor": (ActivationPrecision(format="int8", scale="tensor"),),
+    "mxfp8": (BlockPrecision(),),
     "cache fp8 a tensor": (KVPrecision(scale="tensor"),),
     "cache int8 a tensor": (KVPrecision(format="int8", scale="tensor"),),
     "reduction": (ReductionOrder(),),

@@ -1,13 +1,15 @@
-"""Dumps of other frameworks as these write them, from rows of ours: a writer a format.
+"""Dumps of other frameworks as these write them, from rows of ours: a writer a format, and the rows of a trace.
 
-Each writer follows the framework's own code, which its importer's docstring names: padding, place and type of every
-field, and the fields that the importer leaves alone.
+A planted fault can so be looked at in any format (notebooks/09_the_doctor.ipynb), and every importer is tested on what
+its writer makes. Each writer follows the framework's own code, which its importer's docstring names: padding, place and
+type of every field, and the fields that the importer leaves alone. It returns the path that it wrote, in `folder`.
 """
 
 from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,33 @@ from typing import Any
 import numpy as np
 import torch
 
+from lab.traces import Trace
+
 Rows = list[dict[str, Any]]
+
+
+def rows_of(trace: Trace) -> Rows:
+    """The rows of importers/rows.py that the trace is made of, one a response; absent columns stay absent.
+
+    Layers lose their numbers: rows count them from 0.
+    """
+    names = ("is_response", "logp_mu", "logp_old", "logp_pi", "entropy_old", "experts_mu", "experts_old")
+    columns = {name: values for name in names if (values := getattr(trace, name)) is not None}
+    out: Rows = []
+    num_values = num_routes = 0
+    for b, (start, stop) in enumerate(itertools.pairwise(trace.offsets.tolist())):
+        S, P = stop - start, int(trace.num_prompt[b])
+        # A value for each token after the prompt, and a route for each token that is an input.
+        row = {"step": trace.step, "tokens": trace.tokens[start:stop].tolist(), "num_prompt": P}
+        row |= {"reward": trace.rewards[b].item()} | (
+            {} if trace.engines is None else {"engine": int(trace.engines[b])}
+        )
+        for name, values in columns.items():
+            first, count = (num_routes, S - 1) if name.startswith("experts") else (num_values, S - P)
+            row[name] = values[first : first + count].tolist()
+        out.append(row)
+        num_values, num_routes = num_values + S - P, num_routes + S - 1
+    return out
 
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -25,7 +53,7 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def whole(row: dict[str, Any], name: str, before: float, width: int | None = None) -> list[Any]:
+def whole(row: dict[str, Any], name: str, before: int | float, width: int | None = None) -> list[Any]:
     """A value for every token: `before` on the prompt, and on padding up to `width`."""
     values = [before] * row["num_prompt"] + list(row[name])
     return values + [before] * ((width or len(values)) - len(values))
