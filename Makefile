@@ -37,8 +37,9 @@ demo-scaled: $(VENV)/.installed-scaled  ## R3 and Pr3 on real Megatron-core, vLL
 
 test: test-core test-scaled  ## everything that must hold, real vLLM and Megatron-core included
 
+# Neighbours stay in one process as long as both have work, so that a costly fixture is made once and not in both.
 test-core: check  ## what holds without vLLM and Megatron-core: checks, tests, every claim at two steps
-	$(BIN)/python -m pytest -n 2 --ignore tests/scaled
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/scaled
 	$(BIN)/firstorder reproduce --smoke --results runs/claims-smoke --runs runs/claims-smoke
 	$(BIN)/firstorder reproduce 41 --smoke --regime border --results runs/claims-smoke --runs runs/claims-smoke
 

@@ -1,10 +1,12 @@
-"""Shared by every test: how hard Hypothesis looks, and one thread, so that test processes do not fight for cores."""
+"""Shared by every test: how hard Hypothesis looks, one thread per process, and where shapes are not checked again."""
 
 from __future__ import annotations
 
 import os
 import random
+from collections.abc import Generator
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -26,6 +28,20 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draws the seed of a thorough session, unless it was given, before Hypothesis and the workers read it."""
     if PROFILE == "thorough" and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(random.SystemRandom().getrandbits(32))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Within a test marked `unchecked`, its fixtures included, annotated functions run as they do outside of pytest.
+
+    A check of shapes takes as long as a small model's own work. Tests that repeat what others call with checks, for
+    hundreds of updates, do without; no mutant of tests/mutants is left to those checks.
+    """
+    jaxtyping.config.update("jaxtyping_disable", item.get_closest_marker("unchecked") is not None)
+    try:
+        return (yield)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

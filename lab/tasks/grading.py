@@ -51,11 +51,13 @@ _NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?")
 """Answers that Math-Verify can read whatever their digits are."""
 
 
-@functools.lru_cache(maxsize=1 << 16)
 def is_parseable(answer: str, limit_s: float = LIMIT_S) -> bool:
     """Whether Math-Verify can read the answer of a problem, within the limit; plain numbers need not be asked for."""
-    if _NUMBER.fullmatch(answer):
-        return True
+    return _NUMBER.fullmatch(answer) is not None or _is_read(answer, limit_s)
+
+
+@functools.lru_cache(maxsize=1 << 16)  # without plain numbers: as many of them would take 13 MB
+def _is_read(answer: str, limit_s: float) -> bool:
     return _POOL.ask({"answer": answer, "limit_s": limit_s})
 
 

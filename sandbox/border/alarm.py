@@ -85,28 +85,36 @@ def alarm_at(rule: Rule, row: Row) -> float | None:
 
 def tried(rule: Rule, rows: Sequence[Row]) -> Trial:
     """The rule on the rows whose end is known."""
-    in_time, late, false, others, leads = 0, 0, 0, 0, []
+    return _trial(rule, _ends(rows))
+
+
+def _ends(rows: Sequence[Row]) -> list[tuple[Row, float | None]]:
+    """The rows whose end is known, each with the share of the run before its collapse; None without one."""
     known = [row for row in rows if not math.isnan(collapsed(row))]
-    for row in known:
-        alarm, step = alarm_at(rule, row), collapse_step(row)
-        if step is None:
+    return [(row, None if (step := collapse_step(row)) is None else step / row["num_steps"]) for row in known]
+
+
+def _trial(rule: Rule, ends: Sequence[tuple[Row, float | None]]) -> Trial:
+    in_time, late, false, others, leads = 0, 0, 0, 0, []
+    for row, end in ends:
+        alarm = alarm_at(rule, row)
+        if end is None:
             others, false = others + 1, false + (alarm is not None)
-            continue
-        end = step / row["num_steps"]
-        if alarm is not None and alarm < end:
+        elif alarm is not None and alarm < end:
             in_time += 1
             leads.append(end - alarm)
         else:
             late += alarm is not None
-    return Trial(len(known) - others, in_time, late, others, false, float(np.median(leads)) if leads else math.nan)
+    return Trial(len(ends) - others, in_time, late, others, false, float(np.median(leads)) if leads else math.nan)
 
 
 def choose(rows: Sequence[Row], metrics: Sequence[str] = tuple(WATCHED)) -> list[tuple[Rule, Trial]]:
     """The best rule of each metric, relative or not, with its trial on these very rows; the largest score first."""
     found = []
+    ends = _ends(rows)  # of the rows alone: a thousand rules share them
     for metric in metrics:
         rules = [rule for relative in (False, True) for rule in _candidates(metric, relative, rows)]
-        pairs = [(rule, trial) for rule in rules if not math.isnan((trial := tried(rule, rows)).score)]
+        pairs = [(rule, trial) for rule in rules if not math.isnan((trial := _trial(rule, ends)).score)]
         if pairs:
             found.append(max(pairs, key=lambda pair: pair[1].score))
     return sorted(found, key=lambda pair: -pair[1].score)

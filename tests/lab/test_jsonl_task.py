@@ -234,10 +234,10 @@ def test_answers_that_are_numbers_or_known_are_not_asked_for_again(tmp_path, mon
     """A thousand problems with numbers and one expression as answers ask the grading process once."""
     asked = []
     monkeypatch.setattr(grading._POOL, "ask", lambda request: not asked.append(request["answer"]))
-    grading.is_parseable.cache_clear()
+    grading._is_read.cache_clear()
     answers = [r"\frac{1}{7}" if i % 2 else str(-i / 2) for i in range(1000)]
     lines = [{"problem": f"Problem {i}", "answer": answer} for i, answer in enumerate(answers)]
     task = build(JsonlConfig(path=write(tmp_path / "many.jsonl", lines)), TOKENIZER)
-    grading.is_parseable.cache_clear()  # of what the stand-in said
+    grading._is_read.cache_clear()  # of what the stand-in said
     assert asked == [r"\frac{1}{7}"]
     assert sorted(p.answer for p in (*task.prompts(0, 900), *task.held_out())) == sorted(answers)

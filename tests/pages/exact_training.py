@@ -106,6 +106,7 @@ def lost_entropy(task: Task, policy: NetworkPolicy) -> float:
     return mean_entropy(Forest.uniform(forest.tree, int(is_lost_C.sum())), logp)
 
 
+@cache  # the picture and the tables have some in common
 def run(error: Error, remedy: str, seed: int, reward: str = "sparse", observe_every: int = NUM_UPDATES) -> Trajectory:
     """One exact run: Adam, one update a rollout, infinite groups."""
     task, first = problem(seed, reward)

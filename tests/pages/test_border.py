@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.pages.border import BLOCK, DOCS, README, block, page, pictures
+
+pytestmark = pytest.mark.unchecked
 
 
 def test_the_page_is_computed_from_the_rows() -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from tests.pages.courses import COURSES, NARROW, is_step_right, step_named, told
 
+pytestmark = pytest.mark.unchecked
+
 SEED = "21"
 """A seed that no rule was made on, and that docs/doctor.md does not count."""
 

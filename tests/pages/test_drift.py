@@ -24,6 +24,8 @@ from tests.pages.drift import (
     summary,
 )
 
+pytestmark = pytest.mark.unchecked
+
 DESIGN = ROOT / "docs/decisions/0010-drift-study.md"
 
 

@@ -30,6 +30,8 @@ from theory.exact.estimator import Estimate, estimate
 from theory.exact.groups import Group
 from theory.objectives import CORRECTIONS, PRESETS
 
+pytestmark = pytest.mark.unchecked
+
 
 def test_the_page_is_computed_from_the_rows() -> None:
     """The page is rebuilt to the letter from the kept rows, and its picture has every number of the rows."""

@@ -1,4 +1,4 @@
-"""A small audit and its rows, computed once a file."""
+"""A small audit and its rows, computed once a session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ compare: {first: token, second: none}
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def config(tmp_path_factory: pytest.TempPathFactory) -> AuditConfig:
     """A small audit of both kinds of policies."""
     path = tmp_path_factory.mktemp("config") / "tiny.yaml"
@@ -35,7 +35,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> AuditConfig:
     return load_config(path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def frame(config: AuditConfig) -> pd.DataFrame:
     """Its rows."""
     return audit(config)

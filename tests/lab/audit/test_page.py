@@ -20,6 +20,8 @@ from lab.config.load import to_yaml
 from lab.report.style import number
 from tests.lab.test_report import FRAME, Page, attribute_in, browse, payload, with_script
 
+pytestmark = pytest.mark.unchecked
+
 
 def test_the_summary_is_computed(config: AuditConfig, frame: pd.DataFrame) -> None:
     """Its numbers follow the rows: with the biases of two objectives exchanged, their names change places."""

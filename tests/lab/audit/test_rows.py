@@ -20,6 +20,8 @@ from theory.exact.tree import PrefixTree
 from theory.objectives import Objective
 from theory.streams import stream
 
+pytestmark = pytest.mark.unchecked
+
 
 def logits_of(problem: Problem, logp: list[Tensor]) -> list[Tensor]:
     """Free logits of a tabular policy, as leaves: log-probabilities are logits too."""

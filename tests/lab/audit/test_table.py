@@ -21,6 +21,8 @@ from tests.lab.audit.conftest import CONFIG
 from theory.exact.tree import PrefixTree
 from theory.streams import stream
 
+pytestmark = pytest.mark.unchecked
+
 # ---- medians, ratios, turns ------------------------------------------------------------------------------------------
 
 

@@ -27,6 +27,8 @@ from sandbox.run import run
 from theory.contracts import Prompt
 from theory.loop import StepResult, global_step
 
+pytestmark = pytest.mark.unchecked
+
 CONFIG = """# tiny: sums of two figures, from a model that has seen a few.
 backend: sandbox
 num_steps: 4

@@ -17,6 +17,8 @@ from sandbox.ledger.engine_fit import Sampled, fitted_row
 from sandbox.measure.defect_table import Bench
 from tests.sandbox.measure.test_calibrate import OVERRIDES, trace_of
 
+pytestmark = pytest.mark.unchecked
+
 SEED = 3
 
 

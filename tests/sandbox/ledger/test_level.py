@@ -19,6 +19,8 @@ from sandbox.ledger.power import level_of, power, seeds_needed
 from sandbox.ledger.statistics import ALPHA, two_sided
 from sandbox.ledger.verdicts import findings
 
+pytestmark = pytest.mark.unchecked
+
 REGIME = REGIMES[0]
 ARMS = tuple(Arm(f"arm{i}", (("num_steps", str(40 + i)),)) for i in range(4))
 NUM_CLAIMS, NUM_LEDGERS = 30, {8: 80, 20: 20}

@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 
 from lab.files import exclusive
+from lab.ray_session import ray_session
 from sandbox.ledger.cells import Cell, Cells, Regime, cell
 from sandbox.ledger.claim import Arm, Row
 from sandbox.ledger.probes import PROBES
-from sandbox.ledger.queue import missing, run_cell, work
+from sandbox.ledger.queue import OBJECT_STORE_BYTES, missing, run_cell, work
+
+pytestmark = pytest.mark.unchecked
 
 CONFIG = """# tiny: a few steps from nothing.
 backend: sandbox
@@ -150,8 +153,14 @@ def _wait_until_free(root: Path) -> None:
                 time.sleep(0.1)
 
 
-@pytest.fixture(autouse=True)
-def _no_pytest_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers import this module by its name."""
+@pytest.fixture(scope="module", autouse=True)
+def _one_ray() -> Iterator[None]:
+    """Queues of this process share one Ray, whose worker stays; the one that is killed starts its own.
+
+    Workers import this module by its name.
+    """
     path = os.pathsep.join(dict.fromkeys([str(Path(__file__).resolve().parents[3]), *sys.path]))
-    monkeypatch.setenv("PYTHONPATH", path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        with ray_session(None, num_cpus=1, object_store_bytes=OBJECT_STORE_BYTES):
+            yield
