@@ -223,8 +223,8 @@ def summary() -> str:
         f"nothing corrects it; centring the score gives back {back:.0%}.**\n"
         f"Entropy then ends at {fixed}, where the true gradient leaves {exact}; without a weight under an engine that "
         f"is too sharp it ends at {sharper}\n"
-        "([100 problems](exact-training-tables.md#drift-and-the-token-weight-predictions-tried), predictions written first)"
-        ".\n"
+        "([100 problems](exact-training-tables.md#drift-and-the-token-weight-predictions-tried), "
+        "predictions written first).\n"
     )
 
 
