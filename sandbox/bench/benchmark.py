@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lab.manifest import manifest
 from sandbox.bench import reference_trl
-from sandbox.bench.exact_training import LENGTH, NUM_UPDATES, updates
+from sandbox.bench.exact_training import LENGTH, NUM_UPDATES, moe_updates, updates
 from sandbox.bench.memory import peak_bytes
 from sandbox.bench.reference_work import (
     NUM_TURNS,
@@ -169,6 +169,7 @@ def _prepare(work: Work, kernels: Kernels, threads: int) -> tuple[list[Piece], f
         *_replay_pieces(steps[-1][0], ours),
         Piece(EXACT_TRAINING, OURS, updates()),
         Piece(EXACT_TRAINING, "3 times the responses", updates(LENGTH + 1), over=OURS),
+        Piece(EXACT_TRAINING, "an MoE", moe_updates(), over=OURS),
     ]
     pieces = [replace(piece, set_threads=kernels.set_threads) if _is_ours(piece) else piece for piece in pieces]
     for piece in pieces:

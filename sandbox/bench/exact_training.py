@@ -1,9 +1,15 @@
-"""Exact training as a subject of the benchmark: updates of a small network on every response of six prompts."""
+"""Exact training as a subject of the benchmark: updates of a small network, and of the sandbox's MoE, on every response
+of some prompts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from sandbox.engines import EngineConfig
+from sandbox.exact.cases import MoeModel
+from sandbox.exact.routed_training import MoeEngine, MoePolicy
+from theory.contracts import Prompt
 from theory.exact.engines import engine_at
 from theory.exact.forest import Forest
 from theory.exact.levels import REWARDS
@@ -12,11 +18,15 @@ from theory.exact.rates import reinforce
 from theory.exact.training import Settings, train
 from theory.exact.trajectory import Task
 from theory.exact.tree import PrefixTree
+from theory.objectives import preset
 from theory.streams import stream
 
 NUM_UPDATES = 20
 NUM_PROMPTS, NUM_OPENINGS, VOCABULARY, LENGTH = 6, 3, 3, 5
 """The setting of docs/exact-training.md: T = 6, of which the environment draws the first token."""
+
+MOE_PROMPTS, MOE_VOCABULARY, MOE_LENGTH, MOE_MINIBATCHES, MOE_DRAWS = 4, 4, 5, 8, 2
+"""4 prompts of 1,024 responses each, 8 updates a rollout, and 2 fixed draws of the router's noise."""
 
 
 def updates(length: int = LENGTH) -> Callable[[], object]:
@@ -30,4 +40,20 @@ def updates(length: int = LENGTH) -> Callable[[], object]:
     return lambda: train(task, first, own, settings)
 
 
-__all__ = ["LENGTH", "NUM_UPDATES", "updates"]
+def moe_updates() -> Callable[[], object]:
+    """A run of NUM_UPDATES of the MoE of `firstorder flow`, without replay under a router that errs."""
+    forest = Forest.uniform(PrefixTree(MOE_VOCABULARY, MOE_LENGTH), MOE_PROMPTS)
+    generator = stream(0, "benchmark", "exact training", "moe")
+    task = Task(forest, REWARDS["sparse"](forest, generator))
+    model = MoeModel().build(MOE_VOCABULARY, MOE_LENGTH + 1, generator)
+    prompts = [Prompt(f"{token}", (token, 0), answer="") for token in range(MOE_PROMPTS)]
+    first = MoePolicy.of(forest, model, prompts)
+    noisy = EngineConfig(defects=({"kind": "router_noise", "std": 0.5},))  # pyright: ignore[reportArgumentType]
+    settings = Settings(
+        preset("dr_grpo"), num_updates=NUM_UPDATES, num_minibatches=MOE_MINIBATCHES, observe_every=NUM_UPDATES,
+        has_variance=False,
+    )  # fmt: skip
+    return lambda: train(task, first, MoeEngine(noisy, num_draws=MOE_DRAWS), settings)
+
+
+__all__ = ["LENGTH", "NUM_UPDATES", "moe_updates", "updates"]

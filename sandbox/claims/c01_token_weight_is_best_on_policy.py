@@ -5,6 +5,7 @@ from __future__ import annotations
 from sandbox.claims.arms import AND_NOISY, SEEN_IN_NOISY, arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.course import AREA
+from sandbox.ledger.exact import Link
 
 CLAIM = Claim(
     number=1,
@@ -13,6 +14,7 @@ CLAIM = Claim(
     source="MiniRL (arXiv 2512.01374) sec. 4.3, Fig. 1",
     home="border",
     fresh_seeds=36,
+    exact=(Link("w1", "It is the claim's first comparison, at N = 1 under an error that stays."),),
     predictions=(
         Prediction(
             words="ends with higher accuracy than without the weight",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sandbox.claims.arms import AND_NOISY, COLLAPSES_AND_NOISY, arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.course import COLLAPSED
+from sandbox.ledger.exact import Link
 from sandbox.ledger.measures import FINAL_ENTROPY
 
 CLAIM = Claim(
@@ -14,6 +15,10 @@ CLAIM = Claim(
     source="MiniRL (arXiv 2512.01374) sec. 4.3, Fig. 1",
     home="border",
     fresh_seeds=36,
+    exact=(
+        Link("a3", "What the claim says of reward, in expectation."),
+        Link("w4", "What it says of entropy."),
+    ),
     predictions=(
         Prediction(
             words="collapses more often, by a quarter of the runs",

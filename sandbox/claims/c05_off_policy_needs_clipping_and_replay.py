@@ -5,6 +5,7 @@ from __future__ import annotations
 from sandbox.claims.arms import COLLAPSES, arm, without_clipping
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.course import LASTING
+from sandbox.ledger.exact import Link
 
 CLAIM = Claim(
     number=5,
@@ -13,6 +14,10 @@ CLAIM = Claim(
     source="MiniRL (arXiv 2512.01374) sec. 4.4, Fig. 2 to 4",
     home="border",
     fresh_seeds=36,
+    exact=(
+        Link("c3", "The claim's clipping, by bias alone."),
+        Link("d3", "The claim says that training without R3 does worse.", is_opposite=True),
+    ),
     predictions=(
         Prediction(
             words="N = 2: without clipping it collapses earlier",

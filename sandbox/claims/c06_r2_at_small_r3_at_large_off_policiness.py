@@ -5,6 +5,7 @@ from __future__ import annotations
 from sandbox.claims.arms import arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.course import AREA
+from sandbox.ledger.exact import Link
 
 CLAIM = Claim(
     number=6,
@@ -13,6 +14,7 @@ CLAIM = Claim(
     source="MiniRL (arXiv 2512.01374) sec. 4.4, Fig. 2 to 4",
     home="border",
     fresh_seeds=36,
+    exact=(Link("w5", "The claim's comparison at N = 8."),),
     predictions=(
         Prediction(
             words="N = 2: R2 ends with higher accuracy",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sandbox.claims.arms import arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.course import AREA
+from sandbox.ledger.exact import Link
 
 CLAIM = Claim(
     number=20,
@@ -13,6 +14,10 @@ CLAIM = Claim(
     source="Pr2 (arXiv 2606.00395) sec. 5.2, Table 1",
     home="border",
     fresh_seeds=36,
+    exact=(
+        Link("d4", "The claim's first order, at N = 8 under noisy routers."),
+        Link("d1", "Its second: R2 above no replay.", is_opposite=True),
+    ),
     predictions=(
         Prediction(
             words="N = 2: Pr2 ends higher than R2",

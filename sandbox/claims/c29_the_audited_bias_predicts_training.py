@@ -12,6 +12,7 @@ from sandbox.claims.arms import AND_NOISY, SEEN_IN_NOISY, arm
 from sandbox.claims.c33_the_prefix_weight_in_training import PREFIX
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.course import AREA
+from sandbox.ledger.exact import Link
 
 MOST_BIASED = arm("minirl_lengthnorm")
 OTHERS = {"token": arm("minirl"), "none": arm("minirl_no_is"), "prefix": arm("minirl", name="prefix", changes=PREFIX)}
@@ -23,6 +24,7 @@ CLAIM = Claim(
     source="here; docs/audit-claims.md",
     home="hot",
     fresh_seeds=39,
+    exact=(Link("e1", "The claim's premise: bias at step 0 tells the loss of reward."),),
     predictions=(
         *(
             Prediction(

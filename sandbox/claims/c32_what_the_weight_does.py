@@ -10,6 +10,7 @@ from __future__ import annotations
 from sandbox.claims.arms import AND_NOISY, SEEN_IN_NOISY, arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.course import AREA
+from sandbox.ledger.exact import Link
 from sandbox.ledger.measures import FINAL_KL
 
 DAMPING = arm("minirl", name="damping", changes=(("algorithm.objective.cap", "1.0"),))
@@ -20,6 +21,7 @@ CLAIM = Claim(
     sentence="The token weight helps in training by damping tokens that pi disbelieves, not by lowering the bias.",
     source="here; docs/token-weight.md, MiniRL (arXiv 2512.01374) sec. 4.3",
     home="border",
+    exact=(Link("e1", "If the weight does not help by lowering bias, bias does not tell the loss.", is_opposite=True),),
     predictions=(
         Prediction(
             words="leaving the weight out changes the accuracy by less than 0.1",

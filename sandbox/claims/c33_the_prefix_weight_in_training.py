@@ -5,6 +5,7 @@ from __future__ import annotations
 from sandbox.claims.arms import arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.course import AREA
+from sandbox.ledger.exact import Link
 
 PREFIX = (("algorithm.objective.correction", "{name: prefix_tis, numerator: pi, cap: 5.0}"),)
 
@@ -15,6 +16,7 @@ CLAIM = Claim(
     source="here; the weight of theory/exact/decomposition.py, MinPRO (arXiv 2601.22718)",
     home="border",
     fresh_seeds=40,
+    exact=(Link("b4", "The same two weights, untruncated."),),
     predictions=(
         Prediction(
             words="on-policy, the token weight ends no higher",

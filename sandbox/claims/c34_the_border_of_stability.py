@@ -8,6 +8,7 @@ from __future__ import annotations
 from sandbox.claims.arms import COLLAPSES, arm, without_clipping
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.course import LASTING
+from sandbox.ledger.exact import Link
 
 CLAIM = Claim(
     number=34,
@@ -16,6 +17,12 @@ CLAIM = Claim(
     source="here; the recipe of MiniRL (arXiv 2512.01374) sec. 4.4",
     home="border",
     fresh_seeds=36,
+    exact=(
+        Link("c2", "Off-policiness, by bias alone."),
+        Link("c3", "Clipping."),
+        Link("w3", "The weight, at N = 16."),
+        Link("d3", "Replay: the claim says that R3 does better.", is_opposite=True),
+    ),
     predictions=(
         Prediction(
             words="without clipping, N = 8 lasts shorter than N = 1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sandbox.claims.arms import AND_NOISY, COLLAPSES_AND_NOISY, arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.course import AREA, COLLAPSED
+from sandbox.ledger.exact import Link
 
 EXACT = arm("minirl", name="exact", changes=(("engine.defects", "[]"),))
 
@@ -15,6 +16,9 @@ CLAIM = Claim(
     source="here; the premise of MiniRL (arXiv 2512.01374) sec. 3.1 and R3 (arXiv 2510.11370) sec. 3",
     home="border",
     fresh_seeds=36,
+    exact=(
+        Link("b1", "The claim's recipe has the token weight; the sequence weight's run is that of an exact engine."),
+    ),
     predictions=(
         Prediction(
             words="on-policy, it collapses more often than with an exact engine, by a quarter of the runs",

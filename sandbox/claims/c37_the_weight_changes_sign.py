@@ -5,6 +5,7 @@ from __future__ import annotations
 from sandbox.claims.border_arms import at
 from sandbox.ledger.claim import FRESH, Claim, Prediction
 from sandbox.ledger.course import AREA
+from sandbox.ledger.exact import Link
 
 CLAIM = Claim(
     number=37,
@@ -12,6 +13,10 @@ CLAIM = Claim(
     sentence="Where the engine gap is large, the token weight hurts at N = 1 and helps from N = 4 on.",
     source="here; it would reconcile MiniRL (arXiv 2512.01374) sec. 4.3 with R3 (2510.11370) Table 1",
     home="border",
+    exact=(
+        Link("w1", "The claim says that the weight lowers reward at N = 1.", is_opposite=True),
+        Link("w2", "And raises it at N = 4; without GRPO's clip here."),
+    ),
     predictions=(
         Prediction(
             words="GRPO, N = 1: truncated importance sampling lowers accuracy by 0.05",

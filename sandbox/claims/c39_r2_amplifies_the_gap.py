@@ -5,6 +5,7 @@ from __future__ import annotations
 from sandbox.claims.border_arms import at
 from sandbox.ledger.claim import FRESH, Claim, Prediction
 from sandbox.ledger.course import AREA
+from sandbox.ledger.exact import Link
 from sandbox.ledger.measures import FINAL_KL
 
 PLACES = tuple((gap, n) for gap in ("r0.2", "r0.3") for n in (4, 8))
@@ -16,6 +17,7 @@ CLAIM = Claim(
     sentence="At a middling engine gap R2 without a weight ends at a larger KL of mu and old, and yet learns more.",
     source="here; R2 as in MiniRL (arXiv 2512.01374) sec. 3.2",
     home="border",
+    exact=(Link("d1", "The claim says that R2 learns more than no replay.", is_opposite=True),),
     predictions=(
         Prediction(
             words="router noise 0.2 and 0.3, N = 4 and 8: the KL of mu and old ends higher than without, by a tenth",

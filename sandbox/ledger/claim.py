@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sandbox.ledger.exact import Link
 from sandbox.ledger.statistics import Expected
 
 FRESH = 104
@@ -163,6 +164,8 @@ class Claim:
     """Seeds of those; 0: `num_seeds`."""
     remarks: Mapping[str, str] = field(default_factory=dict)
     """Regime to what is to be said of its outcome: what was tried, the likely reason. Never the outcome itself."""
+    exact: tuple[Link, ...] = ()
+    """Questions of exact training that bear on it; none where it is not about an expectation, or nothing was asked."""
 
     def __post_init__(self) -> None:
         if not self.predictions:

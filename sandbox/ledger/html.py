@@ -9,6 +9,7 @@ from typing import Any
 
 from lab.report.figures import Figure
 from lab.report.page import Drawn, page
+from sandbox.ledger import exact
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import FRESH, Claim, Row
 from sandbox.ledger.figures import maps, over_updates, phase_diagram
@@ -17,6 +18,7 @@ from sandbox.ledger.page import (
     VERDICT_TITLES,
     WARNING,
     WARNING_TITLES,
+    exact_text,
     explored,
     reach_row,
     title,
@@ -64,7 +66,10 @@ def render(
         {
             "number": claim.number, "sentence": claim.sentence, "source": claim.source,
             "rows": _predictions(regimes, [one for one in found if one.claim == claim]),
-            "remarks": [f"In {regime}: {words}" for regime, words in claim.remarks.items()],
+            "remarks": [
+                *(f"In {regime}: {words}" for regime, words in claim.remarks.items()),
+                *exact.lines(claim.exact, exact.answers()),
+            ],
             "arms": [arm.name for arm in claim.arms],
             "figures": [figure for id_, figure in seen.items() if id_.startswith(f"claim-{claim.number}-")],
         }
@@ -116,7 +121,7 @@ def _cells(line: Line) -> dict[str, Any]:
     return {
         "number": line.claim.number, "title": title(line.claim), "sentence": line.claim.sentence,
         "home": line.claim.home, "word": line.state if line.n and line.effect else "none", "text": line.state,
-        "numbers": (line.n, line.effect, line.power, line.cost),
+        "numbers": (line.n, line.effect, line.power, line.cost, exact_text(line.claim)),
     }  # fmt: skip
 
 

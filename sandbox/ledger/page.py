@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from lab.markdown import markdown_table
+from sandbox.ledger import exact
 from sandbox.ledger.cells import NUM_WINDOWS, Regime
 from sandbox.ledger.claim import FRESH, Claim, Row
 from sandbox.ledger.early_warning import LEAD, warnings
@@ -44,6 +45,10 @@ and stood in `sandbox/claims/` before the runs that decide it were made.
   level of Holm's first step. *Cost* is hours of one thread.
 - Every other regime, and seeds below {FRESH}, explore: *for*, *against* and *open* by the same tests without any
   correction. They decide nothing; these statistics were designed when they had been seen (docs/decisions/0007).
+- *Exact* is what exact training says of claims that are about an expectation (docs/exact-training.md): *for* where
+  every question that bears on the claim says so, *against* where one says the opposite, else *open*, with the number
+  of problems. Its policies are small ones on a tree, so that it explains and decides nothing. **–**: no question bears
+  on the claim. Questions w1 to w5 were put to rows that had been made.
 - Words such as *stable* in rows made before the rule was mended (LOG.md, 2026-11-23) compare with a run's first
   tenth. No decision rests on them: collapse is measured on pi's accuracy (sandbox/ledger/course.py).
 """
@@ -61,16 +66,21 @@ def markdown(
     return "\n".join(parts)
 
 
-VERDICT_TITLES = ("claim", "home", "verdict", "n", "effect", "power", "cost")
+VERDICT_TITLES = ("claim", "home", "verdict", "n", "effect", "power", "cost", "exact")
 
 
 def _verdicts(made: Sequence[Line], rows: Mapping[str, Row]) -> str:
     table = [
         (f"{line.claim.number}. {title(line.claim)}", line.claim.home, line.state, line.n, line.effect, line.power,
-         line.cost)
+         line.cost, exact_text(line.claim))
         for line in made if line.state != OUT_OF_REACH
     ]  # fmt: skip
     return f"## Verdicts\n\n{counts_text(made)}. {spent(rows)}\n\n{markdown_table(VERDICT_TITLES, table)}"
+
+
+def exact_text(claim: Claim) -> str:
+    """What exact training says of a claim, or that nothing bears on it."""
+    return exact.cell(claim.exact, exact.answers()) or OPEN
 
 
 def title(claim: Claim) -> str:
@@ -184,10 +194,11 @@ def _claim(claim: Claim, found: Sequence[Finding]) -> str:
     measures = dict.fromkeys((p.measure.name, p.measure.words, p.measure.unit) for p in claim.predictions)
     parts += [f"- `{name}`: {words} [{unit}]" for name, words, unit in measures]
     parts += [f"- In `{regime}`: {words}" for regime, words in claim.remarks.items()]
+    parts += [f"- {words}" for words in exact.lines(claim.exact, exact.answers())]
     return "\n".join([*parts, ""])
 
 
 __all__ = [
-    "POWER_TITLES", "REACH_TITLES", "VERDICT_TITLES", "explored", "markdown", "power_row", "power_table", "reach_row",
-    "title", "warning_rows",
+    "POWER_TITLES", "REACH_TITLES", "VERDICT_TITLES", "exact_text", "explored", "markdown", "power_row", "power_table",
+    "reach_row", "title", "warning_rows",
 ]  # fmt: skip

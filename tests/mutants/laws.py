@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from tests.mutants.law import Law
+from tests.mutants.laws_exact import EXACT
 from tests.mutants.laws_formats import FORMATS
 from tests.mutants.laws_objectives import ESTIMATORS, OBJECTIVES
 from tests.mutants.laws_replay import PASSES, RECORDS, SANDBOX, VLLM
@@ -15,7 +16,7 @@ LAWS: dict[str, Law] = {
     law.name: law
     for law in (
         *RECORDS, *PASSES, *VLLM, *OBJECTIVES, *ESTIMATORS, *FORMATS,
-        *(replace(law, dtype=torch.float32) for law in SANDBOX),
+        *(replace(law, dtype=torch.float32) for law in SANDBOX), *EXACT,
     )
 }  # fmt: skip
 """All laws; those of the sandbox's worlds last, as they take longest."""

@@ -9,8 +9,10 @@ from lab.markdown import markdown_table
 from tests.mutants.catalogue import ABSENT, MUTANTS
 from tests.mutants.law import verdict
 from tests.mutants.laws import LAWS
+from tests.mutants.laws_exact import EXACT
 from tests.mutants.mutant import Mutant
 
+OWN = {law.name for law in EXACT}
 PAGE = Path(__file__).parents[2] / "docs" / "mutants.md"
 
 HEAD = """# Mutants: the bugs that the field has already had
@@ -19,12 +21,19 @@ Written by `make mutants`; do not edit. Each mutant is a bug that a public syste
 formula ("no thread"), put into our own code in memory by an edit of a function's text (`tests/mutants/`). Each law is
 one of the suite's own tests on a few fixed examples. A mutant is killed by a law that no longer holds. Rows B5.1 to
 B5.26 are bugs of routing replay; rows C are bugs of corrections, estimators and the order of a step, numbered after the
-users' threads that they come from; rows F are bugs of number formats.
+users' threads that they come from; rows F are bugs of number formats; rows E are of drift, centring and exact
+training, whose laws are tried on them alone.
 """
 
 
-def killers(mutant: Mutant, names: tuple[str, ...] = tuple(LAWS)) -> tuple[str, ...]:
-    """The laws, among those named, that do not hold on the mutant."""
+def tried_on(mutant: Mutant) -> tuple[str, ...]:
+    """The laws that the matrix tries on a mutant: those of exact training, which take seconds, on their own row."""
+    return tuple(LAWS) if mutant.row == "E" else tuple(name for name in LAWS if name not in OWN)
+
+
+def killers(mutant: Mutant, names: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """The laws, among those named, that do not hold on the mutant; without names those that are tried on it."""
+    names = tried_on(mutant) if names is None else names
     with mutant.applied():
         return tuple(name for name in names if verdict(LAWS[name]) is not None)
 

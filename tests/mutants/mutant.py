@@ -108,8 +108,9 @@ def find(target: str) -> FunctionType:
 class Mutant:
     """One historic bug, as it would be in our code.
 
-    `row` is its row in the catalogue (B5.1 to B5.26 for replay, C for the others), `bug` what went wrong in one
-    sentence, `killer` the law that must find it, and `also` further laws that the test suite runs on it.
+    `row` is its row in the catalogue (B5.1 to B5.26 for replay, E for exact training, C for the others), `bug` what
+    went wrong in one sentence, `killer` the law that must find it, and `also` further laws that the test suite runs on
+    it.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The study of drift (docs/decisions/0010-drift-study.md): its kept rows, its verdicts, its part of exact-training.md.
+"""The study of drift (docs/decisions/0010-drift-study.md): its kept rows, its verdicts, its parts of the pages.
 
 `python -m tests.pages.drift FOLDER ...` keeps the ends of the runs in these record folders of `firstorder flow`, cut
 after the last whole problem where a folder is not finished; without a folder it writes the page's part from these.
@@ -29,7 +29,8 @@ from tests.pages.predictions import Prediction, counts, verdicts
 from theory.streams import derive_seed
 
 ROOT = Path(__file__).parents[2]
-KEPT, PAGE = ROOT / "results/flow/drift.csv", ROOT / "docs/exact-training.md"
+KEPT, PAGE = ROOT / "results/flow/drift.csv", ROOT / "docs/exact-training-tables.md"
+FRONT = ROOT / "docs/exact-training.md"
 BLOCK = re.compile(r"(?<=<!-- drift -->\n).*?(?=<!-- /drift -->)", re.DOTALL)
 SUMMARY = re.compile(r"(?<=<!-- drift summary -->\n).*?(?=<!-- /drift summary -->)", re.DOTALL)
 COLUMNS = [
@@ -222,7 +223,8 @@ def summary() -> str:
         f"nothing corrects it; centring the score gives back {back:.0%}.**\n"
         f"Entropy then ends at {fixed}, where the true gradient leaves {exact}; without a weight under an engine that "
         f"is too sharp it ends at {sharper}\n"
-        "([100 problems, predictions written first](#drift-and-the-token-weight-predictions-tried)).\n"
+        "([100 problems](exact-training-tables.md#drift-and-the-token-weight-predictions-tried), "
+        "predictions written first).\n"
     )
 
 
@@ -233,9 +235,8 @@ def main(folders: Sequence[str]) -> None:
         # Six digits: rounding at the tenth differs between machines.
         KEPT.write_text(rows.to_csv(index=False, float_format="%.6g"), encoding="utf-8")
     else:
-        text = PAGE.read_text(encoding="utf-8")
-        text = SUMMARY.sub(lambda _: summary(), BLOCK.sub(lambda _: block(), text))
-        PAGE.write_text(text, encoding="utf-8")
+        for page, part, made in ((PAGE, BLOCK, block()), (FRONT, SUMMARY, summary())):
+            page.write_text(part.sub(lambda _, made=made: made, page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

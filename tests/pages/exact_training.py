@@ -1,4 +1,5 @@
-"""Exact training under engine errors and their remedies: the tables and the picture of docs/exact-training.md.
+"""Exact training under engine errors and their remedies: the tables of docs/exact-training-tables.md
+and the picture of docs/exact-training.md.
 
 `python -m tests.pages.exact_training` prints the tables and writes the picture: 360 runs of one to two seconds each,
 on two processes. test_exact_training.py computes parts of them again.

@@ -1,4 +1,4 @@
-"""The study of remedies (docs/decisions/0012-remedies-study.md): its predictions, and its part of exact-training.md.
+"""The study of remedies (docs/decisions/0012-remedies-study.md): its predictions, and its part of the tables' page.
 
 `python -m tests.pages.remedies FOLDER ...` keeps the rows of the runs in these record folders of `firstorder flow`, cut
 after the last whole problem where a folder is not finished; without a folder it writes the page's part from these.
@@ -48,7 +48,7 @@ from tests.pages.remedies_rows import (
     spearman,
 )  # fmt: skip
 
-PAGE = ROOT / "docs/exact-training.md"
+PAGE = ROOT / "docs/exact-training-tables.md"
 BLOCK = re.compile(r"(?<=<!-- remedies -->\n).*?(?=<!-- /remedies -->)", re.DOTALL)
 
 # ---- predictions -----------------------------------------------------------------------------------------------------
@@ -164,13 +164,13 @@ PREDICTIONS = (
     ),
     _mean(
         "d6", "R2 loses less against no replay at N = 2 than at N = 8 (noise 2).", "loss at N = 8 less loss at N = 2",
-        lambda of: _loss(of, R2, LARGE) - _loss(of, R2, LARGE, 2),
+        lambda of: _loss(of, R2, LARGE, is_fresh=False) - _loss(of, R2, LARGE, 2),
     ),
 )  # fmt: skip
 
 
-def _loss(of: Remedies, mode: str, error: str, N: int = 8) -> pd.Series:
-    return of.replayed(NATURAL, error, N) - of.replayed(mode, error, N)
+def _loss(of: Remedies, mode: str, error: str, N: int = 8, is_fresh: bool = True) -> pd.Series:
+    return of.replayed(NATURAL, error, N, is_fresh=is_fresh) - of.replayed(mode, error, N, is_fresh=is_fresh)
 
 
 def _single(values: pd.Series) -> Interval:
@@ -227,8 +227,8 @@ def replays(study: Remedies) -> str:
     return "\n".join(lines)
 
 
-def predictors(study: Remedies) -> str:
-    """Which number at step 0 goes with the harm of no weight, in a sentence."""
+def ranks(study: Remedies) -> dict[str, Interval]:
+    """The rank correlations of the harm of no weight (N = 1, fixed error) with numbers at step 0."""
     harm = study.harm("remedies", NONE)
     asked = {
         "bias": first(study, "bias"),
@@ -237,7 +237,12 @@ def predictors(study: Remedies) -> str:
         "the true gradient's length": first(study, "true_norm"),
         "the variance": first(study, "variance"),
     }
-    found = [f"{name} {rank(values, harm, f'predictor {name}')}" for name, values in asked.items()]
+    return {name: rank(values, harm, f"predictor {name}") for name, values in asked.items()}
+
+
+def predictors(study: Remedies) -> str:
+    """Which number at step 0 goes with the harm of no weight, in a sentence."""
+    found = [f"{name} {one}" for name, one in ranks(study).items()]
     return (
         f"Rank correlations of the harm of no weight (N = 1, fixed error) with numbers at step 0: {'; '.join(found)}."
     )

@@ -1,4 +1,4 @@
-"""docs/exact-training.md says of the study of drift what its kept rows say, and these are what the runs give."""
+"""docs/exact-training-tables.md says of the study of drift what its kept rows say, and these are what the runs give."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lab.flow.run import run_of
 from tests.pages.drift import (
     BLOCK,
     FIXED,
+    FRONT,
     LONG,
     NONE,
     PAGE,
@@ -33,7 +34,7 @@ def test_the_part_is_computed_from_the_rows() -> None:
     """Between its marks the page is rebuilt to the letter from the kept rows, without a run."""
     found = BLOCK.search(PAGE.read_text(encoding="utf-8"))
     assert found is not None and found.group() == block()
-    found = SUMMARY.search(PAGE.read_text(encoding="utf-8"))
+    found = SUMMARY.search(FRONT.read_text(encoding="utf-8"))
     assert found is not None and found.group() == summary()
 
 

@@ -1,4 +1,4 @@
-"""docs/exact-training.md says of the study of remedies what its kept rows say, and these are what the runs give."""
+"""docs/exact-training-tables.md has what the kept rows of the study of remedies say, and these are the runs'."""
 
 from __future__ import annotations
 

@@ -81,6 +81,21 @@ def test_prompts_are_averaged_and_openings_compared(name: str, group: Group) -> 
         assert torch.allclose(mine, audited.mean / 2, atol=1e-14)
 
 
+@pytest.mark.parametrize("name", ["reinforce", "grpo", "minirl"])
+def test_an_update_is_the_sum_of_its_responses(name: str) -> None:
+    """Where every response has one sign of advantage, the whole is what its even and its odd responses add up to."""
+    task, policy = make_task("network")
+    mu = engine("fixed", 0.5, policy, stream(0, "sum")).samplers(policy)[0]
+    update = Batch(task.forest, mu, policy.logp(), task.reward_Y, preset(name), Group(None, "mean")).update(
+        policy.moved(0.1 * torch.ones_like(policy.parameters))
+    )
+    shares_sY1 = update.batch.shares_sY[:, :, None]
+    assert ((shares_sY1 > 0).sum(0) == 1).all() and (shares_sY1.sum(1) > 0).all()
+    odd_Y1 = (torch.arange(shares_sY1.shape[1]) % 2 == 1)[:, None]
+    halves = [update.combined(torch.where(half_Y1, shares_sY1, 0.0)) for half_Y1 in (odd_Y1, ~odd_Y1)]
+    assert torch.equal(update.combined(shares_sY1), halves[0] + halves[1])
+
+
 def test_a_sequence_weight_follows_the_true_gradient() -> None:
     """Whole weights leave no bias, whatever the engine; nor does any weight under an exact one (MiniRL Eq. 2)."""
     task, first = make_task()

@@ -271,3 +271,13 @@ def test_dual_clip_is_trls_two_sided_clip(c: float) -> None:
         torch.testing.assert_close(value, expected, rtol=1e-14, atol=0)
         if c == math.inf:
             assert torch.equal(value, preset("ppo")(old + log_r, old, old, advantages, mask).objective)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_metrics_are_beside_the_objective(name: str) -> None:
+    """Without its metrics an objective has the same value, to the bit, and none of them."""
+    batch = one_response((0.6, 0.4, 0.1), (0.5, 0.4, 0.2), (0.4, 0.4, 0.3))
+    objective = preset(name, kl_coefficient=0.0, centering="none")
+    whole, bare = batch(objective), batch(objective, has_metrics=False)
+    assert whole.objective.isfinite() and torch.equal(whole.objective, bare.objective)
+    assert whole.metrics and not bare.metrics

@@ -237,7 +237,7 @@ def coefficients(
     if objective.normalise_weights:
         raise ValueError(f"{objective.name}: normalise_weights: expected False in the exact lab, got True")
     leaf_BT = pi_BT.detach().requires_grad_()
-    output = objective(leaf_BT, old_BT, mu_BT, advantages_B, is_response_BT, totals=Totals(1, 1))
+    output = objective(leaf_BT, old_BT, mu_BT, advantages_B, is_response_BT, totals=Totals(1, 1), has_metrics=False)
     return torch.autograd.grad(output.objective, leaf_BT)[0]
 
 

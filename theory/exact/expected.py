@@ -60,7 +60,11 @@ class Batch:
     @cached_property
     def probability_Y(self) -> Float[Tensor, " Y"]:
         """The probability of each context and response under mu."""
-        return self.forest.log_probabilities(self.logp_mu).exp()
+        return self.forest.log_probability_of(self._sampled_BT).exp()
+
+    @cached_property
+    def _sampled_BT(self) -> Float[Tensor, "B T"]:
+        return self.forest.values_BT(self.logp_mu)
 
     @cached_property
     def old_BT(self) -> Float[Tensor, "B T"]:
@@ -70,8 +74,7 @@ class Batch:
     @cached_property
     def mu_BT(self) -> Float[Tensor, "B T"]:
         """log mu of every token. A response that mu never samples has old's: its weight is 0, not 0 times inf."""
-        mu_BT = self.forest.values_BT(self.logp_mu)
-        return torch.where((self.probability_Y > 0)[:, None], mu_BT, self.old_BT)
+        return torch.where((self.probability_Y > 0)[:, None], self._sampled_BT, self.old_BT)
 
     @cached_property
     def kept_Y(self) -> Bool[Tensor, " Y"]:
@@ -162,7 +165,7 @@ class Batch:
         return total_sN
 
     def coefficients(
-        self, pi_BT: Float[Tensor, "B T"], rows_b: Int[Tensor, " b"], signs_b: Float[Tensor, " b"]
+        self, pi_BT: Float[Tensor, "B T"], rows_b: Int[Tensor, " b"] | slice, signs_b: Float[Tensor, " b"]
     ) -> Float[Tensor, "b T"]:
         """d J / d log pi_t of these responses, each at its own sign of advantage, without centering."""
         mask_bT = self.forest.whole.is_response_BT[rows_b]
@@ -226,8 +229,13 @@ class Update:
 
     def combined(self, weights_s: Float[Tensor, "2 Y _T"]) -> Float[Tensor, "B T"]:
         """sum over signs of weight times coefficient, of every token."""
-        # An objective may treat the signs in different ways, and most responses have one.
-        sign_b, rows_b = (weights_s != 0).any(2).nonzero(as_tuple=True)
+        has_sY = (weights_s != 0).any(2)
+        if (has_sY.sum(0) == 1).all():
+            # The usual case: every response has one sign, so that none is picked out or put back.
+            found_BT = self.batch.coefficients(self.pi_BT, slice(None), 1.0 - 2.0 * has_sY[1].double())
+            return weights_s.sum(0) * found_BT
+        # An objective may treat the signs in different ways, and a response may have both, or neither.
+        sign_b, rows_b = has_sY.nonzero(as_tuple=True)
         found_bT = self.batch.coefficients(self.pi_BT, rows_b, 1.0 - 2.0 * sign_b.double())
         return torch.zeros_like(self.pi_BT).index_add_(0, rows_b, weights_s[sign_b, rows_b] * found_bT)
 

@@ -147,7 +147,11 @@ class Forest(PrefixTree):
 
     def log_probabilities(self, logp: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Y"]:
         """log-probability of every context and response; they sum to 1 in probability over the forest."""
-        return self.values_BT(logp).sum(1) + self.roots.log()[self.context_of_response]
+        return self.log_probability_of(self.values_BT(logp))
+
+    def log_probability_of(self, logp_BT: Float[Tensor, "B T"]) -> Float[Tensor, " Y"]:
+        """The same from the log-probability of every token on each path."""
+        return logp_BT.sum(1) + self.roots.log()[self.context_of_response]
 
 
 __all__ = ["Forest"]

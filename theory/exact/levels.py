@@ -22,8 +22,12 @@ Edges = Sequence[Float[Tensor, "_n V"]]
 
 def sequence_kl(tree: PrefixTree, logp_p: Edges, logp_q: Edges) -> float:
     """KL(p || q) of whole responses, nats, in [0, inf]: the sum over steps of the expected KL under p."""
+    return _kl(tree.reach(logp_p), logp_p, logp_q)
+
+
+def _kl(reach: Sequence[Float[Tensor, " _n"]], logp_p: Edges, logp_q: Edges) -> float:
     total = 0.0
-    for reach_n, p_nV, q_nV in zip(tree.reach(logp_p), logp_p, logp_q, strict=True):
+    for reach_n, p_nV, q_nV in zip(reach, logp_p, logp_q, strict=True):
         # A token that p never takes adds 0, whatever q thinks of it.
         each_nV = torch.where(p_nV > -math.inf, p_nV.exp() * (p_nV - q_nV), 0.0)
         total += float((reach_n * each_nV.sum(1)).sum())
@@ -37,7 +41,8 @@ def expected_length(tree: PrefixTree, logp: Edges) -> float:
 
 def token_kl(tree: PrefixTree, logp_p: Edges, logp_q: Edges) -> float:
     """KL(p || q) a token, nats: that of responses over their expected length under p (MiniRL sec. 4.2)."""
-    return sequence_kl(tree, logp_p, logp_q) / expected_length(tree, logp_p)
+    reach = tree.reach(logp_p)
+    return _kl(reach, logp_p, logp_q) / sum(float(reach_n.sum()) for reach_n in reach)
 
 
 def logit_noise(tree: PrefixTree, generator: torch.Generator) -> list[Float[Tensor, "_n V"]]:

@@ -18,7 +18,7 @@ from theory.exact.engines import MovablePolicy, mean_kl
 from theory.exact.estimator import Estimate, Problem, expected_reward, true_gradient
 from theory.exact.expected import Update
 from theory.exact.forest import Forest
-from theory.exact.levels import Edges, expected_length, token_kl
+from theory.exact.levels import Edges, token_kl
 from theory.exact.noise import variance
 
 COLUMNS: dict[str, str] = {
@@ -86,11 +86,11 @@ class Trajectory:
 
 def mean_entropy(forest: Forest, logp: Edges) -> float:
     """Entropy of the next token over the tokens that a policy generates, nats, in [0, log V] (MiniRL sec. 4.2)."""
+    reach = forest.reach(logp)
     total = sum(
-        float((reach_n * divergences.entropy(logp_nV)).sum())
-        for reach_n, logp_nV in zip(forest.reach(logp), logp, strict=True)
+        float((reach_n * divergences.entropy(logp_nV)).sum()) for reach_n, logp_nV in zip(reach, logp, strict=True)
     )
-    return total / expected_length(forest, logp)
+    return total / sum(float(reach_n.sum()) for reach_n in reach)
 
 
 def observe(

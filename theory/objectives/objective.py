@@ -52,13 +52,15 @@ class Objective(Composition):
         logp_ref_BT: Float[Tensor, "B T"] | None = None,
         top: Top | None = None,
         totals: Totals | None = None,
+        has_metrics: bool = True,
     ) -> ObjectiveOutput:
         """J, in units of the advantage, on the tokens where `is_response_BT`; other positions may hold anything.
 
         `totals` are the denominators of the whole mini-batch where this is a micro-batch of it (`Objective.totals`);
-        by default the batch is its own whole. 16-bit log-probs are computed with in float32; 0/0 and 0 times infinity
-        are 0 (theory/objectives/factors.py). With every response rejected J is 0, its gradient 0 and
-        rollout_corr/rejected_fraction 1; with no response token J is 0 and there are no metrics.
+        by default the batch is its own whole. Without `has_metrics` the output has none. 16-bit log-probs are computed
+        with in float32; 0/0 and 0 times infinity are 0 (theory/objectives/factors.py). With every response rejected J
+        is 0, its gradient 0 and rollout_corr/rejected_fraction 1; with no response token J is 0 and there are no
+        metrics.
         Raises ValueError on shapes that differ, where a KL coefficient has no `logp_ref_BT` to act on, and where
         centering has no `top`, or `full` one that is not complete.
         """
@@ -78,17 +80,19 @@ class Objective(Composition):
         if self.centering != "none":
             term_BT = term_BT + self.centering_of(top, kept_BT, advantages_B1)
 
-        everything = Tokens(_on(is_response_BT, logp_pi_BT.detach()), old_BT, mu_BT, is_response_BT)
-        metrics = self._metrics(everything, advantages_B1)
-        truncated_BT = self.correction.truncated(log_gap_BT, is_response_BT)
-        truncated_BT = truncated_BT | self.rejection.truncated(log_rho_BT, is_response_BT)
-        metrics |= self._correction_metrics(weight.value_BT, truncated_BT, kept_BT, is_response_BT)
-        if logp_ref_BT is not None:
-            metrics |= self._kl_metrics(everything, _on(is_response_BT, wide(logp_ref_BT)))
-            if self.kl_coefficient > 0:
-                ref_BT = _on(kept_BT, wide(logp_ref_BT))
-                penalty_BT = kl_pi_ref(tokens.logp_pi_BT, ref_BT, self.kl_estimator, tokens.logp_mu_BT)
-                term_BT = term_BT - self.kl_coefficient * penalty_BT
+        metrics = {}
+        if has_metrics:
+            everything = Tokens(_on(is_response_BT, logp_pi_BT.detach()), old_BT, mu_BT, is_response_BT)
+            metrics |= self._metrics(everything, advantages_B1)
+            truncated_BT = self.correction.truncated(log_gap_BT, is_response_BT)
+            truncated_BT = truncated_BT | self.rejection.truncated(log_rho_BT, is_response_BT)
+            metrics |= self._correction_metrics(weight.value_BT, truncated_BT, kept_BT, is_response_BT)
+            if logp_ref_BT is not None:
+                metrics |= self._kl_metrics(everything, _on(is_response_BT, wide(logp_ref_BT)))
+        if logp_ref_BT is not None and self.kl_coefficient > 0:
+            ref_BT = _on(kept_BT, wide(logp_ref_BT))
+            penalty_BT = kl_pi_ref(tokens.logp_pi_BT, ref_BT, self.kl_estimator, tokens.logp_mu_BT)
+            term_BT = term_BT - self.kl_coefficient * penalty_BT
         return ObjectiveOutput(self.aggregation(term_BT, kept_BT, totals), metrics)
 
     def _term(self, tokens: Tokens, weight: Factor, advantages_B1: Tensor) -> Tensor:
@@ -146,6 +150,8 @@ class Objective(Composition):
         is_response_BT: Bool[Tensor, "B T"],
     ) -> Bool[Tensor, "B T"]:
         """The response tokens of the responses that the correction keeps: the mask that every sum runs over."""
+        if not (self.correction.rejection or self.rejection.rejection):
+            return is_response_BT
         old_BT, mu_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_old_BT, logp_mu_BT))
         log_rho_BT = log_ratio(old_BT, mu_BT)
         keep_B = self.correction.keep(log_rho_BT, is_response_BT) & self.rejection.keep(log_rho_BT, is_response_BT)

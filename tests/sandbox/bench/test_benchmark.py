@@ -35,6 +35,7 @@ ROWS = [
     ("global step, N = 4", "Pr3, T_c = 1", "R3, T_c = 1"),
     ("exact training, 20 updates", "firstorder", None),
     ("exact training, 20 updates", "3 times the responses", "firstorder"),
+    ("exact training, 20 updates", "an MoE", "firstorder"),
 ]
 TINY = ["bench", "--num-prompts", "4", "--num-responses", "2", "--max-tokens", "6", "--rounds", "1"]
 

@@ -1,0 +1,104 @@
+"""The questions of docs/exact-training.md, (a) to (g), answered from the kept rows of both studies.
+
+`python -m tests.pages.exact_answers` writes them between the page's marks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lab.flow.table import Interval, interval
+from lab.report.style import number
+from tests.pages import drift, remedies
+from tests.pages.drift import CENTRED, FIXED, FRONT, LONG, SEQUENCE, SHARPER
+from tests.pages.predictions import Prediction, Study
+from tests.pages.remedies_rows import LARGE, NATURAL, NONE, PR2, R2, R3, TOKEN, Remedies, mean
+
+BLOCK = re.compile(r"(?<=<!-- answers -->\n).*?(?=<!-- /answers -->)", re.DOTALL)
+WORDS = {"holds": "as predicted", "fails": "against the prediction", "open": "open"}
+
+
+def told(predictions: Sequence[Prediction[Study]], study: Study, letter: str) -> str:
+    """Which of a question's predictions hold, fail and are open, by name."""
+    by_word: dict[str, list[str]] = {word: [] for word in WORDS}
+    for one in predictions:
+        if one.name.startswith(letter):
+            by_word[one.verdict(study)].append(one.name)
+    return "; ".join(f"{WORDS[word]}: {', '.join(names)}" for word, names in by_word.items() if names)
+
+
+def found(predictions: Sequence[Prediction[Study]], study: Study) -> dict[str, Interval]:
+    """The first interval of every prediction, by name."""
+    return {one.name: one.intervals(study)[0] for one in predictions}
+
+
+def of_drift() -> list[str]:
+    """(a) and (b)."""
+    study = drift.Study(drift.kept())
+    at = found(drift.PREDICTIONS, study)
+
+    def entropy(error: str, objective: str) -> str:
+        return number(float(study(error, objective, "entropy").mean()))
+
+    answers = {
+        "a": f"**Which part of the harm without a weight is drift?** {drift.share(study)} What centring leaves is "
+        f"{at['a5']}. Entropy ends at {entropy(FIXED, NONE)}, and at {entropy(FIXED, CENTRED)} with the score centred "
+        f"(the true gradient: {entropy(FIXED, SEQUENCE)}). Under an engine that is too sharp it ends at "
+        f"{entropy(SHARPER, NONE)} without a weight, and no weight earns {at['a6']} more than the token weight.",
+        "b": f"**When does the token weight suffice?** For entropy it does: {entropy(FIXED, TOKEN)}. For reward it "
+        f"falls short of the true gradient by {at['b1']} at T = {LONG}, which is {at['b5']} more than at T = "
+        f"{drift.SHORT}, and by {at['b3']} more than under the sharper engine. The prefix weight earns {at['b4']} more "
+        f"than it.",
+    }
+    return [f"- ({letter}) {words} *{told(drift.PREDICTIONS, study, letter)}.*" for letter, words in answers.items()]
+
+
+def of_remedies() -> list[str]:
+    """(c) to (g)."""
+    study = Remedies(remedies.kept())
+    at = found(remedies.PREDICTIONS, study)
+    (bounds,) = (one.intervals(study) for one in remedies.PREDICTIONS if one.name == "g3")
+    modes = (NATURAL, R2, R3, PR2)
+    ends = ", ".join(f"{mode} {mean(study.replayed(mode), f'end {mode}')}" for mode in modes)
+    biases = ", ".join(
+        f"{mode} {mean(study.replayed(mode, name='first_bias'), f'bias {mode}')}" for mode in modes
+    )  # fmt: skip
+    harm = interval(study.harm("remedies", NONE).dropna().to_numpy(), "remedies", "answers")
+    ranks = remedies.ranks(study)
+    telling = [name for name, one in ranks.items() if one.leaves_out_0]
+    low, high = (number(pick(one.mean for one in ranks.values())) for pick in (min, max))
+    answers = {
+        "c": f"**Off-policy, by bias alone?** Under an exact engine at N = 16 no weight costs {at['c1']}, "
+        f"{at['c2']} more than at N = 4. The clip takes back {at['c3']} of it, the mask a further {at['c4']}; under "
+        f"the fixed error the mask is ahead of the clip by {at['c5']}, the token weight alone by {at['c6']}.",
+        "d": f"**R2, R3 or Pr2: whose bias is which?** {at['d1'].num} problems, {LARGE.replace(', scale', '')}, N = 8. "
+        f"Bias at step 0: {biases}. Reward at the end: {ends}. No replay less R2: {at['d1']}; no replay less R3: "
+        f"{at['d3']}; Pr2 less R2: {at['d4']}. From noise 0.5 to 2 R3's loss grows by {at['d5']}; from N = 2 to 8 that "
+        f"of R2 by {at['d6']} ({at['d6'].num} problems).",
+        "e": f"**Which number at step 0 predicts the loss?** Of five ({', '.join(ranks)}) "
+        f"{', '.join(telling) if telling else 'none'} does: their rank correlations with the harm of no weight "
+        f"({harm}) are {low} to {high} over {at['e1'].num} problems. Bias has {at['e1']}.",
+        "f": f"**Bias or variance at large N?** At N = 16 the noise of 8 responses adds {at['f1']} to the clip's harm "
+        f"under an exact engine, which is {at['f2']} more than the fixed error adds without noise; {at['f1'].num} "
+        f"problems. The noise of 512 adds less than a tenth of that by {at['f3']}.",
+        "g": f"**Does a bound predict the order?** No correlation is found of a weight's bound with its harm: token "
+        f"weight {at['g1']}, prefix weight {at['g2']}. The prefix weight's bound is the smaller one in each of "
+        f"{at['g1'].num} problems, by {number(bounds[0].mean)} at least; its harm is {bounds[1]} beyond the token "
+        f"weight's.",
+    }
+    return [f"- ({letter}) {words} *{told(remedies.PREDICTIONS, study, letter)}.*" for letter, words in answers.items()]
+
+
+def block() -> str:
+    """What stands between the page's marks: a bullet a question, with numbers and what became of its predictions."""
+    head = (
+        "Predictions were committed before the runs ([decision 10](decisions/0010-drift-study.md), "
+        "[12](decisions/0012-remedies-study.md)).\nBrackets are 95% intervals over problems; the fixed error stays, at "
+        "KL 0.18 nats per token; harm is the reward of the true\ngradient's run less a run's, of at most 0.333.\n\n"
+    )
+    return head + "\n".join([*of_drift(), *of_remedies()]) + "\n"
+
+
+if __name__ == "__main__":
+    FRONT.write_text(BLOCK.sub(lambda _: block(), FRONT.read_text(encoding="utf-8")), encoding="utf-8")
