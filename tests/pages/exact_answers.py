@@ -82,10 +82,10 @@ def of_remedies() -> list[str]:
         "f": f"**Bias or variance at large N?** At N = 16 the noise of 8 responses adds {at['f1']} to the clip's harm "
         f"under an exact engine, which is {at['f2']} more than the fixed error adds without noise; {at['f1'].num} "
         f"problems. The noise of 512 adds less than a tenth of that by {at['f3']}.",
-        "g": f"**Does a bound predict the order?** No correlation is found of a weight's bound with its harm: token "
-        f"weight {at['g1']}, prefix weight {at['g2']}. The prefix weight's bound is the smaller one in each of "
-        f"{at['g1'].num} problems, by {number(bounds[0].mean)} at least; its harm is {bounds[1]} beyond the token "
-        f"weight's.",
+        "g": f"**Does a bound predict the order?** The rank correlation of a weight's bound with its harm is "
+        f"{at['g1']} for the token weight, {at['g2']} for the prefix weight. The prefix weight's bound is the smaller "
+        f"one in each of {at['g1'].num} problems, by {number(bounds[0].mean)} at least; its harm is {bounds[1]} beyond "
+        f"the token weight's.",
     }
     return [f"- ({letter}) {words} *{told(remedies.PREDICTIONS, study, letter)}.*" for letter, words in answers.items()]
 
