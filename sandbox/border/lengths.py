@@ -50,7 +50,7 @@ def places(found: pd.DataFrame) -> pd.DataFrame:
             kl_n = means["kl"] * N
             lines.append(
                 {"digits": digits, "gap": gap, "remedy": remedy, "n": len(own)} | means
-                | {"collapsed": int(own["collapsed"].sum()), "KL x N": kl_n, "KL x length x N": kl_n * means["length"]}
+                | {"collapsed": int(own["collapsed"].to_numpy(dtype=float).sum()), "KL x N": kl_n, "KL x length x N": kl_n * means["length"]}
             )  # fmt: skip
     return pd.DataFrame(lines)
 
