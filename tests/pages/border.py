@@ -32,13 +32,19 @@ def block(text: str) -> str:
     name, border, low, high = re.findall(
         r"^\| `([^`]+)` \| [^|]+ \| [^|]+ \| ([\d.]+) \| ([\d.]+) to ([\d.]+) \|", text, re.MULTILINE
     )[0]
+    long, kl_long, fell_long, short, kl_short, fell_short = re.findall(
+        r"At (\d+) tokens and a KL of (\S+) (\d+ of \d+) runs collapse, at (\d+) tokens and a KL of (\S+) (\d+ of \d+)",
+        text,
+    )[0]
     fallen = [fell[name] for name in ("no remedy", "R2", "R3", "token TIS", "an exact engine")]
     words = "{} runs without a remedy and in {} with R2,\n  in {} with R3, {} with Token-TIS, {} with an exact engine"
     return (
-        "- **The border of stability** (counts and a fit, exploratory; the study has what is decided). At eight\n"
+        "- **The border of stability** (counts and a fit, exploratory). At eight\n"
         f"  updates per rollout and the largest gap, training collapsed in {words.format(*fallen)}.\n"
         "  Of all numbers made of gap and staleness (N updates per rollout) one tells collapse best: half of the runs\n"
         f"  without a remedy collapse at {name} = {border} ({low} to {high}); [study](docs/border.md).\n"
+        f"  Long responses fall at a smaller gap (claim 47, on a second task): {fell_long} runs of {long} tokens\n"
+        f"  at KL {kl_long}, {fell_short} of {short} tokens at {kl_short}.\n"
     )
 
 
