@@ -47,10 +47,10 @@ def places(found: pd.DataFrame) -> pd.DataFrame:
         own = where(found, digits=digits, gap=gap, remedy=remedy)
         if len(own):
             means = {column: float(own[column].to_numpy(dtype=float).mean()) for column in ("kl", "length", "area")}
-            kl_n = means["kl"] * N
+            kl_n, num_collapsed = means["kl"] * N, int(own["collapsed"].to_numpy(dtype=float).sum())
             lines.append(
                 {"digits": digits, "gap": gap, "remedy": remedy, "n": len(own)} | means
-                | {"collapsed": int(own["collapsed"].to_numpy(dtype=float).sum()), "KL x N": kl_n, "KL x length x N": kl_n * means["length"]}
+                | {"collapsed": num_collapsed, "KL x N": kl_n, "KL x length x N": kl_n * means["length"]}
             )  # fmt: skip
     return pd.DataFrame(lines)
 
