@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,7 +100,14 @@ def _said(found: pd.DataFrame) -> str:
         f"`{name}` {'orders' if orders(long, short, name) else 'does not order'} the two lengths as their collapses do"
         for name in NUMBERS
     ]
+    if long["collapsed"] / long["n"] > short["collapsed"] / short["n"] and long["kl"] < short["kl"]:
+        said.append(f"`KL x length^p x N` does for a power p above {number(least_power(long, short))}")
     return f"At {facts[0]}, at {facts[1]}: {'; '.join(said)}.\n"
+
+
+def least_power(long: Mapping[str, Any], short: Mapping[str, Any]) -> float:
+    """The power p at which KL x length^p is the same for both places: log(KL ratio) / log(length ratio)."""
+    return math.log(short["kl"] / long["kl"]) / math.log(long["length"] / short["length"])
 
 
 def alarm_elsewhere(rows: Mapping[str, Row], regime: Regime) -> str:
@@ -123,4 +131,4 @@ def is_on_sums(row: Row) -> bool:
     return "-sums" in row["arm"]
 
 
-__all__ = ["N", "NUMBERS", "alarm_elsewhere", "is_on_sums", "lengths", "markdown", "orders", "places"]
+__all__ = ["N", "NUMBERS", "alarm_elsewhere", "is_on_sums", "least_power", "lengths", "markdown", "orders", "places"]

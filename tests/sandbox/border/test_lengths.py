@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lab.tasks.arithmetic_styles import columns
-from sandbox.border.lengths import alarm_elsewhere, is_on_sums, lengths, markdown, orders, places
+from sandbox.border.lengths import alarm_elsewhere, is_on_sums, least_power, lengths, markdown, orders, places
 from sandbox.claims import REGIMES
 from sandbox.claims.border_arms import SUMS, at, sums
 from sandbox.ledger.cells import cell, key
@@ -61,6 +61,14 @@ def test_the_page_says_which_number_holds() -> None:
     assert "| 60 | r0.2 | no remedy | 0.05 | 1 of 1 |" in said
     assert "`KL x N` does not order the two lengths" in said and "`KL x length x N` orders" in said
     assert markdown({}, BORDER) == ""
+
+
+def test_the_least_power_makes_both_places_alike() -> None:
+    """A length three times as large and a KL a ninth: the square of the length, and the page says so."""
+    long, short = {"kl": 0.05, "length": 60.0}, {"kl": 0.45, "length": 20.0}
+    assert least_power(long, short) == pytest.approx(2.0)
+    given = dict([row((6, "r0.2", "none"), 104, 0.05, True), row((2, "r0.5", "none"), 104, 0.45, False)])
+    assert "`KL x length^p x N` does for a power p above 2." in markdown(given, BORDER)
 
 
 def test_the_alarm_is_chosen_on_the_maps_task_alone() -> None:
