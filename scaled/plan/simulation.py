@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import simpy
@@ -154,7 +155,7 @@ class _Play:
             working = self.env.process(self.until_saved(saved))
             try:
                 yield working
-                saved += int(working.value)
+                saved += cast("int", working.value)
             except simpy.Interrupt:
                 working.interrupt()
                 self.day.stages, self.day.idle_s = before
@@ -232,7 +233,7 @@ class _Play:
                 if one.is_alive:
                     one.interrupt()
             return
-        self.day.idle_s += sum(self.env.now - start - float(one.value) for one in engines) / num
+        self.day.idle_s += sum(self.env.now - start - cast("float", one.value) for one in engines) / num
 
     def engine(self, number: int, lengths: Sequence[int], slow: float) -> Generator[simpy.Event, None, float]:
         """One engine's share, at most max_num_seqs together, in order; returns the seconds it took.

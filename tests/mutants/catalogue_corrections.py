@@ -47,7 +47,7 @@ CORRECTIONS = (
                 CALL,
                 "kept_BT = self.kept(old_BT, mu_BT, is_response_BT)",
                 "kept_BT = self.kept(old_BT, mu_BT, is_response_BT)\n"
-                "    kept_BT &= ~self.correction.truncated(old_BT - mu_BT, is_response_BT)",
+                "    kept_BT = kept_BT & ~self.correction.truncated(old_BT - mu_BT, is_response_BT)",
             ),
         ),
         "gradients_are_score_function_forms",
