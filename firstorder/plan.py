@@ -124,7 +124,6 @@ def _simulate(
 ) -> None:
     import json
 
-    from lab.strict import ConfigError
     from scaled.model_shape import load_shape
     from scaled.plan import what_if
     from scaled.plan.compute import lengths_of
@@ -132,10 +131,6 @@ def _simulate(
     from scaled.plan.hardware import gpu_named
     from scaled.plan.simulation import Chance
 
-    if not hours > 0:
-        raise ConfigError(f"--simulate: expected hours above 0, got {hours:g}")
-    if failures == 0:
-        raise ConfigError("--failures: expected GPU hours above 0, got 0")
     shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
     check_lengths(config, shape)
     chance = Chance() if failures is None else Chance(gpu_hours_per_failure=failures)

@@ -1,4 +1,4 @@
-"""Dumps of other frameworks as these write them, from rows of ours: a writer a format, and the rows of a trace.
+"""Dumps of other frameworks as these write them, from rows of ours: a writer per format, and the rows of a trace.
 
 A planted fault can so be looked at in any format (notebooks/09_the_doctor.ipynb), and every importer is tested on what
 its writer makes. Each writer follows the framework's own code, which its importer's docstring names: padding, place and
@@ -23,7 +23,7 @@ Rows = list[dict[str, Any]]
 
 
 def rows_of(trace: Trace) -> Rows:
-    """The rows of importers/rows.py that the trace is made of, one a response; absent columns stay absent.
+    """The rows of importers/rows.py that the trace is made of, one per response; absent columns stay absent.
 
     Layers lose their numbers: rows count them from 0.
     """
@@ -47,7 +47,7 @@ def rows_of(trace: Trace) -> Rows:
 
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """The file with a JSON object a line."""
+    """The file with a JSON object per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -98,7 +98,7 @@ def prime_rl(folder: Path, rows: Rows) -> Path:
 
 
 def verl_v1(folder: Path, rows: Rows) -> Path:
-    """What the hook of docs/doctor.md writes: the transfer queue's fields without padding, a routing row a token."""
+    """A line of docs/doctor.md's hook: the transfer queue's fields without padding, a routing row a token."""
     out = []
     for row in rows:
         P, filler = row["num_prompt"], [[[0] * len(layer) for layer in row["experts_mu"][0]]]

@@ -44,7 +44,7 @@ def round_nvfp4(x: Tensor, amax: Tensor) -> Tensor:
     """x in NVFP4: blocks of 16 along the last axis, elements FP4 e2m1, a block's scale FP8 e4m3, and one in float32.
 
     The float32 scale is amax / (6 x 448), so that the block with the largest magnitude, `amax` (it broadcasts against
-    x: a scalar for one a tensor), has the largest scale, 448. A block below amax / (448 x 2^10) becomes 0.
+    x: a scalar, for one scale per tensor), has the largest scale, 448. A block below amax / (448 x 2^10) becomes 0.
     """
     whole = amax / (FP4_MAX * FP8_MAX)
     whole = torch.where(whole > 0, whole, 1.0)

@@ -1,4 +1,4 @@
-"""What exact training says of a claim: links to questions of its studies, whose answers are computed from kept rows.
+"""Exact training beside a claim: links to questions of its studies, whose answers are computed from kept rows.
 
 A study's runs are expectations (lab/flow), so that its units are problems and not seeds. `python -m
 tests.pages.verdicts` writes the answers. Beside a verdict they explain; they decide nothing: their policies are others.
@@ -59,7 +59,7 @@ def _read(path: Path) -> Mapping[str, Answer]:
 
 
 def word(link: Link, of: Mapping[str, Answer]) -> Word | None:
-    """What one question says of the claim; None where its answer is not kept."""
+    """The word of one question on the claim; None where its answer is not kept."""
     if link.question not in of:
         return None
     return (OPPOSITE if link.is_opposite else SAME)[of[link.question].verdict]

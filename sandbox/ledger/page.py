@@ -79,7 +79,7 @@ def _verdicts(made: Sequence[Line], rows: Mapping[str, Row]) -> str:
 
 
 def exact_text(claim: Claim) -> str:
-    """What exact training says of a claim, or that nothing bears on it."""
+    """The column `exact` of a claim; a dash where no question bears on it."""
     return exact.cell(claim.exact, exact.answers()) or OPEN
 
 

@@ -56,7 +56,7 @@ class _Fp8(Numerics):
 
 
 def _straight_through(x: Tensor, rounded: Tensor) -> Tensor:
-    """The bits of `rounded` with the gradient of x: x - x is 0, and adding 0 rounds nothing."""
+    """The values of `rounded` with the gradient of x: x - x is 0, and adding 0 rounds nothing."""
     return rounded.detach() + (x - x.detach())
 
 

@@ -6,11 +6,14 @@ Letters: S tokens of a sequence, H heads, E experts, K slots.
 
 from __future__ import annotations
 
+import functools
+
 from lab.hf import ModelShape
 from scaled.config import TrainingBlock
 from scaled.plan import payloads
 
 
+@functools.cache
 def matrix_flops(shape: ModelShape) -> int:
     """FLOPs of one token's matrix products, forward: 2 x (active weights - embedding - norms), head included."""
     latent, d = shape.latent_attention, shape.head_dim

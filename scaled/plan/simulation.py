@@ -26,6 +26,10 @@ CHECKPOINT_BYTES = 14
 """Bytes of a checkpoint per weight: bf16, its fp32 master and two moments."""
 
 
+YEAR = 365 * 24
+"""The most hours that are played."""
+
+
 @dataclass(frozen=True)
 class Chance:
     """All that one step of the plan leaves out.
@@ -84,11 +88,20 @@ def play(
 ) -> Day:
     """Those hours of the recipe. The same arguments give the same hours; step k has the same lengths in all scenarios.
 
-    Raises ValueError where `hours` is not positive.
+    Raises ValueError where `hours` are not more than 0 and at most a year's, and where the cluster fails more often
+    than it restarts: nothing would be done, event by event.
     """
-    if not hours > 0:
-        raise ValueError(f"hours: expected more than 0, got {hours:g}")
-    played = _Play(config, shape, gpu, (mean_tokens, longest_tokens), chance or Chance(), seed, Day(hours))
+    chance = chance or Chance()
+    if not 0 < hours <= YEAR:
+        raise ValueError(f"hours: expected more than 0 and at most {YEAR}, got {hours:g}")
+    gpus = max(config.training.num_ranks, config.rollout.num_engines * config.rollout.tensor_parallel)
+    least = gpus * max(chance.restart_s, chance.engine_restart_s) / 3600
+    if chance.gpu_hours_per_failure < least:
+        raise ValueError(
+            f"GPU hours between two failures: expected at least {least:g}, a restart of the cluster's {gpus} GPUs, got "
+            f"{chance.gpu_hours_per_failure:g}"
+        )
+    played = _Play(config, shape, gpu, (mean_tokens, longest_tokens), chance, seed, Day(hours))
     main = played.env.process(played.run())
     played.env.process(played.ranks_die(main))
     played.env.run(until=3600 * hours)
@@ -126,6 +139,8 @@ class _Play:
             self._until_failure(config.rollout.tensor_parallel) if own else math.inf
             for _ in range(config.rollout.num_engines)
         ]
+        # A step that is done again has the lengths that it had.
+        self.training_of = functools.lru_cache(self._training_of)
         self.decode = functools.cache(
             lambda active: compute.decode_step_seconds(config, shape, gpu, active, tokens[0] / 2)
         )
@@ -212,7 +227,9 @@ class _Play:
 
     def training_s(self, step: int) -> float:
         """Seconds of the old pass and the updates on that step's sequences."""
-        found = self.lengths(step)
+        return self.training_of(tuple(self.lengths(step)))
+
+    def _training_of(self, found: tuple[int, ...]) -> float:
         size = len(found) // self.num_minibatches
         minibatches = [found[i : i + size] for i in range(0, len(found), size)]
         made = passes.passes_of(self.config, self.shape, found, minibatches)

@@ -57,7 +57,7 @@ class Plant:
     cause: str
     defect: Defect | None = None
     products: Literal["fp8_e4m3"] | None = None
-    """What the trainer's products are in, beside an engine that does without."""
+    """The format of the trainer's products, beside an engine that does without."""
     mutant: str = ""
     damage: Callable[[Trace], Trace] = field(default=lambda trace: trace)
     is_out_of_reach: bool = False

@@ -91,7 +91,7 @@ def of_remedies() -> list[str]:
 
 
 def block() -> str:
-    """What stands between the page's marks: a bullet a question, with numbers and what became of its predictions."""
+    """The text between the page's marks: a bullet per question, with numbers and the fate of its predictions."""
     head = (
         "Predictions were committed before the runs ([decision 10](decisions/0010-drift-study.md), "
         "[12](decisions/0012-remedies-study.md)).\nBrackets are 95% intervals over problems; the fixed error stays, at "

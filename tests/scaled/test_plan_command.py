@@ -51,6 +51,25 @@ def test_tables_name_everything_that_is_asked(capsys):
         assert part in out, part
 
 
+def test_simulated_hours_as_json_and_as_a_sentence(capsys):
+    """--simulate says the steps in a sentence, and as JSON every scenario; the first one is the recipe."""
+    small = ("--algorithm.batch.num_prompts", "64", "--algorithm.batch.num_minibatches", "1", "--simulate", "2")
+    code, out, _ = plan(capsys, *small, "--json")
+    found = json.loads(out)
+    assert code == 0 and found[0]["scenario"] == "as it is" and len(found) == 8
+    code, out, _ = plan(capsys, *small)
+    assert code == 0 and out.startswith(f"{found[0]['num_steps']} steps in 2 hours, ") and "checkpoint.every 1" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--simulate", "0"), "hours: expected more than 0"), (("--simulate", "1", "--failures", "1e-6"), "at least")],
+)
+def test_impossible_hours_are_one_line(capsys, words, said):
+    code, out, err = plan(capsys, *words)
+    assert code == 2 and out == "" and said in err and len(err.strip().splitlines()[-1]) <= 300
+
+
 def test_overrides_before_and_after_the_config(capsys):
     """Options may stand on either side of CONFIG, as in `firstorder train`."""
     assert main(["plan", "--cluster.gpu", "H200-141GB", CONFIG, "--no-dry-run", "--json"]) == 0

@@ -15,7 +15,7 @@ from scaled.model_shape import load_shape
 from scaled.plan import compute, what_if
 from scaled.plan.hardware import gpu_named
 from scaled.plan.passes import quantiles
-from scaled.plan.simulation import CHECKPOINT_BYTES, Chance, play
+from scaled.plan.simulation import CHECKPOINT_BYTES, Chance, Day, _Play, play
 
 QWEN, H100 = load_shape("-", "qwen3-30b-a3b"), gpu_named("H100-80GB")
 CERTAIN = Chance(gpu_hours_per_failure=math.inf, slow_std=0.0, is_length_drawn=False)
@@ -110,6 +110,36 @@ def test_scenarios_change_one_thing() -> None:
     assert "too few" in what_if.sentence(play(config, QWEN, H100, 1e-3, 300, TOKENS))
 
 
-def test_no_hours_is_an_error() -> None:
-    with pytest.raises(ValueError, match="hours: expected more than 0, got 0"):
-        play(recipe(), QWEN, H100, 0.0, 300, TOKENS)
+def test_a_lost_engine_samples_again_what_it_was_decoding() -> None:
+    """Lost in the middle of its only wave, an engine takes half of it, the restart, and the whole wave: to the bit."""
+    config, share = recipe("--cluster.placement", "separate"), 8
+    played = _Play(config, QWEN, H100, (TOKENS, TOKENS), CERTAIN, 0, Day(24.0))
+    whole = TOKENS * compute.decode_step_seconds(config, QWEN, H100, share, TOKENS / 2)
+    played.engine_failure[0] = whole / 2
+    process = played.env.process(played.engine(0, [TOKENS] * share, 1.0))
+    assert played.env.run(process) == pytest.approx(1.5 * whole + CERTAIN.engine_restart_s, rel=1e-12)
+    assert played.day.num_engine_failures == 1
+
+
+def test_engines_wait_for_the_last_one() -> None:
+    """The time that engines wait is a mean over them: one of two that finishes at half of the rollout waits half of it.
+
+    32 sequences of equal length on one engine and half as long ones on the other.
+    """
+    config = recipe()
+    played = _Play(config, QWEN, H100, (TOKENS, TOKENS), CERTAIN, 0, Day(24.0))
+    played.lengths = lambda step: [TOKENS, TOKENS // 2] * 32
+    played.env.run(played.env.process(played.rollout(0)))
+    assert played.day.idle_s == pytest.approx(played.env.now / 4, rel=1e-12)
+
+
+@pytest.mark.parametrize("hours", [0.0, -1.0, math.nan, math.inf])
+def test_impossible_hours_are_an_error(hours: float) -> None:
+    with pytest.raises(ValueError, match="hours: expected more than 0 and at most 8760, got"):
+        play(recipe(), QWEN, H100, hours, 300, TOKENS)
+
+
+def test_a_cluster_that_only_restarts_is_an_error() -> None:
+    """Failures more frequent than restarts would be played for ever."""
+    with pytest.raises(ValueError, match=r"GPU hours between two failures: expected at least .* got 0\.001"):
+        play(recipe(), QWEN, H100, 24.0, 300, TOKENS, Chance(gpu_hours_per_failure=1e-3))

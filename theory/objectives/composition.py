@@ -129,7 +129,7 @@ class Composition:
         return "J = " + self.aggregation.formula.format(term=term)
 
     def describe(self) -> str:
-        """The composition, a line a part, each with its formula."""
+        """The composition, a line per part, each with its formula."""
         kl = f"{self.kl_coefficient:g} x {self.kl_estimator} of KL(pi || ref)" if self.kl_coefficient > 0 else "none"
         parts = {
             "objective": self.formula,
