@@ -36,6 +36,7 @@ from sandbox.ledger.summary import (
     means_text,
     spent,
     test_text,
+    waiting_text,
     word_text,
 )
 from sandbox.ledger.verdicts import Finding
@@ -77,7 +78,8 @@ def render(
     ]  # fmt: skip
     return page(
         "ledger.html.jinja", drawn, own=Path(__file__).parent / "template",
-        title="What the papers found, tried again", sentence=_sentence(made), spent=spent(rows), regimes=regimes,
+        title="What the papers found, tried again", sentence=_sentence(made),
+        waiting=waiting_text(found), spent=spent(rows), regimes=regimes,
         tiles=_tiles(made), titles=VERDICT_TITLES,
         table=[_cells(line) for line in made if line.state != OUT_OF_REACH],
         reach_titles=REACH_TITLES, explored=_explored(claims, regimes, found),

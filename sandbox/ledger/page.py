@@ -23,6 +23,7 @@ from sandbox.ledger.summary import (
     means_text,
     spent,
     test_text,
+    waiting_text,
     word_text,
 )
 from sandbox.ledger.verdicts import Finding
@@ -38,8 +39,8 @@ and stood in `sandbox/claims/` before the runs that decide it were made.
   do not decide. **not applicable**: it is of a collapse, and no run of the arm that should have one collapsed.
   **–**: runs are missing. **out of reach**: {POWER:.0%} power asks for more than {MOST} seeds; none are made.
 - That all predictions hold is an intersection-union test, with the largest of their p's; that one fails has their
-  number times the least. Holm's correction runs over the claims that have their runs at home; the level is 5% for all
-  of them together.
+  number times the least. Holm's correction runs over all the claims within reach, with p = 1 for one that lacks runs:
+  the level is 5% for all of them together at every look, and no verdict is lost when another claim's runs come.
 - *Effect*, with its 95% interval, is that of the prediction on which the word rests. *Power* is the chance that its
   least powerful prediction is found to hold at the effect its seeds are planned for (sandbox/ledger/power.py), at the
   level of Holm's first step. *Cost* is hours of one thread.
@@ -60,7 +61,7 @@ def markdown(
     """The whole page."""
     needed = needs(claims, regimes, rows)
     made = lines(claims, found, needed)
-    parts = [INTRO, _verdicts(made, rows), _unreachable(made, needed), _exploratory(claims, regimes, found)]
+    parts = [INTRO, _verdicts(made, found, rows), _unreachable(made, needed), _exploratory(claims, regimes, found)]
     parts += ["## Regimes\n\n" + "".join(f"- {regime.words}\n" for regime in regimes), _early_warning(rows)]
     parts += [_claim(claim, [one for one in found if one.claim == claim]) for claim in claims]
     return "\n".join(parts)
@@ -69,13 +70,14 @@ def markdown(
 VERDICT_TITLES = ("claim", "home", "verdict", "n", "effect", "power", "cost", "exact")
 
 
-def _verdicts(made: Sequence[Line], rows: Mapping[str, Row]) -> str:
+def _verdicts(made: Sequence[Line], found: Sequence[Finding], rows: Mapping[str, Row]) -> str:
     table = [
         (f"{line.claim.number}. {title(line.claim)}", line.claim.home, line.state, line.n, line.effect, line.power,
          line.cost, exact_text(line.claim))
         for line in made if line.state != OUT_OF_REACH
     ]  # fmt: skip
-    return f"## Verdicts\n\n{counts_text(made)}. {spent(rows)}\n\n{markdown_table(VERDICT_TITLES, table)}"
+    words = " ".join(filter(None, (f"{counts_text(made)}.", waiting_text(found), spent(rows))))
+    return f"## Verdicts\n\n{words}\n\n{markdown_table(VERDICT_TITLES, table)}"
 
 
 def exact_text(claim: Claim) -> str:

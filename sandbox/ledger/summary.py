@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sandbox.ledger.claim import Claim, Prediction, Row
 from sandbox.ledger.power import Need
-from sandbox.ledger.verdicts import Finding, Outcome, mean_of
+from sandbox.ledger.verdicts import Finding, Outcome, among_ready, mean_of
 
 OUT_OF_REACH, OPEN = "out of reach", "–"
 ORDER = ("reproduced", "not reproduced", "opposite", "not applicable", "inconclusive", OPEN, OUT_OF_REACH)
@@ -62,6 +62,19 @@ def counts_text(made: Sequence[Line]) -> str:
     counts = Counter("without all runs" if line.state == OPEN else line.state for line in made)
     order = [*ORDER[:5], "without all runs", OUT_OF_REACH]
     return ", ".join(f"{counts[state]} {state}" for state in order if counts[state])
+
+
+def waiting_text(found: Sequence[Finding]) -> str:
+    """A sentence on the claims that are inconclusive only because others lack runs; empty where there are none."""
+    words = {one.claim.number: one.word for one in found if one.decides}
+    other = [one for one in among_ready(found) if one.word not in (words[one.claim.number], None)]
+    if not other:
+        return ""
+    named = ", ".join(f"{one.claim.number} ({one.word})" for one in sorted(other, key=lambda one: one.claim.number))
+    return (
+        "Inconclusive only while claims without all runs count as p = 1, with the word that they would have without "
+        f"those: {named}."
+    )
 
 
 def spent(rows: Mapping[str, Row]) -> str:
@@ -129,5 +142,5 @@ def criterion_text(prediction: Prediction) -> str:
 
 __all__ = [
     "OPEN", "ORDER", "OUT_OF_REACH", "Line", "cost_text", "counts_text", "criterion_text", "effect_text", "key_outcome",
-    "lines", "means_text", "spent", "test_text", "word_text",
+    "lines", "means_text", "spent", "test_text", "waiting_text", "word_text",
 ]  # fmt: skip

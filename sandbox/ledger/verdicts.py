@@ -2,8 +2,9 @@
 
 A claim is *reproduced* where all of its predictions hold: an intersection-union test, whose p is the largest of theirs,
 without a correction inside. It is *not reproduced* where one fails: p is the number of predictions times their least.
-Both stand beside each other two-sided, and Holm's correction runs over the claims that have their runs at home. Other
-regimes, and seeds below FRESH, explore: their words are for, against and open, without correction, and decide nothing.
+Both stand beside each other two-sided, and Holm's correction runs over all the claims that are to be decided, with 1
+for the p of one that lacks runs: no verdict is lost when another claim's runs come, and the level holds at every look.
+Other regimes, and seeds below FRESH, explore: for, against and open, without correction; they decide nothing.
 """
 
 from __future__ import annotations
@@ -111,9 +112,20 @@ def findings(
             if name in by_name and chosen:
                 made = _outcomes(claim, by_name[name], chosen, rows, changes)
                 found.append(Finding(claim, name, chosen, decides, made))
-    ready = [i for i, one in enumerate(found) if one.decides and one.joint is not None]
-    adjusted = dict(zip(ready, holm([two_sided(*joint) for i in ready if (joint := found[i].joint)]), strict=True))
+    family = [i for i, one in enumerate(found) if one.decides]
+    own = [1.0 if (joint := found[i].joint) is None else two_sided(*joint) for i in family]
+    adjusted = dict(zip(family, holm(own), strict=True))
     return [_decided(one, adjusted.get(i)) for i, one in enumerate(found)]
+
+
+def among_ready(found: Sequence[Finding]) -> list[Finding]:
+    """The deciding findings that have their runs, with the p and word of Holm's correction over these alone.
+
+    Words that would be the verdicts if no other claim were to be tried; they may be lost when other runs come.
+    """
+    ready = [one for one in found if one.decides and one.joint is not None]
+    adjusted = holm([two_sided(*joint) for one in ready if (joint := one.joint)])
+    return [_decided(one, p) for one, p in zip(ready, adjusted, strict=True)]
 
 
 def _decided(one: Finding, adjusted: float | None) -> Finding:
@@ -251,4 +263,4 @@ def mean_of(outcome: Outcome, side: int) -> float:
     return fmean(pair[side] for pair in outcome.values) if outcome.values else math.nan
 
 
-__all__ = ["Finding", "Outcome", "findings", "margin_of", "mean_of"]
+__all__ = ["Finding", "Outcome", "among_ready", "findings", "margin_of", "mean_of"]

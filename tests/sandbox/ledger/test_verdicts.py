@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sandbox.claims import REGIMES
 from sandbox.ledger.cells import NUM_WINDOWS, key
@@ -15,7 +18,8 @@ from sandbox.ledger.claim import FRESH, Arm, Claim, Measure, Prediction
 from sandbox.ledger.course import COLLAPSED, LASTING
 from sandbox.ledger.measures import KL_RISE, STEP_SECONDS, SURVIVAL, between, probe
 from sandbox.ledger.statistics import Expected
-from sandbox.ledger.verdicts import Finding, Outcome, findings
+from sandbox.ledger.summary import waiting_text
+from sandbox.ledger.verdicts import Finding, Outcome, among_ready, findings
 
 REGIME, OTHER = REGIMES[:2]
 OURS, THEIRS = Arm("ours", (("seed", "1"), ("num_steps", "40"))), Arm("theirs", (("num_steps", "80"),))
@@ -172,14 +176,40 @@ def test_old_seeds_and_other_regimes_explore() -> None:
     assert [one.word for one in findings([claim], REGIMES, _rows(*CLEAR, first=0))] == [None, None, None]
 
 
-def test_holm_runs_over_the_claims_that_have_their_runs() -> None:
-    """A claim's p grows with the number of claims that are decided with it, whatever their predictions are."""
+def test_holm_runs_over_all_claims_whether_or_not_they_have_runs() -> None:
+    """A claim's p grows with the number of claims that are to be decided; one without runs has no p and no word."""
     claims = [_claim(_prediction(), number=i) for i in range(3)]
-    alone = findings(claims[:1], [REGIME], _rows(*CLEAR))[0].p
-    assert [one.p for one in findings(claims, [REGIME], _rows(*CLEAR))] == pytest.approx([3 * (alone or 0.0)] * 3)
+    alone = findings(claims[:1], [REGIME], _rows(*CLEAR))[0].p or 0.0
+    assert [one.p for one in findings(claims, [REGIME], _rows(*CLEAR))] == pytest.approx([3 * alone] * 3)
     waiting = _claim(_prediction(), number=9, num_seeds=7)
     found = findings([*claims, waiting], [REGIME], _rows(*CLEAR))
-    assert found[0].p == pytest.approx(3 * (alone or 0.0)) and (found[3].p, found[3].word) == (None, None)
+    assert found[0].p == pytest.approx(4 * alone) and (found[3].p, found[3].word) == (None, None)
+    assert [one.p for one in among_ready(found)] == pytest.approx([3 * alone] * 3)
+
+
+def test_the_page_names_what_waits_for_other_claims_alone() -> None:
+    """A claim that its own p decides, and that is lost among ten without runs, is named with the word it would have."""
+    claims = [_claim(_prediction(), number=i, num_seeds=5 if i == 0 else 7) for i in range(11)]
+    found = findings(claims, [REGIME], _rows([1.0, 1.4, 0.6, 1.1, 0.9], [0.0, 0.3, -0.3, 0.1, 0.1]))
+    assert found[0].word == "inconclusive" and "without those: 0 (reproduced)." in waiting_text(found)
+    assert waiting_text(findings(claims, [REGIME], _rows(*CLEAR))) == ""
+
+
+@given(st.lists(st.floats(-3.0, 3.0), min_size=4, max_size=4), st.floats(0.0, 3.0))
+def test_no_verdict_is_lost_when_another_claims_runs_come(others: list[float], own: float) -> None:
+    """Whatever the rows of other claims say, a claim's p is at most what it was while they were missing."""
+    noise = [0.1, -0.1, 0.3, -0.3, 0.0]
+    arms = [
+        (Arm(f"a{i}", (("num_steps", str(50 + i)),)), Arm(f"b{i}", (("num_steps", str(60 + i)),))) for i in range(5)
+    ]
+    claims = [_claim(replace(_prediction(), treatment=a, control=b), number=i) for i, (a, b) in enumerate(arms)]
+    rows, seen = {}, []
+    for (ours, theirs), mean in zip(arms, [own, *others], strict=True):
+        for i, (up, down) in enumerate(zip(noise, reversed(noise), strict=True)):
+            rows[key(REGIME, ours, FRESH + i)] = {"x": mean + up}
+            rows[key(REGIME, theirs, FRESH + i)] = {"x": down}
+        seen.append(findings(claims, [REGIME], rows)[0].p)
+    assert all(later <= before + 1e-15 for before, later in itertools.pairwise(seen))
 
 
 def test_a_claim_says_how_many_seeds_it_needs() -> None:
