@@ -1,4 +1,4 @@
-"""Where the command starts, as `firstorder` and as `python -m firstorder`.
+"""The entry point of the command, as `firstorder` and as `python -m firstorder`.
 
 The project's packages have plain names, so another `lab` may lie in the way: a user's lab.py in the working folder,
 which `python -m` puts first on the path, or another project's package. See docs/decisions/0011-package-names.md.
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def _place(name: str) -> Path | None:
-    """Where an import of the name would look: a package's folder or a module's file; None where there is none."""
+    """The path that an import of the name finds: a package's folder or a module's file; None where there is none."""
     spec = importlib.util.find_spec(name)
     if spec is None:
         return None

@@ -21,7 +21,7 @@ FAULT = 3
 
 @dataclass
 class Visit:
-    """What is told of the traces and folders that were named, and the faults that were found in them."""
+    """The text on the traces and folders that were named, and the faults found in them."""
 
     patients: list[Patient]
     wards: list[Ward]

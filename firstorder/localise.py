@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def localise(paths: Sequence[Path], model: Path | None, precision: str | None) -> list[Place]:
-    """Where each file's engine parts from the model, or one of two dumps from the other.
+    """The place where each file's engine parts from the model, or one of two dumps from the other.
 
     ValueError of one line for files that are neither dumps of hidden states nor traces, and for options that are
     missing.

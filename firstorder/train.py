@@ -82,7 +82,7 @@ def split(words: list[str], wanted: str = "CONFIG, the YAML file that describes 
 
 
 def _how_to_continue(config: RunConfig, words: list[str], progress: str) -> str:
-    """Where an interrupted run stands, and the command that continues it."""
+    """The state of an interrupted run, and the command that continues it."""
     from lab.config.load import config_hash
     from lab.records import RunFolder
 

@@ -1,4 +1,4 @@
-"""Where a run's metrics go besides metrics.jsonl: the loggers that its config names, built over its folder.
+"""The destinations of a run's metrics besides metrics.jsonl: the loggers that its config names, built over its folder.
 
 Those that write into the folder leave their files whole and raise RecordError where the disk refuses a row.
 """

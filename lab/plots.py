@@ -21,7 +21,7 @@ Series = Mapping[str, Mapping[Number, Number]]
 """Name to a line's points, x to y."""
 
 Log = Literal["", "x", "y", "xy"]
-"""Which axes are logarithmic. There a 0 is drawn at the lower end, on a tick of its own."""
+"""The axes that are logarithmic. There a 0 is drawn at the lower end, on a tick of its own."""
 
 HEIGHT = 420
 

@@ -291,7 +291,7 @@ class RunFolder:
         return sorted((path for path in paths if re.fullmatch(r"step-\d+", path.stem)), key=_step_of)
 
     def _new_checkpoint(self, step: int) -> Path:
-        """Where the checkpoint of a step goes."""
+        """The path of a step's checkpoint."""
         path = self.path / "checkpoints" / f"step-{step:06d}"
         with disk_errors(path):
             path.parent.mkdir(exist_ok=True)

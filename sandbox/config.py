@@ -62,7 +62,7 @@ class ModelBlock(Strict):
 
 
 class TrainingBlock(Strict):
-    """How the training engine computes, not what it optimises."""
+    """The training engine's arithmetic; its objective is the algorithm block."""
 
     micro_batch_size: int = Field(default=128, ge=1, description="responses in one forward and backward")
     precision: Literal["fp32", "bf16"] = Field(

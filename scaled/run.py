@@ -55,7 +55,7 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
 
 
 def _layout(config: ScaledRun) -> dict[str, Any]:
-    """How the run was spread, for the manifest."""
+    """The run's layout, for the manifest."""
     training = config.training.model_dump(include={"num_ranks", *_PARALLEL}) | {
         "data_parallel": config.training.data_parallel
     }

@@ -1,4 +1,4 @@
-"""How many examples a law draws where the profile's number would be too many for what one example costs.
+"""The number of examples that a law draws where the profile's number would be too many for what one example costs.
 
 The profiles are in conftest.py. An example costs 1 to 20 ms for most laws; the two kinds below cost more.
 """

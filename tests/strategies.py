@@ -125,7 +125,7 @@ def masks(draw: st.DrawFn, B: int, T: int, empty_rows: bool = True) -> Tensor:
 
 
 class Gaps(NamedTuple):
-    """How far old is from mu and pi from old, in nats per token at most."""
+    """The largest distance of old from mu and of pi from old, in nats per token."""
 
     engine: float
     staleness: float

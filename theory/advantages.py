@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def keep_mixed_groups(rewards_PG: Float[Tensor, "P G"]) -> Bool[Tensor, " P"]:
-    """Which prompts to keep under dynamic sampling: True where the rewards of the group are not all equal.
+    """The prompts kept under dynamic sampling: True where the rewards of the group are not all equal.
 
     With verifiable 0/1 rewards this drops the groups that are all right or all wrong, whose advantages are all 0.
     Source: DAPO, sec. 3.2.

@@ -52,7 +52,7 @@ class BatchSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """How responses are drawn in the rollout."""
+    """Sampling of responses in the rollout."""
 
     max_tokens: Annotated[int, About("longest response, in tokens, all its turns and observations", ge=1)] = 64
     max_turns: Annotated[int, About("turns of a response, where the task answers (calculator)", ge=1)] = 1
@@ -106,5 +106,5 @@ class Algorithm(SamplingSettings, BatchSettings):
 
     @property
     def passes(self) -> ModePlan:
-        """Which pass routes how under this mode."""
+        """The routing of each pass under this mode."""
         return PASSES[cast("Mode", self.mode)]

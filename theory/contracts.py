@@ -48,7 +48,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn. `logp_mu` is that of the distribution at `temperature`, which is never truncated.
+    """Sampling of responses. `logp_mu` is that of the distribution at `temperature`, which is never truncated.
 
     Temperature 0 asks an engine that knows it for the likeliest tokens; their log-probabilities are those at 1.
     `num_features` asks the engine for router features on at most that many rows of each response (Pr2, arXiv

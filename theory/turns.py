@@ -122,7 +122,7 @@ class _Talk:
 
 
 def _later(sampling: Sampling, turn: int, going: Sequence[_Talk], following: Sequence[Prompt]) -> Sampling:
-    """How the responses that continue draw their turn: each from a stream of its own, in what its budget leaves."""
+    """The draw of a turn for the responses that continue: each from a stream of its own, in what its budget leaves."""
     draws = []
     for talk, prompt in zip(going, following, strict=True):
         room = sampling.max_tokens - (len(prompt.tokens) - len(talk.prompt.tokens))

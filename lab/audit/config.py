@@ -28,7 +28,7 @@ Length = Annotated[int, Field(ge=1)]
 
 
 class DiscrepancyBlock(Strict):
-    """How the inference engine's mu departs from old, at the same weights: the training-inference discrepancy."""
+    """Departure of the inference engine's mu from old, at the same weights: the training-inference discrepancy."""
 
     kind: Literal["logits", "weights"] = Field(
         default="logits", description="noise on every prefix's logits by itself, or on the parameters"
@@ -90,7 +90,7 @@ def _label(kind: str, block: Policies, temperature: float | None) -> str:
 
 
 class StalenessBlock(Strict):
-    """How pi departs from old, the weights that were rolled out: policy staleness."""
+    """Departure of pi from old, the weights that were rolled out: policy staleness."""
 
     direction: Literal["random", "gradient"] = Field(
         default="random", description="a random direction of the parameters, or that of the true gradient at old"
@@ -99,7 +99,7 @@ class StalenessBlock(Strict):
 
 
 class GroupBlock(Strict):
-    """How advantages arise: from a group of this size, or from an infinite one with a baseline of one's choice."""
+    """Source of advantages: a group of this size, or an infinite one with a baseline of one's choice."""
 
     size: Annotated[int, Field(ge=2)] | Literal["infinite"] = Field(
         default="infinite", description="responses of a prompt that are compared with each other, or infinite"
@@ -200,7 +200,7 @@ class AuditConfig(Strict):
         return self
 
     def discrepancy_of(self, block: Policies) -> DiscrepancyBlock | None:
-        """How mu departs from old for these policies; None where their engines say it."""
+        """Departure of mu from old for these policies; None where their engines say it."""
         if isinstance(block, TabularPolicies | LinearPolicies):
             return block.discrepancy or self.discrepancy
         return None

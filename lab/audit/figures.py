@@ -219,7 +219,7 @@ SLICE_FIGURES: tuple[SliceFigure, ...] = (
 
 
 def ratio_map(part: pd.DataFrame, first: str, second: str, id_: str, title: str) -> Figure:
-    """How many times the first objective's bias is the second's, for each length and distance."""
+    """The ratio of the first objective's bias to the second's, for each length and distance."""
     along = "asked_discrepancy" if len(distinct(part, "asked_discrepancy")) > 1 else "asked_staleness"
     ratio = {(row["length"], row[along]): row["ratio"] for row in records(part)}
     lengths, levels = sorted({length for length, _ in ratio}), sorted({level for _, level in ratio})

@@ -109,7 +109,7 @@ def _raises(table: pd.DataFrame, first: str, second: str) -> Iterator[str]:
 
 
 def _trends(table: pd.DataFrame) -> str:
-    """How the ratio moves with the length and with the distance: medians over the other."""
+    """The ratio by length and by distance: medians over the other."""
     rows = []
     for place, part in parts(table, CASE):
         ends = [f"{number(value)} (T = {length})" for length, value in _ends(part, "length")]

@@ -44,7 +44,7 @@ def sentences(config: AuditConfig, frame: pd.DataFrame) -> list[str]:
 
 
 def headline(frame: pd.DataFrame) -> str:
-    """Which objective's expected gradient is nearest to the true one, and which one's is furthest from it."""
+    """The objectives whose expected gradients are nearest to the true one and furthest from it."""
     each = _by_objective(at_middle(at_longest(medians(frame))), "bias")
     if len(each) < 2:
         return f"How far {', '.join(each)} is from the true gradient"

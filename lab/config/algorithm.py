@@ -111,7 +111,7 @@ class PredictorBlock(Strict):
 
 
 class ReplayBlock(Strict):
-    """Which pass routes how."""
+    """Routing of each pass."""
 
     mode: Mode = derived(Algorithm, "mode")
     old_gates: Literal["predicted", "live"] = derived(Algorithm, "old_gates")
@@ -137,7 +137,7 @@ def refuse_truncation(given: Mapping[str, Any]) -> None:
 
 
 class SamplingBlock(Derived, SamplingSettings):  # pyright: ignore[reportGeneralTypeIssues]
-    """How responses are drawn in the rollout."""
+    """Sampling of responses in the rollout."""
 
     @model_validator(mode="before")
     @classmethod

@@ -29,7 +29,7 @@ def diagnose(
     experts_mu: Batch | None = None,
     experts_old: Batch | None = None,
 ) -> Diagnosis:
-    """What is wrong with the two engines that scored this batch, with its clues in `seen`, by name.
+    """The faults of the two engines that scored this batch, with its clues in `seen`, by name.
 
     Place s of each row holds tokens[s], its log-probability in nats under mu (the engine that sampled) and under old
     (the trainer at the same weights), and whether mu sampled it: prompts, tool output and padding are 0 in

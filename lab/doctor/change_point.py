@@ -1,4 +1,4 @@
-"""Where a series of steps changes, and whether it grows: two rank tests whose null distributions are exact.
+"""The change point of a series of steps, and whether it grows: two rank tests whose null distributions are exact.
 
 Null of both: the n values are exchangeable, in any order equally likely (a level that does not move, with noise of any
 law, heavy tails included). The statistics depend on ranks alone, so their null distribution depends on n alone; it is
@@ -107,6 +107,6 @@ def _p(value: Tensor, null_m: Float[Tensor, " m"]) -> float:
 
 
 def _left(y: Float[Tensor, " n"], x: Float[Tensor, " n"]) -> float:
-    """What the least-squares line y ~ a + b x leaves of the sum of squares."""
+    """The residual sum of squares of the least-squares line y ~ a + b x."""
     x, y = x - x.mean(), y - y.mean()
     return (y.square().sum() - (x * y).sum().square() / x.square().sum()).item()

@@ -39,7 +39,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """What it looks like, in one sentence."""
+        """The likely cause, in one sentence."""
         first = self.named[0]
         lead = "it looks like" if self.fault else "nothing to mend; it looks like"
         return f"{lead} {first.title} (strength {self.strengths[first]:.2f})."

@@ -95,7 +95,7 @@ def correlation(view: View) -> float | None:
 
 
 def noise_share(view: View) -> float | None:
-    """How much of d is not repeated when the same token follows the same context again, in [0, 1] up to sampling.
+    """The share of d that is not repeated when the same token follows the same context, in [0, 1] up to sampling.
 
     sum over such groups of m tokens of m s^2 / sum of d^2, s^2 the unbiased variance of d within the group: 1 for
     independent noise of mean 0, 0 for engines that are functions of the context.

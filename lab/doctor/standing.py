@@ -1,4 +1,4 @@
-"""Where a trace stands among the figures that others have published (published.py)."""
+"""The standing of a trace among the figures that others have published (published.py)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ GROUPS: dict[str, Callable[[Report], bool]] = {
     "bf16 against bf16 with replayed routes": lambda report: report.formats == BF16 and report.replay,
     "FP8 or MXFP8": lambda report: any("fp8" in form for form in report.formats),
 }
-"""Which reports are compared with; those of a fault are in none."""
+"""The reports that a trace is compared with; those of a fault are in none."""
 
 
 def figures_of(trace: Trace) -> dict[str, float]:
@@ -107,7 +107,7 @@ def reported(name: str, group: str) -> list[float]:
 
 
 def place(name: str, value: float, group: str) -> str | None:
-    """Where the value stands in the group, as words; None where too few values are published."""
+    """The value's place in the group, as words; None where too few values are published."""
     known = reported(name, group)
     if len(known) < FEW:
         return None

@@ -40,7 +40,7 @@ def scaled(seen: Seen) -> str:
 
 
 def _at_one(seen: Seen) -> str:
-    """Which side left out the recorded temperature, where the slope says it: 1/T or T, within a third of log T."""
+    """The side that left out the recorded temperature, where the slope says it: 1/T or T, within a third of log T."""
     T, slope = seen.get("temperature", 1.0), seen["logit_slope"]
     if T == 1 or slope <= 0:
         return ""

@@ -121,7 +121,7 @@ class FlowObjective(AuditObjective):
 
 
 class TrainingBlock(Strict):
-    """How every run trains."""
+    """The training of every run."""
 
     optimizer: str = Field(default="adam", description=f"one of {', '.join(OPTIMIZERS)}")
     rate: float = Field(default=1e-2, gt=0, description="learning rate; of a flow, units of time an update")
@@ -169,7 +169,7 @@ class FlowConfig(Strict):
         return self
 
     def settings(self, objective: FlowObjective, num_minibatches: int, batch_size: float) -> Settings:
-        """How one run trains; ValueError for what no run can do."""
+        """The training of one run; ValueError for settings that no run can have."""
         of = self.training
         return Settings(
             objective.build(), of.optimizer, of.rate, of.num_updates, num_minibatches, of.lag, objective.centred,

@@ -21,7 +21,7 @@ from lab.flow.table import Interval, difference, ends, focus, interval
 from lab.report.style import number
 
 FACTOR = 2.0
-"""How many times the others' entropy is an explosion; its inverse is a collapse."""
+"""The multiple of the others' entropy that counts as an explosion; its inverse is a collapse."""
 
 
 @dataclass(frozen=True)

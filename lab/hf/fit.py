@@ -1,4 +1,4 @@
-"""How weights that do not fit a model are told, in one line."""
+"""The one-line message for weights that do not fit a model."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class ModelShape:
         return shapes | {"q_a_proj": (rank, D), "q_a_layernorm": (rank,), "q_b_proj": (query_dim, rank)}
 
     def block(self, layer: int) -> str:
-        """How the names of a MoE layer's router and experts begin."""
+        """The prefix of the names of a MoE layer's router and experts."""
         return f"model.layers.{layer}.{FAMILIES[self.family].block}."
 
     def router(self, layer: int) -> Parts:

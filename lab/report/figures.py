@@ -128,11 +128,11 @@ class Scale:
         return Scale(low - (0.02 if low == 0 else 0.06) * span, high + 0.06 * span, False)
 
     def place(self, value: float) -> float:
-        """Where the value is drawn: itself, or the floor where a log axis cannot draw it."""
+        """The value as drawn: itself, or the floor where a log axis cannot draw it."""
         return self.floor if self.floor is not None and value <= 0 else value
 
     def height(self, value: float) -> float:
-        """Where the value is drawn in the axis's own terms: its logarithm on a log axis."""
+        """The value as drawn, in the axis's own terms: its logarithm on a log axis."""
         placed = self.place(value)
         return math.log10(placed) if self.is_log else placed
 

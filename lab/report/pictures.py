@@ -156,7 +156,7 @@ ROUTING_LEVELS = (
 
 
 def deviation_tails(runs: Sequence[ReportRun]) -> Figure | None:
-    """How many of its K experts the cached route has wrong at the last step that replayed, as Pr2 Fig. 4b."""
+    """The number of its K experts that the cached route has wrong at the last step that replayed, as Pr2 Fig. 4b."""
     data, steps = [], set()
     for run in runs:
         rows = [row for row in run.metrics if row.get("routing/one_deviation") is not None]

@@ -122,7 +122,7 @@ def _verb(num: int, word: str) -> str:
 
 
 def _collapse(group: Group) -> Sentence:
-    """When and by which rules the runs of a group collapsed; nothing where none did."""
+    """The steps and rules by which the runs of a group collapsed; nothing where none did."""
     fallen = [run for run in group.runs if (run.verdict or {}).get("reasons")]
     if not fallen:
         return []

@@ -1,4 +1,4 @@
-"""Where in the text the engines disagree: routing differences by token, and along one response.
+"""The places in the text where the engines disagree: routing differences by token, and along one response.
 
 Letters: d in [0, L K], the differing expert choices of one input token over all L layers.
 Paper: R3 (arXiv 2510.11370) App. H for d, App. L (Table 11, Fig. 11) for the pictures.
@@ -161,7 +161,7 @@ def mean_by_token(tokens_R: Int[Tensor, " R"], d_R: Float[Tensor, " R"]) -> dict
 
 
 def _sources(trace: Trace, b: int) -> list[str]:
-    """Where each token of response b comes from: its prompt, the task, or the policy mu."""
+    """The origin of each token of response b: its prompt, the task, or the policy mu."""
     # is_response begins with the first token after each prompt.
     num_prompt, S = int(trace.num_prompt[b]), int(trace.offsets[b + 1] - trace.offsets[b])
     first = int(trace.offsets[b] - trace.num_prompt[:b].sum())

@@ -75,13 +75,13 @@ class ArithmeticConfig(TaskBlock):
 
     @property
     def held_out_per_level(self) -> tuple[int, ...]:
-        """How many held-out problems each digit count has; they differ by at most one."""
+        """The number of held-out problems of each digit count; they differ by at most one."""
         each, rest = divmod(self.num_held_out, len(self.levels))
         return tuple(each + (i < rest) for i in range(len(self.levels)))
 
 
 def num_problems(digits: int, num_terms: int) -> int:
-    """How many problems of d digits and k terms there are, their order aside: C(n + k - 1, k), n = 9*10^(d-1)."""
+    """The number of problems of d digits and k terms, their order aside: C(n + k - 1, k), n = 9*10^(d-1)."""
     return math.comb(9 * 10 ** (digits - 1) + num_terms - 1, num_terms)
 
 

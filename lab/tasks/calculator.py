@@ -77,7 +77,7 @@ class CalculatorConfig(TaskBlock):
         return range(self.min_operations, self.max_operations + 1)
 
     def num_problems(self, num_operations: int) -> int:
-        """How many problems of that many operations there are."""
+        """The number of problems of that many operations."""
         num_signs = (3 if self.multiply else 2) * 2 ** (num_operations - 1)
         return num_signs * (10**self.max_digits - 1) ** (num_operations + 1)
 

@@ -1,4 +1,4 @@
-"""Which problems of a task that makes its own are held out: a partition by hash, with nothing to remember.
+"""The held-out problems of a task that makes its own: a partition by hash, with nothing to remember.
 
 A problem is held out if SHA-256 of the seed and what it is falls in one residue class of HELD_OUT_MODULUS: training and
 held-out problems are disjoint by construction.
@@ -19,7 +19,7 @@ MAX_REPEATS = 1000
 
 
 def most_held_out(num_problems: int) -> int:
-    """How many of so many problems may be asked for as held-out ones, so that draws find distinct ones soon."""
+    """The largest number of held-out problems, of so many, for which draws find distinct ones soon."""
     return num_problems // (HELD_OUT_MODULUS * HELD_OUT_MARGIN)
 
 

@@ -1,4 +1,4 @@
-"""How much memory a piece of work needs at once, counted allocation by allocation."""
+"""The peak memory of a piece of work, counted allocation by allocation."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Work:
 
     @property
     def sampling(self) -> Sampling:
-        """How both sides draw their responses."""
+        """The sampling of both sides."""
         return Sampling(max_tokens=self.max_tokens, num_responses=self.num_responses, seed=SEED)
 
     @property

@@ -55,7 +55,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Trial:
-    """How a rule did on some runs.
+    """The counts of a rule on some runs.
 
     in_time of num_collapsed, false of num_others, and late: alarms after the collapse. lead: median share of the run
     between an alarm in time and its collapse, in [0, 1]; nan without one.

@@ -67,7 +67,7 @@ def fit_all(runs: pd.DataFrame, names: Sequence[str] | None = None, num_draws: i
 
 
 def expected(name: str, unaided: pd.DataFrame, runs: pd.DataFrame) -> float:
-    """How many of `runs` would collapse if the regression on the `unaided` ones held for them, in [0, len(runs)].
+    """The expected collapses among `runs` if the regression on the `unaided` ones held, in [0, len(runs)].
 
     The number is that of each run's own first step: under R3 the trainer replays mu's experts there already.
     """

@@ -87,7 +87,7 @@ map's own rate runs on sums fall even with an exact engine), from an accuracy of
 
 
 def _said(found: pd.DataFrame) -> str:
-    """Which number orders the two lengths as their collapses do."""
+    """The numbers that order the two lengths as their collapses do."""
     both = [where(found, digits=digits, gap=gap, remedy="none") for digits, gap in ((6, "r0.2"), (2, "r0.5"))]
     if any(one.empty for one in both):
         return ""
@@ -111,7 +111,7 @@ def least_power(long: Mapping[str, Any], short: Mapping[str, Any]) -> float:
 
 
 def alarm_elsewhere(rows: Mapping[str, Row], regime: Regime) -> str:
-    """How the alarm that was chosen on Countdown does on sums, a task that it was not chosen on; empty without runs."""
+    """The alarm chosen on Countdown, tried on sums, a task that it was not chosen on; empty without runs."""
     own = [row for row in rows.values() if row["regime"] == regime.name]
     chosen = choose([row for row in own if row["seed"] < FRESH and not is_on_sums(row)])
     others = [row for row in own if is_on_sums(row)]

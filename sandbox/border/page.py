@@ -138,7 +138,7 @@ def _story(table: pd.DataFrame) -> str:
 
 
 def _demo(table: pd.DataFrame) -> str:
-    """How often the demo's story comes out, over the seeds that have its six runs."""
+    """The share of seeds on which the demo's story comes out, over those that have its six runs."""
     found = story(table)
     if found.empty:
         return ""

@@ -1,4 +1,4 @@
-"""Where training fails, over engine gap and off-policiness, and how replay, clipping and the weight move that border.
+"""The border of stability over engine gap and off-policiness, and how replay, clipping and the weight move it.
 
 The regimes are the steps of the engine gap. No paper has this map; its runs are also those of the phase diagrams.
 """

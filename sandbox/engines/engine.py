@@ -214,7 +214,7 @@ class SandboxEngine:
     def _advance(
         self, running_A: Tensor, tokens_A: Tensor, t: int, limits_B: Tensor, active_A: Tensor, buffers: Buffers
     ) -> Bool[Tensor, " A"]:
-        """Which responses go on after their token t; lengths and ends of those that do not are written down."""
+        """The responses that continue after their token t; lengths and ends of the others are written down."""
         goes_on_A = running_A & (t + 1 < limits_B[active_A])
         if self.stop_token is not None:
             goes_on_A &= tokens_A != self.stop_token

@@ -59,7 +59,7 @@ def run_prompts(
 
 
 def _passes(prompts: Sequence[Prompt], found: Sequence[Found | None], limit: int) -> Iterator[list[int]]:
-    """Which prompts share a forward pass: padded to its longest computed part, none may reach beyond `limit`."""
+    """Prompts by shared forward pass: padded to its longest computed part, none may reach beyond `limit`."""
     missed = [p for p, hit in enumerate(found) if hit is None]
     if missed:
         yield missed

@@ -41,7 +41,7 @@ class _Split(Numerics):
 
 
 def num_splits(num_rows: int, units: int, tile_rows: int) -> int:
-    """How many parts the inner axis of a product of `num_rows` rows is split into, in [1, units].
+    """The number of parts into which the inner axis of a product of `num_rows` rows is split, in [1, units].
 
     A machine works on `units` tiles of `tile_rows` rows at once. Where the last wave of tiles does not fill it, their
     inner axis is split so that it does: units // (tiles mod units). One lone row is split most.

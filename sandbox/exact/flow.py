@@ -77,7 +77,7 @@ class MoeObjective(FlowObjective):
 
 
 class MoeTraining(TrainingBlock):
-    """How every run trains; the variance, a gradient a response, is not told unless asked for."""
+    """The training of every run; the variance, a gradient a response, is not told unless asked for."""
 
     variance: bool = Field(default=False, description="whether rows tell the variance (slow)")
     num_draws: int = Field(default=2, ge=1, description="fixed draws of an engine's noise, each a mu of its own")

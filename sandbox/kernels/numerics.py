@@ -1,4 +1,4 @@
-"""Where an engine's arithmetic may depart from the exact one inside a forward pass; by default it does not.
+"""The places in a forward pass where an engine's arithmetic may depart from the exact one; by default it does not.
 
 A defect overrides hooks of `Numerics`; `compose` chains several. `EXACT` costs a call a site and keeps all bits.
 """

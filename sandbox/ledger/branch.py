@@ -54,7 +54,7 @@ NON_FINITE = VerdictRules(min_steps=20_000, early_steps=1, patience=10_000)
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is sampled: `rounds` times `num_minibatches` for an arm's gradient at the state, one round for that of
+    """The sampling: `rounds` times `num_minibatches` for an arm's gradient at the state, one round for that of
     its last mini-batch, and responses for the rest.
 
     Under the token weight the noise of a mean over 32 is 1.2 to 2.2 times as long as the mean (border, seeds 0 to 4),
@@ -73,7 +73,7 @@ FULL = Budget()
 
 @dataclass(frozen=True)
 class State:
-    """Where all arms of a seed start: weights and moments, grad J there, and pi's held-out accuracy."""
+    """The state from which all arms of a seed start: weights and moments, grad J there, and pi's held-out accuracy."""
 
     tensors: dict[str, Tensor]
     reference: Reference

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OnMap:
-    """Where an arm stands in a phase diagram: the diagram's title, and the replay mode of its row; N is its column."""
+    """The place of an arm in a phase diagram: the diagram's title, and the replay mode of its row; N is its column."""
 
     title: str
     mode: str
@@ -45,7 +45,7 @@ class Arm:
     start: Arm | None = None
     """The arm from whose run a branch starts; None for what is made otherwise."""
     on_map: OnMap | None = field(default=None, compare=False)
-    """Where it is drawn in the maps of stability; None: in none of them. No part of what it is."""
+    """Its place in the maps of stability; None: in none of them. Not part of its identity."""
 
     def __post_init__(self) -> None:
         if (self.made_by == "branch") != (self.start is not None):

@@ -30,7 +30,7 @@ class Wanted:
     claims: tuple[Claim, ...]
     regimes: tuple[Regime, ...]
     seeds: int | None
-    """How many of each cell; None: each claim's own number."""
+    """The number of seeds of each cell; None: each claim's own."""
     smoke: bool
 
     def cells(self) -> list[Cell]:
@@ -49,7 +49,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the rows and pages are kept, and where the runs' own folders go."""
+    """The folder of the rows and pages, and the one of the runs."""
 
     results: Path
     runs: Path

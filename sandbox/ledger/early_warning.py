@@ -36,7 +36,7 @@ NUM_DRAWS = 1000
 
 @dataclass(frozen=True)
 class Signal:
-    """How well a metric warns: the area under its ROC curve with a 95% interval, and its hits at 5% false alarms.
+    """A metric as a warning: the area under its ROC curve with a 95% interval, and its hits at 5% false alarms.
 
     auc: mean over windows before a collapse of the share of their quiet ones that have a weaker signal, ties half, in
     [0, 1]; 0.5 knows nothing. The interval is a percentile bootstrap over runs, whose windows stay together. by_lead:

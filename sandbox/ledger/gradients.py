@@ -130,7 +130,7 @@ def reference(config: SandboxRun, task: TextTask, model: MoE, step: int, num_res
 
 
 def alignment(of_KQ: Float[Tensor, "K Q"], truth: Reference) -> dict[str, float]:
-    """How K independent mini-batches' gradients g_k, of mean m, stand to grad J = r; without unit.
+    """Cosine, bias and variance of K independent mini-batches' gradients g_k, of mean m, against grad J = r; no unit.
 
     S = sum_k |g_k - m|^2 / (K - 1), the trace of the covariance of one mini-batch's gradient. |m|^2 and |r|^2 are
     without the bias that noise brings: |m|^2 = |mean_k g_k|^2 - S / K, and `Reference.square`. Objectives differ in

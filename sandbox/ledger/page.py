@@ -128,7 +128,7 @@ def power_table(needed: Mapping[int, Need]) -> str:
 
 
 def explored(claim: Claim, regime: str, found: Sequence[Finding]) -> str:
-    """Where a claim stands in a regime by seeds that decide nothing, with their number; empty where not tried."""
+    """A claim's standing in a regime by seeds that decide nothing, with their number; empty where not tried."""
     own = [one for one in found if one.claim == claim and one.regime == regime and not one.decides]
     words = ["not applicable" if not one.applicable else one.stand or OPEN for one in own]
     return ", ".join(f"{word} ({len(one.seeds)})" for word, one in zip(words, own, strict=True) if word != OPEN)

@@ -84,7 +84,7 @@ def level_of(num_claims: int) -> float:
 
 
 def distance(prediction: Prediction, sd: float) -> float:
-    """How far beyond (or within) its margin a number's effect is taken to lie, on the prediction's scale."""
+    """The distance beyond (or within) its margin at which a number's effect is assumed, on the prediction's scale."""
     margin = margin_of(prediction)
     if prediction.planned is not None:
         return abs(_planned(prediction)) - margin

@@ -18,7 +18,7 @@ Stand = Literal["for", "against", "open"]
 """The reading of runs that decide nothing: which side a test at the level finds, without any correction."""
 
 Test = Literal["Welch", "paired", "one sample", "exact", "log-rank"]
-"""How an effect was tested; `contrasts.py` and `events.py` say when which."""
+"""The test of an effect; `contrasts.py` and `events.py` say which applies when."""
 
 ALPHA = 0.05
 """Level of the verdicts, over the whole ledger."""
@@ -94,7 +94,7 @@ def two_sided(holds: float, fails: float) -> float:
 
 
 def stand(holds: float, fails: float) -> Stand:
-    """Which side the two-sided test at ALPHA finds."""
+    """The side that the two-sided test at ALPHA finds."""
     return "open" if two_sided(holds, fails) >= ALPHA else "for" if holds < fails else "against"
 
 

@@ -58,7 +58,7 @@ def key_outcome(found: Finding) -> Outcome | None:
 
 
 def counts_text(made: Sequence[Line]) -> str:
-    """How many claims there are of each state, in words."""
+    """The number of claims in each state, in words."""
     counts = Counter("without all runs" if line.state == OPEN else line.state for line in made)
     order = [*ORDER[:5], "without all runs", OUT_OF_REACH]
     return ", ".join(f"{counts[state]} {state}" for state in order if counts[state])
@@ -78,7 +78,7 @@ def waiting_text(found: Sequence[Finding]) -> str:
 
 
 def spent(rows: Mapping[str, Row]) -> str:
-    """How many runs were made, in how many hours of one thread, and on what, in a sentence."""
+    """The number of runs, their hours of one thread, and their machines, in a sentence."""
     machines = Counter(f"{row['machine']}, torch {row['torch']}" for row in rows.values())
     seconds = math.fsum(row.get("seconds") or 0.0 for row in rows.values())
     names = "; ".join(f"{count} on {name}" for name, count in machines.most_common())
@@ -92,7 +92,7 @@ def cost_text(hours: float) -> str:
 
 
 def word_text(outcome: Outcome) -> str:
-    """Where one prediction stands by its own test; how many seeds it has where some are missing."""
+    """The reading of one prediction by its own test; its number of seeds where some are missing."""
     if outcome.is_moot:
         return "not applicable"
     return f"{OPEN} ({len(outcome.values)} seeds)" if outcome.stand is None else outcome.stand
@@ -128,7 +128,7 @@ def _factor(logarithm: float) -> float:
 
 
 def criterion_text(prediction: Prediction) -> str:
-    """When the prediction holds, as an inequality on the effect e."""
+    """The condition on which the prediction holds, as an inequality on the effect e."""
     m = prediction.margin
     if prediction.is_factor:
         return {

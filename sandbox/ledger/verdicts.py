@@ -48,7 +48,7 @@ class Outcome:
 
     @property
     def stand(self) -> Stand | None:
-        """Where its own two-sided test stands, without any correction."""
+        """The reading of its own two-sided test, without any correction."""
         return None if self.p is None else stand(*self.p)
 
 

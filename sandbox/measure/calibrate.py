@@ -86,7 +86,7 @@ class Fit:
 
     @property
     def word(self) -> str:
-        """How well it fits, in a plain sentence."""
+        """The quality of the fit, in a plain sentence."""
         factor = math.exp(self.residual)
         worst = max(self.figures, key=lambda figure: abs(figure.residual))
         grade = "good" if self.residual < GOOD else "fair" if factor < 2 else "poor"

@@ -1,4 +1,4 @@
-"""Where the time of a global step goes: the clock around the engines' methods, by the metric names of both worlds."""
+"""The time of a global step by its parts: a clock around the engines' methods, with the metric names of both worlds."""
 
 from __future__ import annotations
 

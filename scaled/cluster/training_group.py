@@ -276,7 +276,7 @@ def build_megatron(
 
 
 def megatron_assembly() -> Assembly:
-    """How the parts of Megatron-core's ranks are put together."""
+    """The joining of the parts of Megatron-core's ranks."""
     from scaled.megatron_engine import parts
 
     return Assembly(parts.assemble_scores, parts.assemble_logp, parts.assemble_stats)

@@ -67,7 +67,7 @@ class MicroBatch:
 
 
 def arrange(num_rows_B: Sequence[int], training: TrainingBlock) -> list[Slot]:
-    """Which responses every data-parallel rank computes when, from the rows (input tokens) of each response.
+    """The schedule of responses of every data-parallel rank, from the rows (input tokens) of each response.
 
     Without a token budget: adjacent responses in equal shares. With one: responses from the longest to the shortest,
     cut into slots of equal micro-batches for all ranks, so that ranks compute equally much and a response is padded to

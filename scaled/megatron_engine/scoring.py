@@ -84,7 +84,7 @@ class _Slice:
     temperature: float
 
     def columns(self, tokens_cJ: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of the tokens are this rank's, and their columns (0 for the others)."""
+        """A mask of the tokens that are this rank's, and their columns (0 for the others)."""
         is_mine_cJ = (tokens_cJ >= self.first) & (tokens_cJ < self.first + self.num_valid)
         return is_mine_cJ, torch.where(is_mine_cJ, tokens_cJ - self.first, 0)
 

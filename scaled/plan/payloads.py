@@ -1,4 +1,4 @@
-r"""How many bytes a global step moves and keeps besides weights and activations: routing records, router features and
+r"""The bytes that a global step moves and keeps besides weights and activations: routing records, router features and
 mu's likeliest tokens.
 
 Everything is bytes (FLOPs where it says so), as pure functions of a `ModelShape`; MB are 1e6 bytes, GiB 2**30.
@@ -101,7 +101,7 @@ def weight_bytes(shape: ModelShape, weights: str, compute_bytes: int) -> int:
 
 
 def quantised_parameters(shape: ModelShape) -> int:
-    """How many weights a quantised engine holds in 1 byte: attention projections, experts and dense MLPs."""
+    """The number of weights that a quantised engine holds in 1 byte: attention projections, experts and dense MLPs."""
     num_layers, num_moe = shape.num_layers, len(shape.moe_layers)
     plain = 2 * shape.hidden_size * num_layers + num_moe * shape.num_router_parameters + shape.hidden_size
     plain += shape.num_embedding_parameters

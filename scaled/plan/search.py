@@ -79,7 +79,7 @@ class Search:
 
     @property
     def num_tried(self) -> int:
-        """How many that is."""
+        """Their number."""
         return len(self.found) + sum(reason.count for reason in self.reasons)
 
 

@@ -45,7 +45,7 @@ def check_model(shape: ModelShape, rollout: RolloutBlock, is_cpu: bool) -> None:
 
 
 def choose_routes(asked: Literal["auto", "official", "capture"]) -> Literal["official", "capture"]:
-    """Which route to the routed experts the next engine takes, and the model runner that it needs.
+    """The next engine's route to the routed experts, and the model runner that it needs.
 
     vLLM's own return path lives in its second model runner, which needs Triton; our capture lives in the first. Raises
     ValueError for `official` where there is no Triton. On a CPU `auto` is `capture`, as there Triton is an interpreter

@@ -161,7 +161,7 @@ def test_debug_shows_the_traceback(tiny: Path) -> None:
 def test_an_error_of_ours_is_one_line(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What nobody expected: its type and the way to its traceback, exit code 70, and at most 300 characters."""
+    """An unexpected error: its type and the way to its traceback, exit code 70, and at most 300 characters."""
 
     def broken(*_: object) -> None:
         raise KeyError("logp_old" * 100)

@@ -108,7 +108,7 @@ def doom_of(way: str, rng: random.Random, root: Path, seconds: float, uses: int,
 
 
 def kill_and_resume(way: str, rng: random.Random, root: Path, seconds: float, uses: int, sizes: Sequence[int]) -> int:
-    """How many times the run was killed before it ended; AssertionError where it ends otherwise than well."""
+    """The number of kills before the run ended; AssertionError where it does not end well."""
     (root / "config.yaml").write_text(CONFIG)
     kills = train(root, doom=doom_of(way, rng, root, seconds, uses, sizes)) < 0
     if kills and rng.random() < 0.25:

@@ -399,7 +399,7 @@ def test_every_field_reaches_the_algorithm(change: dict[str, Any], path: str, va
     ],
 )
 def test_a_recipe_that_does_not_compose_is_one_line(change: dict[str, Any], wanted: str) -> None:
-    """What the theory refuses is refused when the config is read, with the field's name."""
+    """A config that the theory refuses is refused when it is read, with the field's name."""
     with pytest.raises(ConfigError) as caught:
         validate(AlgorithmConfig, {"objective": {"preset": "minirl"}} | change, "here")
     assert wanted in str(caught.value) and "\n" not in str(caught.value)

@@ -276,7 +276,7 @@ BAD_VALUES = [
 
 @pytest.mark.parametrize(("key", "value", "words"), BAD_VALUES, ids=lambda value: str(value)[:30])
 def test_a_bad_nested_value_is_named(key: str, value: Any, words: str, tmp_path: Path) -> None:
-    """What is wrong inside messages and objects is named by its dotted place."""
+    """A fault inside messages and objects is named by its dotted place."""
     path = jsonl(tmp_path, [*nested(2), nested(3)[2] | {key: value}])
     message = fails(
         DatasetConfig(

@@ -113,7 +113,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:20])
 def test_a_hostile_answer_costs_bounded_time(text):
-    """What the algebra system cannot finish earns 0 within the limit, and the next answer is graded as ever."""
+    """An answer too hard for the algebra system earns 0 within the limit, and the next answer is graded as usual."""
     start = time.process_time(), time.monotonic()
     assert grade(text, "3", limit_s=0.5) == 0.0
     # The limit is CPU time of the worker, so a busy machine needs more wall time for it; 30 s are sixty times as much.
@@ -213,6 +213,6 @@ def test_parseable_answers(answer, expected):
 @given(st.from_regex(grading._NUMBER, fullmatch=True))
 @settings(max_examples=30)  # each asks the grading process
 def test_a_plain_number_needs_no_asking(answer):
-    """What is taken for parseable by its form alone is parseable by Math-Verify."""
+    """An answer taken for parseable by its form alone is parseable by Math-Verify."""
     assert is_parseable(answer)
     assert grading._POOL.ask({"answer": answer, "limit_s": grading.LIMIT_S})

@@ -1,4 +1,4 @@
-"""When a checkpoint is due: by steps, at the end, and by the time since the last one."""
+"""The times at which a checkpoint is due: by steps, at the end, and by the time since the last one."""
 
 from __future__ import annotations
 

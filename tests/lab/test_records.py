@@ -127,7 +127,7 @@ def test_metrics_come_back_to_the_bit(tmp_path_factory: pytest.TempPathFactory, 
 
 
 def test_a_torn_last_line_is_left_out_and_overwritten(run: RunFolder) -> None:
-    """What a killed writer left behind is neither read nor glued to the next line, however long it is."""
+    """The remains of a killed writer are neither read nor glued to the next line, however long it is."""
     run.append_metrics(0, {"reward/mean": 0.5})
     with open(run.path / "metrics.jsonl", "a") as file:
         file.write('{"step": 1, "reward/me' + "x" * 200_000)

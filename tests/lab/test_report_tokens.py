@@ -163,7 +163,7 @@ def test_tails_and_parts_are_the_records(runs: list[ReportRun]) -> None:
 
 
 def test_a_trace_keeps_its_texts(tmp_path: Path, runs: list[ReportRun]) -> None:
-    """What the tokens say comes back from the file, odd characters and all; without it a token is its number."""
+    """The tokens' text comes back from the file, odd characters and all; without it a token is its number."""
     trace = runs[0].newest_trace
     assert trace is not None and trace.texts[41] == " the" and trace.texts[40] == "\n"
     bare = Trace(**(vars(trace) | {"texts": {}}))

@@ -117,7 +117,7 @@ def test_too_little_data_is_undecided() -> None:
 
 
 def test_a_collapse_is_a_collapse_even_where_another_series_is_missing() -> None:
-    """What one rule has seen does not depend on what another lacks."""
+    """One rule's evidence does not depend on metrics that another lacks."""
     records = [{k: v for k, v in r.items() if k != ENTROPY} for r in plant(KL, lambda v, n: 1.0)]
     assert judge(records).stable is False
 

@@ -16,7 +16,7 @@ EXPECTED = documented(PAGE.read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 def test_every_law_holds_on_the_unchanged_code(law):
-    """What kills a mutant is the mutant: without one, each law holds."""
+    """Only the mutant breaks its law: without one, each law holds."""
     assert verdict(law) is None
 
 

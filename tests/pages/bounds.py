@@ -1,4 +1,4 @@
-"""How tight the bounds of the first-order gap are on random policies: the tables of docs/bounds.md.
+"""The tightness of the bounds of the first-order gap on random policies: the tables of docs/bounds.md.
 
 `python -m tests.pages.bounds` prints them; test_bounds.py computes rows of them again.
 """

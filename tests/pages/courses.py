@@ -50,7 +50,7 @@ TALL = (
 NUM_STEPS = 14
 NUM_ENGINES = 3
 USUAL = (ActivationPrecision(format="bf16"),)
-"""What the engines have beside whom one is off."""
+"""The setting of the engines beside the faulty one."""
 
 
 class Fleet:
@@ -149,7 +149,7 @@ def run(plant: CoursePlant, overrides: Sequence[str], num_steps: int = NUM_STEPS
 
 
 def told(plant: CoursePlant, overrides: Sequence[str], num_steps: int = NUM_STEPS) -> Course:
-    """What the doctor says of such a run."""
+    """The doctor's diagnosis of such a run."""
     watch = Watch()
     for trace in run(plant, overrides, num_steps):
         watch.add(trace)

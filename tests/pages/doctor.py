@@ -1,4 +1,4 @@
-"""How often the doctor names what was planted: engines with defects, historic bugs in code, and damaged traces.
+"""The doctor's rate of naming planted faults: engines with defects, historic bugs in code, and damaged traces.
 
 `python -m tests.pages.doctor` writes docs/doctor.md; test_doctor.py plants a part of it again, on another model.
 """
@@ -201,7 +201,7 @@ class Ward:
         self.bench = Bench(load(config, overrides, Schemas()), num_steps)
 
     def trace(self, plant: Plant, draw: int) -> Trace:
-        """What the planted engine samples and the trainer scores, on the draw's problems."""
+        """Samples of the planted engine with the trainer's scores, on the draw's problems."""
         with ExitStack() as stack:
             mutant = MUTANTS[plant.mutant] if plant.mutant else None
             for target in dict.fromkeys(edit.target for edit in mutant.edits) if mutant else ():
@@ -225,7 +225,7 @@ def confusion(ward: Ward, names: Sequence[str], draws: Sequence[int]) -> dict[st
 
 
 def num_right(found: Mapping[str, Counter[str]]) -> int:
-    """How often the planted cause was named first."""
+    """The number of times that the planted cause was named first."""
     return sum(counts[PLANTS[name].cause] for name, counts in found.items())
 
 
@@ -405,7 +405,7 @@ it, and `"routed_experts"` where R3 is on. To log the doctor's clues while a run
 
 
 def formats() -> str:
-    """What can be read, as a table, and how to add what a dump lacks."""
+    """The formats that can be read, as a table, and how to add the fields that a dump lacks."""
     rows = [
         (
             about.name,
@@ -444,7 +444,7 @@ def section(title: str, found: Mapping[str, Counter[str]]) -> str:
 
 
 def _counted(found: Mapping[str, Counter[str]]) -> str:
-    """How many of how many are right."""
+    """The number right, out of how many."""
     return f"{num_right(found)} of {sum(counts.total() for counts in found.values())}"
 
 
@@ -460,7 +460,7 @@ def run_courses(seeds: Sequence[str]) -> dict[str, list[tuple[str, bool]]]:
 
 
 def over_steps(found: Mapping[str, Sequence[tuple[str, bool]]]) -> str:
-    """What is said of runs with planted faults, and how often it is right."""
+    """The diagnoses of runs with planted faults, and how often they are right."""
     rows, num, num_causes, num_steps = [], 0, 0, 0
     for name, results in found.items():
         plant = COURSES[name]
@@ -494,7 +494,7 @@ def matrix(found: Mapping[str, Counter[str]]) -> str:
 
 
 def details(found: Mapping[str, Counter[str]]) -> str:
-    """What was planted, and what was named, in one table."""
+    """Planted against named causes, in one table."""
     rows = [
         (name, PLANTS[name].cause, ", ".join(f"{cause} {n}" for cause, n in counts.most_common()))
         for name, counts in found.items()

@@ -172,7 +172,7 @@ def table(study: Study, name: str, head: str) -> str:
 
 
 def share(study: Study) -> str:
-    """Which part of the harm without a weight is drift, in a sentence."""
+    """The share of the harm without a weight that is drift, in a sentence."""
     harm = interval(study.harm(FIXED, NONE), "drift", "harm")
     back = interval(study(FIXED, CENTRED, "reward") - study(FIXED, NONE, "reward"), "drift", "back")
     words = f"Under the fixed error no weight costs {harm} of reward, and centring the score gives back {back}"
@@ -180,7 +180,7 @@ def share(study: Study) -> str:
 
 
 def scope(study: Study) -> str:
-    """How many problems there are, and how many were planned."""
+    """The number of problems, and the number planned."""
     said = []
     for length, name in ((LONG, "drift"), (SHORT, "drift_short")):
         num = len(distinct(of_cell(study.frame, length=length), "problem"))

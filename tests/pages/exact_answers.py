@@ -20,7 +20,7 @@ WORDS = {"holds": "as predicted", "fails": "against the prediction", "open": "op
 
 
 def told(predictions: Sequence[Prediction[Study]], study: Study, letter: str) -> str:
-    """Which of a question's predictions hold, fail and are open, by name."""
+    """A question's predictions that hold, fail and are open, by name."""
     by_word: dict[str, list[str]] = {word: [] for word in WORDS}
     for one in predictions:
         if one.name.startswith(letter):

@@ -80,7 +80,7 @@ ERRORS = {
     )
 }
 CASES = {"sparse": tuple(ERRORS), "single": ("fixed by context, KL 0.18", "sharper, logits x 1.3")}
-"""Which errors are tried under which reward: a random quarter of an open context's responses is right, or one is."""
+"""The errors tried under each reward: a random quarter of an open context's responses is right, or one is."""
 NUMBERS = ("entropy", "entropy where lost", "reward")
 
 

@@ -254,7 +254,7 @@ def _centring(frame: pd.DataFrame) -> str:
 
 
 def proxy(frame: pd.DataFrame) -> str:
-    """How well `rollout_corr/drift` orders what it stands for."""
+    """The rank correlation of `rollout_corr/drift` with the quantity that it stands for."""
     part = frame.dropna(subset=["drift", "drift_tokens"])
     part = where(part, (part["drift"] > 1e-7) & ~part["objective"].str.contains("centred"))
     said = []

@@ -43,7 +43,7 @@ def verdicts(predictions: Sequence[Prediction[Study]], study: Study) -> str:
 
 
 def counts(predictions: Sequence[Prediction[Study]], study: Study) -> str:
-    """How many hold, fail and are open, in words."""
+    """The number that hold, fail and are open, in words."""
     told = [one.verdict(study) for one in predictions]
     return (
         f"Of {len(told)} predictions {', '.join(f'{told.count(word)} {plural}' for word, plural in COUNTED.items())}."

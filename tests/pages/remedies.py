@@ -182,7 +182,7 @@ def _single(values: pd.Series) -> Interval:
 
 
 def scope(study: Remedies) -> str:
-    """How many problems each part has, and how many were planned."""
+    """The number of problems of each part, and the number planned."""
     said = []
     for name in STUDIES:
         num = len(distinct(of_cell(study.frame, study=name), "problem"))
@@ -241,7 +241,7 @@ def ranks(study: Remedies) -> dict[str, Interval]:
 
 
 def predictors(study: Remedies) -> str:
-    """Which number at step 0 goes with the harm of no weight, in a sentence."""
+    """The number at step 0 that goes with the harm of no weight, in a sentence."""
     found = [f"{name} {one}" for name, one in ranks(study).items()]
     return (
         f"Rank correlations of the harm of no weight (N = 1, fixed error) with numbers at step 0: {'; '.join(found)}."

@@ -167,7 +167,7 @@ def test_a_later_turn_goes_where_its_conversation_is(engines: RolloutGroup) -> N
 
 
 def test_an_engines_own_error_comes_through(engines: RolloutGroup) -> None:
-    """What the engine's code raises is raised here as it is, in its own words, and costs no restart."""
+    """An error raised by the engine's code is raised here unchanged, and costs no restart."""
     with pytest.raises(ValueError, match=r"^weights do not fit the model: missing"):
         engines.load_weights([("model.norm.weight", torch.zeros(32))], version=8)
     assert engines.restarts == 0
@@ -273,7 +273,7 @@ def test_a_group_of_ranks_is_one_training_engine(ranks: TrainingGroup, tmp_path:
 
 
 def test_an_error_in_all_ranks_is_that_error(ranks: TrainingGroup) -> None:
-    """What the ranks' own code raises is raised here as it is."""
+    """An error raised by the ranks' own code is raised here unchanged."""
     rollouts = alone()
     record = rollouts.experts.select(range(2))
     with pytest.raises(ValueError, match="expected"):

@@ -242,7 +242,7 @@ def test_a_report_shows_both_worlds(whole: RunFolder, tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], wanted: str, model: Path, tmp_path: Path) -> None:
-    """What does not fit is a ValueError of one line that names the field, and leaves no run folder."""
+    """A setting that does not fit is a ValueError of one line that names the field, and leaves no run folder."""
     with pytest.raises(ValueError, match=wanted.replace(".", r"\.")) as caught:
         scaled.run.run(config(model, tmp_path, *words), progress="none")
     assert "\n" not in str(caught.value) and not (tmp_path / "runs").exists()

@@ -145,7 +145,7 @@ def _in_bf16(training: TrainingBlock) -> TrainingBlock:
 
 
 def run_errors(rank: int, folder: Path, ports: list[int]) -> Any:
-    """What loading says of files that do not fit, and what it makes of streams and other types."""
+    """Loading: its message for files that do not fit, and its result for streams and other types."""
     from scaled.megatron_engine import parallel
     from scaled.megatron_engine.model import build_model
     from scaled.megatron_engine.weights import export_hf, load_hf

@@ -165,7 +165,7 @@ def test_shares_and_chunks_cover_the_batch_once(dp: int, tp: int, size: int) -> 
 
 
 def test_uneven_shares_and_chunks_are_refused() -> None:
-    """What does not divide over the ranks is an error with both numbers, never a shorter share."""
+    """A number that does not divide over the ranks is an error with both numbers, never a shorter share."""
     with pytest.raises(ValueError, match="expected a multiple of 2 data-parallel shares, got 3 responses"):
         _place(dp=(0, 2)).share(3)
     with pytest.raises(ValueError, match="expected a multiple of 4 sequence-parallel chunks, got a width of 6"):

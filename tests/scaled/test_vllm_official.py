@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def official(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """What an engine with `routes: official` gave, cold and over a warm prefix cache, in a process of its own."""
+    """The output of an engine with `routes: official`, cold and over a warm prefix cache, in a process of its own."""
     folder = tmp_path_factory.mktemp("vllm-official")
     command = [sys.executable, "-m", "tests.scaled.vllm_official", str(folder)]
     with (folder / "log").open("w") as log:

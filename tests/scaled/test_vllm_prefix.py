@@ -31,7 +31,7 @@ class SilentOnce(Talk):
 
 @dataclass
 class Uncached:
-    """What an engine without a prefix cache samples: in one turn, in several, and in several with one prompt silent."""
+    """Responses of an engine without a prefix cache: in one turn, in several, and in several with one prompt silent."""
 
     once: Rollouts
     talks: Rollouts

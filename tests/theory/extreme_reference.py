@@ -103,7 +103,7 @@ def divergence(name: str, mu: float, pi: float, eps: float) -> float:
 
 
 def stops(region, r: Logs, pi: Logs, mu: Logs, A: float, eps: float) -> list[bool]:
-    """Which tokens the region stops, for a region that stops tokens."""
+    """The tokens that the region stops, for a region that stops tokens."""
     if region.name in ("none", "weight_clip", "soft_gate", "gamma_kernel") or A == 0:
         return [False] * len(r)
     width = region.eps_high if A > 0 else region.eps_low
@@ -201,7 +201,7 @@ def _response(objective: Objective, pi: Logs, old: Logs, mu: Logs, A: float, eps
 
 
 LEAST = -1e30
-"""What is smaller than its exponential is 0, also times infinity: no float holds such a logarithm of log(1/0)."""
+"""The logarithm below which the exponential is 0, also times infinity: no float holds such a logarithm of log(1/0)."""
 
 
 def _gate(region, w: Logs, r: Logs, A: float) -> tuple[Logs, Logs]:

@@ -177,7 +177,7 @@ def test_chi2_token_is_unbiased(p: Tensor, q: Tensor) -> None:
 
 
 def test_masked_mean() -> None:
-    """What stands under False changes no value and gets exactly zero gradient, and the mean of nothing is an error."""
+    """A value under False changes no result and gets exactly zero gradient, and the mean of nothing is an error."""
     x = torch.tensor([[1.0, math.nan, 4.0, math.inf]], dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[True, False, True, False]])
     mean = d.masked_mean(x, mask)

@@ -39,7 +39,7 @@ def test_a_cap_may_be_below_one(name: str, cap: float) -> None:
 
 
 def test_errors_name_the_argument_and_the_function() -> None:
-    """Which tensor has the wrong shape, and which function the group is too small for, stand at the message's start."""
+    """A message begins with the tensor of the wrong shape, or the function for which the group is too small."""
     x, mask, A = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)
     wrong = torch.zeros(2, 1)
     for name, arguments in {

@@ -58,7 +58,7 @@ def test_no_data_must_be_absent() -> None:
 
 
 def test_producers_use_registered_names() -> None:
-    """What divergences produces passes the check, so a rename on either side fails here."""
+    """The names that `divergences` produces pass the check, so a rename on either side fails here."""
     x = torch.full((2, 3), -1.0, dtype=torch.float64)
     mask = torch.ones(2, 3, dtype=torch.bool)
     check(discrepancy_metrics(x, x, mask))

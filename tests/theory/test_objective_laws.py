@@ -84,7 +84,7 @@ def test_ratios_and_their_gradients(name: str, batch: Batch) -> None:
 
 
 def seen(batch: Batch) -> tuple[Tokens, Tensor, Tensor]:
-    """What a region is given: the tokens with 0 off the mask, the token ratio, and the advantages."""
+    """A region's inputs: the tokens with 0 off the mask, the token ratio, and the advantages."""
     pi, old, mu = (torch.where(batch.mask, x, 0.0) for x in (batch.pi, batch.old, batch.mu))
     return Tokens(pi, old, mu, batch.mask), (pi - old).exp(), batch.advantages[:, None]
 
@@ -110,7 +110,7 @@ def region_slope(region, batch: Batch) -> Tensor:
 @pytest.mark.parametrize("name", REGION_ROWS)
 @given(batch=batches(corners=MODERATE))
 def test_regions_bind_and_weigh_as_their_formulas(name: str, batch: Batch) -> None:
-    """Which bound binds on each token, and d term / d log pi, are the formulas on its response."""
+    """The bound that binds on each token, and d term / d log pi, are the formulas on its response."""
     require_formula(name, batch)
 
 

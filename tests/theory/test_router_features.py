@@ -95,7 +95,7 @@ def test_features_cannot_be_built_invalid() -> None:
 
 
 def test_feature_rows_are_those_of_each_response() -> None:
-    """What a later pass is asked for: each response's own rows, an empty response's none."""
+    """The rows that a later pass is asked for: each response's own rows, an empty response's none."""
     assert [rows.tolist() for rows in draw_features(0, [3, 0, 2]).feature_rows] == [[0, 2, 4], [], [0, 2]]
     assert len(draw_features(0, [3, 0, 2]).select([])) == 0
 

@@ -26,7 +26,7 @@ PROMPTS = [Prompt("a", (2, 3), "0"), Prompt("b", (4,), "1"), Prompt("c", (5, 6, 
 
 
 def logp_of(prefix: Sequence[int], token: int) -> float:
-    """What the engine below says of a token after a prefix: any number that no other prefix has."""
+    """The engine's number for a token after a prefix: any number that no other prefix has."""
     return -(1 + derive_seed(0, "logp", *prefix, token) % 10_000) / 100
 
 

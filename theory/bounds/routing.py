@@ -1,4 +1,4 @@
-"""How far a gradient moves when its routes do: total variation, soft routes, k slots, and the bias of replay.
+"""The change of a gradient when its routes change: total variation, soft routes, k slots, and the bias of replay.
 
 A token's gradient under each fixed route is a table of kernels, one row for every route of a tiny MoE (all E^L of
 them), so that averages over routes, and the constant M, are exact.

@@ -1,4 +1,4 @@
-"""How far pi is from nu_t, which is mu with step t replaced by pi: the distances behind the first-order gap.
+"""The distance of pi from nu_t, which is mu with step t replaced by pi: the parts of the first-order gap.
 
 The token-level weight w_t repairs step t and no other, so what it weighs is distributed as nu_t. A response that ended
 before t has no step t: there nu_t is mu, and the gap does not see it, as it has no gradient at t.

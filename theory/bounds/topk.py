@@ -1,4 +1,4 @@
-"""When two routers choose the same experts: regret and margins of the top-k set, in total variation and in KL.
+"""Agreement of two routers on their experts: regret and margins of the top-k set, in total variation and in KL.
 
 p is the router whose choice counts (the live one), q the one that chose (cached or predicted); KL is KL(p || q), the
 direction of the predictor's loss. Gates are softmaxes over all experts; ties are cut arbitrarily, as `topk` does.
@@ -17,7 +17,7 @@ from theory.divergences import tv_p_q
 
 
 def in_top(logits: Float[Tensor, "*batch E"], num_slots: int) -> Bool[Tensor, "*batch E"]:
-    """Which experts are among the `num_slots` largest. Raises ValueError unless 1 <= num_slots <= E."""
+    """The experts that are among the `num_slots` largest. Raises ValueError unless 1 <= num_slots <= E."""
     E = logits.shape[-1]
     if not 1 <= num_slots <= E:
         raise ValueError(f"expected from 1 to {E} slots (experts), got {num_slots}")

@@ -1,4 +1,4 @@
-"""How heavy the tails of importance weights are: what a cap cuts off, chi-square, variance, effective sample size.
+"""The tails of importance weights: the mass beyond a cap, chi-square, variance, effective sample size.
 
 The mass that a cap C cuts off a weight p/q is E_q[(p/q - C)^+] = sum (p - C q)^+, the hockey-stick divergence: at most
 TV(p, q) for C >= 1, and bounded by the weight's variance, a chi-square.

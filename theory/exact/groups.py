@@ -58,7 +58,7 @@ BASELINES = ("mean", "none")
 
 @dataclass(frozen=True)
 class Group:
-    """How advantages arise. G responses share a prompt; with `num_responses` None the group is infinitely large.
+    """The source of advantages. G responses share a prompt; with `num_responses` None the group is infinitely large.
 
     Then the mean of its rewards is the expectation under mu (`baseline` "mean"), or nothing is subtracted ("none");
     with a finite G the objective's own advantage is taken, as in training. Raises ValueError for another baseline.

@@ -32,7 +32,7 @@ OPTIMIZERS = ("sgd", "adam", "flow")
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run trains.
+    """The training of a run.
 
     `optimizer` is sgd, adam, or flow: d theta / d time = expected gradient, `rate` units of time an update by one step
     of Runge and Kutta's fourth order, whose mu follows pi within the step. `num_minibatches` is N, `lag` how many steps

@@ -1,4 +1,4 @@
-"""How far two routings of the same rows differ: discrepancies at three levels, agreement, route KL and staleness.
+"""The distance of two routings of the same rows: discrepancies at three levels, agreement, route KL and staleness.
 
 Rows that either record lacks are left out of every mean, never counted as agreement.
 

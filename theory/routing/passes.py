@@ -20,7 +20,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 @dataclass(frozen=True)
 class ModePlan:
-    """How the three passes of a mode route: the rollout under mu, the old pass, and the gradient passes.
+    """The routing of a mode's three passes: the rollout under mu, the old pass, and the gradient passes.
 
     `effect` says it in a clause, for reports: `R2` + " replays ..." is a sentence.
     """

@@ -22,7 +22,7 @@ from theory.routing.features import RouterFeatures, layer_products
 
 @dataclass(frozen=True)
 class PredictorSettings:
-    """How the predictor learns: its learning rate as a multiple of the model's, its loss, and feature rows a response.
+    """The predictor's training: its learning rate over the model's, its loss, and feature rows per response.
 
     The paper's multipliers are 5e1 to 1e4 on learning rates from 2.5e-7 to 2e-6 (App. E.1), for Pr3 1e1 and 1e2
     (App. F); it has no default. Ours is that of Qwen3-30B at N = 8, which it trains at our default rate (1e3 on 1e-6):

@@ -46,7 +46,7 @@ def step_files(folder: Path, columns: Mapping[str, str] | None = None) -> list[S
 
 
 def names() -> str:
-    """What files of steps are called."""
+    """The names of files of steps."""
     shown = ["step-000001.safetensors", "train_data_step1.jsonl", "step_1/rank_0.jsonl", "1.engines.jsonl", "1_0.pt"]
     return ", ".join(shown)
 

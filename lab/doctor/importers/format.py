@@ -1,4 +1,4 @@
-"""What is known of a dump: whose it is, what it holds and lacks, and how its rows become rows of ours."""
+"""A dump's format: its framework, its contents and gaps, and how its rows become ours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Placed = tuple[Row, str]
 
 @dataclass(frozen=True)
 class About:
-    """What a reader is told of a dump: its files, what it has and lacks, and the file that writes it, with commit."""
+    """A reader's description of a dump: its files, contents and gaps, and the file that writes it, with commit."""
 
     name: str
     files: str
@@ -52,7 +52,7 @@ class Format(About):
 
 @dataclass(frozen=True, eq=False)
 class Dump:
-    """What a file gave: its trace, whose it is, what to keep in mind, and the columns that nothing was read from."""
+    """The contents of a file: its trace, its framework, caveats, and the columns that were not used."""
 
     trace: Trace
     format: str

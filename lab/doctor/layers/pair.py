@@ -18,7 +18,7 @@ from lab.doctor.layers.reference import Precision
 from lab.doctor.layers.states import States
 
 AMPLIFIED = 3.0
-"""How many times the inputs' difference a sound module puts out at the most."""
+"""The largest ratio of a sound module's output difference to its input difference."""
 ROUNDINGS = 2.0
 """Roundings in a row that a module has, in units of u."""
 UNIT: dict[Precision, float] = {"fp32": 2**-20, "bf16": 2**-9, "fp16": 2**-12, "fp8": 2**-4}

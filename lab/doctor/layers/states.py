@@ -77,7 +77,7 @@ class States:
         return None if value is None else value.float()
 
     def sequences(self) -> Iterator[slice]:
-        """Where each sequence's rows stand."""
+        """The rows of each sequence."""
         stops = self.lengths.cumsum(0).tolist()
         yield from (slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True))
 

@@ -55,7 +55,7 @@ NOTHING = "Nothing here; look at what is done with the logits: the sampler, temp
 
 @dataclass(frozen=True)
 class Place:
-    """Where one side parts from what it is held against: the verdict, the first thing to do, and the evidence."""
+    """The place where one side departs from its reference: the verdict, the first thing to do, and the evidence."""
 
     label: str
     module: str | None

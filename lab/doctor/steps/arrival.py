@@ -70,7 +70,7 @@ class Slope:
 
 
 class Arrivals:
-    """What is remembered of the draws of all steps, in memory that does not grow with their number."""
+    """A summary of the draws of all steps, in memory that does not grow with their number."""
 
     def __init__(self, most_draws: int = MOST_DRAWS, most_steps: int = MOST_STEPS) -> None:
         self.most_draws, self.most_steps = most_draws, most_steps

@@ -16,7 +16,7 @@ WHOLE = 0.7
 Rounding is a staircase: updates that are small against its steps reach the engine late, and leave a slope of 0.7 to 1.
 """
 GROWN = 1.5
-"""How many times the gap on the same draws must have grown."""
+"""The growth factor of the gap on the same draws that counts."""
 
 
 def _stopped(seen: Seen) -> float:
@@ -36,7 +36,7 @@ def _partly(seen: Seen) -> float:
 
 
 def _grown(seen: Seen) -> float:
-    """How many times the gap has grown: on the same draws, or the KL by steps where it changes."""
+    """The growth factor of the gap: on the same draws, or the KL by steps where it changes."""
     return max(seen.get("gap_grown", 0.0), seen.get("kl_grown", 0.0))
 
 

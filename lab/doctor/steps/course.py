@@ -30,13 +30,13 @@ FIGURES: Mapping[str, str] = {
     "mean_gap": "mean |log old - log mu|",
     "router_disagreement": "routers that differ",
 }
-"""What is followed over the steps, where a step has it: names of clues, and the mean gap in nats."""
+"""The figures followed over the steps that have them: names of clues, and the mean gap in nats."""
 BY_NAME: Mapping[str, Cause] = {cause.name: cause for cause in (*CAUSES, UNKNOWN, *STEPS_CAUSES)}
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is kept of a step."""
+    """The record of one step."""
 
     number: int
     num_responses: int
@@ -71,7 +71,7 @@ class Course:
 
     @cached_property
     def growths(self) -> dict[str, Growth | None]:
-        """How each figure changes over the steps that have it, its place counted among them."""
+        """The change of each figure over the steps that have it, its place counted among them."""
         return {name: growth([value for _, value in self.series(name)]) for name in FIGURES}
 
     def series(self, name: str) -> list[tuple[int, float]]:
@@ -119,7 +119,7 @@ class Course:
 
     @property
     def named(self) -> Cause:
-        """What is wrong: the first fault that spans steps, else the cause that is strongest over the late steps."""
+        """The fault: the first that spans steps, else the cause that is strongest over the late steps."""
         return self.spanning[0] if self.spanning else dominant(self.late, self._refuted)
 
     @property
@@ -196,7 +196,7 @@ class Watch:
         return self.steps[-1]
 
     def course(self) -> Course:
-        """What the steps say together; ValueError without any."""
+        """The reading of all steps together; ValueError without any."""
         if not self.steps:
             raise ValueError("steps: expected at least 1, got none")
         bare = Course(tuple(self.steps), None, None, None, ())

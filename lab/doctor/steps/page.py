@@ -36,7 +36,7 @@ class Ward:
 
     @property
     def about(self) -> dict[str, Any]:
-        """How it was read, for a program."""
+        """The reading, for a program."""
         return {"format": self.format, "caveat": self.caveat or None, "unused": list(self.unused), "is_pi": self.is_pi}
 
     def lines(self) -> list[str]:

@@ -48,7 +48,7 @@ class Growth:
 
 
 def growth(values: Sequence[float]) -> Growth | None:
-    """How the series changes; None where it does not beyond chance or by less than WORTH, or is too short to tell."""
+    """The change of the series; None where it does not beyond chance or by less than WORTH, or is too short to tell."""
     found = change(values)
     if found is None or not found.is_clear:
         return None

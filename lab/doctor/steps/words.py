@@ -1,4 +1,4 @@
-"""What the doctor says of many steps: the verdict, what to do first, the evidence, and the steps in short."""
+"""The doctor's words on many steps: the verdict, the first thing to do, the evidence, and the steps in short."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_LINES = 12
 
 
 def verdict(course: Course) -> str:
-    """How the KL went and what it looks like, in one sentence."""
+    """The course of the KL and its likely cause, in one sentence."""
     lead = "it looks like" if course.fault else "nothing to mend; it looks like"
     return f"{went(course, 'k3_kl')}; {lead} {looks(course)}."
 
@@ -36,7 +36,7 @@ def looks(course: Course) -> str:
 
 
 def went(course: Course, name: str) -> str:
-    """How a figure went, in half a sentence."""
+    """The course of a figure, in half a sentence."""
     title, values = FIGURES[name], [value for _, value in course.series(name)]
     if not values:
         return f"{title} is nowhere to be had"

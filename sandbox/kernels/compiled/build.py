@@ -66,7 +66,7 @@ class Library:
 
 
 def pointer(x: Tensor) -> int:
-    """Where its numbers stand; they must stand side by side, and be of a type that the kernels know."""
+    """The address of its numbers; they must be contiguous, and of a type that the kernels know."""
     assert x.is_contiguous() and x.dtype in (torch.float32, torch.int32, torch.int64), f"{x.dtype} {x.stride()}"
     return x.data_ptr()
 

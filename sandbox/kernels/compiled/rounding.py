@@ -49,7 +49,7 @@ def _struct(rounding: Rounding) -> _RoundingStruct:
 
 
 def address_of(rounding: Rounding) -> int:
-    """Where a pass reads it; kept alive by the cache of `_struct`, for one call at least."""
+    """The address at which a pass reads it; kept alive by the cache of `_struct`, for one call at least."""
     return ctypes.addressof(_struct(rounding))
 
 

@@ -72,7 +72,7 @@ def write_verl(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def slime_data(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """What a rank of slime trains on; routes as an array over all layers, of which the first is dense."""
+    """The batch of a rank of slime; routes as an array over all layers, of which the first is dense."""
     dense = [np.array([[[0] * K, *layers] for layers in row["experts_mu"]], dtype=np.int32) for row in rows]
     return {
         "tokens": [torch.tensor(row["tokens"]) for row in rows],

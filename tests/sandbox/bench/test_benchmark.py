@@ -159,7 +159,7 @@ def test_times_of_different_work_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_mistake_is_one_line(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot be measured is said before anything is: one line, exit code 2."""
+    """A request that cannot be measured is refused before anything runs: one line, exit code 2."""
     monkeypatch.chdir(tmp_path)
     assert main(["bench", *words]) == 2
     out, err = capsys.readouterr()

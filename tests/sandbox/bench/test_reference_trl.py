@@ -50,7 +50,7 @@ def test_loops_take_turns() -> None:
 
 
 def test_an_error_of_the_loop_reaches_the_caller() -> None:
-    """What the other side raises in a step is raised by the call that asked for that step."""
+    """An error of the other side in a step is raised by the call that asked for that step."""
 
     def loop() -> None:
         steps.pause()

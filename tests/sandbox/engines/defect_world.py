@@ -1,4 +1,4 @@
-"""What the defects' tests measure: an engine of the contract model against its training engine."""
+"""The world of the defects' tests: an engine of the contract model against its training engine."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_a_full_cache_forgets_and_nothing_changes() -> None:
 
 
 def computed(tokens: Sequence[int]) -> Found:
-    """What an engine might have computed: keys that say the token, values that say the prefix, routes that say both."""
+    """A stand-in for an engine's computation: keys name the token, values the prefix, routes both."""
     ids = torch.tensor(tokens)
     k = ids.float().expand(2, 1, -1)[..., None].clone()
     return Found(k, ids.cumsum(0).float().expand(2, 1, -1)[..., None].clone(), ids[:, None, None].to(torch.int8))

@@ -32,7 +32,7 @@ LOGITS = torch.tensor([[0.5, 0.2, 0.15, 0.1, 0.05]]).log().double()
     ],
 )
 def test_truncation_keeps_the_set_of_its_definition(dial, kept):
-    """What is drawn from is the tempered distribution, renormalised over the kept tokens; ties go to lower ids."""
+    """Tokens are drawn from the tempered distribution, renormalised over the kept tokens; ties go to lower ids."""
     defect = SamplingMismatch(**dial)
     drawn_V = defect.drawn(LOGITS)[0].softmax(-1)
     assert drawn_V.nonzero()[:, 0].tolist() == kept

@@ -67,7 +67,7 @@ def test_values_and_gradients_are_the_eager_ones(name):
 
 @pytest.mark.parametrize("name", ["linear of many rows", "rms_norm", "many experts", "self_attention"])
 def test_rows_without_a_gradient_are_in_no_sum(name):
-    """What stands in a row whose output has no gradient changes no bit of any other gradient, even where it is NaN."""
+    """A row whose output has no gradient changes no bit of any other gradient, even where it is NaN."""
     config = ModelConfig(
         vocab_size=5,
         hidden_size=24,

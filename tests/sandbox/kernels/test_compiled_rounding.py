@@ -42,7 +42,7 @@ OPERATORS = replace(COMPILED, has_passes=False)
 
 
 def refused(*arguments):
-    """What no whole pass calls."""
+    """The functions that no whole pass calls."""
     raise NotImplementedError("an operator was asked")
 
 

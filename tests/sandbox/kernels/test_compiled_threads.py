@@ -50,7 +50,7 @@ def _one_thread_afterwards():
 
 
 def on_each(call) -> list:
-    """What `call` gives on each number of threads."""
+    """The outputs of `call` on each number of threads."""
     results = []
     for number in THREADS:
         COMPILED.set_threads(number)

@@ -69,7 +69,7 @@ UPDATES = (0, 8, 12, 16, 20)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the cold starts and the regime's file are."""
+    """The folder of the cold starts and of the regime's file."""
     path = tmp_path_factory.mktemp("branch")
     (path / "tiny.yaml").write_text(CONFIG.replace("CACHE", str(path / "cold_start")))
     return path

@@ -103,7 +103,7 @@ def test_windows_leave_out_what_is_no_number() -> None:
 
 
 def test_a_torn_row_is_left_out_and_a_damaged_one_named(tmp_path: Path) -> None:
-    """What a killed process left behind is no row; damage inside is one line with its number."""
+    """The half-written line of a killed process is no row; damage inside is one line with its number."""
     store = Cells(tmp_path / "cells.jsonl")
     assert store.rows() == {}
     store.add({"cell": "a", "x": 1})

@@ -66,7 +66,7 @@ def test_a_planted_engine_is_held_against_another_model(row: Any, asked: list[in
 
 
 def test_the_target_is_the_mean_over_traces(config: SandboxRun) -> None:
-    """What is to be met is the mean of the traces' figures, and the floors know all of their tokens."""
+    """The target is the mean of the traces' figures, and the floors know all of their tokens."""
     bench = Bench(config, num_steps=0)
     traces = tuple(trace_of(bench, (RouterNoise(std=0.1),), draw) for draw in (7, 8, 9))
     shares = []

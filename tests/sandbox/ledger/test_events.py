@@ -59,7 +59,7 @@ def test_no_share_is_rejected_more_often_than_the_level_says(margin: float, n: i
 
 @given(st.integers(0, 9), st.integers(0, 9), st.floats(-0.9, 0.9))
 def test_the_two_sides_mirror_each_other(a: int, c: int, bound: float) -> None:
-    """What is said of p1 - p2 above a bound is said of p2 - p1 below its negative; p falls as events are added."""
+    """p1 - p2 above a bound reads as p2 - p1 below its negative; p falls as events are added."""
     found, other = shares(runs(a, 9), runs(c, 9)), shares(runs(c, 9), runs(a, 9))
     assert found.p_above(bound) == pytest.approx(other.p_below(-bound), abs=1e-12)
     assert (found.low, found.high) == pytest.approx((-other.high, -other.low), abs=1e-9)

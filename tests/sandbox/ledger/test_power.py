@@ -140,7 +140,7 @@ def test_the_least_powerful_prediction_counts_and_has_its_cost() -> None:
 
 
 def test_a_planned_effect_stands_for_twice_the_margin() -> None:
-    """What counts is how far beyond the margin it lies, on either side of zero and of one."""
+    """Only the distance beyond the margin counts, on either side of zero and of one."""
     planned, twice = said("more", 0.02, planned=0.12), said("more", 0.1)
     assert seeds_needed(planned, 0.05, LEVEL) == seeds_needed(twice, 0.05, LEVEL)
     assert seeds_needed(said("less", 0.02, planned=-0.12), 0.05, LEVEL) == seeds_needed(twice, 0.05, LEVEL)

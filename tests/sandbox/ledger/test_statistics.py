@@ -126,7 +126,7 @@ def test_holm_only_raises_and_keeps_the_order(p_values: list[float]) -> None:
 
 @given(finite, st.floats(0.01, 10.0), st.floats(0.01, 5.0))
 def test_more_and_less_are_mirror_images(mean: float, error: float, margin: float) -> None:
-    """What is said of an effect and `more` is said of its negative and `less`; so is what is opposite."""
+    """An effect under `more` reads as its negative under `less`; so does the opposite."""
     found, mirrored = (Effect(5, m, error, m, m, 4.0, "Welch") for m in (mean, -mean))
     assert sides(found, "more", margin) == pytest.approx(sides(mirrored, "less", margin), abs=1e-12)
     assert opposite(found, "more", margin) == pytest.approx(opposite(mirrored, "less", margin), abs=1e-12)

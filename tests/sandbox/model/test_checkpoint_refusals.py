@@ -1,4 +1,4 @@
-"""What does not open here is refused in one line that names the file, the field and what came."""
+"""A model that does not open here is refused in one line that names the file, the field and what came."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_sequence_alone_equals_itself_in_a_batch(name):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_right_padding_changes_no_bit(name):
-    """What stands after a position, or how long the rows are padded, does not reach its logits: prefix == whole."""
+    """Neither later tokens nor the length of the padding reach a position's logits: prefix == whole."""
     model, t = build(name), tokens(3, 150)
     with torch.no_grad():
         whole = model(t)
@@ -282,7 +282,7 @@ def test_numerics_touch_every_site():
 
 
 def test_cached_keys_pass_through_kv():
-    """What `kv` returns is what the cache holds and what later tokens see."""
+    """`kv` returns the cache's contents, which later tokens see."""
 
     class Forgetful(Numerics):
         def kv(self, k_BSHd, v_BSHd):

@@ -111,6 +111,6 @@ def test_a_killed_run_with_auto_goes_on(tmp_path):
 
 @pytest.mark.parametrize("value", ["always", "1"])
 def test_other_words_for_compile_are_refused(tmp_path, value):
-    """What is neither true, false, null nor auto is one line that names the field and what came."""
+    """A value other than true, false, null and auto is one line that names the field and what came."""
     with pytest.raises(ValueError, match=rf"compile: expected true, false, null or auto, got {value}$"):
         config(tmp_path, "--compile", value)

@@ -163,7 +163,7 @@ def test_a_run_that_lost_its_records_is_not_resumed(capsys: pytest.CaptureFixtur
 def test_a_run_that_cannot_start_leaves_no_folder(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is found wrong only when the run is made ready is one line, and there is nothing to resume."""
+    """A fault found only when the run is made ready is one line, and there is nothing to resume."""
     assert message in fails(capsys, *words)
     assert folders() == []
 

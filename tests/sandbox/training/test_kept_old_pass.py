@@ -131,7 +131,7 @@ def test_a_replay_of_other_routes_passes_anew(monkeypatch):
 
 
 def test_a_pass_that_is_kept_packs_no_weights(monkeypatch):
-    """What whole passes make of the weights is made where there is one: not for an old pass with gradients."""
+    """Weights are packed only where there is a whole pass, so not for an old pass with gradients."""
     made, passes = [], compiled_passes.passes
     monkeypatch.setattr(compiled_passes, "passes", lambda model, gate: made.append(model) or passes(model, gate))
     for keeps, expected in ((True, 0), (False, 1)):

@@ -12,7 +12,7 @@ from theory.routing.passes import RoutingPlan
 
 
 def exact_rollouts(temperature: float = 1.0) -> Rollouts:
-    """What an engine without defects samples from four ragged prompts."""
+    """Responses of an engine without defects to four ragged prompts."""
     sampling = Sampling(max_tokens=10, num_responses=2, temperature=temperature, seed=5)
     return worlds.rollout_engine("exact", worlds.model()).generate(worlds.prompts(), sampling)
 

@@ -75,7 +75,7 @@ class Correction:
         return torch.zeros_like(log_gap_BT, dtype=torch.bool)
 
     def keep(self, log_rho_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]) -> Bool[Tensor, " B"]:
-        """Which responses stay, decided on log rho = log(old/mu)."""
+        """The responses that stay, decided on log rho = log(old/mu)."""
         return is_response_BT.new_ones(is_response_BT.shape[0])
 
     def _gap(self, index: str = "t") -> str:

@@ -44,7 +44,7 @@ class SequenceMask(MinClip):
     ] = 0.5
 
     def masked(self, tokens: Tokens, advantages_B1: Float[Tensor, "B 1"]) -> Bool[Tensor, "B 1"]:
-        """Which responses add nothing."""
+        """The responses that add nothing."""
         gap_BT = log_ratio(tokens.logp_pi_BT.detach(), tokens.logp_mu_BT)
         length_B1 = tokens.is_response_BT.sum(1, keepdim=True).clamp(min=1)
         return (advantages_B1 < 0) & (-gap_BT.sum(1, keepdim=True) / length_B1 > self.delta)

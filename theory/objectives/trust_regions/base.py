@@ -67,7 +67,7 @@ TRUST_REGIONS: dict[str, type[TrustRegion]] = {}
 
 @dataclass(frozen=True)
 class Widths:
-    """How far pi may go: `eps_high` where A > 0 pushes it up, `eps_low` where A < 0 pushes it down; inf is no bound."""
+    """The bounds on pi: `eps_high` where A > 0 pushes it up, `eps_low` where A < 0 pushes it down; inf is no bound."""
 
     eps_low: Annotated[float, About("lower width of the trust region", ge=0)]
     eps_high: Annotated[float, About("upper width of the trust region", ge=0)]

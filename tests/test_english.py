@@ -1,0 +1,28 @@
+"""Laws of the project's English that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("theory", "lab", "sandbox", "scaled", "firstorder", "tests")
+HEADLESS = ("What", "How", "When", "Which")
+
+
+def _texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of every docstring, those below a constant or a field included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value.strip()
+
+
+def test_a_docstring_begins_with_its_noun() -> None:
+    """No docstring begins with a clause that has no head, such as one on what a function does: it names the thing."""
+    found = []
+    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    for path in files:
+        texts = _texts(ast.parse(path.read_text(encoding="utf-8")))
+        found += [f"{path}:{line}: {text[:60]}" for line, text in texts if text.split(" ")[0] in HEADLESS]
+    assert len(files) > 500 and found == []
