@@ -11,6 +11,10 @@ Seen = Mapping[str, float]
 
 HARMLESS = 1e-6
 """A k3 KL below this, nats per token, is of rounding that no update is moved by."""
+COARSE = 0.2
+"""A deviation of a logit from which on formats coarser than FP8 look like other weights (docs/doctor.md)."""
+WHOLE_UNITS = 2.0
+"""A deviation of a logit that no format reached: NVFP4 comes to 1 on the models of the thresholds."""
 
 
 def share(value: float) -> str:
@@ -101,6 +105,7 @@ def behind(seen: Seen) -> str:
     return (
         f"A logit is off by {seen.get('size', 0):.2g}, always by the same in the same context, less where the "
         "policy is sure, and few routers differ for that: these are other weights, not the same ones rounded."
+        f"{_or_coarse(seen)}"
     )
 
 
@@ -112,7 +117,18 @@ def misplaced(seen: Seen) -> str:
     return (
         f"A logit is off by {seen.get('size', 0):.2g} as a rule, also where the policy is sure, and always by the same "
         "in the same context: more than rounding or some updates do. Matrices stand in the wrong place or on the wrong "
-        f"scale, or the engine has another checkpoint.{routes}"
+        f"scale, or the engine has another checkpoint.{routes}{_or_coarse(seen)}"
+    )
+
+
+def _or_coarse(seen: Seen) -> str:
+    """What one step does not tell from other weights: the same weights in a format coarser than FP8 per channel."""
+    if not COARSE <= seen.get("size", 0.0) < WHOLE_UNITS:
+        return ""
+    return (
+        " Weights or activations in a format coarser than FP8 with a scale per channel (UE8M0 scales, MXFP8, NVFP4, "
+        "INT4) can look the same at this size: if either side uses one, score the batch with bf16 weights first; a gap "
+        "that falls then is the format's."
     )
 
 

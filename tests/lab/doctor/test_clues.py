@@ -292,3 +292,10 @@ def test_every_cause_is_told_in_whole_sentences() -> None:
     for cause in CAUSES:
         assert cause.fix.endswith(".") and set(cause.shows) <= {*CLUES, "nonfinite_share"}
     assert logits_of((1, 2)).tolist() == logits_of((1, 2)).tolist()
+
+
+@pytest.mark.parametrize(("size", "has_formats"), [(0.1, False), (0.2, True), (1.0, True), (2.0, False)])
+def test_other_weights_may_be_a_coarse_format_at_that_size_alone(size: float, has_formats: bool) -> None:
+    """Where formats coarser than FP8 were taken for other weights (0.2 to 2 of a logit), the words say so."""
+    for words in (cause.words for cause in CAUSES if cause.name in ("stale", "wrong_weights")):
+        assert ("NVFP4" in words({"size": size})) == has_formats
