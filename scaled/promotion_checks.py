@@ -134,7 +134,7 @@ def require_sealed(runs: Sequence[TrialRun]) -> None:
 
 
 def reasons(verdict: Verdict) -> tuple[str, ...]:
-    """Why the run is not stable: the rules that fired, or what kept its verdict open; nothing for a stable one."""
+    """The reasons why a run is not stable: rules that fired, or those that kept its verdict open; none if stable."""
     return tuple(reason.sentence for reason in verdict.reasons) or verdict.undecided
 
 

@@ -179,7 +179,7 @@ _PRINTED = {
 
 
 def _source(name: str) -> str:
-    """Where a field of the objective is printed: in the three papers, or where the theory takes its number from."""
+    """The source of an objective's field: one of the three papers, or that of the theory's number."""
     printed = _PRINTED.get(name) or (NUMBERS[name].source if name in NUMBERS else "")
     return f"{_SAME} ({printed})" if printed else _SAME
 

@@ -45,7 +45,7 @@ class TraceBlock(Strict):
 
 
 class LoggingBlock(Strict):
-    """Where metrics go besides metrics.jsonl, which is always written."""
+    """The loggers that metrics go to besides metrics.jsonl, which is always written."""
 
     loggers: tuple[Literal["csv", "tensorboard", "wandb", "mlflow"], ...] = Field(
         default=("csv", "tensorboard"),

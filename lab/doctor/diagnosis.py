@@ -46,7 +46,7 @@ class Diagnosis:
 
     @property
     def caution(self) -> str | None:
-        """That there are fewer tokens than the rules were tried on; None where there are enough."""
+        """A caution that there are fewer tokens than the rules were tried on; None where there are enough."""
         num = int(self.seen["num_tokens"])
         if num >= TRIED_ON:
             return None

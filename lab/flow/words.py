@@ -63,7 +63,7 @@ def turns(frame: pd.DataFrame) -> list[Turn]:
 
 
 def headline(frame: pd.DataFrame) -> str:
-    """Whose entropy leaves the others', by which engine errors."""
+    """The objectives whose entropy leaves the others', by the engine errors under which it does."""
     found = turns(frame)
     if not found:
         return "No objective's entropy ends at twice or at half of the others'"

@@ -164,7 +164,7 @@ def deviation_tails(runs: Sequence[ReportRun]) -> Figure | None:
             continue
         zero, one = (rows[-1][f"routing/{name}_deviation"] for name in ("zero", "one"))
         shares = [zero, one, max(0.0, 1.0 - zero - one)]
-        # What is left of 1 after two rounded shares may be rounding itself.
+        # The rest of 1 after two rounded shares may be rounding itself.
         shares[2] = 0.0 if shares[2] < 1e-12 else shares[2]
         steps.add(rows[-1]["step"])
         data.append(

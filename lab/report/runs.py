@@ -69,7 +69,7 @@ class ReportRun:
 
     @property
     def remarks(self) -> list[str]:
-        """Why the verdict is what it is: the sentences of its reasons, what could not be judged, remarks if stable."""
+        """The reasons of the verdict in sentences, the rules that could not be judged, and remarks if stable."""
         if self.verdict is None:
             return ["The run has no verdict yet."]
         reasons = [str(reason["sentence"]) for reason in self.verdict.get("reasons", ())]

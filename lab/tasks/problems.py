@@ -28,7 +28,7 @@ R3_TEMPLATE = PROBLEM + "\nPlease reason step by step,\nand put your final answe
 
 
 class ProblemsConfig(TaskBlock):
-    """Where the problems are, how they are put, and which of them are held out."""
+    """The problems' place and form, and those of them that are held out."""
 
     needs_tokenizer: ClassVar[bool] = True
     grades_in_processes: ClassVar[bool] = True

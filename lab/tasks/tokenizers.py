@@ -197,7 +197,7 @@ def load_tokenizer(hf_folder: str | Path) -> HuggingFaceTokenizer:
 
 
 def _config_fault(folder: Path) -> str:
-    """Why transformers cannot read the folder's config.json; empty where it can, or where there is none."""
+    """The reason why transformers cannot read the folder's config.json; empty where it can, or where there is none."""
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():

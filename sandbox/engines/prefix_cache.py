@@ -43,7 +43,7 @@ class Found:
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def first(self, length: int) -> Found:
-        """That of the first tokens."""
+        """The entry of the first tokens alone."""
         experts = None if self.experts_SLK is None else self.experts_SLK[:length]
         return Found(self.k_LhSd[:, :, :length], self.v_LhSd[:, :, :length], experts)
 

@@ -64,7 +64,7 @@ class SamplingMismatch(Defect):
     ) -> Float[Tensor, "A V"]:
         if self.score == "raw":
             return raw_AV
-        # What is kept is decided in float64 in both places: a drawn token always has a score.
+        # The kept set is decided in float64 in both places: a drawn token always has a score.
         return self._processed(tempered_AV, raw_AV.double() / temperature)
 
     def _processed(self, logits_AV: Tensor, deciding_AV: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whether the promises of these kernels hold on the machine at hand."""
+"""Checks on the machine at hand that the promises of these kernels hold there."""
 
 from __future__ import annotations
 

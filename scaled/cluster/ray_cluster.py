@@ -38,7 +38,7 @@ PLACEMENT_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where an actor runs: a bundle of the placement group, what it takes of it, and the ranks whose GPUs it shares."""
+    """An actor's place: a bundle of the placement group, its share of it, and the ranks whose GPUs it shares."""
 
     bundle: int
     num_cpus: float = 1.0

@@ -196,7 +196,7 @@ class RolloutGroup:
         return getattr(self.actors[i], method).remote(*arguments)
 
     def _answer(self, ref: Any, method: str) -> tuple[str | None, Any]:
-        """Why the engine counts as lost (None: it does not), and its answer; what its own code raised is raised."""
+        """The reason why the engine counts as lost, or None, and its answer; its own code's errors are raised."""
         try:
             return None, ray.get(ref, timeout=self.timeout_s)
         except RayActorError:

@@ -31,7 +31,7 @@ INT32 = torch.iinfo(torch.int32)
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one tensor stands in a bucket; `start` and `num_bytes` count bytes."""
+    """One tensor's place in a bucket; `start` and `num_bytes` count bytes."""
 
     name: str
     dtype: str

@@ -41,7 +41,7 @@ class Weight:
         return self.rule.parts(tensor, self.num_shards)
 
     def slices(self, part: int) -> tuple[slice, ...]:
-        """Where this rank's piece lies in the whole tensor of the file; a padded vocabulary's last piece is shorter."""
+        """This rank's piece of the whole tensor of the file; a padded vocabulary's last piece is shorter."""
         whole, axis = self.rule.shapes[part], self.rule.axis
         if axis is None or self.num_shards == 1:
             return tuple(slice(0, size) for size in whole)

@@ -60,7 +60,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why `count` layouts are not listed; `least` is that of them which misses by least, where numbers tell."""
+    """A reason why `count` layouts are not listed; `least` is that which misses by least, where numbers tell."""
 
     what: str
     count: int

@@ -52,7 +52,7 @@ def test_the_module_is_in_the_first_line_and_what_to_do_in_the_second(
 
 
 def test_a_folder_of_other_weights_is_said_to_be_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where nearly every module is out none is blamed: the folder is not what ran."""
+    """Where nearly every module is out, none is blamed: the folder is not what ran."""
     other = Patient(MODELS["Qwen3-MoE's"], seed=6, num_prompts=1)
     save(other.model, folder / "other")
     assert main(["doctor", str(folder / "old.states.safetensors"), "--localise", "--model", str(folder / "other")]) == 3

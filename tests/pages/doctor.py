@@ -73,7 +73,7 @@ class Plant:
 
 
 def _parts(trace: Trace) -> list[slice]:
-    """Where each response's part stands among the A values."""
+    """The place of each response's part among the A values."""
     stops = (trace.offsets.diff() - trace.num_prompt).cumsum(0).tolist()
     return [slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
 

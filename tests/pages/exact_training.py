@@ -119,7 +119,7 @@ def run(error: Error, remedy: str, seed: int, reward: str = "sparse", observe_ev
 
 
 def ends(title: str, remedy: str, seed: int, reward: str = "sparse") -> tuple[float, ...]:
-    """Where one run ends, by NUMBERS."""
+    """The end of one run, by NUMBERS."""
     found = run(ERRORS[title], remedy, seed, reward)
     assert isinstance(found.policy, NetworkPolicy)
     return found["entropy"][-1], lost_entropy(problem(seed, reward)[0], found.policy), found["reward"][-1]

@@ -220,7 +220,7 @@ def _plain_is_enough(frame: pd.DataFrame) -> str:
 
 
 def _plain_against_weights(frame: pd.DataFrame) -> str:
-    """Where the gradient without a weight errs more than under the token weight."""
+    """The cells in which the gradient without a weight errs more than under the token weight."""
     said = []
     for level in distinct(frame, "asked_discrepancy"):
         each = [_median(frame, name, "best_1024", level) for name in (PLAIN, f"{PLAIN} + token_is")]

@@ -141,7 +141,7 @@ def _outputs(notebook: nbformat.NotebookNode) -> Iterator[nbformat.NotebookNode]
 
 
 if __name__ == "__main__":
-    # What a notebook trains stays where `make demo` keeps its runs.
+    # Runs that a notebook trains stay where `make demo` keeps its runs.
     os.environ.setdefault("FIRSTORDER_RUNS", str(ROOT / "runs"))
     asked = sys.argv[1:]
     for one in NOTEBOOKS:

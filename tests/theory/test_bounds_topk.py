@@ -91,7 +91,7 @@ def test_regret_is_the_mass_lost(pair: tuple[Tensor, Tensor], seed: int) -> None
 
 
 def certificates(p: Tensor, q: Tensor, K: int) -> dict[str, Tensor]:
-    """Where each condition promises equal top-k sets."""
+    """True where each condition promises equal top-k sets."""
     gap = p.softmax(-1) - q.softmax(-1)
     return {
         "exact": kl(p, q) < swap_cost(p, K),

@@ -155,7 +155,7 @@ def test_verls_numbers_keep_the_same_responses(name: str, divide: bool, batch: B
     a, b = (float(x) for x in words.groups())
     log_rho, length = log_gaps(batch), batch.mask.sum(1).clamp(min=1)
     k1 = -log_rho.sum(1) / (length if divide else 1)
-    # What lies within the rounding of six printed digits of a bound is decided by it.
+    # A value within the rounding of six printed digits of a bound is decided by that rounding.
     assume(all(((k1 - math.log(x)).abs() > 1e-5).all() for x in (a, b)))
     expected = (k1 >= math.log(a)) & (k1 <= math.log(b))
     assert torch.equal(fix.keep(log_rho, batch.mask), expected)

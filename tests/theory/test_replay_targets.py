@@ -54,7 +54,7 @@ class Cell:
 
 
 def sees_change(rollouts: Rollouts, replayed: RoutingRecord, natural: RoutingRecord) -> Tensor:
-    """Where a route that log pi of the token depends on differs: on its own row, or on an earlier one.
+    """True where a route that log pi of the token depends on differs: on its own row, or on an earlier one.
 
     Not that of the last layer on an earlier row: what it makes of that row goes into that row's logits alone.
     """

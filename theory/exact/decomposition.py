@@ -1,4 +1,4 @@
-"""Where a weight's bias comes from, pair by pair of positions: what token s's ratio does to token t's gradient.
+"""A weight's bias, pair by pair of positions: the effect of token s's ratio on token t's gradient.
 
 With delta_s = pi_s/mu_s - 1 and g_t = grad log pi_t, the bias of a weight w_t is E_mu[A sum_t (w_t - W) g_t], and to
 first order in delta W - w_t is the sum of delta_s over the positions that the weight leaves out:

@@ -24,7 +24,7 @@ MAX_RESPONSES = 4_000_000
 
 @dataclass(frozen=True)
 class Paths:
-    """Where some responses run through the tree: at each position a node of that depth and the token that leaves it.
+    """The ways of some responses through the tree: at each position a node of that depth and the token that leaves it.
 
     Positions after the end hold node 0 and token 0 under a False mask.
     """

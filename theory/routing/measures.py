@@ -188,7 +188,7 @@ def routing_metrics(record_a: RoutingRecord, record_b: RoutingRecord) -> dict[st
     """
     d_RL = difference_counts(record_a, record_b)
     K = record_a.num_slots
-    # How often each d: all router metrics are ratios of these whole numbers.
+    # The count of each d: all router metrics are ratios of these whole numbers.
     num_d = torch.bincount(d_RL.flatten() + 1, minlength=K + 2)[1:].tolist()
     metrics: dict[str, float] = {}
     if num := sum(num_d):

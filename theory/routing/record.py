@@ -237,12 +237,12 @@ class RoutingRecord:
 
 
 def offsets_of(num_rows_B: Sequence[int]) -> Int[Tensor, " B_plus_1"]:
-    """Where each response's rows begin in the packed rows, and the total at the end."""
+    """The first packed row of each response, and the total at the end."""
     return torch.tensor([0, *num_rows_B], dtype=torch.int64).cumsum(0)
 
 
 def flat_rows(num_rows_B: Sequence[int], width: int) -> Int[Tensor, " R"]:
-    """Where each packed row stands in the flattened (B, width) batch: row s of response b at b * width + s."""
+    """The place of each packed row in the flattened (B, width) batch: row s of response b at b * width + s."""
     starts_B = torch.arange(len(num_rows_B)) * width
     return _ranges(starts_B, torch.tensor(num_rows_B, dtype=torch.int64))
 

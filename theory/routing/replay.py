@@ -90,7 +90,7 @@ class ReplayContext:
             raise ValueError(f"expected feature rows of {B} responses, got {len(features)}")
 
     def _flat_features(self, rows_B: Sequence[Tensor]) -> Tensor:
-        """Where the feature rows stand in the flattened batch; ValueError where a response has not that row."""
+        """The places of the feature rows in the flattened batch; ValueError where a response has not that row."""
         num_rows_B = torch.tensor([rows.shape[0] for rows in rows_B], dtype=torch.int64)
         response_F, rows_F = torch.arange(len(rows_B)).repeat_interleave(num_rows_B), torch.cat(list(rows_B))
         is_outside_F = (rows_F < 0) | (rows_F >= torch.tensor(self._num_rows_B)[response_F])

@@ -11,7 +11,7 @@ import torch
 
 from lab.files import RecordError, disk_errors
 
-# What an unpickled array needs: it names these two functions and its type, and no other.
+# An unpickled array needs these two functions and its type, and no other name.
 _SAFE = [np.ndarray, np.dtype, np.empty(0).__reduce__()[0], *{type(np.dtype(t)) for t in "bhilqBHILQfd"}]
 
 

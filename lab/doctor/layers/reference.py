@@ -39,7 +39,7 @@ class Reference(Protocol):
 
     @property
     def name(self) -> str:
-        """Whose arithmetic it is, for a report."""
+        """The origin of the arithmetic, for a report."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Whether the trainer's weights arrive: draws that several steps share (one token after one context), scored each time.
+"""The arrival of the trainer's weights, from draws (one token after one context) that several steps share.
 
 log mu of such a draw is a function of the engine's weights alone, log old of the trainer's. If at step t the engine has
 the weights of step v, log mu_t and log old_v are equal but for the engine's own gap, on every draw that t and v share.

@@ -1,4 +1,4 @@
-"""Whether the gap sits in one place: one engine or rank, one place in the batch, one part or length of the responses.
+"""The gap by place: one engine or rank, one place in the batch, one part or length of the responses.
 
 Each step ranks the groups by their mean k3. Null: within each step any order of the groups is equally likely, and steps
 are independent. The statistic is the largest mean rank of a group over the steps; its null distribution depends on the

@@ -14,7 +14,7 @@ ROWS = draw_rows(num_prompts=4)
 
 
 def test_equal_engines_have_no_gap() -> None:
-    """Where both sides agree every distance is 0 and the correlation 1; without experts routers have no figure."""
+    """Where both sides agree, every distance is 0 and the correlation 1; without experts routers have no figure."""
     figures = figures_of(trace_of(ROWS, lambda logp, b: logp))
     assert ROUTERS not in figures
     assert figures.pop(PEARSON) == pytest.approx(1.0, abs=1e-12)

@@ -82,7 +82,7 @@ def test_layers_without_routers_have_no_rows_to_keep(dense_layers: tuple[int, ..
 
 
 def test_weights_that_switch_leave_nothing_behind() -> None:
-    """Where the newest weights continue in mid-response nothing is kept: no later turn finds keys of two sets."""
+    """Where the newest weights continue in mid-response, nothing is kept: no later turn finds keys of two sets."""
     cache = Counting()
     _, watched = equal_with_and_without((StaleWeights(versions=1, switch_at=0.5),), model(), cache)
     second = cache.found[len(prompts()) : len(prompts()) + len(watched.calls[1])]

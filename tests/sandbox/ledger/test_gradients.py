@@ -83,7 +83,7 @@ def exact_Q() -> Tensor:
 @pytest.fixture(scope="module")
 def truth() -> Reference:
     """The reference of 16,384 responses."""
-    # What the reference must not look at: the engine, the objective and N of the config that it gets.
+    # The reference must not look at the engine, the objective and N of the config that it gets.
     return reference(config(GRPO, 2, NOISE), TASK, tiny_moe(4, stream(13, "model"), torch.float32), 500, 16_384)
 
 

@@ -50,7 +50,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def config(path: Path, *overrides: str) -> SandboxRun:
-    """That config, its runs beside the file."""
+    """The config in that file, with its runs beside the file."""
     return load(path, ["--output", str(path.parent / "runs"), *overrides], {"sandbox": SandboxRun})
 
 

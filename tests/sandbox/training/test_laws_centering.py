@@ -57,7 +57,7 @@ def test_the_trainer_scores_the_record_in_every_micro_batch() -> None:
 
 @pytest.mark.parametrize("centering", ["full", "top_k"])
 def test_an_update_on_equal_engines_is_that_without_centering(centering: str) -> None:
-    """Where mu is pi there is nothing to take off: the same step up to rounding; with noise it is another step."""
+    """Where mu is pi, there is nothing to take off: the same step up to rounding; with noise it is another step."""
     moved = {}
     for name in ("exact", "logit-noise"):
         rollouts = sampled(name, 99 if centering == "full" else 4)

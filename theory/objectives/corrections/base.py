@@ -71,7 +71,7 @@ class Correction:
         return self.log_weight(log_gap_BT, is_response_BT).exp()
 
     def truncated(self, log_gap_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-        """Where the weight was cut at its cap, or zeroed."""
+        """True where the weight was cut at its cap, or zeroed."""
         return torch.zeros_like(log_gap_BT, dtype=torch.bool)
 
     def keep(self, log_rho_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]) -> Bool[Tensor, " B"]:
@@ -114,7 +114,7 @@ class Truncated(Correction):
         return self._log_weight(log_gap_BT, is_response_BT).exp().clamp(max=self.cap)
 
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        """Where W > cap."""
+        """True where W > cap."""
         return self._log_weight(log_gap_BT, is_response_BT).exp() > self.cap
 
 

@@ -63,7 +63,7 @@ class SeqMIS(Correction):
         return sequence_sum(log_gap_BT)
 
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        """Where the product lies in [lo, hi], or is NaN."""
+        """True where the product lies in [lo, hi], or is NaN."""
         product_B = log_rho_BT.sum(1).exp()
         return ~((product_B < self.lo) | (product_B > self.hi))
 
@@ -93,7 +93,7 @@ class GeoRS(Correction):
         return _verl("seq_mean_k1", self.lo, self.hi)
 
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        """Where the geometric mean lies in [lo, hi], or is NaN."""
+        """True where the geometric mean lies in [lo, hi], or is NaN."""
         mean_B = (log_rho_BT.sum(1) / _lengths(is_response_BT)).exp()
         return ~((mean_B < self.lo) | (mean_B > self.hi))
 
@@ -117,7 +117,7 @@ class K3RS(Correction):
         return f"(1/|y|) sum_s (rho_s - 1 - log rho_s) <= {self.max_k3:g}, rho_s = old_s/mu_s"
 
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        """Where the mean k3 is at most max_k3, or is NaN."""
+        """True where the mean k3 is at most max_k3, or is NaN."""
         k3_BT = divergences.k3(log_rho_BT, torch.zeros_like(log_rho_BT))
         return ~(k3_BT.sum(1) / _lengths(is_response_BT) > self.max_k3)
 
@@ -139,7 +139,7 @@ class _SeqMax(Correction):
         return f"max_s {FORMULAS[self.estimator].format('s')} <= {self._most:g}, rho_s = old_s/mu_s"
 
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        """Where every estimate of the response is at most the bound, or is NaN."""
+        """True where every estimate of the response is at most the bound, or is NaN."""
         return ~(_estimates(self.estimator, log_rho_BT) > self._most).any(1)
 
 
@@ -223,7 +223,7 @@ class TokenK1(_TokenRejection):
         return _verl("token_k1", self.lo, self.hi)
 
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        """Where rho_t lies outside [lo, hi]."""
+        """True where rho_t lies outside [lo, hi]."""
         gap_BT = log_gap_BT.exp()
         return (gap_BT < self.lo) | (gap_BT > self.hi)
 
@@ -243,7 +243,7 @@ class TokenK2(_TokenRejection):
         return f"1[(log old_t/mu_t)^2 / 2 <= {self.max_k2:g}]"
 
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        """Where k2 exceeds its bound."""
+        """True where k2 exceeds its bound."""
         return _estimates("k2", log_gap_BT) > self.max_k2
 
 
@@ -262,7 +262,7 @@ class TokenK3(_TokenRejection):
         return f"1[old_t/mu_t - 1 - log(old_t/mu_t) <= {self.max_k3:g}]"
 
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        """Where k3 exceeds its bound."""
+        """True where k3 exceeds its bound."""
         return _estimates("k3", log_gap_BT) > self.max_k3
 
 

@@ -141,7 +141,7 @@ class Clipped(Correction):
         return self._log_weight(log_gap_BT).exp().clamp(self.lo, self.hi)
 
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        """Where W lies outside [lo, hi]."""
+        """True where W lies outside [lo, hi]."""
         weight_BT = self._log_weight(log_gap_BT).exp()
         return (weight_BT < self.lo) | (weight_BT > self.hi)
 
@@ -205,7 +205,7 @@ class IcePop(Correction):
         return torch.where(self.truncated(log_gap_BT, is_response_BT), -math.inf, log_gap_BT)
 
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-        """Where rho_t lies outside [lo, hi]."""
+        """True where rho_t lies outside [lo, hi]."""
         gap_BT = log_gap_BT.exp()
         return (gap_BT < self.lo) | (gap_BT > self.hi)
 

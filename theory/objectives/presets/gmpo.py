@@ -43,7 +43,7 @@ class GeometricClip(Widths):
     eps_high: float = 0.4
 
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:
-        """Where A > 0 and r > exp(eps_high), and where A < 0 and r < exp(-eps_low)."""
+        """True where A > 0 and r > exp(eps_high), and where A < 0 and r < exp(-eps_low)."""
         high, low = math.exp(self.eps_high), math.exp(-self.eps_low)
         return (advantages_B1 > 0) & (ratio_BT > high), (advantages_B1 < 0) & (ratio_BT < low)
 

@@ -43,7 +43,7 @@ class TrustRegion(Protocol):
     def clipped(
         self, tokens: Tokens, ratio_BT: Float[Tensor, "B T"], advantages_B1: Float[Tensor, "B 1"]
     ) -> tuple[Bool[Tensor, "B T"], Bool[Tensor, "B T"]] | None:
-        """Where the upper and where the lower bound bind; None where there is no bound."""
+        """Two masks, True where the upper and where the lower bound binds; None where there is no bound."""
         ...
 
     def term(

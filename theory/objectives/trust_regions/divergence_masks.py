@@ -68,7 +68,7 @@ class DivergenceMask(Widths):
 
     @abstractmethod
     def too_far(self, tokens: Tokens, logp_anchor_BT: Tensor, eps_B1: Tensor) -> Bool[Tensor, "B T"]:
-        """Where pi is farther from the anchor than eps allows."""
+        """True where pi is farther from the anchor than eps allows."""
 
     @property
     @abstractmethod
@@ -77,7 +77,7 @@ class DivergenceMask(Widths):
 
     @torch.no_grad()
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:
-        """Where A > 0, pi is above the anchor and too far, and where A < 0, pi is below it and too far."""
+        """Two masks: A > 0, pi above the anchor and too far, and A < 0, pi below it and too far."""
         anchor_BT = tokens.logp_mu_BT if self.anchor == "mu" else tokens.logp_old_BT
         eps_B1 = torch.where(advantages_B1 > 0, self.eps_high, self.eps_low)
         far_BT = self.too_far(tokens, anchor_BT, eps_B1)
@@ -115,7 +115,7 @@ class BinaryTV(DivergenceMask):
         return f"|pi_t - {self.anchor}_t| > eps"
 
     def too_far(self, tokens: Tokens, logp_anchor_BT: Tensor, eps_B1: Tensor) -> Tensor:
-        """Where |pi - anchor| > eps."""
+        """True where |pi - anchor| > eps."""
         return binary_tv(tokens.logp_pi_BT, logp_anchor_BT) > eps_B1
 
 
@@ -137,7 +137,7 @@ class BinaryKL(DivergenceMask):
         return f"KL(Ber({self.anchor}_t) || Ber(pi_t)) > eps"
 
     def too_far(self, tokens: Tokens, logp_anchor_BT: Tensor, eps_B1: Tensor) -> Tensor:
-        """Where the binary KL(anchor || pi) > eps."""
+        """True where the binary KL(anchor || pi) > eps."""
         return binary_kl(logp_anchor_BT, tokens.logp_pi_BT) > eps_B1
 
 
@@ -174,7 +174,7 @@ class CPPO(DivergenceMask):
         return mask_BT * (1 - (1 - self.w_min) * (mask_BT.cumsum(1) - 1) / steps_B1)
 
     def too_far(self, tokens: Tokens, logp_anchor_BT: Tensor, eps_B1: Tensor) -> Tensor:
-        """Where the weighted divergence exceeds what its own bound and the prefix's budget leave."""
+        """True where the weighted divergence exceeds what its own bound and the prefix's budget leave."""
         divergence_BT = binary_tv(tokens.logp_pi_BT, logp_anchor_BT)
         weight_BT = self.position_weights(tokens.is_response_BT, divergence_BT)
         spent_BT = weight_BT * divergence_BT

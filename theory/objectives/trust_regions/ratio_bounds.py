@@ -59,7 +59,7 @@ class RatioBounds(Widths):
         return 1 + self.eps_high
 
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:
-        """Where A > 0 and r > 1 + eps_high, and where A < 0 and r < 1 - eps_low: the step has gone far enough."""
+        """Two masks: A > 0 and r > 1 + eps_high, and A < 0 and r < 1 - eps_low: the step has gone far enough."""
         return (advantages_B1 > 0) & (ratio_BT > self.high), (advantages_B1 < 0) & (ratio_BT < self.low)
 
 
@@ -143,7 +143,7 @@ class WeightClip(RatioBounds):
     weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "old/mu"
 
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:
-        """Where r > 1 + eps_high, and where r < 1 - eps_low."""
+        """Two masks: r > 1 + eps_high, and r < 1 - eps_low."""
         return ratio_BT > self.high, ratio_BT < self.low
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
