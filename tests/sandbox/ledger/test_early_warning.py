@@ -48,7 +48,7 @@ def test_windows_are_before_a_collapse_or_quiet_or_neither() -> None:
     assert [(one.place, one.ahead) for one in found] == [(w, max(0, 10 - w) * (w >= 10 - LEAD)) for w in range(2, 10)]
     assert [one.signal for one in found] == pytest.approx([w * math.log(2) - base for w in range(2, 10)])
     found = windows(_row(None, **{KL: rising}), KL)
-    # The windows ahead of the last ones are unknown.
+    # The windows that follow the last ones are unknown.
     assert [(one.place, one.ahead) for one in found] == [(w, 0) for w in range(2, NUM_WINDOWS - LEAD)]
 
 
