@@ -122,7 +122,7 @@ def misplaced(seen: Seen) -> str:
 
 
 def _or_coarse(seen: Seen) -> str:
-    """What one step does not tell from other weights: the same weights in a format coarser than FP8 per channel."""
+    """A cause that one step cannot tell from other weights: a format of the weights coarser than FP8 per channel."""
     if not COARSE <= seen.get("size", 0.0) < WHOLE_UNITS:
         return ""
     return (
