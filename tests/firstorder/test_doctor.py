@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +28,10 @@ def test_words_and_page_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
         main(["doctor", str(tmp_path / "good.safetensors"), str(tmp_path / "late.safetensors"), "--out", str(page)])
         == 3
     )
-    told, html = capsys.readouterr().out, page.read_text()
+    told, text = capsys.readouterr().out, page.read_text()
     assert told.index("good.safetensors:") < told.index("nothing wrong") < told.index("late.safetensors:")
     assert told.index("late.safetensors:") < told.index("shifted by one token")
-    body = html[html.index("<body>") : html.index('<script type="application/json"')]
+    body = text[text.index("<body>") : text.index('<script type="application/json"')]
     few = "tokens are few: the rules were tried on 2,500 and more"
     assert told.count(few) == body.count(few) == 2
     assert "nothing wrong" in body and "shifted by one token" in body and "http" not in body
@@ -50,13 +51,17 @@ LATE = trace_of(draw_rows(), lambda logp, b: [logp[0], *logp[:-1]])
 
 
 def test_the_verdict_is_first_and_then_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first line is the verdict in one sentence, the second the fix of the cause that is named first."""
+    """The first line is the verdict in one sentence, the second the fix of the cause that is named first; the page
+    begins with the same two.
+    """
     LATE.save(tmp_path / "late.safetensors")
-    main(["doctor", str(tmp_path / "late.safetensors")])
+    main(["doctor", str(tmp_path / "late.safetensors"), "--out", str(tmp_path / "page.html")])
     first, second, *_ = capsys.readouterr().out.splitlines()
     shifted = next(cause for cause in CAUSES if cause.name == "shifted")
     assert first.startswith(f"late.safetensors: it looks like {shifted.title} (strength ") and first.endswith(").")
     assert second == f"Do first: {shifted.fix}"
+    page = (tmp_path / "page.html").read_text()
+    assert page.index(f">I{first.partition(': i')[2]}<") < page.index(f">{html.escape(second, quote=False)}<")
 
 
 @pytest.mark.parametrize(
