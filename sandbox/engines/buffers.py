@@ -78,6 +78,7 @@ class FeatureLog:
     def repeat(self, num: int) -> FeatureLog:
         """A log of `num` adjacent copies of each response, which shares what has been kept so far."""
         other = FeatureLog(self._shape[0] * num, self._shape[1])
+        # New lists of the same tensors: passes that are added later belong to one log alone.
         other._hidden, other._logits, other._num_rows = [*self._hidden], [*self._logits], self._num_rows
         for rows, *where in self._stands:
             copies = (rows[:, None] * num + torch.arange(num)).flatten()

@@ -35,9 +35,10 @@ def _plan(experts_NK: Tensor, num_experts: int) -> _Plan:
     count_E = np.bincount(expert_M, minlength=num_experts)
     size_E = np.maximum(count_E, MIN_ROWS) * (count_E > 0)
     end_E = size_E.cumsum()
+    # A pair's row: its place among the sorted pairs, moved on by the padding of the groups before its own.
     row_M = np.arange(K * N) + (end_E - size_E - count_E.cumsum() + count_E).repeat(count_E)
     token_R = np.zeros(end_E[-1], dtype=np.int64)
-    token_R[row_M] = order_M % N
+    token_R[row_M] = order_M % N  # pairs are counted slot by slot: pair k * N + n is token n
     row_KN = np.empty(K * N, dtype=np.int64)
     row_KN[order_M] = row_M
     return _Plan(*(torch.from_numpy(a) for a in (token_R, row_KN.reshape(K, N), end_E.astype(np.int32))))
@@ -80,6 +81,7 @@ class _Combine(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         y_RD, weights_NK, token_R, row_KN = ctx.saved_tensors
+        # Rows of padding keep the weight 0: they stand for token 0, which must not learn from them.
         weight_R = weights_NK.new_zeros(y_RD.shape[0]).index_copy_(0, row_KN.flatten(), weights_NK.t().flatten())
         grad_rows_RD = grads[0].index_select(0, token_R)
         dot_R = (grad_rows_RD * y_RD).sum(dim=-1)
@@ -127,6 +129,7 @@ def ascending(experts_NK: Tensor, weights_NK: Tensor) -> tuple[Tensor, Tensor]:
     ids = experts_NK.numpy()
     if (ids[:, 1:] > ids[:, :-1]).all():
         return experts_NK, weights_NK
+    # A floating-point sum depends on its order, and a replayed record lists experts in another order than a top-k.
     experts_NK, slot_NK = experts_NK.sort(dim=1, stable=True)
     return experts_NK, weights_NK.gather(1, slot_NK)
 

@@ -37,6 +37,7 @@ def linear(x: Float[Tensor, "*rows D"], weight_OD: Float[Tensor, "O D"]) -> Floa
         return F.linear(x.contiguous(), weight_OD)
     x_ND, weight_OD = aligned(x.reshape(-1, width), -1), aligned(weight_OD, -1)
     N = x_ND.shape[0]
+    # Below these sizes a library takes another kernel, whose sums run in another order than those of a large batch.
     if num_out < MIN_ROWS:
         weight_OD = F.pad(weight_OD, (0, 0, 0, MIN_ROWS - num_out))
     if N < MIN_ROWS:
@@ -95,6 +96,7 @@ def attention(
     # In place, but for a few rows of many: their copy is made here, or else by the softmax.
     add = scores.add_ if scores.is_contiguous() else scores.add
     probs = _repeated(add(bias_BSP[:, None, None]).softmax(dim=-1).view(B * h, G * S, P))
+    # Blocks of one size, added in order: the same split for a row whatever the number of keys of its neighbours.
     if P <= KEY_BLOCK:
         out = torch.bmm(probs, v)
     else:

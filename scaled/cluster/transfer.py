@@ -80,7 +80,7 @@ class _Filling:
 
     def add(self, name: str, tensor: Tensor) -> None:
         start = _aligned(self.used)
-        self.data[self.used : start] = 0
+        self.data[self.used : start] = 0  # the gap is sent too: bytes of an old buffer would differ from run to run
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         flat = flat.view(torch.uint8).numpy() if tensor.nbytes else np.empty(0, dtype=np.uint8)
         self.data[start : start + len(flat)] = flat
@@ -137,6 +137,7 @@ class _Packer(pickle.Pickler):
     def persistent_id(self, obj: Any) -> int | None:
         if not isinstance(obj, Tensor):
             return None
+        # By identity, which is safe: the value being packed keeps its tensors alive, so no id is used again.
         if id(obj) not in self.numbers:
             self.numbers[id(obj)] = len(self.tensors)
             self.tensors.append(obj)

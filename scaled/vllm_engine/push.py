@@ -71,6 +71,7 @@ def pack_cpu_experts(model: nn.Module, first_expert: dict[tuple[int, str], Tenso
 
         held: Tensor = layer.w13_weight.data[0]  # type: ignore[union-attr, index]
         F = held.shape[0] // 2
+        # vLLM cuts gate and up apart over the tensor-parallel ranks, and holds this rank's parts one below the other.
         own = slice(F * tensor_rank, F * (tensor_rank + 1))
         plain = torch.cat([first_expert[number, part][own].to(held) for part in ("gate", "up")])
         if torch.equal(held, cpu_prepack_moe_weight(plain[None].clone(), isa).view_as(held)):

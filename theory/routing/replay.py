@@ -108,6 +108,7 @@ class ReplayContext:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
+            # Routes of half a forward would read like a whole record.
             self._state = "failed"
             self._forget()
             return
@@ -226,7 +227,7 @@ class ReplayContext:
 
     def _replayed(self, recorded_RK: Tensor, natural_NK: Tensor) -> Tensor:
         recorded_RK = recorded_RK.to(natural_NK)
-        is_recorded_R = recorded_RK[:, 0] >= 0
+        is_recorded_R = recorded_RK[:, 0] >= 0  # a row that the record lacks holds -1
         experts_NK = natural_NK.clone()
         experts_NK[self._rows_R.to(natural_NK.device)[is_recorded_R]] = recorded_RK[is_recorded_R]
         return experts_NK
@@ -240,6 +241,7 @@ class ReplayContext:
         self._experts[number] = experts_NK.to(narrow)
         self._natural[number] = natural_NK.to(narrow).index_select(0, rows_R)
         if self._where_F is not None:
+            # Detached: the predictor learns from them after the step, and a graph would keep every activation alive.
             where_F = self._where_F.to(logits_NE.device)
             self._logits[number] = logits_NE.detach().index_select(0, where_F)
             if self.plan.keep_hidden:
