@@ -35,13 +35,13 @@ STORY = (
 """The places of the page's first table, at N = 8: gap, remedy and words."""
 
 
-def markdown(rows: Mapping[str, Row], regime: Regime, found: Sequence[Finding]) -> str:
-    """The page as text; `found` are the findings of the study's claims."""
+def markdown(rows: Mapping[str, Row], regime: Regime, found: Sequence[Finding], waiting: str) -> str:
+    """The page as text; `found` are the findings of the study's claims, `waiting` the ledger's `waiting_text`."""
     table = runs(rows, regime)
     grpo = where(table, preset="grpo")
     parts = [
         INTRO.format(num_runs=len(table), num_seeds=table["seed"].nunique()),
-        _said(grpo), _story(grpo), _demo(table), PICTURE, _predictions(found), SIGN, _gap(grpo), _number(grpo),
+        _said(grpo), _story(grpo), _demo(table), PICTURE, _predictions(found, waiting), SIGN, _gap(grpo), _number(grpo),
         longer_responses(rows, regime), _alarm(rows, regime), LIMITS,
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)
@@ -149,7 +149,7 @@ def _demo(table: pd.DataFrame) -> str:
     )
 
 
-def _predictions(found: Sequence[Finding]) -> str:
+def _predictions(found: Sequence[Finding], waiting: str) -> str:
     """Every prediction of the study with its effect, the claim's verdict, and how many seeds are there."""
     lines, said = [], []
     for finding in (one for one in found if one.decides):
@@ -159,7 +159,9 @@ def _predictions(found: Sequence[Finding]) -> str:
             stand = word_text(one) if has_runs else f"– ({len(one.values)} of {len(finding.seeds)} seeds)"
             lines.append((str(claim.number), one.prediction.words, effect_text(one), stand))
     table = markdown_table(("claim", "prediction", "effect, 95%", "by its own test"), lines)
-    return "\n".join(["## What was predicted, and what came\n", *said, f"\n{table}"])
+    return "\n".join(
+        ["## What was predicted, and what came\n", *said, *([f"\n{waiting}"] if waiting else []), f"\n{table}"]
+    )
 
 
 def _gap(table: pd.DataFrame) -> str:

@@ -10,6 +10,7 @@ from sandbox.border.pictures import gains, phase_diagram, svg
 from sandbox.border.table import places, runs, where
 from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.cells import Cells
+from sandbox.ledger.summary import waiting_text
 from sandbox.ledger.verdicts import findings
 
 README = Path(__file__).parents[2] / "README.md"
@@ -23,7 +24,8 @@ def page() -> str:
     """docs/border.md."""
     rows = Cells(RESULTS / "cells.jsonl").rows()
     (regime,) = (one for one in REGIMES if one.name == "border")
-    return markdown(rows, regime, [one for one in findings(CLAIMS, REGIMES, rows) if one.claim.number in STUDY])
+    found = findings(CLAIMS, REGIMES, rows)
+    return markdown(rows, regime, [one for one in found if one.claim.number in STUDY], waiting_text(found))
 
 
 def block(text: str) -> str:
@@ -36,6 +38,7 @@ def block(text: str) -> str:
         r"At (\d+) tokens and a KL of (\S+) (\d+ of \d+) runs collapse, at (\d+) tokens and a KL of (\S+) (\d+ of \d+)",
         text,
     )[0]
+    (verdict,) = re.findall(r"^- Claim 47: .* \*\*(.+)\.\*\*$", text, re.MULTILINE)
     fallen = [fell[name] for name in ("no remedy", "R2", "R3", "token TIS", "an exact engine")]
     words = "{} runs without a remedy and in {} with R2,\n  in {} with R3, {} with Token-TIS, {} with an exact engine"
     return (
@@ -43,8 +46,8 @@ def block(text: str) -> str:
         f"  updates per rollout and the largest gap, training collapsed in {words.format(*fallen)}.\n"
         "  Of all numbers made of gap and staleness (N updates per rollout) one tells collapse best: half of the runs\n"
         f"  without a remedy collapse at {name} = {border} ({low} to {high}); [study](docs/border.md).\n"
-        f"  Long responses fall at a smaller gap (claim 47, on a second task): {fell_long} runs of {long} tokens\n"
-        f"  at KL {kl_long}, {fell_short} of {short} tokens at {kl_short}.\n"
+        f"  Long responses fall at a smaller gap (claim 47, on a second task: {verdict}): {fell_long} runs of\n"
+        f"  {long} tokens at KL {kl_long}, {fell_short} of {short} tokens at {kl_short}.\n"
     )
 
 
