@@ -180,7 +180,7 @@ def moe_problem(
     if mode != "none":
         trained = next((policy for policy in known if _has_used(policy, old.gradient)), None)
         trained = routed_policy(now, tree, rollouts, old.gradient) if trained is None else trained
-    # Gradients are taken with the routes of the replay mode, where it has any.
+    # Gradients are taken on the replayed routes, where there are any.
     used = target if trained is None else trained
     assert rollouts.experts is not None and old.scores.natural is not None, "a pass over MoE layers left no record"
     logp_mu = edges_of(tree, rollouts.padded().logp_mu_BT)

@@ -54,7 +54,7 @@ NON_FINITE = VerdictRules(min_steps=20_000, early_steps=1, patience=10_000)
 
 @dataclass(frozen=True)
 class Budget:
-    """The sampling: `rounds` times `num_minibatches` for an arm's gradient at the state, one round for that of
+    """Sample sizes: `rounds` times `num_minibatches` for an arm's gradient at the state, one round for that of
     its last mini-batch, and responses for the rest.
 
     Under the token weight the noise of a mean over 32 is 1.2 to 2.2 times as long as the mean (border, seeds 0 to 4),

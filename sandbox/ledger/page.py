@@ -39,8 +39,8 @@ and stood in `sandbox/claims/` before the runs that decide it were made.
   do not decide. **not applicable**: it is of a collapse, and no run of the arm that should have one collapsed.
   **–**: runs are missing. **out of reach**: {POWER:.0%} power asks for more than {MOST} seeds; none are made.
 - That all predictions hold is an intersection-union test, with the largest of their p's; that one fails has their
-  number times the least. Holm's correction runs over all the claims within reach, with p = 1 for one that lacks runs:
-  the level is 5% for all of them together at every look, and no verdict is lost when another claim's runs come.
+  number times the least. Holm's correction runs over every claim that has seeds to decide it, with p = 1 while it lacks
+  runs: the level is 5% for all of them together at every look, and no verdict is lost when another claim's runs come.
 - *Effect*, with its 95% interval, is that of the prediction on which the word rests. *Power* is the chance that its
   least powerful prediction is found to hold at the effect its seeds are planned for (sandbox/ledger/power.py), at the
   level of Holm's first step. *Cost* is hours of one thread.

@@ -67,14 +67,11 @@ def counts_text(made: Sequence[Line]) -> str:
 def waiting_text(found: Sequence[Finding]) -> str:
     """A sentence on the claims that are inconclusive only because others lack runs; empty where there are none."""
     words = {one.claim.number: one.word for one in found if one.decides}
-    other = [one for one in among_ready(found) if one.word not in (words[one.claim.number], None)]
+    other = [one for one in among_ready(found) if one.word != words[one.claim.number]]
     if not other:
         return ""
     named = ", ".join(f"{one.claim.number} ({one.word})" for one in sorted(other, key=lambda one: one.claim.number))
-    return (
-        "Inconclusive only while claims without all runs count as p = 1, with the word that they would have without "
-        f"those: {named}."
-    )
+    return f"Corrected over the claims that have their runs alone, these would be decided too: {named}."
 
 
 def spent(rows: Mapping[str, Row]) -> str:

@@ -47,7 +47,7 @@ class KVCache:
             raise ValueError(f"expected at most {self.capacity} tokens (capacity), got {int(positions_B.max()) + S}")
 
     def slots(self, positions_BS: Int[Tensor, "B S"]) -> Int[Tensor, " M"]:
-        """The slot of token s of row b in `write`, head by head, keys and then values; every layer's alike."""
+        """The slots that `write` fills: keys, then values, head by head; the same in every layer."""
         _, _, B, h, C, _ = self._both_L2BhCd.shape
         first_2B1h = (torch.arange(2 * B * h) * C).view(2, B, 1, h)
         return (first_2B1h + positions_BS[:, :, None]).flatten()

@@ -276,7 +276,7 @@ def build_megatron(
 
 
 def megatron_assembly() -> Assembly:
-    """The joining of the parts of Megatron-core's ranks."""
+    """The functions that join the parts of Megatron-core's ranks."""
     from scaled.megatron_engine import parts
 
     return Assembly(parts.assemble_scores, parts.assemble_logp, parts.assemble_stats)

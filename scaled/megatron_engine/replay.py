@@ -135,7 +135,7 @@ class ChunkReplay:
         if self._backward is not None or not self._waiting or flight is not self._waiting[0]:
             raise LedgerError("expected backward passes one at a time, in the order of their forwards")
         self._backward = flight
-        # The engine calls back when the whole backward is done; a hook on the input would miss a chunk without one.
+        # The engine calls back when the whole backward is done; the first chunk's input has no gradient to hook.
         torch.autograd.Variable._execution_engine.queue_callback(lambda: self._finish(flight))
 
     def _finish(self, flight: Flight) -> None:

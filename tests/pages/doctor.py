@@ -287,10 +287,7 @@ plants when the threshold between rounding and old weights was moved from 0.4 to
 thresholds alone, where it misnames 22 traces of 300 in place of 32 (rounding, routing, old and wrong weights, without the plants that have
 0 of 12). Which format rounds one step does not tell: all are *precision*. The matrices have all plants but NVFP4 and the two.
 
-Why, as two models of the thresholds show (widths 64 and 48, 26 traces each of rounding and old weights): the score divides by the ratio on sure tokens, but
-grows with the deviation as well, so that coarse rounding passes its threshold. The present score misnames 5 and 4 of them. The ratio on sure
-tokens alone, at 0.7, misnames 3 and 0; it has not been tried on a held-out model or beside the other causes, and is not in the rules.
-Where old or wrong weights are named and a logit is off by 0.2 to 2, the doctor says that a format coarser than FP8
+The score of old weights grows with the size of the deviation, so that coarse rounding passes its threshold. Where old or wrong weights are named and a logit is off by 0.2 to 2, the doctor says that a format coarser than FP8
 can look the same, and what to try. No count is changed by that.
 """  # noqa: E501
 

@@ -16,7 +16,7 @@ WHOLE = 0.7
 Rounding is a staircase: updates that are small against its steps reach the engine late, and leave a slope of 0.7 to 1.
 """
 GROWN = 1.5
-"""The growth factor of the gap on the same draws that counts."""
+"""The least growth of the gap on the same draws that counts, a factor."""
 
 
 def _stopped(seen: Seen) -> float:

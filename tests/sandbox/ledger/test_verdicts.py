@@ -191,7 +191,7 @@ def test_the_page_names_what_waits_for_other_claims_alone() -> None:
     """A claim that its own p decides, and that is lost among ten without runs, is named with the word it would have."""
     claims = [_claim(_prediction(), number=i, num_seeds=5 if i == 0 else 7) for i in range(11)]
     found = findings(claims, [REGIME], _rows([1.0, 1.6, 0.4, 1.1, 0.9], [0.0, 0.3, -0.3, 0.1, 0.1]))
-    assert found[0].word == "inconclusive" and "without those: 0 (reproduced)." in waiting_text(found)
+    assert found[0].word == "inconclusive" and "decided too: 0 (reproduced)." in waiting_text(found)
     assert waiting_text(findings(claims, [REGIME], _rows(*CLEAR))) == ""
 
 
