@@ -164,13 +164,13 @@ PREDICTIONS = (
     ),
     _mean(
         "d6", "R2 loses less against no replay at N = 2 than at N = 8 (noise 2).", "loss at N = 8 less loss at N = 2",
-        lambda of: _loss(of, R2, LARGE, is_fresh=False) - _loss(of, R2, LARGE, 2),
+        lambda of: _loss(of, R2, LARGE) - _loss(of, R2, LARGE, 2),
     ),
 )  # fmt: skip
 
 
-def _loss(of: Remedies, mode: str, error: str, N: int = 8, is_fresh: bool = True) -> pd.Series:
-    return of.replayed(NATURAL, error, N, is_fresh=is_fresh) - of.replayed(mode, error, N, is_fresh=is_fresh)
+def _loss(of: Remedies, mode: str, error: str, N: int = 8) -> pd.Series:
+    return of.replayed(NATURAL, error, N) - of.replayed(mode, error, N)
 
 
 def _single(values: pd.Series) -> Interval:

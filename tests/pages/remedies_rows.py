@@ -24,7 +24,7 @@ from theory.streams import derive_seed
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "results/flow/remedies.csv"
-STUDIES = ("remedies", "remedies-stale", "remedies-noise", "replay", "replay-near", "replay-fresh")
+STUDIES = ("remedies", "remedies-stale", "remedies-noise", "replay", "replay-near")
 FIRST = ("bias", "cosine", "drift_norm", "true_norm", "variance", "draw_error")
 """Columns of step 0 that are kept, as `first_<name>`."""
 KEYS = ["study", "problem", "error", "objective", "N", "B"]
@@ -102,12 +102,9 @@ class Remedies:
         """Harm of the clip at N = 16 under the noise of B responses; inf: without."""
         return self.stale(CLIP, error) if np.isinf(B) else self.harm("remedies-noise", CLIP, error, 16, B)
 
-    def replayed(
-        self, mode: str, error: str = LARGE, N: int = 8, name: str = "reward", is_fresh: bool = True
-    ) -> pd.Series:
-        """A column of a replay mode's runs: of the fresh problems at N = 8, of those looked at first elsewhere."""
-        study = "replay-near" if N != 8 else "replay-fresh" if is_fresh else "replay"
-        return self.cell(study, mode, name, error, N)
+    def replayed(self, mode: str, error: str = LARGE, N: int = 8, name: str = "reward") -> pd.Series:
+        """A column of a replay mode's runs."""
+        return self.cell("replay" if N == 8 else "replay-near", mode, name, error, N)
 
 
 Gap = Callable[[Remedies], pd.Series]
