@@ -8,6 +8,7 @@ import pytest
 
 from lab.flow.config import load_config
 from lab.flow.run import run_of
+from tests.pages import kinds
 from tests.pages.drift import (
     BLOCK,
     FIXED,
@@ -41,8 +42,8 @@ def test_the_part_is_computed_from_the_rows() -> None:
 def test_every_prediction_of_the_design_is_tried() -> None:
     """The design's table has the names of the predictions that are tried, in their order, and no others."""
     lines = DESIGN.read_text(encoding="utf-8").splitlines()
-    names = [line.split("|")[1].strip() for line in lines if line.startswith(("| a", "| b"))]
-    assert names == [one.name for one in PREDICTIONS]
+    names = [line.split("|")[1].strip() for line in lines if line.startswith(("| a", "| b", "| k"))]
+    assert names == [one.name for one in (*PREDICTIONS, *kinds.PREDICTIONS)]
 
 
 @pytest.mark.parametrize(("first", "second"), [(1.0, "holds"), (-1.0, "fails"), (0.0, "open")])

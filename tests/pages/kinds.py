@@ -1,0 +1,165 @@
+"""Drift by kind of engine error (docs/decisions/0010-drift-study.md, last section): its rows, verdicts, part of a page.
+
+`python -m tests.pages.kinds FOLDER ...` keeps the ends of the runs in these record folders of `firstorder flow`;
+without a folder it writes the page's part from these.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lab.audit.table import numbers
+from lab.flow.table import Interval, interval, of_cell
+from lab.markdown import markdown_table
+from lab.report.style import number
+from tests.pages.drift import CENTRED, FIXED, NONE, PAGE, ROOT, SEQUENCE, TOKEN, Values, ends_in
+from tests.pages.predictions import Prediction, counts, verdicts
+
+KEPT = ROOT / "results/flow/kinds.csv"
+BLOCK = re.compile(r"(?<=<!-- kinds -->\n).*?(?=<!-- /kinds -->)", re.DOTALL)
+LOW_RANK, WEIGHTS, FRESH = "low_rank, KL 0.18", "weights, KL 0.18", "fresh, KL 0.18"
+FLATTER, TOP_P, ROUNDED = "flatter, scale 0.3", "top_p, scale 0.1", "rounded, scale 0.143"
+BARE = "fixed, KL 0.18, no baseline"
+ERRORS = {
+    FIXED: "fixed, KL 0.18",
+    LOW_RANK: "low rank, KL 0.18",
+    WEIGHTS: "weights, KL 0.18",
+    FRESH: "fresh in every pass, KL 0.18",
+    FLATTER: "flatter, logits / 1.3",
+    TOP_P: "top-p 0.9",
+    ROUNDED: "weights rounded to INT4",
+    BARE: BARE,
+}
+"""Engine errors by their label in rows, as the page names them."""
+REMEDIES = (NONE, TOKEN, SEQUENCE, CENTRED)
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The kept rows, asked by cell."""
+
+    frame: pd.DataFrame
+
+    def __call__(self, error: str, objective: str, name: str = "reward") -> Values:
+        """A column at the end of a cell's runs, a value a problem in their order."""
+        return numbers(of_cell(self.frame, error=error, objective=objective).sort_values("problem"), name)
+
+    def harm(self, error: str) -> Values:
+        """What no weight loses against the sequence weight, whose expected update is the true gradient."""
+        return self(error, SEQUENCE) - self(error, NONE)
+
+    def gain(self, error: str) -> Values:
+        """What the token weight earns beyond no weight."""
+        return self(error, TOKEN) - self(error, NONE)
+
+
+def kept() -> pd.DataFrame:
+    """The rows that the project keeps."""
+    return pd.read_csv(KEPT)
+
+
+def _mean(name: str, words: str, measured: str, gap: Callable[[Kinds], Values]) -> Prediction:
+    return Prediction(name, words, measured, lambda of: [_interval(gap(of), name)])
+
+
+def _interval(values: Values, *names: str) -> Interval:
+    return interval(values, "kinds", *names)
+
+
+PREDICTIONS = (
+    _mean("k1", "Low rank: no weight does harm.", "harm", lambda of: of.harm(LOW_RANK)),
+    _mean(
+        "k2", "Low rank: centring gives back a part of it.", "centred score less no weight",
+        lambda of: of(LOW_RANK, CENTRED) - of(LOW_RANK, NONE),
+    ),
+    _mean("k3", "Weights: no weight does harm.", "harm", lambda of: of.harm(WEIGHTS)),
+    _mean(
+        "k4", "Weights: centring gives back a part of it.", "centred score less no weight",
+        lambda of: of(WEIGHTS, CENTRED) - of(WEIGHTS, NONE),
+    ),
+    _mean(
+        "k5", "Fresh: no weight does less harm than under the fixed error.", "harm fixed less harm fresh",
+        lambda of: of.harm(FIXED) - of.harm(FRESH),
+    ),
+    _mean(
+        "k6", "Rounded: no weight does less harm than under the fixed error.", "harm fixed less harm rounded",
+        lambda of: of.harm(FIXED) - of.harm(ROUNDED),
+    ),
+    _mean(
+        "k7", "Flatter: where nothing is earned entropy ends lower without a weight than with the score centred.",
+        "centred score less no weight",
+        lambda of: of(FLATTER, CENTRED, "entropy_lost") - of(FLATTER, NONE, "entropy_lost"),
+    ),
+    _mean(
+        "k8", "Top-p: entropy ends higher under the token weight than with the score centred.",
+        "token weight less centred score", lambda of: of(TOP_P, TOKEN, "entropy") - of(TOP_P, CENTRED, "entropy"),
+    ),
+    _mean(
+        "k9", "Top-p: centring costs reward, beside the token weight.", "token weight less centred score",
+        lambda of: of(TOP_P, TOKEN) - of(TOP_P, CENTRED),
+    ),
+    _mean(
+        "k10", "Fixed: no weight earns more without a baseline than with it.", "without less with",
+        lambda of: of(BARE, NONE) - of(FIXED, NONE),
+    ),
+    _mean(
+        "k11", "Fixed: the token weight gains less on no weight without a baseline than with it.",
+        "gain with less gain without", lambda of: of.gain(FIXED) - of.gain(BARE),
+    ),
+)  # fmt: skip
+
+
+def table(study: Kinds, name: str, head: str) -> str:
+    """Means with intervals: engine errors by remedies."""
+    rows = []
+    for error, title in ERRORS.items():
+        found = [study(error, remedy, name) for remedy in REMEDIES]
+        rows.append((title, *(str(_interval(x, name, error)) if len(x) else "" for x in found)))
+    return markdown_table((head, *REMEDIES), rows)
+
+
+def block() -> str:
+    """The page's part on the study, between its two marks."""
+    study = Kinds(kept())
+    exact = number(float(study(FIXED, SEQUENCE, "entropy_lost").mean()))
+    parts = [
+        f"{study.frame['problem'].nunique()} problems, others than those above; design and predictions were committed "
+        "before the runs: the last section of\n[decision 10](decisions/0010-drift-study.md), "
+        "`configs/flow/kinds.yaml`; the rows are in `results/flow/kinds.csv`.\n"
+        f"{counts(PREDICTIONS, study)} Harm is the sequence weight's reward less no weight's.",
+        verdicts(PREDICTIONS, study),
+        table(study, "reward", "reward at the end"),
+        table(study, "entropy_lost", "entropy at the end where nothing is earned"),
+        f"The true gradient leaves an entropy of {exact} there. Under top-p no weight follows the true gradient: a "
+        "token that mu never samples\nhas no weight.",
+    ]
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def rows_of(folder: Path) -> pd.DataFrame:
+    """The ends of a folder's runs; those without a baseline have an error label of their own."""
+    rows = ends_in(folder)
+    is_bare = folder.parent.name == "kinds-bare"
+    return rows.assign(error=BARE) if is_bare else rows
+
+
+def main(folders: Sequence[str]) -> None:
+    """Keeps the rows of the folders, or writes the page's part."""
+    if folders:
+        rows: Any = pd.concat([rows_of(Path(folder)) for folder in folders], ignore_index=True)
+        # Six digits: rounding at the tenth differs between machines.
+        KEPT.write_text(rows.to_csv(index=False, float_format="%.6g"), encoding="utf-8")
+    else:
+        text = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(BLOCK.sub(lambda _: block(), text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
