@@ -19,7 +19,7 @@ from lab.audit.table import numbers
 from lab.flow.table import Interval, interval, of_cell
 from lab.markdown import markdown_table
 from lab.report.style import number
-from tests.pages.drift import CENTRED, FIXED, NONE, PAGE, ROOT, SEQUENCE, TOKEN, Values, ends_in
+from tests.pages.drift import CENTRED, FIXED, NONE, PAGE, ROOT, SEQUENCE, TOKEN, ends_in
 from tests.pages.predictions import Prediction, counts, verdicts
 
 KEPT = ROOT / "results/flow/kinds.csv"
@@ -47,15 +47,16 @@ class Kinds:
 
     frame: pd.DataFrame
 
-    def __call__(self, error: str, objective: str, name: str = "reward") -> Values:
-        """A column at the end of a cell's runs, a value a problem in their order."""
-        return numbers(of_cell(self.frame, error=error, objective=objective).sort_values("problem"), name)
+    def __call__(self, error: str, objective: str, name: str = "reward") -> pd.Series:
+        """A column at the end of a cell's runs, by problem."""
+        found = of_cell(self.frame, error=error, objective=objective)
+        return pd.Series(numbers(found, name), index=found["problem"].to_numpy())
 
-    def harm(self, error: str) -> Values:
+    def harm(self, error: str) -> pd.Series:
         """What no weight loses against the sequence weight, whose expected update is the true gradient."""
         return self(error, SEQUENCE) - self(error, NONE)
 
-    def gain(self, error: str) -> Values:
+    def gain(self, error: str) -> pd.Series:
         """What the token weight earns beyond no weight."""
         return self(error, TOKEN) - self(error, NONE)
 
@@ -65,12 +66,13 @@ def kept() -> pd.DataFrame:
     return pd.read_csv(KEPT)
 
 
-def _mean(name: str, words: str, measured: str, gap: Callable[[Kinds], Values]) -> Prediction:
+def _mean(name: str, words: str, measured: str, gap: Callable[[Kinds], pd.Series]) -> Prediction:
     return Prediction(name, words, measured, lambda of: [_interval(gap(of), name)])
 
 
-def _interval(values: Values, *names: str) -> Interval:
-    return interval(values, "kinds", *names)
+def _interval(values: pd.Series, *names: str) -> Interval:
+    """Of the problems that both sides have."""
+    return interval(values.dropna().to_numpy(), "kinds", *names)
 
 
 PREDICTIONS = (
@@ -129,8 +131,10 @@ def block() -> str:
     """The page's part on the study, between its two marks."""
     study = Kinds(kept())
     exact = number(float(study(FIXED, SEQUENCE, "entropy_lost").mean()))
+    num = {error: len(study(error, NONE)) for error in ERRORS}
+    few = "; ".join(f"{ERRORS[error]}: {n}" for error, n in num.items() if n < num[FIXED])
     parts = [
-        f"{study.frame['problem'].nunique()} problems, others than those above; design and predictions were committed "
+        f"{num[FIXED]} problems{f' ({few})' if few else ''}, others than those above; design and predictions were committed "
         "before the runs: the last section of\n[decision 10](decisions/0010-drift-study.md), "
         "`configs/flow/kinds.yaml`; the rows are in `results/flow/kinds.csv`.\n"
         f"{counts(PREDICTIONS, study)} Harm is the sequence weight's reward less no weight's.",
