@@ -1,4 +1,4 @@
-"""The questions of docs/exact-training.md, (a) to (g), answered from the kept rows of both studies.
+"""The questions of docs/exact-training.md, (a) to (g), answered from the kept rows of the three studies.
 
 `python -m tests.pages.exact_answers` writes them between the page's marks.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from lab.flow.table import Interval, interval
 from lab.report.style import number
-from tests.pages import drift, remedies
+from tests.pages import drift, kinds, remedies
 from tests.pages.drift import CENTRED, FIXED, FRONT, LONG, SEQUENCE, SHARPER
 from tests.pages.predictions import Prediction, Study
 from tests.pages.remedies_rows import LARGE, NATURAL, NONE, PR2, R2, R3, TOKEN, Remedies, mean
@@ -52,6 +52,27 @@ def of_drift() -> list[str]:
         f"than it.",
     }
     return [f"- ({letter}) {words} *{told(drift.PREDICTIONS, study, letter)}.*" for letter, words in answers.items()]
+
+
+def of_kinds() -> list[str]:
+    """(k): the rest of (a)."""
+    study = kinds.Kinds(kinds.kept())
+    at = found(kinds.PREDICTIONS, study)
+    why = (
+        " So it is the baseline that turns the engine's error into a force where nothing is earned."
+        if at["k10"].low > 0
+        else ""
+    )
+    words = (
+        f"**Other kinds of error, and no baseline?** An error along one direction costs {at['k1']} without a weight, "
+        f"one of the weights {at['k3']}; centring gives back {at['k2']} and {at['k4']}. Drawn anew in every pass the "
+        f"fixed error costs {at['k5']} less ({at['k5'].num} problems), though entropy where nothing is earned then ends at "
+        f"{number(float(study(kinds.FRESH, NONE, 'entropy_lost').mean()))}; rounding to INT4 costs {at['k6']} less. Under "
+        f"top-p entropy ends {at['k8']} higher with the token weight than with the score centred, which costs "
+        f"{at['k9']} of reward. Under the fixed error no weight earns {at['k10']} more without a baseline than with "
+        f"it, and the token weight then adds {at['k11']} less.{why}"
+    )
+    return [f"- (k) {words} *{told(kinds.PREDICTIONS, study, 'k')}.*"]
 
 
 def of_remedies() -> list[str]:
@@ -97,7 +118,7 @@ def block() -> str:
         "[12](decisions/0012-remedies-study.md)).\nBrackets are 95% intervals over problems; the fixed error stays, at "
         "KL 0.18 nats per token; harm is the reward of the true\ngradient's run less a run's, of at most 0.333.\n\n"
     )
-    return head + "\n".join([*of_drift(), *of_remedies()]) + "\n"
+    return head + "\n".join([*of_drift(), *of_remedies(), *of_kinds()]) + "\n"
 
 
 if __name__ == "__main__":

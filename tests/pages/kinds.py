@@ -134,8 +134,8 @@ def block() -> str:
     num = {error: len(study(error, NONE)) for error in ERRORS}
     few = "; ".join(f"{ERRORS[error]}: {n}" for error, n in num.items() if n < num[FIXED])
     parts = [
-        f"{num[FIXED]} problems{f' ({few})' if few else ''}, others than those above; design and predictions were committed "
-        "before the runs: the last section of\n[decision 10](decisions/0010-drift-study.md), "
+        f"{num[FIXED]} problems{f' ({few})' if few else ''}, others than those above; design and predictions were "
+        "committed before the runs: the last section of\n[decision 10](decisions/0010-drift-study.md), "
         "`configs/flow/kinds.yaml`; the rows are in `results/flow/kinds.csv`.\n"
         f"{counts(PREDICTIONS, study)} Harm is the sequence weight's reward less no weight's.",
         verdicts(PREDICTIONS, study),

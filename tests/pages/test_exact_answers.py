@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.pages import drift, remedies
+from tests.pages import drift, kinds, remedies
 from tests.pages.drift import FRONT
 from tests.pages.exact_answers import BLOCK, block
 
@@ -12,6 +12,6 @@ def test_the_answers_are_computed_from_the_rows() -> None:
     found = BLOCK.search(FRONT.read_text(encoding="utf-8"))
     assert found is not None and found.group() == block()
     bullets = {line[3]: line for line in block().splitlines() if line.startswith("- (")}
-    for one in (*drift.PREDICTIONS, *remedies.PREDICTIONS):
+    for one in (*drift.PREDICTIONS, *remedies.PREDICTIONS, *kinds.PREDICTIONS):
         verdicts = bullets[one.name[0]].rpartition(" *")[2]
         assert one.name in verdicts.strip("*.").replace(";", ",").replace(": ", ", ").split(", ")
