@@ -63,14 +63,14 @@ def of_kinds() -> list[str]:
         if at["k10"].low > 0
         else ""
     )
+    fresh = number(float(study(kinds.FRESH, NONE, "entropy_lost").mean()))
     words = (
         f"**Other kinds of error, and no baseline?** An error along one direction costs {at['k1']} without a weight, "
         f"one of the weights {at['k3']}; centring gives back {at['k2']} and {at['k4']}. Drawn anew in every pass the "
-        f"fixed error costs {at['k5']} less ({at['k5'].num} problems), though entropy where nothing is earned then ends at "
-        f"{number(float(study(kinds.FRESH, NONE, 'entropy_lost').mean()))}; rounding to INT4 costs {at['k6']} less. Under "
-        f"top-p entropy ends {at['k8']} higher with the token weight than with the score centred, which costs "
-        f"{at['k9']} of reward. Under the fixed error no weight earns {at['k10']} more without a baseline than with "
-        f"it, and the token weight then adds {at['k11']} less.{why}"
+        f"fixed error costs {at['k5']} less ({at['k5'].num} problems), though entropy where nothing is earned ends at "
+        f"{fresh}; rounding to INT4 costs {at['k6']} less. Under top-p entropy ends {at['k8']} higher with the token "
+        f"weight than with the score centred, which costs {at['k9']} of reward. Under the fixed error no weight earns "
+        f"{at['k10']} more without a baseline than with it, and the token weight then adds {at['k11']} less.{why}"
     )
     return [f"- (k) {words} *{told(kinds.PREDICTIONS, study, 'k')}.*"]
 
