@@ -53,11 +53,11 @@ class Kinds:
         return pd.Series(numbers(found, name), index=found["problem"].to_numpy())
 
     def harm(self, error: str) -> pd.Series:
-        """What no weight loses against the sequence weight, whose expected update is the true gradient."""
+        """The reward that no weight loses against the sequence weight, whose expected update is the true gradient."""
         return self(error, SEQUENCE) - self(error, NONE)
 
     def gain(self, error: str) -> pd.Series:
-        """What the token weight earns beyond no weight."""
+        """The reward that the token weight earns beyond no weight."""
         return self(error, TOKEN) - self(error, NONE)
 
 
