@@ -221,7 +221,8 @@ class TokenScores:
 
     `experts` are the experts that the pass used, `natural` those that its live router logits would have chosen; the
     two are the same record unless the pass replayed or predicted. `features` holds (h_old, p_old) on the rows asked
-    for. `logp_top_BTK` is log old of the rollouts' likeliest tokens, where they have them.
+    for. `logp_top_BTK` is log old of the rollouts' likeliest tokens, where they have them, `router_logp` the log-scores
+    of the experts that the plan asks for (`RoutingPlan.scored`), on the rows of `experts`.
     """
 
     logp_BT: Float[Tensor, "B T"]
@@ -230,6 +231,7 @@ class TokenScores:
     natural: RoutingRecord | None = None
     features: RouterFeatures | None = None
     logp_top_BTK: Float[Tensor, "B T K"] | None = None
+    router_logp: Float[Tensor, "R L _K"] | None = None
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,8 @@ class MiniBatch:
     """The inputs of one gradient update. `index` counts from 0 within the global step; `num_minibatches` is N.
 
     `logp_ref_BT` is there where the objective has a KL penalty, `features` where the predictor learns,
-    `logp_old_top_BTK` where the rollouts have mu's likeliest tokens.
+    `logp_old_top_BTK` where the rollouts have mu's likeliest tokens, `router_shift_BT` where the objective scales
+    ratios by it.
     """
 
     rollouts: Rollouts
@@ -248,6 +251,7 @@ class MiniBatch:
     features: RouterFeatures | None = None
     logp_ref_BT: Float[Tensor, "B T"] | None = None
     logp_old_top_BTK: Float[Tensor, "B T K"] | None = None
+    router_shift_BT: Float[Tensor, "B T"] | None = None
 
 
 @dataclass(frozen=True)

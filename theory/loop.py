@@ -29,7 +29,8 @@ from theory.drift import drift_metrics
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import fold, learns
-from theory.routing.record import RoutingRecord
+from theory.routing.record import RoutingRecord, selected_rows
+from theory.routing.shift import router_shift
 from theory.step_metrics import old_pass_metrics, rollout_metrics, update_metrics
 from theory.streams import derive_seed, stream
 from theory.turns import roll_out
@@ -107,7 +108,11 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
     split = split_groups(step, algorithm, seed)
     for index, chosen in enumerate(split):
         minibatch = take(rollouts, old, advantages_B, chosen, index, algorithm.num_minibatches)
-        updates.append((minibatch, learner.update(minibatch, algorithm.objective, old.gradient.select(chosen))))
+        plan = old.gradient.select(chosen)
+        if algorithm.objective.uses_router_shift:
+            shift_BT = shift_before(algorithm, learner, minibatch, old, plan, chosen)
+            minibatch = replace(minibatch, router_shift_BT=shift_BT)
+        updates.append((minibatch, learner.update(minibatch, algorithm.objective, plan)))
     order = [i for chosen in split for i in chosen]
     metrics |= update_metrics(
         updates,
@@ -190,7 +195,12 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
         )
     else:
         plan = RoutingPlan("natural", feature_rows=rows)
+    if algorithm.objective.uses_router_shift:
+        plan = replace(plan, scored="used")
     scores = learner.score(rollouts, plan)
+    if algorithm.objective.uses_router_shift and (scores.router_logp is None or scores.experts is None):
+        floor = f"router_shift_floor {algorithm.objective.router_shift_floor:g}"
+        raise ValueError(f"{floor} needs the old pass's router scores, got none (a dense model has no router)")
 
     cached = rollouts.experts if passes.gradient == "replay_rollout" else scores.experts
     if passes.records_old and cached is None:
@@ -232,6 +242,32 @@ def split_groups(step: int, algorithm: Algorithm, seed: int) -> list[list[int]]:
     order = torch.randperm(P, generator=stream(seed, "minibatches", step)).tolist()
     size = P // N
     return [[p * G + g for p in order[n * size : (n + 1) * size] for g in range(G)] for n in range(N)]
+
+
+def shift_before(
+    algorithm: Algorithm,
+    learner: TrainingEngine,
+    minibatch: MiniBatch,
+    old: OldPass,
+    plan: RoutingPlan,
+    chosen: list[int],
+) -> Float[Tensor, "B T"]:
+    """How far pi's routers are from old's before this update, at every response token, nats (theory/routing/shift.py).
+
+    A scoring pass of the mini-batch, routed as its gradient pass will be, so that the result does not depend on how the
+    trainer cuts it. The first mini-batch needs none: pi is old there, unless old's pass weighed by a predictor's gates.
+    """
+    experts, logp_old = old.scores.experts, old.scores.router_logp
+    assert experts is not None and logp_old is not None, "old_pass has seen to it"
+    batch = minibatch.rollouts.padded()
+    if minibatch.index == 0 and algorithm.passes.old != "predicted":
+        return torch.zeros_like(minibatch.logp_old_BT)
+    asked = replace(plan, feature_rows=None, scored=experts.select(chosen))
+    now = learner.score(replace(minibatch.rollouts, top=None), asked)
+    assert now.router_logp is not None, "the same trainer reported the old pass's"
+    where, offsets = selected_rows(experts.offsets, chosen)
+    exists_BT = torch.arange(batch.is_response_BT.shape[1]) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
+    return router_shift(logp_old[where], now.router_logp, offsets, batch.predicting_row_BT, exists_BT)
 
 
 def take(

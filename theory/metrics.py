@@ -88,6 +88,11 @@ _METRICS = (
            "verl"),
     Metric("actor/ratio_mean", "mean over tokens of the objective's ratio; absent where it has none", "1", "here",
            "flat"),
+    Metric("actor/router_shift_ratio",
+           "mean over tokens of gamma = max(exp(-mean over layers, old's experts of |log p_pi/p_old|), floor), p the "
+           "routers'; absent where the objective does not scale by it", "1", "RSPO (arXiv 2510.23027)", "flat"),
+    Metric("actor/router_shift_clipfrac", "tokens whose gamma is at its floor / all tokens", "fraction",
+           "RSPO (arXiv 2510.23027)", "down"),
     Metric("actor/objective", "the maximised objective, summed over the micro-batches of a mini-batch", "reward",
            "MiniRL Eq. 7"),
     Metric("actor/kl_penalty", "mean over tokens of the estimator of KL(pi || ref), without its coefficient",

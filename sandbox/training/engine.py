@@ -48,6 +48,7 @@ class BatchRoutes:
     used: list[RoutingRecord]
     natural: list[RoutingRecord]
     features: list[RouterFeatures]
+    scores: list[Tensor]
 
     def add(self, context: ReplayContext) -> None:
         """Takes a finished pass's records; a dense model has none."""
@@ -58,6 +59,9 @@ class BatchRoutes:
             self.natural.append(natural)
         if features is not None:
             self.features.append(features)
+        scores = context.scores
+        if scores is not None:
+            self.scores.append(scores)
 
 
 @dataclass
@@ -133,7 +137,7 @@ class SandboxTrainingEngine:
         T = max(len(r.tokens) for r in rollouts.responses)
         logp_BT, entropy_BT = self.model.norm.new_zeros(B, T), self.model.norm.new_zeros(B, T)
         logp_top_BTK = None if rollouts.top is None else logp_BT.new_zeros(B, T, rollouts.top.ids.shape[1])
-        seen = BatchRoutes([], [], [])
+        seen = BatchRoutes([], [], [], [])
         keeps = self._keeps(rollouts, plan)
         # Whole passes are without gradients: a pass that keeps its graph has no use for what they hold.
         with torch.set_grad_enabled(keeps), nullcontext() if keeps else self.model.held():
@@ -147,7 +151,8 @@ class SandboxTrainingEngine:
                     logp_top_BTK[chosen[0] : chosen[-1] + 1, :width] = forward.logp_top_BTK.detach()
                 seen.add(context)
                 self._kept = Kept(rollouts.responses, forward, context) if keeps else None
-        return TokenScores(logp_BT, entropy_BT, *_concat(seen), logp_top_BTK)
+        router_logp = torch.cat(seen.scores) if seen.scores else None
+        return TokenScores(logp_BT, entropy_BT, *_concat(seen), logp_top_BTK, router_logp)
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """log pi_ref of every sampled token: the weights that this engine was built with, naturally routed."""
@@ -163,11 +168,11 @@ class SandboxTrainingEngine:
 
     def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdateStats:
         """One clipped AdamW step up the objective, then one predictor step if the mini-batch carries features."""
-        rollouts = minibatch.rollouts
+        rollouts, shift_BT = minibatch.rollouts, minibatch.router_shift_BT
         whole = rollouts.padded()
         totals = objective.totals(minibatch.logp_old_BT, whole.logp_mu_BT, whole.is_response_BT)
         logp_pi_BT = torch.zeros_like(minibatch.logp_old_BT)
-        seen = BatchRoutes([], [], [])
+        seen = BatchRoutes([], [], [], [])
         value = torch.zeros(())
         parts: list[tuple[int, dict[str, Tensor]]] = []
         self.optimizer.zero_grad(set_to_none=True)
@@ -182,6 +187,7 @@ class SandboxTrainingEngine:
                     forward.batch.is_response_BT,
                     logp_ref_BT=None if minibatch.logp_ref_BT is None else minibatch.logp_ref_BT[chosen, :width],
                     top=_top(forward, minibatch, chosen),
+                    router_shift_BT=None if shift_BT is None else shift_BT[chosen, :width],
                     totals=totals,
                 )
                 (-output.objective).backward()

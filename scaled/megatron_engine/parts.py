@@ -59,6 +59,7 @@ class RoutePart:
     feature_rows_b: tuple[Int[Tensor, " _"], ...] | None = None
     hidden_FLD: Float[Tensor, "F L D"] | None = None
     logits_FLE: Float[Tensor, "F L E"] | None = None
+    scores_RLK: Float[Tensor, "R L _K"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +107,7 @@ def route_part(context: ReplayContext, indices: Sequence[int], start: int, for_u
     is_natural = context.plan.source == "natural"
     rows_b = None if features is None else tuple(row + start for row in features.feature_rows[:num])
     hidden_FLD = None if features is None or features.hidden is None else features.hidden.cpu()
+    scores_RLK = context.scores
     return RoutePart(
         indices=tuple(indices),
         start=start,
@@ -117,6 +119,7 @@ def route_part(context: ReplayContext, indices: Sequence[int], start: int, for_u
         feature_rows_b=rows_b,
         hidden_FLD=hidden_FLD,
         logits_FLE=None if features is None else features.logits.cpu(),
+        scores_RLK=None if scores_RLK is None else scores_RLK.cpu(),
     )
 
 
@@ -139,7 +142,8 @@ def assemble_scores(parts: Sequence[ScorePart]) -> TokenScores:
         natural = used
     else:
         natural = _record(sizes, routes, [route.natural_RLK for route in routes])
-    return TokenScores(logp_BT, entropy_BT, used, natural, local_features(sizes, routes), top_BTK)
+    features, router_logp = local_features(sizes, routes), _router_logp(used, routes)
+    return TokenScores(logp_BT, entropy_BT, used, natural, features, top_BTK, router_logp)
 
 
 def assemble_stats(parts: Sequence[UpdatePart]) -> UpdateStats:
@@ -210,6 +214,20 @@ def _record(sizes: BatchSizes, routes: Sequence[RoutePart], experts: Sequence[Te
         where = f"response {b}, row {row - int(offsets[b])}, layer {layers[layer]}"
         raise ValueError(f"expected the route of every row from some rank, got none of {where}")
     return RoutingRecord(out_RLK, offsets, layers, routes[0].num_experts)
+
+
+def _router_logp(used: RoutingRecord, routes: Sequence[RoutePart]) -> Tensor | None:
+    """The log-scores of all parts on the rows and layers of `used`, whose assembly has found each place once."""
+    scores = [route.scores_RLK for route in routes if route.scores_RLK is not None]
+    if not scores:
+        return None
+    if len(scores) < len(routes):
+        raise ValueError(f"expected router scores from all {len(routes)} parts, got {len(scores)}")
+    out_RLK = scores[0].new_zeros((*used.experts.shape[:2], scores[0].shape[2]))
+    for route, scores_RLK in zip(routes, scores, strict=True):
+        rows_R, columns_L = _places(route, used.offsets, used.layer_numbers)
+        out_RLK[rows_R[:, None], columns_L] = scores_RLK
+    return out_RLK
 
 
 def _places(route: RoutePart, offsets: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:

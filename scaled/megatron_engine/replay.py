@@ -23,6 +23,7 @@ from torch import Tensor
 
 from theory.routing.gates import Gate
 from theory.routing.passes import RoutingPlan
+from theory.routing.record import RoutingRecord
 from theory.routing.replay import LedgerError, ReplayContext
 
 
@@ -43,9 +44,11 @@ def local_plan(
 
     `num_padding` empty responses follow the chosen ones: they fill a micro-batch and have no rows.
     """
-    record, rows = plan.record, plan.feature_rows
+    record, rows, scored = plan.record, plan.feature_rows, plan.scored
     if record is not None:
         record = record.part(responses=indices, rows=(start, stop), layers=layers, num_empty=num_padding)
+    if isinstance(scored, RoutingRecord):
+        scored = scored.part(responses=indices, rows=(start, stop), layers=layers, num_empty=num_padding)
     if rows is not None:
         inside = [row[(row >= start) & (row < stop)] - start for row in (rows[b] for b in indices)]
         rows = (*inside, *(torch.zeros(0, dtype=torch.int64) for _ in range(num_padding)))
@@ -53,7 +56,7 @@ def local_plan(
     if absent:
         raise ValueError(f"expected a predictor for layers {list(layers)}, got none for {absent}")
     predictor = {n: plan.predictor[n] for n in layers} if plan.source == "predicted" else {}
-    return replace(plan, record=record, feature_rows=rows, predictor=predictor)
+    return replace(plan, record=record, feature_rows=rows, predictor=predictor, scored=scored)
 
 
 @dataclass
@@ -231,8 +234,10 @@ def check_routing(plan: RoutingPlan, num_rows_B: Sequence[int], moe_layers: Sequ
 
     It must be asked before ranks take their windows of it: a window would hide a row or a layer too many.
     """
-    record, rows = plan.record, plan.feature_rows
-    if record is not None:
+    rows = plan.feature_rows
+    for record in (plan.record, plan.scored):
+        if not isinstance(record, RoutingRecord):
+            continue
         if record.num_rows_B != list(num_rows_B):
             raise ValueError(f"expected a record of {list(num_rows_B)} rows per response, got {record.num_rows_B}")
         if record.layer_numbers != tuple(moe_layers):

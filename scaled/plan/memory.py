@@ -321,9 +321,9 @@ def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
 def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     """CPU memory of every machine for one global step, in the worst case that every response has full length.
 
-    Routing records of all responses, of the rows asked for the features that train the predictor, and mu's likeliest
-    tokens with log old: whole on every machine, once, in memory that its ranks share; the machine of the driver has its
-    own besides.
+    Routing records of all responses and old's router scores of them, of the rows asked for the features that train the
+    predictor, and mu's likeliest tokens with log old: whole on every machine, once, in memory that its ranks share; the
+    machine of the driver has its own besides.
     """
     algorithm = config.algorithm.build()
     responses, parts = algorithm.num_prompts * algorithm.num_responses, {}
@@ -333,6 +333,9 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
         b = ELEMENT_BYTES[config.training.precision]
         cached = payloads.feature_bytes(shape, algorithm.predictor.num_positions, responses, b)
         parts["router features"] = cached
+    if algorithm.objective.uses_router_shift:
+        rows = responses * config.rollout.max_model_len
+        parts["old's router scores"] = payloads.routing_bytes(shape, rows, payloads.SCORE_BYTES)
     num_top, tokens = algorithm.objective.num_top, responses * algorithm.max_tokens
     if num_top > 0:
         old = 4 * min(num_top, shape.vocab_size) * tokens

@@ -31,6 +31,7 @@ STEEPEST = 600.0
 class Passes:
     """The old (and reference) pass and the updates of one global step; FLOPs of all ranks together.
 
+    `score_flops` are of every pass without gradients: a router shift has one before each update but the first.
     `score_positions` and `update_positions` count padding; `num_micro` are the micro-batches of one update on a rank.
     """
 
@@ -83,12 +84,15 @@ def passes_of(
     training = config.training
     scores = arrange([n - 1 for n in scored], training)
     updates = [arrange([n - 1 for n in one], training) for one in minibatches]
-    num_scores = 2 if config.algorithm.build().objective.kl_coefficient > 0 else 1
+    algorithm = config.algorithm.build()
+    num_scores = 2 if algorithm.objective.kl_coefficient > 0 else 1
+    again = updates[algorithm.passes.old != "predicted" :] if algorithm.objective.uses_router_shift else []
     return Passes(
         score_positions=_positions(scores),
         update_positions=sum(_positions(one) for one in updates),
         num_micro=max(len(one) for one in updates),
-        score_flops=num_scores * sum(_forward(shape, slot) for slot in scores),
+        score_flops=num_scores * sum(_forward(shape, slot) for slot in scores)
+        + sum(_forward(shape, slot) for one in again for slot in one),
         update_flops=sum(
             _forward(shape, slot) * flops.update_factor(shape, training, slot.width) for one in updates for slot in one
         ),

@@ -16,6 +16,9 @@ from theory.top_tokens import id_dtype
 INT16_BYTES, INT32_BYTES = 2, 4
 """The type in which R3 (App. G) and Pr2 (App. E.2) store an expert's id."""
 
+SCORE_BYTES = 4
+"""An expert's log-score in old's pass, fp32."""
+
 SCALE_BYTES = 4
 """One fp32 scale of a quantised block or channel."""
 

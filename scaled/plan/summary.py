@@ -141,6 +141,8 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
         found["router features"] = payloads.feature_bytes(shape, positions, responses, b)
         found["router features of one response"] = payloads.feature_bytes(shape, positions, 1, b)
         found["predictor, folded into the gates"] = 4 * payloads.predictor_parameters(shape)
+    if algorithm.objective.uses_router_shift:
+        found["old's router scores, float32"] = payloads.routing_bytes(shape, responses * S, payloads.SCORE_BYTES)
     if algorithm.objective.num_top > 0:
         num_top, T = algorithm.objective.num_top, algorithm.max_tokens
         found["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, responses * T)

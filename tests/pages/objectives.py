@@ -30,6 +30,24 @@ of the mask and so out of every denominator; `token_*` give a token the weight 0
 `objective.normalise_weights` divides the weights by their mean over the mini-batch.
 """
 
+SHIFT = """
+## The routers' shift
+
+`objective.router_shift_floor` below 1 scales every token's pi/old by gamma_t = sg[max(exp(-Delta_t), floor)] before any
+clip and any mean over the response; Delta_t is the mean of abs(log p_pi/p_old) over the MoE layers and the experts that
+old's pass used, at the row that predicts the token (RSPO, arXiv 2510.23027). RSPO is
+
+```yaml
+objective: {preset: gmpo, router_shift_floor: 0.8}
+```
+
+and GRPO and GSPO take it as well. Both worlds and every layout have it: the old pass keeps K log-scores a layer and
+token (`firstorder plan` counts them), and before each mini-batch but the first a scoring pass of it gives pi's, so that
+gamma does not depend on micro-batches or on how ranks share the layers. That pass is counted in `timing_s/old_log_prob`.
+A dense model, a correction on pi/mu, centering, and ratios and trust regions that are no function of a token's pi/old
+or of its geometric mean are refused. Exact audits and exact training have no router to ask, and say so.
+"""
+
 VERL = """
 ## Bounds that verl writes the other way
 
@@ -73,12 +91,6 @@ LEFT_OUT = (
         "H is the entropy of mu at the position, which no engine records here; known from summaries alone",
     ),
     (
-        "RSPO (2510.23027)",
-        "scales a ratio by exp(-mean abs(log p_pi/p_old)) of the routers' probabilities",
-        "an objective sees log-probabilities of tokens; features hold old's routers, and nothing holds pi's "
-        "beside them",
-    ),
-    (
         "optimal token baseline (2602.07078)",
         "a baseline a position, by the accumulated square of the score",
         "needs sum_v pi(v)^2 of every position from the trainer, and an advantage a token, where ours has one a "
@@ -109,7 +121,7 @@ def page() -> str:
     sections = "".join(f"\n## {title}\n\n```\n{text}\n```\n" for title, text in blocks.items())
     verl = "".join(map(_verl_row, (c() for c in CORRECTIONS.values() if c().verl)))
     left_out = "".join(f"| {' | '.join(row)} |\n" for row in LEFT_OUT)
-    return HEAD + sections + BESIDE + VERL + verl + WHY + left_out
+    return HEAD + sections + BESIDE + SHIFT + VERL + verl + WHY + left_out
 
 
 def _verl_row(fix: Correction) -> str:

@@ -127,13 +127,14 @@ def feature_rows(rollouts: Rollouts, num: int = 3) -> tuple[Tensor, ...]:
 
 
 def passes(rollouts: Rollouts, numbers: Sequence[int]) -> dict[str, RoutingPlan]:
-    """Every way in which a pass routes (theory/routing/passes.py::PASSES), features asked for."""
+    """Every way in which a pass routes (theory/routing/passes.py::PASSES), features and experts' scores asked for."""
     draws = stream(5, "rank-world-predictor")
     predictor = {n: 0.3 * torch.randn(WIDTH, EXPERTS, generator=draws) for n in numbers}
     rows = feature_rows(rollouts)
     record = altered_routes(rollouts, numbers)
-    natural = RoutingPlan("natural", feature_rows=rows, keep_hidden=True)
-    predicted = RoutingPlan("predicted", predictor=predictor, feature_rows=rows, keep_hidden=True)
+    scored = altered_routes(rollouts, numbers, missing=0.0, seed=4)
+    natural = RoutingPlan("natural", feature_rows=rows, keep_hidden=True, scored=scored)
+    predicted = RoutingPlan("predicted", predictor=predictor, feature_rows=rows, keep_hidden=True, scored="used")
     return {
         "natural": natural,
         "replay": replace(natural, source="replay", record=record),

@@ -110,6 +110,7 @@ def test_old_passes(case, source, ranks, expected):
     assert (ours.entropy_BT - theirs.entropy_BT).abs().max() < LOGP
     assert (ours.features.logits - theirs.features.logits).abs().max() < LOGITS
     assert (ours.features.hidden - theirs.features.hidden).abs().max() < LOGITS
+    assert (ours.router_logp - theirs.router_logp).abs().max() < LOGITS
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -61,6 +61,8 @@ def same_scores_in_every_pass(folder: Path) -> None:
         assert (a.entropy_BT - b.entropy_BT).abs().max() < LOGP, name
         assert (a.features.logits - b.features.logits).abs().max() < LOGITS, name
         assert (a.features.hidden - b.features.hidden).abs().max() < LOGITS, name
+        assert a.router_logp is not None and b.router_logp is not None
+        assert (a.router_logp - b.router_logp).abs().max() < LOGITS, name
     assert not torch.equal(a.experts.experts, a.natural.experts)  # the passes did differ from natural ones
 
 
@@ -134,6 +136,11 @@ def global_step_pr2_predicted_gates(folder: Path) -> None:
 def global_step_pr2_live_gates(folder: Path) -> None:
     """Pr2 with live gates in the old pass."""
     one_global_step_agrees_in(folder, "Pr2", old_gates="live")
+
+
+def global_step_rspo(folder: Path) -> None:
+    """GMPO by the router-shift ratio, whose second mini-batch has a pass of its own."""
+    one_global_step_agrees_in(folder, "none", objective=preset("gmpo", router_shift_floor=0.5))
 
 
 def global_step_pr3(folder: Path) -> None:

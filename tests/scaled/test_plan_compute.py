@@ -144,6 +144,22 @@ def test_reference_pass_is_counted():
     assert plain.total_flops == plain.rollout_flops + plain.score_flops + plain.update_flops
 
 
+def test_passes_for_the_routers_shift_are_counted():
+    """Of 4 equal mini-batches three have a scoring pass of their own, under Pr2 four; of one mini-batch none."""
+    words = ("--algorithm.objective.correction.name", "token_tis", "--algorithm.batch.num_minibatches")
+    shifted = ("--algorithm.objective.router_shift_floor", "0.8", "--algorithm.replay.mode")
+    found = {}
+    for N, mode in (("4", "none"), ("4", "Pr2"), ("1", "none")):
+        # All sequences as long as the longest, so that mini-batches are quarters.
+        longest = recipe().rollout.max_model_len
+        plain, scaled = (
+            compute.step_compute(recipe(*words, N, *more), QWEN, H100, longest) for more in ((), (*shifted, mode))
+        )
+        assert scaled.update_flops == plain.update_flops
+        found[N, mode] = scaled.score_flops / plain.score_flops
+    assert found == pytest.approx({("4", "none"): 1.75, ("4", "Pr2"): 2.0, ("1", "none"): 1.0})
+
+
 def positions_computed(config: ScaledRun, lengths: list[int]) -> int:
     """Positions of all data-parallel ranks' micro-batches, of responses of these lengths to prompts of one token."""
     training, responses = config.training, []

@@ -181,6 +181,17 @@ def test_likeliest_tokens_are_counted_as_they_are_recorded():
     assert full["mu's likeliest tokens"] == QWEN.vocab_size * 8 * tokens
 
 
+def test_routers_scores_are_counted():
+    """Old's scores are 4 bytes for each of L x K experts of a token, moved once and held by every machine."""
+    words = ("--algorithm.objective.correction.name", "token_tis")  # on old/mu: the ratio that is scaled stays apart
+    shifted = recipe(*words, "--algorithm.objective.router_shift_floor", "0.8")
+    algorithm, rows = shifted.algorithm.build(), shifted.rollout.max_model_len
+    expected = 4 * 48 * 8 * algorithm.num_prompts * algorithm.num_responses * rows
+    assert step_payloads(shifted, QWEN)["old's router scores, float32"] == expected
+    assert memory.host_memory(shifted, QWEN).parts["old's router scores"] == expected
+    assert "old's router scores" not in memory.host_memory(recipe(), QWEN).parts
+
+
 def test_rollout_memory_is_linear_in_sequences_and_halves_with_tp():
     """One more sequence costs its whole KV and logits; twice the GPUs halve weights and KV while there are KV heads."""
     sizes = [memory.rollout_memory(recipe("--rollout.max_num_seqs", str(n)), QWEN) for n in (8, 9, 10)]

@@ -12,6 +12,7 @@ from theory import advantages
 from theory.fields import About, require_ranges
 from theory.names import unknown_name
 from theory.objectives import centering as centerings
+from theory.objectives import router_shift
 from theory.objectives.aggregations import Aggregation
 from theory.objectives.centering import CENTERINGS, WHOLE_VOCABULARY
 from theory.objectives.corrections import Correction, NoCorrection
@@ -46,6 +47,9 @@ class Composition:
     normalise_weights: Annotated[
         bool, About("divide the correction's weights by their mean over the mini-batch (verl's batch_normalize)")
     ] = False
+    router_shift_floor: Annotated[
+        float, About("least router-shift ratio gamma that scales pi/old (RSPO, arXiv 2510.23027); 1: none", gt=0, le=1)
+    ] = 1.0
 
     def __post_init__(self) -> None:
         if self.advantage not in advantages.ADVANTAGES:
@@ -55,6 +59,7 @@ class Composition:
         require_ranges(self, self.name)
         self._require_centering()
         self._require_weights()
+        self._require_router_shift()
         if not self.ratio.symbol and self.trust_region.name != "none":
             raise ValueError(f"{self.name}: expected a ratio for the trust region {self.trust_region.name}, got none")
         if self.correction.numerator == "pi" and self.trust_region.weight_ratio == "old/mu":
@@ -77,7 +82,7 @@ class Composition:
     @property
     def is_tokenwise(self) -> bool:
         """Whether a token's term depends on no other token, as centering and `rollout_corr/drift` ask."""
-        return self._coupled() is None and not self.normalise_weights
+        return self._coupled() is None and not (self.normalise_weights or self.uses_router_shift)
 
     def _coupled(self) -> tuple[str, str] | None:
         """The parts that centering takes in place of one that makes tokens depend on each other, and that one."""
@@ -104,6 +109,29 @@ class Composition:
         if self.normalise_weights and self.centering != "none":
             raise ValueError(f"{self.name}: normalise_weights: expected centering none, got {self.centering}")
 
+    def _require_router_shift(self) -> None:
+        if not self.uses_router_shift:
+            return
+        field, weight = f"{self.name}: router_shift_floor", self.correction
+        if self.ratio.name not in router_shift.RATIOS:
+            wanted = ", ".join(router_shift.RATIOS)
+            raise ValueError(f"{field}: expected a ratio of {wanted} to scale, got the ratio {self.ratio.name}")
+        if self.trust_region.name not in router_shift.REGIONS:
+            wanted, got = ", ".join(router_shift.REGIONS), self.trust_region.name
+            raise ValueError(f"{field}: expected a trust region of {wanted}, got the trust region {got}")
+        if weight.numerator == "pi":
+            raise ValueError(
+                f"{field}: expected a correction with numerator 'old' beside the ratio pi/old that it scales, got "
+                f"{weight.name} with 'pi'"
+            )
+        if self.centering != "none":
+            raise ValueError(f"{field}: expected 1 beside centering {self.centering}, got {self.router_shift_floor:g}")
+
+    @property
+    def uses_router_shift(self) -> bool:
+        """Whether a token's ratio is scaled by what the routers' shift leaves of it."""
+        return self.router_shift_floor < 1
+
     @property
     def num_top(self) -> int:
         """The likeliest tokens of mu that a position needs on record; a smaller vocabulary as a whole."""
@@ -124,6 +152,8 @@ class Composition:
         if self.trust_region.weight_ratio == "pi/mu" and self.correction.numerator == "old":
             weight = " ".join(s for s in (weight, self.ratio.symbol) if s)
         term = self.trust_region.formula(self.ratio.symbol, weight)
+        if self.uses_router_shift:
+            term = f"{term} [each pi_t/old_t times gamma_t]"
         if self.kl_coefficient > 0:
             term = f"({term} - {self.kl_coefficient:g} {self.kl_estimator}[KL(pi || ref)])"
         return "J = " + self.aggregation.formula.format(term=term)
@@ -146,6 +176,9 @@ class Composition:
             del parts["rejection"]
         if not self.normalise_weights:
             del parts["weights"]
+        if self.uses_router_shift:
+            shift = "mean over layers, old's experts of |log p_pi/p_old|"
+            parts["router shift"] = f"gamma_t = sg[max(exp(-{shift}), {self.router_shift_floor:g})]"
         if self.centering != "none":
             parts["centering"] = f"-sum_v mu(v) c(v) log pi(v), c = d term / d log pi; {self._centred_on}"
         return "\n".join([self.name, *(f"  {part:<13} {text}" for part, text in parts.items())])

@@ -8,6 +8,7 @@ and App. A, Pr2 (2606.00395) Eq. 10, 11 and 14.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from theory.objectives.centering import Top, centering_term
 from theory.objectives.composition import Composition
 from theory.objectives.factors import Factor, log_ratio, wide
 from theory.objectives.kl_penalty import kl_pi_ref
+from theory.objectives.router_shift import log_router_ratio
 from theory.objectives.trust_regions import Tokens
 from theory.objectives.weighing import log_mean_weight, token_weights
 
@@ -51,20 +53,22 @@ class Objective(Composition):
         *,
         logp_ref_BT: Float[Tensor, "B T"] | None = None,
         top: Top | None = None,
+        router_shift_BT: Float[Tensor, "B T"] | None = None,
         totals: Totals | None = None,
         has_metrics: bool = True,
     ) -> ObjectiveOutput:
         """J, in units of the advantage, on the tokens where `is_response_BT`; other positions may hold anything.
 
         `totals` are the denominators of the whole mini-batch where this is a micro-batch of it (`Objective.totals`);
-        by default the batch is its own whole. Without `has_metrics` the output has none. 16-bit log-probs are computed
-        with in float32; 0/0 and 0 times infinity are 0 (theory/objectives/factors.py). With every response rejected J
-        is 0, its gradient 0 and rollout_corr/rejected_fraction 1; with no response token J is 0 and there are no
-        metrics.
-        Raises ValueError on shapes that differ, where a KL coefficient has no `logp_ref_BT` to act on, and where
-        centering has no `top`, or `full` one that is not complete.
+        by default the batch is its own whole. `router_shift_BT` is the shift of the routers (theory/routing/shift.py),
+        for an objective that scales ratios by it. Without `has_metrics` the output has none. 16-bit log-probs are
+        computed with in float32; 0/0 and 0 times infinity are 0 (theory/objectives/factors.py). With every response
+        rejected J is 0, its gradient 0 and rollout_corr/rejected_fraction 1; with no response token J is 0 and there
+        are no metrics.
+        Raises ValueError on shapes that differ, where a KL coefficient has no `logp_ref_BT` to act on, a router-shift
+        floor no `router_shift_BT`, and where centering has no `top`, or `full` one that is not complete.
         """
-        _require_shapes(logp_pi_BT, logp_old_BT, logp_mu_BT, advantages_B, is_response_BT, logp_ref_BT)
+        _require_shapes(logp_pi_BT, logp_old_BT, logp_mu_BT, advantages_B, is_response_BT, logp_ref_BT, router_shift_BT)
         if self.kl_coefficient > 0 and logp_ref_BT is None:
             raise ValueError(f"{self.name}: expected logp_ref_BT for kl_coefficient {self.kl_coefficient}, got None")
         logp_pi_BT, advantages_B1 = wide(logp_pi_BT), wide(advantages_B.detach())[:, None]
@@ -76,14 +80,15 @@ class Objective(Composition):
         log_gap_BT, log_rho_BT = log_ratio(numerator_BT, mu_BT), log_ratio(old_BT, mu_BT)
         weight = self._weight(log_gap_BT, log_rho_BT, kept_BT, is_response_BT, totals.log_mean_weight)
         tokens = Tokens(*(_on(kept_BT, x_BT) for x_BT in (logp_pi_BT, old_BT, mu_BT)), is_response_BT=kept_BT)
-        term_BT = self._term(tokens, weight, advantages_B1)
+        log_gamma_BT = self._log_gamma(router_shift_BT, is_response_BT)
+        term_BT = self._term(tokens, weight, advantages_B1, log_gamma_BT)
         if self.centering != "none":
             term_BT = term_BT + self.centering_of(top, kept_BT, advantages_B1)
 
         metrics = {}
         if has_metrics:
             everything = Tokens(_on(is_response_BT, logp_pi_BT.detach()), old_BT, mu_BT, is_response_BT)
-            metrics |= self._metrics(everything, advantages_B1)
+            metrics |= self._metrics(everything, advantages_B1, log_gamma_BT)
             truncated_BT = self.correction.truncated(log_gap_BT, is_response_BT)
             truncated_BT = truncated_BT | self.rejection.truncated(log_rho_BT, is_response_BT)
             metrics |= self._correction_metrics(weight.value_BT, truncated_BT, kept_BT, is_response_BT)
@@ -95,12 +100,23 @@ class Objective(Composition):
             term_BT = term_BT - self.kl_coefficient * penalty_BT
         return ObjectiveOutput(self.aggregation(term_BT, kept_BT, totals), metrics)
 
-    def _term(self, tokens: Tokens, weight: Factor, advantages_B1: Tensor) -> Tensor:
+    def _term(
+        self, tokens: Tokens, weight: Factor, advantages_B1: Tensor, log_gamma_BT: Tensor | float = 0.0
+    ) -> Tensor:
         """Each token's term of the sum, before centering and penalty."""
-        log_ratio_BT = self.ratio.log(tokens.logp_pi_BT, tokens.logp_old_BT, tokens.is_response_BT)
+        # pi / (old / gamma) is gamma pi/old: token by token, before whatever a ratio makes of a response.
+        log_ratio_BT = self.ratio.log(tokens.logp_pi_BT, tokens.logp_old_BT - log_gamma_BT, tokens.is_response_BT)
         ratio_in_weight = self.trust_region.weight_ratio == "old/mu" or self.correction.numerator == "pi"
         whole = weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)
         return self.trust_region.term(tokens, log_ratio_BT, whole, advantages_B1)
+
+    def _log_gamma(self, router_shift_BT: Tensor | None, is_response_BT: Tensor) -> Tensor | float:
+        if not self.uses_router_shift:
+            return 0.0
+        if router_shift_BT is None:
+            floor = f"{self.name}: router_shift_floor {self.router_shift_floor:g}"
+            raise ValueError(f"{floor}: expected the shift of the routers at every token, got none")
+        return log_router_ratio(router_shift_BT, self.router_shift_floor, is_response_BT)
 
     def centering_of(self, top: Top | None, kept_BT: Tensor, advantages_B1: Tensor) -> Tensor:
         """Centering's term on every kept token (theory/objectives/centering.py)."""
@@ -160,12 +176,16 @@ class Objective(Composition):
     # -- metrics
 
     @torch.no_grad()
-    def _metrics(self, tokens: Tokens, advantages_B1: Tensor) -> dict[str, Tensor]:
+    def _metrics(self, tokens: Tokens, advantages_B1: Tensor, log_gamma_BT: Tensor | float) -> dict[str, Tensor]:
         is_response_BT = tokens.is_response_BT
         if not self.ratio.symbol or not is_response_BT.any():
             return {}
-        ratio_BT = self.ratio(tokens.logp_pi_BT, tokens.logp_old_BT, is_response_BT)
+        ratio_BT = self.ratio(tokens.logp_pi_BT, tokens.logp_old_BT - log_gamma_BT, is_response_BT)
         metrics = {"actor/ratio_mean": masked_mean(ratio_BT, is_response_BT)}
+        if isinstance(log_gamma_BT, Tensor):
+            at_floor_BT = log_gamma_BT <= math.log(self.router_shift_floor)
+            metrics["actor/router_shift_ratio"] = masked_mean(log_gamma_BT.exp(), is_response_BT)
+            metrics["actor/router_shift_clipfrac"] = masked_mean(at_floor_BT.to(ratio_BT.dtype), is_response_BT)
         clipped = self.trust_region.clipped(tokens, ratio_BT, advantages_B1)
         if clipped is not None:
             high, low = (masked_mean(flag_BT.to(ratio_BT.dtype), is_response_BT) for flag_BT in clipped)
@@ -207,11 +227,12 @@ def _require_shapes(
     advantages_B: Tensor,
     is_response_BT: Tensor,
     logp_ref_BT: Tensor | None,
+    router_shift_BT: Tensor | None = None,
 ) -> None:
     shape = tuple(logp_pi_BT.shape)
     tensors = {"logp_old_BT": logp_old_BT, "logp_mu_BT": logp_mu_BT, "is_response_BT": is_response_BT}
-    if logp_ref_BT is not None:
-        tensors["logp_ref_BT"] = logp_ref_BT
+    beside = {"logp_ref_BT": logp_ref_BT, "router_shift_BT": router_shift_BT}
+    tensors |= {name: tensor for name, tensor in beside.items() if tensor is not None}
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name}: expected the shape of logp_pi_BT, {shape}, got {tuple(tensor.shape)}")

@@ -119,6 +119,18 @@ def route(
     return experts_NK, _weights(scores_NE, experts_NK, gate).to(logits_NE.dtype)
 
 
+def log_scores(logits_NE: Float[Tensor, "N E"], gate: Gate) -> Float[Tensor, "N E"]:
+    """log p of every expert, nats, at most 0: of the softmax over all experts, whatever its order, or of the sigmoid.
+
+    16-bit logits are widened to float32. RSPO (arXiv 2510.23027) compares them between passes.
+    """
+    wide_NE = _wide(logits_NE)
+    if gate.score == "softmax":
+        return wide_NE.log_softmax(dim=-1)
+    # As in `_scores`: a softmax over {x, 0} gives a row the same bits in every batch.
+    return torch.stack([wide_NE, torch.zeros_like(wide_NE)], dim=-1).log_softmax(dim=-1)[..., 0]
+
+
 def _choosing(logits_NE: Tensor, gate: Gate) -> Tensor:
     """The values that the top-k compares: scores, or logits where the softmax comes after it."""
     return _scores(logits_NE, gate) if gate.order == "before" else _wide(logits_NE)

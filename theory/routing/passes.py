@@ -74,7 +74,8 @@ class RoutingPlan:
     source: `natural` top-k of the live logits; `replay` of `record`, live gates; `predicted`, top-k of the live logits
     plus h W_p. gates: for `predicted`, weights from the biased logits (`predicted`, Pr2 Eq. 6) or the live ones.
     feature_rows: per response, the rows whose router logits are kept; with `keep_hidden` their router inputs too, for a
-    predictor to learn from. Raises ValueError where they conflict.
+    predictor to learn from. scored: the experts whose log-scores under the live logits are kept on every row, those
+    that the pass uses or a record's (RSPO). Raises ValueError where they conflict.
     """
 
     source: Literal["natural", "replay", "predicted"]
@@ -83,6 +84,7 @@ class RoutingPlan:
     predictor: Mapping[int, Float[Tensor, "D E"]] = field(default_factory=dict)
     feature_rows: tuple[Int[Tensor, " _"], ...] | None = None
     keep_hidden: bool = False
+    scored: RoutingRecord | Literal["used"] | None = None
 
     def __post_init__(self) -> None:
         if (self.source == "replay") != (self.record is not None):
@@ -105,4 +107,5 @@ class RoutingPlan:
             self,
             record=None if self.record is None else self.record.select(indices),
             feature_rows=None if self.feature_rows is None else tuple(self.feature_rows[b] for b in indices),
+            scored=self.scored.select(indices) if isinstance(self.scored, RoutingRecord) else self.scored,
         )

@@ -78,6 +78,7 @@ class ReplayContext:
         self._natural: dict[int, Tensor] = {}
         self._hidden: dict[int, Tensor] = {}
         self._logits: dict[int, Tensor] = {}
+        self._scores: dict[int, Tensor] = {}
         self._num_experts: int | None = None
 
     def _check_rows(self) -> None:
@@ -86,6 +87,11 @@ class ReplayContext:
             raise ValueError(f"expected a width of at least {max(self._num_rows_B)} rows, got {self._width}")
         if record is not None and record.num_rows_B != self._num_rows_B:
             raise ValueError(f"expected a record of {self._num_rows_B} rows per response, got {record.num_rows_B}")
+        scored = self.plan.scored
+        if isinstance(scored, RoutingRecord) and scored.num_rows_B != self._num_rows_B:
+            raise ValueError(f"expected experts to score on {self._num_rows_B} rows, got {scored.num_rows_B}")
+        if isinstance(scored, RoutingRecord) and scored.num_missing_rows:
+            raise ValueError(f"expected experts to score on every row, got none on {scored.num_missing_rows}")
         if features is not None and len(features) != B:
             raise ValueError(f"expected feature rows of {B} responses, got {len(features)}")
 
@@ -192,6 +198,8 @@ class ReplayContext:
         elif self.plan.record is not None:
             experts_NK = self._replayed(self.plan.record.layer(layer_number), natural_NK)
         self._enter_in_ledger(layer_number, experts_NK, natural_NK, hidden_ND, logits_NE)
+        if self.plan.scored is not None:
+            self._scores[layer_number] = self._scored(layer_number, logits_NE, gate)
         return experts_NK
 
     def weighed_logits(
@@ -247,6 +255,15 @@ class ReplayContext:
             if self.plan.keep_hidden:
                 self._hidden[number] = hidden_ND.detach().index_select(0, where_F)
 
+    @torch.no_grad()
+    def _scored(self, number: int, logits_NE: Tensor, gate: Gate) -> Tensor:
+        """The log-scores of the experts that the plan asks for, without padding."""
+        rows_R, scored = self._rows_R.to(logits_NE.device), self.plan.scored
+        used_NK = self._experts[number]
+        ids_RK = scored.layer(number) if isinstance(scored, RoutingRecord) else used_NK.index_select(0, rows_R)
+        logp_RE = gates.log_scores(logits_NE.index_select(0, rows_R), gate)
+        return logp_RE.gather(1, ids_RK.to(logp_RE.device, torch.int64))
+
     def _routed_layers(self) -> tuple[int, ...]:
         if self._state in ("new", "failed"):
             raise LedgerError(f"expected a pass that has run, got one that is {self._state}")
@@ -272,6 +289,14 @@ class ReplayContext:
     def natural(self) -> RoutingRecord | None:
         """The experts that the forward's live logits, without any predictor, would have chosen; None as for `used`."""
         return self._record(self._natural)
+
+    @property
+    def scores(self) -> Float[Tensor, "R L K"] | None:
+        """log p of the plan's `scored` experts under the live logits, without padding; None where none are asked."""
+        numbers = self._routed_layers()
+        if not numbers or self.plan.scored is None:
+            return None
+        return torch.stack([self._scores[n] for n in numbers], dim=1)
 
     @property
     def features(self) -> RouterFeatures | None:

@@ -48,7 +48,7 @@ assert len(NUMBERS) == len(_OF_REGIONS) + len(_OF_CORRECTIONS), "a region and a 
 
 OVERRIDES = (
     *NUMBERS, "correction", "rejection", "normalise_weights", "aggregation", "advantage", "ratio", "kl_coefficient",
-    "kl_estimator", "centering", "centering_k",
+    "kl_estimator", "centering", "centering_k", "router_shift_floor",
 )  # fmt: skip
 """The settings that a caller of `preset` may change."""
 
@@ -60,7 +60,8 @@ def preset(name: str, **overrides: Any) -> Objective:
     `NUMBERS`; `correction`, `aggregation`: an object, or its name; `advantage`, `kl_estimator`: a name; `ratio`: a
     name (`sequence_geometric_token` makes GSPO-token of GSPO); `kl_coefficient`: beta of the penalty KL(pi || ref);
     `centering`: none, full or top_k, of `centering_k` tokens. `rejection` is one more correction, which only rejects,
-    beside the weight; `normalise_weights`: weights over their mean.
+    beside the weight; `normalise_weights`: weights over their mean. `router_shift_floor`: the least router-shift ratio
+    (0.8 makes RSPO of GMPO).
     Raises ValueError for an unknown preset or override, naming the nearest valid one, and for an override that the
     preset has no use for.
     """
@@ -76,6 +77,8 @@ def preset(name: str, **overrides: Any) -> Objective:
     )
     if "kl_coefficient" in overrides:
         parts["kl_coefficient"] = number(f"{name}: kl_coefficient", overrides["kl_coefficient"])
+    if "router_shift_floor" in overrides:
+        parts["router_shift_floor"] = number(f"{name}: router_shift_floor", overrides["router_shift_floor"])
     if "ratio" in overrides:
         parts["ratio"] = _ratio(overrides["ratio"])
     if "aggregation" in overrides:
