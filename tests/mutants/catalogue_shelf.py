@@ -11,6 +11,7 @@ from tests.mutants.mutant import Edit, Mutant
 FIXES, PARTS = "theory.objectives.corrections", "theory.objectives.presets"
 WEIGHTS, BINDS = "weights_are_their_formulas", "bounds_are_their_formulas"
 GRADIENTS = "presets_have_their_papers_gradient"
+SHIFTED = "gamma_multiplies_every_ratio"
 
 
 def misread(name: str, bug: str, source: str, target: str, old: str, new: str, killer: str) -> Mutant:
@@ -124,6 +125,30 @@ SHELF = (
         "straight_through_goes_through", "k3+ has the gradient of k3, and its own value twice.", "verl's k3+",
         "theory.objectives.kl_penalty:kl_pi_ref", "logp_pi_BT.detach()) + (k2_BT - k2_BT.detach())", "logp_pi_BT)",
         "k3_plus_has_the_gradient_of_k2",
+    ),
+    misread(
+        "shift_scales_old", "The router-shift ratio divides pi/old, and tokens of moved routers count more.", "RSPO",
+        "theory.objectives.objective:Objective._term", "tokens.logp_old_BT - log_gamma_BT",
+        "tokens.logp_old_BT + log_gamma_BT", SHIFTED,
+    ),
+    misread(
+        "shift_has_no_floor", "A token whose routers have moved far counts for nothing.", "RSPO",
+        "theory.objectives.router_shift:log_router_ratio", ".clamp(min=math.log(floor))", "", SHIFTED,
+    ),
+    misread(
+        "shift_keeps_its_sign", "Experts that pi's router likes more make up for those it likes less.", "RSPO",
+        "theory.routing.shift:router_shift", ".abs()", "", "shift_is_the_mean_distance",
+    ),
+    misread(
+        "shift_is_of_the_tokens_own_row", "The routers compared are those that read the token, not that predict it.",
+        "RSPO", "theory.routing.shift:router_shift", ".to(row_BT.device) + row_BT", ".to(row_BT.device) + row_BT + 1",
+        "shift_is_the_mean_distance",
+    ),
+    misread(
+        "shift_is_on_the_experts_of_pi", "Scores are compared on the experts that pi's pass uses.", "RSPO",
+        "theory.routing.replay:ReplayContext._scored",
+        "scored.layer(number) if isinstance(scored, RoutingRecord) else used_NK.index_select(0, rows_R)",
+        "used_NK.index_select(0, rows_R)", "scores_are_of_the_experts_asked_for",
     ),
     misread(
         "opo_baseline_ignores_lengths", "OPO's baseline is the group's mean.", "OPO", "theory.advantages:opo",

@@ -20,6 +20,7 @@ from tests.theory import test_objective_laws as laws
 from tests.theory import test_objective_masks as masks
 from tests.theory import test_objectives as objectives
 from tests.theory import test_presets as presets
+from tests.theory import test_router_shift as router_shift
 from tests.theory import test_shelf as shelf
 from tests.theory import test_weighing as weighing
 from tests.theory.laws_objectives import (
@@ -169,6 +170,17 @@ OBJECTIVES = (
     Law(
         "the_ratio_makes_k3_unbiased",
         times(kl_penalty.test_the_ratio_makes_k3_unbiased_for_tokens_of_mu, {"seed": 3}),
+    ),
+    Law(
+        "gamma_multiplies_every_ratio",
+        times(
+            router_shift.test_gamma_multiplies_every_ratio_before_clips_and_means,
+            *({"name": n, **BATCH} for n in ("grpo", "gspo", "gmpo")),
+        ),
+    ),
+    Law(
+        "shift_is_the_mean_distance",
+        times(router_shift.test_shift_is_the_mean_distance_on_the_row_that_predicts_the_token),
     ),
     Law("ctpo_widens_with_the_root", times(shelf.test_ctpo_widens_with_the_root_of_the_position)),
     Law("k3_plus_has_the_gradient_of_k2", times(kl_penalty.test_k3_plus_is_k3_with_the_gradient_of_k2, {"seed": 3})),

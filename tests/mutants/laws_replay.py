@@ -14,6 +14,7 @@ from tests.sandbox.training import test_laws_cached_routes as cached_routes
 from tests.sandbox.training import test_laws_centering as centering
 from tests.sandbox.training import test_laws_log_probs as log_probs
 from tests.sandbox.training import test_laws_micro_batches as micro_batches
+from tests.sandbox.training import test_laws_router_shift as router_shift
 from tests.sandbox.training import test_laws_temperature as temperature
 from tests.sandbox.training import test_modes as modes
 from tests.scaled import test_laws_capture as capture
@@ -170,6 +171,10 @@ SANDBOX = (
     ),
     Law("the_record_is_mu", times(centering.test_the_record_is_mu, {"temperature": 0.7})),
     Law("the_trainer_scores_the_record", times(centering.test_the_trainer_scores_the_record_in_every_micro_batch)),
+    Law(
+        "scores_are_of_the_experts_asked_for",
+        times(router_shift.test_a_pass_keeps_the_scores_that_it_is_asked_for, {"gate": "qwen3"}),
+    ),
     Law("scored_is_drawn", times(temperature.test_what_is_scored_is_what_is_drawn_from, {"temperature": 0.7})),
     Law(
         "passes_are_tempered",

@@ -43,9 +43,9 @@ objective: {preset: gmpo, router_shift_floor: 0.8}
 
 and GRPO and GSPO take it as well. Both worlds and every layout have it: the old pass keeps K log-scores a layer and
 token (`firstorder plan` counts them), and before each mini-batch but the first a scoring pass of it gives pi's, so that
-gamma does not depend on micro-batches or on how ranks share the layers. That pass is counted in `timing_s/old_log_prob`.
+gamma does not depend on micro-batches or on how ranks share the layers. `timing_s/old_log_prob` includes that pass.
 A dense model, a correction on pi/mu, centering, and ratios and trust regions that are no function of a token's pi/old
-or of its geometric mean are refused. Exact audits and exact training have no router to ask, and say so.
+or of its geometric mean are refused. Exact audits and exact training hand objectives no router scores, and say so.
 """
 
 VERL = """
