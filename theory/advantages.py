@@ -1,9 +1,10 @@
 """Advantages from the rewards of a group: how much better a response did than the others to the same prompt.
 
-Each function maps rewards to advantages of the same shape, one scalar a response, shared by all of its tokens.
+Each function but `optimal_token` maps rewards to advantages of the same shape, one scalar a response, shared by all of
+its tokens.
 Letters: P prompts, G responses per prompt.
 Papers: MiniRL (arXiv 2512.01374) sec. 4.1 and App. A, Pr2 (2606.00395) App. A.3, RLOO (2402.14740), DAPO (2503.14476),
-OPO (2505.23585), REINFORCE++ (2501.03262).
+OPO (2505.23585), REINFORCE++ (2501.03262), the optimal token baseline (2602.07078).
 """
 
 from __future__ import annotations
@@ -114,6 +115,41 @@ def _whitened(x_PG: Tensor, lengths_PG: Tensor) -> Tensor:
     return torch.where((x_PG != x_PG[:1, :1]).any(), centred_PG * (variance + 1e-8).rsqrt(), torch.zeros_like(x_PG))
 
 
+def optimal_token(
+    rewards_PG: Float[Tensor, "P G"],
+    logp_old_BT: Float[Tensor, "B T"],
+    sum_squares_BT: Float[Tensor, "B T"],
+    is_response_BT: Bool[Tensor, "B T"],
+) -> Float[Tensor, "B T"]:
+    """Reward less a baseline of its own at every token, in units of reward; 0 off the mask. B = P G, groups adjacent.
+
+        A_it = R_i - sum_j W_jt R_j / sum_j W_jt,    W_jt = sum_(s<=t) (1 - 2 old(y_js) + sum_v old(v)^2),
+
+    over the responses j of the group that have a t-th sampled token, t counted without observations. Each summand of W
+    is the squared length of a token's score in its logits, so that B_t is the baseline of least variance where scores
+    of different tokens are uncorrelated and weight matrices are left out. Of the one response that goes on when the
+    others have ended nothing is known to compare with: A = 0. A group of equal rewards gives exactly 0.
+    Source: optimal token baseline (2602.07078), as in verl's `optimal_token_baseline` with its zero tail left as it is.
+    Differs from source: (1) no weight of the engine gap enters W; (2) where all W_jt are 0 the baseline is the mean.
+    """
+    P, G = rewards_PG.shape
+    _require_group(rewards_PG, "optimal_token")
+    energy_BT = 1 - 2 * logp_old_BT.double().exp() + sum_squares_BT.double()
+    T, length_B = is_response_BT.shape[1], is_response_BT.sum(1)
+    # Sampled tokens moved together, so that the t-th of each response stand in one column.
+    order_BT = (~is_response_BT).long().argsort(dim=1, stable=True)
+    there_BT = torch.arange(T, device=length_B.device) < length_B[:, None]
+    W_BT = torch.where(there_BT, energy_BT.gather(1, order_BT).clamp(min=0), 0.0).cumsum(1)
+    W_PGT, there_PGT = W_BT.view(P, G, T), there_BT.view(P, G, T)
+    W_PGT = torch.where((W_PGT * there_PGT).sum(1, keepdim=True) > 0, W_PGT, 1.0) * there_PGT
+    centred_PG1 = group_mean(rewards_PG).double()[..., None]
+    baseline_P1T = (W_PGT * centred_PG1).sum(1, keepdim=True) / W_PGT.sum(1, keepdim=True).clamp(min=1e-300)
+    packed_BT = torch.where(there_PGT, centred_PG1 - baseline_P1T, 0.0).view(P * G, T)
+    alone_PGT = there_PGT & (there_PGT.sum(1, keepdim=True) == 1)
+    packed_BT = torch.where(alone_PGT.view(P * G, T), 0.0, packed_BT)
+    return torch.zeros_like(packed_BT).scatter(1, order_BT, packed_BT).to(rewards_PG.dtype)
+
+
 def overlong_penalty(
     lengths_PG: Int[Tensor, "P G"], max_tokens: int, buffer: int, factor: float = 1.0
 ) -> Float[Tensor, "P G"]:
@@ -135,6 +171,7 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "opo": opo,
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
+    "optimal_token": optimal_token,
 }
 """The advantage functions by the name that an objective and a config use."""
 
@@ -142,14 +179,21 @@ OF_LENGTHS = ("opo", "reinforce_pp", "reinforce_pp_baseline")
 """Those that take the responses' lengths, in tokens that mu sampled, beside the rewards."""
 
 
+OF_TOKENS = ("optimal_token",)
+"""Those that give an advantage a token, from what the old pass says of each."""
+
+
 def advantages_of(
     name: str, rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"] | None = None
 ) -> Float[Tensor, "P G"]:
-    """The named advantage. Raises ValueError where it needs lengths and there are none."""
+    """The named advantage. Raises ValueError where it needs lengths and there are none, or is one a token."""
+    if name in OF_TOKENS:
+        others = ", ".join(x for x in ADVANTAGES if x not in OF_TOKENS)
+        raise ValueError(f"advantage: expected one a response ({others}), got {name}, which needs the old pass")
     if name not in OF_LENGTHS:
         return ADVANTAGES[name](rewards_PG)
     if lengths_PG is None:
-        others = ", ".join(x for x in ADVANTAGES if x not in OF_LENGTHS)
+        others = ", ".join(x for x in ADVANTAGES if x not in OF_LENGTHS + OF_TOKENS)
         raise ValueError(f"advantage: expected one that needs no lengths ({others}), got {name}")
     return ADVANTAGES[name](rewards_PG, lengths_PG)
 
@@ -161,10 +205,12 @@ FORMULAS: dict[str, str] = {
     "opo": "A = R - sum |y| R / sum |y|",
     "reinforce_pp": "A = (R - mean(R)) / std(R), over all tokens of the batch",
     "reinforce_pp_baseline": "A = (B - mean(B)) / std(B), over all tokens of the batch, B = R - mean(R) of the group",
+    "optimal_token": "A_t = R - sum W_t R / sum W_t, W_t = sum_(s<=t) (1 - 2 old_s + sum_v old(v)^2)",
 }
 """Their formulas, to print."""
 
 __all__ = [
-    "ADVANTAGES", "FORMULAS", "OF_LENGTHS", "advantages_of", "group_mean", "group_norm", "keep_mixed_groups",
-    "leave_one_out", "noisy_labels", "opo", "overlong_penalty", "reinforce_pp", "reinforce_pp_baseline",
+    "ADVANTAGES", "FORMULAS", "OF_LENGTHS", "OF_TOKENS", "advantages_of", "group_mean", "group_norm",
+    "keep_mixed_groups", "leave_one_out", "noisy_labels", "opo", "optimal_token", "overlong_penalty", "reinforce_pp",
+    "reinforce_pp_baseline",
 ]  # fmt: skip

@@ -222,7 +222,8 @@ class TokenScores:
     `experts` are the experts that the pass used, `natural` those that its live router logits would have chosen; the
     two are the same record unless the pass replayed or predicted. `features` holds (h_old, p_old) on the rows asked
     for. `logp_top_BTK` is log old of the rollouts' likeliest tokens, where they have them, `router_logp` the log-scores
-    of the experts that the plan asks for (`RoutingPlan.scored`), on the rows of `experts`.
+    of the experts that the plan asks for (`RoutingPlan.scored`), on the rows of `experts`. `sum_squares_BT` is
+    sum_v old(v)^2 of the distribution that each token was scored under, in (0, 1].
     """
 
     logp_BT: Float[Tensor, "B T"]
@@ -232,6 +233,7 @@ class TokenScores:
     features: RouterFeatures | None = None
     logp_top_BTK: Float[Tensor, "B T K"] | None = None
     router_logp: Float[Tensor, "R L _K"] | None = None
+    sum_squares_BT: Float[Tensor, "B T"] | None = None
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,8 @@ class MiniBatch:
 
     `logp_ref_BT` is there where the objective has a KL penalty, `features` where the predictor learns,
     `logp_old_top_BTK` where the rollouts have mu's likeliest tokens, `router_shift_BT` where the objective scales
-    ratios by it.
+    ratios by it. `advantages_BT` are advantages a token, where the objective has such: they take the place of
+    `advantages_B`, which is then the response's reward less its group's mean.
     """
 
     rollouts: Rollouts
@@ -252,6 +255,7 @@ class MiniBatch:
     logp_ref_BT: Float[Tensor, "B T"] | None = None
     logp_old_top_BTK: Float[Tensor, "B T K"] | None = None
     router_shift_BT: Float[Tensor, "B T"] | None = None
+    advantages_BT: Float[Tensor, "B T"] | None = None
 
 
 @dataclass(frozen=True)

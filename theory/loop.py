@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from theory.advantages import advantages_of, keep_mixed_groups, noisy_labels, overlong_penalty
+from theory.advantages import ADVANTAGES, OF_TOKENS, advantages_of, keep_mixed_groups, noisy_labels, overlong_penalty
 from theory.algorithm import Algorithm
 from theory.contracts import (
     MiniBatch,
@@ -26,6 +26,7 @@ from theory.contracts import (
     UpdateStats,
 )
 from theory.drift import drift_metrics
+from theory.objectives import Objective
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import fold, learns
@@ -102,13 +103,16 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
         buffer, factor = algorithm.overlong_buffer, algorithm.overlong_factor
         labels_PG = labels_PG + overlong_penalty(whole_PG, algorithm.max_tokens, buffer, factor)
     lengths_PG = torch.tensor([int(r.is_response.sum()) for r in rollouts.responses]).view_as(labels_PG)
-    advantages_B = advantages_of(algorithm.objective.advantage, labels_PG, lengths_PG).reshape(-1)
+    advantages_B, advantages_BT = given_advantages(algorithm.objective, rollouts, labels_PG, lengths_PG, old.scores)
 
     updates: list[tuple[MiniBatch, UpdateStats]] = []
     split = split_groups(step, algorithm, seed)
     for index, chosen in enumerate(split):
         minibatch = take(rollouts, old, advantages_B, chosen, index, algorithm.num_minibatches)
         plan = old.gradient.select(chosen)
+        if advantages_BT is not None:
+            T = minibatch.logp_old_BT.shape[1]
+            minibatch = replace(minibatch, advantages_BT=advantages_BT[chosen][:, :T])
         if algorithm.objective.uses_router_shift:
             shift_BT = shift_before(algorithm, learner, minibatch, old, plan, chosen)
             minibatch = replace(minibatch, router_shift_BT=shift_BT)
@@ -242,6 +246,26 @@ def split_groups(step: int, algorithm: Algorithm, seed: int) -> list[list[int]]:
     order = torch.randperm(P, generator=stream(seed, "minibatches", step)).tolist()
     size = P // N
     return [[p * G + g for p in order[n * size : (n + 1) * size] for g in range(G)] for n in range(N)]
+
+
+def given_advantages(
+    objective: Objective,
+    rollouts: Rollouts,
+    labels_PG: Float[Tensor, "P G"],
+    lengths_PG: Int[Tensor, "P G"],
+    scores: TokenScores,
+) -> tuple[Float[Tensor, " B"], Float[Tensor, "B T"] | None]:
+    """The advantages of responses, and those of tokens where the objective has such (theory/advantages.py).
+
+    Raises ValueError where these need what the training engine did not report.
+    """
+    if objective.advantage not in OF_TOKENS:
+        return advantages_of(objective.advantage, labels_PG, lengths_PG).reshape(-1), None
+    if scores.sum_squares_BT is None:
+        raise ValueError(f"advantage {objective.advantage} needs sum_v old(v)^2 from the training engine, got none")
+    is_response_BT = rollouts.padded().is_response_BT
+    tokens_BT = ADVANTAGES[objective.advantage](labels_PG, scores.logp_BT, scores.sum_squares_BT, is_response_BT)
+    return advantages_of("group_mean", labels_PG).reshape(-1), tokens_BT
 
 
 def shift_before(

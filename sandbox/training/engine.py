@@ -38,6 +38,7 @@ class Forward:
     batch: TokenBatch
     logp_BT: Float[Tensor, "B T"]
     entropy_BT: Float[Tensor, "B T"]
+    sum_squares_BT: Float[Tensor, "B T"]
     logp_top_BTK: Float[Tensor, "B T K"] | None = None
 
 
@@ -135,7 +136,7 @@ class SandboxTrainingEngine:
         """log pi_old of every sampled token and the entropy of every next-token distribution, without gradients."""
         B = len(rollouts)
         T = max(len(r.tokens) for r in rollouts.responses)
-        logp_BT, entropy_BT = self.model.norm.new_zeros(B, T), self.model.norm.new_zeros(B, T)
+        logp_BT, entropy_BT, squares_BT = (self.model.norm.new_zeros(B, T) for _ in range(3))
         logp_top_BTK = None if rollouts.top is None else logp_BT.new_zeros(B, T, rollouts.top.ids.shape[1])
         seen = BatchRoutes([], [], [], [])
         keeps = self._keeps(rollouts, plan)
@@ -147,12 +148,13 @@ class SandboxTrainingEngine:
                 width = forward.logp_BT.shape[1]
                 logp_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
                 entropy_BT[chosen[0] : chosen[-1] + 1, :width] = forward.entropy_BT
+                squares_BT[chosen[0] : chosen[-1] + 1, :width] = forward.sum_squares_BT
                 if logp_top_BTK is not None and forward.logp_top_BTK is not None:
                     logp_top_BTK[chosen[0] : chosen[-1] + 1, :width] = forward.logp_top_BTK.detach()
                 seen.add(context)
                 self._kept = Kept(rollouts.responses, forward, context) if keeps else None
         router_logp = torch.cat(seen.scores) if seen.scores else None
-        return TokenScores(logp_BT, entropy_BT, *_concat(seen), logp_top_BTK, router_logp)
+        return TokenScores(logp_BT, entropy_BT, *_concat(seen), logp_top_BTK, router_logp, squares_BT)
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """log pi_ref of every sampled token: the weights that this engine was built with, naturally routed."""
@@ -168,7 +170,7 @@ class SandboxTrainingEngine:
 
     def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdateStats:
         """One clipped AdamW step up the objective, then one predictor step if the mini-batch carries features."""
-        rollouts, shift_BT = minibatch.rollouts, minibatch.router_shift_BT
+        rollouts, shift_BT, gains_BT = minibatch.rollouts, minibatch.router_shift_BT, minibatch.advantages_BT
         whole = rollouts.padded()
         totals = objective.totals(minibatch.logp_old_BT, whole.logp_mu_BT, whole.is_response_BT)
         logp_pi_BT = torch.zeros_like(minibatch.logp_old_BT)
@@ -188,6 +190,7 @@ class SandboxTrainingEngine:
                     logp_ref_BT=None if minibatch.logp_ref_BT is None else minibatch.logp_ref_BT[chosen, :width],
                     top=_top(forward, minibatch, chosen),
                     router_shift_BT=None if shift_BT is None else shift_BT[chosen, :width],
+                    advantages_BT=None if gains_BT is None else gains_BT[chosen, :width],
                     totals=totals,
                 )
                 (-output.objective).backward()
@@ -333,13 +336,15 @@ class SandboxTrainingEngine:
         logp_n = all_logp_nV.gather(-1, tokens_n[:, None])[:, 0]
         logp_BT = torch.zeros(exists_BT.shape, dtype=logp_n.dtype).index_put((b_n, t_n), logp_n)
         with torch.no_grad():
-            entropy_BT = torch.zeros_like(logp_BT)
-            entropy_BT[b_n, t_n] = -(all_logp_nV.exp() * all_logp_nV).sum(-1)
+            entropy_BT, squares_BT = torch.zeros_like(logp_BT), torch.zeros_like(logp_BT)
+            all_pi_nV = all_logp_nV.exp()
+            entropy_BT[b_n, t_n] = -(all_pi_nV * all_logp_nV).sum(-1)
+            squares_BT[b_n, t_n] = all_pi_nV.square().sum(-1)
         if batch.top_ids_BTK is None:
-            return Forward(batch, logp_BT, entropy_BT)
+            return Forward(batch, logp_BT, entropy_BT, squares_BT)
         logp_nK = all_logp_nV.gather(-1, batch.top_ids_BTK[b_n, t_n])
         empty_BTK = logp_nK.new_zeros(batch.top_ids_BTK.shape)
-        return Forward(batch, logp_BT, entropy_BT, empty_BTK.index_put((b_n, t_n), logp_nK))
+        return Forward(batch, logp_BT, entropy_BT, squares_BT, empty_BTK.index_put((b_n, t_n), logp_nK))
 
 
 def _top(forward: Forward, minibatch: MiniBatch, chosen: Sequence[int]) -> Top | None:

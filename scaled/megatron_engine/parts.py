@@ -39,6 +39,7 @@ class TokenPart:
     indices: tuple[int, ...]
     logp_bT: Float[Tensor, "b T"]
     entropy_bT: Float[Tensor, "b T"] | None = None
+    sum_squares_bT: Float[Tensor, "b T"] | None = None
     logp_top_bTK: Float[Tensor, "b T K"] | None = None
 
 
@@ -125,17 +126,16 @@ def route_part(context: ReplayContext, indices: Sequence[int], start: int, for_u
 
 def assemble_logp(parts: Sequence[ScorePart]) -> Float[Tensor, "B T"]:
     """log p of every response token of the batch, 0 after a response's end. ValueError where a response is missing."""
-    return _tokens(parts)[0]
+    return _tokens(parts)["logp_bT"]
 
 
 def assemble_scores(parts: Sequence[ScorePart]) -> TokenScores:
     """The old pass of the whole batch. Raises ValueError where the parts leave a response, row or layer out."""
-    logp_BT, entropy_BT = _tokens(parts)
-    assert entropy_BT is not None, "an old pass reports entropies"
-    top_BTK = _top(parts)
+    tokens, top_BTK = _tokens(parts), _top(parts)
+    logp_BT, entropy_BT, squares_BT = (tokens[name] for name in ("logp_bT", "entropy_bT", "sum_squares_bT"))
     routes = [route for part in parts for route in part.routes]
     if not routes:
-        return TokenScores(logp_BT, entropy_BT, logp_top_BTK=top_BTK)
+        return TokenScores(logp_BT, entropy_BT, logp_top_BTK=top_BTK, sum_squares_BT=squares_BT)
     sizes = parts[0].sizes
     used = _record(sizes, routes, [route.used_RLK for route in routes])
     if all(route.natural_RLK is None for route in routes):
@@ -143,7 +143,7 @@ def assemble_scores(parts: Sequence[ScorePart]) -> TokenScores:
     else:
         natural = _record(sizes, routes, [route.natural_RLK for route in routes])
     features, router_logp = local_features(sizes, routes), _router_logp(used, routes)
-    return TokenScores(logp_BT, entropy_BT, used, natural, features, top_BTK, router_logp)
+    return TokenScores(logp_BT, entropy_BT, used, natural, features, top_BTK, router_logp, squares_BT)
 
 
 def assemble_stats(parts: Sequence[UpdatePart]) -> UpdateStats:
@@ -151,7 +151,7 @@ def assemble_stats(parts: Sequence[UpdatePart]) -> UpdateStats:
 
     Raises ValueError where the parts leave a response, row or layer out.
     """
-    logp_pi_BT, _ = _tokens(parts)
+    logp_pi_BT = _tokens(parts)["logp_bT"]
     micro = [(count, metrics) for part in parts for count, metrics in part.micro_metrics if count > 0]
     metrics = combine_metrics(micro)
     metrics["actor/objective"] = torch.stack([value for part in parts for value in part.objectives]).sum().item()
@@ -165,21 +165,23 @@ def assemble_stats(parts: Sequence[UpdatePart]) -> UpdateStats:
     return UpdateStats(metrics, logp_pi_BT, natural, local_features(sizes, routes))
 
 
-def _tokens(parts: Sequence[ScorePart] | Sequence[UpdatePart]) -> tuple[Tensor, Tensor | None]:
+def _tokens(parts: Sequence[ScorePart] | Sequence[UpdatePart]) -> dict[str, Tensor]:
+    """The fields of TokenPart that all parts have, whole: 0 after a response's end."""
     sizes = parts[0].sizes
     tokens = [token for part in parts for token in part.tokens]
     seen = sorted(i for token in tokens for i in token.indices)
     B = len(sizes.num_rows_B)
     if seen != list(range(B)):
         raise ValueError(f"expected each of {B} responses from exactly one rank, got responses {seen}")
-    logp_BT = torch.zeros(B, sizes.num_positions)
-    entropy_BT = torch.zeros(B, sizes.num_positions)
-    for token in tokens:
-        of, T = list(token.indices), token.logp_bT.shape[1]
-        logp_BT[of, :T] = token.logp_bT
-        if token.entropy_bT is not None:
-            entropy_BT[of, :T] = token.entropy_bT
-    return logp_BT, entropy_BT if all(token.entropy_bT is not None for token in tokens) else None
+    whole: dict[str, Tensor] = {}
+    for name in ("logp_bT", "entropy_bT", "sum_squares_bT"):
+        values = [getattr(token, name) for token in tokens]
+        if any(value is None for value in values):
+            continue
+        whole[name] = torch.zeros(B, sizes.num_positions)
+        for token, value_bT in zip(tokens, values, strict=True):
+            whole[name][list(token.indices), : value_bT.shape[1]] = value_bT
+    return whole
 
 
 def _top(parts: Sequence[ScorePart]) -> Tensor | None:

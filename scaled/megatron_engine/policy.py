@@ -170,7 +170,8 @@ class Policy:
 
     def _score(self, this: _Pass, micro: MicroBatch, scores_1n: Tensor) -> tuple[Tensor, Tensor, dict]:
         """Megatron's loss function on the last stage: (loss, tokens to divide by: none, what to report: nothing)."""
-        entropy_n, logp_n, logp_nK = scores_1n[0, :, 0].detach(), scores_1n[0, :, 1], scores_1n[0, :, 2:]
+        (entropy_n, squares_n), logp_n = scores_1n[0, :, :2].detach().unbind(1), scores_1n[0, :, 2]
+        logp_nK = scores_1n[0, :, 3:]
         size = (len(micro.indices), micro.num_positions)
         where = (micro.response_n, micro.position_n)
         logp_bT = logp_n.new_zeros(size).index_put(where, logp_n)
@@ -181,13 +182,15 @@ class Policy:
             part = TokenPart(micro.indices, logp_bT.detach().cpu())
             if this.loss is None:
                 entropy_bT = entropy_n.new_zeros(size).index_put(where, entropy_n).cpu()
-                part = replace(part, entropy_bT=entropy_bT, logp_top_bTK=None if logp_bTK is None else logp_bTK.cpu())
+                squares_bT = squares_n.new_zeros(size).index_put(where, squares_n).cpu()
+                part = replace(part, entropy_bT=entropy_bT, sum_squares_bT=squares_bT)
+                part = replace(part, logp_top_bTK=None if logp_bTK is None else logp_bTK.cpu())
             this.result.tokens.append(part)
         no_tokens = torch.zeros((), dtype=torch.int, device=logp_n.device)
         if this.loss is None:
             return logp_n.sum(), no_tokens, {}
         # An empty micro-batch still runs backward: the other ranks wait for it.
-        loss = this.loss(micro, logp_bT, logp_bTK) if micro.indices else scores_1n[..., 1:].sum()
+        loss = this.loss(micro, logp_bT, logp_bTK) if micro.indices else scores_1n[..., 2:].sum()
         return loss, no_tokens, {}
 
 

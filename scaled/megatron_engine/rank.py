@@ -177,6 +177,7 @@ class _ObjectiveLoss:
             logp_ref_BT=None if m.logp_ref_BT is None else own(m.logp_ref_BT),
             top=None if logp_top_bTK is None else self._top(logp_top_bTK, own),
             router_shift_BT=None if m.router_shift_BT is None else own(m.router_shift_BT),
+            advantages_BT=None if m.advantages_BT is None else own(m.advantages_BT),
             totals=self._totals,
         )
         self.metrics.append((int(is_response_bT.sum()), {k: v.cpu() for k, v in output.metrics.items()}))

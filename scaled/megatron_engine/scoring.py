@@ -55,8 +55,8 @@ class ResponseHead:
         weight: Float[Tensor, "W D"] | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[Float[Tensor, "n 1 _"], None]:
-        """The entropy of each row, then log p of its J tokens, in float32; the hidden states' gradient is summed over
-        ranks.
+        """The entropy and sum_v p(v)^2 of each row, then log p of its J tokens, in float32; the hidden states' gradient
+        is summed over ranks.
         """
         assert not runtime_gather_output, "the vocabulary stays split"
         assert self._asked is not None, "a forward without the tokens to score"
@@ -68,10 +68,10 @@ class ResponseHead:
         hidden_nD = hidden_SBD.flatten(0, 1)[rows_n]
         weight_WD = self._layer.weight if weight is None else weight
         group: Any = parallel_state.get_tensor_model_parallel_group()
-        logp_nJ, entropy_n = token_scores(
+        logp_nJ, entropy_n, squares_n = token_scores(
             hidden_nD, weight_WD, tokens_nJ, self._vocab_size, group, self._chunk, temperature
         )
-        return torch.cat([entropy_n[:, None], logp_nJ], dim=-1)[:, None], None
+        return torch.cat([entropy_n[:, None], squares_n[:, None], logp_nJ], dim=-1)[:, None], None
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,10 @@ class _Slice:
         logits_cW[:, self.num_valid :] = float("-inf")
         return logits_cW
 
-    def scores(self, logits_cW: Tensor, tokens_cJ: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """log p (c, J); entropy, largest logit and sum of exp(logit - largest), each (c,); overwrites the logits."""
+    def scores(self, logits_cW: Tensor, tokens_cJ: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """log p (c, J); entropy, sum of p^2, largest logit and sum of exp(logit - largest), each (c,); overwrites the
+        logits.
+        """
         largest_c = logits_cW.amax(dim=-1)
         dist.all_reduce(largest_c, op=dist.ReduceOp.MAX, group=self.group)
         logits_cW -= largest_c[:, None]
@@ -105,11 +107,13 @@ class _Slice:
         # 0 * -inf of the filling rows is left out: they carry no probability.
         valid = slice(0, self.num_valid)
         moment_c = logits_cW[:, valid].mul_(weights_cW[:, valid]).sum(-1)
-        sums_c = torch.cat([weights_cW.sum(-1, keepdim=True), moment_c[:, None], logit_cJ], dim=1)
+        square_c = torch.linalg.vector_norm(weights_cW, dim=-1).square()  # without a second (c, W)
+        sums_c = torch.cat([weights_cW.sum(-1, keepdim=True), moment_c[:, None], square_c[:, None], logit_cJ], dim=1)
         dist.all_reduce(sums_c, group=self.group)
-        total_c, moment_c, logit_cJ = sums_c[:, 0], sums_c[:, 1], sums_c[:, 2:]
+        total_c, moment_c, square_c, logit_cJ = sums_c[:, 0], sums_c[:, 1], sums_c[:, 2], sums_c[:, 3:]
         log_total_c = total_c.log()
-        return logit_cJ - log_total_c[:, None], log_total_c - moment_c / total_c, largest_c, total_c
+        entropy_c = log_total_c - moment_c / total_c
+        return logit_cJ - log_total_c[:, None], entropy_c, square_c / total_c.square(), largest_c, total_c
 
 
 def _chunks(n: int, chunk: int) -> Iterator[slice]:
@@ -117,25 +121,25 @@ def _chunks(n: int, chunk: int) -> Iterator[slice]:
 
 
 class _TokenScores(torch.autograd.Function):
-    """d logp_j / d z_v = ([v is token j] - softmax(z / T)_v) / T; the entropy is a number without gradient."""
+    """d logp_j / d z_v = ([v is token j] - softmax(z / T)_v) / T; entropy and sum of squares have no gradient."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden_nD: Tensor, weight_WD: Tensor, tokens_nJ: Tensor, own: _Slice, chunk: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         logp_nJ = hidden_nD.new_empty(tokens_nJ.shape, dtype=torch.float32)
-        entropy_n, largest_n, total_n = (logp_nJ.new_empty(len(tokens_nJ)) for _ in range(3))
+        entropy_n, squares_n, largest_n, total_n = (logp_nJ.new_empty(len(tokens_nJ)) for _ in range(4))
         for part in _chunks(len(tokens_nJ), chunk):
             found = own.scores(own.logits(hidden_nD[part], weight_WD), tokens_nJ[part])
-            for whole, scores_c in zip((logp_nJ, entropy_n, largest_n, total_n), found, strict=True):
+            for whole, scores_c in zip((logp_nJ, entropy_n, squares_n, largest_n, total_n), found, strict=True):
                 whole[part] = scores_c
         ctx.own, ctx.chunk = own, chunk
         ctx.save_for_backward(hidden_nD, weight_WD, tokens_nJ, largest_n, total_n)
-        ctx.mark_non_differentiable(entropy_n)
-        return logp_nJ, entropy_n
+        ctx.mark_non_differentiable(entropy_n, squares_n)
+        return logp_nJ, entropy_n, squares_n
 
     @staticmethod
-    def backward(ctx: Any, grad_nJ: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad_nJ: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden_nD, weight_WD, tokens_nJ, largest_n, total_n = ctx.saved_tensors
         grad_n = grad_nJ.sum(1)
         grad_hidden_nD, grad_WD = torch.empty_like(hidden_nD), None
@@ -175,9 +179,9 @@ def token_scores(
     group: ProcessGroup,
     chunk: int,
     temperature: float = 1.0,
-) -> tuple[Float[Tensor, "n J"], Float[Tensor, " n"]]:
-    """log p of J tokens of each row (nats, at most 0) and the entropy of its distribution (nats, at least 0), in
-    float32.
+) -> tuple[Float[Tensor, "n J"], Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """log p of J tokens of each row (nats, at most 0), the entropy of its distribution (nats, at least 0) and
+    sum_v p(v)^2 (in (0, 1]), in float32.
 
     Of softmax(z / T), z = hidden weight^T, for at most `chunk` rows at a time. Rank r of `group` has the weights of
     tokens [r W, (r + 1) W); rows from `vocab_size` on fill the vocabulary up and have probability 0. The gradient is

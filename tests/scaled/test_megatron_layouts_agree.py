@@ -108,6 +108,7 @@ def test_old_passes(case, source, ranks, expected):
     assert torch.equal(ours.features.offsets, theirs.features.offsets)
     assert (ours.logp_BT - theirs.logp_BT).abs().max() < LOGP
     assert (ours.entropy_BT - theirs.entropy_BT).abs().max() < LOGP
+    assert (ours.sum_squares_BT - theirs.sum_squares_BT).abs().max() < LOGP
     assert (ours.features.logits - theirs.features.logits).abs().max() < LOGITS
     assert (ours.features.hidden - theirs.features.hidden).abs().max() < LOGITS
     assert (ours.router_logp - theirs.router_logp).abs().max() < LOGITS

@@ -143,6 +143,11 @@ def global_step_rspo(folder: Path) -> None:
     one_global_step_agrees_in(folder, "none", objective=preset("gmpo", router_shift_floor=0.5))
 
 
+def global_step_with_an_advantage_a_token(folder: Path) -> None:
+    """GRPO on the optimal token baseline, whose weights come from the old pass."""
+    one_global_step_agrees_in(folder, "none", objective=preset("grpo", advantage="optimal_token"))
+
+
 def global_step_pr3(folder: Path) -> None:
     """Pr3 (2606.00395 App. C), the predictor in mu's gates."""
     one_global_step_agrees_in(folder, "Pr3")
@@ -378,6 +383,8 @@ LAWS = (
     global_step_r3,
     global_step_pr2_predicted_gates,
     global_step_pr2_live_gates,
+    global_step_rspo,
+    global_step_with_an_advantage_a_token,
     global_step_pr3,
     all_passes_are_at_the_temperature_of_the_rollouts,
     pi_is_old_to_the_bit,

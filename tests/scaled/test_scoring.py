@@ -66,14 +66,15 @@ def scored(dtype: torch.dtype, chunk: int, num: int = N, temperature: float = 1.
     mine = weight[rank * size : (rank + 1) * size]
     own[: len(mine)] = mine
     hidden, own = hidden[:num].requires_grad_(), own.requires_grad_()
-    logp, entropy = token_scores(hidden, own, tokens[:num], V, group, chunk, temperature)
-    assert not entropy.requires_grad
+    logp, entropy, squares = token_scores(hidden, own, tokens[:num], V, group, chunk, temperature)
+    assert not entropy.requires_grad and not squares.requires_grad
     (logp * grad[:num]).sum().backward()
     assert hidden.grad is not None and own.grad is not None
     assert (own.grad[len(mine) :] == 0).all()
     grad_hidden = hidden.grad.float()
     dist.all_reduce(grad_hidden)
-    return {"logp": logp.detach(), "entropy": entropy, "hidden": grad_hidden, "weight": own.grad[: len(mine)].float()}
+    found = {"logp": logp.detach(), "entropy": entropy, "squares": squares}
+    return found | {"hidden": grad_hidden, "weight": own.grad[: len(mine)].float()}
 
 
 def reference(dtype: torch.dtype, temperature: float = 1.0) -> dict[str, Tensor]:
@@ -85,7 +86,9 @@ def reference(dtype: torch.dtype, temperature: float = 1.0) -> dict[str, Tensor]
     (logp * grad).sum().backward()
     entropy = -(logp_NV.exp() * logp_NV).sum(-1).detach()
     assert hidden.grad is not None and weight.grad is not None
-    return {"logp": logp.detach(), "entropy": entropy, "hidden": hidden.grad, "weight": weight.grad}
+    squares = logp_NV.exp().square().sum(-1).detach()
+    found = {"logp": logp.detach(), "entropy": entropy, "squares": squares}
+    return found | {"hidden": hidden.grad, "weight": weight.grad}
 
 
 def every_chunk_is_the_reference(folder: Path) -> None:
@@ -207,7 +210,7 @@ def measure(rank: int, port: int) -> list[tuple[int, int, int]]:
 
                 def call(states=states, weight=weight, tokens=tokens, chunk=chunk, vocabulary=vocabulary) -> Tensor:
                     hidden = states.clone().requires_grad_()
-                    logp, _ = token_scores(hidden, weight, tokens[:, None], vocabulary, group, chunk)
+                    logp, *_ = token_scores(hidden, weight, tokens[:, None], vocabulary, group, chunk)
                     return torch.autograd.grad(logp.sum(), (hidden, weight))[1]
 
                 call()

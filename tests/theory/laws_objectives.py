@@ -97,6 +97,22 @@ LENGTH_ADVANTAGE_ROWS: dict[str, Callable[[list[list[float]], list[list[int]]], 
 }
 """The advantages that see lengths, on the rewards and lengths of the whole batch."""
 
+
+def optimal_token_by_hand(rewards: list[float], tokens: list[list[tuple[float, float]]]) -> list[list[float]]:
+    """Of one group: responses of (old(y), sum_v old(v)^2) a sampled token; each token's reward less its baseline."""
+    W = [[math.fsum(1 - 2 * p + q for p, q in row[: t + 1]) for t in range(len(row))] for row in tokens]
+    found: list[list[float]] = []
+    for own, R in zip(tokens, rewards, strict=True):
+        found.append([])
+        for t in range(len(own)):
+            there = [(w[t], r) for w, r in zip(W, rewards, strict=True) if len(w) > t]
+            found[-1].append(R - math.fsum(w * r for w, r in there) / math.fsum(w for w, _ in there))
+    return found
+
+
+TOKEN_ADVANTAGE_ROWS = {"optimal_token": optimal_token_by_hand}
+"""The advantages a token, on one group."""
+
 # ---- ratios ----------------------------------------------------------------------------------------------------------
 
 

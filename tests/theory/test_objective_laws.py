@@ -27,6 +27,7 @@ from tests.theory.laws_objectives import (
     PRESET_ROWS,
     RATIO_ROWS,
     REGION_ROWS,
+    TOKEN_ADVANTAGE_ROWS,
     gradient_by_hand,
     tuned,
 )
@@ -46,11 +47,11 @@ LOOSEST = {n: math.inf if row.divergence else 1.0 for n, row in PRESET_ROWS.item
 @pytest.mark.parametrize(
     ("registered", "rows"),
     [
-        (ADVANTAGES, ADVANTAGE_ROWS | LENGTH_ADVANTAGE_ROWS), (RATIOS, RATIO_ROWS),
+        (ADVANTAGES, ADVANTAGE_ROWS | LENGTH_ADVANTAGE_ROWS | TOKEN_ADVANTAGE_ROWS), (RATIOS, RATIO_ROWS),
         (CORRECTIONS, CORRECTION_ROWS),
         (PRESETS, PRESET_ROWS),
         (TRUST_REGIONS, REGION_ROWS), (AGGREGATIONS, AGGREGATION_ROWS),
-        (FORMULAS, ADVANTAGE_ROWS | LENGTH_ADVANTAGE_ROWS),
+        (FORMULAS, ADVANTAGE_ROWS | LENGTH_ADVANTAGE_ROWS | TOKEN_ADVANTAGE_ROWS),
     ],
 )  # fmt: skip
 def test_every_registered_name_has_a_row(registered: dict[str, object], rows: dict[str, object]) -> None:

@@ -72,6 +72,11 @@ class Composition:
         if self.centering not in CENTERINGS:
             raise unknown_name("centering", self.centering, CENTERINGS)
         coupled = self._coupled()
+        if self.centering != "none" and self.advantage in advantages.OF_TOKENS:
+            raise ValueError(
+                f"{self.name}: centering: expected none beside an advantage a token, got {self.centering} with "
+                f"{self.advantage}"
+            )
         if self.centering != "none" and coupled is not None:
             wanted, got = coupled
             raise ValueError(
@@ -82,7 +87,8 @@ class Composition:
     @property
     def is_tokenwise(self) -> bool:
         """Whether a token's term depends on no other token, as centering and `rollout_corr/drift` ask."""
-        return self._coupled() is None and not (self.normalise_weights or self.uses_router_shift)
+        is_of_tokens = self.advantage in advantages.OF_TOKENS
+        return self._coupled() is None and not (self.normalise_weights or self.uses_router_shift or is_of_tokens)
 
     def _coupled(self) -> tuple[str, str] | None:
         """The parts that centering takes in place of one that makes tokens depend on each other, and that one."""

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from theory.advantages import OF_TOKENS
 from theory.divergences import masked_mean
 from theory.objectives.aggregations import Totals, count
 from theory.objectives.centering import Top, centering_term
@@ -54,6 +55,7 @@ class Objective(Composition):
         logp_ref_BT: Float[Tensor, "B T"] | None = None,
         top: Top | None = None,
         router_shift_BT: Float[Tensor, "B T"] | None = None,
+        advantages_BT: Float[Tensor, "B T"] | None = None,
         totals: Totals | None = None,
         has_metrics: bool = True,
     ) -> ObjectiveOutput:
@@ -64,14 +66,18 @@ class Objective(Composition):
         for an objective that scales ratios by it. Without `has_metrics` the output has none. 16-bit log-probs are
         computed with in float32; 0/0 and 0 times infinity are 0 (theory/objectives/factors.py). With every response
         rejected J is 0, its gradient 0 and rollout_corr/rejected_fraction 1; with no response token J is 0 and there
-        are no metrics.
+        are no metrics. `advantages_BT`, an advantage a token, takes the place of `advantages_B`.
         Raises ValueError on shapes that differ, where a KL coefficient has no `logp_ref_BT` to act on, a router-shift
         floor no `router_shift_BT`, and where centering has no `top`, or `full` one that is not complete.
         """
-        _require_shapes(logp_pi_BT, logp_old_BT, logp_mu_BT, advantages_B, is_response_BT, logp_ref_BT, router_shift_BT)
+        beside = logp_ref_BT, router_shift_BT, advantages_BT
+        _require_shapes(logp_pi_BT, logp_old_BT, logp_mu_BT, advantages_B, is_response_BT, *beside)
         if self.kl_coefficient > 0 and logp_ref_BT is None:
             raise ValueError(f"{self.name}: expected logp_ref_BT for kl_coefficient {self.kl_coefficient}, got None")
+        self._require_advantages(advantages_BT)
         logp_pi_BT, advantages_B1 = wide(logp_pi_BT), wide(advantages_B.detach())[:, None]
+        if advantages_BT is not None:
+            advantages_B1 = _on(is_response_BT, wide(advantages_BT.detach()))
         old_BT, mu_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_old_BT, logp_mu_BT))
         kept_BT = self.kept(old_BT, mu_BT, is_response_BT)
         totals = self._totals(old_BT, mu_BT, kept_BT, is_response_BT) if totals is None else totals
@@ -109,6 +115,11 @@ class Objective(Composition):
         ratio_in_weight = self.trust_region.weight_ratio == "old/mu" or self.correction.numerator == "pi"
         whole = weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)
         return self.trust_region.term(tokens, log_ratio_BT, whole, advantages_B1)
+
+    def _require_advantages(self, advantages_BT: Tensor | None) -> None:
+        if (self.advantage in OF_TOKENS) != (advantages_BT is not None):
+            wanted, got = ("", "none") if advantages_BT is None else ("no ", "some")
+            raise ValueError(f"{self.name}: advantage {self.advantage}: expected {wanted}advantages_BT, got {got}")
 
     def _log_gamma(self, router_shift_BT: Tensor | None, is_response_BT: Tensor) -> Tensor | float:
         if not self.uses_router_shift:
@@ -228,10 +239,11 @@ def _require_shapes(
     is_response_BT: Tensor,
     logp_ref_BT: Tensor | None,
     router_shift_BT: Tensor | None = None,
+    advantages_BT: Tensor | None = None,
 ) -> None:
     shape = tuple(logp_pi_BT.shape)
     tensors = {"logp_old_BT": logp_old_BT, "logp_mu_BT": logp_mu_BT, "is_response_BT": is_response_BT}
-    beside = {"logp_ref_BT": logp_ref_BT, "router_shift_BT": router_shift_BT}
+    beside = {"logp_ref_BT": logp_ref_BT, "router_shift_BT": router_shift_BT, "advantages_BT": advantages_BT}
     tensors |= {name: tensor for name, tensor in beside.items() if tensor is not None}
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != shape:

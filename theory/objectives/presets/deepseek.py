@@ -43,7 +43,7 @@ class SequenceMask(MinClip):
         float, About("largest mean log(mu/pi) of a response with A < 0, nats", gt=0, source="arXiv 2512.02556 Eq. 9")
     ] = 0.5
 
-    def masked(self, tokens: Tokens, advantages_B1: Float[Tensor, "B 1"]) -> Bool[Tensor, "B 1"]:
+    def masked(self, tokens: Tokens, advantages_B1: Float[Tensor, "B _T"]) -> Bool[Tensor, "B _T"]:
         """The responses that add nothing."""
         gap_BT = log_ratio(tokens.logp_pi_BT.detach(), tokens.logp_mu_BT)
         length_B1 = tokens.is_response_BT.sum(1, keepdim=True).clamp(min=1)

@@ -41,7 +41,7 @@ class TrustRegion(Protocol):
     weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]]
 
     def clipped(
-        self, tokens: Tokens, ratio_BT: Float[Tensor, "B T"], advantages_B1: Float[Tensor, "B 1"]
+        self, tokens: Tokens, ratio_BT: Float[Tensor, "B T"], advantages_B1: Float[Tensor, "B _T"]
     ) -> tuple[Bool[Tensor, "B T"], Bool[Tensor, "B T"]] | None:
         """Two masks, True where the upper and where the lower bound binds; None where there is no bound."""
         ...
@@ -51,7 +51,7 @@ class TrustRegion(Protocol):
         tokens: Tokens,
         log_ratio_BT: Float[Tensor, "B T"],
         weight: Factor,
-        advantages_B1: Float[Tensor, "B 1"],
+        advantages_B1: Float[Tensor, "B _T"],
     ) -> Float[Tensor, "B T"]:
         """The term that each token adds to the maximised sum. Only pi and the ratio carry a gradient."""
         ...
@@ -77,7 +77,7 @@ class Widths:
 
 
 def score(
-    weight_BT: Float[Tensor, "B T"], advantages_B1: Float[Tensor, "B 1"], logp_pi_BT: Float[Tensor, "B T"]
+    weight_BT: Float[Tensor, "B T"], advantages_B1: Float[Tensor, "B _T"], logp_pi_BT: Float[Tensor, "B T"]
 ) -> Tensor:
     """w A log pi with the gradient w A; 0 where w or A is 0, also at log pi = -inf, or of an infinite w."""
     return linear(times(weight_BT, advantages_B1), logp_pi_BT)
