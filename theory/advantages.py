@@ -127,10 +127,12 @@ def optimal_token(
 
     over the responses j of the group that have a t-th sampled token, t counted without observations. Each summand of W
     is the squared length of a token's score in its logits, so that B_t is the baseline of least variance where scores
-    of different tokens are uncorrelated and weight matrices are left out. Of the one response that goes on when the
-    others have ended nothing is known to compare with: A = 0. A group of equal rewards gives exactly 0.
-    Source: optimal token baseline (2602.07078), as in verl's `optimal_token_baseline` with its zero tail left as it is.
-    Differs from source: (1) no weight of the engine gap enters W; (2) where all W_jt are 0 the baseline is the mean.
+    of different tokens are uncorrelated and weight matrices are left out. A group of equal rewards gives exactly 0.
+    Raises ValueError for G = 1. Source: optimal token baseline (2602.07078), as in verl 0.9.1
+    (`tir_optimal_token_baseline`, which is `optimal_token_baseline` where there are no observations).
+    Differs from source: (1) where one response goes on after all others have ended there is nothing to compare it with,
+    and A = 0, as in verl with handle_zero_tail off; by default A = R there; (2) no weight of the engine gap enters W;
+    (3) where all W_jt are 0 the baseline is the mean.
     """
     P, G = rewards_PG.shape
     _require_group(rewards_PG, "optimal_token")

@@ -12,6 +12,7 @@ FIXES, PARTS = "theory.objectives.corrections", "theory.objectives.presets"
 WEIGHTS, BINDS = "weights_are_their_formulas", "bounds_are_their_formulas"
 GRADIENTS = "presets_have_their_papers_gradient"
 SHIFTED = "gamma_multiplies_every_ratio"
+TOKENWISE = "optimal_token_is_its_formula"
 
 
 def misread(name: str, bug: str, source: str, target: str, old: str, new: str, killer: str) -> Mutant:
@@ -153,6 +154,29 @@ SHELF = (
     misread(
         "opo_baseline_ignores_lengths", "OPO's baseline is the group's mean.", "OPO", "theory.advantages:opo",
         "lengths_PG.to(rewards_PG.dtype)", "torch.ones_like(rewards_PG)", "advantages_of_lengths_are_their_formulas",
+    ),
+    misread(
+        "token_energy_has_one_probability", "A score's squared length is 1 - p + sum p^2.", "optimal token baseline",
+        "theory.advantages:optimal_token", "1 - 2 * logp", "1 - logp", TOKENWISE,
+    ),
+    misread(
+        "token_energy_is_of_the_token_alone", "A token's weight forgets the tokens before it.",
+        "optimal token baseline", "theory.advantages:optimal_token", ", 0.0).cumsum(1)", ", 0.0)", TOKENWISE,
+    ),
+    misread(
+        "token_places_count_observations", "A token is compared with those in its column, observations counted.",
+        "optimal token baseline", "theory.advantages:optimal_token",
+        "(~is_response_BT).long().argsort(dim=1, stable=True)", "torch.arange(T).expand_as(energy_BT)", TOKENWISE,
+    ),
+    misread(
+        "sum_of_squares_is_of_probabilities", "The old pass reports sum_v old(v), which is 1.",
+        "optimal token baseline", "sandbox.training.engine:SandboxTrainingEngine._forward",
+        "all_pi_nV.square().sum(-1)", "all_pi_nV.sum(-1)", "old_pass_reports_squares",
+    ),
+    misread(
+        "tokens_share_their_responses_advantage", "Where each token has an advantage, the response's is taken.",
+        "optimal token baseline", "theory.objectives.objective:Objective.__call__",
+        "_on(is_response_BT, wide(advantages_BT.detach()))", "advantages_B1", "tokens_have_their_own_advantage",
     ),
     misread(
         "whitening_counts_responses", "REINFORCE++'s mean and deviation count responses, not tokens.", "REINFORCE++",

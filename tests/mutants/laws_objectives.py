@@ -22,6 +22,7 @@ from tests.theory import test_objectives as objectives
 from tests.theory import test_presets as presets
 from tests.theory import test_router_shift as router_shift
 from tests.theory import test_shelf as shelf
+from tests.theory import test_token_advantages as token_advantages
 from tests.theory import test_weighing as weighing
 from tests.theory.laws_objectives import (
     ADVANTAGE_ROWS,
@@ -222,6 +223,11 @@ ESTIMATORS = (
         ),
     ),
     Law("advantages_of_lengths_are_their_formulas", _advantages_of_lengths),
+    Law(
+        "optimal_token_is_its_formula",
+        times(token_advantages.test_the_optimal_token_baseline_is_its_formula, {"seed": 0}, {"seed": 1}),
+    ),
+    Law("tokens_have_their_own_advantage", times(token_advantages.test_every_token_is_weighed_by_its_own)),
     Law("overlong_penalty_is_a_line", times(advantages.test_overlong_penalty_is_a_line)),
     Law("divergences_equal_their_sums", times(divergences.test_exact_divergences_equal_their_sums, POLICIES)),
     Law("estimators_have_their_values", times(divergences.test_pointwise_values, {"log_r": -3.0}, {"log_r": 3.5})),

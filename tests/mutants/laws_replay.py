@@ -16,6 +16,7 @@ from tests.sandbox.training import test_laws_log_probs as log_probs
 from tests.sandbox.training import test_laws_micro_batches as micro_batches
 from tests.sandbox.training import test_laws_router_shift as router_shift
 from tests.sandbox.training import test_laws_temperature as temperature
+from tests.sandbox.training import test_laws_token_advantages as token_advantages
 from tests.sandbox.training import test_modes as modes
 from tests.scaled import test_laws_capture as capture
 from tests.scaled import test_vllm_routes as vllm_routes
@@ -174,6 +175,10 @@ SANDBOX = (
     Law(
         "scores_are_of_the_experts_asked_for",
         times(router_shift.test_a_pass_keeps_the_scores_that_it_is_asked_for, {"gate": "qwen3"}),
+    ),
+    Law(
+        "old_pass_reports_squares",
+        times(token_advantages.test_the_old_pass_reports_the_sum_of_squares, {"temperature": 0.7}),
     ),
     Law("scored_is_drawn", times(temperature.test_what_is_scored_is_what_is_drawn_from, {"temperature": 0.7})),
     Law(

@@ -30,6 +30,14 @@ of the mask and so out of every denominator; `token_*` give a token the weight 0
 `objective.normalise_weights` divides the weights by their mean over the mini-batch.
 """
 
+TOKENS = """
+## An advantage a token
+
+`objective.advantage: optimal_token` gives each token its own baseline, weighted by the squares of the scores up to it
+(arXiv 2602.07078), with any preset. The old pass reports sum_v old(v)^2 of every token for it, in both worlds, at no
+further pass. Centering is refused beside it; exact audits and exact training know advantages of responses alone.
+"""
+
 SHIFT = """
 ## The routers' shift
 
@@ -91,12 +99,6 @@ LEFT_OUT = (
         "H is the entropy of mu at the position, which no engine records here; known from summaries alone",
     ),
     (
-        "optimal token baseline (2602.07078)",
-        "a baseline a position, by the accumulated square of the score",
-        "needs sum_v pi(v)^2 of every position from the trainer, and an advantage a token, where ours has one a "
-        "response",
-    ),
-    (
         "verl's `sequence` IcePop, TRL's `sequence_mask`",
         "the weight of a response outside its bounds is 0, and it stays in the denominator",
         "`seq_mis` with the same bounds takes it out",
@@ -121,7 +123,7 @@ def page() -> str:
     sections = "".join(f"\n## {title}\n\n```\n{text}\n```\n" for title, text in blocks.items())
     verl = "".join(map(_verl_row, (c() for c in CORRECTIONS.values() if c().verl)))
     left_out = "".join(f"| {' | '.join(row)} |\n" for row in LEFT_OUT)
-    return HEAD + sections + BESIDE + SHIFT + VERL + verl + WHY + left_out
+    return HEAD + sections + BESIDE + TOKENS + SHIFT + VERL + verl + WHY + left_out
 
 
 def _verl_row(fix: Correction) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.peers import trl_code
 from tests.peers.verl_code import Config
 from tests.theory.objective_batches import Batch, log_gaps, make_batch
-from theory.advantages import advantages_of, overlong_penalty
+from theory.advantages import advantages_of, optimal_token, overlong_penalty
 from theory.objectives import Correction, Objective, correction, preset
 from theory.objectives.kl_penalty import kl_pi_ref
 
@@ -142,6 +142,25 @@ def verl_advantage(code: Code, seed: int, ours: str, theirs: str) -> Pairs:
     return {"advantages": (wanted_BT[batch.mask], got[batch.mask])}
 
 
+def verl_token_baseline(code: Code, seed: int) -> Pairs:
+    """The optimal token baseline of groups of three, of several turns: verl counts sampled tokens alone, as we do.
+
+    Without the 1e-8 that it adds to a sum of weights: where one response alone goes on, our advantage is 0 exactly.
+    """
+    batch = make_batch(seed)
+    squares_BT = batch.old.exp().square() + 0.5 * (1 - batch.old.exp()).square()
+    last_B = (torch.arange(batch.mask.shape[1]) * batch.mask).amax(1)
+    token_BT = torch.zeros_like(batch.pi)
+    token_BT[torch.arange(6), last_B] = batch.advantages
+    got, _ = code[0].get_adv_estimator_fn("tir_optimal_token_baseline")(
+        token_level_rewards=token_BT, response_mask=batch.mask.double(), index=np.repeat([0, 1], 3),
+        old_log_probs=batch.old, sum_pi_squared=squares_BT, handle_zero_tail=False,
+        epsilon=1e-300,
+    )  # fmt: skip
+    wanted_BT = optimal_token(batch.advantages.view(2, 3), batch.old, squares_BT, batch.mask)
+    return {"advantages": (wanted_BT[batch.mask], got[batch.mask])}
+
+
 VERL = [
     Case(
         "PPO's clip, token mean",
@@ -250,6 +269,7 @@ VERL = [
         "advantage REINFORCE++-baseline",
         partial(verl_advantage, ours="reinforce_pp_baseline", theirs="reinforce_plus_plus_baseline"),
     ),
+    Case("advantage optimal token baseline", verl_token_baseline),
 ]
 
 
