@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from theory.advantages import ADVANTAGES, OF_TOKENS, advantages_of, keep_mixed_groups, noisy_labels, overlong_penalty
+from theory.advantages import keep_mixed_groups, noisy_labels, overlong_penalty
 from theory.algorithm import Algorithm
 from theory.contracts import (
     MiniBatch,
@@ -26,12 +26,11 @@ from theory.contracts import (
     UpdateStats,
 )
 from theory.drift import drift_metrics
-from theory.objectives import Objective
+from theory.preparation import given_advantages, prepared
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import fold, learns
-from theory.routing.record import RoutingRecord, selected_rows
-from theory.routing.shift import router_shift
+from theory.routing.record import RoutingRecord
 from theory.step_metrics import old_pass_metrics, rollout_metrics, update_metrics
 from theory.streams import derive_seed, stream
 from theory.turns import roll_out
@@ -113,10 +112,10 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
         if advantages_BT is not None:
             T = minibatch.logp_old_BT.shape[1]
             minibatch = replace(minibatch, advantages_BT=advantages_BT[chosen][:, :T])
-        if algorithm.objective.uses_router_shift:
-            shift_BT = shift_before(algorithm, learner, minibatch, old, plan, chosen)
-            minibatch = replace(minibatch, router_shift_BT=shift_BT)
-        updates.append((minibatch, learner.update(minibatch, algorithm.objective, plan)))
+        minibatch, objective = prepared(
+            algorithm.objective, algorithm.passes, learner, minibatch, old.scores, plan, chosen
+        )
+        updates.append((minibatch, learner.update(minibatch, objective, plan)))
     order = [i for chosen in split for i in chosen]
     metrics |= update_metrics(
         updates,
@@ -246,52 +245,6 @@ def split_groups(step: int, algorithm: Algorithm, seed: int) -> list[list[int]]:
     order = torch.randperm(P, generator=stream(seed, "minibatches", step)).tolist()
     size = P // N
     return [[p * G + g for p in order[n * size : (n + 1) * size] for g in range(G)] for n in range(N)]
-
-
-def given_advantages(
-    objective: Objective,
-    rollouts: Rollouts,
-    labels_PG: Float[Tensor, "P G"],
-    lengths_PG: Int[Tensor, "P G"],
-    scores: TokenScores,
-) -> tuple[Float[Tensor, " B"], Float[Tensor, "B T"] | None]:
-    """The advantages of responses, and those of tokens where the objective has such (theory/advantages.py).
-
-    Raises ValueError where these need what the training engine did not report.
-    """
-    if objective.advantage not in OF_TOKENS:
-        return advantages_of(objective.advantage, labels_PG, lengths_PG).reshape(-1), None
-    if scores.sum_squares_BT is None:
-        raise ValueError(f"advantage {objective.advantage} needs sum_v old(v)^2 from the training engine, got none")
-    is_response_BT = rollouts.padded().is_response_BT
-    tokens_BT = ADVANTAGES[objective.advantage](labels_PG, scores.logp_BT, scores.sum_squares_BT, is_response_BT)
-    return advantages_of("group_mean", labels_PG).reshape(-1), tokens_BT
-
-
-def shift_before(
-    algorithm: Algorithm,
-    learner: TrainingEngine,
-    minibatch: MiniBatch,
-    old: OldPass,
-    plan: RoutingPlan,
-    chosen: list[int],
-) -> Float[Tensor, "B T"]:
-    """How far pi's routers are from old's before this update, at every response token, nats (theory/routing/shift.py).
-
-    A scoring pass of the mini-batch, routed as its gradient pass will be, so that the result does not depend on how the
-    trainer cuts it. The first mini-batch needs none: pi is old there, unless old's pass weighed by a predictor's gates.
-    """
-    experts, logp_old = old.scores.experts, old.scores.router_logp
-    assert experts is not None and logp_old is not None, "old_pass has seen to it"
-    batch = minibatch.rollouts.padded()
-    if minibatch.index == 0 and algorithm.passes.old != "predicted":
-        return torch.zeros_like(minibatch.logp_old_BT)
-    asked = replace(plan, feature_rows=None, scored=experts.select(chosen))
-    now = learner.score(replace(minibatch.rollouts, top=None), asked)
-    assert now.router_logp is not None, "the same trainer reported the old pass's"
-    where, offsets = selected_rows(experts.offsets, chosen)
-    exists_BT = torch.arange(batch.is_response_BT.shape[1]) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
-    return router_shift(logp_old[where], now.router_logp, offsets, batch.predicting_row_BT, exists_BT)
 
 
 def take(

@@ -87,6 +87,7 @@ class ObjectiveBlock(_Numbers):
     kl_estimator: Literal["k1", "k2", "k3", "k3+", "k3_is"] = derived(Objective, "kl_estimator")
     centering: Literal["none", "full", "top_k"] | None = derived(Objective, "centering", default=None)
     centering_k: int | None = derived(Objective, "centering_k", default=None)
+    m2_budget: float | None = derived(Objective, "m2_budget", default=None)
     router_shift_floor: float | None = derived(Objective, "router_shift_floor", default=None)
 
     def build(self) -> Objective:

@@ -31,7 +31,8 @@ STEEPEST = 600.0
 class Passes:
     """The old (and reference) pass and the updates of one global step; FLOPs of all ranks together.
 
-    `score_flops` are of every pass without gradients: a router shift has one before each update but the first.
+    `score_flops` are of every pass without gradients: a router shift or a second-moment budget has one before each
+    update but the first.
     `score_positions` and `update_positions` count padding; `num_micro` are the micro-batches of one update on a rank.
     """
 
@@ -86,7 +87,7 @@ def passes_of(
     updates = [arrange([n - 1 for n in one], training) for one in minibatches]
     algorithm = config.algorithm.build()
     num_scores = 2 if algorithm.objective.kl_coefficient > 0 else 1
-    again = updates[algorithm.passes.old != "predicted" :] if algorithm.objective.uses_router_shift else []
+    again = updates[algorithm.passes.old != "predicted" :] if algorithm.objective.looks_ahead else []
     return Passes(
         score_positions=_positions(scores),
         update_positions=sum(_positions(one) for one in updates),

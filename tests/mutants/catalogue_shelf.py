@@ -152,6 +152,21 @@ SHELF = (
         "used_NK.index_select(0, rows_R)", "scores_are_of_the_experts_asked_for",
     ),
     misread(
+        "budget_counts_all_tokens", "The second moment is that of all tokens, also of those that come back.", "M2PO",
+        "theory.objectives.second_moment:clip_level", "kept_BT & (advantages_B1 * log_ratio_BT > 0)", "kept_BT",
+        "capping_meets_the_budget",
+    ),
+    misread(
+        "budget_leaves_out_the_capped", "The level is solved as if the tokens above it were gone.", "M2PO",
+        "theory.objectives.second_moment:clip_level", "before_n + left_n * square_n", "before_n + square_n",
+        "capping_meets_the_budget",
+    ),
+    misread(
+        "budget_narrows_the_least_bounds", "The level replaces bounds that are wider.", "M2PO",
+        "theory.objectives.objective:Objective.within_budget", "max(region.eps_low, -math.expm1(-tau))",
+        "min(region.eps_low, -math.expm1(-tau))", "budgets_bounds_are_grpos",
+    ),
+    misread(
         "opo_baseline_ignores_lengths", "OPO's baseline is the group's mean.", "OPO", "theory.advantages:opo",
         "lengths_PG.to(rewards_PG.dtype)", "torch.ones_like(rewards_PG)", "advantages_of_lengths_are_their_formulas",
     ),

@@ -21,6 +21,7 @@ from tests.theory import test_objective_masks as masks
 from tests.theory import test_objectives as objectives
 from tests.theory import test_presets as presets
 from tests.theory import test_router_shift as router_shift
+from tests.theory import test_second_moment as second_moment
 from tests.theory import test_shelf as shelf
 from tests.theory import test_token_advantages as token_advantages
 from tests.theory import test_weighing as weighing
@@ -182,6 +183,16 @@ OBJECTIVES = (
     Law(
         "shift_is_the_mean_distance",
         times(router_shift.test_shift_is_the_mean_distance_on_the_row_that_predicts_the_token),
+    ),
+    Law(
+        "capping_meets_the_budget",
+        times(
+            second_moment.test_capping_at_the_level_meets_the_budget, *({"budget": b, **BATCH} for b in (1e-4, 0.04))
+        ),
+    ),
+    Law(
+        "budgets_bounds_are_grpos",
+        times(second_moment.test_it_is_grpo_with_the_bounds_of_its_batch, {"batch": make_batch(2, B=40, T=10)}),
     ),
     Law("ctpo_widens_with_the_root", times(shelf.test_ctpo_widens_with_the_root_of_the_position)),
     Law("k3_plus_has_the_gradient_of_k2", times(kl_penalty.test_k3_plus_is_k3_with_the_gradient_of_k2, {"seed": 3})),

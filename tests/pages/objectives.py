@@ -56,6 +56,22 @@ A dense model, a correction on pi/mu, centering, and ratios and trust regions th
 or of its geometric mean are refused. Exact audits and exact training hand objectives no router scores, and say so.
 """
 
+BUDGET = """
+## Bounds from a budget
+
+`objective.m2_budget` widens the clip of a token's ratio as far as keeps the mean of (log pi/old)^2, over the tokens
+that move away from old, at the budget (M2PO, arXiv 2510.01161); `eps_low` and `eps_high` are then the least widths.
+With its authors' numbers it is
+
+```yaml
+objective: {preset: grpo_dapo, m2_budget: 0.04, eps_low: 0.3, eps_high: 0.5}
+```
+
+The bounds are those of a whole mini-batch under pi, whatever its micro-batches: a scoring pass before each update but
+the first gives them, as for the routers' shift. Its authors' code takes each micro-batch's. Exact audits and exact
+training know no mini-batch, and say so.
+"""
+
 VERL = """
 ## Bounds that verl writes the other way
 
@@ -82,16 +98,9 @@ WHY = """
 
 LEFT_OUT = (
     (
-        "M2PO (2510.01161)",
-        "clips so that the mean of (log pi/old)^2 over the tokens that move away stays below a budget",
-        "its bound depends on pi of all tokens of a mini-batch, which a micro-batch does not know before its "
-        "gradient pass. Its authors' code takes the bound from each micro-batch, so that the gradient depends on "
-        "how the batch was cut; here it never does",
-    ),
-    (
         "SAT (2607.18722)",
         "contracts a clip's bound for the tokens whose abs(log pi/mu) is above the batch's 0.9 quantile",
-        "the same, and its kernel's formula is in no source that could be had",
+        "its kernel's formula is in no source that could be had",
     ),
     (
         "ESTR (2607.22186)",
@@ -123,7 +132,7 @@ def page() -> str:
     sections = "".join(f"\n## {title}\n\n```\n{text}\n```\n" for title, text in blocks.items())
     verl = "".join(map(_verl_row, (c() for c in CORRECTIONS.values() if c().verl)))
     left_out = "".join(f"| {' | '.join(row)} |\n" for row in LEFT_OUT)
-    return HEAD + sections + BESIDE + TOKENS + SHIFT + VERL + verl + WHY + left_out
+    return HEAD + sections + BESIDE + TOKENS + SHIFT + BUDGET + VERL + verl + WHY + left_out
 
 
 def _verl_row(fix: Correction) -> str:

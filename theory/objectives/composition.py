@@ -18,6 +18,7 @@ from theory.objectives.centering import CENTERINGS, WHOLE_VOCABULARY
 from theory.objectives.corrections import Correction, NoCorrection
 from theory.objectives.kl_penalty import ESTIMATORS
 from theory.objectives.ratios import Ratio
+from theory.objectives.second_moment import Budget
 from theory.objectives.trust_regions import TrustRegion
 
 
@@ -50,6 +51,7 @@ class Composition:
     router_shift_floor: Annotated[
         float, About("least router-shift ratio gamma that scales pi/old (RSPO, arXiv 2510.23027); 1: none", gt=0, le=1)
     ] = 1.0
+    m2_budget: Budget = 0.0
 
     def __post_init__(self) -> None:
         if self.advantage not in advantages.ADVANTAGES:
@@ -60,6 +62,7 @@ class Composition:
         self._require_centering()
         self._require_weights()
         self._require_router_shift()
+        self._require_budget()
         if not self.ratio.symbol and self.trust_region.name != "none":
             raise ValueError(f"{self.name}: expected a ratio for the trust region {self.trust_region.name}, got none")
         if self.correction.numerator == "pi" and self.trust_region.weight_ratio == "old/mu":
@@ -88,7 +91,7 @@ class Composition:
     def is_tokenwise(self) -> bool:
         """Whether a token's term depends on no other token, as centering and `rollout_corr/drift` ask."""
         is_of_tokens = self.advantage in advantages.OF_TOKENS
-        return self._coupled() is None and not (self.normalise_weights or self.uses_router_shift or is_of_tokens)
+        return self._coupled() is None and not (self.normalise_weights or self.looks_ahead or is_of_tokens)
 
     def _coupled(self) -> tuple[str, str] | None:
         """The parts that centering takes in place of one that makes tokens depend on each other, and that one."""
@@ -133,6 +136,23 @@ class Composition:
         if self.centering != "none":
             raise ValueError(f"{field}: expected 1 beside centering {self.centering}, got {self.router_shift_floor:g}")
 
+    def _require_budget(self) -> None:
+        if not self.m2_budget:
+            return
+        field, region, ratio = f"{self.name}: m2_budget", self.trust_region.name, self.ratio.name
+        if region != "min_clip" or ratio != "token":
+            raise ValueError(
+                f"{field}: expected the trust region min_clip of the ratio token to widen, got {region} of {ratio}"
+            )
+        if self.uses_router_shift or self.centering != "none":
+            got = f"router_shift_floor {self.router_shift_floor:g}" if self.uses_router_shift else "centering"
+            raise ValueError(f"{field}: expected neither a router shift nor centering beside it, got {got}")
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether an update needs a scoring pass of its mini-batch under pi before its gradient pass."""
+        return self.uses_router_shift or self.m2_budget > 0
+
     @property
     def uses_router_shift(self) -> bool:
         """Whether a token's ratio is scaled by what the routers' shift leaves of it."""
@@ -158,6 +178,8 @@ class Composition:
         if self.trust_region.weight_ratio == "pi/mu" and self.correction.numerator == "old":
             weight = " ".join(s for s in (weight, self.ratio.symbol) if s)
         term = self.trust_region.formula(self.ratio.symbol, weight)
+        if self.m2_budget:
+            term = f"{term} [bounds widened to log r of at most tau]"
         if self.uses_router_shift:
             term = f"{term} [each pi_t/old_t times gamma_t]"
         if self.kl_coefficient > 0:
@@ -182,6 +204,9 @@ class Composition:
             del parts["rejection"]
         if not self.normalise_weights:
             del parts["weights"]
+        if self.m2_budget:
+            moment = "(1/n) sum_j min((log r_j)^2, tau^2)"
+            parts["bounds"] = f"tau: {moment} = {self.m2_budget:g} over the n tokens with A log r > 0"
         if self.uses_router_shift:
             shift = "mean over layers, old's experts of |log p_pi/p_old|"
             parts["router shift"] = f"gamma_t = sg[max(exp(-{shift}), {self.router_shift_floor:g})]"

@@ -24,8 +24,12 @@ from theory.objectives.composition import Composition
 from theory.objectives.factors import Factor, log_ratio, wide
 from theory.objectives.kl_penalty import kl_pi_ref
 from theory.objectives.router_shift import log_router_ratio
-from theory.objectives.trust_regions import Tokens
+from theory.objectives.second_moment import clip_level
+from theory.objectives.trust_regions import MinClip, Tokens
 from theory.objectives.weighing import log_mean_weight, token_weights
+
+LARGEST = 700.0
+"""The largest exponent, nats, whose exponential a float64 surely holds."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,9 @@ class Objective(Composition):
         if self.kl_coefficient > 0 and logp_ref_BT is None:
             raise ValueError(f"{self.name}: expected logp_ref_BT for kl_coefficient {self.kl_coefficient}, got None")
         self._require_advantages(advantages_BT)
+        if self.m2_budget:
+            budget = f"{self.name}: m2_budget {self.m2_budget:g}"
+            raise ValueError(f"{budget}: expected bounds settled on a whole mini-batch (within_budget), got none")
         logp_pi_BT, advantages_B1 = wide(logp_pi_BT), wide(advantages_B.detach())[:, None]
         if advantages_BT is not None:
             advantages_B1 = _on(is_response_BT, wide(advantages_BT.detach()))
@@ -115,6 +122,24 @@ class Objective(Composition):
         ratio_in_weight = self.trust_region.weight_ratio == "old/mu" or self.correction.numerator == "pi"
         whole = weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)
         return self.trust_region.term(tokens, log_ratio_BT, whole, advantages_B1)
+
+    def within_budget(
+        self,
+        logp_pi_BT: Float[Tensor, "B T"],
+        logp_old_BT: Float[Tensor, "B T"],
+        logp_mu_BT: Float[Tensor, "B T"],
+        advantages_B1: Float[Tensor, "B _T"],
+        is_response_BT: Bool[Tensor, "B T"],
+    ) -> Objective:
+        """The objective of one whole mini-batch: the budget settles its bounds (theory/objectives/second_moment.py)."""
+        region = self.trust_region
+        assert isinstance(region, MinClip), "the composition has seen to it"
+        pi_BT, old_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_pi_BT, logp_old_BT))
+        kept_BT = self.kept(logp_old_BT, logp_mu_BT, is_response_BT)
+        tau = clip_level(log_ratio(pi_BT, old_BT), advantages_B1, kept_BT, self.m2_budget)
+        low = max(region.eps_low, -math.expm1(-tau))
+        high = max(region.eps_high, math.inf if tau > LARGEST else math.expm1(tau))
+        return replace(self, trust_region=replace(region, eps_low=low, eps_high=high), m2_budget=0.0)
 
     def _require_advantages(self, advantages_BT: Tensor | None) -> None:
         if (self.advantage in OF_TOKENS) != (advantages_BT is not None):

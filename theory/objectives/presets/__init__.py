@@ -49,6 +49,7 @@ assert len(NUMBERS) == len(_OF_REGIONS) + len(_OF_CORRECTIONS), "a region and a 
 OVERRIDES = (
     *NUMBERS, "correction", "rejection", "normalise_weights", "aggregation", "advantage", "ratio", "kl_coefficient",
     "kl_estimator", "centering", "centering_k", "router_shift_floor",
+    "m2_budget",
 )  # fmt: skip
 """The settings that a caller of `preset` may change."""
 
@@ -61,7 +62,7 @@ def preset(name: str, **overrides: Any) -> Objective:
     name (`sequence_geometric_token` makes GSPO-token of GSPO); `kl_coefficient`: beta of the penalty KL(pi || ref);
     `centering`: none, full or top_k, of `centering_k` tokens. `rejection` is one more correction, which only rejects,
     beside the weight; `normalise_weights`: weights over their mean. `router_shift_floor`: the least router-shift ratio
-    (0.8 makes RSPO of GMPO).
+    (0.8 makes RSPO of GMPO). `m2_budget`: a budget that widens the clip (0.04 makes M2PO of DAPO's GRPO).
     Raises ValueError for an unknown preset or override, naming the nearest valid one, and for an override that the
     preset has no use for.
     """
@@ -77,8 +78,9 @@ def preset(name: str, **overrides: Any) -> Objective:
     )
     if "kl_coefficient" in overrides:
         parts["kl_coefficient"] = number(f"{name}: kl_coefficient", overrides["kl_coefficient"])
-    if "router_shift_floor" in overrides:
-        parts["router_shift_floor"] = number(f"{name}: router_shift_floor", overrides["router_shift_floor"])
+    for key in ("router_shift_floor", "m2_budget"):
+        if key in overrides:
+            parts[key] = number(f"{name}: {key}", overrides[key])
     if "ratio" in overrides:
         parts["ratio"] = _ratio(overrides["ratio"])
     if "aggregation" in overrides:

@@ -1,0 +1,80 @@
+"""Laws of M2PO's bounds: the level meets the budget, and the objective is GRPO's with a whole mini-batch's bounds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.strategies import MODERATE, batches
+from tests.theory.objective_batches import Batch, make_batch
+from tests.theory.test_objectives import one_response, same
+from theory.objectives import Objective, preset
+from theory.objectives.second_moment import clip_level
+
+M2PO = preset("grpo_dapo", m2_budget=0.04, eps_low=0.3, eps_high=0.5)
+
+
+def settled(objective: Objective, batch: Batch) -> Objective:
+    """The objective with the bounds of this whole mini-batch."""
+    return objective.within_budget(batch.pi, batch.old, batch.mu, batch.advantages[:, None], batch.mask)
+
+
+def test_the_level_of_three_tokens() -> None:
+    """Squares 0.01, 0.04 and 1 of what moves away, budget 0.04 a token: 0.12 - 0.05 is left to the third."""
+    log_ratio = torch.tensor([[0.1, 1.0, -5.0], [-0.2, 7.0, 3.0]])
+    advantages, mask = torch.tensor([[1.0], [-2.0]]), torch.tensor([[True, True, True], [True, False, True]])
+    assert clip_level(log_ratio, advantages, mask, 0.04) == pytest.approx(math.sqrt(0.07))
+    assert clip_level(log_ratio, advantages, mask, 0.36) == math.inf
+    assert clip_level(-log_ratio, torch.zeros(2, 1), mask, 0.04) == math.inf  # with A = 0 nothing moves away
+    third = torch.tensor([[1.0, -1.0, 1.0], [1.0, 1.0, 1.0]])  # advantages a token
+    assert clip_level(log_ratio, third, mask, 1e-9) == pytest.approx(math.sqrt(1e-9))
+
+
+@given(batch=batches(corners=MODERATE), budget=st.sampled_from([1e-4, 0.04, 0.3]))
+def test_capping_at_the_level_meets_the_budget(batch: Batch, budget: float) -> None:
+    """The mean of min((log r)^2, tau^2) over what moves away is the budget; without a level it is within it."""
+    log_ratio, A = batch.pi - batch.old, batch.advantages[:, None]
+    tau = clip_level(log_ratio, A, batch.mask, budget)
+    away = log_ratio[batch.mask & (A * log_ratio > 0)].square()
+    if tau == math.inf:
+        assert len(away) == 0 or away.mean() <= budget * (1 + 1e-12)
+    else:
+        assert away.clamp(max=tau**2).mean().item() == pytest.approx(budget, rel=1e-9)
+
+
+@given(batch=batches(corners=MODERATE))
+def test_it_is_grpo_with_the_bounds_of_its_batch(batch: Batch) -> None:
+    """Bounds are the level's ratios where those are wider than the least ones; else the least; the rest is GRPO's."""
+    tau = clip_level(batch.pi - batch.old, batch.advantages[:, None], batch.mask, 0.04)
+    wide = {"eps_low": max(0.3, 1 - math.exp(-tau)), "eps_high": max(0.5, math.exp(tau) - 1 if tau < 700 else math.inf)}
+    same(batch.gradient(settled(M2PO, batch)), batch.gradient(preset("grpo_dapo", **wide)))
+
+
+def test_bounds_are_those_of_the_whole_mini_batch() -> None:
+    """With them micro-batches add up to the whole; bounds of each part's own would not."""
+    batch = make_batch(2, B=40, T=10)
+    objective = settled(preset("grpo_dapo", m2_budget=0.04, eps_low=0.0, eps_high=0.0), batch)
+    totals = objective.totals(batch.old, batch.mu, batch.mask)
+    whole, parts = batch.gradient(objective), [batch.rows(slice(0, 4)), batch.rows(slice(4, 40))]
+    same(torch.cat([part.gradient(objective, totals=totals) for part in parts]), whole)
+    alone = preset("grpo_dapo", m2_budget=0.04, eps_low=0.0, eps_high=0.0)
+    each = torch.cat([part.gradient(settled(alone, part), totals=totals) for part in parts])
+    assert ((each - whole).abs() > 1e-3 / 40).any()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """A batch without settled bounds, and parts that have no ratio's bounds to widen, are one line each."""
+    with pytest.raises(ValueError, match=r"grpo_dapo: m2_budget 0.04: expected bounds settled on a whole mini-batch"):
+        one_response((0.6, 0.3, 0.3))(M2PO)
+    with pytest.raises(ValueError, match=r"expected the trust region min_clip of the ratio token .* got weight_clip"):
+        preset("cispo", m2_budget=0.04)
+    with pytest.raises(ValueError, match=r"expected the trust region min_clip of the ratio token .* sequence_geometr"):
+        preset("gspo", m2_budget=0.04)
+    with pytest.raises(ValueError, match=r"m2_budget: expected neither a router shift nor centering .* got router_s"):
+        preset("grpo", m2_budget=0.04, router_shift_floor=0.8)
+    with pytest.raises(ValueError, match=r"grpo: expected m2_budget >= 0, got -1"):
+        preset("grpo", m2_budget=-1)

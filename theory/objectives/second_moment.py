@@ -1,0 +1,48 @@
+"""Bounds on the ratio from a budget: as wide as keeps the second moment of what moves away from old at a given mean.
+
+    tau solves  (1/n) sum_j min((log r_j)^2, tau^2) = budget  over the n tokens with A log r > 0,
+    eps_low' = max(eps_low, 1 - exp(-tau)),  eps_high' = max(eps_high, exp(tau) - 1),
+
+and no bound at all where their mean is within the budget. The tokens are those of a whole mini-batch, before its
+gradient pass: bounds of a micro-batch of its own would make the gradient depend on how the batch was cut.
+
+Source: M2PO (arXiv 2510.01161), by its authors' code (Infini-AI-Lab/M2PO, `compute_m2po_policy_loss`), whose least
+widths are 0.3 and 0.5; equation numbers could not be had. Differs from source: (1) tau is of the mini-batch, where the
+code takes each micro-batch's; (2) tau is the solution, where the code takes the largest |log r| below it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from theory.fields import About
+
+Budget = Annotated[
+    float, About("mean of (log pi/old)^2, over tokens that move away, that bounds are as wide as (M2PO); 0: none", ge=0)
+]
+
+
+def clip_level(
+    log_ratio_BT: Float[Tensor, "B T"],
+    advantages_B1: Float[Tensor, "B _T"],
+    kept_BT: Bool[Tensor, "B T"],
+    budget: float,
+) -> float:
+    """tau, nats, in (0, inf]: the |log r| at which capping brings the mean second moment down to the budget."""
+    away_BT = kept_BT & (advantages_B1 * log_ratio_BT > 0)
+    square_n = log_ratio_BT.detach()[away_BT].double().square().sort().values
+    target = budget * len(square_n)
+    if float(square_n.sum()) <= target:
+        return math.inf
+    before_n = square_n.cumsum(0) - square_n
+    left_n = len(square_n) - torch.arange(len(square_n), device=square_n.device)
+    first = int((before_n + left_n * square_n >= target).nonzero()[0, 0])
+    return math.sqrt(max(target - float(before_n[first]), 0.0) / int(left_n[first]))
+
+
+__all__ = ["Budget", "clip_level"]

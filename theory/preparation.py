@@ -1,0 +1,93 @@
+"""What an update needs besides the old pass: advantages, and what is known of pi before its gradient pass.
+
+Papers: MiniRL (arXiv 2512.01374) sec. 4.2, RSPO (2510.23027), M2PO (2510.01161), optimal token baseline (2602.07078).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from theory.advantages import ADVANTAGES, OF_TOKENS, advantages_of
+from theory.contracts import MiniBatch, Rollouts, TokenScores, TrainingEngine
+from theory.objectives import Objective
+from theory.routing.passes import ModePlan, RoutingPlan
+from theory.routing.record import selected_rows
+from theory.routing.shift import router_shift
+
+
+def given_advantages(
+    objective: Objective,
+    rollouts: Rollouts,
+    labels_PG: Float[Tensor, "P G"],
+    lengths_PG: Int[Tensor, "P G"],
+    scores: TokenScores,
+) -> tuple[Float[Tensor, " B"], Float[Tensor, "B T"] | None]:
+    """The advantages of responses, and those of tokens where the objective has such (theory/advantages.py).
+
+    Raises ValueError where these need what the training engine did not report.
+    """
+    if objective.advantage not in OF_TOKENS:
+        return advantages_of(objective.advantage, labels_PG, lengths_PG).reshape(-1), None
+    if scores.sum_squares_BT is None:
+        raise ValueError(f"advantage {objective.advantage} needs sum_v old(v)^2 from the training engine, got none")
+    is_response_BT = rollouts.padded().is_response_BT
+    tokens_BT = ADVANTAGES[objective.advantage](labels_PG, scores.logp_BT, scores.sum_squares_BT, is_response_BT)
+    return advantages_of("group_mean", labels_PG).reshape(-1), tokens_BT
+
+
+def prepared(
+    objective: Objective,
+    passes: ModePlan,
+    learner: TrainingEngine,
+    minibatch: MiniBatch,
+    old: TokenScores,
+    plan: RoutingPlan,
+    chosen: Sequence[int],
+) -> tuple[MiniBatch, Objective]:
+    """The mini-batch and objective of the update of these responses, with what they say of pi before its gradient pass.
+
+    That is the shift of its routers (RSPO) and the width of its bounds (M2PO), for objectives that have them: from a
+    scoring pass of the mini-batch, routed as its gradient pass will be, so that nothing depends on how the trainer cuts
+    it. The first mini-batch needs none: pi is old there, unless old's pass weighed by a predictor's gates.
+    """
+    if not objective.looks_ahead:
+        return minibatch, objective
+    now, experts = None, old.experts
+    if minibatch.index > 0 or passes.old == "predicted":
+        scored = experts.select(chosen) if objective.uses_router_shift and experts is not None else None
+        asked = replace(plan, feature_rows=None, scored=scored)
+        now = learner.score(replace(minibatch.rollouts, top=None), asked)
+    if objective.uses_router_shift:
+        minibatch = replace(minibatch, router_shift_BT=_shift(minibatch, old, now, chosen))
+    if objective.m2_budget:
+        batch = minibatch.rollouts.padded()
+        objective = objective.within_budget(
+            minibatch.logp_old_BT if now is None else now.logp_BT,
+            minibatch.logp_old_BT,
+            batch.logp_mu_BT,
+            minibatch.advantages_B[:, None] if minibatch.advantages_BT is None else minibatch.advantages_BT,
+            batch.is_response_BT,
+        )
+    return minibatch, objective
+
+
+def _shift(
+    minibatch: MiniBatch, old: TokenScores, now: TokenScores | None, chosen: Sequence[int]
+) -> Float[Tensor, "B T"]:
+    """How far pi's routers are from old's at every response token, nats; 0 without a pass of pi."""
+    if now is None:
+        return torch.zeros_like(minibatch.logp_old_BT)
+    assert old.experts is not None and old.router_logp is not None, "old_pass has seen to it"
+    assert now.router_logp is not None, "the same trainer reported the old pass's"
+    batch = minibatch.rollouts.padded()
+    where, offsets = selected_rows(old.experts.offsets, chosen)
+    exists_BT = torch.arange(batch.is_response_BT.shape[1]) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
+    return router_shift(old.router_logp[where], now.router_logp, offsets, batch.predicting_row_BT, exists_BT)
+
+
+__all__ = ["given_advantages", "prepared"]
