@@ -1,4 +1,4 @@
-"""What an update needs besides the old pass: advantages, and what is known of pi before its gradient pass.
+"""The inputs of an update besides the old pass: advantages, and facts about pi before its gradient pass.
 
 Papers: MiniRL (arXiv 2512.01374) sec. 4.2, RSPO (2510.23027), M2PO (2510.01161), optimal token baseline (2602.07078).
 """
@@ -49,9 +49,9 @@ def prepared(
     plan: RoutingPlan,
     chosen: Sequence[int],
 ) -> tuple[MiniBatch, Objective]:
-    """The mini-batch and objective of the update of these responses, with what they say of pi before its gradient pass.
+    """The mini-batch and objective of the update of these responses, with facts about pi before its gradient pass.
 
-    That is the shift of its routers (RSPO) and the width of its bounds (M2PO), for objectives that have them: from a
+    They are the shift of its routers (RSPO) and the width of its bounds (M2PO), for objectives that have them: from a
     scoring pass of the mini-batch, routed as its gradient pass will be, so that nothing depends on how the trainer cuts
     it. The first mini-batch needs none: pi is old there, unless old's pass weighed by a predictor's gates.
     """
@@ -79,7 +79,7 @@ def prepared(
 def _shift(
     minibatch: MiniBatch, old: TokenScores, now: TokenScores | None, chosen: Sequence[int]
 ) -> Float[Tensor, "B T"]:
-    """How far pi's routers are from old's at every response token, nats; 0 without a pass of pi."""
+    """The shift of pi's routers from old's at every response token, nats; 0 without a pass of pi."""
     if now is None:
         return torch.zeros_like(minibatch.logp_old_BT)
     assert old.experts is not None and old.router_logp is not None, "old_pass has seen to it"
