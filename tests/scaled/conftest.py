@@ -1,4 +1,4 @@
-"""What several files of a process share."""
+"""Fixtures that the files of a process share."""
 
 from __future__ import annotations
 
