@@ -43,10 +43,13 @@ test-core: check  ## what holds without vLLM and Megatron-core: checks, tests, e
 	$(BIN)/firstorder reproduce --smoke --results runs/claims-smoke --runs runs/claims-smoke
 	$(BIN)/firstorder reproduce 41 --smoke --regime border --results runs/claims-smoke --runs runs/claims-smoke
 
-# A process a file: an engine owns its process (vLLM and Megatron-core keep global state), and ends with it.
+# A process a file: an engine owns its process (vLLM and Megatron-core keep global state), and ends with it. The files of
+# ONE_PROCESS start no engine there; together they import once, and share the runs that they promote.
+ONE_PROCESS := $(wildcard tests/scaled/test_launch.py tests/scaled/test_plan_*.py tests/scaled/test_promot*.py)
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
 	$(BIN)/pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python
-	printf '%s\n' tests/scaled/test_*.py | xargs -P 2 -n 1 $(BIN)/python -m pytest
+	printf '%s\n' '$(ONE_PROCESS)' $(filter-out $(ONE_PROCESS),$(wildcard tests/scaled/test_*.py)) \
+	  | xargs -P 2 -L 1 $(BIN)/python -m pytest
 
 test-peers: $(VENV)/.installed-dev  ## our losses, weights and advantages beside verl's and TRL's own
 	$(BIN)/python -m pip install --no-deps verl==0.9.1 trl==1.16.0

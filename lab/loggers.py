@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import Logger
-
 from lab.files import RecordError, append_bytes, append_line, atomic_write, disk_errors, whole_lines
+from lab.lightning import Logger
 
 
 def build_loggers(names: Sequence[str], run_name: str, folder: Path, first: int) -> list[Logger]:

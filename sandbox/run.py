@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import lightning as L
-
 from lab.config.load import config_hash, to_yaml
 from lab.ending import finish
+from lab.lightning import L
 from lab.loggers import build_loggers
 from lab.progress import ProgressKind, progress_of
 from lab.recording import NonFiniteError

@@ -78,26 +78,30 @@ class Trial:
 
 def alarm_at(rule: Rule, row: Row) -> float | None:
     """The share of a run after which the rule's alarm goes off, the end of a window; None where it stays silent."""
-    signal = _signal(row, rule.metric, rule.relative)
-    beyond = np.flatnonzero(signal > WATCHED[rule.metric] * rule.limit)
-    return None if not len(beyond) else float((beyond[0] + 1) / len(signal))
+    return _first_beyond(_signal(row, rule.metric, rule.relative), rule)
+
+
+def _first_beyond(signal: Float[np.ndarray, " windows"], rule: Rule) -> float | None:
+    beyond = signal > WATCHED[rule.metric] * rule.limit
+    return float((beyond.argmax() + 1) / len(signal)) if beyond.any() else None
 
 
 def tried(rule: Rule, rows: Sequence[Row]) -> Trial:
     """The rule on the rows whose end is known."""
-    return _trial(rule, _ends(rows))
+    known, ends = _ends(rows)
+    return _trial(rule, [_signal(row, rule.metric, rule.relative) for row in known], ends)
 
 
-def _ends(rows: Sequence[Row]) -> list[tuple[Row, float | None]]:
-    """The rows whose end is known, each with the share of the run before its collapse; None without one."""
+def _ends(rows: Sequence[Row]) -> tuple[list[Row], list[float | None]]:
+    """The rows whose end is known, and the share of each run before its collapse; None without one."""
     known = [row for row in rows if not math.isnan(collapsed(row))]
-    return [(row, None if (step := collapse_step(row)) is None else step / row["num_steps"]) for row in known]
+    return known, [None if (step := collapse_step(row)) is None else step / row["num_steps"] for row in known]
 
 
-def _trial(rule: Rule, ends: Sequence[tuple[Row, float | None]]) -> Trial:
+def _trial(rule: Rule, signals: Sequence[Float[np.ndarray, " windows"]], ends: Sequence[float | None]) -> Trial:
     in_time, late, false, others, leads = 0, 0, 0, 0, []
-    for row, end in ends:
-        alarm = alarm_at(rule, row)
+    for signal, end in zip(signals, ends, strict=True):
+        alarm = _first_beyond(signal, rule)
         if end is None:
             others, false = others + 1, false + (alarm is not None)
         elif alarm is not None and alarm < end:
@@ -111,10 +115,13 @@ def _trial(rule: Rule, ends: Sequence[tuple[Row, float | None]]) -> Trial:
 def choose(rows: Sequence[Row], metrics: Sequence[str] = tuple(WATCHED)) -> list[tuple[Rule, Trial]]:
     """The best rule of each metric, relative or not, with its trial on these very rows; the largest score first."""
     found = []
-    ends = _ends(rows)  # of the rows alone: a thousand rules share them
+    known, ends = _ends(rows)
     for metric in metrics:
-        rules = [rule for relative in (False, True) for rule in _candidates(metric, relative, rows)]
-        pairs = [(rule, trial) for rule in rules if not math.isnan((trial := _trial(rule, ends)).score)]
+        pairs = []
+        for relative in (False, True):
+            signals = [_signal(row, metric, relative) for row in known]  # 60 rules share them
+            trials = [(rule, _trial(rule, signals, ends)) for rule in _candidates(metric, relative, rows)]
+            pairs += [pair for pair in trials if not math.isnan(pair[1].score)]
         if pairs:
             found.append(max(pairs, key=lambda pair: pair[1].score))
     return sorted(found, key=lambda pair: -pair[1].score)

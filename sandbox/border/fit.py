@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 Numbers = Float[np.ndarray, " runs"]
 
@@ -114,10 +114,13 @@ def logistic(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> tuple[fl
     """(a, b) with the least deviance(a, b) + RIDGE b^2, of P(y = 1) = 1 / (1 + exp(-(a + b x)))."""
     middle = x.mean()
 
-    def loss(ab: np.ndarray) -> float:
-        return 0.5 * deviance(ab[0], ab[1], x - middle, y) + 0.5 * RIDGE * ab[1] ** 2
+    def loss(ab: np.ndarray) -> tuple[float, np.ndarray]:
+        """Half of the objective, and its gradient: sum of P(y = 1) - y, and of its product with x."""
+        excess = special.expit(ab[0] + ab[1] * (x - middle)) - y
+        gradient = np.array([excess.sum(), (excess * (x - middle)).sum() + RIDGE * ab[1]])
+        return 0.5 * deviance(ab[0], ab[1], x - middle, y) + 0.5 * RIDGE * ab[1] ** 2, gradient
 
-    a, b = optimize.minimize(loss, np.zeros(2), method="BFGS").x
+    a, b = optimize.minimize(loss, np.zeros(2), jac=True, method="BFGS").x
     return float(a - b * middle), float(b)
 
 

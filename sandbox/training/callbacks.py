@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning as L
-
 from lab.evaluation import evaluate
+from lab.lightning import L
 from lab.progress import ProgressLines
 from lab.recording import RunRecorder, Scalars
 from lab.records import RunFolder

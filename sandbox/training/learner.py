@@ -5,10 +5,10 @@ Lightning brings the Trainer, its loggers and its callbacks; the mathematics is 
 
 from __future__ import annotations
 
-import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
+from lab.lightning import L
 from sandbox.engines.engine import SandboxEngine
 from sandbox.training.engine import SandboxTrainingEngine
 from sandbox.training.timing import Stopwatch

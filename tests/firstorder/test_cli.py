@@ -280,3 +280,10 @@ def test_help_imports_no_tensor_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_run_imports_no_transformers() -> None:
+    """Training answers soon: Lightning's metrics would load transformers, which takes longer than torch."""
+    code = "import sys, sandbox.run; print('lightning' in sys.modules, 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["True", "False"]

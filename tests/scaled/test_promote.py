@@ -18,15 +18,7 @@ from lab.strict import validate
 from lab.verdict import VerdictRules
 from scaled import promotion_runs
 from scaled.config import ScaledRun
-from tests.scaled.promotion_world import RULES, enter_copy, folder_of, refused, train_runs
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with the runs and the target."""
-    home = tmp_path_factory.mktemp("promote")
-    train_runs(home)
-    return home
+from tests.scaled.promotion_world import RULES, enter_copy, folder_of, refused
 
 
 @pytest.fixture

@@ -21,15 +21,7 @@ from scaled.config import ScaledRun
 from scaled.promote import promote as promote_runs
 from scaled.promotion_checks import Accuracy
 from scaled.promotion_runs import TrialRun, read_run
-from tests.scaled.promotion_world import RULES, TARGET_BASE, enter_copy, folder_of, refused, rewrite_row, train_runs
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with the runs and the target."""
-    home = tmp_path_factory.mktemp("promote")
-    train_runs(home)
-    return home
+from tests.scaled.promotion_world import RULES, TARGET_BASE, enter_copy, folder_of, refused, rewrite_row
 
 
 @pytest.fixture
