@@ -168,7 +168,7 @@ def test_other_weights_move_the_unsure_tokens_most(rank: float, size: float, noi
 def test_wrong_weights_move_logits_and_no_router_or_sure_tokens_too(
     size: float, sure: float, kl_per_flip: float, named: str
 ) -> None:
-    """KL without differing routers, or sure tokens off by units, names wrong weights; a coarse format's gap does not."""
+    """KL without differing routers, or sure tokens off by units, names wrong weights; a coarse format does not."""
     seen = {"size": size, "sure_ratio": sure, "kl_per_flip": kl_per_flip, "flips_per_size": 0.1, "doubt_rank": 0.1}
     assert next(iter(weigh(seen | {"exact_share": 0.0, "k3_kl": 0.1, "noise_share": 0.0}))).name == named
 
