@@ -135,15 +135,20 @@ def _routing(seen: Seen) -> float:
 
 
 def _stale(seen: Seen) -> float:
-    """Logits are off by less where the policy is sure, always by the same in the same context.
+    """Logits are off by less where the policy is sure, by the same in the same context, and few routers differ for it.
 
     A policy gradient moves sure tokens least, rounding moves all alike. The more updates lie between two versions, the
-    less steep the fall: hence the root of the size, which also keeps fine rounding from passing for old weights.
+    less steep the fall, and the larger the deviation for a differing router: hence the root beside the rank. A handful
+    of differing routers says nothing; without records the root is of the deviation alone.
     """
     is_repeated = under(seen.get("noise_share", 0.0), 0.3)
     if "doubt_rank" not in seen:
         return 0.35 * over(seen.get("size"), 0.05) * is_repeated
-    return over(seen["doubt_rank"] * max(seen.get("size", 0.0), 0.0) ** 0.25, 0.185) * is_repeated
+    rank, size = seen["doubt_rank"], max(seen.get("size", 0.0), 0.0)
+    if "flips_per_size" not in seen:
+        return over(rank * size**0.25, 0.185) * is_repeated
+    score = rank * (size / max(seen["flips_per_size"], 1e-12)) ** 0.25
+    return over(score, 0.3) * over(seen.get("num_flips"), 10) * is_repeated
 
 
 def _precision(seen: Seen) -> float:
@@ -248,7 +253,7 @@ CAUSES: tuple[Cause, ...] = (
         "stale", "weights of another version", _stale, words.behind,
         "Push the weights, score one batch again at once, and see the gap vanish; where the lag is meant (asynchronous "
         "training), correct it by importance weights and log the version lag.",
-        ("size", "doubt_rank", "noise_share", "router_disagreement"),
+        ("size", "doubt_rank", "flips_per_size", "noise_share"),
     ),
     Cause(
         "precision", "different arithmetic for the same weights", _precision, words.small,

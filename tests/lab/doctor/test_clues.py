@@ -151,13 +151,17 @@ def test_the_rank_of_doubt_is_the_order_of_deviations(power: float, rank: float)
     assert gather(trace_of(ROWS, change))["doubt_rank"] == pytest.approx(rank, abs=0.12 if power == 0 else 0.01)
 
 
-@pytest.mark.parametrize(("rank", "size", "noise", "named"), [
-    (0.40, 0.2, 0.0, "stale"), (0.15, 0.2, 0.0, "precision"), (0.25, 0.7, 0.0, "stale"), (0.12, 1.0, 0.0, "precision"),
-    (0.40, 0.01, 0.0, "precision"), (0.40, 0.2, 0.9, "precision"),
+@pytest.mark.parametrize(("rank", "size", "flips", "noise", "named"), [
+    (0.40, 0.2, 0.1, 0.0, "stale"), (0.15, 0.2, 0.1, 0.0, "precision"), (0.40, 0.2, 0.9, 0.0, "precision"),
+    (0.25, 0.7, 0.1, 0.0, "stale"), (0.40, 0.01, 0.1, 0.0, "precision"), (0.40, 0.2, 0.1, 0.9, "precision"),
+    (0.40, 0.2, None, 0.0, "stale"), (0.15, 0.2, None, 0.0, "precision"), (0.40, 0.01, None, 0.0, "precision"),
 ])  # fmt: skip
-def test_other_weights_move_the_unsure_tokens_most(rank: float, size: float, noise: float, named: str) -> None:
-    """A steeper fall toward sure tokens and a larger gap speak for old weights; noise never does."""
+def test_other_weights_move_the_unsure_tokens_most(
+    rank: float, size: float, flips: float | None, noise: float, named: str
+) -> None:
+    """A steep fall toward sure tokens, a large gap and few differing routers for it name old weights; noise never."""
     seen = {"doubt_rank": rank, "size": size, "noise_share": noise, "exact_share": 0.0, "k3_kl": 1e-3}
+    seen |= {} if flips is None else {"flips_per_size": flips, "kl_per_flip": 0.1, "num_flips": 300.0}
     assert next(iter(weigh(seen))).name == named
 
 
