@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,11 @@ import torch
 
 from lab.doctor.diagnosis import diagnose
 from lab.doctor.importers import load_dump
-from tests.pages.doctor import HOOKS
+from tests.lab.doctor.test_batch import code
 from tests.scaled import vllm_world
 from theory.contracts import Prompt, Response, Rollouts
 
 LENGTHS = (3, 9, 1, 20)
-
-
-def lines() -> str:
-    """The page's Python block on vLLM."""
-    return re.findall(r"```python\n(.*?)```", HOOKS.split("### What to write from vLLM")[1], re.DOTALL)[0]
 
 
 def generated(engine: Any) -> list[Any]:
@@ -71,7 +65,7 @@ def test_vllms_own_outputs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     finally:
         engine.close()
     monkeypatch.chdir(tmp_path)
-    exec(lines(), {"outputs": outputs})
+    exec(code("doctor.md", "What to write from vLLM"), {"outputs": outputs})
     dump = load_dump(tmp_path / "engine.jsonl", old=old_side(model, outputs, tmp_path / "old.jsonl"))
     found = diagnose(dump.trace)
     assert dump.format == "vLLM" and len(dump.trace) == 2 * len(LENGTHS)
