@@ -60,7 +60,8 @@ def doubt_rank(view: View) -> float | None:
     size_n, doubt_n = view.size_n[is_seen_n], view.doubt_n[is_seen_n]
     if bool((size_n == size_n[0]).all()) or bool((doubt_n == doubt_n[0]).all()):
         return None
-    return float(stats.spearmanr(size_n, doubt_n).statistic)
+    ranks = [torch.from_numpy(stats.rankdata(x.numpy())) for x in (size_n, doubt_n)]
+    return torch.corrcoef(torch.stack(ranks))[0, 1].item()
 
 
 def rho_mean(view: View) -> float:
