@@ -84,7 +84,7 @@ def _mask(seen: Seen) -> float:
 def _temperature(seen: Seen) -> float:
     """A slope well below 1/2 is of logits that have little to do with each other, not of a temperature above 2."""
     slope = seen.get("logit_slope", 1.0)
-    return over(seen.get("logit_fit"), 0.6, 6) * over(abs(slope - 1), 0.03) * over(slope, 0.45, 8)
+    return over(seen.get("logit_fit"), 0.6, 6) * over(abs(slope - 1), 0.03) * over(slope, 0.49, 16)
 
 
 def _wrong_weights(seen: Seen) -> float:
