@@ -84,18 +84,16 @@ def _mask(seen: Seen) -> float:
 def _temperature(seen: Seen) -> float:
     """A slope well below 1/2 is of logits that have little to do with each other, not of a temperature above 2."""
     slope = seen.get("logit_slope", 1.0)
-    return over(seen.get("logit_fit"), 0.6, 6) * over(abs(slope - 1), 0.03) * over(slope, 0.49, 16)
+    return over(seen.get("logit_fit"), 0.6, 6) * over(abs(slope - 1), 0.03) * over(slope, 0.5, 8)
 
 
 def _wrong_weights(seen: Seen) -> float:
-    """Logits off by much, the same in the same context, and further than a rounding or a few updates take them.
+    """Logits off by whole units, always by the same in the same context, and where the policy is sure as well.
 
-    Either each router that differs stands for more KL than it does where rounding or updates move it, or the sure
-    tokens are off by whole units too, which a policy gradient leaves alone.
+    A policy gradient leaves sure tokens alone, and no rounding comes that far.
     """
     score = seen.get("size", 0.0) * seen.get("sure_ratio", 0.6)
-    is_far = max(over(seen.get("kl_per_flip"), 1.8), over(score, 2.0))
-    return is_far * over(seen.get("size"), 0.3) * under(seen.get("noise_share", 0.0), 0.3)
+    return over(score, 0.75) * under(seen.get("noise_share", 0.0), 0.3)
 
 
 def _sharper(seen: Seen) -> float:
@@ -130,29 +128,24 @@ def _routing(seen: Seen) -> float:
     by chance, and only routers that differ four times as often are more than rounding.
     """
     noise = seen.get("noise_share")
-    factor = 1.0 if noise is None else REPEATED + (1 + noise - REPEATED) * over(noise, 0.03)
-    return over(seen.get("flips_per_size", 0.0) * factor, 0.55, 5)
+    factor = 1.0 if noise is None else REPEATED + (1 + noise - REPEATED) * over(noise, 0.05)
+    return over(seen.get("flips_per_size", 0.0) * factor, 0.65, 5)
 
 
 def _stale(seen: Seen) -> float:
-    """Logits are off by less where the policy is sure, by the same in the same context, and few routers differ for it.
+    """Logits move more, and more KL comes with each differing router, than where all weights are rounded alike.
 
-    A policy gradient moves sure tokens least, rounding moves all alike. The more updates lie between two versions, the
-    less steep the fall, and the larger the deviation for a differing router: hence the root beside the rank. A handful
-    of differing routers says nothing; without records the root is of the deviation alone.
+    And less where the policy is sure, as a policy gradient has it. A handful of differing routers says nothing.
     """
     is_repeated = under(seen.get("noise_share", 0.0), 0.3)
-    if "doubt_rank" not in seen:
-        return 0.35 * over(seen.get("size"), 0.05) * is_repeated
-    rank, size = seen["doubt_rank"], max(seen.get("size", 0.0), 0.0)
     if "flips_per_size" not in seen:
-        return over(rank * size**0.25, 0.185) * is_repeated
-    score = rank * (size / max(seen["flips_per_size"], 1e-12)) ** 0.25
-    return over(score, 0.3) * over(seen.get("num_flips"), 10) * is_repeated
+        return 0.35 * over(seen.get("size"), 0.05) * is_repeated
+    score = seen["kl_per_flip"] / max(seen["flips_per_size"], 1e-12) / max(seen.get("sure_ratio", 0.6), 1e-9)
+    return over(score, 0.7, 2) * over(seen.get("num_flips"), 10) * is_repeated
 
 
 def _precision(seen: Seen) -> float:
-    return 0.0 if seen.get("exact_share") == 1 else under(seen.get("size", 0.0), 1.5)
+    return 0.0 if seen.get("exact_share") == 1 else under(seen.get("size", 0.0), 0.6)
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -205,7 +198,7 @@ CAUSES: tuple[Cause, ...] = (
         "wrong_weights", "weights that are not the trainer's", _wrong_weights, words.misplaced,
         "Compare the engine's weights with the trainer's tensor by tensor after a hand-over: expert order, gate and up "
         "projections, scales of the routed experts, the checkpoint itself.",
-        ("size", "sure_ratio", "kl_per_flip", "noise_share", "correlation", "router_disagreement"),
+        ("size", "sure_ratio", "noise_share", "correlation", "router_disagreement"),
     ),
     Cause(
         "sampler_mask", "sampling with top-p, top-k or min-p that nobody scores", _sampler_mask, words.sharp,
@@ -253,13 +246,13 @@ CAUSES: tuple[Cause, ...] = (
         "stale", "weights of another version", _stale, words.behind,
         "Push the weights, score one batch again at once, and see the gap vanish; where the lag is meant (asynchronous "
         "training), correct it by importance weights and log the version lag.",
-        ("size", "doubt_rank", "flips_per_size", "noise_share"),
+        ("size", "sure_ratio", "kl_per_flip", "flips_per_size", "noise_share"),
     ),
     Cause(
         "precision", "different arithmetic for the same weights", _precision, words.small,
         "Raise the precision of the engine or lower the trainer's to match (same formats, same order of summation); "
         "what is left is for a correction (Token-TIS, IcePop).",
-        ("k3_kl", "extreme_frac_tau2", "size", "doubt_rank", "router_disagreement", "flip_share_of_kl", "noise_share"),
+        ("k3_kl", "extreme_frac_tau2", "size", "router_disagreement", "flip_share_of_kl", "noise_share"),
     ),
 )  # fmt: skip
 """Every cause, in the order in which they are asked."""

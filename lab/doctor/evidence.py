@@ -53,7 +53,6 @@ CLUES: dict[str, Clue] = {
     "extreme_frac_tau2": Clue("F(2)", "share of tokens with max(rho, 1/rho) > 2", gap.extreme),
     "size": Clue("deviation of a logit", "median of |d| / (1 - p) where p < 0.99, d = log old - log mu", gap.size),
     "sure_ratio": Clue("the same on sure tokens", "median where 0.99 < p < 0.9995 / where p < 0.99", gap.sure_ratio),
-    "doubt_rank": Clue("the less sure, the further off", "rank corr. of |d|/(1 - p) with 1 - p", gap.doubt_rank),
     "rho_mean": Clue("mean ratio", "mean of rho; 1 for policies over the same tokens", gap.rho_mean),
     "rho_z": Clue("mean ratio - 1, in standard errors", "(mean rho - 1) / (std rho / sqrt n)", gap.rho_z),
     "one_sided": Clue("one-sidedness", "|sum d| / sum |d|", gap.one_sided),

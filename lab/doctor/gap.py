@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 from lab.doctor.view import MIN_TOKENS, View
@@ -47,21 +46,6 @@ def sure_ratio(view: View) -> float | None:
     sure = view.size_n[(view.doubt_n < 0.01) & (view.doubt_n > 5e-4)]
     usual = size(view)
     return sure.median().item() / usual if usual and len(sure) >= MIN_TOKENS else None
-
-
-def doubt_rank(view: View) -> float | None:
-    """Rank correlation (Spearman) of |d| / (1 - p) with 1 - p over tokens with p < 0.9995 and d != 0, in [-1, 1].
-
-    0 where all logits are off alike, as by rounding; 1 where deviations grow with the policy's doubt.
-    """
-    is_seen_n = (view.doubt_n > 5e-4) & (view.d_n != 0)
-    if int(is_seen_n.sum()) < MIN_TOKENS:
-        return None
-    size_n, doubt_n = view.size_n[is_seen_n], view.doubt_n[is_seen_n]
-    if bool((size_n == size_n[0]).all()) or bool((doubt_n == doubt_n[0]).all()):
-        return None
-    ranks = [torch.from_numpy(stats.rankdata(x.numpy())) for x in (size_n, doubt_n)]
-    return torch.corrcoef(torch.stack(ranks))[0, 1].item()
 
 
 def rho_mean(view: View) -> float:

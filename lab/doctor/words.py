@@ -103,8 +103,8 @@ def routers(seen: Seen) -> str:
 def behind(seen: Seen) -> str:
     """Other weights."""
     return (
-        f"A logit is off by {seen.get('size', 0):.2g}, always by the same in the same context, the less the "
-        "surer the policy is, and few routers differ for that: these are other weights, not the same ones rounded."
+        f"A logit is off by {seen.get('size', 0):.2g}, always by the same in the same context, less where the "
+        "policy is sure, and few routers differ for that: these are other weights, not the same ones rounded."
         f"{_or_coarse(seen)}"
     )
 

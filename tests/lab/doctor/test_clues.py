@@ -138,45 +138,6 @@ def test_noise_is_what_does_not_repeat() -> None:
     assert gather(noisy(0.1))["noise_share"] == pytest.approx(1.0, abs=0.3)
 
 
-@pytest.mark.parametrize(("power", "rank"), [(0.0, 0.0), (1.0, 1.0), (-1.0, -1.0)])
-def test_the_rank_of_doubt_is_the_order_of_deviations(power: float, rank: float) -> None:
-    """A logit that is off by (1 - p)^power in rank order gives 1 or -1; one that is off alike up to a draw gives 0."""
-    generator = stream(2, "clues")
-
-    def change(logp: list[float], b: int) -> list[float]:
-        draws = [1.0 if power else float(torch.rand((), generator=generator)) for _ in logp]
-        return [x - 0.01 * u * (1 - math.exp(x)) ** (1 + power) for x, u in zip(logp, draws, strict=True)]
-
-    # Some 700 tokens, many of them alike: the rank correlation of none scatters by some 0.05.
-    assert gather(trace_of(ROWS, change))["doubt_rank"] == pytest.approx(rank, abs=0.12 if power == 0 else 0.01)
-
-
-@pytest.mark.parametrize(("rank", "size", "flips", "noise", "named"), [
-    (0.40, 0.2, 0.1, 0.0, "stale"), (0.15, 0.2, 0.1, 0.0, "precision"), (0.40, 0.2, 0.9, 0.0, "precision"),
-    (0.25, 0.7, 0.1, 0.0, "stale"), (0.40, 0.01, 0.1, 0.0, "precision"), (0.40, 0.2, 0.1, 0.9, "precision"),
-    (0.40, 0.2, None, 0.0, "stale"), (0.15, 0.2, None, 0.0, "precision"), (0.40, 0.01, None, 0.0, "precision"),
-])  # fmt: skip
-def test_other_weights_move_the_unsure_tokens_most(
-    rank: float, size: float, flips: float | None, noise: float, named: str
-) -> None:
-    """A steep fall toward sure tokens, a large gap and few differing routers for it name old weights; noise never."""
-    seen = {"doubt_rank": rank, "size": size, "noise_share": noise, "exact_share": 0.0, "k3_kl": 1e-3}
-    seen |= {} if flips is None else {"flips_per_size": flips, "kl_per_flip": 0.1, "num_flips": 300.0}
-    assert next(iter(weigh(seen))).name == named
-
-
-@pytest.mark.parametrize(("size", "sure", "kl_per_flip", "named"), [
-    (1.0, 0.8, 0.9, "precision"), (0.5, 1.2, 200.0, "wrong_weights"), (1.9, 2.0, 1.0, "wrong_weights"),
-    (0.05, 1.0, 200.0, "precision"),
-])  # fmt: skip
-def test_wrong_weights_move_logits_and_no_router_or_sure_tokens_too(
-    size: float, sure: float, kl_per_flip: float, named: str
-) -> None:
-    """KL without differing routers, or sure tokens off by units, names wrong weights; a coarse format does not."""
-    seen = {"size": size, "sure_ratio": sure, "kl_per_flip": kl_per_flip, "flips_per_size": 0.1, "doubt_rank": 0.1}
-    assert next(iter(weigh(seen | {"exact_share": 0.0, "k3_kl": 0.1, "noise_share": 0.0}))).name == named
-
-
 @pytest.mark.parametrize("at", [3, 5])
 def test_a_fall_along_the_response_has_its_position_and_factor(at: int) -> None:
     """Deviations that are e^3 times smaller from a position on fall there by 3 nats."""
