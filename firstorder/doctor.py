@@ -105,10 +105,12 @@ def doctor(
     """
     from lab.doctor.importers.columns import parse
 
+    is_log = not where and _is_replay_log(traces)
+    _check_ignored(where, is_log, out=out, old=old, columns=columns, model=model, precision=precision)
     if where:
         _localise(traces, model, precision, as_json, fail_on)
         return
-    if _is_replay_log(traces):
+    if is_log:
         _replay_log(traces, as_json, fail_on)
         return
     _check_options(traces, out, old)
@@ -121,6 +123,20 @@ def doctor(
         typer.echo(f"page: {out}", err=as_json)
     if any(name in failing for name in visit.faults):
         raise typer.Exit(FAULT)
+
+
+def _check_ignored(is_localise: bool, is_log: bool, **given: object) -> None:
+    """Raises ConfigError for an option that what is asked for would leave unread."""
+    from lab.strict import ConfigError
+
+    if is_localise or is_log:
+        what = "--localise, which writes no page" if is_localise else "NeMo-RL's r3_trace files"
+        unread = ("out", "old", "columns") if is_localise else tuple(given)
+    else:
+        what, unread = "a diagnosis without --localise", ("model", "precision")
+    for name in unread:
+        if given[name] is not None:
+            raise ConfigError(f"--{name}: expected none with {what}, got {given[name]}")
 
 
 def _is_replay_log(paths: Sequence[Path]) -> bool:

@@ -191,6 +191,27 @@ def test_options_that_do_not_fit_a_folder_are_one_line(tmp_path: Path, capsys: p
         assert wanted in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [
+    ("--localise", "--out", "page.html"), ("--localise", "--old", "x.jsonl"), ("--localise", "--columns", "tokens=ids"),
+    ("--model", "folder"), ("--precision", "bf16"),
+])  # fmt: skip
+def test_an_option_that_would_go_unread_is_one_line(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--localise writes no page and reads no dump; without it there is no model: each is one line, code 2."""
+    assert main(["doctor", str(tmp_path / "step.safetensors"), *words]) == 2
+    error = capsys.readouterr().err
+    assert f"{words[-2]}: expected none with " in error and words[-1] in error and error.count("\n") == 1
+
+
+def test_the_figures_of_a_run_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every line below the verdict begins with a capital letter and ends in a full stop."""
+    main(["doctor", str(run_folder(tmp_path / "run", 12))])
+    said = [line.strip() for line in capsys.readouterr().out.splitlines() if "steps" in line and line.startswith("  ")]
+    figures = [line for line in said if not line.startswith("step")]
+    assert len(figures) == 2 and all(line[0].isupper() and line.endswith(".") for line in figures), figures
+
+
 def test_steps_that_share_no_draw_say_what_they_cannot_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where no prompt comes back, whether weights arrive is not told, and the report says how many draws are shared."""
     for step in range(1, 4):

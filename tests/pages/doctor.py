@@ -349,6 +349,32 @@ HOOKS = """
   0.7 GB at the most, words included. Routes as JSON are far larger: write them as Parquet or safetensors.
 - Torch files are read without running code from them. A pickle is not opened.
 
+### What to write from vLLM
+
+With `logprobs=0` in `SamplingParams`, and `enable_return_routed_experts=True` in `LLM` for the routes; `outputs` is what `llm.generate` returned:
+
+```python
+import json
+
+
+def line(output):
+    completions = [
+        {
+            "token_ids": list(one.token_ids),
+            "logprobs": [{token: {"logprob": found.logprob} for token, found in at.items()} for at in one.logprobs],
+            "routed_experts": None if one.routed_experts is None else one.routed_experts.tolist(),
+        }
+        for one in output.outputs
+    ]
+    return json.dumps({"prompt_token_ids": list(output.prompt_token_ids), "outputs": completions})
+
+
+with open("engine.jsonl", "w") as file:
+    file.writelines(line(output) + "\\n" for output in outputs)
+```
+
+At another temperature than 1 the engine needs `logprobs_mode="processed_logprobs"`. The trainer's side comes from `--old`.
+
 ### What to add to TRL
 
 Train with `Dumped` in place of `GRPOTrainer`, with vLLM and `vllm_importance_sampling_correction`:

@@ -4,12 +4,7 @@
 token an object from token id to {"logprob", "rank", "decoded_token"}; that of the sampled token is mu
 (`SamplingParams(logprobs=0)`; `logprobs_mode="raw_logprobs"`, the default, is before temperature and masks).
 `routed_experts` (`enable_return_routed_experts`) is (rows, layers, slots), a list or, as the HTTP server returns it, a
-base64-encoded .npy file. Written from Python, `output` a RequestOutput:
-
-    {"prompt_token_ids": output.prompt_token_ids, "outputs": [
-        {"token_ids": list(one.token_ids), "routed_experts": one.routed_experts.tolist(),
-         "logprobs": [{id: {"logprob": x.logprob} for id, x in at.items()} for at in one.logprobs]}
-        for one in output.outputs]}
+base64-encoded .npy file. docs/doctor.md has the lines that write the file from Python.
 
 mu alone: the trainer's log-probabilities have to come from elsewhere (`--old`).
 """

@@ -28,7 +28,7 @@ FIGURES: Mapping[str, str] = {
     "k3_kl": "k3 KL(mu, old)",
     "extreme_frac_tau2": "F(2)",
     "mean_gap": "mean |log old - log mu|",
-    "router_disagreement": "routers that differ",
+    "router_disagreement": "share of routers that differ",
 }
 """The figures followed over the steps that have them: names of clues, and the mean gap in nats."""
 BY_NAME: Mapping[str, Cause] = {cause.name: cause for cause in (*CAUSES, UNKNOWN, *STEPS_CAUSES)}

@@ -65,7 +65,8 @@ def evidence(course: Course, num_shared: int) -> list[str]:
     if not course.spanning:
         last = next(step for step in reversed(course.late) if step.diagnosis.strengths[course.named] > 0)
         out.append(f"Step {last.number}: {course.named.words(last.diagnosis.seen)}")
-    out += [f"{went(course, name)}." for name in FIGURES if name != "k3_kl" and course.series(name)]
+    said = [went(course, name) for name in FIGURES if name != "k3_kl" and course.series(name)]
+    out += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in said]
     out += [f"The KL sits on {found.title}: {found.times:.3g} times the others'." for found in course.places]
     if not course.spanning and num_shared < FEWEST_DRAWS:
         out.append(

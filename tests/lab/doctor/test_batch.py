@@ -81,10 +81,10 @@ def test_a_batch_that_does_not_fit_is_one_line(changes: dict[str, Any], words: s
 # ---- the pages' lines ------------------------------------------------------------------------------------------------
 
 
-def code(page: str, heading: str) -> str:
-    """The first Python block below a heading of a page."""
+def code(page: str, heading: str, number: int = 0) -> str:
+    """The first Python block below a heading of a page, or a later one."""
     text = (DOCS / page).read_text().split(f"# {heading}\n")[1]
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)[number]
 
 
 FIELDS = {
