@@ -34,8 +34,8 @@ def filter(
       firstorder filter run.yaml problems.jsonl --samples 8 --min-pass-rate 0.125 --model.path models/weak
       firstorder filter run.yaml problems.parquet --task.kind dataset --engine.defects '[{kind: weight_precision}]'
 
-    Writes problems.pass_rates.jsonl (one row a problem: id, rate, samples, kept) and problems.filtered.jsonl (the kept
-    rows, unchanged). A killed filter continues where it was; measured rates serve every band.
+    Writes problems.pass_rates.jsonl (one row per problem: id, rate, samples, kept) and problems.filtered.jsonl (the
+    kept rows, unchanged). A killed filter continues where it was; measured rates serve every band.
     """
     from firstorder.train import split
     from firstorder.worlds import Schemas

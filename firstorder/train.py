@@ -23,7 +23,7 @@ def train(
         bool, typer.Option("--resume/--fresh", help="Continue the newest run of this config, or start one.")
     ] = False,
     progress: Annotated[
-        Literal["bar", "lines", "none"], typer.Option(help="A live bar, one line a step (for logs), or nothing.")
+        Literal["bar", "lines", "none"], typer.Option(help="A live bar, one line per step (for logs), or nothing.")
     ] = "bar",
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:

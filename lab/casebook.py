@@ -1,6 +1,6 @@
 """Records of what is enumerated case by case: a folder with config, manifest, one JSON file of columns, and a page.
 
-Until all cases are there their rows stand in cases.jsonl, a line a case, from which work that was killed continues. The
+Until all cases are there their rows stand in cases.jsonl, a line per case, from which killed work continues. The
 JSON holds columns, not rows: {"name", "config_hash", "meaning": {column: words}, "columns": {column: [values]}}.
 """
 

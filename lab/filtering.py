@@ -3,7 +3,7 @@
 R3 (arXiv 2510.11370), App. J draws 16 responses per problem from a weak model and removes those that it solves in more
 than 90 % of them. Beside DATA.jsonl (or .parquet, or a folder of rows) stand, afterwards:
 
-    DATA.pass_rates.jsonl    one row a problem, in the order of the file, added as it is measured
+    DATA.pass_rates.jsonl    one row per problem, in the order of the file, added as it is measured
     DATA.filtered.jsonl      the kept rows, as they stood in DATA (of a table: as JSON objects)
 
 A killed filter continues after the last whole row of its rates. A row says by `sampled_by` what it was measured under.

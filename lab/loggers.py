@@ -34,7 +34,7 @@ def build_loggers(names: Sequence[str], run_name: str, folder: Path, first: int)
 
 
 class CsvLogger(Logger):
-    """csv/metrics.csv: one line a row and one column a metric, empty where a row has no such metric.
+    """csv/metrics.csv: one line per row and one column per metric, empty where a row has no such metric.
 
     A run that continues after `first` global steps keeps the same file. Lightning's own logger would begin an empty
     one, and loses rows where the disk fills up while it adds a column.
@@ -87,7 +87,7 @@ class CsvLogger(Logger):
 
 
 class TensorBoardLogger(Logger):
-    """tensorboard/events.out.tfevents.*: one event a row, one file for each time that the run begins or continues.
+    """tensorboard/events.out.tfevents.*: one event per row, one file for each time that the run begins or continues.
 
     Lightning's own logger writes from a thread, which says that the disk is full late and in no single line.
     """

@@ -111,7 +111,7 @@ class Trace:
         for name in ("is_response", "logp_mu", "logp_old", "logp_pi", "entropy_old"):
             value = getattr(self, name)
             if value is not None and len(value) != A:
-                raise ValueError(f"{name}: expected {A} values, one a response token, got {len(value)}")
+                raise ValueError(f"{name}: expected {A} values, one per response token, got {len(value)}")
             if value is not None and name.startswith("logp") and bool((value > 1e-2).any()):
                 raise ValueError(f"{name}: expected log-probabilities (at most 0), got {float(value.max()):.3g}")
         for name in ("experts_mu", "experts_old"):

@@ -119,7 +119,7 @@ class PrecisionBlock(Strict):
     compute: Literal["fp32", "bf16", "fp16"] = Field(default="bf16", description="weights and activations")
     weights: Literal["same", "fp8_block", "int8"] = Field(
         default="same",
-        description="fp8_block: e4m3 in blocks of 128 x 128; int8: a scale a channel, activations a scale a token",
+        description="fp8_block: e4m3 in blocks of 128 x 128; int8: a scale per channel, activations a scale per token",
     )
     kernels: Literal["auto", "native", "rounded"] = Field(
         default="auto",

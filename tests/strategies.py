@@ -148,7 +148,7 @@ MODERATE = tuple(corner for corner in CORNERS if corner != "extreme")
 
 @st.composite
 def batches(draw: st.DrawFn, *, corners: tuple[str, ...] = tuple(CORNERS), B: int = 4, T: int = 5) -> Batch:
-    """Sampled tokens with mu, old, pi, an advantage a response and a mask; log-probabilities are at most 0.
+    """Sampled tokens with mu, old, pi, an advantage per response and a mask; log-probabilities are at most 0.
 
     One in four is near-deterministic: log-probabilities of -1e-9 and less.
     """

@@ -182,16 +182,16 @@ OF_LENGTHS = ("opo", "reinforce_pp", "reinforce_pp_baseline")
 
 
 OF_TOKENS = ("optimal_token",)
-"""Those that give an advantage a token, from what the old pass says of each."""
+"""Those that give an advantage per token, from what the old pass says of each."""
 
 
 def advantages_of(
     name: str, rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"] | None = None
 ) -> Float[Tensor, "P G"]:
-    """The named advantage. Raises ValueError where it needs lengths and there are none, or is one a token."""
+    """The named advantage. Raises ValueError where it needs lengths and there are none, or is one per token."""
     if name in OF_TOKENS:
         others = ", ".join(x for x in ADVANTAGES if x not in OF_TOKENS)
-        raise ValueError(f"advantage: expected one a response ({others}), got {name}, which needs the old pass")
+        raise ValueError(f"advantage: expected one per response ({others}), got {name}, which needs the old pass")
     if name not in OF_LENGTHS:
         return ADVANTAGES[name](rewards_PG)
     if lengths_PG is None:

@@ -242,7 +242,7 @@ class MiniBatch:
 
     `logp_ref_BT` is there where the objective has a KL penalty, `features` where the predictor learns,
     `logp_old_top_BTK` where the rollouts have mu's likeliest tokens, `router_shift_BT` where the objective scales
-    ratios by it. `advantages_BT` are advantages a token, where the objective has such: they take the place of
+    ratios by it. `advantages_BT` are advantages per token, where the objective has such: they take the place of
     `advantages_B`, which is then the response's reward less its group's mean.
     """
 

@@ -62,7 +62,7 @@ def surprise_gap(logp_BT: Float[Tensor, "*BT"], entropy_BT: Float[Tensor, "*BT"]
     return -logp_BT - entropy_BT
 
 
-# ---- estimators, one value a token -----------------------------------------------------------------------------------
+# ---- estimators, one value per token ---------------------------------------------------------------------------------
 
 
 def k1(logp_q: Float[Tensor, "*BT"], logp_p: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:

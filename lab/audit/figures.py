@@ -233,7 +233,7 @@ def ratio_map(part: pd.DataFrame, first: str, second: str, id_: str, title: str)
         "name": title, "meta": {"role": "map"},
     }  # fmt: skip
     layout = {
-        "xaxis": {"type": "category", "title": {"text": "KL a token, nats"}, "showgrid": False},
+        "xaxis": {"type": "category", "title": {"text": "KL per token, nats"}, "showgrid": False},
         "yaxis": {"type": "category", "title": {"text": "T"}, "showgrid": False},
     }
     caption = Caption(f"bias of {first} / bias of {second}, median over policies", "1", "here")

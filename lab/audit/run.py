@@ -34,7 +34,7 @@ def audit(
     former: Sequence[Rows] = (),
     keep: Callable[[Rows], None] | None = None,
 ) -> pd.DataFrame:
-    """One row a case, pair of distances, objective and group, with the columns of `lab.audit.COLUMNS`.
+    """One row per case, pair of distances, objective and group, with the columns of `lab.audit.COLUMNS`.
 
     `attrs` has the config's name and hash. `builders` adds kinds of policies; `report(done, total, words)` is called
     after every case. `former` are the rows of the first cases, from a call that was cut short; `keep(rows)` is given

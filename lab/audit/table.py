@@ -161,7 +161,7 @@ def interval(values: NDArray[np.float64], *names: str | int) -> Interval:
 
 
 def ratios(frame: pd.DataFrame, first: str, second: str, measure: str = "bias") -> pd.DataFrame:
-    """measure(first) / measure(second), policy by policy, then its median and interval: a row a case and level.
+    """measure(first) / measure(second), policy by policy, then its median and interval: a row per case and level.
 
     Below 1 the first objective has less of it. `log_low` and `log_high` bound the natural logarithm. Levels without a
     gap, where both may be exact, have no row.

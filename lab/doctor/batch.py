@@ -67,7 +67,7 @@ def _rows(
         columns = {name: _list(batch[b]) for name, batch in values.items()}
         for name, values_S in (("is_sampled", mask), *columns.items()):
             if len(values_S) != len(ids):
-                raise ValueError(f"{place}: {name}: expected {len(ids)} values, one a token, got {len(values_S)}")
+                raise ValueError(f"{place}: {name}: expected {len(ids)} values, one per token, got {len(values_S)}")
         stop = max((at + 1 for at, is_one in enumerate(mask) if is_one), default=0)
         if stop == 0:
             continue  # a response that is masked as a whole says nothing

@@ -98,7 +98,7 @@ def prime_rl(folder: Path, rows: Rows) -> Path:
 
 
 def verl_v1(folder: Path, rows: Rows) -> Path:
-    """A line of docs/doctor.md's hook: the transfer queue's fields without padding, a routing row a token."""
+    """A line of docs/doctor.md's hook: the transfer queue's fields without padding, a routing row per token."""
     out = []
     for row in rows:
         P, filler = row["num_prompt"], [[[0] * len(layer) for layer in row["experts_mu"][0]]]
@@ -145,7 +145,7 @@ def miles(folder: Path, rows: Rows, is_copied: bool = False) -> Path:
 
 
 def dashboard(folder: Path, rows: Rows) -> Path:
-    """miles's `rollout_0.parquet`: a row a sample, int32 tokens, int8 masks, float32 log-probs, eight rows a group."""
+    """miles's `rollout_0.parquet`: a row per sample (eight per group), int32 tokens, int8 masks, float32 log-probs."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 

@@ -160,7 +160,7 @@ REPORTS: tuple[Report, ...] = (
     Report(
         "model of verl#7519", None, "rollout of verl, Megatron", FP8,
         {K1: (0.0100, 0.0142, 0.0208, 0.0313), PEARSON: (0.986, 0.874), CHI2: (0.025, 0.319)},
-        *_hub("verl-project/verl#7519"), fault="a scale a tensor: grows by 40 to 50 % every 8 steps",
+        *_hub("verl-project/verl#7519"), fault="a scale per tensor: grows by 40 to 50 % every 8 steps",
         note="DAPO; means of 8 steps, first and last; chi2: medians",
     ),
     Report(

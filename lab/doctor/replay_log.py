@@ -1,6 +1,6 @@
 """NeMo-RL's log of replayed routes: whether the experts that the engine recorded are those that the trainer ran.
 
-`r3_trace_{host}_pid{P}.jsonl`, a file a process, an event a line (nemo_rl/utils/r3_trace.py at 4677823;
+`r3_trace_{host}_pid{P}.jsonl`, a file per process, an event per line (nemo_rl/utils/r3_trace.py at 4677823;
 NRL_R3_TRACE=1, and NRL_R3_TRACE_VERIFY_FORWARD=1 for the events of the forward). It has digests of routes, not the
 routes, and no log-probabilities: it can show where replay breaks, and nothing of the gap. Events that are read:
 

@@ -1,6 +1,6 @@
 """Exact training as a study: problems x engine errors x objectives x (N, B), a run each, without a sample or a seed.
 
-`flow(load_config(path))` gives a pandas dataframe, a row an observed update of each run.
+`flow(load_config(path))` gives a pandas dataframe, a row per observed update of each run.
 """
 
 from lab.flow.config import FlowConfig, load_config

@@ -30,7 +30,7 @@ def flow(
     keep: Callable[[Rows], None] | None = None,
     world: World | None = None,
 ) -> pd.DataFrame:
-    """One row a problem, error, objective, N, B and observed update, with the columns of `lab.flow.COLUMNS`.
+    """One row per problem, error, objective, N, B and observed update, with the columns of `lab.flow.COLUMNS`.
 
     `attrs` has the config's name and hash. `report(done, total, words)` is called after every case. `former` are the
     rows of the first cases, from a call that was cut short; `keep(rows)` is given those of every other case. `world`

@@ -60,7 +60,7 @@ class Interval:
 
 
 def interval(values: NDArray[np.float64], *names: str | int) -> Interval:
-    """The mean of the values, one a problem, and its interval; `names` is the stream of the resampling.
+    """The mean of the values, one per problem, and its interval; `names` is the stream of the resampling.
 
     Equal values are their own interval. Raises ValueError for none, and for a value that is not finite.
     """
@@ -125,7 +125,7 @@ TEXT = {"reward": "reward", "entropy": "entropy", "kl_mu_pi": "KL mu, pi", "bias
 
 
 def table_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A row a cell: its names, and the means at the end as text, with intervals of reward and entropy."""
+    """A row per cell: its names, and the means at the end as text, with intervals of reward and entropy."""
     rows = []
     for place, part in parts(ends(frame), CELL):
         cells = []

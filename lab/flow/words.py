@@ -39,7 +39,7 @@ class Turn:
 
 
 def by_objective(found: pd.DataFrame, name: str) -> dict[str, NDArray[np.float64]]:
-    """The values of a column at the end of each objective's runs, one a problem, in the order of problems."""
+    """The values of a column at the end of each objective's runs, one per problem, in the order of problems."""
     each = parts(ends(found).sort_values("problem", kind="stable"), ["objective"])
     return {key["objective"]: numbers(part, name) for key, part in each}
 

@@ -67,7 +67,7 @@ FigureFunction = Callable[[Sequence[ReportRun]], Figure | None]
 
 @dataclass(frozen=True)
 class Lines:
-    """One metric over the global steps, one line a run.
+    """One metric over the global steps, one line per run.
 
     On a log axis a value of 0 (an exact engine has one) is drawn at the bottom, on a tick of its own. A `noisy` series
     is drawn faint under its trailing mean; the values of a sparse one are marked by `points`.
@@ -172,7 +172,7 @@ def smoothing_window(num_values: int) -> int:
 def run_lines(
     found: Sequence[tuple[ReportRun, Series]], window: int, scale: Scale, *, marked: bool = False
 ) -> list[dict[str, Any]]:
-    """A line a run, its trailing mean where `window` > 1, with the values themselves faint under it."""
+    """A line per run, its trailing mean where `window` > 1, with the values themselves faint under it."""
     data: list[dict[str, Any]] = []
     for run, values in found:
         smooth = trailing_mean(values, window)

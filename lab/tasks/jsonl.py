@@ -1,4 +1,4 @@
-r"""A user's own problems with verified answers, one a line or a row, graded by Math-Verify.
+r"""A user's own problems with verified answers, one per line or a row, graded by Math-Verify.
 
     {"problem": "What is 1/2 + 1/3?", "answer": "5/6"}
     {"problem": "Expand (x+1)^2.", "answer": "x^2+2x+1", "source": "other keys are left alone"}

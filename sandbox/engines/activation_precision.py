@@ -16,15 +16,16 @@ from sandbox.kernels.rounding import Format, Rounding, Step
 class ActivationPrecision(Defect):
     """Inputs of the large matrix products rounded to `format`; bf16 and fp16 round all inputs, and the outputs too.
 
-    Breaks trainer == engine alone where a token's rounding is its own affair (bf16, fp16, a scale a token or a block of
-    it). One scale a tensor depends on whatever else is in the batch: it breaks batch invariance and prefill == decode.
+    Breaks trainer == engine alone where a token's rounding is its own affair (bf16, fp16, a scale per token or per
+    block of it). One scale per tensor depends on whatever else is in the batch: it breaks batch invariance and
+    prefill == decode.
     Blocks are of 1 x 128, as in DeepSeek-V3 (arXiv 2412.19437, sec. 3.3.2).
     """
 
     kind: Literal["activation_precision"] = "activation_precision"
     format: Format = Field(default="fp8_e4m3", description="format of the activations: bf16, fp16, fp8_e4m3 or int8")
     scale: Literal["tensor", "token", "block"] = Field(
-        default="token", description="FP8, INT8: one scale a tensor, a token, or a block of a token"
+        default="token", description="FP8, INT8: one scale per tensor, per token, or per block of a token"
     )
     block_size: int = Field(default=128, ge=1, description="width of a block; the last one may be smaller")
 

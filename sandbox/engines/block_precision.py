@@ -25,7 +25,7 @@ class BlockPrecision(Defect):
     """The large matrices, and the inputs of their products, rounded to a format of blocks with rounded scales.
 
     `fp8_ue8m0`: FP8 e4m3 in DeepSeek-V3's blocks, with powers of two as scales (DeepSeek-V3.1). `mxfp8`: e4m3 in blocks
-    of 32 with E8M0 scales (OCP MX v1.0). `nvfp4`: e2m1 in blocks of 16 with e4m3 scales, and a float32 scale a tensor
+    of 32 with E8M0 scales (OCP MX v1.0). `nvfp4`: e2m1 in blocks of 16 with e4m3 scales, and a float32 scale per tensor
     (arXiv 2509.25149).
 
     Breaks trainer == engine alone where a token's rounding is its own affair. NVFP4's float32 scale of activations

@@ -40,7 +40,7 @@ def round_fp16(x: Tensor) -> Tensor:
 def round_fp8_e4m3(x: Tensor, amax: Tensor) -> Tensor:
     """x scaled so that `amax` meets the format's largest value (448), rounded to FP8 e4m3 and scaled back.
 
-    `amax` broadcasts against x: a scalar for one scale a tensor, (..., 1) for one a row. A zero amax keeps the zeros.
+    `amax` broadcasts against x: a scalar for a scale per tensor, (..., 1) for one per row. A zero amax keeps zeros.
     """
     scale = _scale(amax, FP8_MAX)
     return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale

@@ -18,7 +18,7 @@ class KVPrecision(Defect):
 
     A prefill attends to what it has just written, as vLLM's attention does (it takes keys and values from the paged
     cache in both passes), so prefill == decode holds and trainer == engine alone breaks: training has no cache.
-    A scale a tensor spans what one forward pass writes: it depends on the batch, and breaks batch invariance and
+    A scale per tensor spans what one forward pass writes: it depends on the batch, and breaks batch invariance and
     prefill == decode as well. `unit` is vLLM's default (k_scale = v_scale = 1): no scale, magnitudes above 448 saturate
     and small ones fall to 0.
     """
@@ -26,7 +26,7 @@ class KVPrecision(Defect):
     kind: Literal["kv_precision"] = "kv_precision"
     format: Literal["bf16", "fp8_e4m3", "int8"] = Field(default="fp8_e4m3", description="format of the cache")
     scale: Literal["unit", "token", "tensor"] = Field(
-        default="unit", description="FP8: 1, or as INT8 one scale a token and head, or one a forward pass and layer"
+        default="unit", description="FP8: 1, or as INT8 one scale per token and head, or one per forward pass and layer"
     )
 
     @model_validator(mode="after")

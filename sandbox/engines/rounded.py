@@ -40,7 +40,7 @@ class Rounded(Numerics):
     def rounding(self) -> Rounding | None:
         """The steps, where rows are rounded each by itself and nothing is refused on the way.
 
-        None with a scale a tensor, which depends on the batch, and with fp16, whose overflow is an error of its hook.
+        None with a scale per tensor, which depends on the batch, and with fp16, whose overflow is an error of its hook.
         """
         steps = self.steps
         every = steps.inputs + steps.other_inputs + steps.outputs + steps.kv

@@ -101,7 +101,7 @@ def moved(model: MoE, step_Q: Float[Tensor, " Q"]) -> MoE:
     parameters = trainable(copy)
     sizes = [p.numel() for p in parameters]
     if len(step_Q) != sum(sizes):
-        raise ValueError(f"step_Q: expected {sum(sizes)} numbers, one a trainable parameter, got {len(step_Q)}")
+        raise ValueError(f"step_Q: expected {sum(sizes)} numbers, one per trainable parameter, got {len(step_Q)}")
     with torch.no_grad():
         # In place: a view into one long vector would start where no kernel wants a matrix to start.
         for parameter, part in zip(parameters, step_Q.split(sizes), strict=True):

@@ -199,7 +199,7 @@ def _plain(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class Cells:
-    """The rows on disk, a JSON line a cell; a process that is killed while it adds one loses no other."""
+    """The rows on disk, a JSON line per cell; a process that is killed while it adds one loses no other."""
 
     path: Path
 

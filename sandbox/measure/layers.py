@@ -38,7 +38,7 @@ AS_PRECISION: dict[Precision, tuple[Defect, ...]] = {
     "fp16": (WeightPrecision(format="fp16"), ActivationPrecision(format="fp16")),
     "fp8": (WeightPrecision(format="fp8_e4m3"), ActivationPrecision(format="bf16"), ActivationPrecision()),
 }
-"""An engine of that precision: weights, inputs and outputs of products rounded; FP8 a scale a channel and token."""
+"""An engine of that precision: weights, inputs and outputs of products rounded; FP8 a scale per channel and token."""
 NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
 ROWS = 2**14
 """Rows of one pass at the most, padding included."""

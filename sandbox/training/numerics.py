@@ -41,7 +41,7 @@ class _Bf16(Numerics):
 class _Fp8(Numerics):
     """Inputs and weights of the large products in FP8 e4m3 going forward, float32 sums; gradients pass the rounding.
 
-    A scale a token, and one an output of each matrix: the bits of an engine with `weight_precision` and
+    A scale per token, and one per output of each matrix: the bits of an engine with `weight_precision` and
     `activation_precision` at their defaults. Gradients, and the weights that the optimiser updates, stay float32.
     """
 

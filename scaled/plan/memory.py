@@ -225,7 +225,7 @@ def replay_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: int)
 
 
 def num_microbatches(config: ScaledRun) -> int:
-    """Micro-batches of one update on a data-parallel rank; under a token budget at most: one a response."""
+    """Micro-batches of one update on a data-parallel rank; under a token budget at most: one per response."""
     batch, training = config.algorithm.batch, config.training
     responses = batch.num_prompts // batch.num_minibatches * batch.num_responses
     size = training.micro_batch_size if training.max_tokens_per_micro_batch is None else 1

@@ -15,7 +15,7 @@ SHOWN = 10
 
 
 def search_table(config: ScaledRun, made: Search) -> Table:
-    """The quickest layouts, one a row."""
+    """The quickest layouts, one per row."""
     from rich import box
     from rich.table import Table
 

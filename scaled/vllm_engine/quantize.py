@@ -1,6 +1,6 @@
 """Weights into the rollout engine's precision, tensor by tensor on the way into the engine.
 
-Linear weights become e4m3 in blocks of 128 x 128, or int8 with a scale a channel; gates, embeddings, norms, the head
+Linear weights become e4m3 in blocks of 128 x 128, or int8 with a scale per channel; gates, embeddings, norms, the head
 and the low-rank compressions of latent attention stay in the compute type, as a route or a softmax is decided there.
 Where the machine has no kernels for them, the weights are rounded to that grid and handed over in the compute type.
 

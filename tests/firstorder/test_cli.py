@@ -254,7 +254,7 @@ def test_every_shipped_config_loads(path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["train", "report", "audit", "flow", "filter"])
 def test_help_explains_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each command's help has examples of itself, one a line, and a word about each option."""
+    """Each command's help has examples of itself, one per line, and a word about each option."""
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
     examples = text.split("Examples:\n")[1].split("\n\n")[0].splitlines()

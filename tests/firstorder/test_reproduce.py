@@ -14,7 +14,7 @@ from tests.firstorder.test_cli import fails
 
 
 def test_the_list_names_every_claim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--list has a line a claim: home, runs done and needed, and the verdict there; it runs and writes nothing."""
+    """--list has a line per claim: home, runs done and needed, and the verdict there; it runs and writes nothing."""
     assert main(["reproduce", "--list", "--results", str(tmp_path / "results")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(CLAIMS) + 2
@@ -27,7 +27,7 @@ def test_the_list_names_every_claim(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_power_is_listed_before_any_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """--power has a line a claim, at the level of the whole ledger whichever are chosen, and the hours below."""
+    """--power has a line per claim, at the level of the whole ledger whichever are chosen, and the hours below."""
     listed = []
     for words in ([], ["9", "18"]):
         assert main(["reproduce", *words, "--power", "--results", str(RESULTS)]) == 0

@@ -159,7 +159,7 @@ def with_top(k: int = 4) -> Trace:
 
 
 def test_a_trace_holds_mus_likeliest_tokens(tmp_path: Path) -> None:
-    """Ids, log mu and log old come back to the bit, in their types, a row a response token; without them none do."""
+    """Ids, log mu and log old come back to the bit, in their types, a row per response token; without them none do."""
     trace = with_top()
     trace.save(tmp_path / "t.safetensors")
     back = Trace.load(tmp_path / "t.safetensors")

@@ -126,14 +126,14 @@ def main() -> None:
     by_T = {str(T): gap_row("tabular", T, 1e-3, "sparse") for T in range(2, 9)}
     print(table("T", GAP_NAMES, by_T), flush=True)
     by_level = {f"{level:g}": gap_row("tabular", 5, level, "sparse") for level in (1e-4, 1e-3, 1e-2, 1e-1)}
-    print("\n" + table("KL a token", GAP_NAMES, by_level), flush=True)
+    print("\n" + table("KL per token", GAP_NAMES, by_level), flush=True)
     by_kind = {
         f"{kind}, {reward}": gap_row(kind, 5, 1e-3, reward)
         for kind, reward in (("tabular", "single"), ("tabular", "dense"), ("bigram", "sparse"), ("bigram", "dense"))
     }
     print("\n" + table("policy, reward", GAP_NAMES, by_kind), flush=True)
     by_cut = {f"{T}, {level:g}": cut_row(T, level) for T in (2, 4, 6) for level in (0.1, 0.3)}
-    print("\n" + table("T, KL a token", CUT_NAMES, by_cut), flush=True)
+    print("\n" + table("T, KL per token", CUT_NAMES, by_cut), flush=True)
 
 
 if __name__ == "__main__":

@@ -337,7 +337,7 @@ HOOKS = """
 - Without both sides' experts the doctor cannot tell routing from precision, and says so; without entropies it looks for unscored
   sampling in the repeats of draws alone.
 - A dump of the engine alone (open-instruct, vLLM, miles's dashboard) needs the trainer's side: `--old FILE`, a `.jsonl` or `.parquet`
-  with a row a response in the same order: `logp_old`, and if there are any `entropy_old`, `experts_old`, `logp_pi`.
+  with a row per response in the same order: `logp_old`, and if there are any `entropy_old`, `experts_old`, `logp_pi`.
 - A dump of any other kind: `--columns tokens=ids,is_response=mask,logp_mu=gen_logp,logp_old=train_logp`. Our names are `tokens`,
   `num_prompt`, `logp_mu`, `logp_old`, `is_response`, `entropy_old`, `logp_pi`, `reward`, `experts_mu`, `experts_old`, `engine`, `step`, and
   `prompt_tokens`, `response_tokens`, `length`. Values stand beside the response's tokens, or beside all, prompt included.

@@ -44,7 +44,7 @@ NONE, TOKEN, PREFIX, SEQUENCE, CENTRED = (
 )  # fmt: skip
 
 Values = NDArray[np.float64]
-"""A number a problem."""
+"""A number per problem."""
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class Study:
     frame: pd.DataFrame
 
     def __call__(self, error: str, objective: str, name: str, length: int = LONG) -> Values:
-        """A column at the end of a cell's runs, a value a problem in their order."""
+        """A column at the end of a cell's runs, a value per problem in their order."""
         part = of_cell(self.frame, error=error, objective=objective, length=length)
         return numbers(part.sort_values("problem"), name)
 

@@ -31,7 +31,7 @@ of the mask and so out of every denominator; `token_*` give a token the weight 0
 """
 
 TOKENS = """
-## An advantage a token
+## An advantage per token
 
 `objective.advantage: optimal_token` gives each token its own baseline, weighted by the squares of the scores up to it
 (arXiv 2602.07078), with any preset. The old pass reports sum_v old(v)^2 of every token for it, in both worlds, at no

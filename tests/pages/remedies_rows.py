@@ -41,7 +41,7 @@ NATURAL, R2, R3, PR2 = "no replay", "R2", "R3", "Pr2"
 
 
 def rows_of(folder: Path) -> pd.DataFrame:
-    """A row a run: where it ends, and its numbers at step 0; of an unfinished folder those of its whole problems."""
+    """A row per run: where it ends, and its numbers at step 0; of an unfinished folder those of its whole problems."""
     config = load_config(folder / "config.yaml", sandbox=lambda: SandboxFlow)
     finished = newest(folder)
     if finished is not None:
@@ -129,7 +129,7 @@ def spearman(first: Values, second: Values) -> Values:
 
 
 def resampled(measure: Callable[[Values], Values], rows: Values, name: str) -> Interval:
-    """The measure of the rows, one a problem, with its interval over 2,000 resamplings of them."""
+    """The measure of the rows, one per problem, with its interval over 2,000 resamplings of them."""
     rng = np.random.default_rng(derive_seed(0, "flow", "bootstrap", "remedies", name))
     drawn = measure(rows[rng.integers(len(rows), size=(2000, len(rows)))])
     low, high = np.percentile(drawn, [2.5, 97.5])

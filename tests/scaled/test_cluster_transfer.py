@@ -105,7 +105,7 @@ def test_large_integers_are_not_narrowed() -> None:
 
 
 def test_weights_of_a_model_are_counted_in_bytes() -> None:
-    """The bytes of a push are those of its tensors, plus padding of less than 64 bytes a tensor."""
+    """The bytes of a push are those of its tensors, plus padding of less than 64 bytes per tensor."""
     tensors = dict(to_hf(worlds.model()))
     exact = sum(t.nbytes for t in tensors.values())
     counted = sum(bucket.num_bytes for bucket in buckets(tensors.items(), 10**6))

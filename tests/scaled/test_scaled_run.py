@@ -133,7 +133,7 @@ def test_bytes_that_travel(whole: RunFolder, model: Path) -> None:
     weights = (model / "model.safetensors").stat().st_size
     for row in whole.metrics()[1:]:
         assert 0.95 * weights < row["transfer/weights_bytes"] < 1.05 * weights
-        # Features dominate: at most 4 rows a response of hidden (128) and logits (8) in float32, for 3 layers.
+        # Features dominate: at most 4 rows per response of hidden (128) and logits (8) in float32, for 3 layers.
         assert row["transfer/rollout_bytes"] < 16 * 4 * 3 * 136 * 4 * 1.2 + row["progress/num_tokens"] * 64
 
 

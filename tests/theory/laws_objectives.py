@@ -111,7 +111,7 @@ def optimal_token_by_hand(rewards: list[float], tokens: list[list[tuple[float, f
 
 
 TOKEN_ADVANTAGE_ROWS = {"optimal_token": optimal_token_by_hand}
-"""The advantages a token, on one group."""
+"""The advantages per token, on one group."""
 
 # ---- ratios ----------------------------------------------------------------------------------------------------------
 

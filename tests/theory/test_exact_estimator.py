@@ -188,7 +188,7 @@ def test_bad_problems_are_refused() -> None:
     """A wrong number of rewards, a nan reward, a KL penalty, a group of one: each in one line."""
     world = make_world()
     p, num = world.problem, world.tree.num_responses
-    with pytest.raises(ValueError, match=rf"expected {num} rewards, one a response, got shape \({num - 1},\)"):
+    with pytest.raises(ValueError, match=rf"expected {num} rewards, one per response, got shape \({num - 1},\)"):
         Problem(p.target, p.logp_mu, p.logp_old, p.reward_Y[1:])
     with pytest.raises(ValueError, match="expected finite rewards, got nan"):
         Problem(p.target, p.logp_mu, p.logp_old, torch.full_like(p.reward_Y, math.nan))

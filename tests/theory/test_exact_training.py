@@ -355,7 +355,7 @@ def test_bad_settings_are_refused() -> None:
     task, first = make_task()
     with pytest.raises(ValueError, match="expected finite rewards, got nan"):
         Task(task.forest, torch.full_like(task.reward_Y, math.nan))
-    with pytest.raises(ValueError, match=f"expected {task.forest.num_responses} rewards, one a response"):
+    with pytest.raises(ValueError, match=f"expected {task.forest.num_responses} rewards, one per response"):
         Task(task.forest, task.reward_Y[1:])
     other, _ = make_task(prompts=3)
     with pytest.raises(ValueError, match="first: expected a policy on the task's forest"):

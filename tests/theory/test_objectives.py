@@ -128,7 +128,7 @@ def test_gspo_of_one_token_is_the_token_ratio(batch: Batch) -> None:
 
 @given(batch=batches(corners=("near", "equal", "wide")))
 def test_gspo_token_equals_gspo(batch: Batch) -> None:
-    """With one advantage a response, GSPO-token has GSPO's value and gradient (GSPO sec. 4.3)."""
+    """With one advantage per response, GSPO-token has GSPO's value and gradient (GSPO sec. 4.3)."""
     token = replace(preset("gspo"), ratio=ratios.sequence_geometric_token)
     same(batch.gradient(token), batch.gradient(preset("gspo")))
     same(batch(token).objective, batch(preset("gspo")).objective)

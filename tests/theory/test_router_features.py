@@ -139,7 +139,7 @@ def test_half_precision_logits_widen() -> None:
 
 
 def test_drawn_rows_say_what_is_wrong() -> None:
-    """A first row a response, inside it; at least one position."""
+    """A first row per response, inside it; at least one position."""
     errors = {
         r"^expected a first row per response, got 1 for 2 responses$": ([3, 3], [0], 2),
         r"^expected at least 1 position per response, got 0$": ([3], [0], 0),

@@ -30,7 +30,7 @@ def test_the_level_of_three_tokens() -> None:
     assert clip_level(log_ratio, advantages, mask, 0.04) == pytest.approx(math.sqrt(0.07))
     assert clip_level(log_ratio, advantages, mask, 0.36) == math.inf
     assert clip_level(-log_ratio, torch.zeros(2, 1), mask, 0.04) == math.inf  # with A = 0 nothing moves away
-    third = torch.tensor([[1.0, -1.0, 1.0], [1.0, 1.0, 1.0]])  # advantages a token
+    third = torch.tensor([[1.0, -1.0, 1.0], [1.0, 1.0, 1.0]])  # advantages per token
     assert clip_level(log_ratio, third, mask, 1e-9) == pytest.approx(math.sqrt(1e-9))
 
 

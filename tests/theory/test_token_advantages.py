@@ -1,4 +1,4 @@
-"""Laws of advantages a token: the optimal token baseline is its formula and the best; objectives take it as given."""
+"""Laws of advantages per token: the optimal token baseline is its formula and the best; objectives take it as given."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_of_equal_scores_it_is_the_groups_mean() -> None:
 @pytest.mark.parametrize("name", [n for n in PRESETS if not PRESETS[n].rejection.rejection])
 @given(batch=batches(corners=MODERATE))
 def test_a_tokens_advantage_takes_the_place_of_its_responses(name: str, batch: Batch) -> None:
-    """Of equal advantages a token the gradient is that of the response's; where they differ, it is another."""
+    """Of equal advantages per token the gradient is that of the response's; where they differ, it is another."""
     of_tokens = preset(name, advantage="optimal_token")
     each = torch.where(batch.mask, batch.advantages[:, None], torch.nan)
     nothing = replace(batch, advantages=torch.full_like(batch.advantages, 7.0))
@@ -99,9 +99,9 @@ def test_what_does_not_fit_is_refused() -> None:
         batch(preset("grpo", advantage="optimal_token"))
     with pytest.raises(ValueError, match=r"grpo: advantage group_norm: expected no advantages_BT, got some"):
         batch(preset("grpo"), advantages_BT=each)
-    with pytest.raises(ValueError, match=r"centering: expected none beside an advantage a token, got full with opt"):
+    with pytest.raises(ValueError, match=r"centering: expected none beside an advantage per token, got full with opt"):
         preset("ppo", advantage="optimal_token", centering="full")
-    with pytest.raises(ValueError, match=r"expected one a response \(group_mean, .*\), got optimal_token, which needs"):
+    with pytest.raises(ValueError, match=r"expected one per response \(group_mean, .*\), got optimal_token"):
         advantages_of("optimal_token", torch.ones(1, 2))
     with pytest.raises(ValueError, match=r"optimal_token: expected at least 2 responses per prompt, got G = 1"):
         optimal_token(torch.ones(2, 1), torch.zeros(2, 3), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool))

@@ -30,7 +30,7 @@ class Problem:
     """The setting of an estimate: the target policy, the one that sampled, the old one, one reward per response.
 
     `trained` is the policy whose gradients an estimator takes, where that is another than the target: the same weights
-    under replayed routes. Raises ValueError where the rewards are not one a response, or not finite.
+    under replayed routes. Raises ValueError where the rewards are not one per response, or not finite.
     """
 
     target: TreePolicy
@@ -43,7 +43,7 @@ class Problem:
         num = self.target.tree.num_responses
         if self.reward_Y.shape != (num,):
             raise ValueError(
-                f"reward_Y: expected {num} rewards, one a response, got shape {tuple(self.reward_Y.shape)}"
+                f"reward_Y: expected {num} rewards, one per response, got shape {tuple(self.reward_Y.shape)}"
             )
         if not self.reward_Y.isfinite().all():
             raise ValueError(f"reward_Y: expected finite rewards, got {self.reward_Y[~self.reward_Y.isfinite()][0]}")

@@ -49,7 +49,7 @@ def slope(scales: Sequence[float], gaps: Sequence[float]) -> float:
 
 
 def rate(name: str, predicted: float, slopes: Sequence[float]) -> Rate:
-    """Mean and interval of slopes, one a policy. Raises ValueError for fewer than 2."""
+    """Mean and interval of slopes, one per policy. Raises ValueError for fewer than 2."""
     if len(slopes) < 2:
         raise ValueError(f"expected slopes of at least 2 policies, got {len(slopes)}")
     mean, error = float(np.mean(slopes)), float(stats.sem(slopes))

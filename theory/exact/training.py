@@ -34,7 +34,7 @@ OPTIMIZERS = ("sgd", "adam", "flow")
 class Settings:
     """The training of a run.
 
-    `optimizer` is sgd, adam, or flow: d theta / d time = expected gradient, `rate` units of time an update by one step
+    `optimizer` is sgd, adam, or flow: d theta / d time = expected gradient, `rate` units of time per update by one step
     of Runge and Kutta's fourth order, whose mu follows pi within the step. `num_minibatches` is N, `lag` how many steps
     old the weights are that an engine rolls out. `centred` takes the drift off every update. A finite `batch_size` B
     adds the Gaussian noise of B responses to each (theory/exact/noise.py). The objective's own centering, full or

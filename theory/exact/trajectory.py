@@ -45,7 +45,7 @@ COLUMNS: dict[str, str] = {
 class Task:
     """A problem to train on: contexts, and the reward of each of their responses.
 
-    Raises ValueError where the rewards are not one a response, or not finite.
+    Raises ValueError where the rewards are not one per response, or not finite.
     """
 
     forest: Forest
@@ -55,7 +55,7 @@ class Task:
         num = self.forest.num_responses
         if self.reward_Y.shape != (num,):
             raise ValueError(
-                f"reward_Y: expected {num} rewards, one a response of each context, got shape "
+                f"reward_Y: expected {num} rewards, one per response of each context, got shape "
                 f"{tuple(self.reward_Y.shape)}"
             )
         if not self.reward_Y.isfinite().all():

@@ -77,7 +77,7 @@ class Composition:
         coupled = self._coupled()
         if self.centering != "none" and self.advantage in advantages.OF_TOKENS:
             raise ValueError(
-                f"{self.name}: centering: expected none beside an advantage a token, got {self.centering} with "
+                f"{self.name}: centering: expected none beside an advantage per token, got {self.centering} with "
                 f"{self.advantage}"
             )
         if self.centering != "none" and coupled is not None:

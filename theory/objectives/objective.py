@@ -70,7 +70,7 @@ class Objective(Composition):
         for an objective that scales ratios by it. Without `has_metrics` the output has none. 16-bit log-probs are
         computed with in float32; 0/0 and 0 times infinity are 0 (theory/objectives/factors.py). With every response
         rejected J is 0, its gradient 0 and rollout_corr/rejected_fraction 1; with no response token J is 0 and there
-        are no metrics. `advantages_BT`, an advantage a token, takes the place of `advantages_B`.
+        are no metrics. `advantages_BT`, an advantage per token, takes the place of `advantages_B`.
         Raises ValueError on shapes that differ, where a KL coefficient has no `logp_ref_BT` to act on, a router-shift
         floor no `router_shift_BT`, and where centering has no `top`, or `full` one that is not complete.
         """

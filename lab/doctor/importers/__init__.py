@@ -101,7 +101,7 @@ def _first(placed: Iterable[Read]) -> tuple[Row, Iterator[Read]]:
 
 
 HOW_OLD = (
-    "Bring them by --old FILE: a .jsonl or .parquet with a row a response, in the same order: logp_old, and if there "
+    "Bring them by --old FILE: a .jsonl or .parquet with a row per response, in the same order: logp_old, and if there "
     "are any entropy_old, experts_old, logp_pi"
 )
 

@@ -19,7 +19,7 @@ def listed(raw: Row, name: str, place: str, size: int | None = None) -> list[Any
     if not isinstance(values, list):
         raise ValueError(f"{place}: {name}: expected a list, got {type(values).__name__}")
     if size is not None and len(values) != size:
-        raise ValueError(f"{place}: {name}: expected {size} values, one a token, got {len(values)}")
+        raise ValueError(f"{place}: {name}: expected {size} values, one per token, got {len(values)}")
     return values
 
 

@@ -31,7 +31,7 @@ class BadRows(ValueError):
 
     @property
     def told(self) -> list[str]:
-        """A line a row, and how many more there are."""
+        """A line per row, and how many more there are."""
         more = f"and {self.num_more:,} more row{'s' if self.num_more > 1 else ''} that do not fit"
         return self.lines + ([more] if self.num_more else [])
 

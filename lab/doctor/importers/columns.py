@@ -75,7 +75,7 @@ def _cut(row: dict[str, Any], place: str) -> Row:
         columns = {name: row[name] for name in whole if name != "is_response"}
         short = [name for name in BESIDE if name in row and name not in whole]
         if short:
-            raise ValueError(f"{place}: {short[0]}: expected {W} values, one a token as in is_response")
+            raise ValueError(f"{place}: {short[0]}: expected {W} values, one per token as in is_response")
         return row | unprompted(tokens, row["is_response"], columns)
     if type(P) is int and P > 0:
         row |= {name: row[name][P:] for name in whole}

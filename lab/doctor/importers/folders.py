@@ -1,6 +1,6 @@
 """A folder of dumps as steps: which file is of which step, by the names that each format gives its files.
 
-Files of one step (a file a rank) become one trace, whose `engines` say which file a response is from.
+Files of one step (a file per rank) become one trace, whose `engines` say which file a response is from.
 """
 
 from __future__ import annotations

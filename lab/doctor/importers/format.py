@@ -23,7 +23,7 @@ class About:
     lacks: str
     source: str
     steps: tuple[str, ...] = field(default=(), kw_only=True)
-    """Patterns of the end of a file's path, with the groups `step` and, of a file a rank, `part`; none: one step."""
+    """Patterns of the end of a file's path, with the groups `step` and, of a file per rank, `part`; none: one step."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Besides: index, advantages, train_rollout_abs_diff. There are no tokens: every o
 no two contexts are alike and no clue is made of them. Under context parallelism a rank has a part of each response.
 Where `old_log_probs` is `rollout_log_probs` to the bit, pi stands for old, and the caveat says so.
 
-`dashboard_columns/rollout_{N}.parquet` (`miles/ray/rollout/debug_data.py`) has a row a sample: sample_index,
+`dashboard_columns/rollout_{N}.parquet` (`miles/ray/rollout/debug_data.py`) has a row per sample: sample_index,
 response_length, total_length, tokens, loss_mask, rollout_log_probs: mu alone.
 """
 

@@ -1,4 +1,4 @@
-"""NeMo-RL's training data: `train_data_step{N}.jsonl` in its log folder, a line a sample.
+"""NeMo-RL's training data: `train_data_step{N}.jsonl` in its log folder, a line per sample.
 
 `nemo_rl/algorithms/grpo.py` (and grpo_sync.py, ppo.py, distillation.py) puts the batch into it by
 `Logger.log_batched_dict_as_jsonl`, unless `grpo` runs under NeMo Gym with `should_log_nemo_gym_responses`. A line:

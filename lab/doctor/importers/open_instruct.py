@@ -1,7 +1,7 @@
-"""open-instruct's rollouts: `{run}_rollouts_{shard}.jsonl` (`--save_traces --rollouts_save_path`), a line a response.
+"""open-instruct's rollouts: `{run}_rollouts_{shard}.jsonl` (`--save_traces --rollouts_save_path`), a line per response.
 
 `open_instruct/rl_utils.py`, `RolloutRecord`: step, sample_idx, prompt_idx, prompt_tokens, response_tokens, reward,
-advantage, finish_reason, dataset, ground_truth, request_info, logprobs (of the engine, one a response token, or null).
+advantage, finish_reason, dataset, ground_truth, request_info, logprobs (the engine's, one per response token, or null).
 mu alone: the trainer's log-probabilities have to come from elsewhere (`--old`). A shard holds several steps. Tool
 outputs stand among the response tokens, and the record does not say which ones they are.
 """

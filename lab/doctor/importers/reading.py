@@ -15,7 +15,7 @@ PARQUET_ROWS = 32
 
 
 def read_jsonl(path: Path) -> Iterator[Read]:
-    """The objects of a file, one a line, each with its place; a line that is none is Bad."""
+    """The objects of a file, one per line, each with its place; a line that is none is Bad."""
     is_empty = True
     with disk_errors(path, "read"), path.open("rb") as file:
         for i, line in enumerate(file, start=1):

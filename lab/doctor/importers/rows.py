@@ -1,4 +1,4 @@
-"""A trace as rows, one a response, in JSON Lines or Parquet: what any system can write that has both engines' values.
+"""A trace as rows, one per response, in JSON Lines or Parquet: what any system can write that has both engines' values.
 
 | column       | a row holds                    | meaning                                                              |
 |--------------|--------------------------------|----------------------------------------------------------------------|
@@ -193,7 +193,7 @@ def _response(row: Row, place: str) -> Response:
         got = T if getattr(response, name) is None else len(getattr(response, name))
         if got != T:
             short = "; one is missing: the end token's?" if got == T - 1 else ""
-            raise ValueError(f"{place}: {name}: expected {T} values, one a response token, got {got}{short}")
+            raise ValueError(f"{place}: {name}: expected {T} values, one per response token, got {got}{short}")
     return response
 
 

@@ -1,7 +1,7 @@
 """slime's and miles's dumps of rollouts (`--save-debug-rollout-data`) and of training (`--save-debug-train-data`).
 
 Rollouts: {"rollout_id", "samples": [{tokens, response_length, loss_mask, reward, rollout_log_probs,
-rollout_routed_experts, ...}]}: mu, its tokens and its routes, and nothing of the trainer. Training, a file a rank:
+rollout_routed_experts, ...}]}: mu, its tokens and its routes, and nothing of the trainer. Training, a file per rank:
 {"rollout_id", "rank", "rollout_data": {tokens, response_lengths, loss_masks, rewards, rollout_log_probs, log_probs,
 rollout_routed_experts, ...}}, lists over responses: `log_probs` is old, there if the old pass ran
 (`--get-mismatch-metrics` makes it run), and whole without context parallelism.
@@ -99,7 +99,7 @@ def _of_training(data: Mapping[str, Any], step: Any) -> Iterator[Row]:
 
 
 def _column(data: Mapping[str, Any], name: str) -> list[Any]:
-    """The values of a column, one a response, tensors as lists (but for experts, which are many)."""
+    """The values of a column, one per response, tensors as lists (but for experts, which are many)."""
     values = data.get(name)
     if isinstance(values, (torch.Tensor, np.ndarray)) and values.ndim:
         values = list(values) if name == "rollout_routed_experts" else values.tolist()
@@ -112,7 +112,8 @@ def _column(data: Mapping[str, Any], name: str) -> list[Any]:
 
 FORMAT = Format(
     steps=(r"([^/]*\D)?(?P<step>\d+)_(?P<part>\d+)\.pt",),
-    name="slime, miles", files=".pt of --save-debug-train-data, a file a rank (of --save-debug-rollout-data: mu alone)",
+    name="slime, miles",
+    files=".pt of --save-debug-train-data, a file per rank (of --save-debug-rollout-data: mu alone)",
     has="tokens, mu, mu's experts, rewards; old with --get-mismatch-metrics", lacks="old's experts, entropies.",
     source="THUDM/slime slime/utils/train_data_utils.py at 624b824, radixark/miles at 31f1ca9",
     uses=(*NEEDED, *OPTIONAL, "response_length", "loss_mask", "reward"),

@@ -1,4 +1,4 @@
-"""verl's rollout dump: `trainer.rollout_data_dir` writes <step>.jsonl, a line a response.
+"""verl's rollout dump: `trainer.rollout_data_dir` writes <step>.jsonl, a line per response.
 
 As it is a line holds texts and rewards alone (`input`, `output`, `gts`, `score`, `step`, `uid`): no tokens and no
 log-probabilities, so nothing can be said of engines. A few lines add what the trainer has (docs/doctor.md has both):
@@ -99,7 +99,7 @@ def _row(raw: Row, place: str) -> dict[str, Any]:
     if entropies is not None:
         row["entropy_old"] = [entropies[at] for at in answer]
     if line.routed_experts is not None:
-        # One row a token, padding included; the last token's row is filler.
+        # One row per token, padding included; the last token's row is filler.
         row["experts_mu"] = [line.routed_experts[at] for at in there[:-1]]
     return row
 

@@ -63,7 +63,7 @@ class TransformersReference:
 
     @torch.no_grad()
     def rounded(self, precision: Precision) -> TransformersReference:
-        """The model in the precision's type; for FP8 its matrices rounded besides, a scale a row."""
+        """The model in the precision's type; for FP8 its matrices rounded besides, a scale per row."""
         model = deepcopy(self.model)
         for name, weight in model.named_parameters() if precision == "fp8" else ():
             if weight.dim() >= 2 and not any(part in name for part in UNQUANTISED):

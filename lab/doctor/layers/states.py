@@ -1,12 +1,12 @@
 """A dump of hidden states: what went into and came out of the modules of one engine, over whole sequences.
 
-One safetensors file a side. Letters beyond theory/contracts.py: N all tokens of the B sequences, one after the other.
+One safetensors file per side. Letters beyond theory/contracts.py: N all tokens of the B sequences, one after the other.
 
 | tensor           | shape    | meaning                                                                             |
 |------------------|----------|-------------------------------------------------------------------------------------|
 | tokens           | (N,)     | the input tokens                                                                    |
 | lengths          | (B,)     | how many of them are each sequence's; their sum is N                                |
-| {module}.in      | (N, D)   | its input, a row a token; of attention and MLP before the layer's norm or after it  |
+| {module}.in      | (N, D)   | its input, a row per token; of attention and MLP before the layer's norm or after it  |
 | {module}.out     | (N, ...) | its output; of a router E logits, probabilities, or weights (0 where not chosen)    |
 
 Modules under Hugging Face's names or Megatron's: `model.layers.3.self_attn` or `decoder.layers.3.self_attention`,
@@ -60,7 +60,7 @@ class States:
             raise ValueError(f"lengths: expected counts above 0 that sum up to {N} tokens, got {got}")
         for name, value in self.values.items():
             if value.dim() != 2 or len(value) != N or not value.dtype.is_floating_point:
-                expected, got = f"floats of {N} rows, one a token", f"{value.dtype} {tuple(value.shape)}"
+                expected, got = f"floats of {N} rows, one per token", f"{value.dtype} {tuple(value.shape)}"
                 raise ValueError(f"{name}: expected {expected}, got {got}")
         if not self.values:
             raise ValueError("expected inputs and outputs of modules (model.layers.0.mlp.out ...), got none")

@@ -89,7 +89,7 @@ PLACES: dict[str, Place] = {
 
 
 class Places:
-    """Sums of k3 by group and step: a few numbers a step, whatever the number of tokens."""
+    """Sums of k3 by group and step: a few numbers per step, whatever the number of tokens."""
 
     def __init__(self) -> None:
         self.edges: dict[str, tuple[int, ...]] = {}

@@ -34,7 +34,7 @@ class _RoundingStruct(ctypes.Structure):
 
 def _step(step: Step) -> _StepStruct:
     assert step.format in _FORMATS, f"no kernel rounds to {step.format}"
-    assert step.scale != "tensor", "rows are rounded by themselves, not with a scale a tensor"
+    assert step.scale != "tensor", "rows are rounded by themselves, not with a scale per tensor"
     return _StepStruct(_FORMATS[step.format], step.scale != "unit", step.block_size)
 
 

@@ -67,7 +67,7 @@ def test_a_batch_is_the_trace_of_its_rows() -> None:
     [
         ({"logp_mu": [[-1.0]]}, "logp_mu: expected 6 rows as in tokens, got 1"),
         ({"is_sampled": [[2] * len(mask) for mask in MASKS]}, "row 0: is_sampled.0: expected 0 or 1, got 2"),
-        ({"logp_old": [[-1.0]] * 6}, "row 0: logp_old: expected 10 values, one a token, got 1"),
+        ({"logp_old": [[-1.0]] * 6}, "row 0: logp_old: expected 10 values, one per token, got 1"),
         ({"is_sampled": [[0] * len(mask) for mask in MASKS]}, "expected at least 1 row"),
     ],
 )

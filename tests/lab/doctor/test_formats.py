@@ -109,7 +109,7 @@ BROKEN: dict[str, tuple[Callable[..., Path], str, Any, str]] = {
     "a text": (dumps.prime_rl, "trainer_logprobs", ["x"] * 12, "line 2: logp_old.0: expected a valid number, got"),
     "a null field": (dumps.verl_v1, "old_log_probs", None, "line 2: old_log_probs: expected a valid list, got null"),
     "a short field": (dumps.verl_v1, "rollout_log_probs", [-1.0], "line 2: rollout_log_probs: expected 10 values"),
-    "a short mask": (dumps.trl, "completion_mask", [1], "line 2: completion_mask: expected 11 values, one a token"),
+    "a short mask": (dumps.trl, "completion_mask", [1], "line 2: completion_mask: expected 11 values, one per token"),
     "no logprobs": (dumps.open_instruct, "logprobs", None, "line 2: logprobs: missing; the row has step, "),
 }  # fmt: skip
 

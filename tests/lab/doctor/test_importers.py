@@ -204,7 +204,7 @@ LACKING: dict[str, tuple[Callable[[Path], Path], str, str]] = {
 
 @pytest.mark.parametrize("case", LACKING)
 def test_what_a_dump_lacks_is_one_line_that_says_how_to_add_it(case: str, tmp_path: Path) -> None:
-    """Each lack is a ValueError of a line a row, with the file, the field, and what puts it there."""
+    """Each lack is a ValueError of a line per row, with the file, the field, and what puts it there."""
     write, message, how = LACKING[case]
     with pytest.raises(ValueError, match=message) as caught:
         load_trace(write(tmp_path))
@@ -225,7 +225,7 @@ WRONG = [
     ("num_prompt", -1, "num_prompt: expected a value greater than or equal to 1, got -1"),
     ("num_prompt", 10_000, "num_prompt: expected at most the {S} tokens, got 10000"),
     ("logp_old", 0.5, "logp_old: expected a valid list, got 0.5"),
-    ("logp_old", [0.5], "logp_old: expected {T} values, one a response token, got 1"),
+    ("logp_old", [0.5], "logp_old: expected {T} values, one per response token, got 1"),
     ("reward", "high", 'reward: expected a valid number, got "high"'),
     ("step", "x", 'step: expected a valid integer, got "x"'),
     ("is_response", [None], "is_response.0: expected a valid boolean, got null"),

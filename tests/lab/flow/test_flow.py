@@ -35,7 +35,7 @@ def config(tmp_path: Path) -> FlowConfig:
 
 
 def test_rows_are_the_runs(config: FlowConfig) -> None:
-    """A row an observed update of each run; it holds that run's own numbers, and KL(mu || pi) starts where asked."""
+    """A row per observed update of each run; it holds that run's own numbers, and KL(mu || pi) starts where asked."""
     frame = flow(config)
     assert len(frame) == 2 * 2 * 2 * 2 * 2 * 3 and len(ends(frame)) == 32
     row = frame.query("problem == 1 and kind == 'fixed' and objective == 'none' and N == 2 and B == 8 and update == 4")

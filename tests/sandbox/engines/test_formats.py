@@ -88,7 +88,7 @@ def test_fp8_at_scale_one_saturates_and_flushes():
 
 
 def test_smaller_scales_keep_smaller_values():
-    """A scale a row keeps small rows that a scale a tensor flushes to zero, and a scale a block small blocks."""
+    """A scale per row keeps small rows that a scale per tensor flushes to zero, and a scale per block small blocks."""
     x = torch.tensor([[1000.0, 500.0], [1e-3, 2e-3]])
     assert torch.equal(round_scaled(x, "fp8_e4m3", amax_of_tensor(x))[1], torch.zeros(2))
     assert torch.allclose(round_scaled(x, "fp8_e4m3", amax_of_rows(x))[1], x[1], rtol=2**-4)
@@ -110,7 +110,7 @@ def test_blocks_tile_the_matrix(R, C, num_rows, num_columns):
 
 
 def test_one_block_is_a_tensor_and_a_block_a_row_a_channel():
-    """A block as large as the matrix is a scale a tensor; one of a single row and all columns a scale a channel."""
+    """A block as large as the matrix is a scale per tensor; one of a single row and all columns a scale per channel."""
     x = torch.randn(5, 12, generator=stream(0, "blocks"))
     assert torch.equal(amax_of_blocks(x, 128, 128), amax_of_tensor(x).expand(5, 12))
     assert torch.equal(amax_of_blocks(x, 1, 128), amax_of_rows(x).expand(5, 12))

@@ -52,7 +52,7 @@ def text(rows: dict[str, Row], found: list[Finding]) -> str:
 
 
 def test_the_markdown_counts_what_it_shows(found: list[Finding], rows: dict[str, Row]) -> None:
-    """One line a claim, decided ones first, with its word and the hours of its runs; every prediction has its lines."""
+    """One line per claim, decided ones first, with its word and its runs' hours; every prediction has its lines."""
     needed = needs(CHOSEN, REGIMES, rows)
     made = summary.lines(CHOSEN, found, needed)
     words = {one.claim.number: one.word for one in found if one.decides}

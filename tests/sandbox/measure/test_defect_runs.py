@@ -111,7 +111,7 @@ def test_bf16_training_keeps_fp32_master_weights(path):
 def test_the_command_writes_a_page_of_the_rungs_that_were_asked_for(path):
     """One section a defect with its own words, one row a rung; the exact engine's KL is 0 and a defect's is not."""
     page = path.parent / "page.md"
-    rungs = ["exact", "weights bf16", "weights fp8, a scale a tensor", "4 versions behind", "top-k 2"]
+    rungs = ["exact", "weights bf16", "weights fp8, a scale per tensor", "4 versions behind", "top-k 2"]
     words = ["defects", str(path), "--seeds", "2", "--out", str(page), *(w for r in rungs for w in ("--rung", r))]
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output

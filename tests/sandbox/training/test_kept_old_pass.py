@@ -64,7 +64,7 @@ def test_a_kept_pass_changes_no_bit(mode, kernels):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_passes_once_where_the_pass_is_pis(mode, monkeypatch):
-    """none, R2 and R3 take one pass a step, with gradients; Pr2 and Pr3 two, as without keeping."""
+    """none, R2 and R3 take one pass per step, with gradients; Pr2 and Pr3 two, as without keeping."""
     passes = num_passes(monkeypatch)
     run(mode, worlds.model(), keeps=True)
     assert passes == ([False, True] * 2 if mode.startswith("Pr") else [True] * 2)

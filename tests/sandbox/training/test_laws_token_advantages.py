@@ -1,4 +1,4 @@
-"""Laws of advantages a token in the sandbox: what the old pass reports for them, and what the loop makes of it."""
+"""Laws of advantages per token in the sandbox: what the old pass reports for them, and what the loop makes of it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Correction:
     weighted: ClassVar[bool] = True
     """Whether it reweighs by a ratio; a rejection of tokens has weights too, but 1 and 0 alone."""
     per_response: ClassVar[bool] = False
-    """Whether the weight is one number a response, which a mean counts once and not on every token."""
+    """Whether the weight is one number per response, which a mean counts once and not on every token."""
 
     numerator: Literal["old", "pi"] = "old"
 
