@@ -1,4 +1,4 @@
-"""The study of drift (docs/decisions/0010-drift-study.md): its kept rows, its verdicts, its parts of the pages.
+"""The study of drift (docs/decisions/0010-drift-study.md): its kept rows, its verdicts, its part of a page.
 
 `python -m tests.pages.drift FOLDER ...` keeps the ends of the runs in these record folders of `firstorder flow`, cut
 after the last whole problem where a folder is not finished; without a folder it writes the page's part from these.
@@ -32,7 +32,6 @@ ROOT = Path(__file__).parents[2]
 KEPT, PAGE = ROOT / "results/flow/drift.csv", ROOT / "docs/exact-training-tables.md"
 FRONT = ROOT / "docs/exact-training.md"
 BLOCK = re.compile(r"(?<=<!-- drift -->\n).*?(?=<!-- /drift -->)", re.DOTALL)
-SUMMARY = re.compile(r"(?<=<!-- drift summary -->\n).*?(?=<!-- /drift summary -->)", re.DOTALL)
 COLUMNS = [
     "length", "problem", "error", "kind", "level", "objective", "N", "B", "update", "optimum", "reward", "entropy",
     "entropy_lost",
@@ -210,24 +209,6 @@ def block() -> str:
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def summary() -> str:
-    """The study's main finding, for the page's first screen."""
-    study = Study(kept())
-    harm = interval(study.harm(FIXED, NONE), "drift", "harm")
-    back = float((study(FIXED, CENTRED, "reward") - study(FIXED, NONE, "reward")).mean()) / harm.mean
-    fixed, sharper = (number(float(study(error, NONE, "entropy").mean())) for error in (FIXED, SHARPER))
-    exact = number(float(study(FIXED, SEQUENCE, "entropy").mean()))
-    best = number(float(numbers(study.frame, "optimum").max()))
-    return (
-        f"**An engine error that stays (KL 0.18 nats per token) costs {harm} of a reward of at most {best} where "
-        f"nothing corrects it; centring the score gives back {back:.0%}.**\n"
-        f"Entropy then ends at {fixed}, where the true gradient leaves {exact}; without a weight under an engine that "
-        f"is too sharp it ends at {sharper}\n"
-        "([100 problems](exact-training-tables.md#drift-and-the-token-weight-predictions-tried), "
-        "predictions written first).\n"
-    )
-
-
 def main(folders: Sequence[str]) -> None:
     """Keeps the rows of the folders, or writes the page's part."""
     if folders:
@@ -235,8 +216,7 @@ def main(folders: Sequence[str]) -> None:
         # Six digits: rounding at the tenth differs between machines.
         KEPT.write_text(rows.to_csv(index=False, float_format="%.6g"), encoding="utf-8")
     else:
-        for page, part, made in ((PAGE, BLOCK, block()), (FRONT, SUMMARY, summary())):
-            page.write_text(part.sub(lambda _, made=made: made, page.read_text(encoding="utf-8")), encoding="utf-8")
+        PAGE.write_text(BLOCK.sub(lambda _: block(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,18 +12,15 @@ from tests.pages import kinds
 from tests.pages.drift import (
     BLOCK,
     FIXED,
-    FRONT,
     LONG,
     NONE,
     PAGE,
     PREDICTIONS,
     ROOT,
     SEQUENCE,
-    SUMMARY,
     Study,
     block,
     kept,
-    summary,
 )
 
 pytestmark = pytest.mark.unchecked
@@ -35,8 +32,6 @@ def test_the_part_is_computed_from_the_rows() -> None:
     """Between its marks the page is rebuilt to the letter from the kept rows, without a run."""
     found = BLOCK.search(PAGE.read_text(encoding="utf-8"))
     assert found is not None and found.group() == block()
-    found = SUMMARY.search(FRONT.read_text(encoding="utf-8"))
-    assert found is not None and found.group() == summary()
 
 
 def test_every_prediction_of_the_design_is_tried() -> None:
