@@ -1,8 +1,8 @@
 """The findings of a flow, in sentences whose every number is computed from its rows.
 
 An objective's entropy collapses where it ends below half of the median over all objectives (each problem's own,
-averaged), and explodes where it ends above twice that, both with a 95% interval over problems of the paired difference
-that leaves out 0.
+averaged), and stays high where it ends above twice that, both with a 95% interval over problems of the paired
+difference that leaves out 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lab.flow.table import Interval, difference, ends, focus, interval
 from lab.report.style import number
 
 FACTOR = 2.0
-"""The multiple of the others' entropy that counts as an explosion; its inverse is a collapse."""
+"""The multiple of the others' entropy that counts as high; its inverse is a collapse."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Turn:
 
     error: str
     objective: str
-    way: Literal["collapses", "explodes"]
+    way: Literal["collapses", "stays high"]
     end: Interval
     middle: float
 
@@ -45,7 +45,7 @@ def by_objective(found: pd.DataFrame, name: str) -> dict[str, NDArray[np.float64
 
 
 def turns(frame: pd.DataFrame) -> list[Turn]:
-    """Every engine error's objectives whose entropy collapses or explodes, at the least N and the largest B."""
+    """Every engine error's objectives whose entropy collapses or stays high, at the least N and the largest B."""
     found: list[Turn] = []
     for place, part in parts(focus(frame), ["error"]):
         values = by_objective(part, "entropy")
@@ -57,7 +57,7 @@ def turns(frame: pd.DataFrame) -> list[Turn]:
             factor = float(own.mean() / rest.mean())
             if gap.leaves_out_0 and not 1 / FACTOR <= factor <= FACTOR:
                 end = interval(own, "entropy", place["error"], objective)
-                way = "collapses" if factor < 1 else "explodes"
+                way = "collapses" if factor < 1 else "stays high"
                 found.append(Turn(place["error"], objective, way, end, float(rest.mean())))
     return found
 
@@ -70,7 +70,7 @@ def headline(frame: pd.DataFrame) -> str:
     objective = max((turn.objective for turn in found), key=[turn.objective for turn in found].count)
     told = [
         f"{way} under {_listed([turn.error for turn in found if (turn.objective, turn.way) == (objective, way)])}"
-        for way in ("collapses", "explodes")
+        for way in ("collapses", "stays high")
         if any((turn.objective, turn.way) == (objective, way) for turn in found)
     ]
     return f"With {objective}, entropy {' and '.join(told)}"
@@ -85,7 +85,7 @@ def _entropy(frame: pd.DataFrame) -> list[str]:
     found = turns(frame)
     said = []
     for objective in dict.fromkeys(turn.objective for turn in found):
-        for way in ("collapses", "explodes"):
+        for way in ("collapses", "stays high"):
             own = [str(turn) for turn in found if (turn.objective, turn.way) == (objective, way)]
             if own:
                 said.append(f"Entropy {way} with {objective} under {_listed(own)}.")
