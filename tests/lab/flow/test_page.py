@@ -60,7 +60,7 @@ def planted(frame: pd.DataFrame, objective: str, error: str, entropy: float) -> 
 
 @pytest.mark.parametrize(("entropy", "way"), [(0.02, "collapses"), (0.9, "stays high"), (0.15, None)])
 def test_an_entropy_that_leaves_the_others_is_named(frame: pd.DataFrame, entropy: float, way: str | None) -> None:
-    """Below half of the others' it collapses, above twice it stays high, between nothing is said; its number follows."""
+    """Below half of the others' it collapses, above twice it stays high, between nothing is said; then the number."""
     found = turns(planted(frame, "none", "sharper, scale 0.3", entropy))
     told = headline(planted(frame, "none", "sharper, scale 0.3", entropy))
     if way is None:
