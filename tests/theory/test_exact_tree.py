@@ -101,3 +101,6 @@ def test_sizes_that_make_no_tree_are_refused() -> None:
         PrefixTree(2, 0)
     with pytest.raises(ValueError, match=rf"at most {MAX_RESPONSES:,} responses to enumerate, got 16,777,216"):
         PrefixTree(8, 8)
+    for length in (65, 2**62):  # at once: a power of that length would never end
+        with pytest.raises(ValueError, match=r"to enumerate, got more than 2\^64 \(2 tokens, up to \d+ of them\)"):
+            PrefixTree(2, length)

@@ -56,9 +56,11 @@ class PrefixTree:
             raise ValueError(f"num_tokens: expected at least {least}, got {self.num_tokens}")
         if self.max_length < 1:
             raise ValueError(f"max_length: expected at least 1, got {self.max_length}")
-        if self.num_responses > MAX_RESPONSES:
+        # From 2 tokens on, 64 positions have 2^64 responses or more: a power of any length would be computed to the end.
+        if self.max_length > 64 or self.num_responses > MAX_RESPONSES:
+            got = f"{self.num_responses:,}" if self.max_length <= 64 else "more than 2^64"
             raise ValueError(
-                f"expected at most {MAX_RESPONSES:,} responses to enumerate, got {self.num_responses:,} "
+                f"expected at most {MAX_RESPONSES:,} responses to enumerate, got {got} "
                 f"({self.num_tokens} tokens, up to {self.max_length} of them): lower either"
             )
 

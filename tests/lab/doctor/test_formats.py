@@ -102,7 +102,7 @@ def test_texts_are_no_trace(tmp_path: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[..., Path], str, Any, str]] = {
     "a null list": (dumps.nemo_rl, "generation_logprobs", None, "line 2: generation_logprobs: missing; the row has"),
-    "a short list": (dumps.nemo_rl, "prev_logprobs", [-1.0], "line 2: prev_logprobs: expected 14 values, one a t"),
+    "a short list": (dumps.nemo_rl, "prev_logprobs", [-1.0], "line 2: prev_logprobs: expected 14 values, one per t"),
     "a mask of 2": (dumps.nemo_rl, "token_loss_mask", [2] * 14, "line 2: token_loss_mask.0: expected 0 or 1, got 2"),
     "a length too long": (dumps.nemo_rl, "input_lengths", 15, "line 2: input_lengths: expected an int from 1 to 14"),
     "no list": (dumps.prime_rl, "entropy", 3.0, "line 2: entropy: expected a list, got float"),
