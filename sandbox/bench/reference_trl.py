@@ -20,7 +20,9 @@ STEPS = 10_000
 
 def is_installed() -> bool:
     """Whether TRL can be imported here (`pip install firstorder[bench]`)."""
-    return all(importlib.util.find_spec(name) is not None for name in ("trl", "datasets", "tokenizers", "greenlet"))
+    # TRL's trainer imports accelerate, which a TRL without its dependencies (`make test-peers`) does not bring.
+    needed = ("trl", "accelerate", "datasets", "tokenizers", "greenlet")
+    return all(importlib.util.find_spec(name) is not None for name in needed)
 
 
 class StepByStep:
