@@ -43,7 +43,7 @@ test-core: check  ## what holds without vLLM and Megatron-core: checks, tests, e
 	$(BIN)/firstorder reproduce --smoke --results runs/claims-smoke --runs runs/claims-smoke
 	$(BIN)/firstorder reproduce 41 --smoke --regime border --results runs/claims-smoke --runs runs/claims-smoke
 
-# A process a file: an engine owns its process (vLLM and Megatron-core keep global state), and ends with it. The files of
+# A process per file: an engine owns its process (vLLM and Megatron-core keep global state), and ends with it. The files of
 # ONE_PROCESS start no engine there; together they import once, and share the runs that they promote.
 ONE_PROCESS := $(wildcard tests/scaled/test_launch.py tests/scaled/test_plan_*.py tests/scaled/test_promot*.py)
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray

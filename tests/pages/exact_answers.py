@@ -99,7 +99,7 @@ def of_remedies() -> list[str]:
         f"{at['d3']}; Pr2 less R2: {at['d4']}. From noise 0.5 to 2 R3's loss grows by {at['d5']}; from N = 2 to 8 that "
         f"of R2 by {at['d6']} ({at['d6'].num} problems).",
         "e": f"**Which number at step 0 predicts the loss?** Of five ({', '.join(ranks)}) "
-        f"{', '.join(telling) if telling else 'none'} does: their rank correlations with the harm of no weight "
+        f"{', '.join(telling) if telling else 'none'} is shown to: their rank correlations with the harm of no weight "
         f"({harm}) are {low} to {high} over {at['e1'].num} problems. Bias has {at['e1']}.",
         "f": f"**Bias or variance at large N?** At N = 16 the noise of 8 responses adds {at['f1']} to the clip's harm "
         f"under an exact engine, which is {at['f2']} more than the fixed error adds without noise; {at['f1'].num} "

@@ -49,11 +49,11 @@ old's pass used, at the row that predicts the token (RSPO, arXiv 2510.23027). RS
 objective: {preset: gmpo, router_shift_floor: 0.8}
 ```
 
-and GRPO and GSPO take it as well. Both worlds and every layout have it: the old pass keeps K log-scores a layer and
+and GRPO and GSPO take it as well. Both worlds and every layout have it: the old pass keeps K log-scores per layer and
 token (`firstorder plan` counts them), and before each mini-batch but the first a scoring pass of it gives pi's, so that
 gamma does not depend on micro-batches or on how ranks share the layers. `timing_s/old_log_prob` includes that pass.
 A dense model, a correction on pi/mu, centering, and ratios and trust regions that are no function of a token's pi/old
-or of its geometric mean are refused. Exact audits and exact training hand objectives no router scores, and say so.
+or of its geometric mean are refused. Exact audits and exact training have no router scores, and refuse it.
 """
 
 BUDGET = """
@@ -69,7 +69,7 @@ objective: {preset: grpo_dapo, m2_budget: 0.04, eps_low: 0.3, eps_high: 0.5}
 
 The bounds are those of a whole mini-batch under pi, whatever its micro-batches: a scoring pass before each update but
 the first gives them, as for the routers' shift. Its authors' code takes each micro-batch's. Exact audits and exact
-training know no mini-batch, and say so.
+training have no mini-batch, and refuse it.
 """
 
 VERL = """

@@ -41,7 +41,7 @@ def generated(engine: Any) -> list[Any]:
 
 
 def old_side(model: Any, outputs: list[Any], path: Path) -> Path:
-    """The trainer's log-probabilities of these outputs, a line a completion."""
+    """The trainer's log-probabilities of these outputs, a line per completion."""
     responses = []
     for output in outputs:
         for one in output.outputs:

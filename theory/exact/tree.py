@@ -56,7 +56,7 @@ class PrefixTree:
             raise ValueError(f"num_tokens: expected at least {least}, got {self.num_tokens}")
         if self.max_length < 1:
             raise ValueError(f"max_length: expected at least 1, got {self.max_length}")
-        # From 2 tokens on, 64 positions have 2^64 responses or more: a power of any length would be computed to the end.
+        # Longer trees are too large whatever their tokens; the power itself would not end for a length of 1e18.
         if self.max_length > 64 or self.num_responses > MAX_RESPONSES:
             got = f"{self.num_responses:,}" if self.max_length <= 64 else "more than 2^64"
             raise ValueError(

@@ -6,7 +6,7 @@ One safetensors file per side. Letters beyond theory/contracts.py: N all tokens 
 |------------------|----------|-------------------------------------------------------------------------------------|
 | tokens           | (N,)     | the input tokens                                                                    |
 | lengths          | (B,)     | how many of them are each sequence's; their sum is N                                |
-| {module}.in      | (N, D)   | its input, a row per token; of attention and MLP before the layer's norm or after it  |
+| {module}.in      | (N, D)   | its input, one row per token; of attention and MLP before or after the layer's norm |
 | {module}.out     | (N, ...) | its output; of a router E logits, probabilities, or weights (0 where not chosen)    |
 
 Modules under Hugging Face's names or Megatron's: `model.layers.3.self_attn` or `decoder.layers.3.self_attention`,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sandbox.bench import reference_trl
 from sandbox.bench.reference_trl import StepByStep, as_text, settings, word_tokenizer
 from sandbox.bench.reference_work import MODEL, STOP, EvenTokens, Work
 
@@ -61,3 +62,12 @@ def test_an_error_of_the_loop_reaches_the_caller() -> None:
     steps.advance()
     with pytest.raises(ValueError, match="batch too large"):
         steps.advance()
+
+
+@pytest.mark.parametrize("missing", ["trl", "accelerate", "datasets"])
+def test_trl_without_what_its_trainer_imports_is_not_installed(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark leaves TRL out where one of the packages is missing, as accelerate after `make test-peers`."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
+    assert not reference_trl.is_installed()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert reference_trl.is_installed()
