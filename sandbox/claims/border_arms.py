@@ -58,6 +58,12 @@ def slower(arm: Arm) -> Arm:
     return replace(arm, name=f"{arm.name}-slower", changes=changes)
 
 
+def of_batch(arm: Arm, num_responses: int) -> Arm:
+    """The arm with that many responses per update, a multiple of the 8 of a prompt; the study's own are 64."""
+    changes = (*arm.changes, ("algorithm.batch.num_prompts", str(num_responses // 8)))
+    return replace(arm, name=f"{arm.name}-B{num_responses}", changes=changes)
+
+
 SUM_NORMS = {2: "1.6", 6: "0.9"}
 """Gradient clipping of sums of that many digits: three times GRPO's median norm in an exact engine's run (seed 20)."""
 

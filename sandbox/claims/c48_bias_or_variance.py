@@ -1,0 +1,56 @@
+"""Bias or variance: either alone ends training at the border.
+
+A bias stays whatever the number of responses per update; what they scatter falls as 1/sqrt(B). With seeds 20 to 22,
+tried before this was written down, an exact engine's runs fell at 16 responses per update, and one under router noise
+fell at 256. The other half of the question is asked of exact expected updates: docs/exact-training.md, (f).
+"""
+
+from __future__ import annotations
+
+from sandbox.claims.border_arms import at, of_batch
+from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.ledger.course import COLLAPSED
+
+CLAIM = Claim(
+    number=48,
+    name="bias_or_variance",
+    sentence=(
+        "At N = 8 the engine gap ends training by its bias, with four times the responses per update too; with a "
+        "quarter of them an exact engine's training ends by variance."
+    ),
+    source="here; the gap of MiniRL (arXiv 2512.01374) Eq. 5",
+    home="border",
+    predictions=(
+        Prediction(
+            words="router noise 0.5, 256 responses per update: more than half of the runs collapse",
+            treatment=of_batch(at("r0.5", "none", 8), 256),
+            control=0.5,
+            measure=COLLAPSED,
+            expected="more",
+            margin=0.0,
+            planned=0.45,
+        ),
+        Prediction(
+            words="they collapse more often than runs of an exact engine with 64, by a quarter of the runs",
+            treatment=of_batch(at("r0.5", "none", 8), 256),
+            control=at("exact", "none", 8),
+            measure=COLLAPSED,
+            expected="more",
+            margin=0.25,
+            planned=0.9,
+        ),
+        Prediction(
+            words="exact engine, 16 responses per update: more than half of the runs collapse",
+            treatment=of_batch(at("exact", "none", 8), 16),
+            control=0.5,
+            measure=COLLAPSED,
+            expected="more",
+            margin=0.0,
+            planned=0.45,
+        ),
+    ),
+    num_seeds=26,
+    first_seed=FRESH,
+    regimes=("border",),
+    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
+)
