@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from lab.audit.config import AuditObjective, GroupBlock, Schemas
 from lab.config.load import load
 from lab.strict import Strict
-from theory.exact.engines import ERRORS
+from theory.exact.engines import BY_SCALE, ERRORS
 from theory.exact.forest import Forest
 from theory.exact.levels import REWARDS
 from theory.exact.networks import NetworkPolicy, placed
@@ -76,7 +76,7 @@ class ProblemsBlock(Strict):
 
 
 class ErrorBlock(Strict):
-    """An engine error, by the KL at which it starts, or by its scale (top_p and rounded have no other)."""
+    """An engine error, by the KL at which it starts, or by its scale (top_p, rounded and floating have no other)."""
 
     kind: str = Field(description=f"exact, or one of {', '.join(ERRORS)}")
     token_kl: float | None = Field(
@@ -92,7 +92,7 @@ class ErrorBlock(Strict):
         if len(given) != (self.kind != "exact"):
             wanted = "neither token_kl nor scale" if self.kind == "exact" else "one of token_kl and scale"
             raise ValueError(f"{self.kind}: expected {wanted}, got {' and '.join(given) or 'neither'}")
-        if self.kind in ("top_p", "rounded") and self.scale is None:
+        if self.kind in BY_SCALE and self.scale is None:
             raise ValueError(f"{self.kind}: expected scale, got token_kl: its KL jumps as tokens or weights change")
         return self
 

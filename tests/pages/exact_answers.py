@@ -10,6 +10,10 @@ from collections.abc import Sequence
 
 from lab.flow.table import Interval, interval
 from lab.report.style import number
+from sandbox.claims import CLAIMS, REGIMES, RESULTS
+from sandbox.ledger.cells import Cells
+from sandbox.ledger.claim import Prediction as Sampled
+from sandbox.ledger.verdicts import findings
 from tests.pages import drift, kinds, remedies
 from tests.pages.drift import CENTRED, FIXED, FRONT, LONG, SEQUENCE, SHARPER
 from tests.pages.predictions import Prediction, Study
@@ -103,13 +107,35 @@ def of_remedies() -> list[str]:
         f"({harm}) are {low} to {high} over {at['e1'].num} problems. Bias has {at['e1']}.",
         "f": f"**Bias or variance at large N?** At N = 16 the noise of 8 responses adds {at['f1']} to the clip's harm "
         f"under an exact engine, which is {at['f2']} more than the fixed error adds without noise; {at['f1'].num} "
-        f"problems. The noise of 512 adds less than a tenth of that by {at['f3']}.",
+        f"problems. The noise of 512 adds less than a tenth of that by {at['f3']}. {at_the_border()}",
         "g": f"**Does a bound predict the order?** The rank correlation of a weight's bound with its harm is "
         f"{at['g1']} for the token weight, {at['g2']} for the prefix weight. The prefix weight's bound is the smaller "
         f"one in each of {at['g1'].num} problems, by {number(bounds[0].mean)} at least; its harm is {bounds[1]} beyond "
         f"the token weight's.",
     }
     return [f"- ({letter}) {words} *{told(remedies.PREDICTIONS, study, letter)}.*" for letter, words in answers.items()]
+
+
+BIAS_OR_VARIANCE = 48
+"""The claim of the ledger that asks (f) of sampled runs."""
+
+
+def at_the_border() -> str:
+    """(f) for sampled runs of the sandbox's MoE at the border: what claim 48 counted, and its verdict."""
+    every = findings(CLAIMS, REGIMES, Cells(RESULTS / "cells.jsonl").rows())
+    (one,) = (found for found in every if found.claim.number == BIAS_OR_VARIANCE and found.decides)
+
+    def fallen(wanted: Sampled, side: int) -> str:
+        (values,) = (outcome.values for outcome in one.outcomes if outcome.prediction is wanted)
+        return f"{sum(int(pair[side]) for pair in values)} of {len(values)}"
+
+    large, against, small = one.claim.predictions
+    verdict = f"claim {BIAS_OR_VARIANCE}, {one.word}" if one.is_complete else f"claim {BIAS_OR_VARIANCE}, runs missing"
+    return (
+        f"In sampled runs of the sandbox's MoE at its border, N = 8, {fallen(large, 0)} collapse under router noise "
+        f"0.5 with 256 responses per update; under an exact engine {fallen(against, 1)} with 64, and "
+        f"{fallen(small, 0)} with 16 ({verdict})."
+    )
 
 
 def summary() -> str:

@@ -8,7 +8,7 @@ from statistics import mean
 import pytest
 import torch
 
-from theory.exact.engines import ERRORS, NUM_DRAWS, engine, engine_at
+from theory.exact.engines import BY_SCALE, ERRORS, NUM_DRAWS, engine, engine_at
 from theory.exact.forest import Forest
 from theory.exact.levels import token_kl
 from theory.exact.networks import NetworkPolicy
@@ -17,7 +17,7 @@ from theory.exact.tree import PrefixTree
 from theory.streams import stream
 
 FOREST = Forest.uniform(PrefixTree(4, 3), 2, 2)
-WITH_LEVEL = [name for name in ERRORS if name not in ("top_p", "rounded")]
+WITH_LEVEL = [name for name in ERRORS if name not in BY_SCALE]
 
 
 def policy(seed: int = 0) -> NetworkPolicy:
@@ -110,6 +110,19 @@ def test_rounding_is_to_the_nearest_point_of_the_grid() -> None:
     assert len(rounded.unique()) <= 15
     mu = engine("rounded", 1 / 7, first, stream(0, "x")).samplers(first)[0]
     expected = first.moved(rounded - theta).logp()
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(mu, expected, strict=True))
+
+
+@pytest.mark.parametrize(("scale", "kind"), [(1 / 8, torch.float8_e4m3fn), (1 / 4, torch.float8_e5m2)])
+def test_floating_is_fp8(scale: float, kind: torch.dtype) -> None:
+    """At 1/8 and 1/4 mu is the policy at the weights that torch's two FP8 types hold, which have no
+    exponent for some: subnormal weights are left out, and none is too large."""
+    drawn = policy()
+    first = drawn.moved(-torch.where(drawn.parameters.abs() < 2**-6, drawn.parameters, 0.0))
+    theta = first.parameters
+    assert float(theta.abs().max()) < 448
+    mu = engine("floating", scale, first, stream(0, "x")).samplers(first)[0]
+    expected = first.moved(theta.to(kind).double() - theta).logp()
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(mu, expected, strict=True))
 
 

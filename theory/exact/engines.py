@@ -156,6 +156,20 @@ def _rounded(first: MovablePolicy, generator: torch.Generator) -> Dial:
     return samplers
 
 
+def _floating(first: MovablePolicy, generator: torch.Generator) -> Dial:
+    """theta on a floating grid whose step is scale times the power of two below each entry: FP8 is 1/8 (E4M3), 1/4
+    (E5M2). To the nearest point, without a smallest or a largest exponent.
+    """
+
+    def samplers(policy: MovablePolicy, scale: float) -> list[Edges]:
+        theta = policy.parameters
+        # frexp's mantissa is in [1/2, 1), so that the power of two below an entry is half of 2^exponent.
+        step = torch.ldexp(torch.full_like(theta, scale / 2), torch.frexp(theta).exponent)
+        return [policy.moved((theta / step).round() * step - theta).logp() if scale > 0 else policy.logp()]
+
+    return samplers
+
+
 ERRORS: dict[str, Callable[[MovablePolicy, torch.Generator], Dial]] = {
     "fixed": _fixed,
     "fresh": _fresh,
@@ -166,8 +180,12 @@ ERRORS: dict[str, Callable[[MovablePolicy, torch.Generator], Dial]] = {
     "flatter": _flatter,
     "top_p": _top_p,
     "rounded": _rounded,
+    "floating": _floating,
 }
 """The engine errors by name; a draw of each is made once, from the generator."""
+
+BY_SCALE = ("top_p", "rounded", "floating")
+"""Those whose KL jumps as tokens or weights change: they are asked for by their scale, not by a level."""
 
 
 def engine(name: str, scale: float, first: MovablePolicy, generator: torch.Generator) -> Engine:
@@ -185,9 +203,9 @@ def engine(name: str, scale: float, first: MovablePolicy, generator: torch.Gener
 def engine_at(name: str, level: float, first: MovablePolicy, generator: torch.Generator) -> Engine:
     """The named error at the scale where KL(mu || pi) of the first policy is `level`, nats per token.
 
-    Raises ValueError for an error that steps over levels as it grows (top_p, rounded): it is asked for by its scale.
+    Raises ValueError for an error that steps over levels as it grows (BY_SCALE).
     """
-    if name in ("top_p", "rounded"):
+    if name in BY_SCALE:
         raise ValueError(f"{name}: expected a scale, since its KL jumps as tokens or weights change; got level {level}")
     if name == "exact":
         return engine(name, 0.0, first, generator)
@@ -203,7 +221,7 @@ def engine_at(name: str, level: float, first: MovablePolicy, generator: torch.Ge
 
 
 def mean_kl(tree: PrefixTree, samplers: Sequence[Edges], logp: Edges) -> float:
-    """The mean of KL(mu || pi) a token over the samplers, nats."""
+    """The mean of KL(mu || pi) per token over the samplers, nats."""
     return sum(token_kl(tree, mu, logp) for mu in samplers) / len(samplers)
 
 
@@ -221,5 +239,6 @@ def _nucleus(logp_nV: Float[Tensor, "n V"], share: float) -> Float[Tensor, "n V"
 
 
 __all__ = [
-    "ERRORS", "NUM_DRAWS", "Engine", "MovablePolicy", "Rollout", "RollsOut", "engine", "engine_at", "mean_kl",
+    "BY_SCALE", "ERRORS", "NUM_DRAWS", "Engine", "MovablePolicy", "Rollout", "RollsOut", "engine", "engine_at",
+    "mean_kl",
 ]  # fmt: skip
