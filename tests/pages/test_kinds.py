@@ -21,7 +21,7 @@ def test_the_part_is_computed_from_the_rows() -> None:
     study = Kinds(kept())
     for error in ERRORS:
         for remedy in REMEDIES:
-            expected = 0 if error == BARE and remedy == SEQUENCE else 25 if error == FRESH else 100
+            expected = 0 if error == BARE and remedy == SEQUENCE else 100
             assert len(study(error, remedy)) == expected
 
 
