@@ -21,7 +21,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from torch import Tensor
 
 from scaled.cluster.ray_cluster import Cluster, Worker
-from scaled.cluster.transfer import Meter, Parcel, buckets, pack, unpack
+from scaled.cluster.transfer import Meter, Parcel, pack, stored, tensors_of, unpack
 from scaled.config import RolloutBlock
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 
@@ -64,8 +64,8 @@ class EngineActor(Worker):
         return pack(self.engine.generate(prompts, sampling, first_response=first_response))
 
     def load_weights(self, refs: Sequence[Any], version: int) -> None:
-        # One bucket at a time is mapped here; the references themselves travelled, not what they refer to.
-        self.engine.load_weights(_tensors(refs), version)
+        # The references themselves travelled, not what they refer to.
+        self.engine.load_weights(tensors_of(refs), version)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> Parcel:
         return pack(self.engine.score(sequences))
@@ -141,12 +141,15 @@ class RolloutGroup:
         return dict(sorted(parts.items()))
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """As theory's contract, to every engine, in buckets through the object store."""
+        """As theory's contract, to every engine, in buckets through the object store.
+
+        Those of a group of ranks go from its processes to the engines': none of their bytes comes here.
+        """
         with self.meter.seconds("timing_s/push"):
             self._weights = []  # frees the former version before the next one fills the store
-            for bucket in buckets(named_tensors, self.bucket_bytes):
-                self.meter.add("transfer/weights_bytes", float(bucket.num_bytes))
-                self._weights.append(ray.put(bucket))
+            for reference, num_bytes in stored(named_tensors, self.bucket_bytes):
+                self.meter.add("transfer/weights_bytes", float(num_bytes))
+                self._weights.append(reference)
             self.version = version
             self._call_all("load_weights", self._weights, version)
 
@@ -230,12 +233,6 @@ class RolloutGroup:
             if reason is None and self.version >= 0:
                 weights = self._ask(i, "load_weights", (self._weights, self.version))
                 reason, _ = self._answer(weights, "load_weights")
-
-
-def _tensors(refs: Sequence[Any]) -> NamedTensors:
-    for ref in refs:
-        bucket: Any = ray.get(ref)
-        yield from bucket.tensors()
 
 
 def build_vllm(

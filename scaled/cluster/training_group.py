@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Store
 
 from scaled.cluster.interface import address_of, listening, store
 from scaled.cluster.ray_cluster import Cluster, Worker
-from scaled.cluster.transfer import Bucket, Meter, Parcel, buckets, pack, unpack
+from scaled.cluster.transfer import Bucket, Meter, Parcel, StoredTensors, buckets, pack, unpack
 from scaled.config import ModelBlock, TrainingBlock
 from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenScores, UpdateStats
@@ -111,8 +111,10 @@ class RankActor(Worker):
     def call(self, method: str, parcel: Parcel) -> Parcel:
         return pack(getattr(self.rank, method)(*unpack(parcel, shared=True)))
 
-    def export(self, bucket_bytes: int) -> Iterator[Bucket]:
-        yield from buckets(self.rank.export(), bucket_bytes)
+    def export(self, bucket_bytes: int) -> Iterator[Bucket | int]:
+        for bucket in buckets(self.rank.export(), bucket_bytes):
+            yield bucket
+            yield bucket.num_bytes  # which says to the driver, who does not look at the bucket, that it is there
 
 
 def _tokens_of(rollouts: Rollouts) -> Rollouts:
@@ -166,9 +168,11 @@ class TrainingGroup:
 
         The order is that in which ranks send, and may differ from call to call.
         """
-        streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": BUCKETS_AHEAD}
-        streams = [a.export.options(**streaming).remote(self.bucket_bytes) for a in self.actors]
-        yield from self._merged(streams)
+        return StoredTensors(self._stored)
+
+    def _stored(self) -> Iterator[tuple[Any, int]]:
+        streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": 2 * BUCKETS_AHEAD}
+        yield from self._merged([a.export.options(**streaming).remote(self.bucket_bytes) for a in self.actors])
 
     def give_way(self) -> None:
         """Leaves GPU memory to engines until the next update."""
@@ -203,21 +207,23 @@ class TrainingGroup:
         parcel = ray.put(pack(arguments))
         return [unpack(part) for part in self._gather([a.call.remote(method, parcel) for a in self.actors])]
 
-    def _merged(self, streams: list[Any]) -> Iterator[tuple[str, Tensor]]:
-        """Tensors of whichever rank has sent some: waiting for one rank would stop the collective of the others."""
+    def _merged(self, streams: list[Any]) -> Iterator[tuple[Any, int]]:
+        """Buckets of whichever rank has sent some: waiting for one rank would stop the collective of the others."""
         ranks = {stream: i for i, stream in enumerate(streams)}
         while ranks:
             done: list[Any] = ray.wait(list(ranks), num_returns=1)[0]
             for stream in done:
-                try:
-                    bucket: Any = ray.get(next(stream))
-                except StopIteration:
+                bucket = next(stream, None)
+                if bucket is None:
                     del ranks[stream]
                     continue
+                try:
+                    # A rank that failed sends its error as the last reference, in the place of a bucket or of its size.
+                    num_bytes: Any = ray.get(next(stream, bucket))
                 except RayError as error:
                     self._raise(error, ranks[stream])
                     raise
-                yield from bucket.tensors()
+                yield bucket, num_bytes
 
     def _gather(self, refs: list[Any]) -> list[Any]:
         """All answers in order, or the first error as soon as it comes."""

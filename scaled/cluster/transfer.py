@@ -1,6 +1,7 @@
 """The transport between processes: tensors as flat bytes with an index, and nothing else per token.
 
-Weights go in buckets of bounded size, which the receiver views without a copy; a `Parcel` is any value of the contracts
+Weights go in buckets of bounded size, which the receiver views without a copy; those of ranks stay in the object store,
+and the driver hands on references (`StoredTensors`). A `Parcel` is any value of the contracts
 with its tensors taken out into one such bucket, so that a batch of thousands of responses is one buffer, not thousands
 of pickled tensors. Every dtype survives bit for bit (numpy has no bfloat16: bytes are uint8), integers stay narrow.
 """
@@ -12,12 +13,13 @@ import pickle
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 from torch import Tensor
 
@@ -110,6 +112,36 @@ def buckets(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[Bucket]:
             filling = None
     if filling is not None:
         yield filling.close()
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTensors:
+    """Named tensors in the object store: read, they are views of their buckets; handed on, no byte is touched here.
+
+    `stored()` gives a reference to each bucket with its bytes, once it is known to be there.
+    """
+
+    stored: Callable[[], Iterator[tuple[Any, int]]]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for reference, _ in self.stored():
+            yield from tensors_of([reference])
+
+
+def stored(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[tuple[Any, int]]:
+    """References to the tensors' buckets, with their bytes; put into the store from here unless they lie there."""
+    if isinstance(named_tensors, StoredTensors):
+        yield from named_tensors.stored()
+        return
+    for bucket in buckets(named_tensors, bucket_bytes):
+        yield ray.put(bucket), bucket.num_bytes
+
+
+def tensors_of(references: Sequence[Any]) -> NamedTensors:
+    """The tensors of these buckets, one bucket at a time mapped here; views, to be read or copied."""
+    for reference in references:
+        bucket: Any = ray.get(reference)
+        yield from bucket.tensors()
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,4 +248,4 @@ class Meter:
         return totals
 
 
-__all__ = ["Bucket", "Entry", "Meter", "Parcel", "buckets", "pack", "unpack"]
+__all__ = ["Bucket", "Entry", "Meter", "Parcel", "StoredTensors", "buckets", "pack", "stored", "tensors_of", "unpack"]

@@ -151,6 +151,19 @@ def build_rank(
     return ReplicaRank(rank, num_ranks, store, engine, timeout_s)
 
 
+class FailingRank(ReplicaRank):
+    """A rank whose export ends in an error."""
+
+    def export(self) -> NamedTensors:
+        yield from super().export()
+        raise ValueError("no more weights")
+
+
+def build_failing(rank: int, num_ranks: int, store: Store) -> FailingRank:
+    """The builder of such a rank."""
+    return FailingRank(rank, num_ranks, store, worlds.training_engine(worlds.model()), timeout_s=60.0)
+
+
 def _scores(parts: Sequence[tuple[list[int], TokenScores]]) -> TokenScores:
     """Each response from the rank that reports it; what the others sent of it is overwritten with garbage first."""
     first = parts[0][1]

@@ -17,12 +17,14 @@ from typing import TypeVar
 
 import psutil
 import pytest
+import ray
 import torch
 
 from scaled.cluster import interface, ray_cluster, training_group
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
 from scaled.cluster.training_group import RankDied, TrainingGroup
+from scaled.cluster.transfer import Bucket, stored
 from scaled.config import ScaledRun
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk
@@ -119,6 +121,44 @@ def wait_for(path: Path, seconds: float = 60) -> list[Path]:
     return found
 
 
+# -- ranks that do not live: before the others take their places
+
+
+def test_a_death_at_the_start_gives_the_places_back(cluster: Cluster, tmp_path: Path) -> None:
+    """A rank that dies before it has met the others is RankDied, and the next group starts in the same places."""
+    build = partial(cluster_world.build_rank, died=tmp_path / "died")
+    before = list(cluster.actors)
+    with pytest.raises(RankDied, match="rank 1 of 2 died"):
+        TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
+    assert cluster.actors == before
+    TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET).close()
+
+
+def test_a_rank_that_hangs_is_rank_died(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that stands still is lost once a collective is late; an error that is no collective's comes as it is."""
+    monkeypatch.setattr(training_group, "SETTLE_S", 5.0)
+    build = partial(cluster_world.build_rank, timeout_s=8.0)
+    group = TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
+    victim = group.pids()[1]
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        with pytest.raises(FileNotFoundError):
+            group.load(tmp_path)
+        with pytest.raises(RankDied, match=r"ranks \[1\] of 2 did not answer within 5 s; rank 0 said: .*[Tt]imed out"):
+            group.score(alone(), RoutingPlan("natural"))
+    finally:
+        os.kill(victim, signal.SIGCONT)  # a stopped process would not even end
+        group.close()
+
+
+def test_an_error_in_an_export_is_that_error(cluster: Cluster) -> None:
+    """A rank whose export fails after some buckets raises its own error, which no engine has to meet."""
+    group = TrainingGroup(cluster, cluster_world.build_failing, 1, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
+    with pytest.raises(ValueError, match=r"^no more weights"):
+        list(stored(group.named_tensors(), BUCKET))
+    group.close()
+
+
 # -- engines
 
 
@@ -140,6 +180,27 @@ def test_the_draw_does_not_depend_on_the_number_of_engines(engines: RolloutGroup
     assert rows * 3 * 2 < engines.meter.take()["transfer/rollout_bytes"] < rows * 3 * 2 * 8
     scores = engines.score([[2, 3, 4], [5, 6, 7, 8]])
     assert [len(engine) for engine in scores] == [2, 2] and torch.equal(scores[0][1], scores[1][1])
+
+
+def test_weights_go_from_ranks_to_engines(
+    engines: RolloutGroup, ranks: TrainingGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver is given sizes alone, no bucket, and engines sample as with weights that it has sent."""
+    weights = sum(t.nbytes for _, t in worlds.training_engine(worlds.model()).named_tensors())
+    engines.meter.take()
+    seen, get = [], ray.get
+
+    def watched(refs: object, **options: object) -> object:
+        seen.append(get(refs, **options))
+        return seen[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "get", watched)
+        engines.load_weights(ranks.named_tensors(), version=7)
+    sizes = [one for one in seen if isinstance(one, int)]
+    assert len(sizes) > 4 and sum(sizes) == engines.meter.take()["transfer/weights_bytes"] >= weights
+    assert not any(isinstance(one, Bucket) for one in seen)
+    assert same(engines.generate(worlds.prompts(5), SAMPLING), alone(DEFECT))
 
 
 def test_turns_do_not_depend_on_the_number_of_engines(engines: RolloutGroup) -> None:
@@ -213,33 +274,6 @@ def test_an_engine_that_does_not_answer_is_lost(engines: RolloutGroup, hold: Pat
 # -- ranks
 
 
-def test_a_death_at_the_start_gives_the_places_back(cluster: Cluster, tmp_path: Path) -> None:
-    """A rank that dies before it has met the others is RankDied, and the next group starts in the same places."""
-    build = partial(cluster_world.build_rank, died=tmp_path / "died")
-    before = list(cluster.actors)
-    with pytest.raises(RankDied, match="rank 1 of 2 died"):
-        TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
-    assert cluster.actors == before
-    TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET).close()
-
-
-def test_a_rank_that_hangs_is_rank_died(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that stands still is lost once a collective is late; an error that is no collective's comes as it is."""
-    monkeypatch.setattr(training_group, "SETTLE_S", 5.0)
-    build = partial(cluster_world.build_rank, timeout_s=8.0)
-    group = TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
-    victim = group.pids()[1]
-    os.kill(victim, signal.SIGSTOP)
-    try:
-        with pytest.raises(FileNotFoundError):
-            group.load(tmp_path)
-        with pytest.raises(RankDied, match=r"ranks \[1\] of 2 did not answer within 5 s; rank 0 said: .*[Tt]imed out"):
-            group.score(alone(), RoutingPlan("natural"))
-    finally:
-        os.kill(victim, signal.SIGCONT)  # a stopped process would not even end
-        group.close()
-
-
 def test_a_group_of_ranks_is_one_training_engine(ranks: TrainingGroup, tmp_path: Path) -> None:
     """Two ranks over gloo score, update, export, save and load to the bit what one engine in this process does."""
     one = worlds.training_engine(worlds.model(), PREDICTOR, keep_reference=True)
@@ -302,6 +336,8 @@ def test_the_death_of_a_rank_is_rank_died(ranks: TrainingGroup) -> None:
     start = time.monotonic()
     with pytest.raises(RankDied, match="rank 1 of 2 died"):
         ranks.score(rollouts, RoutingPlan("natural"))
+    with pytest.raises(RankDied, match="rank 1 of 2 died"):
+        list(ranks.named_tensors())
     assert time.monotonic() - start < 30
 
 
