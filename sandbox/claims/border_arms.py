@@ -23,10 +23,11 @@ GAPS: dict[str, str | None] = {
     "logits1.1": f"[{_FP8}, {{kind: logit_noise, std: 1.1}}]",
     "logits1.6": f"[{_FP8}, {{kind: logit_noise, std: 1.6}}]",
     "int4": "[{kind: weight_precision, format: int4, scale: block, block_size: 16}, {kind: activation_precision}]",
+    "stale": "[{kind: stale_weights, versions: 1}]",
 }
 """Engines: FP8 with router noise of 0 to 1 (None: the regime's own), and controls that leave the routers alone or do
 not redraw their error. KL before training on three models: r0.3 0.127, logits1.1 and int4 near it (0.13); r0.5 0.307,
-logits1.6 0.311."""
+logits1.6 0.311. stale: exact numerics at the weights of one rollout before, with no KL before training."""
 
 ROUTER_GAPS = ("exact", "r0", "r0.1", "r0.2", "r0.3", "r0.5")
 DEGREES = (1, 2, 4, 8, 16)

@@ -43,4 +43,6 @@ CLAIM = Claim(
     first_seed=FRESH,
     regimes=("border",),
     shown=(),
+    also=(at("r0.5", "R2", 8),),
+    also_seeds=20,
 )

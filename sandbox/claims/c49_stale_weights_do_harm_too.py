@@ -1,0 +1,55 @@
+"""An engine gap without any numerics: weights that are one rollout old end training too, and replay is no help.
+
+Is it routing that ends training at the border, or any gap? An exact engine with older weights routes as they did. With
+seeds 20 and 21, tried before this was written down, runs fell without a remedy and with R3, and one of two with TIS.
+"""
+
+from __future__ import annotations
+
+from sandbox.claims.border_arms import at
+from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.ledger.course import AREA, COLLAPSED
+
+CLAIM = Claim(
+    number=49,
+    name="stale_weights_do_harm_too",
+    sentence=(
+        "At N = 8 an exact engine whose weights are one rollout old ends GRPO's training, R3 does not prevent it, and "
+        "the token weight raises accuracy."
+    ),
+    source="here; policy staleness as in MiniRL (arXiv 2512.01374) sec. 2.3",
+    home="border",
+    predictions=(
+        Prediction(
+            words="weights one rollout old, no remedy: more than half of the runs collapse",
+            treatment=at("stale", "none", 8),
+            control=0.5,
+            measure=COLLAPSED,
+            expected="more",
+            margin=0.0,
+            planned=0.45,
+        ),
+        Prediction(
+            words="weights one rollout old, R3: more than half of the runs collapse",
+            treatment=at("stale", "R3", 8),
+            control=0.5,
+            measure=COLLAPSED,
+            expected="more",
+            margin=0.0,
+            planned=0.45,
+        ),
+        Prediction(
+            words="weights one rollout old: truncated importance sampling raises accuracy by 0.02",
+            treatment=at("stale", "tis", 8),
+            control=at("stale", "none", 8),
+            measure=AREA,
+            expected="more",
+            margin=0.02,
+            planned=0.1,
+        ),
+    ),
+    num_seeds=31,
+    first_seed=FRESH,
+    regimes=("border",),
+    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
+)
