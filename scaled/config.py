@@ -182,6 +182,17 @@ class ScheduleBlock(Strict):
     )
 
 
+class LimitsBlock(Strict):
+    """Seconds after which a process that has not answered is lost, by stage; a rollout's is `rollout.timeout_s`."""
+
+    start: float = Field(default=3600, gt=0, description="a rank or engine is built, weights read from disk")
+    push: float = Field(default=1800, gt=0, description="a rank sends its next bucket, an engine takes all weights in")
+    score: float = Field(default=7200, gt=0, description="a pass of the old, reference or probe scores")
+    update: float = Field(default=14400, gt=0, description="one optimizer step")
+    save: float = Field(default=3600, gt=0, description="a rank's part of a checkpoint")
+    load: float = Field(default=3600, gt=0, description="the way back from one")
+
+
 class ClusterBlock(Strict):
     """Ray: a cluster to join, or one that is started for the run."""
 
@@ -201,6 +212,7 @@ class ClusterBlock(Strict):
     object_store_gib: float = Field(default=0.5, gt=0, description="Ray's object store, where the run starts Ray")
     bucket_mib: int = Field(default=256, ge=1, description="weights travel in buckets of this size")
     max_rank_restarts: int = Field(default=3, ge=0, description="resumes from a checkpoint after a rank died, a run")
+    limits: LimitsBlock = Field(default_factory=LimitsBlock, description="when a silent process counts as lost")
 
 
 class ScaledRun(RunConfig):

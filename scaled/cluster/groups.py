@@ -17,7 +17,13 @@ def training_group(config: ScaledRun, places: Cluster, meter: Meter) -> Training
     model = config.model.model_copy(update={"path": str(Path(config.model.path).resolve())})
     build = partial(build_megatron, model, config.training, config.algorithm.build())
     return TrainingGroup(
-        places, build, config.training.num_ranks, megatron_assembly(), bucket_bytes=_bucket(config), meter=meter
+        places,
+        build,
+        config.training.num_ranks,
+        megatron_assembly(),
+        bucket_bytes=_bucket(config),
+        limits=config.cluster.limits,
+        meter=meter,
     )
 
 
@@ -34,6 +40,7 @@ def rollout_group(config: ScaledRun, stop_token: int | None, places: Cluster, me
         timeout_s=float(rollout.timeout_s),
         max_restarts=rollout.max_restarts,
         bucket_bytes=_bucket(config),
+        limits=config.cluster.limits,
         meter=meter,
     )
 

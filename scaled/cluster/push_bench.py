@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 import time
 from collections.abc import Iterator
@@ -103,4 +103,7 @@ def main(gib: float = 1.0, rounds: int = 5) -> str:
 
 
 if __name__ == "__main__":
-    print(main(*(kind(word) for kind, word in zip((float, int), sys.argv[1:], strict=False))))
+    parser = argparse.ArgumentParser(prog="push_bench")
+    parser.add_argument("gib", nargs="?", type=float, default=1.0)
+    parser.add_argument("rounds", nargs="?", type=int, default=5)
+    print(main(**vars(parser.parse_args())))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from scaled.cluster.ray_cluster import Cluster, Worker
 from scaled.cluster.transfer import Meter, Parcel, pack, stored, tensors_of, unpack
-from scaled.config import RolloutBlock
+from scaled.config import LimitsBlock, RolloutBlock
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 
 
@@ -48,6 +48,9 @@ class Engine(Protocol):
 
 
 BuildEngine = Callable[[], Engine]
+
+STAGES = {"start": "start", "load_weights": "push", "turn": "push", "score": "score"}
+"""An engine's methods, and the stage whose limit (cluster.limits) each has; `generate` has that of the rollout."""
 
 
 class EngineActor(Worker):
@@ -95,9 +98,11 @@ class RolloutGroup:
         timeout_s: float,
         max_restarts: int,
         bucket_bytes: int,
+        limits: LimitsBlock | None = None,
         meter: Meter | None = None,
     ):
         self.cluster, self.build = cluster, build
+        self.limits = LimitsBlock() if limits is None else limits
         self.timeout_s, self.max_restarts, self.bucket_bytes = timeout_s, max_restarts, bucket_bytes
         self.meter = Meter() if meter is None else meter
         self.restarts = 0
@@ -179,7 +184,7 @@ class RolloutGroup:
         """The answers by engine; a lost engine is started again and asked again."""
         found: dict[int, Any] = {}
         pending = {self._ask(i, *call): i for i, call in calls.items()}
-        deadlines = {i: time.monotonic() + self.timeout_s for i in calls}
+        deadlines = {i: time.monotonic() + self._limit(calls[i][0]) for i in calls}
         while pending:
             left = min(deadlines[i] for i in pending.values()) - time.monotonic()
             done, _ = ray.wait(list(pending), num_returns=1, timeout=max(left, 0.0))
@@ -192,7 +197,7 @@ class RolloutGroup:
                     continue
                 self._restart(i, lost)
                 pending[self._ask(i, *calls[i])] = i
-                deadlines[i] = time.monotonic() + self.timeout_s
+                deadlines[i] = time.monotonic() + self._limit(calls[i][0])
         return found
 
     def _ask(self, i: int, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -201,7 +206,7 @@ class RolloutGroup:
     def _answer(self, ref: Any, method: str) -> tuple[str | None, Any]:
         """The reason why the engine counts as lost, or None, and its answer; its own code's errors are raised."""
         try:
-            return None, ray.get(ref, timeout=self.timeout_s)
+            return None, ray.get(ref, timeout=self._limit(method))
         except RayActorError:
             return "its process ended", None
         except GetTimeoutError:
@@ -212,7 +217,11 @@ class RolloutGroup:
             raise error.cause from error  # whose text is the traceback over there
 
     def _late(self, method: str) -> str:
-        return f"no answer to {method} within {self.timeout_s:g} s"
+        field = f"cluster.limits.{STAGES[method]}" if method in STAGES else "rollout.timeout_s"
+        return f"no answer to {method} within {self._limit(method):g} s, {field}"
+
+    def _limit(self, method: str) -> float:
+        return float(getattr(self.limits, STAGES[method])) if method in STAGES else self.timeout_s
 
     def _restart(self, i: int, reason: str | None) -> None:
         """Another engine in its place, with the weights that it had."""

@@ -8,7 +8,8 @@ of one is the death of the group: RankDied, and whoever runs the group starts an
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -23,7 +24,7 @@ from torch._C._distributed_c10d import Store
 from scaled.cluster.interface import address_of, listening, store
 from scaled.cluster.ray_cluster import Cluster, Worker
 from scaled.cluster.transfer import Bucket, Meter, Parcel, StoredTensors, buckets, pack, unpack
-from scaled.config import ModelBlock, TrainingBlock
+from scaled.config import LimitsBlock, ModelBlock, TrainingBlock
 from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenScores, UpdateStats
 from theory.objectives import Objective
@@ -77,6 +78,12 @@ class Rank(Protocol):
         ...
 
 
+STAGES = {
+    "rendezvous": "start", "start": "start", "export": "push", "give_way": "push", "score": "score",
+    "score_reference": "score", "predictor_weights": "score", "update": "update", "save": "save", "load": "load",
+}  # fmt: skip
+"""A rank's methods, and the stage whose limit (cluster.limits) each has."""
+
 BuildRank = Callable[[int, int, Store], Rank]
 """(rank, number of ranks, the store where they meet) -> the rank, once all ranks have met."""
 
@@ -125,7 +132,8 @@ def _tokens_of(rollouts: Rollouts) -> Rollouts:
 class TrainingGroup:
     """`TrainingEngine` over `num_ranks` actors, with `save` and `load`. Seconds go to `meter`.
 
-    Raises RankDied where a rank's process ends or a collective lost a rank; an error of a rank's own comes as it is.
+    Raises RankDied where a rank's process ends, where a collective lost a rank, and where one does not answer within
+    the limit of its stage; an error of a rank's own comes as it is.
     """
 
     def __init__(
@@ -136,14 +144,17 @@ class TrainingGroup:
         assembly: Assembly,
         *,
         bucket_bytes: int,
+        limits: LimitsBlock | None = None,
         meter: Meter | None = None,
     ):
         self.cluster, self.assembly, self.bucket_bytes = cluster, assembly, bucket_bytes
+        self.limits = LimitsBlock() if limits is None else limits
         self.meter = Meter() if meter is None else meter
         self.actors = [cluster.spawn("rank", i, RankActor) for i in range(num_ranks)]
         try:
-            (address, port), *_ = self._gather([self.actors[0].rendezvous.remote(cluster.interface)])
-            self._gather([a.start.remote(build, i, num_ranks, address, port) for i, a in enumerate(self.actors)])
+            (address, port), *_ = self._gather("rendezvous", [self.actors[0].rendezvous.remote(cluster.interface)])
+            starts = [a.start.remote(build, i, num_ranks, address, port) for i, a in enumerate(self.actors)]
+            self._gather("start", starts)
         except Exception:
             self.close()  # ranks that wait for the others would keep the places of the next group
             raise
@@ -205,13 +216,14 @@ class TrainingGroup:
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         parcel = ray.put(pack(arguments))
-        return [unpack(part) for part in self._gather([a.call.remote(method, parcel) for a in self.actors])]
+        return [unpack(part) for part in self._gather(method, [a.call.remote(method, parcel) for a in self.actors])]
 
     def _merged(self, streams: list[Any]) -> Iterator[tuple[Any, int]]:
         """Buckets of whichever rank has sent some: waiting for one rank would stop the collective of the others."""
         ranks = {stream: i for i, stream in enumerate(streams)}
         while ranks:
-            done: list[Any] = ray.wait(list(ranks), num_returns=1)[0]
+            done: list[Any] = ray.wait(list(ranks), num_returns=1, timeout=self.limits.push)[0]
+            self._require(done, "export", ranks.values())
             for stream in done:
                 bucket = next(stream, None)
                 if bucket is None:
@@ -225,12 +237,14 @@ class TrainingGroup:
                     raise
                 yield bucket, num_bytes
 
-    def _gather(self, refs: list[Any]) -> list[Any]:
+    def _gather(self, method: str, refs: list[Any]) -> list[Any]:
         """All answers in order, or the first error as soon as it comes."""
         ranks = {ref: i for i, ref in enumerate(refs)}
         found: dict[int, Any] = {}
+        end = time.monotonic() + getattr(self.limits, STAGES[method])
         while ranks:
-            done, _ = ray.wait(list(ranks), num_returns=1)
+            done, _ = ray.wait(list(ranks), num_returns=1, timeout=max(0.0, end - time.monotonic()))
+            self._require(done, method, ranks.values())
             for ref in done:
                 i = ranks.pop(ref)
                 try:
@@ -239,6 +253,15 @@ class TrainingGroup:
                     self._raise(error, i)
                     raise
         return [found[i] for i in range(len(refs))]
+
+    def _require(self, done: list[Any], method: str, waiting: Iterable[int]) -> None:
+        """RankDied where no rank of those that are waited for has answered within the limit of the stage."""
+        if not done:
+            stage = STAGES[method]
+            raise RankDied(
+                f"ranks {sorted(waiting)} of {len(self.actors)} did not answer to {method} within "
+                f"{getattr(self.limits, stage):g} s (cluster.limits.{stage})"
+            )
 
     def _raise(self, error: Exception, rank: int) -> None:
         """RankDied where some rank is dead or lost to a collective, else the error of this rank's own code."""

@@ -25,7 +25,7 @@ from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
 from scaled.cluster.training_group import RankDied, TrainingGroup
 from scaled.cluster.transfer import Bucket, stored
-from scaled.config import ScaledRun
+from scaled.config import LimitsBlock, ScaledRun
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import cluster_world
@@ -146,6 +146,11 @@ def test_a_rank_that_hangs_is_rank_died(cluster: Cluster, tmp_path: Path, monkey
             group.load(tmp_path)
         with pytest.raises(RankDied, match=r"ranks \[1\] of 2 did not answer within 5 s; rank 0 said: .*[Tt]imed out"):
             group.score(alone(), RoutingPlan("natural"))
+        # Where no collective is late, the limit of the stage is.
+        group.limits = LimitsBlock(score=1.0)
+        wanted = r"ranks \[1\] of 2 did not answer to predictor_weights within 1 s \(cluster.limits.score\)"
+        with pytest.raises(RankDied, match=wanted):
+            group.predictor_weights()
     finally:
         os.kill(victim, signal.SIGCONT)  # a stopped process would not even end
         group.close()
@@ -267,7 +272,7 @@ def test_an_engine_that_does_not_answer_is_lost(engines: RolloutGroup, hold: Pat
     """An engine that stands still for longer than timeout_s counts as lost like a dead one."""
     hold.mkdir()
     engines.timeout_s = 1.0
-    with pytest.raises(EngineLost, match=r"engine 0 was lost .no answer to generate within 1 s"):
+    with pytest.raises(EngineLost, match=r"engine 0 was lost .no answer to generate within 1 s, rollout.timeout_s"):
         engines.generate(worlds.prompts(1), SAMPLING)
 
 
