@@ -34,6 +34,9 @@ STORY = (
 )  # fmt: skip
 """The places of the page's first table, at N = 8: gap, remedy and words."""
 
+STALE = (("stale", "none", "no remedy"), ("stale", "R3", "R3"), ("stale", "tis", "token TIS"))
+"""The places of the control by stale weights."""
+
 
 def markdown(rows: Mapping[str, Row], regime: Regime, found: Sequence[Finding], waiting: str) -> str:
     """The page as text; `found` are the findings of the study's claims, `waiting` the ledger's `waiting_text`."""
@@ -42,7 +45,7 @@ def markdown(rows: Mapping[str, Row], regime: Regime, found: Sequence[Finding], 
     parts = [
         INTRO.format(num_runs=len(table), num_seeds=table["seed"].nunique()),
         _said(grpo), _story(grpo), _demo(table), PICTURE, _predictions(found, waiting), SIGN, _gap(grpo), _number(grpo),
-        longer_responses(rows, regime), _alarm(rows, regime), LIMITS,
+        _stale(grpo), longer_responses(rows, regime), _alarm(rows, regime), LIMITS,
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)
 
@@ -64,6 +67,12 @@ PICTURE = """![Accuracy over gap and staleness, a panel per remedy](images/borde
 *Mean held-out accuracy of pi over the run, sampled by an exact engine. A run has collapsed where its last quarter is
 below half of its highest level, the one before training included; below the accuracy stands how many of the runs did,
 where any did. Grey: not run yet.*
+"""
+
+STALE_WEIGHTS = """## A gap without an error
+
+Is it routing that ends training, or any gap? Here the engine computes exactly, with the weights of the rollout before:
+nothing errs in it, and its KL is 0 until the second rollout (claim 49).
 """
 
 SIGN = """## The sign of the weight
@@ -121,20 +130,25 @@ def _said(table: pd.DataFrame) -> str:
 
 def _story(table: pd.DataFrame) -> str:
     """The collapses at N = 8 and the largest gap, as a table."""
+    return _ends(table, STORY, "GRPO, N = 8, router noise 0.5")
+
+
+def _ends(table: pd.DataFrame, wanted: Sequence[tuple[str, str, str]], head: str) -> str:
+    """How runs at N = 8 ended, a line for each gap and remedy that has any."""
     lines = []
-    for gap, remedy, name in STORY:
+    for gap, remedy, name in wanted:
         for place in places(where(table, N=8, gap=gap, remedy=remedy)).to_dict("records"):
             fell = f"{round(place['collapsed'] * place['n'])} of {place['n']}"
             mean = f"{place['area']:.3f} ({place['low']:.3f} to {place['high']:.3f})"
             lines.append((name, fell, mean, number(place["kl"]), number(place["kl_final"])))
-    titles = (
-        "GRPO, N = 8, router noise 0.5",
-        "collapsed",
-        "accuracy over the run",
-        "KL before",
-        "KL at the end, median",
-    )
+    titles = (head, "collapsed", "accuracy over the run", "KL before", "KL at the end, median")
     return f"{markdown_table(titles, lines)}\n" if lines else ""
+
+
+def _stale(table: pd.DataFrame) -> str:
+    """A gap that is no error of the engine's: how runs end whose engine holds the weights of the rollout before."""
+    found = _ends(table, STALE, "GRPO, N = 8, weights one rollout old")
+    return f"{STALE_WEIGHTS}\n{found}" if found else ""
 
 
 def _demo(table: pd.DataFrame) -> str:

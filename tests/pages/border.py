@@ -30,7 +30,8 @@ def page() -> str:
 
 def block(text: str) -> str:
     """The README's words on the study, between its two marks: counts and the best number, from its tables."""
-    fell = dict(re.findall(r"^\| ([\w ]+) \| (\d+ of \d+) \|", text, re.MULTILINE))
+    # The first table with a line for a remedy is that of the border.
+    fell = dict(reversed(re.findall(r"^\| ([\w ]+) \| (\d+ of \d+) \|", text, re.MULTILINE)))
     name, border, low, high = re.findall(
         r"^\| `([^`]+)` \| [^|]+ \| [^|]+ \| ([\d.]+) \| ([\d.]+) to ([\d.]+) \|", text, re.MULTILINE
     )[0]
