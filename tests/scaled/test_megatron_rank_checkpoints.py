@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import resource
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,25 @@ def saving_leaves_no_process(folder: Path) -> None:
     assert not any("spawn_main" in name for name in names)
 
 
+def a_full_disk_is_an_error_of_the_disk(folder: Path) -> None:
+    """Where a file of tensors, or the first small file, has no room, the error is one that `except Exception` meets and
+    says what the system said; with room again the rank saves, into another folder."""
+    engine = OneRank(folder, algorithm("R3"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for num_bytes, wanted in ((20_000, "File too large"), (100, "iostream error")):
+        target = folder.parent / f"full {num_bytes}"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+        try:
+            with pytest.raises(OSError, match=f"{wanted}.*full {num_bytes}"):
+                engine.rank.save(target)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    engine.rank.save(folder.parent / "roomy")
+    engine.rank.load(folder.parent / "roomy")
+
+
 LAWS = (
+    a_full_disk_is_an_error_of_the_disk,
     before_the_first_update,
     training_goes_on_with_the_same_bits,
     what_does_not_fit_is_refused,
