@@ -212,7 +212,11 @@ class ClusterBlock(Strict):
     object_store_gib: float = Field(default=0.5, gt=0, description="Ray's object store, where the run starts Ray")
     bucket_mib: int = Field(default=256, ge=1, description="weights travel in buckets of this size")
     max_rank_restarts: int = Field(default=3, ge=0, description="resumes from a checkpoint after a rank died, a run")
-    limits: LimitsBlock = Field(default_factory=LimitsBlock, description="when a silent process counts as lost")
+    limits: LimitsBlock | None = Field(
+        default=None,
+        description="seconds until a silent process is lost, by stage; null: start, save and load 3600, push 1800, "
+        "score 7200, update 14400",
+    )
 
 
 class ScaledRun(RunConfig):

@@ -5,7 +5,9 @@ The engines inside are the sandbox's (`cluster_world`); the real ones are in tes
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import threading
 import time
@@ -20,12 +22,13 @@ import pytest
 import ray
 import torch
 
+from lab.config.load import config_hash
 from scaled.cluster import interface, ray_cluster, training_group
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
 from scaled.cluster.training_group import RankDied, TrainingGroup
 from scaled.cluster.transfer import Bucket, stored
-from scaled.config import LimitsBlock, ScaledRun
+from scaled.config import ClusterBlock, LimitsBlock, ScaledRun
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import cluster_world
@@ -165,6 +168,19 @@ def test_an_error_in_an_export_is_that_error(cluster: Cluster) -> None:
 
 
 # -- engines
+
+
+def test_limits_are_those_that_the_config_names() -> None:
+    """The field's words are its defaults; left out, it is no part of a config's hash, which older runs have."""
+    said = (ClusterBlock.model_fields["limits"].description or "").replace("start, save and load", "others")
+    words = dict(re.findall(r"(\w+) (\d+)", said))
+    for name, value in LimitsBlock().model_dump().items():
+        assert float(words.get(name, words["others"])) == value, name
+    assert "limits" not in config().model_dump(exclude_none=True)["cluster"]
+    raw = config().model_dump(mode="json")
+    raw["cluster"]["limits"] = {"update": 60}
+    given = ScaledRun.model_validate_json(json.dumps(raw))
+    assert given.cluster.limits == LimitsBlock(update=60) and config_hash(given) != config_hash(config())
 
 
 def test_shares_are_contiguous_and_even() -> None:
