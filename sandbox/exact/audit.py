@@ -21,11 +21,13 @@ from torch import Tensor
 from sandbox.engines import ActivationPrecision, EngineConfig, RouterNoise, WeightPrecision
 from sandbox.engines.stale_weights import StaleWeights
 from sandbox.exact.routed_policy import (
+    SHIFTED,
     RoutedPolicy,
     edges_of,
     natural_logp,
     rollout_engine,
     routed_policy,
+    router_shift,
     target_policy,
 )
 from sandbox.model import MoE
@@ -40,7 +42,6 @@ from theory.exact.levels import scale_at, token_kl
 from theory.exact.policies import JacobianPolicy
 from theory.exact.tree import PrefixTree
 from theory.loop import Collected, hand_over, old_pass
-from theory.objectives import preset
 from theory.routing.measures import difference_counts
 from theory.routing.passes import MODES, PASSES, Mode, RoutingPlan
 from theory.routing.predictor import PredictorSettings
@@ -168,7 +169,7 @@ def moe_problem(
         raise ValueError("model: expected at least 1 MoE layer, got 0")
     if any(isinstance(defect, StaleWeights) and defect.versions > 0 for defect in engine.defects):
         raise ValueError(f"engine: expected none with stale weights (step_Q is the staleness here), got {engine!r}")
-    algorithm = Algorithm(objective=preset("reinforce"), mode=mode, old_gates=old_gates, temperature=temperature)
+    algorithm = Algorithm(objective=SHIFTED, mode=mode, old_gates=old_gates, temperature=temperature)
     learner = learner_of(model, mode, predictor)
     rollout = rollout_engine(model, engine, tree)
     hand_over(algorithm, rollout, learner, version=0)
@@ -182,11 +183,13 @@ def moe_problem(
         trained = routed_policy(now, tree, rollouts, old.gradient) if trained is None else trained
     # Gradients are taken on the replayed routes, where there are any.
     used = target if trained is None else trained
+    shift_YT = router_shift(now, rollouts, algorithm.passes, old)
     assert rollouts.experts is not None and old.scores.natural is not None, "a pass over MoE layers left no record"
     logp_mu = edges_of(tree, rollouts.padded().logp_mu_BT)
     mu_Y = tree.log_probabilities(logp_mu).exp()
     return RoutedProblem(
         target, logp_mu, edges_of(tree, old.scores.logp_BT), reward_Y, trained,
+        [each_nV[:, 0] for each_nV in edges_of(tree, shift_YT)],
         mode=mode,
         differs_Y=_differing_pairs(used.experts, target.experts) > 0,
         disagreement=_share(rollouts.experts, old.scores.natural, mu_Y),

@@ -23,8 +23,14 @@ from theory.algorithm import OptimizerSettings
 from theory.contracts import Prompt, Rollouts
 from theory.exact.policies import JacobianPolicy
 from theory.exact.tree import PrefixTree
-from theory.routing.passes import RoutingPlan
+from theory.loop import OldPass, take
+from theory.objectives import preset
+from theory.preparation import prepared
+from theory.routing.passes import ModePlan, RoutingPlan
 from theory.routing.record import RoutingRecord
+
+SHIFTED = preset("grpo", router_shift_floor=0.5)
+"""An objective whose old pass keeps the scores of its routers."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,20 @@ def _owners(tree: PrefixTree) -> list[Int[Tensor, "_n V"]]:
     return [owner.view(-1, tree.num_tokens) for owner in owners]
 
 
+def router_shift(model: MoE, rollouts: Rollouts, passes: ModePlan, old: OldPass) -> Float[Tensor, "B T"]:
+    """Delta of every token, nats: the shift of this model's routers, routed as in its gradient pass, from old's.
+
+    The loop's own preparation of a mini-batch that holds all of these responses. The old pass must have kept its
+    routers' scores (`SHIFTED`).
+    """
+    chosen = list(range(len(rollouts)))
+    minibatch = take(rollouts, old, torch.zeros(len(rollouts), dtype=model.norm.dtype), chosen, index=1, num=2)
+    learner = SandboxTrainingEngine(model, OptimizerSettings())
+    found, _ = prepared(SHIFTED, passes, learner, minibatch, old.scores, old.gradient, chosen)
+    assert found.router_shift_BT is not None, "it was asked for"
+    return found.router_shift_BT
+
+
 def edges_of(tree: PrefixTree, values_YT: Float[Tensor, "Y T"]) -> list[Float[Tensor, "_n V"]]:
     """A value of every response at every position, as one value an edge, in float64."""
     return [values_YT[owner_nV, t].double() for t, owner_nV in enumerate(_owners(tree))]
@@ -93,5 +113,6 @@ def rollout_engine(model: MoE, engine: EngineConfig, tree: PrefixTree) -> Sandbo
 
 
 __all__ = [
-    "RoutedPolicy", "edges_of", "exact_rollouts", "natural_logp", "rollout_engine", "routed_policy", "target_policy",
+    "SHIFTED", "RoutedPolicy", "edges_of", "exact_rollouts", "natural_logp", "rollout_engine", "routed_policy",
+    "router_shift", "target_policy",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sandbox.engines import EngineConfig
 from sandbox.exact.audit import learner_of, moved, trainable
-from sandbox.exact.routed_policy import rollout_engine
+from sandbox.exact.routed_policy import SHIFTED, rollout_engine, router_shift
 from sandbox.model import MoE
 from sandbox.training.engine import SandboxTrainingEngine
 from theory.algorithm import Algorithm, OptimizerSettings
@@ -33,9 +33,8 @@ from theory.exact.levels import Edges, expected_length
 from theory.exact.policies import TreePolicy
 from theory.exact.tree import Paths
 from theory.loop import Collected, OldPass, hand_over, old_pass
-from theory.objectives import preset
 from theory.routing.features import RouterFeatures
-from theory.routing.passes import PASSES, Mode, RoutingPlan
+from theory.routing.passes import PASSES, Mode, ModePlan, RoutingPlan
 from theory.routing.predictor import PredictorSettings, PredictorTrainer
 from theory.routing.record import RoutingRecord, offsets_of
 from theory.top_tokens import TopTokens
@@ -168,6 +167,23 @@ class _Replayed:
         return self._last[1]
 
 
+@dataclass
+class _Shift:
+    """The shift of pi's routers from old's at every node, from a scoring pass of pi that rollouts share."""
+
+    rolled: Rollouts
+    passes: ModePlan
+    old: OldPass
+    _last: tuple[MovablePolicy, list[Float[Tensor, " _n"]]] | None = None
+
+    def __call__(self, policy: MovablePolicy) -> list[Float[Tensor, " _n"]]:
+        if self._last is None or self._last[0] is not policy:
+            now = moe(policy)
+            shift_bT = router_shift(now.model, replace(self.rolled, top=None), self.passes, self.old).double()
+            self._last = (policy, [shift_bT[owner_n, t] for t, owner_n in enumerate(owners(now.tree))])
+        return self._last[1]
+
+
 def moe(policy: MovablePolicy) -> MoePolicy:
     """The policy as an MoE's; ValueError for another kind."""
     if not isinstance(policy, MoePolicy):
@@ -194,7 +210,8 @@ class MoeEngine:
         """The rollouts of all draws, and the old pass of each; those that replay nothing of mu share one."""
         now, forest = moe(policy), moe(policy).tree
         temperature = now.sequences.temperature
-        algorithm = Algorithm(objective=preset("reinforce"), mode=self.mode, temperature=temperature)
+        # Old's routers are scored whether an objective looks at them or not: it is one look-up a row.
+        algorithm = Algorithm(objective=SHIFTED, mode=self.mode, temperature=temperature)
         engine, predictor = rollout_engine(now.model, self.config, forest.tree), self._predictor(now.model)
         hand_over(algorithm, engine, learner_of(moe(sampling).model, self.mode, predictor), version=0)
         keeps = algorithm.passes.rollout == "predicted"
@@ -208,9 +225,11 @@ class MoeEngine:
             own = range(k * len(now.sequences), (k + 1) * len(now.sequences))
             if shared is None or algorithm.passes.records_rollout:
                 rolled = _with(now.sequences, record.select(own), None if features is None else features.select(own))
-                shared = _scored(algorithm, learner, rolled, forest, self.seed)
-            logp_old, old, trained = shared
-            rollouts.append(MoeRollout(mu, logp_old, trained, old, row_weights(forest, mu)))
+                logp_old, old, trained = _scored(algorithm, learner, rolled, forest, self.seed)
+                shared = logp_old, old, trained, _Shift(rolled, algorithm.passes, old)
+            logp_old, old, trained, shift = shared
+            weight_F = row_weights(forest, mu)
+            rollouts.append(MoeRollout(mu, logp_old, trained, shift, old=old, weight_F=weight_F))
         return rollouts
 
     def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> float | None:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from theory import advantages
 from theory.exact.engines import Engine, MovablePolicy
 from theory.exact.forest import Forest
+from theory.exact.groups import Group
 from theory.exact.networks import NetworkPolicy
 from theory.exact.policies import TabularPolicy
+from theory.exact.rates import reinforce
+from theory.exact.settling import has_token_advantages
 from theory.exact.trajectory import Task
 from theory.exact.tree import Paths, PrefixTree
-from theory.objectives import Objective
+from theory.objectives import Objective, preset
 from theory.streams import stream
+
+SETTLED: dict[str, Objective] = {
+    "m2po": preset("grpo_dapo", m2_budget=2e-2, eps_low=0.0, eps_high=0.0),
+    "optimal token": replace(reinforce("token_is"), advantage="optimal_token"),
+    "gspo, optimal token": preset("gspo", advantage="optimal_token"),
+    "m2po, optimal token": preset("grpo", advantage="optimal_token", m2_budget=2e-2, eps_low=0.0, eps_high=0.0),
+}
+"""Objectives that a whole batch settles something for before its gradient: bounds of a budget, baselines of tokens."""
+
+
+def groups_of(objective: Objective, groups: list[Group]) -> list[Group]:
+    """The groups that an objective can be enumerated with."""
+    return [one for one in groups if one.num_responses is None or not has_token_advantages(objective)]
 
 
 def make_task(

@@ -26,6 +26,7 @@ OBJECTIVES: dict[str, Objective] = {
     "grpo_dapo, seq_mis": preset("grpo_dapo", correction=correction("seq_mis", lo=0.7, hi=1.3)),
     "grpo, k3_rs": preset("grpo", correction=correction("k3_rs", max_k3=0.02)),
     "ppo, icepop": preset("ppo", correction=correction("icepop", lo=0.8, hi=1.25)),
+    "m2po": preset("grpo_dapo", m2_budget=2e-2, eps_low=0.0, eps_high=0.0),
     "cispo, leave_one_out": preset("cispo", advantage="leave_one_out"),
 }
 
@@ -46,6 +47,12 @@ def brute_force(world: World, objective: Objective, G: int) -> tuple[Tensor, flo
         for logp in (world.problem.target.logp(), world.problem.logp_old, world.problem.logp_mu)
     )
     probability_Y = mu.sum(1).exp()
+    if objective.m2_budget:  # of a mini-batch that holds all groups in proportion to their probabilities
+        rows_MG = torch.cartesian_prod(*[torch.arange(tree.num_responses)] * G)
+        A_B1 = advantages.ADVANTAGES[objective.advantage](world.problem.reward_Y[rows_MG]).view(-1, 1)
+        p_B1, rows = probability_Y[rows_MG].prod(1).repeat_interleave(G)[:, None], rows_MG.view(-1)
+        mask = paths.is_response_BT[rows]
+        objective = objective.within_budget(pi[rows], old[rows], mu[rows], A_B1, mask, p_B1)
     mean, second = torch.zeros(J_YTQ.shape[2]), torch.zeros(())
     for group in itertools.product(range(tree.num_responses), repeat=G):
         rows = torch.tensor(group)
@@ -194,6 +201,10 @@ def test_bad_problems_are_refused() -> None:
         Problem(p.target, p.logp_mu, p.logp_old, torch.full_like(p.reward_Y, math.nan))
     with pytest.raises(ValueError, match=r"expected kl_coefficient 0, got 0\.1"):
         estimate(p, preset("grpo", kl_coefficient=0.1), Group(4))
+    with pytest.raises(ValueError, match=r"grpo: advantage optimal_token: expected an infinite group .*, got one of 4"):
+        estimate(p, preset("grpo", advantage="optimal_token"), Group(4))
+    with pytest.raises(ValueError, match=r"router_shift_floor 0.8: expected a policy with routers.*got LinearPolicy"):
+        estimate(p, preset("gmpo", router_shift_floor=0.8), Group(4))
     with pytest.raises(ValueError, match=r"expected at least 2 or None \(infinitely many\), got 1"):
         Group(1)
     assert module.__doc__ is not None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.theory.exact_runs import make_task
+from tests.theory.exact_runs import SETTLED, groups_of, make_task
 from theory import advantages
 from theory.exact import noise
 from theory.exact.engines import engine
@@ -21,6 +22,7 @@ from theory.exact.training import Settings, train
 from theory.objectives import PRESETS, Objective, preset
 from theory.streams import stream
 
+OBJECTIVES = PRESETS | SETTLED
 GROUPS = [Group(None, "mean"), Group(None, "none"), Group(3)]
 
 
@@ -41,12 +43,18 @@ def response_gradients(update: Update) -> Tensor:
     rows = []
     for sign in (1.0, -1.0):
         signs_B = torch.full((len(update.pi_BT),), sign, dtype=torch.float64)
-        c_BT = coefficients(batch.objective, update.pi_BT, batch.old_BT, batch.mu_BT, signs_B, mask_BT)
-        for y in range(len(c_BT)):
-            alone_BT = torch.zeros_like(c_BT)
-            alone_BT[y] = c_BT[y]
-            rows.append(update.pullback(alone_BT))
-    return torch.stack(rows).view(2, len(update.pi_BT), -1)
+        rows.append(pulled(update, coefficients(batch.objective, *logp(update), signs_B, mask_BT)))
+    return torch.stack(rows)
+
+
+def logp(update: Update) -> tuple[Tensor, Tensor, Tensor]:
+    """log pi, log old and log mu of every token."""
+    return update.pi_BT, update.batch.old_BT, update.batch.mu_BT
+
+
+def pulled(update: Update, c_BT: Tensor) -> Tensor:
+    """sum_t c_t grad log pi_t of each response, (B, Q)."""
+    return torch.stack([update.pullback(torch.eye(len(c_BT)).double()[y, :, None] * c_BT) for y in range(len(c_BT))])
 
 
 def covariance_of_draws(every: list[Update], centred: bool, monkeypatch: pytest.MonkeyPatch) -> Tensor:
@@ -97,14 +105,15 @@ def all_groups(update: Update) -> tuple[Tensor, Tensor]:
 # ---- variance --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_variance_is_the_audit_s(name: str) -> None:
     """On one prompt, at three distinct pi, old and mu, it is the variance that the audit gives, to rounding."""
-    for group in GROUPS:
-        (update,) = updates(PRESETS[name], group, prompts=1, openings=1)
+    objective = OBJECTIVES[name]
+    for group in groups_of(objective, GROUPS):
+        (update,) = updates(objective, group, prompts=1, openings=1)
         batch = update.batch
         audited = estimate(
-            Problem(update.policy, batch.logp_mu, batch.logp_old, batch.reward_Y), PRESETS[name], group
+            Problem(update.policy, batch.logp_mu, batch.logp_old, batch.reward_Y), objective, group
         ).variance
         assert variance([update]) == pytest.approx(audited, rel=1e-10)
 
@@ -121,22 +130,26 @@ def test_draws_are_standard_normal() -> None:
 # ---- covariance ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("weight", ["none", "token_is", "seq_tis"])
+@pytest.mark.parametrize(
+    ("weight", "centred"),
+    [*itertools.product(["none", "token_is", "seq_tis"], [False, True]), ("optimal token", False)],
+)
 def test_draws_have_the_covariance_of_one_response(weight: str, centred: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With infinite groups it is that of a(y) u(y), y from a sampler at random, to rounding; so is the expectation.
 
     Centred, u is sum_t w_t g_t less its mean under mu given the prefix, a response at a time.
     """
-    every = updates(reinforce(weight), Group(None, "mean"), num_samplers=2)
+    objective = SETTLED[weight] if weight in SETTLED else reinforce(weight)
+    every = updates(objective, Group(None, "mean"), num_samplers=2)
     second, mean = 0.0, 0.0
     for one in every:
         batch = one.batch
-        u_YQ = response_gradients(one)[0]
-        if centred:
-            u_YQ = u_YQ - conditional_means(one)
-        a_Y = batch.shares_sY[0] - batch.shares_sY[1]
-        each_YQ = a_Y[:, None] * u_YQ
+        if batch.token_shares_BT is None:
+            u_YQ = response_gradients(one)[0] - (conditional_means(one) if centred else 0)
+            each_YQ = (batch.shares_sY[0] - batch.shares_sY[1])[:, None] * u_YQ
+        else:
+            on_BT = batch.forest.whole.is_response_BT
+            each_YQ = pulled(one, coefficients(objective, *logp(one), batch.token_shares_BT, on_BT))
         p_Y = batch.probability_Y / len(every)
         second, mean = second + (p_Y[:, None] * each_YQ).T @ each_YQ, mean + p_Y @ each_YQ
     expected = torch.stack([one.gradient - one.drift if centred else one.gradient for one in every]).mean(0)

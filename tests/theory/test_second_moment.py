@@ -46,6 +46,16 @@ def test_capping_at_the_level_meets_the_budget(batch: Batch, budget: float) -> N
         assert away.clamp(max=tau**2).mean().item() == pytest.approx(budget, rel=1e-9)
 
 
+def test_weights_are_repetitions() -> None:
+    """A response of weight 3 counts as three; one of weight 0 not at all, even where its ratio is infinite."""
+    batch, weights = make_batch(0, B=6, T=4), torch.tensor([3, 1, 0, 2, 5, 1])
+    log_ratio, A = (batch.pi - batch.old).double(), batch.advantages[:, None]
+    log_ratio[2] = -A.new_tensor(math.inf)
+    repeated = (x.repeat_interleave(weights, 0) for x in (log_ratio, A, batch.mask))
+    found = clip_level(log_ratio, A, batch.mask, 1e-3, weights[:, None].double())
+    assert found == pytest.approx(clip_level(*repeated, 1e-3), rel=1e-12) and found < 1
+
+
 @given(batch=batches(corners=MODERATE))
 def test_it_is_grpo_with_the_bounds_of_its_batch(batch: Batch) -> None:
     """Bounds are the level's ratios where those are wider than the least ones; else the least; the rest is GRPO's."""

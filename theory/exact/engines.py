@@ -41,17 +41,22 @@ def _itself(policy: MovablePolicy) -> TreePolicy:
     return policy
 
 
+def _no_shift(policy: MovablePolicy) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Rollout:
     """All responses of one mu: who sampled them, who scored them, and whose gradients are taken on them.
 
     `trained(pi)` is the policy whose gradients an update takes at pi's weights: pi itself, or pi under routes that are
-    replayed.
+    replayed. `router_shift(pi)` is the distance of its routers from old's at every node, in nats; None without routers.
     """
 
     logp_mu: Edges
     logp_old: Edges
     trained: Callable[[MovablePolicy], TreePolicy] = _itself
+    router_shift: Callable[[MovablePolicy], Sequence[Float[Tensor, " _n"]] | None] = _no_shift
 
 
 @runtime_checkable

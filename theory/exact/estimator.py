@@ -19,6 +19,14 @@ from torch import Tensor
 from theory.exact.centred import response_gradients
 from theory.exact.groups import Classes, Group, Moments, classes, moments
 from theory.exact.policies import TreePolicy
+from theory.exact.settling import (
+    at_nodes,
+    baselines,
+    has_token_advantages,
+    require_group,
+    require_routers,
+    within_budget,
+)
 from theory.exact.tree import Paths, PrefixTree
 from theory.objectives import Objective, Totals
 
@@ -30,7 +38,8 @@ class Problem:
     """The setting of an estimate: the target policy, the one that sampled, the old one, one reward per response.
 
     `trained` is the policy whose gradients an estimator takes, where that is another than the target: the same weights
-    under replayed routes. Raises ValueError where the rewards are not one per response, or not finite.
+    under replayed routes. `router_shift` is the distance of its routers from old's at every node, in nats, where there
+    are routers (theory/routing/shift.py). Raises ValueError where the rewards are not one per response, or not finite.
     """
 
     target: TreePolicy
@@ -38,6 +47,7 @@ class Problem:
     logp_old: Edges
     reward_Y: Float[Tensor, " Y"]
     trained: TreePolicy | None = None
+    router_shift: Sequence[Float[Tensor, " _n"]] | None = None
 
     def __post_init__(self) -> None:
         num = self.target.tree.num_responses
@@ -130,10 +140,14 @@ def estimate(
 ) -> Estimate:
     """The exact moments of `objective`'s gradient from groups drawn from mu; `truth` is computed unless it is given.
 
-    Raises ValueError for an objective with a KL penalty: its reference is not part of the problem.
+    A budget's bounds and the baselines of tokens are those of an infinitely large batch: what a sampled batch's own add
+    to the variance is left out. Raises ValueError for an objective with a KL penalty (its reference is not part of the
+    problem), one that looks at routers where there are none, and an advantage per token with finite groups.
     """
     if objective.kl_coefficient > 0:
         raise ValueError(f"{objective.name}: expected kl_coefficient 0, got {objective.kl_coefficient}")
+    require_group(objective, group)
+    require_routers(objective, problem.policy, problem.router_shift is not None)
     truth = true_gradient(problem) if truth is None else truth
     if group.num_responses is None:
         mean, second = _of_one_response(problem, objective, group.baseline)
@@ -143,8 +157,11 @@ def estimate(
     kept_Y = torch.cat([_kept(problem, objective, paths) for _, paths in policy.tree.chunks()])
     by_length = objective.aggregation.counts == "tokens"
     of = classes(log_mu_Y.exp(), problem.reward_Y, kept_Y, policy.tree.lengths, by_length)
-    means, squares_sC = _class_gradients(problem, objective, log_mu_Y, of)
     weights = moments(objective, group.num_responses, of, generator)
+    reach_C = of.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
+    signs_sY = (weights.number_sC / group.num_responses / reach_C)[:, of.index_Y] * log_mu_Y.exp()
+    objective = _settled(problem, objective, signs_sY)
+    means, squares_sC = _class_gradients(problem, objective, log_mu_Y, of)
     mean = torch.einsum("sc,scq->q", weights.first_sC, means)
     second = (weights.square_sC * squares_sC).sum() + _cross(weights, means)
     variance = group.num_responses * float(second - mean.square().sum())
@@ -160,6 +177,17 @@ def _of_one_response(problem: Problem, objective: Objective, baseline: str) -> t
     size_Y = tree.lengths if objective.aggregation.counts == "tokens" else torch.ones_like(tree.lengths)
     denominator = (probability_Y * torch.where(kept_Y, size_Y, 0)).sum()
     centre = (probability_Y * problem.reward_Y).sum() if baseline == "mean" else 0.0
+    baseline_T = torch.full((tree.max_length,), float(centre), dtype=torch.float64)
+    if has_token_advantages(objective) and baseline == "mean":
+        one_Y = torch.zeros_like(tree.lengths)
+        (baseline_T,) = baselines(tree, problem.logp_old, probability_Y, problem.reward_Y, one_Y)
+    if has_token_advantages(objective):
+        advantages_Y = problem.reward_Y[:, None].double() - baseline_T
+        objective = _settled(problem, objective, probability_Y.expand(2, -1) / 2, advantages_Y)
+    else:
+        advantages_Y = (problem.reward_Y - centre).double()
+        signs_sY = torch.stack([advantages_Y > 0, advantages_Y < 0]) * probability_Y
+        objective = _settled(problem, objective, signs_sY)
     if objective.centering != "none":
         share_Y = torch.where(kept_Y, problem.reward_Y - centre, 0.0) / denominator
         each_YQ = _centred_gradients(problem, objective)[(share_Y < 0).long(), torch.arange(len(share_Y))]
@@ -167,8 +195,7 @@ def _of_one_response(problem: Problem, objective: Objective, baseline: str) -> t
         return probability_Y @ each_YQ, (probability_Y * each_YQ.square().sum(1)).sum()
     edges, second = tree.zero_edges(), torch.zeros((), dtype=torch.float64)
     for rows, paths in tree.chunks():
-        advantages_B = (problem.reward_Y[rows] - centre).double()
-        coefficients_BT = _coefficients(problem, objective, logp_pi, paths, advantages_B) / denominator
+        coefficients_BT = _coefficients(problem, objective, logp_pi, paths, advantages_Y[rows]) / denominator
         second += (probability_Y[rows] * policy.squared_norms(coefficients_BT, paths)).sum()
         tree.scatter(edges, probability_Y[rows, None] * coefficients_BT, paths)
     return policy.pullback(edges), second
@@ -215,11 +242,24 @@ def _class_gradients(
 
 
 def _coefficients(
-    problem: Problem, objective: Objective, logp_pi: Edges, paths: Paths, advantages_B: Float[Tensor, " B"]
+    problem: Problem, objective: Objective, logp_pi: Edges, paths: Paths, advantages: Float[Tensor, B * _T]
 ) -> Float[Tensor, "B T"]:
     tree = problem.target.tree
     pi_BT, old_BT, mu_BT = (tree.gather(x, paths) for x in (logp_pi, problem.logp_old, problem.logp_mu))
-    return coefficients(objective, pi_BT, old_BT, mu_BT, advantages_B, paths.is_response_BT)
+    shift_BT = None if problem.router_shift is None else at_nodes(tree, problem.router_shift, paths)
+    return coefficients(objective, pi_BT, old_BT, mu_BT, advantages, paths.is_response_BT, shift_BT)
+
+
+def _settled(
+    problem: Problem, objective: Objective, signs_sY: Float[Tensor, "2 Y"], advantages_YT: Tensor | None = None
+) -> Objective:
+    """The objective with what all responses settle; a pass over them only where there is something to settle."""
+    if not objective.m2_budget:
+        return objective
+    tree, edges = problem.target.tree, (problem.policy.logp(), problem.logp_old, problem.logp_mu)
+    whole = tree.paths(0, tree.num_responses)
+    logp = (tree.gather(edges[0], whole), tree.gather(edges[1], whole), tree.gather(edges[2], whole))
+    return within_budget(objective, logp, whole.is_response_BT, signs_sY, advantages_YT)
 
 
 def coefficients(
@@ -227,17 +267,30 @@ def coefficients(
     pi_BT: Float[Tensor, "B T"],
     old_BT: Float[Tensor, "B T"],
     mu_BT: Float[Tensor, "B T"],
-    advantages_B: Float[Tensor, " B"],
+    advantages: Float[Tensor, " B"] | Float[Tensor, "B T"],
     is_response_BT: Bool[Tensor, "B T"],
+    router_shift_BT: Float[Tensor, "B T"] | None = None,
 ) -> Float[Tensor, "B T"]:
     """d J / d log pi_t of each response alone, at denominator 1, from the objective's own code.
 
+    Advantages are one per response, or one per token for an objective that has such.
     Raises ValueError for normalised weights, where the weight of a response depends on the others of its batch.
     """
     if objective.normalise_weights:
         raise ValueError(f"{objective.name}: normalise_weights: expected False in the exact lab, got True")
     leaf_BT = pi_BT.detach().requires_grad_()
-    output = objective(leaf_BT, old_BT, mu_BT, advantages_B, is_response_BT, totals=Totals(1, 1), has_metrics=False)
+    is_of_tokens = advantages.ndim == 2
+    output = objective(
+        leaf_BT,
+        old_BT,
+        mu_BT,
+        advantages[:, 0] if is_of_tokens else advantages,
+        is_response_BT,
+        router_shift_BT=router_shift_BT,
+        advantages_BT=advantages if is_of_tokens else None,
+        totals=Totals(1, 1),
+        has_metrics=False,
+    )
     return torch.autograd.grad(output.objective, leaf_BT)[0]
 
 

@@ -7,6 +7,9 @@ is 0 where E_mu[w_t g_t | y_<t] = 0, that is under a token, prefix or sequence w
 does (top-p does not); without a weight it is -sum_t E_mu[E_mu[a | y_<t] grad KL_t(mu || pi)]. An unweighted update less
 its drift is that of the score centred under mu, g_t - E_mu[g_t | y_<t] (arXiv 2609.20807).
 
+Advantages per token come to a response as they are, and their prefix means to the drift. What a whole batch settles
+before its gradient (theory/exact/settling.py) is settled at every update's pi.
+
 Letters: theory/exact/tree.py, forest.py and groups.py. Papers: MiniRL (arXiv 2512.01374) Eq. 2, 4 and sec. 4.3.
 """
 
@@ -27,6 +30,14 @@ from theory.exact.forest import Forest
 from theory.exact.groups import Classes, Group, Moments, classes, moments
 from theory.exact.levels import Edges
 from theory.exact.policies import TreePolicy
+from theory.exact.settling import (
+    at_nodes,
+    baselines,
+    has_token_advantages,
+    require_group,
+    require_routers,
+    within_budget,
+)
 from theory.objectives import AGGREGATIONS, Objective, Top, Totals
 
 
@@ -89,12 +100,40 @@ class Batch:
         """
         if self.group.num_responses is not None:
             return self._finite_shares_sY()
+        centred_Y = self.reward_Y - self._baseline_P[self.forest.prompt_of_response]
+        share_Y = torch.where(self.kept_Y, centred_Y, 0.0) / self._denominator
+        return torch.stack([share_Y.clamp(min=0), (-share_Y).clamp(min=0)])
+
+    @property
+    def _denominator(self) -> Float[Tensor, ""]:
+        """What the aggregation divides by in an infinite group, per response."""
         by_length = self.objective.aggregation.counts == "tokens"
         size_Y = self.forest.lengths if by_length else torch.ones_like(self.forest.lengths)
-        denominator = (self.probability_Y * torch.where(self.kept_Y, size_Y, 0)).sum()
-        centred_Y = self.reward_Y - self._baseline_P[self.forest.prompt_of_response]
-        share_Y = torch.where(self.kept_Y, centred_Y, 0.0) / denominator.clamp(min=torch.finfo(torch.float64).tiny)
-        return torch.stack([share_Y.clamp(min=0), (-share_Y).clamp(min=0)])
+        total = (self.probability_Y * torch.where(self.kept_Y, size_Y, 0)).sum()
+        return total.clamp(min=torch.finfo(torch.float64).tiny)
+
+    @cached_property
+    def token_shares_BT(self) -> Float[Tensor, "B T"] | None:
+        """A / denominator of every token, of an objective that has advantages per token in an infinite group."""
+        if not has_token_advantages(self.objective):
+            return None
+        prompt_Y, baseline_PT = self.forest.prompt_of_response, torch.zeros(1, dtype=torch.float64)
+        if self.group.baseline == "mean":
+            found_PT = baselines(self.forest, self.logp_old, self.probability_Y, self.reward_Y, prompt_Y)
+            baseline_PT = found_PT[prompt_Y]
+        on_BT = self.forest.whole.is_response_BT & self.kept_Y[:, None]
+        return torch.where(on_BT, self.reward_Y[:, None] - baseline_PT, 0.0) / self._denominator
+
+    @cached_property
+    def signs_sY(self) -> Float[Tensor, "2 Y"]:
+        """The probability of each context and response under mu with A > 0, and with A < 0."""
+        if self.group.num_responses is None:
+            return self.probability_Y * (self.shares_sY > 0)
+        signs_sY = torch.zeros(2, len(self.probability_Y), dtype=torch.float64)
+        for one in self.groups:
+            each_sC = one.probability * one.moments.number_sC / self.group.num_responses
+            signs_sY[:, one.rows_y] = one.within_y * each_sC[:, one.classes.index_Y]
+        return signs_sY
 
     @property
     def _baseline_P(self) -> Float[Tensor, " P"]:
@@ -137,18 +176,27 @@ class Batch:
     def prefix_shares_BT(self) -> Float[Tensor, "B T"]:
         """E_mu[a | y_<t] of every token: the mean share of what its prefix leads to."""
         node_BT, on = self.forest.node_BT, self.forest.whole.is_response_BT
-        signed_Y = self.shares_sY[0] - self.shares_sY[1]
+        share_BT = self.token_shares_BT
+        if share_BT is None:
+            share_BT = (self.shares_sY[0] - self.shares_sY[1])[:, None].expand_as(node_BT)
         total_N, reach_N = torch.zeros(2, sum(self.forest.sizes), dtype=torch.float64).unbind()
-        for values_N, weight_Y in ((total_N, self.probability_Y * signed_Y), (reach_N, self.probability_Y)):
-            values_N.index_add_(0, node_BT[on], weight_Y[:, None].expand_as(node_BT)[on])
+        p_BT = self.probability_Y[:, None].expand_as(node_BT)
+        for values_N, weight_BT in ((total_N, p_BT * share_BT), (reach_N, p_BT)):
+            values_N.index_add_(0, node_BT[on], weight_BT[on])
         mean_N = torch.where(reach_N > 0, total_N / reach_N, 0.0)
         return torch.where(on, mean_N[node_BT], 0.0)
 
     # -- the update
 
-    def update(self, policy: TreePolicy) -> Update:
-        """The value of the batch at pi = `policy`."""
-        return Update(self, policy, self.forest.values_BT(policy.logp()))
+    def update(self, policy: TreePolicy, router_shift: Sequence[Float[Tensor, " _n"]] | None = None) -> Update:
+        """The value of the batch at pi = `policy`, whose routers are `router_shift` from old's at every node, in nats.
+
+        Raises ValueError where the objective needs that shift and there is none, or infinite groups and they are not.
+        """
+        require_group(self.objective, self.group)
+        require_routers(self.objective, policy, router_shift is not None)
+        shift_BT = None if router_shift is None else at_nodes(self.forest, router_shift, self.forest.whole)
+        return Update(self, policy, self.forest.values_BT(policy.logp()), shift_BT)
 
     @cached_property
     def node_shares_sN(self) -> Float[Tensor, "2 N"]:
@@ -164,14 +212,6 @@ class Batch:
             total_N.index_add_(0, node_BT[on], ((self.probability_Y * share_Y)[:, None] * factor_BT)[on])
         return total_sN
 
-    def coefficients(
-        self, pi_BT: Float[Tensor, "B T"], rows_b: Int[Tensor, " b"] | slice, signs_b: Float[Tensor, " b"]
-    ) -> Float[Tensor, "b T"]:
-        """d J / d log pi_t of these responses, each at its own sign of advantage, without centering."""
-        mask_bT = self.forest.whole.is_response_BT[rows_b]
-        pi_bT, old_bT, mu_bT = (x_BT[rows_b] for x_BT in (pi_BT, self.old_BT, self.mu_BT))
-        return coefficients(replace(self.objective, centering="none"), pi_bT, old_bT, mu_bT, signs_b, mask_bT)
-
 
 @dataclass(frozen=True)
 class Update:
@@ -180,6 +220,18 @@ class Update:
     batch: Batch
     policy: TreePolicy
     pi_BT: Float[Tensor, "B T"]
+    router_shift_BT: Float[Tensor, "B T"] | None = None
+
+    @cached_property
+    def objective(self) -> Objective:
+        """The objective with what the batch settles at this pi. Its centering, a term of nodes, stands apart."""
+        batch = self.batch
+        apart = replace(batch.objective, centering="none")
+        logp = (self.pi_BT, batch.old_BT, batch.mu_BT)
+        on_BT = batch.forest.whole.is_response_BT
+        if batch.token_shares_BT is None:
+            return within_budget(apart, logp, on_BT, batch.signs_sY)
+        return within_budget(apart, logp, on_BT, batch.probability_Y.expand(2, -1) / 2, batch.token_shares_BT)
 
     @cached_property
     def gradient(self) -> Float[Tensor, " Q"]:
@@ -194,13 +246,24 @@ class Update:
     @cached_property
     def edges(self) -> Edges:
         """The weight of every edge's grad log pi in the gradient."""
-        return self._plus_centering(self._weighted(self.batch.shares_sY[:, :, None]))
+        return self._plus_centering(self.on_edges(self.batch.probability_Y[:, None] * self.each_BT))
+
+    @cached_property
+    def each_BT(self) -> Float[Tensor, "B T"]:
+        """The weight of every token's grad log pi in what one response of that kind adds, at its mean share."""
+        if self.batch.token_shares_BT is None:
+            return self.combined(self.batch.shares_sY[:, :, None])
+        return self._coefficients(slice(None), self.batch.token_shares_BT)
 
     @cached_property
     def drift_edges(self) -> Edges:
         """The weight of every edge's grad log pi in the drift."""
         mean_BT = self.batch.prefix_shares_BT
-        return self._plus_centering(self._weighted(torch.stack([mean_BT.clamp(min=0), (-mean_BT).clamp(min=0)])))
+        if self.batch.token_shares_BT is None:
+            each_BT = self.combined(torch.stack([mean_BT.clamp(min=0), (-mean_BT).clamp(min=0)]))
+        else:
+            each_BT = self._coefficients(slice(None), mean_BT)
+        return self._plus_centering(self.on_edges(self.batch.probability_Y[:, None] * each_BT))
 
     def _plus_centering(self, edges: Edges) -> Edges:
         if self.batch.objective.centering == "none":
@@ -223,21 +286,27 @@ class Update:
             edges_NV = edges_NV.scatter_add(1, ids_NK, each_NK)
         return list(edges_NV.split(list(forest.sizes)))
 
-    def _weighted(self, shares_s: Float[Tensor, "2 Y _T"]) -> Edges:
-        """The expected weights at these shares, by sign, of responses or of their tokens."""
-        return self.on_edges(self.batch.probability_Y[:, None] * self.combined(shares_s))
-
     def combined(self, weights_s: Float[Tensor, "2 Y _T"]) -> Float[Tensor, "B T"]:
         """sum over signs of weight times coefficient, of every token."""
         has_sY = (weights_s != 0).any(2)
         if (has_sY.sum(0) == 1).all():
             # The usual case: every response has one sign, so that none is picked out or put back.
-            found_BT = self.batch.coefficients(self.pi_BT, slice(None), 1.0 - 2.0 * has_sY[1].double())
+            found_BT = self._coefficients(slice(None), 1.0 - 2.0 * has_sY[1].double())
             return weights_s.sum(0) * found_BT
         # An objective may treat the signs in different ways, and a response may have both, or neither.
         sign_b, rows_b = has_sY.nonzero(as_tuple=True)
-        found_bT = self.batch.coefficients(self.pi_BT, rows_b, 1.0 - 2.0 * sign_b.double())
+        found_bT = self._coefficients(rows_b, 1.0 - 2.0 * sign_b.double())
         return torch.zeros_like(self.pi_BT).index_add_(0, rows_b, weights_s[sign_b, rows_b] * found_bT)
+
+    def _coefficients(
+        self, rows_b: Int[Tensor, " b"] | slice, advantages: Float[Tensor, " b"] | Float[Tensor, "b T"]
+    ) -> Float[Tensor, "b T"]:
+        """d J / d log pi_t of these responses at denominator 1 and these advantages, one each or one per token."""
+        batch, shift_BT = self.batch, self.router_shift_BT
+        pi_bT, old_bT, mu_bT = (x_BT[rows_b] for x_BT in (self.pi_BT, batch.old_BT, batch.mu_BT))
+        shift_bT = None if shift_BT is None else shift_BT[rows_b]
+        mask_bT = batch.forest.whole.is_response_BT[rows_b]
+        return coefficients(self.objective, pi_bT, old_bT, mu_bT, advantages, mask_bT, shift_bT)
 
     def pullback(self, weighted_BT: Float[Tensor, "B T"]) -> Float[Tensor, " Q"]:
         """sum over tokens of weight times grad log pi."""
@@ -274,7 +343,7 @@ def expected_update(problem: Problem, objective: Objective, group: Group) -> Upd
     tree = problem.policy.tree
     forest = Forest(tree.num_tokens, tree.max_length, tree.has_end)
     batch = Batch(forest, problem.logp_mu, problem.logp_old, problem.reward_Y, objective, group)
-    return batch.update(problem.policy)
+    return batch.update(problem.policy, problem.router_shift)
 
 
 def token_drift(update: Update) -> float:

@@ -10,7 +10,7 @@ Papers: MiniRL (arXiv 2512.01374) sec. 4.1 and App. A.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -61,7 +61,8 @@ class Group:
     """The source of advantages. G responses share a prompt; with `num_responses` None the group is infinitely large.
 
     Then the mean of its rewards is the expectation under mu (`baseline` "mean"), or nothing is subtracted ("none");
-    with a finite G the objective's own advantage is taken, as in training. Raises ValueError for another baseline.
+    an advantage per token has its own baseline of an infinite group in the place of that mean. With a finite G the
+    objective's own advantage is taken, as in training. Raises ValueError for another baseline.
     """
 
     num_responses: int | None = 8
@@ -78,11 +79,13 @@ class Group:
 class Moments:
     """Moments of a_i = advantage / denominator, by class and sign, of the responses of one group.
 
-    first_sC: E[sum_i |a_i| 1(class, sign)]; square_sC: E[sum_i a_i^2 1(class, sign)];
+    number_sC: E[sum_i 1(class, sign)], how many there are; first_sC: E[sum_i |a_i| 1(class, sign)];
+    square_sC: E[sum_i a_i^2 1(class, sign)];
     cross_sCsC: E[sum_(i != j) |a_i| |a_j| 1(class, sign of i) 1(class, sign of j)]. Signs: 0 is A > 0, 1 is A < 0.
     `num_draws` is None where they are exact, else how many groups were sampled.
     """
 
+    number_sC: Float[Tensor, "2 C"]
     first_sC: Float[Tensor, "2 C"]
     square_sC: Float[Tensor, "2 C"]
     cross_sCsC: Float[Tensor, "2 C 2 C"]
@@ -111,13 +114,14 @@ def moments(
     counts_MC = torch.nn.functional.one_hot(draws_MG.view(num_draws, G), C).sum(1)
     weight_M = torch.full((num_draws,), 1 / num_draws, dtype=torch.float64)
     exact = _from_counts(objective, of, counts_MC, weight_M)
-    return Moments(exact.first_sC, exact.square_sC, exact.cross_sCsC, num_draws)
+    return replace(exact, num_draws=num_draws)
 
 
 def _from_counts(objective: Objective, of: Classes, counts_MC: Tensor, weight_M: Tensor) -> Moments:
     a_MC = _shares(objective, of, counts_MC)
     a_sMC = torch.stack([a_MC.clamp(min=0), (-a_MC).clamp(min=0)])
     n_MC = counts_MC.double()
+    number = torch.einsum("m,mc,smc->sc", weight_M, n_MC, (a_sMC > 0).double())
     first = torch.einsum("m,mc,smc->sc", weight_M, n_MC, a_sMC)
     square = torch.einsum("m,mc,smc->sc", weight_M, n_MC, a_sMC.square())
     each_sMC = n_MC * a_sMC
@@ -126,7 +130,7 @@ def _from_counts(objective: Objective, of: Classes, counts_MC: Tensor, weight_M:
     own = torch.einsum("m,mc,smc,rmc->scr", weight_M, n_MC, a_sMC, a_sMC)
     for c in range(len(of)):
         cross[:, c, :, c] -= own[:, c, :]
-    return Moments(first, square, cross)
+    return Moments(number, first, square, cross)
 
 
 def _shares(objective: Objective, of: Classes, counts_MC: Int[Tensor, "M C"]) -> Float[Tensor, "M C"]:

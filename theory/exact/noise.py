@@ -39,8 +39,7 @@ def draw(updates: Sequence[Update], centred: bool, generator: torch.Generator) -
     that treat both signs of an advantage alike (trust region none).
     """
     G = updates[0].batch.group.num_responses
-    weights = _weights_of_responses(updates, generator) if G is None else _weights_of_groups(updates, generator)
-    found = [_combined(one, weights_sY, centred) for one, weights_sY in zip(updates, weights, strict=True)]
+    found = _of_responses(updates, centred, generator) if G is None else _of_groups(updates, centred, generator)
     return (G or 1) ** 0.5 * torch.stack(found).sum(0)
 
 
@@ -53,14 +52,19 @@ def _normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 def _second_of_responses(update: Update) -> float:
     batch = update.batch
-    norms_Y = update.policy.squared_norms(update.combined(batch.shares_sY[:, :, None]), batch.forest.whole)
+    norms_Y = update.policy.squared_norms(update.each_BT, batch.forest.whole)
     return float((batch.probability_Y * norms_Y).sum())
 
 
-def _weights_of_responses(updates: Sequence[Update], generator: torch.Generator) -> list[Float[Tensor, "2 Y"]]:
+def _of_responses(updates: Sequence[Update], centred: bool, generator: torch.Generator) -> list[Float[Tensor, " Q"]]:
     probability_KY = torch.stack([one.batch.probability_Y for one in updates]) / len(updates)
-    indicator_KY = _multinomial(probability_KY, generator)
-    return [one.batch.shares_sY * each_Y for one, each_Y in zip(updates, indicator_KY, strict=True)]
+    found = []
+    for one, indicator_Y in zip(updates, _multinomial(probability_KY, generator), strict=True):
+        weighted_BT = indicator_Y[:, None] * one.each_BT
+        if centred:
+            weighted_BT = weighted_BT - _centre(one, (one.batch.shares_sY[0] - one.batch.shares_sY[1]) * indicator_Y)
+        found.append(one.pullback(weighted_BT))
+    return found
 
 
 def _multinomial(probability: Float[Tensor, "*n"], generator: torch.Generator) -> Float[Tensor, "*n"]:
@@ -101,6 +105,16 @@ def _class_means(update: Update, of: PromptGroup) -> Float[Tensor, "2 C Q"]:
     return torch.stack(means).view(2, len(of.classes), -1)
 
 
+def _of_groups(updates: Sequence[Update], centred: bool, generator: torch.Generator) -> list[Float[Tensor, " Q"]]:
+    found = []
+    for one, weights_sY in zip(updates, _weights_of_groups(updates, generator), strict=True):
+        weighted_BT = one.combined(weights_sY[:, :, None])
+        if centred:
+            weighted_BT = weighted_BT - _centre(one, weights_sY[0] - weights_sY[1])
+        found.append(one.pullback(weighted_BT))
+    return found
+
+
 def _weights_of_groups(updates: Sequence[Update], generator: torch.Generator) -> list[Float[Tensor, "2 Y"]]:
     """By the law of total covariance: within a prompt's groups, and between the means of prompts and samplers."""
     K = len(updates)
@@ -132,14 +146,7 @@ def _within(of: PromptGroup, generator: torch.Generator) -> Float[Tensor, "2 y"]
     return which_sy + of.within_y * much.view(2, C)[:, index_y]
 
 
-# ---- from weights to a gradient --------------------------------------------------------------------------------------
-
-
-def _combined(update: Update, weights_sY: Float[Tensor, "2 Y"], centred: bool) -> Float[Tensor, " Q"]:
-    weighted_BT = update.combined(weights_sY[:, :, None])
-    if centred:
-        weighted_BT = weighted_BT - _centre(update, weights_sY[0] - weights_sY[1])
-    return update.pullback(weighted_BT)
+# ---- centred ---------------------------------------------------------------------------------------------------------
 
 
 def _centre(update: Update, weight_Y: Float[Tensor, " Y"]) -> Float[Tensor, "B T"]:

@@ -23,6 +23,7 @@ from theory.exact.engines import MovablePolicy, Rollout, RollsOut
 from theory.exact.expected import Batch, Update, mean_gradient
 from theory.exact.groups import Group
 from theory.exact.noise import draw
+from theory.exact.settling import has_token_advantages, require_group
 from theory.exact.trajectory import COLUMNS, Task, Trajectory, observe
 from theory.names import unknown_name
 from theory.objectives import Objective
@@ -40,8 +41,9 @@ class Settings:
     adds the Gaussian noise of B responses to each (theory/exact/noise.py). The objective's own centering, full or
     top_k, is a part of its gradient; it goes with neither `centred` nor noise, which do not know it. `has_variance` is
     whether rows tell the variance, which takes a gradient a response. Raises ValueError
-    for an unknown optimizer, numbers out of range, a KL penalty, which has no reference here, a flow with N > 1, a lag
-    or noise, and for noise on a centred score whose objective treats the signs of advantages in different ways.
+    for an unknown optimizer, numbers out of range, a KL penalty, which has no reference here, an advantage per token
+    with finite groups, a flow with N > 1, a lag or noise, and for noise on a centred score whose objective treats the
+    signs of advantages in different ways or has an advantage per token.
     """
 
     objective: Objective
@@ -69,6 +71,7 @@ class Settings:
                 f"{self.objective.name}: expected kl_coefficient 0 (there is no reference), got "
                 f"{self.objective.kl_coefficient}"
             )
+        require_group(self.objective, self.group)
         if not self.batch_size > 0:
             raise ValueError(f"batch_size: expected a number > 0, or inf for no noise, got {self.batch_size}")
         if self.objective.centering != "none" and (self.centred or self.is_noisy):
@@ -76,6 +79,11 @@ class Settings:
             raise ValueError(
                 f"{self.objective.name}: expected {wanted} beside the objective's own centering, got "
                 f"{self.centred if self.centred else self.batch_size}"
+            )
+        if self.is_noisy and self.centred and has_token_advantages(self.objective):
+            raise ValueError(
+                f"{self.objective.name}: expected centred false or batch_size inf beside an advantage per token, got "
+                f"true and {self.batch_size}"
             )
         if self.is_noisy and self.optimizer == "flow":
             raise ValueError(f"flow: expected batch_size inf, got {self.batch_size}: a flow has no noise")
@@ -151,7 +159,12 @@ def _rolled_out(
 
 
 def _updates(rolled: Rolled, policy: MovablePolicy) -> list[Update]:
-    return [batch.update(rollout.trained(policy)) for batch, rollout in rolled]
+    return [
+        batch.update(
+            rollout.trained(policy), rollout.router_shift(policy) if batch.objective.uses_router_shift else None
+        )
+        for batch, rollout in rolled
+    ]
 
 
 def _noise(

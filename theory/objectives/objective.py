@@ -130,13 +130,17 @@ class Objective(Composition):
         logp_mu_BT: Float[Tensor, "B T"],
         advantages_B1: Float[Tensor, "B _T"],
         is_response_BT: Bool[Tensor, "B T"],
+        weights_B1: Float[Tensor, "B _W"] | None = None,
     ) -> Objective:
-        """The objective of one whole mini-batch: the budget settles its bounds (theory/objectives/second_moment.py)."""
+        """The objective of one whole mini-batch: the budget settles its bounds (theory/objectives/second_moment.py).
+
+        `weights_B1` are those of responses or tokens in the mean, by default 1.
+        """
         region = self.trust_region
         assert isinstance(region, MinClip), "the composition has seen to it"
         pi_BT, old_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_pi_BT, logp_old_BT))
         kept_BT = self.kept(logp_old_BT, logp_mu_BT, is_response_BT)
-        tau = clip_level(log_ratio(pi_BT, old_BT), advantages_B1, kept_BT, self.m2_budget)
+        tau = clip_level(log_ratio(pi_BT, old_BT), advantages_B1, kept_BT, self.m2_budget, weights_B1)
         low = max(region.eps_low, -math.expm1(-tau))
         high = max(region.eps_high, math.inf if tau > LARGEST else math.expm1(tau))
         return replace(self, trust_region=replace(region, eps_low=low, eps_high=high), m2_budget=0.0)

@@ -4,7 +4,8 @@
     eps_low' = max(eps_low, 1 - exp(-tau)),  eps_high' = max(eps_high, exp(tau) - 1),
 
 and no bound at all where their mean is within the budget. The tokens are those of a whole mini-batch, before its
-gradient pass: bounds of a micro-batch of its own would make the gradient depend on how the batch was cut.
+gradient pass: bounds of a micro-batch of its own would make the gradient depend on how the batch was cut. Where tokens
+have weights, sum and n are weighted: with probabilities tau is that of an infinitely large mini-batch.
 
 Source: M2PO (arXiv 2510.01161), by its authors' code (Infini-AI-Lab/M2PO, `compute_m2po_policy_loss`), whose least
 widths are 0.3 and 0.5; equation numbers could not be had. Differs from source: (1) tau is of the mini-batch, where the
@@ -32,17 +33,25 @@ def clip_level(
     advantages_B1: Float[Tensor, "B _T"],
     kept_BT: Bool[Tensor, "B T"],
     budget: float,
+    weights_B1: Float[Tensor, "B _T"] | None = None,
 ) -> float:
-    """tau, nats, in (0, inf]: the |log r| at which capping brings the mean second moment down to the budget."""
+    """tau, nats, in (0, inf]: the |log r| at which capping brings the mean second moment down to the budget.
+
+    The mean is over tokens, each weighing `weights_B1` >= 0, by default 1.
+    """
     away_BT = kept_BT & (advantages_B1 * log_ratio_BT > 0)
-    square_n = log_ratio_BT.detach()[away_BT].double().square().sort().values
-    target = budget * len(square_n)
-    if float(square_n.sum()) <= target:
+    weight_BT = torch.ones_like(log_ratio_BT) if weights_B1 is None else weights_B1.expand_as(log_ratio_BT)
+    away_BT = away_BT & (weight_BT > 0)  # 0 times an infinite ratio is nothing
+    square_n, order_n = log_ratio_BT.detach()[away_BT].double().square().sort()
+    weight_n = weight_BT[away_BT].double()[order_n]
+    target = budget * float(weight_n.sum())
+    moment_n = weight_n * square_n
+    if float(moment_n.sum()) <= target:
         return math.inf
-    before_n = square_n.cumsum(0) - square_n
-    left_n = len(square_n) - torch.arange(len(square_n), device=square_n.device)
+    before_n = moment_n.cumsum(0) - moment_n
+    left_n = weight_n.sum() - (weight_n.cumsum(0) - weight_n)
     first = int((before_n + left_n * square_n >= target).nonzero()[0, 0])
-    return math.sqrt(max(target - float(before_n[first]), 0.0) / int(left_n[first]))
+    return math.sqrt(max(target - float(before_n[first]), 0.0) / float(left_n[first]))
 
 
 __all__ = ["Budget", "clip_level"]

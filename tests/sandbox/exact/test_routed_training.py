@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from sandbox.engines import EngineConfig, RouterNoise, WeightPrecision
-from sandbox.exact.audit import moe_problem, moved, random_direction, tiny_moe
-from sandbox.exact.routed_policy import target_policy
+from sandbox.exact.audit import learner_of, moe_problem, moved, random_direction, tiny_moe
+from sandbox.exact.routed_policy import rollout_engine, target_policy
 from sandbox.exact.routed_training import MoeEngine, MoePolicy, MoeRollout, row_weights
 from sandbox.model import MoE
 from sandbox.model.config import ModelConfig
+from theory.algorithm import Algorithm
 from theory.contracts import Prompt
 from theory.exact.estimator import estimate
 from theory.exact.expected import Batch
@@ -23,7 +24,9 @@ from theory.exact.rates import reinforce
 from theory.exact.training import Settings, train
 from theory.exact.trajectory import Task, Trajectory
 from theory.exact.tree import PrefixTree
-from theory.objectives import preset
+from theory.loop import Collected, hand_over, old_pass, take
+from theory.objectives import Objective, Totals, preset
+from theory.preparation import prepared
 from theory.routing.passes import MODES, Mode
 from theory.streams import stream
 
@@ -31,6 +34,8 @@ FOREST = Forest.uniform(PrefixTree(3, 2, has_end=True), num_prompts=1, num_openi
 PROMPTS = [Prompt("0, 0", (0, 0), ""), Prompt("0, 1", (0, 1), "")]
 NOISE = EngineConfig(defects=(RouterNoise(std=2.0),))
 EXACT = EngineConfig()
+DR_GRPO = preset("dr_grpo")
+RSPO = preset("gmpo", router_shift_floor=0.95)
 # Sums of some hundred float64 terms of order 1.
 ROUNDING = 1e-12
 
@@ -45,9 +50,10 @@ def first(model: MoE | None = None) -> MoePolicy:
     return MoePolicy.of(FOREST, model or tiny_moe(3, stream(0, "model")), PROMPTS)
 
 
-def run(mode: Mode, engine: EngineConfig, n: int, draws: int = 2, num_updates: int = 3) -> Trajectory:
+def run(
+    mode: Mode, engine: EngineConfig, n: int, draws: int = 2, num_updates: int = 3, objective: Objective = DR_GRPO
+) -> Trajectory:
     """A few updates, observed at both ends."""
-    objective = preset("dr_grpo")
     settings = Settings(objective, "adam", 0.05, num_updates, n, observe_every=9, has_variance=False)
     return train(Task(FOREST, reward(FOREST)), first(), MoeEngine(engine, mode, draws), settings)
 
@@ -87,14 +93,64 @@ def test_an_update_is_the_audit_s(mode: Mode) -> None:
     engine = EngineConfig(defects=(WeightPrecision(format="fp8_e4m3"),))
     reward_Y = reward(one)
     (rollout,) = MoeEngine(engine, mode).roll_out(policy, policy)
-    batch = Batch(one, rollout.logp_mu, rollout.logp_old, reward_Y, preset("minirl"), Group(None))
+    now = policy.moved(step_Q)
     sizes = model.config
     zero = {i: torch.zeros(sizes.hidden_size, sizes.num_experts, dtype=torch.float64) for i in sizes.moe_layers}
     predictor = zero if mode in ("Pr2", "Pr3") else None
     problem = moe_problem(model, engine, mode, tree, PROMPTS[0], reward_Y, step_Q=step_Q, predictor=predictor)
-    audited = estimate(problem, preset("minirl"), Group(None)).mean
-    assert torch.allclose(batch.update(rollout.trained(policy.moved(step_Q))).gradient, audited, atol=ROUNDING)
-    assert float(audited.norm()) > 1e-3
+    for objective in (preset("minirl"), RSPO):
+        batch = Batch(one, rollout.logp_mu, rollout.logp_old, reward_Y, objective, Group(None))
+        audited = estimate(problem, objective, Group(None)).mean
+        found = batch.update(rollout.trained(now), rollout.router_shift(now)).gradient
+        assert torch.allclose(found, audited, atol=ROUNDING)
+        assert float(audited.norm()) > 1e-3
+
+
+@pytest.mark.parametrize(("mode", "floor"), [("none", 0.9), ("R3", 0.95)])
+def test_a_router_shift_is_the_loop_s_own_on_every_response(mode: Mode, floor: float) -> None:
+    """RSPO's update is the probability-weighted sum of what a trainer makes of each response alone: its pass of pi,
+    its shift from old's routers, its gradient through the model."""
+    model, one = tiny_moe(3, stream(0, "model")), Forest.uniform(FOREST.tree, 1)
+    rspo = preset("gmpo", router_shift_floor=floor)
+    policy, engine = MoePolicy.of(one, model, PROMPTS[:1]), EngineConfig(defects=(WeightPrecision(format="fp8_e4m3"),))
+    now = policy.moved(0.05 * random_direction(model, stream(0, "step")))
+    (rollout,) = MoeEngine(engine, mode).roll_out(policy, policy)
+    batch = Batch(one, rollout.logp_mu, rollout.logp_old, reward(one), rspo, Group(None))
+    update = batch.update(rollout.trained(now), rollout.router_shift(now))
+
+    algorithm, sampler = Algorithm(rspo, mode), rollout_engine(model, engine, one.tree)
+    hand_over(algorithm, sampler, learner_of(model, mode, None), version=0)
+    rollouts = sampler.enumerate(PROMPTS[0], one.tree)
+    old = old_pass(0, algorithm, learner_of(model, mode, None), Collected(rollouts, reward(one)[None], {}), 0)
+    learner = learner_of(now.model, mode, None)
+    probability_Y = rollouts.padded().logp_mu_BT.sum(1).exp()
+    A_Y = reward(one) - probability_Y @ reward(one)
+    total, shifts = torch.zeros_like(policy.parameters), []
+    for y in range(one.num_responses):
+        plan, minibatch = old.gradient.select([y]), take(rollouts, old, A_Y, [y], index=1, num=2)
+        minibatch, _ = prepared(rspo, algorithm.passes, learner, minibatch, old.scores, plan, [y])
+        forward, _ = learner.differentiable(minibatch.rollouts, plan)
+        alone, shift_1T = forward.batch, minibatch.router_shift_BT
+        J = rspo(
+            forward.logp_BT, minibatch.logp_old_BT, alone.logp_mu_BT, A_Y[[y]], alone.is_response_BT,
+            router_shift_BT=shift_1T, totals=Totals(1, 1),
+        ).objective  # fmt: skip
+        gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(J, learner.parameters)])
+        total += probability_Y[y] * gradient
+        assert shift_1T is not None
+        shifts.append(shift_1T[alone.is_response_BT])
+    assert torch.allclose(update.gradient, total, atol=ROUNDING)
+    gamma = torch.cat(shifts).neg().exp()  # above the floor, and below it
+    assert 0.0 < float(gamma.min()) < floor < float(gamma.max()) < 1.0
+
+
+def test_rspo_starts_as_gmpo() -> None:
+    """Where pi is old the routers have not moved: at N = 1 its run is GMPO's, and at N = 3 another."""
+    runs = {
+        (n, floor): run("R3", NOISE, n, objective=preset("gmpo", router_shift_floor=floor))
+        for n, floor in itertools.product((1, 3), (0.95, 1.0))
+    }
+    assert same(runs[1, 0.95], runs[1, 1.0]) and not same(runs[3, 0.95], runs[3, 1.0])
 
 
 # ---- where modes coincide --------------------------------------------------------------------------------------------
