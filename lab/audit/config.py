@@ -169,7 +169,7 @@ class AuditConfig(Strict):
     rewards: tuple[str, ...] = Field(default=("sparse",), min_length=1, description=f"any of {', '.join(REWARDS)}")
     groups: tuple[GroupBlock, ...] = Field(default=(GroupBlock(),), min_length=1, description="how advantages arise")
     objectives: tuple[AuditObjective, ...] = Field(
-        min_length=1, description="what is audited; `all`: every preset and correction (lab/audit/every.py)"
+        min_length=1, description="what is audited; `all`, alone or in the list: every preset and correction"
     )
     num_responses: tuple[Length, ...] = Field(
         default=(64, 1024), min_length=1, description="sample sizes for the root mean squared error"
@@ -182,7 +182,10 @@ class AuditConfig(Strict):
     def _all_objectives(cls, raw: object) -> object:
         if raw == "all":
             return tuple(every_objective())
-        return tuple(raw) if isinstance(raw, list) else raw  # what a validator has seen is no JSON array any more
+        if not isinstance(raw, list):
+            return raw
+        # A tuple: what a validator has seen is no JSON array any more.
+        return tuple(block for one in raw for block in (every_objective() if one == "all" else [one]))
 
     @model_validator(mode="after")
     def _names_are_known(self) -> AuditConfig:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Edit, Mutant
 
 TRAINING, EXPECTED, DRIFT = "theory.exact.training", "theory.exact.expected", "theory.drift"
+SETTLING, IN_PROPORTION = "theory.exact.settling", "a_batch_in_proportion_gives_the_expected_update"
+ROUTED, RSPO = "sandbox.exact.routed_policy", "an_expected_router_shift_is_the_loops"
 CENTERING = "theory.objectives.centering:centering_term"
 
 
@@ -65,5 +67,39 @@ EXACT = (
         "drift_counts_rejected_tokens", "Tokens of rejected responses are in the mean of the metric.",
         f"{DRIFT}:squared_drift", "kept_BT = objective.kept(logp_old_BT, logp_mu_BT, is_response_BT)",
         "kept_BT = is_response_BT", "rejected_tokens_have_no_drift",
+    ),
+    _mutant(
+        "budget_counts_every_response_once", "A budget's bounds are those of a batch that holds each response once.",
+        f"{SETTLING}:within_budget", "weights_sB.reshape(-1, 1)", "torch.ones_like(weights_sB).reshape(-1, 1)",
+        IN_PROPORTION,
+    ),
+    _mutant(
+        "budget_is_settled_at_old", "The bounds of a budget are settled once, where pi still is old.",
+        f"{EXPECTED}:Update.objective.func", "logp = (self.pi_BT,", "logp = (batch.old_BT,", IN_PROPORTION,
+    ),
+    _mutant(
+        "budget_weighs_by_the_advantage", "In finite groups a sign counts by the size of its advantages.",
+        "theory.exact.estimator:estimate", "weights.number_sC", "weights.first_sC", "a_budget_is_of_all_groups",
+    ),
+    _mutant(
+        "baseline_is_the_mean", "A token's baseline is the mean reward of the responses that have such a token.",
+        f"{SETTLING}:baselines", "weighted_PT / weight_PT, mean_PT", "mean_PT, mean_PT", IN_PROPORTION,
+    ),
+    _mutant(
+        "baseline_is_of_all_prompts", "Tokens are compared with those of other prompts.",
+        f"{SETTLING}:baselines", "sum_PT.index_add_(0, prompt_Y[rows],", "sum_PT.index_add_(0, 0 * prompt_Y[rows],",
+        IN_PROPORTION,
+    ),
+    _mutant(
+        "baseline_forgets_the_prefix", "A token's weight in its baseline is that of its own score alone.",
+        f"{SETTLING}:baselines", "tree.gather(energy, paths).cumsum(1)", "tree.gather(energy, paths)", IN_PROPORTION,
+    ),
+    _mutant(
+        "expected_routers_stand_still", "An expected update takes pi's routers for old's.",
+        f"{EXPECTED}:Update._coefficients", "shift_BT[rows_b]", "0 * shift_BT[rows_b]", RSPO,
+    ),
+    _mutant(
+        "expected_routers_are_of_the_first_update", "The shift is asked for as at a first update, where there is none.",
+        f"{ROUTED}:router_shift", "index=1", "index=0", RSPO,
     ),
 )  # fmt: skip

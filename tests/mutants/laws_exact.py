@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
 from tests.mutants.law import Law, times
+from tests.sandbox.exact import test_routed_training as routed
 from tests.theory import test_drift as drift
 from tests.theory import test_exact_centering as centering
+from tests.theory import test_exact_estimator as estimator
 from tests.theory import test_exact_noise as noise
 from tests.theory import test_exact_training as training
 from theory.exact.groups import Group
@@ -38,4 +42,23 @@ EXACT = (
         times(drift.test_a_weight_of_the_whole_gap_has_none_and_others_have_no_number),
     ),
     Law("rejected_tokens_have_no_drift", times(drift.test_rejected_and_padded_tokens_are_left_out)),
+    Law(
+        "a_batch_in_proportion_gives_the_expected_update",
+        times(
+            training.test_a_batch_in_mu_s_proportions_gives_the_expected_update,
+            {"name": "m2po"},
+            {"name": "optimal token"},
+            {"name": "m2po, optimal token"},
+        ),
+    ),
+    Law("a_budget_is_of_all_groups", times(estimator.test_a_budget_counts_how_often_each_sign_occurs)),
+    Law(
+        "an_expected_router_shift_is_the_loops",
+        times(
+            routed.test_a_router_shift_is_the_loop_s_own_on_every_response,
+            {"mode": "none", "floor": 0.9},
+            {"mode": "R3", "floor": 0.95},
+        ),
+        torch.float32,  # as in the sandbox's own tests
+    ),
 )

@@ -1,8 +1,8 @@
 """The league table of objectives and corrections: its kept rows, docs/league.md and its picture.
 
-`python -m tests.pages.league` enumerates configs/audit/league.yaml (every preset and correction that there is) and
-league_moe.yaml, keeps the medians over policies in results/audit/, and writes page and picture; with `--page` it
-writes these from the kept rows.
+`python -m tests.pages.league` enumerates configs/audit/league.yaml (every preset and correction that there is),
+league_tokens.yaml and league_moe.yaml, keeps the medians over policies in results/audit/, and writes page and picture;
+with `--page` it writes these from the kept rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sandbox.border.pictures import svg
 
 ROOT = Path(__file__).parents[2]
 PAGE, PICTURE = ROOT / "docs/league.md", ROOT / "docs/images/league.svg"
-CONFIGS = {name: ROOT / f"configs/audit/{name}.yaml" for name in ("league", "league_moe")}
+CONFIGS = {name: ROOT / f"configs/audit/{name}.yaml" for name in ("league", "league_tokens", "league_moe")}
 KEPT = {name: ROOT / f"results/audit/{name}.csv" for name in CONFIGS}
 KEYS = ("policy", "engine", "mode", "reward", "asked_discrepancy", "asked_staleness", "objective")
 MEASURES = (
@@ -178,6 +178,57 @@ def by_level(frame: pd.DataFrame, names: Sequence[str]) -> str:
     return markdown_table(["objective", *(head for head, _ in columns)], rows, numbers=True)
 
 
+SUFFIX = ", per token"
+
+
+def _beside(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
+    """Each objective with a baseline per token: its name, its rows, and those of the same cells under the mean."""
+    names = frame["objective"].astype(str)
+    for name in names[names.str.endswith(SUFFIX)].unique():
+        plain = name.removesuffix(SUFFIX)
+        yield plain, where(frame, names == name), where(frame, names == plain)
+
+
+PER_TOKEN_HEADS = {
+    "variance": "variance", "direction_bias": "direction bias", "best_64": "error, 64", "best_1024": "error, 1,024",
+}  # fmt: skip
+
+
+def per_token(frame: pd.DataFrame) -> str:
+    """For each objective and gap, the numbers under a baseline per token over those under the mean."""
+    rows = []
+    for plain, mine, theirs in _beside(frame):
+        for level in distinct(frame, "asked_discrepancy"):
+            at = [where(part, part["asked_discrepancy"] == level) for part in (mine, theirs)]
+            cells = [plain, number(level)]
+            for name in PER_TOKEN_HEADS:
+                ratio = numbers(at[0], name) / numbers(at[1], name)
+                cells.append(f"{np.median(ratio):.2f} [{ratio.min():.2f}, {ratio.max():.2f}]")
+            rows.append(cells)
+    return markdown_table(["objective", "KL(mu, old)", *PER_TOKEN_HEADS.values()], rows, numbers=True)
+
+
+def _least_gain(frame: pd.DataFrame) -> str:
+    """The cells in which a baseline per token lowers variance and error."""
+    less, better, total = 0, 0, 0
+    for _, mine, theirs in _beside(frame):
+        less += int((numbers(mine, "variance") < numbers(theirs, "variance")).sum())
+        better += int((numbers(mine, "best_1024") < numbers(theirs, "best_1024")).sum())
+        total += len(mine)
+    return f"It lowers the variance in {less} of {total} cells, and the error of 1,024 responses in {better}."
+
+
+def _shifted(moe: pd.DataFrame) -> str:
+    """RSPO beside GMPO, off policy: the ratio of their numbers in the cells of the MoE."""
+    stale = where(moe, moe["asked_staleness"] > 0)
+    rspo, gmpo = (where(stale, stale["objective"] == name) for name in ("rspo", "gmpo"))
+    said = []
+    for name, words in (("direction_bias", "direction bias"), ("variance", "variance"), ("best_1024", "error")):
+        ratio = numbers(rspo, name) / numbers(gmpo, name)
+        said.append(f"{words} {ratio.min():.3g} to {ratio.max():.3g}")
+    return f"RSPO over GMPO off policy, at 1,024 responses: {', '.join(said)}; on policy they are one."
+
+
 # ---- words -----------------------------------------------------------------------------------------------------------
 
 
@@ -313,7 +364,8 @@ says how the objectives stand to each other where everything is known, and not w
 are short, where the weight of a whole response is at its best: its variance grows with the length
 ([the token weight](token-weight.md)).
 
-It has every preset and correction of the project that asks for no more than log-probabilities and rewards.
+It has every preset and correction of the project that asks for no more than log-probabilities and rewards, and M2PO,
+whose bounds are those of an infinitely large mini-batch. A baseline per token and RSPO have sections of their own.
 This makes it again: `python -m tests.pages.league`.
 
 Cells: KL(mu, old) = {gaps} nats per token; pi on old, or {stale} nats per token from it along the true gradient
@@ -332,6 +384,10 @@ Medians over all cells, the least error from 1,024 responses on top. Bias, direc
 are those of [audits](audit.md), in lengths of the true gradient and at the objective's own scale. `x best`: the
 error at the best step length over the least of the cell. Drift: the length of what no choice of token earned."""
 
+PER_TOKEN = """`advantage: optimal_token` (arXiv 2602.07078) beside the mean of the rewards, in infinite groups, where
+either baseline is an expectation; cells as above, and responses with an end. Numbers are those with a baseline per
+token over those with the mean: medians over cells, and in brackets the least and the largest."""
+
 PICTURED = (
     "![Error from 1,024 responses over the least of the cell, by objective, gap and staleness](images/league.svg)"
 )
@@ -339,7 +395,7 @@ PICTURED = (
 
 def page() -> str:
     """docs/league.md, from the kept rows."""
-    frame, moe = kept("league"), kept("league_moe")
+    frame, moe, tokens = kept("league"), kept("league_moe"), kept("league_tokens")
     config = load_config(CONFIGS["league"])
     first = [row["objective"] for row in records(standing(frame))]
     heats = dict.fromkeys(heat_of(policy) for policy in frame["policy"])
@@ -359,9 +415,15 @@ def page() -> str:
         "## By temperature, reward and staleness",
         "Median of `x best` from 1,024 responses: the twelve that stand first, and the plain gradient.",
         by_level(frame, [*dict.fromkeys([*first[:12], PLAIN])]),
+        "## A baseline per token",
+        PER_TOKEN,
+        _least_gain(tokens),
+        per_token(tokens),
         "## A mixture of experts with its engines",
-        f"The sandbox's MoE with its own engines, {len(moe['objective'].unique())} objectives, on policy. The gap is "
-        f"the engine's own. From 1,024 responses errs least: {'; '.join(_moe_gaps(moe))}. Columns as above.",
+        f"The sandbox's MoE with its own engines, {len(moe['objective'].unique())} objectives, on policy and "
+        f"{number(distinct(moe, 'asked_staleness')[-1])} nats per token from old in a random direction. The gap is "
+        f"the engine's own. From 1,024 responses errs least: {'; '.join(_moe_gaps(moe))}. {_shifted(moe)} Columns as "
+        f"above.",
         league(moe),
         "## Drift, and its metric",
         proxy(frame),

@@ -35,7 +35,8 @@ TOKENS = """
 
 `objective.advantage: optimal_token` gives each token its own baseline, weighted by the squares of the scores up to it
 (arXiv 2602.07078), with any preset. The old pass reports sum_v old(v)^2 of every token for it, in both worlds, at no
-further pass. Centering is refused beside it; exact audits and exact training know advantages of responses alone.
+further pass. Centering is refused beside it. Exact audits and exact training have it in infinite groups, where a
+token's baseline is E[W_t R] / E[W_t]; finite groups are refused, since a baseline depends on the others' prefixes.
 """
 
 SHIFT = """
@@ -53,7 +54,8 @@ and GRPO and GSPO take it as well. Both worlds and every layout have it: the old
 token (`firstorder plan` counts them), and before each mini-batch but the first a scoring pass of it gives pi's, so that
 gamma does not depend on micro-batches or on how ranks share the layers. `timing_s/old_log_prob` includes that pass.
 A dense model, a correction on pi/mu, centering, and ratios and trust regions that are no function of a token's pi/old
-or of its geometric mean are refused. Exact audits and exact training have no router scores, and refuse it.
+or of its geometric mean are refused. Exact audits and exact training have it on the sandbox's MoE, under every replay
+mode; policies on trees have no routers, and are refused.
 """
 
 BUDGET = """
@@ -68,8 +70,9 @@ objective: {preset: grpo_dapo, m2_budget: 0.04, eps_low: 0.3, eps_high: 0.5}
 ```
 
 The bounds are those of a whole mini-batch under pi, whatever its micro-batches: a scoring pass before each update but
-the first gives them, as for the routers' shift. Its authors' code takes each micro-batch's. Exact audits and exact
-training have no mini-batch, and refuse it.
+the first gives them, as for the routers' shift. Its authors' code takes each micro-batch's. In exact audits and exact
+training the mini-batch is infinitely large: each token counts by the probability that its response has that sign of
+advantage, and the variance leaves out that a sampled mini-batch has bounds of its own.
 """
 
 VERL = """

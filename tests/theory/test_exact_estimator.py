@@ -77,6 +77,16 @@ def test_moments_are_those_of_all_groups(name: str) -> None:
         assert exact.variance == pytest.approx(variance, abs=1e-12)
 
 
+def test_a_budget_counts_how_often_each_sign_occurs() -> None:
+    """M2PO's bounds in groups of 3 are those of all groups together: here the chance of a sign, and not the size of
+    its advantages, decides whether a token is clipped."""
+    world, objective = make_world(V=3, T=2, seed=4), OBJECTIVES["m2po"]
+    exact = estimate(world.problem, objective, Group(3))
+    mean, variance = brute_force(world, objective, 3)
+    assert torch.allclose(exact.mean, mean, atol=1e-12)
+    assert exact.variance == pytest.approx(variance, abs=1e-12)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_moments_of_every_kind_of_policy(kind: str) -> None:
     """The same for shared and for free parameters, over ragged responses of up to 3 tokens."""
