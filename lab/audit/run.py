@@ -19,8 +19,9 @@ from lab.audit.config import AuditConfig, AuditObjective
 from lab.audit.table import COLUMNS, DRIFTS, error_column
 from lab.casebook import Rows
 from lab.config.load import config_hash
+from theory.exact.drift_metric import token_drift
 from theory.exact.estimator import Estimate, Problem, estimate, true_gradient
-from theory.exact.expected import expected_update, token_drift
+from theory.exact.expected import expected_update
 from theory.exact.groups import Group
 from theory.exact.levels import sequence_kl, token_kl
 from theory.objectives import Objective

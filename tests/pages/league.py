@@ -181,7 +181,7 @@ def by_level(frame: pd.DataFrame, names: Sequence[str]) -> str:
 SUFFIX = ", per token"
 
 
-def _beside(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
+def beside(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
     """Each objective with a baseline per token: its name, its rows, and those of the same cells under the mean."""
     names = frame["objective"].astype(str)
     for name in names[names.str.endswith(SUFFIX)].unique():
@@ -197,7 +197,7 @@ PER_TOKEN_HEADS = {
 def per_token(frame: pd.DataFrame) -> str:
     """For each objective and gap, the numbers under a baseline per token over those under the mean."""
     rows = []
-    for plain, mine, theirs in _beside(frame):
+    for plain, mine, theirs in beside(frame):
         for level in distinct(frame, "asked_discrepancy"):
             at = [where(part, part["asked_discrepancy"] == level) for part in (mine, theirs)]
             cells = [plain, number(level)]
@@ -211,7 +211,7 @@ def per_token(frame: pd.DataFrame) -> str:
 def _least_gain(frame: pd.DataFrame) -> str:
     """The cells in which a baseline per token lowers variance and error."""
     less, better, total = 0, 0, 0
-    for _, mine, theirs in _beside(frame):
+    for _, mine, theirs in beside(frame):
         less += int((numbers(mine, "variance") < numbers(theirs, "variance")).sum())
         better += int((numbers(mine, "best_1024") < numbers(theirs, "best_1024")).sum())
         total += len(mine)

@@ -19,6 +19,7 @@ from tests.pages.league import (
     PAGE,
     PICTURE,
     SIZES,
+    beside,
     best_step_error,
     figure,
     kept,
@@ -93,6 +94,18 @@ def test_a_kept_row_is_an_enumeration() -> None:
             each = found[row["objective"]]
             assert row["bias"] == pytest.approx(np.median([one.bias for one in each]), rel=1e-5)
             assert row["error_64"] == pytest.approx(np.median([one.error(64) for one in each]), rel=1e-5)
+
+
+def test_baselines_are_compared_in_the_same_cells() -> None:
+    """Rows with a baseline per token stand beside rows of the mean in the same cells, where grad J is one and the same;
+    under a weight of the whole gap a baseline of the infinite group moves no bias."""
+    frame, pairs = kept("league_tokens"), list(beside(kept("league_tokens")))
+    assert 2 * sum(len(mine) for _, mine, _ in pairs) == len(frame) and len(pairs) == 4
+    for name, mine, theirs in pairs:
+        assert mine["kl_mu_old"].tolist() == theirs["kl_mu_old"].tolist()
+        assert mine["variance"].tolist() != theirs["variance"].tolist()
+        if name == "reinforce + token_is":
+            assert mine["bias"].tolist() == pytest.approx(theirs["bias"].tolist(), rel=1e-5, abs=1e-9)
 
 
 def test_the_least_of_a_cell_is_one() -> None:

@@ -16,7 +16,8 @@ from tests.theory.exact_world import make_world
 from theory import advantages
 from theory.contracts import MiniBatch, Prompt, Response, Rollouts, UpdateStats
 from theory.drift import drift_metrics, squared_drift
-from theory.exact.expected import expected_update, token_drift
+from theory.exact.drift_metric import token_drift
+from theory.exact.expected import expected_update
 from theory.exact.groups import Group
 from theory.objectives import Objective, correction, preset
 from theory.streams import stream

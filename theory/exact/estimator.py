@@ -176,29 +176,35 @@ def _of_one_response(problem: Problem, objective: Objective, baseline: str) -> t
     kept_Y = torch.cat([_kept(problem, objective, paths) for _, paths in tree.chunks()])
     size_Y = tree.lengths if objective.aggregation.counts == "tokens" else torch.ones_like(tree.lengths)
     denominator = (probability_Y * torch.where(kept_Y, size_Y, 0)).sum()
-    centre = (probability_Y * problem.reward_Y).sum() if baseline == "mean" else 0.0
-    baseline_T = torch.full((tree.max_length,), float(centre), dtype=torch.float64)
-    if has_token_advantages(objective) and baseline == "mean":
-        one_Y = torch.zeros_like(tree.lengths)
-        (baseline_T,) = baselines(tree, problem.logp_old, probability_Y, problem.reward_Y, one_Y)
+    advantages = _advantages(problem, objective, probability_Y, baseline)
     if has_token_advantages(objective):
-        advantages_Y = problem.reward_Y[:, None].double() - baseline_T
-        objective = _settled(problem, objective, probability_Y.expand(2, -1) / 2, advantages_Y)
+        objective = _settled(problem, objective, probability_Y.expand(2, -1) / 2, advantages)
     else:
-        advantages_Y = (problem.reward_Y - centre).double()
-        signs_sY = torch.stack([advantages_Y > 0, advantages_Y < 0]) * probability_Y
-        objective = _settled(problem, objective, signs_sY)
+        objective = _settled(problem, objective, torch.stack([advantages > 0, advantages < 0]) * probability_Y)
     if objective.centering != "none":
-        share_Y = torch.where(kept_Y, problem.reward_Y - centre, 0.0) / denominator
+        share_Y = torch.where(kept_Y, advantages, 0.0) / denominator
         each_YQ = _centred_gradients(problem, objective)[(share_Y < 0).long(), torch.arange(len(share_Y))]
         each_YQ = share_Y.abs()[:, None] * each_YQ
         return probability_Y @ each_YQ, (probability_Y * each_YQ.square().sum(1)).sum()
     edges, second = tree.zero_edges(), torch.zeros((), dtype=torch.float64)
     for rows, paths in tree.chunks():
-        coefficients_BT = _coefficients(problem, objective, logp_pi, paths, advantages_Y[rows]) / denominator
+        coefficients_BT = _coefficients(problem, objective, logp_pi, paths, advantages[rows]) / denominator
         second += (probability_Y[rows] * policy.squared_norms(coefficients_BT, paths)).sum()
         tree.scatter(edges, probability_Y[rows, None] * coefficients_BT, paths)
     return policy.pullback(edges), second
+
+
+def _advantages(
+    problem: Problem, objective: Objective, probability_Y: Float[Tensor, " Y"], baseline: str
+) -> Float[Tensor, " Y"] | Float[Tensor, "Y T"]:
+    """The advantages of an infinite group, one per response or one per token."""
+    tree, reward_Y = problem.target.tree, problem.reward_Y.double()
+    if baseline == "none":
+        return reward_Y[:, None].expand(-1, tree.max_length) if has_token_advantages(objective) else reward_Y
+    if not has_token_advantages(objective):
+        return reward_Y - (probability_Y * reward_Y).sum()
+    one_Y = torch.zeros_like(tree.lengths)
+    return reward_Y[:, None] - baselines(tree, problem.logp_old, probability_Y, reward_Y, one_Y)
 
 
 def _centred_gradients(problem: Problem, objective: Objective) -> Float[Tensor, "2 Y Q"]:
@@ -242,7 +248,7 @@ def _class_gradients(
 
 
 def _coefficients(
-    problem: Problem, objective: Objective, logp_pi: Edges, paths: Paths, advantages: Float[Tensor, B * _T]
+    problem: Problem, objective: Objective, logp_pi: Edges, paths: Paths, advantages: Tensor
 ) -> Float[Tensor, "B T"]:
     tree = problem.target.tree
     pi_BT, old_BT, mu_BT = (tree.gather(x, paths) for x in (logp_pi, problem.logp_old, problem.logp_mu))

@@ -1,0 +1,51 @@
+"""The expectation of the metric `rollout_corr/drift`, beside the drift that it stands for (theory/exact/expected.py).
+
+Letters: theory/exact/tree.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from theory.drift import squared_drift
+from theory.exact.expected import Batch, Update
+from theory.objectives import AGGREGATIONS
+
+
+def token_drift(update: Update) -> float:
+    """The expectation of the square of `rollout_corr/drift` (theory/drift.py), rooted; in units of the advantage.
+
+    Of one prompt's batch. nan where that metric is absent, and for finite groups where a response may be rejected.
+    """
+    batch, on_BT = update.batch, update.batch.forest.whole.is_response_BT
+    if not batch.objective.is_tokenwise or not (batch.kept_Y.all() or batch.group.num_responses is None):
+        return math.nan
+    total = 0.0
+    for sign, square_Y in zip((1.0, -1.0), _squared_advantages(batch), strict=True):
+        sign_Y = torch.full_like(batch.probability_Y, sign)
+        x_BT, _ = squared_drift(batch.objective, update.pi_BT, batch.old_BT, batch.mu_BT, sign_Y, on_BT)
+        total += float((batch.probability_Y * square_Y * x_BT.sum(1)).sum())
+    return math.sqrt(total / float((batch.probability_Y * torch.where(batch.kept_Y, batch.forest.lengths, 0)).sum()))
+
+
+def _squared_advantages(batch: Batch) -> Float[Tensor, "2 Y"]:
+    """E[A^2; A > 0] and E[A^2; A < 0] of every response."""
+    G = batch.group.num_responses
+    if G is None:
+        centred_Y = batch.reward_Y.double()
+        if batch.group.baseline == "mean":
+            centred_Y = centred_Y - (batch.probability_Y * centred_Y).sum()
+        return torch.stack([centred_Y.clamp(min=0), centred_Y.clamp(max=0)]).square()
+    # Over responses the denominator is G where none is rejected: a = A / G, and G of them make a group.
+    by_responses = replace(batch, objective=replace(batch.objective, aggregation=AGGREGATIONS["token_sum"]))
+    (one,) = by_responses.groups
+    reach_C = one.classes.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
+    return G * (one.moments.square_sC / reach_C)[:, one.classes.index_Y]
+
+
+__all__ = ["token_drift"]
