@@ -104,7 +104,7 @@ class Batch:
 
     @property
     def _denominator(self) -> Float[Tensor, ""]:
-        """What the aggregation divides by in an infinite group, per response."""
+        """The aggregation's denominator in an infinite group, per response."""
         by_length = self.objective.aggregation.counts == "tokens"
         size_Y = self.forest.lengths if by_length else torch.ones_like(self.forest.lengths)
         total = (self.probability_Y * torch.where(self.kept_Y, size_Y, 0)).sum()

@@ -1,4 +1,4 @@
-"""What the whole batch settles before a gradient is taken on it: baselines of tokens, and the bounds of a budget.
+"""Facts of the whole batch that are settled before its gradient: baselines of tokens, and the bounds of a budget.
 
 The batch is infinitely large, so that each is an expectation over responses (theory/preparation.py has those of a
 sampled batch). A sampled batch has bounds and baselines of its own: what that adds to the variance is left out.
