@@ -134,7 +134,7 @@ def _story(table: pd.DataFrame) -> str:
 
 
 def _ends(table: pd.DataFrame, wanted: Sequence[tuple[str, str, str]], head: str) -> str:
-    """How runs at N = 8 ended, a line for each gap and remedy that has any."""
+    """Ends of runs at N = 8, a line for each gap and remedy that has any."""
     lines = []
     for gap, remedy, name in wanted:
         for place in places(where(table, N=8, gap=gap, remedy=remedy)).to_dict("records"):
