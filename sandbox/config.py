@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from lab.config.run import RunConfig
 from lab.strict import ConfigError, Strict
-from sandbox.engines import EngineConfig
+from sandbox.engines import EngineConfig, StaleWeights
 from sandbox.engines.reduction_order import ReductionOrder
 from sandbox.kernels import Kernels, choose
 from sandbox.model.config import ModelConfig
@@ -152,7 +152,7 @@ class SandboxRun(RunConfig):
     @model_validator(mode="after")
     def _features_fit(self) -> SandboxRun:
         for defect in self.engine.defects:
-            if defect.kind == "stale_weights" and defect.versions > 0 and self.algorithm.replay.mode == "Pr3":
+            if isinstance(defect, StaleWeights) and defect.versions > 0 and self.algorithm.replay.mode == "Pr3":
                 raise ValueError(
                     "algorithm.replay.mode: expected a mode other than Pr3 with stale_weights (mu's router logits hold "
                     f"the predictor of {defect.versions} hand-overs ago), got Pr3"
@@ -170,7 +170,9 @@ class SandboxRun(RunConfig):
 
     @model_validator(mode="after")
     def _turns_fit(self) -> SandboxRun:
-        switches = [d for d in self.engine.defects if d.kind == "stale_weights" and d.versions > 0 and d.switch_at < 1]
+        switches = [
+            d for d in self.engine.defects if isinstance(d, StaleWeights) and d.versions > 0 and d.switch_at < 1
+        ]
         if self.algorithm.sampling.max_turns > 1 and switches:
             raise ValueError(
                 f"engine.defects: expected stale_weights with switch_at = 1 where responses have turns (it counts the "

@@ -1,14 +1,22 @@
-"""Simulated inference engines: the exact one plus named defects. A new defect is one file and one row in `Defects`."""
+"""Simulated inference engines: the exact one plus named defects. A new defect is a new file of this folder.
+
+Its class says all that others ask of it: its dials and words, the links that it breaks, its rows of the defect table.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from inspect import isabstract
+from typing import TYPE_CHECKING, Annotated, Union
 
 from pydantic import Field, model_validator
 
 from lab.strict import Strict
 from sandbox.engines.activation_precision import ActivationPrecision
 from sandbox.engines.block_precision import BlockPrecision
+from sandbox.engines.defect import Defect
 from sandbox.engines.expert_layout import ExpertLayout
 from sandbox.engines.kv_precision import KVPrecision
 from sandbox.engines.logit_noise import LogitNoise
@@ -20,27 +28,32 @@ from sandbox.engines.sampling_mismatch import SamplingMismatch
 from sandbox.engines.stale_weights import StaleWeights
 from sandbox.engines.weight_precision import WeightPrecision
 
-Defects = Annotated[
-    WeightPrecision
-    | ActivationPrecision
-    | BlockPrecision
-    | KVPrecision
-    | ReductionOrder
-    | RouterNoise
-    | LogitNoise
-    | StaleWeights
-    | PartialWeights
-    | ExpertLayout
-    | RoutedScaling
-    | SamplingMismatch,
-    Field(discriminator="kind"),
-]
+
+def _kinds() -> Iterator[type[Defect]]:
+    """The defects that stand in the files of this folder."""
+    for file in pkgutil.iter_modules(__path__):
+        module = import_module(f"{__name__}.{file.name}")
+        # A file's names are its own and those that it imports: the latter are another file's.
+        own = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+        yield from (value for value in own if isinstance(value, type) and issubclass(value, Defect))
+
+
+KINDS: tuple[type[Defect], ...] = tuple(
+    sorted((kind for kind in _kinds() if not isabstract(kind)), key=lambda kind: (kind.place, kind.__name__))
+)
+"""Every kind of defect, in the order of the config's schema and of the defect table."""
+
+if TYPE_CHECKING:
+    AnyDefect = Defect
+else:
+    # pydantic chooses the member by its `kind`; type checkers cannot follow a union that is made at run time.
+    AnyDefect = Annotated[Union[KINDS], Field(discriminator="kind")]  # noqa: UP007
 
 
 class EngineConfig(Strict):
     """The inference engine: the training engine's own maths, plus these defects in order. None gives `exact`."""
 
-    defects: tuple[Defects, ...] = Field(
+    defects: tuple[AnyDefect, ...] = Field(
         default=(), description="departures from the training engine; none: the exact engine"
     )
     prefix_cache: bool = Field(
@@ -54,8 +67,15 @@ class EngineConfig(Strict):
 
     @model_validator(mode="after")
     def _has_one_of_each(self) -> EngineConfig:
-        for kind in ("stale_weights", "partial_weights", "sampling_mismatch"):
-            num = sum(defect.kind == kind for defect in self.defects)
-            if num > 1:
-                raise ValueError(f"defects: expected at most 1 {kind}, got {num}")
+        for kind in KINDS:
+            num = sum(isinstance(defect, kind) for defect in self.defects)
+            if kind.at_most_one and num > 1:
+                raise ValueError(f"defects: expected at most 1 {kind.model_fields['kind'].default}, got {num}")
         return self
+
+
+__all__ = [
+    "KINDS", "ActivationPrecision", "BlockPrecision", "EngineConfig", "ExpertLayout", "KVPrecision", "LogitNoise",
+    "PartialWeights", "ReductionOrder", "RoutedScaling", "RouterNoise", "SamplingMismatch", "StaleWeights",
+    "WeightPrecision",
+]  # fmt: skip

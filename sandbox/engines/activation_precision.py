@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Generator
@@ -22,12 +23,23 @@ class ActivationPrecision(Defect):
     Blocks are of 1 x 128, as in DeepSeek-V3 (arXiv 2412.19437, sec. 3.3.2).
     """
 
+    place: ClassVar[float] = 2
     kind: Literal["activation_precision"] = "activation_precision"
     format: Format = Field(default="fp8_e4m3", description="format of the activations: bf16, fp16, fp8_e4m3 or int8")
     scale: Literal["tensor", "token", "block"] = Field(
         default="token", description="FP8, INT8: one scale per tensor, per token, or per block of a token"
     )
     block_size: int = Field(default=128, ge=1, description="width of a block; the last one may be smaller")
+
+    @classmethod
+    def rungs(cls) -> Mapping[str, Defect]:
+        return {
+            "activations bf16": cls(format="bf16"),
+            "activations int8, a scale per token": cls(format="int8"),
+            "activations fp8, a scale per token": cls(),
+            "activations fp8, a scale per block of 1 x 32": cls(scale="block", block_size=32),
+            "activations fp8, a scale per tensor": cls(scale="tensor"),
+        }
 
     @property
     def setting(self) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 from jaxtyping import Float
 from pydantic import Field
@@ -32,9 +32,21 @@ class BlockPrecision(Defect):
     depends on whatever else is in the batch: it breaks batch invariance and prefill == decode too.
     """
 
+    place: ClassVar[float] = 3
     kind: Literal["block_precision"] = "block_precision"
     format: BlockFormat = Field(default="mxfp8", description="fp8_ue8m0, mxfp8 or nvfp4")
     of: Literal["weights", "activations", "both"] = Field(default="both", description="what is kept in it")
+
+    @classmethod
+    def rungs(cls) -> Mapping[str, Defect]:
+        return {
+            "fp8 blocks with ue8m0 scales": cls(format="fp8_ue8m0"),
+            "fp8 blocks with ue8m0 scales, weights": cls(format="fp8_ue8m0", of="weights"),
+            "mxfp8": cls(),
+            "mxfp8, weights": cls(of="weights"),
+            "nvfp4": cls(format="nvfp4"),
+            "nvfp4, weights": cls(format="nvfp4", of="weights"),
+        }
 
     @property
     def setting(self) -> str:

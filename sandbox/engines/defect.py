@@ -7,10 +7,11 @@ tokens are drawn from or what is written down about them. It declares which link
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -33,6 +34,17 @@ LINKS: tuple[Link, ...] = get_args(Link)
 
 class Defect(Strict, ABC):
     """Base of all defects; each subclass has a literal `kind`, its dial, and overrides the hooks that it needs."""
+
+    place: ClassVar[float] = math.inf
+    """Where the kind stands among the others in the schema and in tables; kinds without a place come last, by name."""
+
+    at_most_one: ClassVar[bool] = False
+    """Whether an engine may have this kind once alone: it has one sampler, and one history of weights."""
+
+    @classmethod
+    @abstractmethod
+    def rungs(cls) -> Mapping[str, Defect]:
+        """The settings that `firstorder defects` measures, by their names in its table."""
 
     @property
     def words(self) -> str:

@@ -6,8 +6,8 @@ vllm#42821, verl#7986, verl#7195: a reload writes tensors of the checkpoint's la
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -27,9 +27,17 @@ class ExpertLayout(Defect):
     `halves`: silu(up x) * gate x instead of silu(gate x) * up x. Breaks trainer == engine alone; `layers` = 0 is exact.
     """
 
+    place: ClassVar[float] = 10
     kind: Literal["expert_layout"] = "expert_layout"
     moved: Literal["experts", "halves"] = Field(default="experts", description="what is in the wrong place")
     layers: int = Field(default=1, ge=0, description="MoE layers, from the last one back, that are hit")
+
+    @classmethod
+    def rungs(cls) -> Mapping[str, Defect]:
+        return {
+            "experts one place on, last layer": cls(),
+            "gate and up swapped, last layer": cls(moved="halves"),
+        }
 
     @property
     def breaks(self) -> frozenset[Link]:

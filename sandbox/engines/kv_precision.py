@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 from torch import Generator
@@ -23,6 +24,7 @@ class KVPrecision(Defect):
     and small ones fall to 0.
     """
 
+    place: ClassVar[float] = 4
     kind: Literal["kv_precision"] = "kv_precision"
     format: Literal["bf16", "fp8_e4m3", "int8"] = Field(default="fp8_e4m3", description="format of the cache")
     scale: Literal["unit", "token", "tensor"] = Field(
@@ -34,6 +36,15 @@ class KVPrecision(Defect):
         if self.format == "int8" and self.scale == "unit":
             raise ValueError("scale: expected token or tensor with int8 (a step of 1 keeps nothing), got unit")
         return self
+
+    @classmethod
+    def rungs(cls) -> Mapping[str, Defect]:
+        return {
+            "cache bf16": cls(format="bf16"),
+            "cache int8, a scale per token": cls(format="int8", scale="token"),
+            "cache fp8, a scale per token": cls(scale="token"),
+            "cache fp8, scale 1": cls(),
+        }
 
     @property
     def setting(self) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -30,8 +31,17 @@ class LogitNoise(Defect):
     std^2 (1 - sum_v p_v^2) / 2 nats, to order std^3.
     """
 
+    place: ClassVar[float] = 7
     kind: Literal["logit_noise"] = "logit_noise"
     std: float = Field(default=0.1, ge=0, description="standard deviation of the noise, in nats")
+
+    @classmethod
+    def rungs(cls) -> Mapping[str, Defect]:
+        return {
+            "logit noise 0.01": cls(std=0.01),
+            "logit noise 0.1": cls(std=0.1),
+            "logit noise 0.3": cls(std=0.3),
+        }
 
     @property
     def breaks(self) -> frozenset[Link]:

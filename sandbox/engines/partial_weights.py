@@ -6,7 +6,7 @@ verl#7495: a weight sync that carried no LoRA tensor, so that the engine sampled
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -30,10 +30,21 @@ class PartialWeights(Defect):
     Breaks trainer == engine from the second hand-over on, the more the further those tensors have been trained.
     """
 
+    place: ClassVar[float] = 9
+    at_most_one: ClassVar[bool] = True
     kind: Literal["partial_weights"] = "partial_weights"
     missing: Literal["all", "experts", "attention", "routers"] = Field(
         default="all", description="the tensors that never arrive; all: the engine keeps its first weights"
     )
+
+    @classmethod
+    def rungs(cls) -> Mapping[str, Defect]:
+        return {
+            "nothing arrives after the first hand-over": cls(),
+            "experts never arrive": cls(missing="experts"),
+            "attention never arrives": cls(missing="attention"),
+            "routers never arrive": cls(missing="routers"),
+        }
 
     @property
     def breaks(self) -> frozenset[Link]:

@@ -6,7 +6,8 @@ Thinking Machines Lab 2025, cited by R3 (arXiv 2510.11370) sec. 2.1 under "viola
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from jaxtyping import Float
 from pydantic import Field
@@ -57,12 +58,21 @@ class ReductionOrder(Defect):
     trainer == engine too. `units` = 1 never splits: the exact order.
     """
 
+    place: ClassVar[float] = 5
     kind: Literal["reduction_order"] = "reduction_order"
     units: int = Field(default=8, ge=1, description="tiles that are worked on at once; 1: one fixed order of summation")
     tile_rows: int = Field(default=16, ge=1, description="rows of the batch in one tile")
     partials: Literal["fp32", "bf16"] = Field(
         default="fp32", description="format in which the parts' sums are kept and added up"
     )
+
+    @classmethod
+    def rungs(cls) -> Mapping[str, Defect]:
+        return {
+            "2 units, partial sums in fp32": cls(units=2),
+            "8 units, partial sums in fp32": cls(units=8),
+            "8 units, partial sums in bf16": cls(units=8, partials="bf16"),
+        }
 
     @property
     def setting(self) -> str:

@@ -5,8 +5,8 @@ miles#1033: an engine that dropped `routed_scaling_factor`; the mean log-probabi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -25,8 +25,16 @@ class RoutedScaling(Defect):
     A dropped routed_scaling_factor of 2.5 is a factor of 0.4. Breaks trainer == engine alone; `factor` = 1 is exact.
     """
 
+    place: ClassVar[float] = 11
     kind: Literal["routed_scaling"] = "routed_scaling"
     factor: float = Field(default=0.4, ge=0, description="the engine's scale of the routed sum over the trainer's")
+
+    @classmethod
+    def rungs(cls) -> Mapping[str, Defect]:
+        return {
+            "routed sum times 0.4": cls(),
+            "routed sum times 0.8": cls(factor=0.8),
+        }
 
     @property
     def breaks(self) -> frozenset[Link]:

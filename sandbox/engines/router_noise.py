@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -28,8 +29,17 @@ class RouterNoise(Defect):
     Every forward pass draws anew, in the order of its rows: all three numerical links break.
     """
 
+    place: ClassVar[float] = 6
     kind: Literal["router_noise"] = "router_noise"
     std: float = Field(default=0.1, ge=0, description="standard deviation of the noise, in router-logit units")
+
+    @classmethod
+    def rungs(cls) -> Mapping[str, Defect]:
+        return {
+            "router noise 0.01": cls(std=0.01),
+            "router noise 0.1": cls(std=0.1),
+            "router noise 0.3": cls(std=0.3),
+        }
 
     @property
     def breaks(self) -> frozenset[Link]:

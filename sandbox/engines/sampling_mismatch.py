@@ -7,7 +7,8 @@ Two bugs of the field break one half each: sampling defaults of a model folder t
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,6 +29,8 @@ class SamplingMismatch(Defect):
     log-ratios of kept tokens are off by the log of the kept mass.
     """
 
+    place: ClassVar[float] = 12
+    at_most_one: ClassVar[bool] = True
     kind: Literal["sampling_mismatch"] = "sampling_mismatch"
     temperature: float = Field(default=1.0, gt=0, description="multiplies the temperature that was asked for")
     top_k: int = Field(default=0, ge=0, description="keeps the k most likely tokens; 0 keeps all")
@@ -38,6 +41,18 @@ class SamplingMismatch(Defect):
         default=0.0, ge=0, lt=1, description="keeps tokens of at least min_p times the largest probability"
     )
     score: Literal["raw", "processed"] = Field(default="raw", description="which log-probabilities are written down")
+
+    @classmethod
+    def rungs(cls) -> Mapping[str, Defect]:
+        return {
+            "temperature 0.9": cls(temperature=0.9),
+            "temperature 0.7": cls(temperature=0.7),
+            "top-p 0.9": cls(top_p=0.9),
+            "top-k 2": cls(top_k=2),
+            "min-p 0.1": cls(min_p=0.1),
+            "temperature 0.7, scored": cls(temperature=0.7, score="processed"),
+            "top-p 0.9, scored": cls(top_p=0.9, score="processed"),
+        }
 
     @property
     def is_neutral(self) -> bool:

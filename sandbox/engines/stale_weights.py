@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -36,6 +36,8 @@ class StaleWeights(Defect):
     set of weights gives these log-probabilities. `versions` = 0 is exact.
     """
 
+    place: ClassVar[float] = 8
+    at_most_one: ClassVar[bool] = True
     kind: Literal["stale_weights"] = "stale_weights"
     versions: int = Field(default=1, ge=0, description="hand-overs that the weights are behind")
     switch_at: float = Field(
@@ -44,6 +46,16 @@ class StaleWeights(Defect):
     cache: Literal["kept", "recomputed"] = Field(
         default="kept", description="what the newest weights find in the cache: old keys and values, or their own"
     )
+
+    @classmethod
+    def rungs(cls) -> Mapping[str, Defect]:
+        return {
+            "1 version behind": cls(versions=1),
+            "2 versions behind": cls(versions=2),
+            "4 versions behind": cls(versions=4),
+            "4 behind, from a half on new, cache kept": cls(versions=4, switch_at=0.5),
+            "4 behind, from a half on new, cache recomputed": cls(versions=4, switch_at=0.5, cache="recomputed"),
+        }
 
     @property
     def setting(self) -> str:

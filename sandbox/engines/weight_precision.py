@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -52,6 +52,7 @@ class WeightPrecision(Defect):
     Blocks of 128 x 128 are DeepSeek-V3's (arXiv 2412.19437, sec. 3.3.2).
     """
 
+    place: ClassVar[float] = 1
     kind: Literal["weight_precision"] = "weight_precision"
     format: Format | Literal["int4"] = Field(
         default="fp8_e4m3", description="storage of the weights: bf16, fp16, fp8_e4m3, int8 or int4"
@@ -60,6 +61,17 @@ class WeightPrecision(Defect):
         default="channel", description="FP8, INT8, INT4: one scale per matrix, output row or square block"
     )
     block_size: int = Field(default=128, ge=1, description="side of a block; those at the edges are smaller")
+
+    @classmethod
+    def rungs(cls) -> Mapping[str, Defect]:
+        return {
+            "weights fp16": cls(format="fp16"),
+            "weights bf16": cls(format="bf16"),
+            "weights int8, a scale per channel": cls(format="int8"),
+            "weights fp8, a scale per channel": cls(),
+            "weights fp8, a scale per block of 32 x 32": cls(scale="block", block_size=32),
+            "weights fp8, a scale per tensor": cls(scale="tensor"),
+        }
 
     @property
     def setting(self) -> str:

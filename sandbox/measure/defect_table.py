@@ -16,20 +16,7 @@ from torch import Tensor
 from lab.ladder import SeedMean, seed_mean
 from lab.tasks import TextTask
 from sandbox.config import SandboxRun, TrainingBlock
-from sandbox.engines import (
-    ActivationPrecision,
-    BlockPrecision,
-    ExpertLayout,
-    KVPrecision,
-    LogitNoise,
-    PartialWeights,
-    ReductionOrder,
-    RoutedScaling,
-    RouterNoise,
-    SamplingMismatch,
-    StaleWeights,
-    WeightPrecision,
-)
+from sandbox.engines import KINDS, PartialWeights, ReductionOrder
 from sandbox.engines.defect import LINKS, Defect
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
@@ -45,58 +32,8 @@ from theory.routing.passes import PASSES, RoutingPlan
 from theory.step_metrics import old_pass_metrics
 from theory.streams import derive_seed
 
-RUNGS: dict[str, Defect | None] = {
-    "exact": None,
-    "weights fp16": WeightPrecision(format="fp16"),
-    "weights bf16": WeightPrecision(format="bf16"),
-    "weights int8, a scale per channel": WeightPrecision(format="int8"),
-    "weights fp8, a scale per channel": WeightPrecision(),
-    "weights fp8, a scale per block of 32 x 32": WeightPrecision(scale="block", block_size=32),
-    "weights fp8, a scale per tensor": WeightPrecision(scale="tensor"),
-    "activations bf16": ActivationPrecision(format="bf16"),
-    "activations int8, a scale per token": ActivationPrecision(format="int8"),
-    "activations fp8, a scale per token": ActivationPrecision(),
-    "activations fp8, a scale per block of 1 x 32": ActivationPrecision(scale="block", block_size=32),
-    "activations fp8, a scale per tensor": ActivationPrecision(scale="tensor"),
-    "fp8 blocks with ue8m0 scales": BlockPrecision(format="fp8_ue8m0"),
-    "fp8 blocks with ue8m0 scales, weights": BlockPrecision(format="fp8_ue8m0", of="weights"),
-    "mxfp8": BlockPrecision(),
-    "mxfp8, weights": BlockPrecision(of="weights"),
-    "nvfp4": BlockPrecision(format="nvfp4"),
-    "nvfp4, weights": BlockPrecision(format="nvfp4", of="weights"),
-    "cache bf16": KVPrecision(format="bf16"),
-    "cache int8, a scale per token": KVPrecision(format="int8", scale="token"),
-    "cache fp8, a scale per token": KVPrecision(scale="token"),
-    "cache fp8, scale 1": KVPrecision(),
-    "2 units, partial sums in fp32": ReductionOrder(units=2),
-    "8 units, partial sums in fp32": ReductionOrder(units=8),
-    "8 units, partial sums in bf16": ReductionOrder(units=8, partials="bf16"),
-    "router noise 0.01": RouterNoise(std=0.01),
-    "router noise 0.1": RouterNoise(std=0.1),
-    "router noise 0.3": RouterNoise(std=0.3),
-    "logit noise 0.01": LogitNoise(std=0.01),
-    "logit noise 0.1": LogitNoise(std=0.1),
-    "logit noise 0.3": LogitNoise(std=0.3),
-    "1 version behind": StaleWeights(versions=1),
-    "2 versions behind": StaleWeights(versions=2),
-    "4 versions behind": StaleWeights(versions=4),
-    "4 behind, from a half on new, cache kept": StaleWeights(versions=4, switch_at=0.5),
-    "4 behind, from a half on new, cache recomputed": StaleWeights(versions=4, switch_at=0.5, cache="recomputed"),
-    "nothing arrives after the first hand-over": PartialWeights(),
-    "experts never arrive": PartialWeights(missing="experts"),
-    "attention never arrives": PartialWeights(missing="attention"),
-    "routers never arrive": PartialWeights(missing="routers"),
-    "experts one place on, last layer": ExpertLayout(),
-    "gate and up swapped, last layer": ExpertLayout(moved="halves"),
-    "routed sum times 0.4": RoutedScaling(),
-    "routed sum times 0.8": RoutedScaling(factor=0.8),
-    "temperature 0.9": SamplingMismatch(temperature=0.9),
-    "temperature 0.7": SamplingMismatch(temperature=0.7),
-    "top-p 0.9": SamplingMismatch(top_p=0.9),
-    "top-k 2": SamplingMismatch(top_k=2),
-    "min-p 0.1": SamplingMismatch(min_p=0.1),
-    "temperature 0.7, scored": SamplingMismatch(temperature=0.7, score="processed"),
-    "top-p 0.9, scored": SamplingMismatch(top_p=0.9, score="processed"),
+RUNGS: dict[str, Defect | None] = {"exact": None} | {
+    name: defect for kind in KINDS for name, defect in kind.rungs().items()
 }
 """The engines of the table: a name and the defect; None is the exact engine."""
 

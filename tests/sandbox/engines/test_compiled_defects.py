@@ -10,7 +10,7 @@ from tests.contracts import worlds
 from tests.sandbox.compiled_world import COMPILED
 from tests.sandbox.engines import test_defect_chain as chain
 
-OTHERS = ("weights fp8 a channel", "reduction bf16", "router noise", "logit noise", "top-k, scored")
+OTHERS = ("weights-fp8-channel", "reduction bf16", "router-noise", "logit-noise", "top-k, scored")
 NAMES = [name for name in chain.BROKEN if name.startswith(("activations", "cache", "stale")) or name in OTHERS]
 """A defect for every hook of a pass, all that round inside one, and all that load, switch or copy models."""
 
@@ -33,7 +33,7 @@ def test_a_defect_breaks_the_links_that_it_declares(name, world):
 
 def test_defects_compose(world):
     """An engine with several defects breaks the union of what each breaks, hooks inside a pass and after it alike."""
-    defects = [chain.BROKEN[name] for name in ("logit noise", "cache fp8", "top-k")]
+    defects = [chain.BROKEN[name] for name in ("logit-noise", "cache-fp8", "top-k")]
     assert set(chain.broken_links(world, *defects)) == frozenset().union(*(defect.breaks for defect in defects))
     # The noise is the same draw in both; what differs is the cache, a hook inside the pass.
     both, noise = world.engine(*defects[:2]), world.engine(defects[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from lab.config.load import config_hash, load, to_yaml
 from lab.records import RunFolder
 from lab.strict import ConfigError
 from sandbox.config import SandboxRun
-from sandbox.engines import Defects, SamplingMismatch, StaleWeights, WeightPrecision
+from sandbox.engines import KINDS, SamplingMismatch, StaleWeights, WeightPrecision
 from sandbox.measure.defect_table import RUNGS, check_rungs
 from sandbox.run import run
 
@@ -153,7 +152,7 @@ def test_the_committed_page_has_every_defect():
     for name, defect in RUNGS.items():
         assert f"| {name} |" in text
         assert defect is None or f"## {defect.model_dump()['kind']}" in text
-    assert {type(defect) for defect in RUNGS.values() if defect is not None} == set(get_args(get_args(Defects)[0]))
+    assert {type(defect) for defect in RUNGS.values() if defect is not None} == set(KINDS)
 
 
 # ---- the report's words ----------------------------------------------------------------------------------------------
@@ -177,6 +176,5 @@ def test_the_report_names_a_defect_by_the_dials_that_act(defect, words):
 
 def test_every_dial_of_every_kind_has_words():
     """No kind's words fail on its defaults."""
-    kinds = get_args(get_args(Defects)[0])
-    for kind in kinds:
+    for kind in KINDS:
         assert kind().words.startswith(kind.model_fields["kind"].default.replace("_", " "))
