@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from sandbox.border.page import markdown
 from sandbox.border.pictures import gains, phase_diagram, svg
@@ -12,10 +11,10 @@ from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.cells import Cells
 from sandbox.ledger.summary import waiting_text
 from sandbox.ledger.verdicts import findings
+from tests.pages.study import ROOT, Part
 
-README = Path(__file__).parents[2] / "README.md"
-DOCS = README.parent / "docs"
-BLOCK = re.compile(r"(?<=<!-- border -->\n).*?(?=<!-- /border -->)", re.DOTALL)
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+PART = Part(README, "border")
 STUDY = range(36, 50)
 """Numbers of the claims that the study tries."""
 
@@ -63,6 +62,6 @@ def pictures() -> dict[str, str]:
 if __name__ == "__main__":
     text = page()
     (DOCS / "border.md").write_text(text, encoding="utf-8")
-    README.write_text(BLOCK.sub(lambda _: block(text), README.read_text(encoding="utf-8")), encoding="utf-8")
+    PART.write(block(text))
     for name, text in pictures().items():
         (DOCS / "images" / name).write_text(text, encoding="utf-8")

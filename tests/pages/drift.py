@@ -6,32 +6,25 @@ after the last whole problem where a folder is not finished; without a folder it
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import stats
 
 from lab.audit.table import distinct, numbers
 from lab.flow.config import load_config
-from lab.flow.records import kept_cases, newest, read
 from lab.flow.table import Interval, ends, interval, of_cell
 from lab.markdown import markdown_table
-from lab.records import RunFolder
 from lab.report.style import number
 from tests.pages.predictions import Prediction, counts, verdicts
+from tests.pages.study import ROOT, TABLES, Part, Values, runs_in, update
 from theory.streams import derive_seed
 
-ROOT = Path(__file__).parents[2]
-KEPT, PAGE = ROOT / "results/flow/drift.csv", ROOT / "docs/exact-training-tables.md"
-FRONT = ROOT / "docs/exact-training.md"
-BLOCK = re.compile(r"(?<=<!-- drift -->\n).*?(?=<!-- /drift -->)", re.DOTALL)
+KEPT, PART = ROOT / "results/flow/drift.csv", Part(TABLES, "drift")
 COLUMNS = [
     "length", "problem", "error", "kind", "level", "objective", "N", "B", "update", "optimum", "reward", "entropy",
     "entropy_lost",
@@ -42,24 +35,13 @@ NONE, TOKEN, PREFIX, SEQUENCE, CENTRED = (
     "no weight", "token weight", "prefix weight", "sequence weight", "centred score",
 )  # fmt: skip
 
-Values = NDArray[np.float64]
-"""A number per problem."""
-
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
 def ends_in(folder: Path) -> pd.DataFrame:
     """The last row of every run in a record folder; of an unfinished one, those of its whole problems."""
-    finished = newest(folder)
-    if finished is not None:
-        return pd.DataFrame(ends(read(finished))[COLUMNS])
-    config = load_config(folder / "config.yaml")
-    cases = kept_cases(RunFolder(folder))
-    whole = len(cases) // len(config.errors) * len(config.errors)
-    frame = pd.DataFrame([row for case in cases[:whole] for row in case])
-    frame["B"] = frame["B"].fillna(np.inf)
-    return pd.DataFrame(ends(frame)[COLUMNS])
+    return pd.DataFrame(ends(runs_in(folder, load_config(folder / "config.yaml")))[COLUMNS])
 
 
 def kept() -> pd.DataFrame:
@@ -209,15 +191,5 @@ def block() -> str:
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def main(folders: Sequence[str]) -> None:
-    """Keeps the rows of the folders, or writes the page's part."""
-    if folders:
-        rows: Any = pd.concat([ends_in(Path(folder)) for folder in folders], ignore_index=True)
-        # Six digits: rounding at the tenth differs between machines.
-        KEPT.write_text(rows.to_csv(index=False, float_format="%.6g"), encoding="utf-8")
-    else:
-        PAGE.write_text(BLOCK.sub(lambda _: block(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    update(sys.argv[1:], ends_in, KEPT, PART, block)

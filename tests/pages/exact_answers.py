@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from lab.flow.table import Interval, interval
@@ -15,12 +14,12 @@ from sandbox.ledger.cells import Cells
 from sandbox.ledger.claim import Prediction as Sampled
 from sandbox.ledger.verdicts import findings
 from tests.pages import drift, kinds, remedies
-from tests.pages.drift import CENTRED, FIXED, FRONT, LONG, SEQUENCE, SHARPER
+from tests.pages.drift import CENTRED, FIXED, LONG, SEQUENCE, SHARPER
 from tests.pages.predictions import Prediction, Study
 from tests.pages.remedies_rows import LARGE, NATURAL, NONE, PR2, R2, R3, TOKEN, Remedies, mean
+from tests.pages.study import FRONT, Part
 
-BLOCK = re.compile(r"(?<=<!-- answers -->\n).*?(?=<!-- /answers -->)", re.DOTALL)
-SUMMARY = re.compile(r"(?<=<!-- summary -->\n).*?(?=<!-- /summary -->)", re.DOTALL)
+ANSWERS, SUMMARY = Part(FRONT, "answers"), Part(FRONT, "summary")
 WORDS = {"holds": "as predicted", "fails": "against the prediction", "open": "open"}
 
 
@@ -173,5 +172,5 @@ def block() -> str:
 
 
 if __name__ == "__main__":
-    text = SUMMARY.sub(lambda _: summary(), FRONT.read_text(encoding="utf-8"))
-    FRONT.write_text(BLOCK.sub(lambda _: block(), text), encoding="utf-8")
+    SUMMARY.write(summary())
+    ANSWERS.write(block())

@@ -6,24 +6,22 @@ without a folder it writes the page's part from these.
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from lab.audit.table import numbers
-from lab.flow.table import Interval, interval, of_cell
+from lab.flow.table import of_cell
 from lab.markdown import markdown_table
 from lab.report.style import number
-from tests.pages.drift import CENTRED, FIXED, NONE, PAGE, ROOT, SEQUENCE, TOKEN, ends_in
-from tests.pages.predictions import Prediction, counts, verdicts
+from tests.pages.drift import CENTRED, FIXED, NONE, SEQUENCE, TOKEN, ends_in
+from tests.pages.predictions import counts, verdicts
+from tests.pages.study import ROOT, TABLES, Part, mean, of_mean, update
 
-KEPT = ROOT / "results/flow/kinds.csv"
-BLOCK = re.compile(r"(?<=<!-- kinds -->\n).*?(?=<!-- /kinds -->)", re.DOTALL)
+KEPT, PART = ROOT / "results/flow/kinds.csv", Part(TABLES, "kinds")
 LOW_RANK, WEIGHTS, FRESH = "low_rank, KL 0.18", "weights, KL 0.18", "fresh, KL 0.18"
 FLATTER, TOP_P, ROUNDED = "flatter, scale 0.3", "top_p, scale 0.1", "rounded, scale 0.143"
 BARE = "fixed, KL 0.18, no baseline"
@@ -66,14 +64,7 @@ def kept() -> pd.DataFrame:
     return pd.read_csv(KEPT)
 
 
-def _mean(name: str, words: str, measured: str, gap: Callable[[Kinds], pd.Series]) -> Prediction:
-    return Prediction(name, words, measured, lambda of: [_interval(gap(of), name)])
-
-
-def _interval(values: pd.Series, *names: str) -> Interval:
-    """Of the problems that both sides have."""
-    return interval(values.dropna().to_numpy(), "kinds", *names)
-
+_mean = partial(of_mean, "kinds")
 
 PREDICTIONS = (
     _mean("k1", "Low rank: no weight does harm.", "harm", lambda of: of.harm(LOW_RANK)),
@@ -123,7 +114,7 @@ def table(study: Kinds, name: str, head: str) -> str:
     rows = []
     for error, title in ERRORS.items():
         found = [study(error, remedy, name) for remedy in REMEDIES]
-        rows.append((title, *(str(_interval(x, name, error)) if len(x) else "" for x in found)))
+        rows.append((title, *(str(mean("kinds", x, name, error)) if len(x) else "" for x in found)))
     return markdown_table((head, *REMEDIES), rows)
 
 
@@ -154,16 +145,5 @@ def rows_of(folder: Path) -> pd.DataFrame:
     return rows.assign(error=BARE) if is_bare else rows
 
 
-def main(folders: Sequence[str]) -> None:
-    """Keeps the rows of the folders, or writes the page's part."""
-    if folders:
-        rows: Any = pd.concat([rows_of(Path(folder)) for folder in folders], ignore_index=True)
-        # Six digits: rounding at the tenth differs between machines.
-        KEPT.write_text(rows.to_csv(index=False, float_format="%.6g"), encoding="utf-8")
-    else:
-        text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(BLOCK.sub(lambda _: block(), text), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    update(sys.argv[1:], rows_of, KEPT, PART, block)

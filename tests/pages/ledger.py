@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.cells import Cells
 from sandbox.ledger.claim import FRESH
@@ -12,9 +9,9 @@ from sandbox.ledger.page import markdown
 from sandbox.ledger.power import needs
 from sandbox.ledger.summary import counts_text, lines, spent
 from sandbox.ledger.verdicts import findings
+from tests.pages.study import ROOT, Part
 
-README = Path(__file__).parents[2] / "README.md"
-BLOCK = re.compile(r"(?<=<!-- ledger -->\n).*?(?=<!-- /ledger -->)", re.DOTALL)
+PART = Part(ROOT / "README.md", "ledger")
 
 
 def block() -> str:
@@ -39,5 +36,5 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(BLOCK.sub(lambda _: block(), README.read_text()))
+    PART.write(block())
     (RESULTS / "ledger.md").write_text(page())

@@ -6,10 +6,9 @@ after the last whole problem where a folder is not finished; without a folder it
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,11 +33,9 @@ from tests.pages.remedies_rows import (
     PREFIX,
     R2,
     R3,
-    ROOT,
     SMALL,
     STUDIES,
     TOKEN,
-    Gap,
     Remedies,
     kept,
     mean,
@@ -47,15 +44,14 @@ from tests.pages.remedies_rows import (
     rows_of,
     spearman,
 )  # fmt: skip
+from tests.pages.study import ROOT, TABLES, Part, of_mean, update
 
-PAGE = ROOT / "docs/exact-training-tables.md"
-BLOCK = re.compile(r"(?<=<!-- remedies -->\n).*?(?=<!-- /remedies -->)", re.DOTALL)
+PART = Part(TABLES, "remedies")
 
 # ---- predictions -----------------------------------------------------------------------------------------------------
 
 
-def _mean(name: str, words: str, measured: str, gap: Gap) -> Prediction:
-    return Prediction(name, words, measured, lambda of: [mean(gap(of), name)])
+_mean = partial(of_mean, "remedies")
 
 
 def _rank(name: str, words: str, measured: str, pair: Callable[[Remedies], tuple[Any, Any]]) -> Prediction:
@@ -268,17 +264,5 @@ def block() -> str:
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def main(folders: Sequence[str]) -> None:
-    """Keeps the rows of the folders, or writes the page's part."""
-    if folders:
-        rows: Any = pd.concat([rows_of(Path(folder)) for folder in folders], ignore_index=True)
-        # Six digits: rounding at the tenth differs between machines.
-        KEPT.parent.mkdir(exist_ok=True)
-        KEPT.write_text(rows.to_csv(index=False, float_format="%.6g"), encoding="utf-8")
-    else:
-        text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(BLOCK.sub(lambda _: block(), text), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    update(sys.argv[1:], rows_of, KEPT, PART, block)

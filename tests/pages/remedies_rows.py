@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +13,15 @@ from scipy import stats
 
 from lab.audit.table import distinct, numbers
 from lab.flow.config import FlowConfig, load_config
-from lab.flow.records import kept_cases, newest, read
 from lab.flow.run import engine_of, problem_of
-from lab.flow.table import Interval, ends, interval, of_cell
-from lab.records import RunFolder
+from lab.flow.table import Interval, ends, of_cell
 from sandbox.exact.flow import SandboxFlow
-from tests.pages.drift import Values
+from tests.pages.study import ROOT, Values, runs_in
+from tests.pages.study import mean as mean_of
 from theory.bounds.conditional import gap_conditional, gap_prefix
 from theory.exact.estimator import Problem
 from theory.streams import derive_seed
 
-ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "results/flow/remedies.csv"
 STUDIES = ("remedies", "remedies-stale", "remedies-noise", "replay", "replay-near")
 FIRST = ("bias", "cosine", "drift_norm", "true_norm", "variance", "draw_error")
@@ -43,15 +42,7 @@ NATURAL, R2, R3, PR2 = "no replay", "R2", "R3", "Pr2"
 def rows_of(folder: Path) -> pd.DataFrame:
     """A row per run: where it ends, and its numbers at step 0; of an unfinished folder those of its whole problems."""
     config = load_config(folder / "config.yaml", sandbox=lambda: SandboxFlow)
-    finished = newest(folder)
-    if finished is not None:
-        frame = read(finished)
-    else:
-        cases = kept_cases(RunFolder(folder))
-        whole = len(cases) // len(config.errors) * len(config.errors)
-        frame = pd.DataFrame([row for case in cases[:whole] for row in case])
-        frame["B"] = frame["B"].fillna(np.inf)
-    frame = frame.assign(study=config.name)
+    frame = runs_in(folder, config).assign(study=config.name)
     first = frame[frame["update"] == 0].set_index(KEYS)[list(FIRST)].add_prefix("first_")
     last = pd.DataFrame(ends(frame)).set_index(KEYS)[["optimum", "reward", "entropy"]]
     found = last.join(first).reset_index()
@@ -107,12 +98,7 @@ class Remedies:
         return self.cell("replay" if N == 8 else "replay-near", mode, name, error, N)
 
 
-Gap = Callable[[Remedies], pd.Series]
-
-
-def mean(gap: pd.Series, name: str) -> Interval:
-    """The interval of the mean over the problems that both sides have."""
-    return interval(gap.dropna().to_numpy(), "remedies", name)
+mean = partial(mean_of, "remedies")
 
 
 def rank(first: pd.Series, second: pd.Series, name: str) -> Interval:

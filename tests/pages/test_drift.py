@@ -10,18 +10,17 @@ from lab.flow.config import load_config
 from lab.flow.run import run_of
 from tests.pages import kinds
 from tests.pages.drift import (
-    BLOCK,
     FIXED,
     LONG,
     NONE,
-    PAGE,
+    PART,
     PREDICTIONS,
-    ROOT,
     SEQUENCE,
     Study,
     block,
     kept,
 )
+from tests.pages.study import ROOT
 
 pytestmark = pytest.mark.unchecked
 
@@ -30,8 +29,7 @@ DESIGN = ROOT / "docs/decisions/0010-drift-study.md"
 
 def test_the_part_is_computed_from_the_rows() -> None:
     """Between its marks the page is rebuilt to the letter from the kept rows, without a run."""
-    found = BLOCK.search(PAGE.read_text(encoding="utf-8"))
-    assert found is not None and found.group() == block()
+    assert PART.read() == block()
 
 
 def test_every_prediction_of_the_design_is_tried() -> None:

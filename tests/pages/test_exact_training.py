@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.pages.drift import FRONT
 from tests.pages.exact_training import NUM_UPDATES, PICTURE, SHARPER, problem, run
+from tests.pages.study import FRONT
 
 pytestmark = pytest.mark.unchecked
 

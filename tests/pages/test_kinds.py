@@ -8,16 +8,16 @@ import pytest
 
 from lab.flow.config import load_config
 from lab.flow.run import run_of
-from tests.pages.drift import FIXED, PAGE, ROOT
-from tests.pages.kinds import BARE, BLOCK, ERRORS, FRESH, NONE, PREDICTIONS, REMEDIES, SEQUENCE, Kinds, block, kept
+from tests.pages.drift import FIXED
+from tests.pages.kinds import BARE, ERRORS, FRESH, NONE, PART, PREDICTIONS, REMEDIES, SEQUENCE, Kinds, block, kept
+from tests.pages.study import ROOT
 
 pytestmark = pytest.mark.unchecked
 
 
 def test_the_part_is_computed_from_the_rows() -> None:
     """Between its marks the page is rebuilt to the letter from the kept rows, which have every cell."""
-    found = BLOCK.search(PAGE.read_text(encoding="utf-8"))
-    assert found is not None and found.group() == block()
+    assert PART.read() == block()
     study = Kinds(kept())
     for error in ERRORS:
         for remedy in REMEDIES:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from sandbox.claims import RESULTS
-from tests.pages.ledger import BLOCK, README, block, page
+from tests.pages.ledger import PART, block, page
 
 
 def test_the_readme_has_the_ledgers_words() -> None:
     """Between its marks stand the verdicts that the kept rows give, to the character."""
-    found = BLOCK.search(README.read_text())
-    assert found is not None and found.group() == block()
+    assert PART.read() == block()
 
 
 def test_the_page_is_computed_from_the_rows() -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from lab.flow.config import load_config
 from lab.flow.run import run_of
-from tests.pages.remedies import BLOCK, PAGE, PREDICTIONS, block
-from tests.pages.remedies_rows import CLIP, EXACT, KEPT, NONE, ROOT, SEQUENCE, Remedies, kept, rank
+from tests.pages.remedies import PART, PREDICTIONS, block
+from tests.pages.remedies_rows import CLIP, EXACT, KEPT, NONE, SEQUENCE, Remedies, kept, rank
+from tests.pages.study import ROOT
 
 pytestmark = pytest.mark.unchecked
 
@@ -18,8 +19,7 @@ DESIGN = ROOT / "docs/decisions/0012-remedies-study.md"
 
 def test_the_part_is_computed_from_the_rows() -> None:
     """Between its marks the page is rebuilt to the letter from the kept rows, without a run."""
-    found = BLOCK.search(PAGE.read_text(encoding="utf-8"))
-    assert found is not None and found.group() == block()
+    assert PART.read() == block()
 
 
 def test_every_prediction_of_the_design_is_tried() -> None:
