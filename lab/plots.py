@@ -84,7 +84,7 @@ def lines(
 
 
 def bars(series: Mapping[str, Mapping[str, Number]], *, title: str, x: str, y: str, log: Log = "") -> go.Figure:
-    """Groups of bars: one colour a series, one group a category. Raises ValueError for no bar at all."""
+    """Groups of bars: one colour per series, one group per category. Raises ValueError for no bar at all."""
     scale = _scale([value for values in series.values() for value in values.values()], "y" in log)
     figure = _figure(title, x, y)
     for index, (name, values) in enumerate(series.items()):

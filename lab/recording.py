@@ -77,7 +77,7 @@ class RunRecorder:
         return number % self.config.evaluation.every == 0 or number == self.config.num_steps
 
     def begin(self, extra: Mapping[str, float] | None = None) -> None:
-        """Row 0, unless a run that goes on has it already; `extra` joins it."""
+        """Row 0, unless a continued run has it already; `extra` joins it."""
         rows = self.folder.metrics()
         if not rows:
             self.append(0, self.evaluate(0) | dict(extra or {}))

@@ -1,7 +1,7 @@
 """The folder of one run, `runs/<name>/<UTC time>-<config hash>/`: all that it produced, and nothing half-written.
 
 A run that was killed is found again by the hash of its config, its metrics are cut back to the last checkpoint, and it
-goes on from there.
+continues from there.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class RunFolder:
     @staticmethod
     def find_resumable(root: Path, name: str, config_hash: str) -> RunFolder | None:
         """The newest run of that name and config hash, if it lacks steps, verdict or page; None otherwise."""
-        # A folder whose process died before it wrote its config holds nothing to go on from.
+        # A folder whose process died before it wrote its config holds nothing to continue from.
         folders = sorted(p.parent for p in (Path(root) / name).glob(f"*Z-{config_hash}/config.yaml"))
         if not folders or (RunFolder(folders[-1]).is_finished and (folders[-1] / "report.html").is_file()):
             return None

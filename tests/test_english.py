@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,3 +33,15 @@ def test_a_docstring_begins_with_its_noun() -> None:
         texts = _texts(ast.parse(path.read_text(encoding="utf-8")))
         found += [f"{path}:{line}: {text[:60]}" for line, text in texts if _is_headless(text)]
     assert len(files) > 500 and found == []
+
+
+COUNTED = r"\b(?:nats|bytes|bits|experts|choices|scalar|colour|backward|seconds|\|\| \w+\))"
+PER = re.compile(COUNTED + r" an? (?:token|step|row|layer|response|prompt|rank|run|seed|second|element|update)\b")
+
+
+def test_rates_say_per() -> None:
+    """No text says a counted noun, then `a token` or `a row`, where a rate is meant: it says `per`."""
+    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    files += [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
+    found = [f"{path}: {match[0]}" for path in files for match in PER.finditer(path.read_text(encoding="utf-8"))]
+    assert found == []

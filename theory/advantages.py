@@ -1,7 +1,7 @@
 """Advantages from the rewards of a group: how much better a response did than the others to the same prompt.
 
-Each function but `optimal_token` maps rewards to advantages of the same shape, one scalar a response, shared by all of
-its tokens.
+Each function but `optimal_token` maps rewards to advantages of the same shape, one scalar per response, shared by
+all of its tokens.
 Letters: P prompts, G responses per prompt.
 Papers: MiniRL (arXiv 2512.01374) sec. 4.1 and App. A, Pr2 (2606.00395) App. A.3, RLOO (2402.14740), DAPO (2503.14476),
 OPO (2505.23585), REINFORCE++ (2501.03262), the optimal token baseline (2602.07078).

@@ -131,7 +131,7 @@ def _policy(block: Block, tree: PrefixTree, generator: torch.Generator) -> Polic
 def _engine(
     discrepancy: DiscrepancyBlock, old: Policy, logp_old: Edges, generator: torch.Generator
 ) -> Callable[[float], Edges]:
-    """mu at a given KL(mu || old) a token."""
+    """mu at a given KL(mu || old) per token."""
     tree = old.tree
     if discrepancy.kind == "logits":
         noise = logit_noise(tree, generator)
@@ -156,7 +156,7 @@ def _engine(
 def _learner(
     config: AuditConfig, old: Policy, logp_old: Edges, reward_Y: Tensor, generator: torch.Generator
 ) -> Callable[[float], Policy]:
-    """pi at a given KL(old || pi) a token."""
+    """pi at a given KL(old || pi) per token."""
     if config.staleness.direction == "random":
         step_Q = _random_step(old, generator)
     else:

@@ -28,7 +28,7 @@ from lab.audit.table import (
     records,
     tidy,
 )
-from lab.report.figures import Caption, Figure, Scale
+from lab.report.figures import Caption, Figure, Scale, hover
 from lab.report.style import DASHES, PALETTE, number
 
 SIZES = [2**k for k in range(4, 17)]
@@ -76,7 +76,7 @@ def overview(medians: pd.DataFrame, series: Mapping[tuple[str, str], int], label
             data.append(ends | {"mode": "lines", "line": {"width": 4}, "opacity": 0.45, "hoverinfo": "skip"})
         words = f"{COLUMNS[name]}: {number(centre)}, middle half of the cases {number(low)} to {number(high)}"
         dot = _trace(run, labels, role, [scale.place(centre)], [labels[run]]) | {"mode": "markers"}
-        data.append(dot | _hover(["<br>".join(textwrap.wrap(words, 40))]))
+        data.append(dot | hover(["<br>".join(textwrap.wrap(words, 40))]))
     order = sorted({run for run, _ in quartiles}, key=lambda run: -quartiles.get((run, "bias"), [0.0] * 3)[1])
     layout = {
         "xaxis": scale.axis() | {"title": {"text": "distance from the true gradient, in its lengths"}},
@@ -120,7 +120,7 @@ class Lines:
                 | {"mode": "none", "fill": "toself", "hoverinfo": "skip"}
             )
             texts = [number(tidy(v)) for v in numbers(part, self.name)]
-            data.append(_trace(run, of.labels, "line", x, centre) | _hover(texts))
+            data.append(_trace(run, of.labels, "line", x, centre) | hover(texts))
         title = KL_AXIS if x_name == "kl_mu_pi" else "longest response T, tokens"
         ticks = {} if x_name == "kl_mu_pi" else {"tickvals": distinct(found, x_name)}
         layout = {
@@ -140,7 +140,7 @@ def error_curve(of: Slice) -> Figure | None:
         errors = [np.median(np.sqrt(numbers(part, "bias") ** 2 + numbers(part, "variance") / n)) for n in SIZES]
         curves.append((run, [float(e) for e in errors]))
     y_scale = _scale([e for _, errors in curves for e in errors], "log")
-    data = [_trace(run, of.labels, "line", SIZES, errors) | _hover(map(number, errors)) for run, errors in curves]
+    data = [_trace(run, of.labels, "line", SIZES, errors) | hover(map(number, errors)) for run, errors in curves]
     layout = {
         "xaxis": _scale(SIZES, "log").axis() | {"title": {"text": "sampled responses n"}},
         "yaxis": y_scale.axis(),
@@ -164,10 +164,10 @@ def split_bars(of: Slice) -> Figure | None:
         ):
             value = tidy(float(row[name]))
             bar = {"type": "bar", "x": [label], "y": [value], "name": label, "meta": {"run": run, "role": role}}
-            data.append(bar | _hover([f"{words} alone: {number(value)}"]))
+            data.append(bar | hover([f"{words} alone: {number(value)}"]))
         both = tidy(float(row["bias"]))
         data.append(
-            _trace(run, of.labels, "mark", [label], [both]) | {"mode": "markers"} | _hover([f"both: {number(both)}"])
+            _trace(run, of.labels, "mark", [label], [both]) | {"mode": "markers"} | hover([f"both: {number(both)}"])
         )
     stacked = numbers(found, "bias_discrepancy") + numbers(found, "bias_staleness")
     top = max(float(numbers(found, "bias").max()), float(stacked.max()))
@@ -198,7 +198,7 @@ def trade_off(of: Slice) -> Figure | None:
         data.append(
             _trace(run, of.labels, "line", numbers(part, "variance").tolist(), y)
             | {"mode": "lines+markers"}
-            | _hover(texts)
+            | hover(texts)
         )
     layout = {
         "xaxis": x_scale.axis() | {"title": {"text": "variance of one response's share"}},
@@ -262,7 +262,3 @@ def _trace(run: int, labels: Sequence[str], role: str, x: list[Any], y: list[Any
         "type": "scatter", "mode": "lines+markers", "x": x, "y": y, "name": labels[run], "cliponaxis": False,
         "line": {"dash": DASHES[run // len(PALETTE) % len(DASHES)]}, "meta": {"run": run, "role": role},
     }  # fmt: skip
-
-
-def _hover(texts: Any) -> dict[str, Any]:
-    return {"customdata": list(texts), "hovertemplate": "%{customdata}"}

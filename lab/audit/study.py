@@ -47,25 +47,25 @@ def study(config: AuditConfig, frame: pd.DataFrame) -> str:
     text = [
         f"# {first} against {second}: which gradient is less biased, and where it turns",
         f"Made by `firstorder audit` from the records of `{config.name}` ({frame.attrs['config_hash']}); no number "
-        "here is typed by hand. What the columns mean: [audit.md](audit.md); what can be proved of these weights: "
+        "here is typed by hand. The columns are explained in [audit.md](audit.md), proofs about these weights in "
         "`theory/exact/decomposition.py`.",
-        "## What was enumerated",
+        "## Design",
         _setup(config, frame, staleness),
-        "## What came out",
+        "## Results",
         "\n".join(f"- {one}" for one in [*sentences(config, frame), *_raises(table, first, second)]),
         f"Median of bias({first}) / bias({second}) at the shortest and at the longest responses, and at the least and "
         "the largest distance:",
         _trends(table),
         f"## bias({first}) / bias({second})",
         f"Median over policies with its 95% interval. Below 1, {first} has less bias; bold where the interval leaves "
-        "out 1. Columns: KL(mu || pi) a token.",
+        "out 1. Columns: KL(mu || pi) per token.",
         *_maps(table),
-        "## Where it turns",
+        "## Turning points",
         f"The shortest length from which on the median ratio stays at 1 or more, with KL(mu || pi) of a whole response "
         f"there; a dash where {first} keeps less bias than {second} at the longest responses.",
         _turns(table),
         "## All objectives at the longest responses",
-        "Median bias over policies by KL(mu || pi) a token; `at n`: bias and variance together, at the middle one.",
+        "Median bias over policies by KL(mu || pi) per token; `at n`: bias and variance together, at the middle one.",
         *_biases(frame),
     ]
     return "\n\n".join(part.rstrip("\n") for part in text) + "\n"
@@ -104,7 +104,7 @@ def _raises(table: pd.DataFrame, first: str, second: str) -> Iterator[str]:
         yield (
             f"{first} has more bias than {second} with an interval above 1 for {_case(place)}: at T = {lengths}, at "
             f"most {number(worst['ratio'])} times as much (T = {worst['length']}, KL "
-            f"{number(worst['asked_discrepancy'])} a token)."
+            f"{number(worst['asked_discrepancy'])} per token)."
         )
 
 

@@ -158,7 +158,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         "zero_padded", "missing log-probabilities filled with zeros", _zero_padded, words.padded,
         "Fill missing values with NaN, not 0 (probability 1), and mask those tokens; see that the engine returns one "
-        "log-probability a token, also after preemption and for forced tokens.",
+        "log-probability per token, also after preemption and for forced tokens.",
         ("zero_share", "zero_last_share"),
     ),
     Cause(

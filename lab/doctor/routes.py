@@ -37,7 +37,7 @@ def flips_per_size(view: View) -> float | None:
 
 
 def kl_per_flip(view: View) -> float | None:
-    """k3 of KL(mu || old) a token, the largest 0.5 % left out, / ((flips + 1) / rows and layers), nats.
+    """k3 of KL(mu || old) per token, the largest 0.5 % left out, / ((flips + 1) / rows and layers), nats.
 
     One token in a thousand may carry most of the KL, and would decide the ratio.
     """

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lab.doctor import gap
 from lab.doctor.evidence import disagreement
 from lab.doctor.published import (
     BF16,
@@ -24,7 +25,7 @@ from lab.doctor.published import (
 from lab.doctor.view import View
 from lab.report.style import number
 from lab.traces import Trace
-from theory.divergences import chi2_token, extreme_fraction, k1_kl_mu_old, k3_kl_mu_old
+from theory.divergences import chi2_token, k1_kl_mu_old, k3_kl_mu_old
 
 FEW = 2
 """A group of fewer values than this is no range."""
@@ -37,10 +38,6 @@ class Measure:
     title: str
     formula: str
     of: Callable[[View], float | None]
-
-
-def _extreme(view: View) -> float:
-    return extreme_fraction(view.old_n, view.mu_n, torch.ones(len(view), dtype=torch.bool), tau=2.0).item()
 
 
 def _chi2(view: View) -> float:
@@ -63,7 +60,7 @@ MEASURES: dict[str, Measure] = {
         lambda view: k1_kl_mu_old(view.old_n, view.mu_n).mean().item(),
     ),
     CHI2: Measure("chi2 of tokens", "mean of rho^2 - 1", _chi2),
-    EXTREME: Measure("F(2)", "share of tokens with max(rho, 1/rho) > 2", _extreme),
+    EXTREME: Measure("F(2)", "share of tokens with max(rho, 1/rho) > 2", gap.extreme),
     PROB_GAP: Measure(
         "mean probability difference", "mean of the magnitude of old - mu",
         lambda view: (view.old_n.exp() - view.mu_n.exp()).abs().mean().item(),

@@ -14,7 +14,7 @@ import pandas as pd
 
 from lab.audit.table import distinct, numbers, parts, tidy
 from lab.flow.table import COLUMNS, Interval, ends, interval
-from lab.report.figures import Caption, Figure, Scale
+from lab.report.figures import Caption, Figure, Scale, hover
 from lab.report.style import DASHES, PALETTE, number
 
 Points = list[tuple[float, Interval]]
@@ -77,7 +77,7 @@ def scale_of(found: Sequence[Mapping[str, Points]], axis: str) -> Scale:
 
 
 def panels(blocks: Sequence[pd.DataFrame], labels: Sequence[str], name: str) -> list[Figure]:
-    """One small figure a block, on one scale for all."""
+    """One small figure per block, on one scale for all."""
     found = [curves(part, name) for part in blocks]
     # A collapse is a matter of factors; reward is one of differences.
     scale = scale_of(found, "log" if name == "entropy" else "linear")
@@ -104,7 +104,7 @@ def portraits(blocks: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> list
             x = [tidy(one.mean) for _, one in entropies[label]]
             y = [tidy(one.mean) for _, one in rewards[label]]
             texts = [f"{label}, update {at:g}" for at, _ in entropies[label]]
-            data.append(_trace(labels, label, "line", x, y) | _hover(texts) | {"mode": "lines+markers"})
+            data.append(_trace(labels, label, "line", x, y) | hover(texts) | {"mode": "lines+markers"})
             data[-1]["meta"] |= {"small": True}
             data.append(_trace(labels, label, "open", x[:1], y[:1]) | {"mode": "markers", "hoverinfo": "skip"})
             data.append(_trace(labels, label, "end", x[-1:], y[-1:]) | {"mode": "markers", "hoverinfo": "skip"})
@@ -161,7 +161,7 @@ def _line(labels: Sequence[str], label: str, points: Points, scale: Scale) -> li
     x = [at for at, _ in points]
     mean, low, high = ([scale.place(tidy(getattr(one, side))) for _, one in points] for side in ("mean", "low", "high"))
     band = _trace(labels, label, "band", x + x[::-1], high + low[::-1])
-    line = _trace(labels, label, "line", x, mean) | _hover([str(one) for _, one in points])
+    line = _trace(labels, label, "line", x, mean) | hover([str(one) for _, one in points])
     return [band | {"mode": "none", "fill": "toself", "hoverinfo": "skip"}, line]
 
 
@@ -171,10 +171,6 @@ def _trace(labels: Sequence[str], label: str, role: str, x: list[float], y: list
         "type": "scatter", "mode": "lines", "x": x, "y": y, "name": label, "cliponaxis": False,
         "line": {"dash": DASHES[run // len(PALETTE) % len(DASHES)]}, "meta": {"run": run, "role": role},
     }  # fmt: skip
-
-
-def _hover(texts: Sequence[str]) -> dict[str, Any]:
-    return {"customdata": list(texts), "hovertemplate": "%{customdata}"}
 
 
 __all__ = ["BANDS", "COURSES", "Course", "curves", "panels", "portraits", "reward_maps", "scale_of"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -266,6 +266,11 @@ def _trace(run: ReportRun, values: Series, scale: Scale, role: str, marked: bool
         "cliponaxis": False,
         "meta": {"run": run.index, "role": role},
     }
+
+
+def hover(texts: Iterable[str]) -> dict[str, Any]:
+    """The part of a trace that shows these texts, one per point, and nothing else."""
+    return {"customdata": list(texts), "hovertemplate": "%{customdata}"}
 
 
 def _step_range(first: int, last: int) -> list[float]:

@@ -145,10 +145,10 @@ ROUTING_LEVELS = (
     ),
     Level(
         "sequence-level-difference",
-        "Differing choices a token, by response",
+        "Differing choices per token, by response",
         sequence_level_histogram,
         "responses",
-        "mean differing choices a token, rounded down",
+        "mean differing choices per token, rounded down",
         "share of responses with x <= mean over tokens of sum_l d < x + 1",
         "3c",
     ),

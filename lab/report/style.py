@@ -1,4 +1,4 @@
-"""The report's style: one colour a run, the same in every figure, and numbers with as many digits as they deserve."""
+"""The report's style: one colour per run, the same in every figure, and numbers with as many digits as they deserve."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _saved_rows(folder: Path) -> Iterator[Row]:
 
 
 def _not_saved(folder: Path, error: Exception) -> ValueError:
-    return ValueError(f"{folder}: expected a folder that datasets.save_to_disk wrote, got: {_line(error)}")
+    return ValueError(f"{folder}: expected a folder that datasets.save_to_disk wrote, got: {first_line(error)}")
 
 
 def _table_rows(path: Path) -> Iterator[Row]:
@@ -143,7 +143,7 @@ def _parquet_batches(path: Path) -> Iterator[Any]:
             batch.validate(full=True)
             yield batch
     except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{path}: expected a Parquet file, got: {_line(error)}") from error
+        raise ValueError(f"{path}: expected a Parquet file, got: {first_line(error)}") from error
 
 
 def _arrow_batches(path: Path) -> Iterator[Any]:
@@ -161,7 +161,7 @@ def _arrow_batches(path: Path) -> Iterator[Any]:
                 batch.validate(full=True)
                 yield batch
     except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{path}: expected an Arrow file, got: {_line(error)}") from error
+        raise ValueError(f"{path}: expected an Arrow file, got: {first_line(error)}") from error
 
 
 def _batches(source: Any, pa: Any) -> Iterator[Any]:
@@ -180,5 +180,6 @@ def _not_installed(path: Path, package: str) -> str:
     return f"{path}: expected {package} to read it, which is not installed (pip install 'firstorder[data]')"
 
 
-def _line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """An error's first line, and its kind where it has no words."""
     return (str(error).splitlines() or [type(error).__name__])[0]

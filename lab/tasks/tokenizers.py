@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
+from lab.tasks.readers import first_line
+
 ROLES = ("system", "user", "assistant")
 """The roles of a chat."""
 
@@ -192,7 +194,7 @@ def load_tokenizer(hf_folder: str | Path) -> HuggingFaceTokenizer:
     except Exception as error:  # whatever a broken file makes transformers raise, the user needs the one line
         if fault := _config_fault(folder):  # which transformers reads to find the tokenizer's class
             raise ValueError(f"{folder / 'config.json'}: {fault}") from error
-        raise ValueError(f"{folder}: expected a readable tokenizer, got: {_first_line(error)}") from error
+        raise ValueError(f"{folder}: expected a readable tokenizer, got: {first_line(error)}") from error
     return HuggingFaceTokenizer(tokenizer, str(folder))
 
 
@@ -205,9 +207,5 @@ def _config_fault(folder: Path) -> str:
     try:
         AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:
-        return f"expected a model's config, got: {_first_line(error)}"
+        return f"expected a model's config, got: {first_line(error)}"
     return ""
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -183,7 +183,7 @@ def empty_buffers(
     keep_features: bool,
     num_top: int = 0,
 ) -> Buffers:
-    """Buffers of G responses of at most T tokens a prompt, of which nothing is known yet."""
+    """Buffers of G responses of at most T tokens per prompt, of which nothing is known yet."""
     B, W, L = len(prompts) * G, max(len(p.tokens) for p in prompts) + T, len(config.moe_layers)
     experts = None
     if L > 0:

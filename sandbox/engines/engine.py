@@ -69,7 +69,7 @@ class SandboxEngine:
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """Takes the weights through every defect's storage, in order; `version` is then what it samples from.
 
-        Under stale weights it goes on sampling from an older set, with that one's version; withheld tensors stay the
+        Under stale weights it continues to sample from an older set, with that one's version; withheld tensors stay the
         first ones.
         """
         stored = kept_weights(self.defects, self.first.arrived(named_tensors))
@@ -231,7 +231,7 @@ class SandboxEngine:
     def _switched(
         self, cache: KVCache, prompts: Sequence[Prompt], active_A: Tensor, buffers: Buffers, numerics: Numerics
     ) -> KVCache:
-        """The cache with which the newest weights go on after `cache`: the same, or their own for the same tokens."""
+        """The newest weights' cache, which continues `cache`: the same, or their own for the same tokens."""
         if self.stale is None or self.stale.cache == "kept":
             return cache
         sequences = []

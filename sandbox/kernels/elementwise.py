@@ -116,7 +116,7 @@ def rotation_tables(angle_Pd: Float[Tensor, "P half"]) -> tuple[Float[Tensor, "P
 def rotation(
     table_Pd: Float[Tensor, "P d"], positions_BS: Int[Tensor, "B S"], num_heads: int
 ) -> Float[Tensor, "B S H d"]:
-    """A table of `rotate` at these positions, made once a pass for every head.
+    """A table of `rotate` at these positions, made once per pass for every head.
 
     Written out, since an operator that broadcasts over heads, or works on half a head, runs in steps of that width.
     """

@@ -53,7 +53,7 @@ class Regime:
     norms: tuple[tuple[str, str], ...] = ()
     """Objective's preset and the gradient clipping of its arms there; an arm that states its own keeps it."""
     own_cold_starts: bool = False
-    """Whether every arm has an initial model a seed there, whatever it says."""
+    """Whether every arm has an initial model per seed there, whatever it says."""
 
     @staticmethod
     def open(path: Path, norms: Mapping[str, str] | None = None, own_cold_starts: bool = False) -> Regime:

@@ -29,7 +29,7 @@ from sandbox.ledger.statistics import ALPHA, Effect, Stand, Word, holm, opposite
 class Outcome:
     """The evidence on one prediction; effect and p's are None while runs are missing, or where a 0 has no ratio.
 
-    `values`: (treatment, control) of the measure, a pair a seed. `effect` is on the prediction's scale: a difference,
+    `values`: (treatment, control) of the measure, a pair per seed. `effect` is on the prediction's scale: a difference,
     or the logarithm of a factor.
     """
 

@@ -102,7 +102,7 @@ class Bench:
         """The model in half a sentence."""
         model = self.trainer.model.config
         experts = (
-            f"{model.num_experts} experts, {model.experts_per_token} a token" if model.moe_layers else "no experts"
+            f"{model.num_experts} experts, {model.experts_per_token} per token" if model.moe_layers else "no experts"
         )
         taught = "" if self.config.cold_start is None else "taught its task, then "
         return (

@@ -1,4 +1,4 @@
-"""The keys and values of decoded sequences, in static buffers with one length a row, so that prompts may be ragged.
+"""The keys and values of decoded sequences, in static buffers with one length per row, so that prompts may be ragged.
 
 Letters beyond theory/contracts.py: h key heads, C capacity in tokens, d head width, H as h,
 M keys that one pass writes.

@@ -212,7 +212,7 @@ class SandboxTrainingEngine:
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B Q"]]:
         """log pi of each response's token at `position`, and its gradient by the Q trainable parameters.
 
-        The forward and backward of `update`, with one backward a response; the responses are one micro-batch.
+        The forward and backward of `update`, with one backward per response; the responses are one micro-batch.
         """
         forward, _ = self.differentiable(rollouts, plan)
         rows = []
@@ -236,7 +236,7 @@ class SandboxTrainingEngine:
         return {} if self.predictor is None else self.predictor.weights()
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Everything that a resumed run needs to go on with the same bits: weights, AdamW moments, predictor."""
+        """Everything that a resumed run needs to continue with the same bits: weights, AdamW moments, predictor."""
         tensors = {f"model.{name}": tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         for name, parameter in zip(self.names, self.parameters, strict=True):
             for key, tensor in self.optimizer.state.get(parameter, {}).items():

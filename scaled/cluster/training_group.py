@@ -201,7 +201,7 @@ class TrainingGroup:
         self._call("save", folder)
 
     def load(self, folder: Path) -> None:
-        """Goes on from a checkpoint of the same model."""
+        """Continues from a checkpoint of the same model."""
         self._call("load", folder)
 
     def pids(self) -> list[int]:

@@ -88,7 +88,7 @@ def arrange(num_rows_B: Sequence[int], training: TrainingBlock) -> list[Slot]:
 
 
 def _sizes(widths: Int[np.ndarray, " U"], budget: int) -> list[int]:
-    """Responses a rank of each slot, from U descending widths of which each slot is as wide as its first.
+    """Responses per rank of each slot, from U descending widths of which each slot is as wide as its first.
 
     cost(u) = min over k of  k widths[u] + budget SLOT_SHARE + cost(u + k),  where k widths[u] <= budget or k = 1
     """

@@ -149,7 +149,7 @@ def _gate_fields(shape: ModelShape) -> dict[str, Any]:
         )
     is_after = gate.score == "softmax" and (gate.order == "after" or gate.renormalise)
     if is_after and K == 1:
-        raise ValueError("gate: expected at least 2 experts a token where weights sum to 1, got 1")
+        raise ValueError("gate: expected at least 2 experts per token where weights sum to 1, got 1")
     if shape.has_selection_bias and gate.score != "sigmoid":
         raise ValueError(f"gate: expected sigmoid scores with a selection bias, got {gate.score}")
     fields: dict[str, Any] = {

@@ -140,7 +140,7 @@ class MegatronRank:
         checkpoints.save(self, Path(folder))
 
     def load(self, folder: str | Path) -> None:
-        """The inverse of `save`: in the same layout training goes on with the same bits."""
+        """The inverse of `save`: in the same layout training continues with the same bits."""
         checkpoints.load(self, Path(folder))
 
     def _sizes(self, rollouts: Rollouts, plan: RoutingPlan) -> BatchSizes:

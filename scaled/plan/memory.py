@@ -108,7 +108,7 @@ def optimizer_bytes(parameters: RankParameters, training: TrainingBlock) -> int:
 
 
 def attention_activations(shape: ModelShape, b: int) -> int:
-    """Bytes a token that one layer's attention keeps for backward, `b` bytes an element.
+    """Bytes per token that one layer's attention keeps for backward, `b` bytes per element.
 
     Inputs of norm and projection 2 D; queries and keys before and after their norm and rotation, values, and the
     attention's output (its fp32 log-sum-exp: 4 H). MLA keeps the latents besides.
@@ -123,7 +123,7 @@ def attention_activations(shape: ModelShape, b: int) -> int:
 
 
 def mlp_activations(shape: ModelShape, number: int, b: int) -> int:
-    """Bytes a token that one layer's MLP keeps for backward: dense 2 D + 3 F_dense; experts as follows.
+    """Bytes per token that one layer's MLP keeps for backward: dense 2 D + 3 F_dense; experts as follows.
 
     Inputs of norm and router 2 D, router logits and probabilities 8 E (fp32), and for each of the K slots the token
     before and after its way to the expert 2 D, gate, up and their product 3 F; shared experts 3 F each.
@@ -136,7 +136,7 @@ def mlp_activations(shape: ModelShape, number: int, b: int) -> int:
 
 
 def kept_activations(shape: ModelShape, number: int, training: TrainingBlock) -> tuple[int, int]:
-    """Bytes a token that one layer keeps until its backward, and what recomputation adds while it runs.
+    """Bytes per token that one layer keeps until its backward, and what recomputation adds while it runs.
 
     none: everything and nothing. selective: experts are recomputed from the layer's input of the MLP, D.
     full: the layer is recomputed from its input, D.
@@ -190,9 +190,9 @@ def logit_bytes(shape: ModelShape, training: TrainingBlock, T: int) -> int:
     """Peak bytes of the head and log-probs of one micro-batch of responses of T tokens, on a rank of the last stage.
 
     n, its response tokens (under a token budget all of its tokens), hidden states of D, and their gradients; logits of
-    c = min(n, training.logit_chunk) tokens over W = V / TP, b bytes an element as the head computes them and 4 in fp32,
-    with their exponentials (8) in forward and as a gradient of b bytes in backward; the head's own gradient, W x D, in
-    fp32 over several chunks, in b bytes at the end. The peak is the largest of the moments of
+    c = min(n, training.logit_chunk) tokens over W = V / TP, b bytes per element as the head computes them and 4 in
+    fp32, with their exponentials (8) in forward and as a gradient of b bytes in backward; the head's own gradient, W x
+    D, in fp32 over several chunks, in b bytes at the end. The peak is the largest of the moments of
     `megatron_engine.scoring`.
     """
     b, D = ELEMENT_BYTES[training.precision], shape.hidden_size

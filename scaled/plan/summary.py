@@ -248,7 +248,7 @@ def _layout(plan: Plan) -> Table:
     training, rollout, cluster = config.training, config.rollout, config.cluster
     table = _table(f"{config.name}: layout", "what", "value")
     table.add_row(
-        "model", f"{shape.num_parameters / 1e9:.2f}B weights, {shape.num_active_parameters / 1e9:.2f}B a token"
+        "model", f"{shape.num_parameters / 1e9:.2f}B weights, {shape.num_active_parameters / 1e9:.2f}B per token"
     )
     have = cluster.num_nodes * cluster.gpus_per_node
     table.add_row(
@@ -272,7 +272,7 @@ def _layout(plan: Plan) -> Table:
         runs = ", ".join(f"{chunk[0]} to {chunk[-1]}" for chunk in rank.layers)
         table.add_row(
             f"built, rank {rank.rank}",
-            f"layers {runs}; {rank.num_local_experts} experts a layer; {rank.num_parameters / 1e9:.4f}B weights",
+            f"layers {runs}; {rank.num_local_experts} experts per layer; {rank.num_parameters / 1e9:.4f}B weights",
         )
     return table
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lab.tasks import DemonstratedTask, TextTask, build
 from lab.tasks.arithmetic import ArithmeticConfig
@@ -17,7 +16,8 @@ from lab.tasks.calculator import CalculatorConfig
 from lab.tasks.countdown import CountdownConfig
 from lab.tasks.jsonl import JsonlConfig
 from lab.tasks.tokenizers import CharTokenizer
-from theory.contracts import Environment, Prompt, Response, Task
+from tests.lab.answers import respond
+from theory.contracts import Environment, Task
 from theory.streams import stream
 
 Make = Callable[[Path], TextTask]
@@ -45,12 +45,6 @@ TASKS: dict[str, Make] = {
 @pytest.fixture(params=TASKS)
 def task(request: pytest.FixtureRequest, tmp_path: Path) -> TextTask:
     return TASKS[request.param](tmp_path)
-
-
-def respond(prompt: Prompt, tokens: tuple[int, ...]) -> Response:
-    T = len(tokens)
-    ids = torch.tensor(tokens, dtype=torch.int64)
-    return Response(prompt, ids, torch.zeros(T), torch.ones(T, dtype=torch.bool), "stop", 0)
 
 
 def test_prompts_are_named_by_their_step(task: TextTask) -> None:

@@ -8,7 +8,6 @@ import re
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,8 @@ from lab.strict import ConfigError, Strict, validate
 from lab.tasks import DemonstratedTask, TaskConfig, build
 from lab.tasks.arithmetic import ArithmeticConfig, ArithmeticTask
 from lab.tasks.arithmetic_styles import STYLES, longest
-from theory.contracts import Prompt, Response, Task
+from tests.lab.answers import answer_with, respond
+from theory.contracts import Prompt, Task
 from theory.streams import stream
 
 GENERATOR = stream(0, "no demonstration draws from it")
@@ -35,16 +35,6 @@ def dials(draw) -> dict[str, Any]:
         "num_held_out": 1,
         "seed": draw(st.integers(0, 1000)),
     }
-
-
-def respond(prompt: Prompt, tokens: tuple[int, ...]) -> Response:
-    T = len(tokens)
-    return Response(prompt, torch.tensor(tokens), torch.zeros(T), torch.ones(T, dtype=torch.bool), "stop", 0)
-
-
-def answer_with(task: ArithmeticTask, prompt: Prompt, text: str) -> float:
-    """The reward of that text, properly ended."""
-    return task.reward(prompt, respond(prompt, (*task.tokenizer.encode(text), task.tokenizer.eos_id)))
 
 
 def worked_out(text: str, style: str = "columns") -> str:

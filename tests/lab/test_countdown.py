@@ -10,14 +10,14 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lab.strict import ConfigError, Strict, validate
 from lab.tasks import TaskConfig
 from lab.tasks.countdown import ALPHABET, TEACHERS, CountdownConfig, CountdownTask, is_right, problem_of, solution
-from theory.contracts import Prompt, Response
+from tests.lab.answers import answer_with, respond
+from theory.contracts import Prompt
 from theory.streams import stream
 
 
@@ -38,17 +38,6 @@ def dials(draw) -> dict[str, Any]:
 
 def make(values: dict[str, Any]) -> CountdownTask:
     return CountdownTask(validate(CountdownConfig, values, "test"))
-
-
-def respond(prompt: Prompt, tokens: tuple[int, ...]) -> Response:
-    T = len(tokens)
-    ids = torch.tensor(tokens, dtype=torch.int64)
-    return Response(prompt, ids, torch.zeros(T), torch.ones(T, dtype=torch.bool), "stop", 0)
-
-
-def answer_with(task: CountdownTask, prompt: Prompt, text: str) -> float:
-    """The reward of that text, properly ended."""
-    return task.reward(prompt, respond(prompt, (*task.tokenizer.encode(text), task.tokenizer.eos_id)))
 
 
 # -- an oracle of another kind: Python's own grammar, and fractions

@@ -7,7 +7,6 @@ import string
 from collections import Counter
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +14,8 @@ from lab.strict import ConfigError, validate
 from lab.tasks import DemonstratedTask, build, grading
 from lab.tasks.jsonl import JsonlConfig
 from lab.tasks.tokenizers import CharTokenizer
-from theory.contracts import Prompt, Response, Task
+from tests.lab.answers import respond
+from theory.contracts import Task
 from theory.streams import stream
 
 TOKENIZER = CharTokenizer(string.printable)
@@ -33,11 +33,6 @@ def rows(n: int) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def twenty(tmp_path_factory) -> str:
     return write(tmp_path_factory.mktemp("jsonl") / "twenty.jsonl", rows(20))
-
-
-def respond(prompt: Prompt, tokens: tuple[int, ...]) -> Response:
-    T = len(tokens)
-    return Response(prompt, torch.tensor(tokens), torch.zeros(T), torch.ones(T, dtype=torch.bool), "stop", 0)
 
 
 def test_is_a_task_without_demonstrations(twenty):

@@ -1,4 +1,4 @@
-"""What the studies of exact runs share: the rows of a record folder, their means, and the keeping of both on a page."""
+"""Machinery of the studies of exact runs: the rows of a record folder, their means, and the keeping of both on a page."""
 
 from __future__ import annotations
 

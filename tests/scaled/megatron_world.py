@@ -104,7 +104,7 @@ FAMILY_FIELDS: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(family: str = "qwen3_moe", **changes: Any) -> dict[str, Any]:
-    """config.json of a tiny model: 4 layers, width 64, 8 experts, 2 a token; `changes` are fields of config.json."""
+    """config.json of a tiny model: 4 layers, width 64, 8 experts, 2 per token; `changes` are fields of config.json."""
     return {**COMMON, "model_type": family, **FAMILY_FIELDS[family], **changes}
 
 

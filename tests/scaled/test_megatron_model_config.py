@@ -16,7 +16,7 @@ from theory.routing.gates import GATES, Gate, route
 from theory.streams import stream
 
 GROUPED = replace(GATES["deepseek_v3"], num_groups=4, num_top_groups=2)
-# Gate, experts a token, selection bias.
+# Gate, experts per token, selection bias.
 ROUTES: dict[str, tuple[Gate, int, bool]] = {
     "qwen3": (GATES["qwen3"], 2, False),
     "olmoe": (GATES["olmoe"], 2, False),
@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[Gate, int, bool, str]] = {
         "gate: expected renormalise True with sigmoid scores and 2 experts, got False",
     ),
     "one expert that sums to 1": (
-        GATES["qwen3"], 1, False, "gate: expected at least 2 experts a token where weights sum to 1, got 1"
+        GATES["qwen3"], 1, False, "gate: expected at least 2 experts per token where weights sum to 1, got 1"
     ),
     "softmax with bias": (
         GATES["olmoe"], 2, True, "gate: expected sigmoid scores with a selection bias, got softmax"

@@ -45,7 +45,7 @@ def test_an_error_is_a_policy_and_stays_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_LEVEL)
 def test_a_level_is_where_the_first_policy_starts(name: str) -> None:
-    """KL(mu || pi) a token is the one asked for, on average over an engine's draws."""
+    """KL(mu || pi) per token is the one asked for, on average over an engine's draws."""
     first = policy()
     found = engine_at(name, 0.03, first, stream(0, "noise"))
     assert mean(token_kl(FOREST, mu, first.logp()) for mu in found.samplers(first)) == pytest.approx(0.03, rel=1e-6)

@@ -20,7 +20,7 @@ MOST_ROUTES = 10_000_000
 
 
 def all_routes(num_layers: int, num_experts: int) -> Int[Tensor, "A L"]:
-    """Every route of one expert a layer, in lexicographic order: row a has expert z_l at layer l.
+    """Every route of one expert per layer, in lexicographic order: row a has expert z_l at layer l.
 
     Raises ValueError for no layer or expert, and for more than ten million routes.
     """
@@ -34,7 +34,7 @@ def all_routes(num_layers: int, num_experts: int) -> Int[Tensor, "A L"]:
 
 
 def route_distribution(logits_LE: Float[Tensor, "*batch L E"]) -> Float[Tensor, "*batch A"]:
-    """P(route) = prod_l softmax(logits_l)[z_l] over `all_routes`: one independent expert a layer (Pr2 Eq. 17)."""
+    """P(route) = prod_l softmax(logits_l)[z_l] over `all_routes`: one independent expert per layer (Pr2 Eq. 17)."""
     rho_LE = logits_LE.softmax(-1)
     joint_A = rho_LE[..., 0, :]
     for layer in range(1, rho_LE.shape[-2]):

@@ -125,7 +125,7 @@ def require_cover(logp_pi: Edges, logp_mu: Edges) -> None:
             raise ValueError(f"expected mu > 0 wherever pi > 0, got mu = 0 at depth {t}, node {n}, token {v}")
 
 
-# ---- bounds a step ---------------------------------------------------------------------------------------------------
+# ---- bounds per step -------------------------------------------------------------------------------------------------
 
 
 def step_weights(problem: Problem) -> Bound:

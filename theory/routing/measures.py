@@ -142,7 +142,7 @@ def token_disagreement(record_a: RoutingRecord, record_b: RoutingRecord) -> floa
 
 
 def sequence_mean_difference(record_a: RoutingRecord, record_b: RoutingRecord) -> float:
-    """Mean over responses of the mean over rows of sum_l d, in [0, L K] choices a token (R3 sec. 3.2)."""
+    """Mean over responses of the mean over rows of sum_l d, in [0, L K] choices per token (R3 sec. 3.2)."""
     return _mean(_sequence_means(difference_counts(record_a, record_b), record_a))
 
 

@@ -1,4 +1,4 @@
-"""miles's policy loss dump: `policy_loss_debug/rank_{R}_call_{C}.pt` under `--dump-details`, a micro-batch a file.
+"""miles's policy loss dump: `policy_loss_debug/rank_{R}_call_{C}.pt` under `--dump-details`, one micro-batch per file.
 
 `miles/backends/training_utils/debug_dump.py` writes {"rank", "call", "samples": [...], "ppo_kl", "pg_loss", "finite"}.
 A sample:

@@ -82,7 +82,7 @@ def causes_shown(course: Course) -> Mapping[str, Sequence[str]]:
 
 
 def kl_by_cause(course: Course, causes: Mapping[str, Sequence[str]]) -> Figure | None:
-    """A bar a step, as high as its KL, cut in the proportion of its causes' strengths; a line where it changes."""
+    """A bar per step, as high as its KL, cut in the proportion of its causes' strengths; a line where it changes."""
     steps = [step for step in course.steps if step.figure("k3_kl") is not None]
     if not any(step.figure("k3_kl") for step in steps):
         return None
@@ -118,7 +118,7 @@ def layers_shown(course: Course) -> Mapping[str, Sequence[int]]:
 
 
 def kl_by_layer(course: Course, bands: Mapping[str, Sequence[int]]) -> Figure | None:
-    """A bar a step, as high as its KL, cut by the first layer at which a token's own row has other experts."""
+    """A bar per step, as high as its KL, cut by the first layer at which a token's own row has other experts."""
     steps = [step for step in course.steps if step.kl_by_layer]
     if not bands or not steps:
         return None

@@ -101,7 +101,7 @@ def test_a_row_is_the_sum_over_all_groups(
 
 
 def test_distances_are_those_asked_for(frame: pd.DataFrame) -> None:
-    """KL(mu || old) and KL(old || pi) a token are the levels of the config, to the bisection's relative 1e-9."""
+    """KL(mu || old) and KL(old || pi) per token are the levels of the config, to the bisection's relative 1e-9."""
     for measured, asked in (("kl_mu_old", "asked_discrepancy"), ("kl_old_pi", "asked_staleness")):
         assert frame[measured].to_numpy() == pytest.approx(frame[asked].to_numpy(), rel=1e-6, abs=1e-12)
     same = frame[frame["asked_staleness"] == 0]

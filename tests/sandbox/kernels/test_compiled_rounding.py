@@ -51,14 +51,14 @@ WHOLE = replace(COMPILED, linear=refused, attention=refused, grouped_experts=ref
 
 STRESS = (WeightPrecision(), ActivationPrecision(), KVPrecision())
 KNOWN: dict[str, tuple[Defect, ...]] = {
-    "fp8 a token": (ActivationPrecision(),),
-    "fp8 a block": (ActivationPrecision(scale="block", block_size=12),),
-    "int8 a token": (ActivationPrecision(format="int8"),),
-    "int8 a block": (ActivationPrecision(format="int8", scale="block", block_size=7),),
+    "fp8 per token": (ActivationPrecision(),),
+    "fp8 per block": (ActivationPrecision(scale="block", block_size=12),),
+    "int8 per token": (ActivationPrecision(format="int8"),),
+    "int8 per block": (ActivationPrecision(format="int8", scale="block", block_size=7),),
     "bf16": (ActivationPrecision(format="bf16"),),
     "cache bf16": (KVPrecision(format="bf16"),),
     "cache fp8": (KVPrecision(),),
-    "cache fp8 a token": (KVPrecision(scale="token"),),
+    "cache fp8 per token": (KVPrecision(scale="token"),),
     "cache int8": (KVPrecision(format="int8", scale="token"),),
     "router noise": (RouterNoise(std=0.3),),
     "paper": (WeightPrecision(format="int8"), ActivationPrecision(format="int8")),
@@ -72,11 +72,11 @@ KNOWN: dict[str, tuple[Defect, ...]] = {
 }
 UNKNOWN: dict[str, tuple[Defect, ...]] = {
     "fp16": (ActivationPrecision(format="fp16"),),
-    "fp8 a tensor": (ActivationPrecision(scale="tensor"),),
-    "int8 a tensor": (ActivationPrecision(format="int8", scale="tensor"),),
+    "fp8 per tensor": (ActivationPrecision(scale="tensor"),),
+    "int8 per tensor": (ActivationPrecision(format="int8", scale="tensor"),),
     "mxfp8": (BlockPrecision(),),
-    "cache fp8 a tensor": (KVPrecision(scale="tensor"),),
-    "cache int8 a tensor": (KVPrecision(format="int8", scale="tensor"),),
+    "cache fp8 per tensor": (KVPrecision(scale="tensor"),),
+    "cache int8 per tensor": (KVPrecision(format="int8", scale="tensor"),),
     "reduction": (ReductionOrder(),),
     "stress and reduction": (*STRESS, ReductionOrder()),
     "noise and fp16": (RouterNoise(), ActivationPrecision(format="fp16")),
