@@ -35,7 +35,7 @@ def test_a_docstring_begins_with_its_noun() -> None:
     assert len(files) > 500 and found == []
 
 
-COUNTED = r"\b(?:nats|bytes|bits|experts|choices|scalar|colour|backward|seconds|\|\| \w+\))"
+COUNTED = r"\b(?:nats|bytes|experts|choices|scalar|colour|backward|seconds|\|\| \w+\))"
 PER = re.compile(COUNTED + r" an? (?:token|step|row|layer|response|prompt|rank|run|seed|second|element|update)\b")
 
 
