@@ -1,4 +1,4 @@
-"""Machinery of the studies of exact runs: the rows of a record folder, their means, and the keeping of both on a page."""
+"""Shared by the studies of exact runs: the rows of a record folder, their means, and the keeping of both on a page."""
 
 from __future__ import annotations
 
