@@ -69,6 +69,7 @@ class FeatureLog:
         self, recorder: PassRecorder, num_copies: int, rows: Tensor, positions: Tensor, places: Tensor | None
     ) -> None:
         """Keeps a pass; the arguments are those of `Buffers.store`."""
+        # Rows are counted over all passes of the call, as `take` lays the passes one after the other.
         where = torch.arange(self._num_rows, self._num_rows + len(rows)) if places is None else self._num_rows + places
         self._stands += [(rows + copy, positions, where) for copy in range(num_copies)]
         self._hidden.append(recorder.hidden)
@@ -124,6 +125,7 @@ class TopLog:
         t_n = torch.arange(len(self._rows)).repeat_interleave(torch.tensor([len(rows) for rows in self._rows]))
         b_n = torch.cat(self._rows)
         is_there_n = t_n < lengths_B[b_n]  # a response that has ended may still be decoded with the others
+        # Steps came one after the other, each with many responses: (b, t) as one number sorts by response first.
         order = torch.argsort((b_n * len(self._rows) + t_n)[is_there_n])
         whole = TopTokens.concat(self._steps)
         ids, logp = whole.ids[is_there_n][order], whole.logp[is_there_n][order]
@@ -167,6 +169,7 @@ class Buffers:
         experts_nLK = torch.stack(recorder.experts, 1)
         if places is not None:
             experts_nLK = experts_nLK[places]
+        # The buffer has the narrowest type that holds the experts, and index assignment asks for its own type.
         experts_nLK = experts_nLK.to(self.experts_BWLK.dtype)
         for copy in range(num_copies):
             self.experts_BWLK[rows + copy, positions] = experts_nLK
@@ -187,6 +190,7 @@ def empty_buffers(
     B, W, L = len(prompts) * G, max(len(p.tokens) for p in prompts) + T, len(config.moe_layers)
     experts = None
     if L > 0:
+        # -1: a row that no pass computes is missing from the record; 0 would be an expert.
         experts = torch.full((B, W, L, config.experts_per_token), -1, dtype=index_dtype(config.num_experts))
     return Buffers(
         tokens_BT=torch.zeros(B, T, dtype=torch.int64),
