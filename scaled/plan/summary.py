@@ -166,8 +166,8 @@ def assumptions(plan: Plan) -> list[str]:
         f"communication included; decoding {compute.DECODE_BANDWIDTH_EFFICIENCY:.0%} of {plan.gpu.hbm_gb_s:g} GB/s or "
         f"{compute.DECODE_FLOPS_EFFICIENCY:.0%} of the peak rate, whichever is slower, and "
         f"{compute.STEP_OVERHEAD * 1e3:g} ms per step; a push "
-        f"{compute.push_rate(plan.config, plan.payloads['weights pushed to one engine']):g} GB/s, over the driver and "
-        f"its object store, and {compute.QUANTISE_GB_S:g} GB/s of quantisation where engines quantise (seen on one "
+        f"{compute.push_rate(plan.config, plan.payloads['weights pushed to one engine']):g} GB/s, from ranks to "
+        f"engines over the object store, and {compute.QUANTISE_GB_S:g} GB/s of quantisation where engines quantise (seen on one "
         "machine with CPUs alone).",
         f"{plan.gpu.name}: {plan.gpu.source}.",
     ]

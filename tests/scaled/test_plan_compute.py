@@ -228,15 +228,15 @@ def test_a_token_budget_takes_the_padding_away() -> None:
         compute.step_compute(config, QWEN, H100, None, 10_000)
 
 
-def test_a_push_goes_through_the_driver() -> None:
-    """61 GB take a minute at 1 GB/s, seven where the object store spills, and three more of quantisation."""
+def test_a_push_goes_through_the_object_store() -> None:
+    """61 GB take 22 s at 2.8 GB/s, seven minutes where the object store spills, and three more of quantisation."""
     size = 2 * QWEN.num_parameters
     plain = ("--rollout.precision.weights", "same")
     whole = ("--cluster.object_store_gib", "60")
-    assert compute.push_seconds(recipe(*plain, *whole), QWEN) == pytest.approx(size / 1e9)
+    assert compute.push_seconds(recipe(*plain, *whole), QWEN) == pytest.approx(size / 2.8e9)
     small = ("--cluster.object_store_gib", "4")
     assert compute.push_seconds(recipe(*plain, *small), QWEN) == pytest.approx(size / 0.14e9)
-    assert compute.push_seconds(recipe(*plain, *small, "--cluster.address", "auto"), QWEN) == pytest.approx(size / 1e9)
+    assert compute.push_seconds(recipe(*plain, *small, "--cluster.address", "auto"), QWEN) == pytest.approx(size / 2.8e9)
     more = compute.push_seconds(recipe(*whole), QWEN) - compute.push_seconds(recipe(*plain, *whole), QWEN)
     assert 170 < more < 190
 
