@@ -236,7 +236,8 @@ def test_a_push_goes_through_the_object_store() -> None:
     assert compute.push_seconds(recipe(*plain, *whole), QWEN) == pytest.approx(size / 2.8e9)
     small = ("--cluster.object_store_gib", "4")
     assert compute.push_seconds(recipe(*plain, *small), QWEN) == pytest.approx(size / 0.14e9)
-    assert compute.push_seconds(recipe(*plain, *small, "--cluster.address", "auto"), QWEN) == pytest.approx(size / 2.8e9)
+    elsewhere = recipe(*plain, *small, "--cluster.address", "auto")
+    assert compute.push_seconds(elsewhere, QWEN) == pytest.approx(size / 2.8e9)
     more = compute.push_seconds(recipe(*whole), QWEN) - compute.push_seconds(recipe(*plain, *whole), QWEN)
     assert 170 < more < 190
 

@@ -28,11 +28,16 @@ from theory.streams import stream
 
 WEIGHTS = ["none", "token_is", "prefix_tis", "seq_tis"]
 GROUPS = [Group(None, "mean"), Group(None, "none"), Group(3)]
+NORMALISED = {
+    f"grpo, {name} over its mean": preset("grpo", correction=correction(name, cap=1.5), normalise_weights=True)
+    for name in ("token_tis", "seq_tis")
+}
 OBJECTIVES: dict[str, Objective] = {
     **PRESETS,
     **SETTLED,
     "minirl, geo_rs": preset("minirl", correction=correction("geo_rs", lo=0.8, hi=1.2)),
     "grpo_dapo, seq_mis": preset("grpo_dapo", correction=correction("seq_mis", lo=0.7, hi=1.3)),
+    **NORMALISED,
 }
 
 
@@ -65,7 +70,7 @@ def in_proportion(forest: Forest) -> tuple[Edges, Tensor]:
     return mu, torch.arange(forest.num_responses).repeat_interleave(counts_Y)
 
 
-@pytest.mark.parametrize("name", ["grpo", *SETTLED])
+@pytest.mark.parametrize("name", ["grpo", *SETTLED, *NORMALISED])
 def test_a_batch_in_mu_s_proportions_gives_the_expected_update(name: str) -> None:
     """A trainer's update on groups that hold each response as often as mu samples it, bounds and baselines of that
     batch included, at three distinct pi, old and mu: two prompts of two openings, to rounding."""

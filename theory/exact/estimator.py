@@ -23,6 +23,7 @@ from theory.exact.settling import (
     at_nodes,
     baselines,
     has_token_advantages,
+    log_mean,
     require_group,
     require_routers,
     within_budget,
@@ -253,7 +254,17 @@ def _coefficients(
     tree = problem.target.tree
     pi_BT, old_BT, mu_BT = (tree.gather(x, paths) for x in (logp_pi, problem.logp_old, problem.logp_mu))
     shift_BT = None if problem.router_shift is None else at_nodes(tree, problem.router_shift, paths)
-    return coefficients(objective, pi_BT, old_BT, mu_BT, advantages, paths.is_response_BT, shift_BT)
+    mean = _log_mean(problem, objective)
+    return coefficients(objective, pi_BT, old_BT, mu_BT, advantages, paths.is_response_BT, shift_BT, mean)
+
+
+def _log_mean(problem: Problem, objective: Objective) -> float:
+    if not objective.normalise_weights:
+        return 0.0
+    tree = problem.target.tree
+    whole = tree.paths(0, tree.num_responses)
+    old_YT, mu_YT = (tree.gather(x, whole) for x in (problem.logp_old, problem.logp_mu))
+    return log_mean(objective, old_YT, mu_YT, whole.is_response_BT, tree.log_probabilities(problem.logp_mu).exp())
 
 
 def _settled(
@@ -276,14 +287,13 @@ def coefficients(
     advantages: Float[Tensor, " B"] | Float[Tensor, "B T"],
     is_response_BT: Bool[Tensor, "B T"],
     router_shift_BT: Float[Tensor, "B T"] | None = None,
+    log_mean_weight: float = 0.0,
 ) -> Float[Tensor, "B T"]:
     """d J / d log pi_t of each response alone, at denominator 1, from the objective's own code.
 
-    Advantages are one per response, or one per token for an objective that has such.
-    Raises ValueError for normalised weights, where the weight of a response depends on the others of its batch.
+    Advantages are one per response, or one per token for an objective that has such. `log_mean_weight` is that of the
+    batch, for normalised weights.
     """
-    if objective.normalise_weights:
-        raise ValueError(f"{objective.name}: normalise_weights: expected False in the exact lab, got True")
     leaf_BT = pi_BT.detach().requires_grad_()
     is_of_tokens = advantages.ndim == 2
     output = objective(
@@ -294,7 +304,7 @@ def coefficients(
         is_response_BT,
         router_shift_BT=router_shift_BT,
         advantages_BT=advantages if is_of_tokens else None,
-        totals=Totals(1, 1),
+        totals=Totals(1, 1, log_mean_weight),
         has_metrics=False,
     )
     return torch.autograd.grad(output.objective, leaf_BT)[0]

@@ -32,6 +32,7 @@ from theory.exact.settling import (
     at_nodes,
     baselines,
     has_token_advantages,
+    log_mean,
     require_group,
     require_routers,
     within_budget,
@@ -84,6 +85,12 @@ class Batch:
     def mu_BT(self) -> Float[Tensor, "B T"]:
         """log mu of every token. A response that mu never samples has old's: its weight is 0, not 0 times inf."""
         return torch.where((self.probability_Y > 0)[:, None], self._sampled_BT, self.old_BT)
+
+    @cached_property
+    def log_mean_weight(self) -> float:
+        """log of the mean weight of all responses, nats, which normalised weights are divided by."""
+        on_BT = self.forest.whole.is_response_BT
+        return log_mean(self.objective, self.old_BT, self.mu_BT, on_BT, self.probability_Y)
 
     @cached_property
     def kept_Y(self) -> Bool[Tensor, " Y"]:
@@ -304,7 +311,9 @@ class Update:
         pi_bT, old_bT, mu_bT = (x_BT[rows_b] for x_BT in (self.pi_BT, batch.old_BT, batch.mu_BT))
         shift_bT = None if shift_BT is None else shift_BT[rows_b]
         mask_bT = batch.forest.whole.is_response_BT[rows_b]
-        return coefficients(self.objective, pi_bT, old_bT, mu_bT, advantages, mask_bT, shift_bT)
+        return coefficients(
+            self.objective, pi_bT, old_bT, mu_bT, advantages, mask_bT, shift_bT, batch.log_mean_weight
+        )  # fmt: skip
 
     def pullback(self, weighted_BT: Float[Tensor, "B T"]) -> Float[Tensor, " Q"]:
         """sum over tokens of weight times grad log pi."""

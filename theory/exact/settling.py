@@ -1,4 +1,4 @@
-"""Facts of the whole batch that are settled before its gradient: baselines of tokens, and the bounds of a budget.
+"""Facts of the whole batch, settled before its gradient: baselines of tokens, a budget's bounds, the mean weight.
 
 The batch is infinitely large, so that each is an expectation over responses (theory/preparation.py has those of a
 sampled batch). A sampled batch has bounds and baselines of its own: what that adds to the variance is left out.
@@ -19,6 +19,7 @@ from theory.exact.groups import Group
 from theory.exact.policies import TreePolicy
 from theory.exact.tree import Paths, PrefixTree
 from theory.objectives import Objective
+from theory.objectives.weighing import log_mean_weight
 
 
 def require_routers(objective: Objective, policy: TreePolicy, has_router_shift: bool) -> None:
@@ -92,9 +93,25 @@ def within_budget(
     return objective.within_budget(pi_BT, old_BT, mu_BT, signs_B1.view(-1, 1), on_BT, weights_sB.reshape(-1, 1))
 
 
+def log_mean(
+    objective: Objective,
+    logp_old_BT: Float[Tensor, "B T"],
+    logp_mu_BT: Float[Tensor, "B T"],
+    is_response_BT: Bool[Tensor, "B T"],
+    probability_B: Float[Tensor, " B"],
+) -> float:
+    """log of the mean weight of all responses, nats, that normalised weights are divided by; 0 where none are."""
+    if not objective.normalise_weights:
+        return 0.0
+    log_rho_BT = torch.where(is_response_BT & (probability_B > 0)[:, None], logp_old_BT - logp_mu_BT, 0.0)
+    return log_mean_weight(objective.correction, log_rho_BT, is_response_BT, probability_B)
+
+
 def at_nodes(tree: PrefixTree, values: Sequence[Float[Tensor, " _n"]], paths: Paths) -> Float[Tensor, "B T"]:
     """The value of each node on each path; 0 after the end."""
     return tree.gather([value_n[:, None].expand(-1, tree.num_tokens) for value_n in values], paths)
 
 
-__all__ = ["at_nodes", "baselines", "has_token_advantages", "require_group", "require_routers", "within_budget"]
+__all__ = [
+    "at_nodes", "baselines", "has_token_advantages", "log_mean", "require_group", "require_routers", "within_budget",
+]  # fmt: skip

@@ -40,25 +40,28 @@ def token_weights(
 
 
 def log_mean_weight(
-    correction: Correction, log_rho_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]
+    correction: Correction,
+    log_rho_BT: Float[Tensor, "B T"],
+    is_response_BT: Bool[Tensor, "B T"],
+    count_B: Float[Tensor, " B"] | None = None,
 ) -> float:
     """log of the mean weight over response tokens, nats; over responses where a response has one weight.
 
-    0 where there is no token, or every weight is 0: nothing is divided then. Source: verl's rollout_is_batch_normalize.
-    Differs from source: (1) verl's mean is over the global batch, this one over the mini-batch; (2) it is never
-    clamped.
+    `count_B` is how often each response stands in the batch, by default once; with probabilities the mean is that of an
+    infinitely large one. 0 where there is no token, or every weight is 0: nothing is divided then.
+    Source: verl's rollout_is_batch_normalize. Differs from source: (1) verl's mean is over the global batch, this one
+    over the mini-batch; (2) it is never clamped.
     """
     log_BT = correction.log_weight(log_rho_BT, is_response_BT).double()
-    of_B = is_response_BT.any(1)
+    count_BT = (torch.ones_like(log_BT[:, 0]) if count_B is None else count_B.double())[:, None].expand_as(log_BT)
+    is_counted_BT = is_response_BT & (count_BT > 0)
     if correction.per_response:
         # The weight stands on every token of the response; the first response token has it.
-        first_B1 = is_response_BT.long().argmax(1, keepdim=True)
-        log_N = log_BT.gather(1, first_B1)[of_B, 0]
-    else:
-        log_N = log_BT[is_response_BT]
+        is_counted_BT = is_counted_BT & (is_response_BT.long().cumsum(1) == 1)
+    log_N, count_N = log_BT[is_counted_BT], count_BT[is_counted_BT]
     if log_N.numel() == 0 or bool((log_N == -math.inf).all()):
         return 0.0
-    return float(log_N.logsumexp(0)) - math.log(log_N.numel())
+    return float((log_N + count_N.log()).logsumexp(0) - count_N.sum().log())
 
 
 __all__ = ["log_mean_weight", "token_weights"]
