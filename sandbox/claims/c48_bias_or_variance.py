@@ -2,7 +2,7 @@
 
 A bias stays whatever the number of responses per update; what they scatter falls as 1/sqrt(B). Tried before the runs
 that decide: with seeds 20 to 22 an exact engine's runs fell at 16 responses per update, and with 20 and 21 those under
-router noise fell at 256. The other half of the question is asked of exact expected updates: docs/exact-training.md, (f).
+router noise fell at 256. The other half is asked of exact expected updates: docs/exact-training.md, (f).
 """
 
 from __future__ import annotations
