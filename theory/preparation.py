@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from theory.advantages import ADVANTAGES, OF_TOKENS, advantages_of
+from theory.advantages import ADVANTAGES, advantages_of
 from theory.contracts import MiniBatch, Rollouts, TokenScores, TrainingEngine
 from theory.objectives import Objective
 from theory.routing.passes import ModePlan, RoutingPlan
@@ -31,7 +31,7 @@ def given_advantages(
 
     Raises ValueError where these need what the training engine did not report.
     """
-    if objective.advantage not in OF_TOKENS:
+    if not objective.has_token_advantages:
         return advantages_of(objective.advantage, labels_PG, lengths_PG).reshape(-1), None
     if scores.sum_squares_BT is None:
         raise ValueError(f"advantage {objective.advantage} needs sum_v old(v)^2 from the training engine, got none")

@@ -79,15 +79,18 @@ def save(rank: Checkpointed, folder: Path) -> None:
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
-    with _disk_errors(folder):
+    with _plain_errors(folder, RuntimeError):
         dist_checkpointing.save(_state(rank, False), str(folder), sharded_strategy=_InProcess("torch_dist", 1))
     dist.barrier()
 
 
 @contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    """Gives the disk's errors as OSError, which torch hides: in a BaseException, which would end this process as if it
-    had been killed, or behind a RuntimeError of its own writer of files."""
+def _plain_errors(folder: Path, otherwise: type[Exception]) -> Iterator[None]:
+    """Errors of the disk as OSError, and others of torch's writer and reader as `otherwise`.
+
+    Torch puts them into a BaseException, which would end this process as if it had been killed, or, where the disk has
+    no room for a small file, behind a RuntimeError of its own.
+    """
     try:
         yield
     except CheckpointException as error:
@@ -95,7 +98,8 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         for one in found:
             if isinstance(one, OSError):
                 raise OSError(one.errno, one.strerror, str(folder)) from None
-        raise RuntimeError(f"checkpoint: {found[0]}") from found[0]
+        reason = str(found[0]).partition("\n")[0]
+        raise otherwise(f"{folder}: {type(found[0]).__name__}: {reason}") from found[0]
     except RuntimeError as error:
         if "iostream error" in str(error) or "failed writing" in str(error):
             raise OSError(errno.EIO, f"{error} (no room?)", str(folder)) from error
@@ -105,8 +109,8 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 def load(rank: Checkpointed, folder: Path) -> None:
     """Takes everything from `folder`, in this layout or another; a collective.
 
-    Raises ValueError where there is no checkpoint, where it holds more than values, and where it is of another model or
-    mode.
+    Raises ValueError where there is no checkpoint, where it is damaged or holds more than values, and where it is of
+    another model or mode.
     """
     if not (folder / "metadata.json").is_file():
         raise ValueError(f"expected a checkpoint folder with metadata.json, got {folder}")
@@ -117,7 +121,8 @@ def load(rank: Checkpointed, folder: Path) -> None:
         # By the names of the tensors: rank 0, which writes what is no tensor, may be of a stage without routers.
         names = dist_checkpointing.load_tensors_metadata(str(folder))
         _prepare_predictor(rank, any(name.startswith("predictor.") and name.endswith(".step") for name in names))
-    state: Any = dist_checkpointing.load(_state(rank, True), str(folder))
+    with _plain_errors(folder, ValueError):
+        state: Any = dist_checkpointing.load(_state(rank, True), str(folder))
     for number, chunk in enumerate(rank.policy.chunks):
         chunk.load_state_dict(state[f"model{number}"])
     rank.num_updates = int(state["num_updates"])

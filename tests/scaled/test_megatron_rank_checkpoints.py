@@ -119,7 +119,18 @@ def a_full_disk_is_an_error_of_the_disk(folder: Path) -> None:
     engine.rank.load(folder.parent / "roomy")
 
 
+def a_torn_file_of_tensors_is_refused(folder: Path) -> None:
+    """Half a file of tensors is one line that names the folder, and an error that `except Exception` meets."""
+    engine, target = OneRank(folder, algorithm("R3")), folder.parent / "torn"
+    engine.rank.save(target)
+    (file,) = target.glob("*.distcp")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match=f"^{target}: [^\n]+$"):
+        engine.rank.load(target)
+
+
 LAWS = (
+    a_torn_file_of_tensors_is_refused,
     a_full_disk_is_an_error_of_the_disk,
     before_the_first_update,
     training_goes_on_with_the_same_bits,

@@ -14,7 +14,6 @@ from theory.exact.groups import Group
 from theory.exact.networks import NetworkPolicy
 from theory.exact.policies import TabularPolicy
 from theory.exact.rates import reinforce
-from theory.exact.settling import has_token_advantages
 from theory.exact.trajectory import Task
 from theory.exact.tree import Paths, PrefixTree
 from theory.objectives import Objective, preset
@@ -31,7 +30,7 @@ SETTLED: dict[str, Objective] = {
 
 def groups_of(objective: Objective, groups: list[Group]) -> list[Group]:
     """The groups that an objective can be enumerated with."""
-    return [one for one in groups if one.num_responses is None or not has_token_advantages(objective)]
+    return [one for one in groups if one.num_responses is None or not objective.has_token_advantages]
 
 
 def make_task(

@@ -22,7 +22,6 @@ from theory.exact.policies import TreePolicy
 from theory.exact.settling import (
     at_nodes,
     baselines,
-    has_token_advantages,
     log_mean,
     require_group,
     require_routers,
@@ -178,7 +177,7 @@ def _of_one_response(problem: Problem, objective: Objective, baseline: str) -> t
     size_Y = tree.lengths if objective.aggregation.counts == "tokens" else torch.ones_like(tree.lengths)
     denominator = (probability_Y * torch.where(kept_Y, size_Y, 0)).sum()
     advantages = _advantages(problem, objective, probability_Y, baseline)
-    if has_token_advantages(objective):
+    if objective.has_token_advantages:
         objective = _settled(problem, objective, probability_Y.expand(2, -1) / 2, advantages)
     else:
         objective = _settled(problem, objective, torch.stack([advantages > 0, advantages < 0]) * probability_Y)
@@ -201,8 +200,8 @@ def _advantages(
     """The advantages of an infinite group, one per response or one per token."""
     tree, reward_Y = problem.target.tree, problem.reward_Y.double()
     if baseline == "none":
-        return reward_Y[:, None].expand(-1, tree.max_length) if has_token_advantages(objective) else reward_Y
-    if not has_token_advantages(objective):
+        return reward_Y[:, None].expand(-1, tree.max_length) if objective.has_token_advantages else reward_Y
+    if not objective.has_token_advantages:
         return reward_Y - (probability_Y * reward_Y).sum()
     one_Y = torch.zeros_like(tree.lengths)
     return reward_Y[:, None] - baselines(tree, problem.logp_old, probability_Y, reward_Y, one_Y)

@@ -31,7 +31,6 @@ from theory.exact.policies import TreePolicy
 from theory.exact.settling import (
     at_nodes,
     baselines,
-    has_token_advantages,
     log_mean,
     require_group,
     require_routers,
@@ -120,7 +119,7 @@ class Batch:
     @cached_property
     def token_shares_BT(self) -> Float[Tensor, "B T"] | None:
         """A / denominator of every token, of an objective that has advantages per token in an infinite group."""
-        if not has_token_advantages(self.objective):
+        if not self.objective.has_token_advantages:
             return None
         prompt_Y, baseline_PT = self.forest.prompt_of_response, torch.zeros(1, dtype=torch.float64)
         if self.group.baseline == "mean":

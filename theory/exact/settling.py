@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from theory.advantages import OF_TOKENS
 from theory.exact.groups import Group
 from theory.exact.policies import TreePolicy
 from theory.exact.tree import Paths, PrefixTree
@@ -33,16 +32,11 @@ def require_routers(objective: Objective, policy: TreePolicy, has_router_shift: 
 
 def require_group(objective: Objective, group: Group) -> None:
     """Raises ValueError for an advantage per token with finite groups, which are not enumerated for it."""
-    if has_token_advantages(objective) and group.num_responses is not None:
+    if objective.has_token_advantages and group.num_responses is not None:
         raise ValueError(
             f"{objective.name}: advantage {objective.advantage}: expected an infinite group (a token's baseline "
             f"depends on the prefixes of all other responses), got one of {group.num_responses}"
         )
-
-
-def has_token_advantages(objective: Objective) -> bool:
-    """Whether the objective's advantage is one per token."""
-    return objective.advantage in OF_TOKENS
 
 
 def baselines(
@@ -113,5 +107,5 @@ def at_nodes(tree: PrefixTree, values: Sequence[Float[Tensor, " _n"]], paths: Pa
 
 
 __all__ = [
-    "at_nodes", "baselines", "has_token_advantages", "log_mean", "require_group", "require_routers", "within_budget",
+    "at_nodes", "baselines", "log_mean", "require_group", "require_routers", "within_budget",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from theory.exact.engines import MovablePolicy, Rollout, RollsOut
 from theory.exact.expected import Batch, Update, mean_gradient
 from theory.exact.groups import Group
 from theory.exact.noise import draw
-from theory.exact.settling import has_token_advantages, require_group
+from theory.exact.settling import require_group
 from theory.exact.trajectory import COLUMNS, Task, Trajectory, observe
 from theory.names import unknown_name
 from theory.objectives import Objective
@@ -80,7 +80,7 @@ class Settings:
                 f"{self.objective.name}: expected {wanted} beside the objective's own centering, got "
                 f"{self.centred if self.centred else self.batch_size}"
             )
-        if self.is_noisy and self.centred and has_token_advantages(self.objective):
+        if self.is_noisy and self.centred and self.objective.has_token_advantages:
             raise ValueError(
                 f"{self.objective.name}: expected centred false or batch_size inf beside an advantage per token, got "
                 f"true and {self.batch_size}"

@@ -75,7 +75,7 @@ class Composition:
         if self.centering not in CENTERINGS:
             raise unknown_name("centering", self.centering, CENTERINGS)
         coupled = self._coupled()
-        if self.centering != "none" and self.advantage in advantages.OF_TOKENS:
+        if self.centering != "none" and self.has_token_advantages:
             raise ValueError(
                 f"{self.name}: centering: expected none beside an advantage per token, got {self.centering} with "
                 f"{self.advantage}"
@@ -90,8 +90,12 @@ class Composition:
     @property
     def is_tokenwise(self) -> bool:
         """Whether a token's term depends on no other token, as centering and `rollout_corr/drift` ask."""
-        is_of_tokens = self.advantage in advantages.OF_TOKENS
-        return self._coupled() is None and not (self.normalise_weights or self.looks_ahead or is_of_tokens)
+        return self._coupled() is None and not (self.normalise_weights or self.looks_ahead or self.has_token_advantages)
+
+    @property
+    def has_token_advantages(self) -> bool:
+        """Whether each token has an advantage of its own."""
+        return self.advantage in advantages.OF_TOKENS
 
     def _coupled(self) -> tuple[str, str] | None:
         """The parts that centering takes in place of one that makes tokens depend on each other, and that one."""

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from theory.advantages import OF_TOKENS
 from theory.divergences import masked_mean
 from theory.objectives.aggregations import Totals, count
 from theory.objectives.centering import Top, centering_term
@@ -146,7 +145,7 @@ class Objective(Composition):
         return replace(self, trust_region=replace(region, eps_low=low, eps_high=high), m2_budget=0.0)
 
     def _require_advantages(self, advantages_BT: Tensor | None) -> None:
-        if (self.advantage in OF_TOKENS) != (advantages_BT is not None):
+        if self.has_token_advantages != (advantages_BT is not None):
             wanted, got = ("", "none") if advantages_BT is None else ("no ", "some")
             raise ValueError(f"{self.name}: advantage {self.advantage}: expected {wanted}advantages_BT, got {got}")
 
