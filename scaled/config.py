@@ -185,12 +185,12 @@ class ScheduleBlock(Strict):
 class LimitsBlock(Strict):
     """Seconds after which a process that has not answered is lost, by stage; a rollout's is `rollout.timeout_s`."""
 
-    start: float = Field(default=3600, gt=0, description="a rank or engine is built, weights read from disk")
-    push: float = Field(default=1800, gt=0, description="a rank sends its next bucket, an engine takes all weights in")
-    score: float = Field(default=7200, gt=0, description="a pass of the old, reference or probe scores")
-    update: float = Field(default=14400, gt=0, description="one optimizer step")
-    save: float = Field(default=3600, gt=0, description="a rank's part of a checkpoint")
-    load: float = Field(default=3600, gt=0, description="the way back from one")
+    start: float = Field(default=3600.0, gt=0, description="a rank or engine is built, weights read from disk")
+    push: float = Field(default=1800.0, gt=0, description="a rank sends a bucket, an engine takes all weights in")
+    score: float = Field(default=7200.0, gt=0, description="a pass of the old, reference or probe scores")
+    update: float = Field(default=14400.0, gt=0, description="one optimizer step")
+    save: float = Field(default=3600.0, gt=0, description="a rank's part of a checkpoint")
+    load: float = Field(default=3600.0, gt=0, description="the way back from one")
 
 
 class ClusterBlock(Strict):

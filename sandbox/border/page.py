@@ -71,8 +71,8 @@ where any did. Grey: not run yet.*
 
 STALE_WEIGHTS = """## A gap without an error
 
-Is it routing that ends training, or any gap? Here the engine computes exactly, with the weights of the rollout before:
-nothing errs in it, and its KL is 0 until the second rollout (claim 49).
+Is it routing that ends training, or any gap? Here the engine computes exactly but holds the weights of the previous
+rollout. It makes no numerical error, and its KL is 0 until the second rollout (claim 49).
 """
 
 SIGN = """## The sign of the weight
@@ -146,7 +146,7 @@ def _ends(table: pd.DataFrame, wanted: Sequence[tuple[str, str, str]], head: str
 
 
 def _stale(table: pd.DataFrame) -> str:
-    """A gap that is no error of the engine's: how runs end whose engine holds the weights of the rollout before."""
+    """Ends of runs whose engine holds the previous rollout's weights: a gap without an error."""
     found = _ends(table, STALE, "GRPO, N = 8, weights one rollout old")
     return f"{STALE_WEIGHTS}\n{found}" if found else ""
 

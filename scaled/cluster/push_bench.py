@@ -36,7 +36,7 @@ NO_PARTS: Any = Assembly(*(lambda parts: parts[0] for _ in range(3)))
 
 
 class HoldingRank:
-    """A rank that has nothing but its part of the weights."""
+    """A rank that holds its part of the weights and nothing else."""
 
     def __init__(self, rank: int, num_bytes: int):
         num = num_bytes // NUM // TENSOR_BYTES
@@ -47,7 +47,7 @@ class HoldingRank:
 
 
 class CopyingEngine:
-    """An engine that copies what it is given into memory that it has had from the first push on."""
+    """An engine that copies the weights into memory of its own, allocated at the first push."""
 
     def __init__(self) -> None:
         self.weights: dict[str, Tensor] = {}
@@ -82,12 +82,9 @@ def main(gib: float = 1.0, rounds: int = 5) -> str:
     num_bytes = int(gib * 2**30)
     rates: dict[str, list[float]] = {"from ranks to engines": [], "through the driver": []}
     with tempfile.TemporaryDirectory() as folder, ray_cluster.cluster(config(gib), Path(folder)) as made:
-        ranks = TrainingGroup(
-            made, partial(build_rank, num_bytes=num_bytes), NUM, NO_PARTS, bucket_bytes=BUCKET_BYTES
-        )  # fmt: skip
-        engines = RolloutGroup(
-            made, build_engine, NUM, timeout_s=600.0, max_restarts=0, bucket_bytes=BUCKET_BYTES
-        )  # fmt: skip
+        build = partial(build_rank, num_bytes=num_bytes)
+        ranks = TrainingGroup(made, build, NUM, NO_PARTS, bucket_bytes=BUCKET_BYTES)
+        engines = RolloutGroup(made, build_engine, NUM, timeout_s=600.0, max_restarts=0, bucket_bytes=BUCKET_BYTES)
         for number in range(rounds + 1):
             for way, found in rates.items():
                 tensors = ranks.named_tensors()

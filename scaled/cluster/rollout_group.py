@@ -221,7 +221,7 @@ class RolloutGroup:
         return f"no answer to {method} within {self._limit(method):g} s, {field}"
 
     def _limit(self, method: str) -> float:
-        return float(getattr(self.limits, STAGES[method])) if method in STAGES else self.timeout_s
+        return getattr(self.limits, STAGES[method]) if method in STAGES else self.timeout_s
 
     def _restart(self, i: int, reason: str | None) -> None:
         """Another engine in its place, with the weights that it had."""

@@ -255,7 +255,7 @@ class TrainingGroup:
         return [found[i] for i in range(len(refs))]
 
     def _require(self, done: list[Any], method: str, waiting: Iterable[int]) -> None:
-        """RankDied where no rank of those that are waited for has answered within the limit of the stage."""
+        """Raises RankDied where none of the waiting ranks has answered within the stage's limit."""
         if not done:
             stage = STAGES[method]
             raise RankDied(

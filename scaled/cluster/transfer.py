@@ -116,9 +116,9 @@ def buckets(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[Bucket]:
 
 @dataclass(frozen=True, eq=False)
 class StoredTensors:
-    """Named tensors in the object store: read, they are views of their buckets; handed on, no byte is touched here.
+    """Named tensors that are in the object store already. Iterating gives views of their buckets.
 
-    `stored()` gives a reference to each bucket with its bytes, once it is known to be there.
+    `stored()` gives a reference to each bucket and its size in bytes, and touches no byte of it.
     """
 
     stored: Callable[[], Iterator[tuple[Any, int]]]
@@ -129,7 +129,7 @@ class StoredTensors:
 
 
 def stored(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[tuple[Any, int]]:
-    """References to the tensors' buckets, with their bytes; put into the store from here unless they lie there."""
+    """References to the tensors' buckets and their sizes in bytes; tensors outside the store are put there first."""
     if isinstance(named_tensors, StoredTensors):
         yield from named_tensors.stored()
         return

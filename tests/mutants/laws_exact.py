@@ -10,6 +10,7 @@ from tests.theory import test_drift as drift
 from tests.theory import test_exact_centering as centering
 from tests.theory import test_exact_estimator as estimator
 from tests.theory import test_exact_noise as noise
+from tests.theory import test_exact_settling as settling
 from tests.theory import test_exact_training as training
 from theory.exact.groups import Group
 
@@ -45,7 +46,7 @@ EXACT = (
     Law(
         "a_batch_in_proportion_gives_the_expected_update",
         times(
-            training.test_a_batch_in_mu_s_proportions_gives_the_expected_update,
+            settling.test_a_batch_in_mu_s_proportions_gives_the_expected_update,
             {"name": "m2po"},
             {"name": "optimal token"},
             {"name": "m2po, optimal token"},

@@ -14,19 +14,8 @@ from lab.audit.cases import exact_cases
 from lab.audit.config import LinearPolicies, load_config
 from lab.audit.every import every_objective
 from lab.audit.table import records
-from tests.pages.league import (
-    CONFIGS,
-    PAGE,
-    PICTURE,
-    SIZES,
-    beside,
-    best_step_error,
-    figure,
-    kept,
-    page,
-    sandbox_schema,
-    standing,
-)
+from tests.pages.league import PAGE, PICTURE, beside, figure, page, standing
+from tests.pages.league_rows import CONFIGS, SIZES, best_step_error, kept, sandbox_schema
 from theory.exact.estimator import Estimate, estimate
 from theory.exact.groups import Group
 from theory.objectives import CORRECTIONS, PRESETS

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from firstorder.worlds import Schemas
-from lab.config.load import load
+from lab.config.load import config_hash, load
 from sandbox.model.checkpoint import save
 from scaled.checks import check_config, check_prompts, open_task
-from scaled.config import ScaledRun
+from scaled.config import ClusterBlock, LimitsBlock, ScaledRun
 from scaled.vllm_engine.requests import check_room
 from tests.scaled import vllm_world
 from theory.contracts import Prompt
@@ -100,3 +101,14 @@ def test_recipes_pass_the_checks(path: Path, model: Path, tmp_path: Path) -> Non
     folder = model if recipe.model.shape is None else tmp_path
     (folder / "model.safetensors").touch()  # its shape is that of scaled/shapes
     check_config(recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": str(folder)})}))
+
+
+def test_limits_are_those_that_the_config_names(model: Path, tmp_path: Path) -> None:
+    """The field's words are its defaults; left out, it is no part of a config's hash, which older runs have."""
+    said = (ClusterBlock.model_fields["limits"].description or "").replace("start, save and load", "others")
+    words = dict(re.findall(r"(\w+) (\d+)", said))
+    for name, value in LimitsBlock().model_dump().items():
+        assert float(words.get(name, words["others"])) == value, name
+    plain, given = config(model, tmp_path), config(model, tmp_path, "--cluster.limits.update", "60")
+    assert "limits" not in plain.model_dump(exclude_none=True)["cluster"]
+    assert given.cluster.limits == LimitsBlock(update=60) and config_hash(given) != config_hash(plain)

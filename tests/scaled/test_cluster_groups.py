@@ -5,9 +5,7 @@ The engines inside are the sandbox's (`cluster_world`); the real ones are in tes
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import threading
 import time
@@ -22,13 +20,12 @@ import pytest
 import ray
 import torch
 
-from lab.config.load import config_hash
 from scaled.cluster import interface, ray_cluster, training_group
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
 from scaled.cluster.training_group import RankDied, TrainingGroup
 from scaled.cluster.transfer import Bucket, stored
-from scaled.config import ClusterBlock, LimitsBlock, ScaledRun
+from scaled.config import LimitsBlock, ScaledRun
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import cluster_world
@@ -170,19 +167,6 @@ def test_an_error_in_an_export_is_that_error(cluster: Cluster) -> None:
 # -- engines
 
 
-def test_limits_are_those_that_the_config_names() -> None:
-    """The field's words are its defaults; left out, it is no part of a config's hash, which older runs have."""
-    said = (ClusterBlock.model_fields["limits"].description or "").replace("start, save and load", "others")
-    words = dict(re.findall(r"(\w+) (\d+)", said))
-    for name, value in LimitsBlock().model_dump().items():
-        assert float(words.get(name, words["others"])) == value, name
-    assert "limits" not in config().model_dump(exclude_none=True)["cluster"]
-    raw = config().model_dump(mode="json")
-    raw["cluster"]["limits"] = {"update": 60}
-    given = ScaledRun.model_validate_json(json.dumps(raw))
-    assert given.cluster.limits == LimitsBlock(update=60) and config_hash(given) != config_hash(config())
-
-
 def test_shares_are_contiguous_and_even() -> None:
     """Parts of a count cover it in order, and differ by at most one."""
     assert shares(7, 3) == [(0, 3), (3, 5), (5, 7)] and shares(1, 2) == [(0, 1), (1, 1)]
@@ -201,27 +185,6 @@ def test_the_draw_does_not_depend_on_the_number_of_engines(engines: RolloutGroup
     assert rows * 3 * 2 < engines.meter.take()["transfer/rollout_bytes"] < rows * 3 * 2 * 8
     scores = engines.score([[2, 3, 4], [5, 6, 7, 8]])
     assert [len(engine) for engine in scores] == [2, 2] and torch.equal(scores[0][1], scores[1][1])
-
-
-def test_weights_go_from_ranks_to_engines(
-    engines: RolloutGroup, ranks: TrainingGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The driver is given sizes alone, no bucket, and engines sample as with weights that it has sent."""
-    weights = sum(t.nbytes for _, t in worlds.training_engine(worlds.model()).named_tensors())
-    engines.meter.take()
-    seen, get = [], ray.get
-
-    def watched(refs: object, **options: object) -> object:
-        seen.append(get(refs, **options))
-        return seen[-1]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ray, "get", watched)
-        engines.load_weights(ranks.named_tensors(), version=7)
-    sizes = [one for one in seen if isinstance(one, int)]
-    assert len(sizes) > 4 and sum(sizes) == engines.meter.take()["transfer/weights_bytes"] >= weights
-    assert not any(isinstance(one, Bucket) for one in seen)
-    assert same(engines.generate(worlds.prompts(5), SAMPLING), alone(DEFECT))
 
 
 def test_turns_do_not_depend_on_the_number_of_engines(engines: RolloutGroup) -> None:
@@ -253,7 +216,32 @@ def test_an_engines_own_error_comes_through(engines: RolloutGroup) -> None:
     with pytest.raises(ValueError, match=r"^weights do not fit the model: missing"):
         engines.load_weights([("model.norm.weight", torch.zeros(32))], version=8)
     assert engines.restarts == 0
-    engines.load_weights(worlds.training_engine(worlds.model()).named_tensors(), version=7)
+
+
+def test_weights_go_from_ranks_to_engines(
+    cluster: Cluster, engines: RolloutGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver is given sizes alone, no bucket, and engines sample as with weights that it has sent.
+
+    They hold these from here on, without the ranks that sent them: so does the one that takes a killed one's place.
+    """
+    ranks = TrainingGroup(cluster, cluster_world.build_rank, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
+    weights = sum(t.nbytes for _, t in worlds.training_engine(worlds.model()).named_tensors())
+    engines.meter.take()
+    seen, get = [], ray.get
+
+    def watched(refs: object, **options: object) -> object:
+        seen.append(get(refs, **options))
+        return seen[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "get", watched)
+        engines.load_weights(ranks.named_tensors(), version=7)
+    ranks.close()
+    sizes = [one for one in seen if isinstance(one, int)]
+    assert len(sizes) > 4 and sum(sizes) == engines.meter.take()["transfer/weights_bytes"] >= weights
+    assert not any(isinstance(one, Bucket) for one in seen)
+    assert same(engines.generate(worlds.prompts(5), SAMPLING), alone(DEFECT))
 
 
 def test_a_killed_engine_costs_no_token(engines: RolloutGroup, hold: Path) -> None:

@@ -16,7 +16,7 @@ from theory.exact.policies import TabularPolicy
 from theory.exact.rates import reinforce
 from theory.exact.trajectory import Task
 from theory.exact.tree import Paths, PrefixTree
-from theory.objectives import Objective, preset
+from theory.objectives import Objective, correction, preset
 from theory.streams import stream
 
 SETTLED: dict[str, Objective] = {
@@ -26,6 +26,12 @@ SETTLED: dict[str, Objective] = {
     "m2po, optimal token": preset("grpo", advantage="optimal_token", m2_budget=2e-2, eps_low=0.0, eps_high=0.0),
 }
 """Objectives that a whole batch settles something for before its gradient: bounds of a budget, baselines of tokens."""
+
+NORMALISED: dict[str, Objective] = {
+    f"grpo, {name} over its mean": preset("grpo", correction=correction(name, cap=1.5), normalise_weights=True)
+    for name in ("token_tis", "seq_tis")
+}
+"""Objectives whose weights a whole batch divides by their mean."""
 
 
 def groups_of(objective: Objective, groups: list[Group]) -> list[Group]:

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.theory.exact_runs import SETTLED, groups_of, make_task, sampled_run
-from theory import advantages
+from tests.theory.exact_runs import NORMALISED, SETTLED, groups_of, make_task, sampled_run
 from theory.exact import engines
 from theory.exact.engines import engine
 from theory.exact.estimator import Problem, estimate, true_gradient, value
@@ -22,16 +21,11 @@ from theory.exact.policies import LinearPolicy, TabularPolicy
 from theory.exact.rates import reinforce, slope
 from theory.exact.training import Settings, train
 from theory.exact.trajectory import COLUMNS, Task
-from theory.exact.tree import Paths
 from theory.objectives import PRESETS, Objective, correction, preset
 from theory.streams import stream
 
 WEIGHTS = ["none", "token_is", "prefix_tis", "seq_tis"]
 GROUPS = [Group(None, "mean"), Group(None, "none"), Group(3)]
-NORMALISED = {
-    f"grpo, {name} over its mean": preset("grpo", correction=correction(name, cap=1.5), normalise_weights=True)
-    for name in ("token_tis", "seq_tis")
-}
 OBJECTIVES: dict[str, Objective] = {
     **PRESETS,
     **SETTLED,
@@ -60,45 +54,6 @@ def test_the_update_is_the_audit_s(name: str) -> None:
             update = Batch(task.forest, mu, old.logp(), task.reward_Y, OBJECTIVES[name], group).update(policy)
             audited = estimate(Problem(policy, mu, old.logp(), task.reward_Y), OBJECTIVES[name], group)
             assert torch.allclose(update.gradient, audited.mean, atol=1e-13)
-
-
-def in_proportion(forest: Forest) -> tuple[Edges, Tensor]:
-    """A mu of quarters and halves, and as many of each response as it samples in 16 draws from every context."""
-    quarters = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
-    mu = [torch.stack([quarters.roll(n + t).log() for n in range(size)]) for t, size in enumerate(forest.sizes)]
-    counts_Y = (16 * forest.num_contexts * forest.log_probabilities(mu).exp()).round().long()
-    return mu, torch.arange(forest.num_responses).repeat_interleave(counts_Y)
-
-
-@pytest.mark.parametrize("name", ["grpo", *SETTLED, *NORMALISED])
-def test_a_batch_in_mu_s_proportions_gives_the_expected_update(name: str) -> None:
-    """A trainer's update on groups that hold each response as often as mu samples it, bounds and baselines of that
-    batch included, at three distinct pi, old and mu: two prompts of two openings, to rounding."""
-    objective = OBJECTIVES[name]
-    task, old = make_task("tabular", T=2)
-    forest, generator = task.forest, stream(1, "proportions")
-    policy = old.moved(0.3 * torch.randn(old.parameters.shape, generator=generator, dtype=torch.float64))
-    mu, rows_B = in_proportion(forest)
-    assert len(rows_B) == 64
-    whole = forest.whole
-    paths = Paths(whole.nodes_BT[rows_B], whole.tokens_BT[rows_B], whole.is_response_BT[rows_B])
-    pi_BT, old_BT, mu_BT = (forest.gather(x, paths) for x in (policy.logp(), old.logp(), mu))
-    rewards_PG, A_BT = task.reward_Y[rows_B].view(2, -1), None
-    A_B = advantages.group_mean(rewards_PG).view(-1)
-    if objective.advantage == "optimal_token":
-        squares = [x.exp().square().sum(1, keepdim=True).expand_as(x) for x in old.logp()]
-        A_BT = advantages.optimal_token(rewards_PG, old_BT, forest.gather(squares, paths), paths.is_response_BT)
-    settled = objective
-    if objective.m2_budget:
-        A_B1 = A_B[:, None] if A_BT is None else A_BT
-        settled = objective.within_budget(pi_BT, old_BT, mu_BT, A_B1, paths.is_response_BT)
-    leaf_BT = pi_BT.requires_grad_()
-    out = settled(leaf_BT, old_BT, mu_BT, A_B, paths.is_response_BT, advantages_BT=A_BT)
-    edges = forest.zero_edges()
-    forest.scatter(edges, torch.autograd.grad(out.objective, leaf_BT)[0], paths)
-    update = Batch(forest, mu, old.logp(), task.reward_Y, objective, Group(None)).update(policy)
-    found = policy.pullback(edges)
-    assert torch.allclose(update.gradient, found, atol=1e-13) and float(found.norm()) > 1e-2
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=["mean", "none", "three"])
