@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lab.doctor.causes import CAUSES, UNKNOWN, Cause
 from lab.doctor.evidence import CLUES, gather
+from lab.doctor.undecided import UNDECIDED, candidates
 from lab.doctor.words import HARMLESS
 from lab.report.style import number
 from lab.traces import Trace
@@ -25,8 +26,15 @@ class Diagnosis:
     strengths: Mapping[Cause, float]
 
     @property
+    def candidates(self) -> list[Cause]:
+        """The causes that one step does not tell apart, the strongest first; none where the strongest stands alone."""
+        return candidates(self.seen, self.strengths)
+
+    @property
     def named(self) -> list[Cause]:
-        """The strongest cause, and the next one if it is strong enough to be named."""
+        """The strongest cause, and the next one if it is strong enough to be named; UNDECIDED alone with candidates."""
+        if self.candidates:
+            return [UNDECIDED]
         first, second, *_ = self.strengths
         return [first, second] if self.strengths[second] >= NAMED else [first]
 
@@ -42,6 +50,9 @@ class Diagnosis:
         """The likely cause, in one sentence."""
         first = self.named[0]
         lead = "it looks like" if self.fault else "nothing to mend; it looks like"
+        if first is UNDECIDED:
+            of = ", ".join(f"{cause.name} {self.strengths[cause]:.2f}" for cause in self.candidates)
+            return f"{lead} {first.title} (strengths: {of})."
         return f"{lead} {first.title} (strength {self.strengths[first]:.2f})."
 
     @property

@@ -58,9 +58,16 @@ class Plant:
     products: Literal["fp8_e4m3"] | None = None
     """The format of the trainer's products, beside an engine that does without."""
     mutant: str = ""
+    then: tuple[Defect, ...] = ()
+    """Further defects of the engine, after the first."""
     damage: Callable[[Trace], Trace] = field(default=lambda trace: trace)
     is_out_of_reach: bool = False
     """Whether one step does not tell it, as the models of the thresholds show: the counts are also given without it."""
+
+    @property
+    def defects(self) -> tuple[Defect, ...]:
+        """All defects of the engine, in order."""
+        return self.then if self.defect is None else (self.defect, *self.then)
 
     @property
     def is_format(self) -> bool:
@@ -82,6 +89,9 @@ PLANTS: dict[str, Plant] = {
     "mxfp8": Plant("precision", BlockPrecision()),
     "nvfp4": Plant("precision", BlockPrecision(format="nvfp4"), is_out_of_reach=True),
     "trainer fp8": Plant("precision", products="fp8_e4m3"),
+    "both fp8, the engine's from a bf16 export": Plant(
+        "precision", WeightPrecision(format="bf16"), "fp8_e4m3", then=(WeightPrecision(), ActivationPrecision())
+    ),
     "cache bf16": Plant("precision", KVPrecision(format="bf16")),
     "cache fp8": Plant("precision", KVPrecision()),
     "8 units, partial sums in bf16": Plant("precision", ReductionOrder(units=8, partials="bf16")),
@@ -137,7 +147,7 @@ class Ward:
             mutant = MUTANTS[plant.mutant] if plant.mutant else None
             for target in dict.fromkeys(edit.target for edit in mutant.edits) if mutant else ():
                 stack.enter_context(edited(target, [edit for edit in mutant.edits if edit.target == target]))
-            rollouts = self.bench.sample(self.bench.engine(plant.defect), draw)
+            rollouts = self.bench.sample(self.bench.engine(*plant.defects), draw)
         trainer = self.bench.trainer
         if plant.products is not None:
             trainer = self.bench.build_trainer(trainer.model, TrainingBlock(products=plant.products))
