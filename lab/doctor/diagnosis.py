@@ -51,8 +51,8 @@ class Diagnosis:
         first = self.named[0]
         lead = "it looks like" if self.fault else "nothing to mend; it looks like"
         if first is UNDECIDED:
-            of = ", ".join(f"{cause.name} {self.strengths[cause]:.2f}" for cause in self.candidates)
-            return f"{lead} {first.title} (strengths: {of})."
+            of = " or ".join(f"{cause.title} ({self.strengths[cause]:.2f})" for cause in self.candidates)
+            return f"undecided: {lead} {of}."
         return f"{lead} {first.title} (strength {self.strengths[first]:.2f})."
 
     @property
