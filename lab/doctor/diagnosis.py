@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lab.doctor.causes import CAUSES, UNKNOWN, Cause
 from lab.doctor.evidence import CLUES, gather
+from lab.doctor.reliability import share_right
 from lab.doctor.undecided import UNDECIDED, candidates
 from lab.doctor.words import HARMLESS
 from lab.report.style import number
@@ -37,6 +38,11 @@ class Diagnosis:
             return [UNDECIDED]
         first, second, *_ = self.strengths
         return [first, second] if self.strengths[second] >= NAMED else [first]
+
+    @property
+    def share_right(self) -> float | None:
+        """The share of planted causes that were right when named at this strength, in [0, 1]; None where undecided."""
+        return None if self.candidates else share_right(self.strengths[self.named[0]])
 
     @property
     def fault(self) -> Cause | None:
