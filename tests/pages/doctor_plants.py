@@ -1,4 +1,4 @@
-"""The plants of docs/doctor.md: engines with defects, historic bugs in code, and damaged traces, each with its cause."""
+"""The plants of docs/doctor.md: engines with defects, historic bugs in code, damaged traces, each with its cause."""
 
 from __future__ import annotations
 
