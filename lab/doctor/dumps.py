@@ -76,7 +76,8 @@ def nemo_rl(folder: Path, rows: Rows) -> Path:
             | {"token_loss_mask": [int(x) for x in mask], "sample_loss_mask": 1.0, "advantages": [0.5] * W}
             | {"generation_logprobs": mu, "prev_logprobs": old, "idx": idx}
         )
-    return lines(folder / "train_data_step3.jsonl", out)
+    batched = [{name: value if name == "idx" else [value] for name, value in row.items()} for row in out]
+    return lines(folder / "train_data_step3.jsonl", batched)
 
 
 def prime_rl(folder: Path, rows: Rows) -> Path:

@@ -1,7 +1,8 @@
 """NeMo-RL's training data: `train_data_step{N}.jsonl` in its log folder, a line per sample.
 
 `nemo_rl/algorithms/grpo.py` (and grpo_sync.py, ppo.py, distillation.py) puts the batch into it by
-`Logger.log_batched_dict_as_jsonl`, unless `grpo` runs under NeMo Gym with `should_log_nemo_gym_responses`. A line:
+`Logger.log_batched_dict_as_jsonl`, unless `grpo` runs under NeMo Gym with `should_log_nemo_gym_responses`. A line is a
+micro-batch of one: each value stands in a list of its own, but for `idx`.
 
 | field                | holds     | meaning                                                                          |
 |----------------------|-----------|---------------------------------------------------------------------------------|
@@ -32,6 +33,7 @@ def _is_mine(first: Row) -> bool:
 
 
 def _read(raw: Row, place: str) -> Iterator[Row]:
+    raw = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in raw.items()}
     width = len(listed(raw, "token_ids", place))
     S = raw.get("input_lengths", width)
     if type(S) is not int or not 1 <= S <= width:

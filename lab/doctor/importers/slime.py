@@ -1,10 +1,16 @@
 """slime's and miles's dumps of rollouts (`--save-debug-rollout-data`) and of training (`--save-debug-train-data`).
 
-Rollouts: {"rollout_id", "samples": [{tokens, response_length, loss_mask, reward, rollout_log_probs,
-rollout_routed_experts, ...}]}: mu, its tokens and its routes, and nothing of the trainer. Training, a file per rank:
-{"rollout_id", "rank", "rollout_data": {tokens, response_lengths, loss_masks, rewards, rollout_log_probs, log_probs,
-rollout_routed_experts, ...}}, lists over responses: `log_probs` is old, there if the old pass ran
-(`--get-mismatch-metrics` makes it run), and whole without context parallelism.
+Three layouts, all with `rollout_id`:
+
+- Rollouts: "samples", a dictionary per response: tokens, response_length, loss_mask, reward, rollout_log_probs,
+  rollout_routed_experts: mu, its tokens and its routes, and nothing of the trainer.
+- Training, slime (format_version 2, one file): "samples" with tokens, response_lengths, loss_masks, rewards,
+  rollout_log_probs, log_probs, rollout_routed_experts, and "dp_shards" with the order of micro-batches.
+- Training, miles and older versions of slime, a file per rank: "rollout_data" with the same names, lists over
+  responses, whole without context parallelism.
+
+`log_probs` is old. miles writes it if the old pass ran (`--get-mismatch-metrics` makes it run). slime takes it from the
+training pass where no old pass ran: equal with one update per rollout, pi with `--use-rollout-logprobs` and several.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ def _read(content: Row, place: str) -> Iterator[Row]:
 
 
 def _of_samples(content: Mapping[str, Any]) -> Iterator[Row]:
-    """A rollout dump: only with log-probabilities of old added as `log_probs` to each sample is it a trace."""
+    """A dump of samples: of rollouts it is a trace only if `log_probs` (old) was added to each sample."""
     samples = content["samples"]
     if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
         raise ValueError("samples: expected a list of dictionaries, got something else")
@@ -52,7 +58,7 @@ def _of_samples(content: Mapping[str, Any]) -> Iterator[Row]:
             "samples: log-probabilities of old are missing (slime's rollout dump never has them); dump with "
             "--save-debug-train-data and --get-mismatch-metrics instead"
         )
-    names = {"response_lengths": "response_length", "loss_masks": "loss_mask", "rewards": "reward"}
+    names = {} if "dp_shards" in content else OF_ROLLOUT
     fields = {str(name) for sample in samples for name in sample}
     columns = {name: [sample.get(names.get(name, name)) for sample in samples] for name in [*names, *sorted(fields)]}
     return _of_training(columns, content.get("rollout_id"))
@@ -60,6 +66,8 @@ def _of_samples(content: Mapping[str, Any]) -> Iterator[Row]:
 
 NEEDED = ("tokens", "response_lengths", "rollout_log_probs", "log_probs")
 OPTIONAL = ("loss_masks", "rewards", "rollout_routed_experts")
+OF_ROLLOUT = {"response_lengths": "response_length", "loss_masks": "loss_mask", "rewards": "reward"}
+"""The names in a dump of rollouts, where they differ."""
 
 
 def _of_training(data: Mapping[str, Any], step: Any) -> Iterator[Row]:
@@ -111,11 +119,13 @@ def _column(data: Mapping[str, Any], name: str) -> list[Any]:
 
 
 FORMAT = Format(
-    steps=(r"([^/]*\D)?(?P<step>\d+)_(?P<part>\d+)\.pt",),
+    steps=(r"([^/]*\D)?(?P<step>\d+)(_(?P<part>\d+))?\.pt",),
     name="slime, miles",
-    files=".pt of --save-debug-train-data, a file per rank (of --save-debug-rollout-data: mu alone)",
-    has="tokens, mu, mu's experts, rewards; old with --get-mismatch-metrics", lacks="old's experts, entropies.",
-    source="THUDM/slime slime/utils/train_data_utils.py at 624b824, radixark/miles at 31f1ca9",
+    files=".pt of --save-debug-train-data; of miles a file per rank (of --save-debug-rollout-data: mu alone)",
+    has="tokens, mu, mu's experts, rewards, old (of miles with --get-mismatch-metrics)",
+    lacks="old's experts, entropies.",
+    source="THUDM/slime slime/observability/train_data_utils.py at 624b824, radixark/miles "
+    "miles/utils/train_dump_utils.py at 31f1ca9",
     uses=(*NEEDED, *OPTIONAL, "response_length", "loss_mask", "reward"),
     is_mine=_is_mine, read=_read, columns=_columns,
 )  # fmt: skip

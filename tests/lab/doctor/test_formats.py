@@ -120,7 +120,7 @@ def test_a_row_that_does_not_fit_is_one_line(case: str, tmp_path: Path) -> None:
     write, name, value, words = BROKEN[case]
     path = write(tmp_path, ROWS)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[1][name] = value
+    rows[1][name] = [value] if write is dumps.nemo_rl else value
     dumps.lines(path, rows)
     with pytest.raises(ValueError) as caught:
         load_dump(path, old=dumps.old_side(tmp_path, ROWS) if write is dumps.open_instruct else None)
