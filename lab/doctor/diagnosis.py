@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lab.doctor.causes import CAUSES, UNKNOWN, Cause
 from lab.doctor.evidence import CLUES, gather
 from lab.doctor.reliability import share_right
-from lab.doctor.undecided import UNDECIDED, candidates
+from lab.doctor.undecided import between, candidates
 from lab.doctor.words import HARMLESS
 from lab.report.style import number
 from lab.traces import Trace
@@ -33,9 +33,9 @@ class Diagnosis:
 
     @property
     def named(self) -> list[Cause]:
-        """The strongest cause, and the next one if it is strong enough to be named; UNDECIDED alone with candidates."""
-        if self.candidates:
-            return [UNDECIDED]
+        """The strongest cause and the next one, if it is strong enough; *undecided* alone where there are two."""
+        if pair := self.candidates:
+            return [between(*pair)]
         first, second, *_ = self.strengths
         return [first, second] if self.strengths[second] >= NAMED else [first]
 
@@ -56,8 +56,8 @@ class Diagnosis:
         """The likely cause, in one sentence."""
         first = self.named[0]
         lead = "it looks like" if self.fault else "nothing to mend; it looks like"
-        if first is UNDECIDED:
-            of = " or ".join(f"{cause.title} ({self.strengths[cause]:.2f})" for cause in self.candidates)
+        if pair := self.candidates:
+            of = " or ".join(f"{cause.title} ({self.strengths[cause]:.2f})" for cause in pair)
             return f"undecided: {lead} {of}."
         return f"{lead} {first.title} (strength {self.strengths[first]:.2f})."
 

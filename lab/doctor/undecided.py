@@ -8,6 +8,7 @@ Traces without both sides' experts are left out, as no strength was counted on t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from lab.doctor.causes import Cause
 from lab.doctor.words import HARMLESS, Seen
@@ -29,18 +30,32 @@ def candidates(seen: Seen, strengths: Mapping[Cause, float]) -> list[Cause]:
     return [first, second] if strengths[first] < DECIDED else []
 
 
-def _words(seen: Seen) -> str:
-    return (
-        f"A logit is off by {seen['size']:.2g} as a rule. One step's numbers do not tell the two apart: so old weights "
-        "and weights in a format coarser than FP8 with a scale per channel (UE8M0 scales, MXFP8, NVFP4, INT4) leave "
-        "the same traces at some sizes."
-    )
+CHECKS = {
+    "routing": "Replay mu's experts in one scoring pass: a gap that falls is the routers'.",
+    "precision": "Score the batch with bf16 weights in the engine: a gap that falls is the format's.",
+    "stale": "Read the version of its weights off the engine; dumps of several steps show it, too (firstorder doctor).",
+    "wrong_weights": "Compare a checksum of each tensor on both sides after a hand-over.",
+    "switched": "Score apart the responses during which no weights were pushed.",
+}
+"""The trial that shows whether it is this cause, of causes that have one shorter than their fix."""
+COARSE = (
+    " Old or wrong weights, and weights in formats coarser than FP8 with a scale per channel, look alike at some sizes."
+)
+
+
+def between(first: Cause, second: Cause) -> Cause:
+    """UNDECIDED with the words, the trials and the clues of these two causes."""
+    told = f"One step's numbers do not tell {first.title} from {second.title}."
+    if {first.name, second.name} & {*OTHER_WEIGHTS} and "precision" in (first.name, second.name):
+        told += COARSE
+    trials = " ".join(CHECKS.get(cause.name, cause.fix) for cause in (first, second))
+    shows = tuple(dict.fromkeys((*first.shows, *second.shows)))
+    return replace(UNDECIDED, words=lambda seen: told, fix=trials, shows=shows)
 
 
 UNDECIDED = Cause(
-    "undecided", "one of two causes that this step does not tell apart", lambda seen: 0.0, _words,
-    "Read the version of its weights off the engine, and score the batch with bf16 weights: a gap that falls is the "
-    "format's. Dumps of some steps tell it, too (firstorder doctor FOLDER): old weights are those of an earlier step.",
-    ("size", "sure_ratio", "kl_per_flip", "flips_per_size", "noise_share", "jump"),
+    "undecided", "one of two causes that this step does not tell apart", lambda seen: 0.0,
+    lambda seen: "One step's numbers do not tell two causes apart.",
+    "Diagnose one of these steps alone (firstorder doctor FILE): it names the two causes and a trial of each.", (),
 )  # fmt: skip
 """The diagnosis where there are candidates; it has no rule of its own."""

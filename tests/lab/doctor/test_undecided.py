@@ -16,7 +16,7 @@ from lab.doctor.causes import CAUSES, UNKNOWN, Cause
 from lab.doctor.diagnosis import Diagnosis
 from lab.doctor.importers import rows
 from lab.doctor.reliability import BINS, bin_of, share_right
-from lab.doctor.undecided import DECIDED, LEAST_WHOLE, MOST_WHOLE, UNDECIDED, candidates
+from lab.doctor.undecided import CHECKS, COARSE, DECIDED, LEAST_WHOLE, MOST_WHOLE, between, candidates
 from lab.traces import Trace
 from tests.lab.doctor.patients import draw_rows, with_experts
 from theory.streams import stream
@@ -59,13 +59,28 @@ def test_harmless_rounding_and_traces_without_experts_are_not_undecided(seen: di
 
 
 def test_an_undecided_diagnosis_names_both_in_its_first_line() -> None:
-    """The verdict has both titles with their strengths, the fault is *undecided*, and no share is said."""
+    """The verdict has both titles with their strengths, then a trial of each; no share is said of *undecided*."""
     found = Diagnosis(SEEN, strengths(precision=0.4, stale=0.3))
-    assert found.named == [UNDECIDED] and found.fault is UNDECIDED and found.share_right is None
+    assert [cause.name for cause in found.named] == ["undecided"] and found.fault and found.share_right is None
     both = f"{BY_NAME['precision'].title} (0.40) or {BY_NAME['stale'].title} (0.30)"
-    assert found.lines()[:2] == [f"undecided: it looks like {both}.", f"Do first: {UNDECIDED.fix}"]
+    trials = f"{CHECKS['precision']} {CHECKS['stale']}"
+    assert found.lines()[:2] == [f"undecided: it looks like {both}.", f"Do first: {trials}"]
     sure = Diagnosis(SEEN, strengths(precision=0.9, stale=0.1))
     assert sure.named[0].name == "precision" and sure.share_right == share_right(0.9)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_coarse"),
+    [("routing", "precision", False), ("stale", "precision", True), ("shifted", "stale", False)],
+)
+def test_what_is_said_is_of_the_two(first: str, second: str, is_coarse: bool) -> None:
+    """Both titles, the clues of both once each, a trial of each or its fix; coarse formats where they may be meant."""
+    pair = BY_NAME[first], BY_NAME[second]
+    cause = between(*pair)
+    told = cause.words(SEEN)
+    assert all(one.title in told and CHECKS.get(one.name, one.fix) in cause.fix for one in pair)
+    assert told.endswith(COARSE) == is_coarse
+    assert set(cause.shows) == {*pair[0].shows, *pair[1].shows} and len(set(cause.shows)) == len(cause.shows)
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
