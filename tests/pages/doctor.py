@@ -7,60 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 
-import torch
-
-from firstorder.worlds import Schemas
-from lab.config.load import load
-from lab.doctor.diagnosis import Diagnosis, diagnose
 from lab.doctor.importers import FORMATS
 from lab.doctor.replay_log import FORMAT as REPLAY_LOG
 from lab.doctor.steps.causes import STEPS_CAUSES
 from lab.markdown import markdown_table
-from lab.traces import Trace
-from sandbox.config import TrainingBlock
-from sandbox.measure.defect_table import Bench
-from tests.mutants.mutant import edited
-from tests.pages import layers
+from tests.pages import layers, strengths
 from tests.pages.courses import COURSES, NARROW, TALL, is_step_right, told
-from tests.pages.doctor_plants import MUTANTS, PLANTS, Plant
-from tests.pages.doctor_tables import Found, counted, every, reliability, section
+from tests.pages.doctor_plants import PLANTS
+from tests.pages.doctor_tables import counted, every, section
 from tests.pages.doctor_words import HOOKS, INTRO, OVER_STEPS, READS, STRENGTHS
-from theory.routing.passes import RoutingPlan
-
-
-class Ward:
-    """A trained model of some versions, and the traces of whatever engine was planted."""
-
-    def __init__(self, config: str, overrides: Sequence[str], num_steps: int):
-        self.bench = Bench(load(config, overrides, Schemas()), num_steps)
-
-    def trace(self, plant: Plant, draw: int) -> Trace:
-        """Samples of the planted engine with the trainer's scores, on the draw's problems."""
-        with ExitStack() as stack:
-            mutant = MUTANTS[plant.mutant] if plant.mutant else None
-            for target in dict.fromkeys(edit.target for edit in mutant.edits) if mutant else ():
-                stack.enter_context(edited(target, [edit for edit in mutant.edits if edit.target == target]))
-            rollouts = self.bench.sample(self.bench.engine(*plant.defects), draw)
-        trainer = self.bench.trainer
-        if plant.products is not None:
-            trainer = self.bench.build_trainer(trainer.model, TrainingBlock(products=plant.products))
-        scores = trainer.score(rollouts, RoutingPlan("natural"))
-        rewards = [self.bench.task.reward(response.prompt, response) for response in rollouts.responses]
-        return plant.damage(Trace.of(rollouts, scores, torch.tensor(rewards), step=draw))
-
-    def named(self, plant: Plant, draw: int) -> Diagnosis:
-        """The doctor's word on it."""
-        return diagnose(self.trace(plant, draw))
-
-
-def findings(ward: Ward, names: Sequence[str], draws: Sequence[int]) -> dict[str, list[Found]]:
-    """The diagnoses of each plant on these draws."""
-    return {name: [Found.of(PLANTS[name].cause, ward.named(PLANTS[name], draw)) for draw in draws] for name in names}
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------
+from tests.pages.ward import Ward, findings
 
 SMALL = (
     "--algorithm.batch.num_prompts", "16", "--task.max_digits", "2", "--task.num_held_out", "32",
@@ -108,7 +65,14 @@ def page(wards: Mapping[str, tuple[Callable[[], Ward], int]], num_draws: int) ->
         parts.append(section(title, found))
         whole += every(found)
     runs = over_steps(run_courses(COURSE_SEEDS))
-    told = [counted(whole), *parts, f"{STRENGTHS}\n{reliability(whole)}", runs, layers.whole(), formats()]
+    told = [
+        counted(whole),
+        *parts,
+        f"{STRENGTHS}\n{strengths.table(strengths.seen())}",
+        runs,
+        layers.whole(),
+        formats(),
+    ]
     return "\n".join([INTRO.format(draws=num_draws), *told])
 
 

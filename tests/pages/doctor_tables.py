@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from lab.doctor.causes import CAUSES, UNKNOWN
 from lab.doctor.diagnosis import Diagnosis
-from lab.doctor.reliability import BINS, bin_of
 from lab.doctor.undecided import UNDECIDED
 from lab.markdown import markdown_table
 from tests.pages.doctor_plants import PLANTS
@@ -80,16 +79,6 @@ def counted(found: Sequence[Found]) -> str:
 def _strongest(found: Sequence[Found]) -> str:
     """The number of times that the strongest cause is the planted one, out of how many."""
     return f"{sum(one.strongest == one.planted for one in found)} of {len(found)}"
-
-
-def reliability(found: Sequence[Found]) -> str:
-    """By strength: how often what was named is right here, and was on the models of the thresholds."""
-    bounds, rows = [*(least for least, _, _ in BINS), 1.0], []
-    for i, (_, right, num) in enumerate(BINS):
-        here = [one for one in decided(found) if bin_of(one.strength) == i]
-        share = f"{num_right(here) / len(here):.2f}" if here else "–"
-        rows.append((f"{bounds[i]:g} to {bounds[i + 1]:g}", len(here), num_right(here), share, f"{right / num:.2f}"))
-    return markdown_table(("strength", "named", "right", "share", "share on the models of the thresholds"), rows)
 
 
 def matrix(found: Findings) -> str:

@@ -10,9 +10,10 @@ from lab.doctor.importers import rows, verl
 from lab.doctor.reliability import BINS
 from tests.pages import layers
 from tests.pages.courses import COURSES
-from tests.pages.doctor import FIRST_DRAW, SMALL, WARDS, Ward, findings, formats
+from tests.pages.doctor import FIRST_DRAW, SMALL, WARDS, formats
 from tests.pages.doctor_plants import PLANTS
 from tests.pages.doctor_tables import decided, every, num_right
+from tests.pages.ward import Ward, findings
 
 pytestmark = pytest.mark.unchecked
 

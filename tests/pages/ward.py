@@ -1,0 +1,49 @@
+"""A trained model whose engine is planted with faults, and the doctor's word on each trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+
+from firstorder.worlds import Schemas
+from lab.config.load import load
+from lab.doctor.diagnosis import Diagnosis, diagnose
+from lab.traces import Trace
+from sandbox.config import TrainingBlock
+from sandbox.measure.defect_table import Bench
+from tests.mutants.mutant import edited
+from tests.pages.doctor_plants import MUTANTS, PLANTS, Plant
+from tests.pages.doctor_tables import Found
+from theory.routing.passes import RoutingPlan
+
+
+class Ward:
+    """A trained model of some versions, and the traces of whatever engine was planted."""
+
+    def __init__(self, config: str, overrides: Sequence[str], num_steps: int):
+        self.bench = Bench(load(config, overrides, Schemas()), num_steps)
+
+    def trace(self, plant: Plant, draw: int) -> Trace:
+        """Samples of the planted engine with the trainer's scores, on the draw's problems."""
+        with ExitStack() as stack:
+            mutant = MUTANTS[plant.mutant] if plant.mutant else None
+            for target in dict.fromkeys(edit.target for edit in mutant.edits) if mutant else ():
+                stack.enter_context(edited(target, [edit for edit in mutant.edits if edit.target == target]))
+            rollouts = self.bench.sample(self.bench.engine(*plant.defects), draw)
+        trainer = self.bench.trainer
+        if plant.products is not None:
+            trainer = self.bench.build_trainer(trainer.model, TrainingBlock(products=plant.products))
+        scores = trainer.score(rollouts, RoutingPlan("natural"))
+        rewards = [self.bench.task.reward(response.prompt, response) for response in rollouts.responses]
+        return plant.damage(Trace.of(rollouts, scores, torch.tensor(rewards), step=draw))
+
+    def named(self, plant: Plant, draw: int) -> Diagnosis:
+        """The doctor's word on it."""
+        return diagnose(self.trace(plant, draw))
+
+
+def findings(ward: Ward, names: Sequence[str], draws: Sequence[int]) -> dict[str, list[Found]]:
+    """The diagnoses of each plant on these draws."""
+    return {name: [Found.of(PLANTS[name].cause, ward.named(PLANTS[name], draw)) for draw in draws] for name in names}
