@@ -14,6 +14,7 @@ import torch
 from lab.doctor.diagnosis import Diagnosis
 from lab.doctor.evidence import CLUES
 from lab.doctor.heat import HeatMap, heat_map
+from lab.doctor.shares import by_kind, by_layer
 from lab.doctor.view import View
 from lab.report.figures import Caption, Figure
 from lab.report.page import page
@@ -49,7 +50,7 @@ class Patient:
 
 def render(patients: Sequence[Patient]) -> str:
     """The page as text."""
-    draws = (probability_scatter, extreme_curve, along_response, logits, *ROUTING_LEVELS[:2])
+    draws = (by_kind, by_layer, probability_scatter, extreme_curve, along_response, logits, *ROUTING_LEVELS[:2])
     figures = [figure for figure in (draw(patients) for draw in draws) if figure is not None]
     title = patients[0].label if len(patients) == 1 else f"{len(patients)} traces"
     return page(

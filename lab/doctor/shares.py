@@ -1,0 +1,105 @@
+"""The parts of a step's KL: on which kinds of tokens it sits, and at which layer their routes part.
+
+Each token is counted once, with the first kind that it has, so that the parts sum to the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from lab.doctor.routes import NOWHERE, kl_by_first_layer
+from lab.doctor.view import View
+from lab.report.figures import Caption, Figure
+from lab.report.style import number
+from theory.divergences import k3_kl_mu_old
+
+OWN, EARLIER, SAME = "its own experts differ", "an earlier row's experts differ", "the same experts so far"
+
+
+def kinds(view: View) -> dict[str, Bool[Tensor, " n"]]:
+    """Masks by kind, disjoint and covering all sampled tokens; by routes only where both sides have theirs.
+
+    A token's own row is that of its input. Earlier rows are those of its response and prompt: their experts reach it
+    through the keys and values.
+    """
+    is_filled, is_any = (view.mu_n == 0) != (view.old_n == 0), torch.ones(len(view), dtype=torch.bool)
+    found, rest = {"one side is 0 (missing?)": is_filled}, "all others"
+    if view.differs_n is not None:
+        found, rest = found | {OWN: view.differs_n, EARLIER: _after_a_difference(view)}, SAME
+    found |= {"the last of its response": view.is_last_n, rest: is_any}
+    is_left, out = is_any, {}
+    for name, is_kind in found.items():
+        out[name] = is_kind & is_left
+        is_left = is_left & ~is_kind
+    return out
+
+
+def _after_a_difference(view: View) -> Bool[Tensor, " n"]:
+    """Tokens of whose response some row up to their own has other experts."""
+    assert view.difference_RL is not None
+    differs_R = (view.difference_RL > 0).any(1).long()
+    before_R = torch.cat([differs_R.new_zeros(1), differs_R.cumsum(0)])
+    first_n = view.trace.offsets[view.response_n] - view.response_n
+    return before_R[view.row_n + 1] > before_R[first_n]
+
+
+def shares(view: View) -> dict[str, tuple[float, float]] | None:
+    """Of each kind its share of the sum of k3 and of the tokens, in [0, 1]; None where that sum is 0 or not finite."""
+    k3_n = k3_kl_mu_old(view.old_n, view.mu_n)
+    total = float(k3_n.sum())
+    if not 0 < total < float("inf"):
+        return None
+    return {
+        name: (float(k3_n[is_kind].sum()) / total, float(is_kind.double().mean()))
+        for name, is_kind in kinds(view).items()
+        if bool(is_kind.any())
+    }
+
+
+def by_kind(patients: Sequence[Any]) -> Figure | None:
+    """Bars of the KL's share on each kind of token, beside the kind's share of the tokens when hovered."""
+    data = []
+    for patient in patients:
+        if (found := shares(View.of(patient.newest_trace))) is None:
+            continue
+        data.append(
+            _bars(patient, list(found), [part for part, _ in found.values()])
+            | {"customdata": [f"{part:.0%} of the KL on {of:.1%} of the tokens" for part, of in found.values()]}
+        )
+    if not data:
+        return None
+    layout = {"yaxis": {"title": {"text": "share of the KL"}, "range": [0, 1.02]}, "bargap": 0.25}
+    formula = "sum of k3 over the tokens of a kind, over all; each token with the first kind that it has"
+    return Figure("kl-by-kind", "The KL by kind of token", Caption(formula, "fraction", "here"), data, layout)
+
+
+def by_layer(patients: Sequence[Any]) -> Figure | None:
+    """Bars of the KL's share by the first layer at which the token's own row has other experts."""
+    data = []
+    for patient in patients:
+        parts = kl_by_first_layer(View.of(patient.newest_trace))
+        if not parts or not 0 < (total := sum(parts.values())) < float("inf"):
+            continue
+        names = ["none" if layer == NOWHERE else str(layer) for layer in sorted(parts)]
+        heights = [parts[layer] / total for layer in sorted(parts)]
+        data.append(_bars(patient, names, heights) | {"customdata": [number(height) for height in heights]})
+    if not data:
+        return None
+    layout = {
+        "xaxis": {"title": {"text": "first layer with other experts"}, "type": "category"},
+        "yaxis": {"title": {"text": "share of the KL"}, "range": [0, 1.02]}, "bargap": 0.25,
+    }  # fmt: skip
+    formula = "sum of k3 over the tokens whose own row first differs at that layer, over all; none: the same everywhere"
+    return Figure("kl-by-first-layer", "The KL by layer", Caption(formula, "fraction", "here"), data, layout)
+
+
+def _bars(patient: Any, x: list[str], y: list[float]) -> dict[str, Any]:
+    return {
+        "type": "bar", "name": patient.label, "meta": {"run": patient.index, "role": "bar"}, "x": x, "y": y,
+        "hovertemplate": "%{customdata}",
+    }  # fmt: skip

@@ -1,0 +1,77 @@
+"""Laws of the parts of a KL: they are a partition, and each planted fault fills the part that is made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from lab.doctor.importers import rows
+from lab.doctor.shares import EARLIER, OWN, SAME, kinds, shares
+from lab.doctor.view import View
+from lab.traces import Trace
+from tests.lab.doctor.patients import draw_rows, trace_of, with_experts
+from theory.streams import stream
+
+FILLED, LAST, OTHERS = "one side is 0 (missing?)", "the last of its response", "all others"
+
+
+def routed(other_row: int) -> Trace:
+    """Responses of which row `other_row` has other experts, and tokens from that row's on are off by 0.3 nats."""
+    out = []
+    for row in draw_rows():
+        S = len(row["tokens"])
+        old = torch.zeros(S - 1, 2, 2, dtype=torch.long) + torch.arange(2)
+        mu = old.clone()
+        mu[other_row : other_row + 1, 1] = torch.tensor([2, 3])
+        # The token at place t + 1 is scored by row t: the first sampled one, at place 2, by row 1.
+        logp_mu = [x - 0.3 * (t + 1 >= other_row) for t, x in enumerate(row["logp_old"])]
+        out.append(with_experts(row | {"logp_mu": logp_mu}, mu, old))
+    return rows.trace(out)
+
+
+def test_the_kinds_are_a_partition() -> None:
+    """Every sampled token has one kind, and the shares of KL and of tokens sum to 1."""
+    trace = routed(other_row=4)
+    view = View.of(trace)
+    assert bool((torch.stack([*kinds(view).values()]).sum(0) == 1).all())
+    found = shares(view)
+    assert found is not None
+    assert sum(part for part, _ in found.values()) == pytest.approx(1, abs=1e-12)
+    assert sum(of for _, of in found.values()) == pytest.approx(1, abs=1e-12)
+
+
+def test_routes_divide_tokens_into_own_earlier_and_none() -> None:
+    """The token that the differing row scores has other experts itself, later ones after it, and those before none."""
+    view = View.of(routed(other_row=4))
+    found = kinds(view)
+    # Two tokens of prompt: the sampled token at position t is scored by row t + 1.
+    is_before = view.position_n < 3
+    assert torch.equal(found[OWN], view.position_n == 3) and torch.equal(found[EARLIER], view.position_n > 3)
+    assert torch.equal(found[SAME], is_before & ~view.is_last_n) and torch.equal(
+        found[LAST], is_before & view.is_last_n
+    )
+    assert bool(found[LAST].any()) and bool(found[EARLIER].any())
+
+
+FAULTS: dict[str, tuple[Callable[[list[float], int], list[float]], str]] = {
+    "zeros": (lambda old, b: [0.0, *[x - 1e-3 for x in old[1:]]], FILLED),
+    "the last token": (lambda old, b: [*[x - 1e-3 for x in old[:-1]], old[-1] - 1.0], LAST),
+    "noise": (lambda old, b: [x - 0.5 * torch.rand(1, generator=stream(b, "shares")).item() for x in old], OTHERS),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_has_the_part_that_is_made_for_it(name: str) -> None:
+    """Nine tenths of the KL, or the most of it, is where the fault was planted."""
+    change, kind = FAULTS[name]
+    found = shares(View.of(trace_of(draw_rows(), change)))
+    assert found is not None and max(found, key=lambda one: found[one][0]) == kind
+    assert name == "noise" or found[kind][0] > 0.9
+
+
+def test_there_are_no_parts_of_nothing() -> None:
+    """Equal engines and infinite log-probabilities have no shares."""
+    assert shares(View.of(trace_of(draw_rows(), lambda old, b: old))) is None
+    assert shares(View.of(trace_of(draw_rows(), lambda old, b: [-torch.inf, *old[1:]]))) is None
