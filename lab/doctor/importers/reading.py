@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic_core import from_json
 
 from lab.doctor.importers.bad_rows import Bad, Read
 from lab.doctor.importers.format import Placed
@@ -22,7 +26,7 @@ def read_jsonl(path: Path) -> Iterator[Read]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = _object(line)
             except (ValueError, RecursionError) as error:
                 row = Bad(f"line {i}: expected a JSON object, got {error}")
             if not isinstance(row, (dict, Bad)):
@@ -31,6 +35,14 @@ def read_jsonl(path: Path) -> Iterator[Read]:
             yield row, f"line {i}"
     if is_empty:
         raise ValueError("expected at least 1 row, got an empty file")
+
+
+def _object(line: bytes) -> Any:
+    """The value of a line of JSON; ValueError in the words of `json` where it is none."""
+    try:
+        return from_json(line)  # two to six times as fast, and stricter: lone surrogates are none to it
+    except ValueError:
+        return json.loads(line)
 
 
 def read_parquet(path: Path) -> Iterator[Placed]:
@@ -46,10 +58,43 @@ def read_parquet(path: Path) -> Iterator[Placed]:
     try:
         with opened, pyarrow.parquet.ParquetFile(opened) as file:
             for batch in file.iter_batches(batch_size=PARQUET_ROWS):
-                for row in batch.to_pylist():
+                for row in _rows_of(batch):
                     yield {name: value for name, value in row.items() if value is not None}, f"response {b}"
                     b += 1
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"expected a Parquet file, got {' '.join(str(error).split())}") from error
     if b == 0:
         raise ValueError("expected at least 1 row, got none")
+
+
+def _rows_of(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a batch as Python values, but for routes (lists of lists of lists of ints), which become arrays."""
+    routed = [name for name in batch.schema.names if _is_routes(batch.schema.field(name).type)]
+    for b, row in enumerate(batch.drop_columns(routed).to_pylist()):
+        yield row | {name: _array(batch.column(name)[b]) for name in routed}
+
+
+def _is_routes(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    for _ in range(3):
+        if not (types.is_list(kind) or types.is_large_list(kind)):
+            return False
+        kind = kind.value_type
+    return bool(types.is_integer(kind))
+
+
+def _array(value: Any) -> Any:
+    """Rows x layers x slots of one response; its nested lists where these are not all as long, or hold nulls."""
+    rows = value.values
+    if rows is None or len(rows) == 0:
+        return value.as_py()
+    layers = rows.flatten()
+    L, K = len(layers) / len(rows), len(flat := layers.flatten()) / max(1, len(layers))
+    is_even = all(
+        lists.null_count == 0 and bool((np.diff(lists.offsets.to_numpy()) == size).all())
+        for lists, size in ((rows, L), (layers, K))
+    )
+    if not is_even or flat.null_count:
+        return value.as_py()
+    return flat.to_numpy().reshape(len(rows), int(L), int(K)).copy()  # the buffer is read-only

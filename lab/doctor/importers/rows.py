@@ -27,6 +27,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
+import numpy as np
 import pydantic
 import torch
 from torch import Tensor
@@ -217,7 +218,7 @@ def _tensors(response: Response, place: str) -> dict[str, Tensor]:
 def _experts(value: Any, where: str) -> Tensor:
     """Expert ids as (rows, layers, slots), -1 where unknown; ValueError for anything else."""
     try:
-        ids = torch.as_tensor(value)
+        ids = torch.as_tensor(_as_array(value))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{where}: expected ints, rows x layers x slots, got {str(error).splitlines()[0]}") from error
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
@@ -229,6 +230,17 @@ def _experts(value: Any, where: str) -> Tensor:
     if ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < MOST_EXPERTS:
         raise ValueError(f"{where}: expected ids in [-1, {MOST_EXPERTS}), got {int(ids.min())} to {int(ids.max())}")
     return ids.to(torch.int16)
+
+
+def _as_array(value: Any) -> Any:
+    """Nested lists of ints as an array, which NumPy makes three times as fast as torch; all else as it is."""
+    if not isinstance(value, list):
+        return value
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError):  # ragged: torch has the words for it
+        return value
+    return array if array.dtype.kind == "i" else value
 
 
 def _alike(mu: RoutingRecord | None, old: RoutingRecord | None) -> tuple[RoutingRecord | None, RoutingRecord | None]:

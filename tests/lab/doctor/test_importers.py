@@ -16,6 +16,7 @@ from torch import Tensor
 
 from firstorder.cli import main
 from lab.doctor.importers import load_trace
+from lab.doctor.importers.reading import read_parquet
 from lab.traces import Trace
 from tests.lab.doctor.patients import draw_rows, with_experts
 from theory.streams import stream
@@ -124,6 +125,25 @@ def test_every_format_gives_the_same_trace(name: str, tmp_path: Path) -> None:
     theirs = load_trace(write(tmp_path / name, ROWS))
     assert differing(theirs, ours) == lacks
     assert theirs.num_experts == E and len(theirs) == len(ROWS)
+
+
+def test_routes_in_parquet_are_arrays_or_what_is_wrong_with_them(tmp_path: Path) -> None:
+    """Even routes of ints come as arrays; with a null, an uneven row or no row the words are those of JSON Lines."""
+    write_parquet(tmp_path / "even.parquet", ROWS)
+    (first, _), *_ = read_parquet(tmp_path / "even.parquet")
+    assert isinstance(first["experts_mu"], np.ndarray) and first["experts_mu"].tolist() == ROWS[0]["experts_mu"]
+    good = ROWS[1]["experts_mu"]
+    for spoilt in (
+        [[[None] * K] * L, *good[1:]],
+        [good[0][:-1], *good[1:]],
+        [[good[0][0][:-1], *good[0][1:]], *good[1:]],
+    ):
+        rows, told = [ROWS[0], ROWS[1] | {"experts_mu": spoilt}, *ROWS[2:]], []
+        for write, name in ((write_parquet, "t.parquet"), (write_jsonl, "t.jsonl")):
+            with pytest.raises(ValueError) as caught:
+                load_trace(write(tmp_path / name, rows))
+            told.append(str(caught.value).split("experts_mu: ")[1])
+        assert told[0] == told[1]
 
 
 def test_dense_layers_are_left_out_by_number(tmp_path: Path) -> None:
