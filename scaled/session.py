@@ -18,6 +18,7 @@ from lab.recording import NonFiniteError, RunRecorder, Scalars
 from lab.records import RunFolder
 from lab.tasks import TextTask
 from scaled.cluster.groups import rollout_group, training_group
+from scaled.cluster.interruptions import Interruptions
 from scaled.cluster.probe import Probe, ProbeError, allowed, describe
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rewards import AheadEngine, AheadTask
@@ -25,6 +26,7 @@ from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.schedule import OneStepOff, Synchronous
 from scaled.cluster.training_group import RankDied, TrainingGroup
 from scaled.cluster.transfer import Meter
+from scaled.cluster.usage import Processors, payloads
 from scaled.config import ScaledRun
 from theory.contracts import RolloutEngine, Rollouts, Sampling, Task
 from theory.streams import derive_seed
@@ -37,6 +39,9 @@ class Session:
         self.config, self.folder, self.task, self.places = config, folder, task, places
         self.algorithm = config.algorithm.build()
         self.meter: Meter = Meter()
+        self.between: Meter = Meter()  # what the run waits for after a step's row; the next row has it
+        self.processors = Processors()
+        self.interruptions = Interruptions(folder)
         # Grading that runs in processes of its own is worth several threads; the others' is quicker than a thread.
         self.ahead = AheadTask(task) if config.task.grades_in_processes else None
 
@@ -62,6 +67,7 @@ class Session:
                         f"cluster.max_rank_restarts: {error}; expected at most {restarts} restarts, got {restarts + 1}"
                     ) from None
                 restarts += 1
+                self.interruptions.begin("rank", str(error), error.rank)
                 logging.getLogger(__name__).warning("%s; going on from the last checkpoint", error)
             finally:
                 if training is not None:
@@ -81,7 +87,8 @@ class Session:
 
     def engines(self) -> RolloutGroup:
         """The rollout engine."""
-        return rollout_group(self.config, self.task.tokenizer.eos_id, self.places, self.meter)
+        lost = self.interruptions.engine_was_lost
+        return rollout_group(self.config, self.task.tokenizer.eos_id, self.places, self.meter, lost)
 
     def _steps(self, training: TrainingGroup, rollout: RolloutGroup, progress: ProgressKind) -> None:
         config, folder = self.config, self.folder
@@ -90,6 +97,7 @@ class Session:
         if checkpoint is not None:
             training.load(checkpoint.path)
             first = checkpoint.step
+        self.interruptions.resume(first)
         folder.truncate_metrics(first)
         probe, schedule = self.probe(), self.schedule(training, rollout)
         shown = progress_of(progress, config.name, config.num_steps, first)
@@ -99,6 +107,7 @@ class Session:
         try:
             schedule.start(first)
             recorder.begin(probe(rollout, training, first, self._first_rollouts(rollout, first)))
+            self.interruptions.end()
             for step in range(first, config.num_steps):
                 self._step(step, schedule, probe, recorder, training, rollout)
         finally:
@@ -117,7 +126,10 @@ class Session:
         training: TrainingGroup,
         rollout: RolloutGroup,
     ) -> None:
-        self.meter.take()  # what evaluation and probe took belongs to no step
+        self.interruptions.step = step
+        # What evaluation and probe took belongs to no step.
+        self.meter.take()
+        self.processors.take(training.actors, rollout.actors)
         try:
             with self.meter.seconds("timing_s/step"):
                 result = schedule.step(step)
@@ -125,7 +137,8 @@ class Session:
             self.folder.append_metrics(step + 1, {"actor/grad_norm": math.inf})
             finish(self.config, self.folder)
             raise
-        measured = dict(self.meter.take())
+        measured = dict(self.meter.take()) | self.processors.take(training.actors, rollout.actors)
+        measured |= payloads(result.rollouts) | dict(self.between.take())
         try:
             measured |= probe(rollout, training, step + 1, result.rollouts)
         except ProbeError:
@@ -133,7 +146,9 @@ class Session:
             raise
 
         def save(number: int) -> None:
-            self.folder.sharded_checkpoint(number, training.save, keep=self.config.checkpoint.keep)
+            self.interruptions.step = number
+            with self.between.seconds("timing_s/save_checkpoint"):
+                self.folder.sharded_checkpoint(number, training.save, keep=self.config.checkpoint.keep)
 
         try:
             recorder.record(step + 1, result, save, measured)

@@ -196,6 +196,7 @@ class SandboxSession(Session):
         return RolloutGroup(
             self.places, build, rollout.num_engines, timeout_s=float(rollout.timeout_s),
             max_restarts=rollout.max_restarts, bucket_bytes=2**20, meter=self.meter,
+            lost=self.interruptions.engine_was_lost,
         )  # fmt: skip
 
 
