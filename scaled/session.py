@@ -23,6 +23,7 @@ from scaled.cluster.probe import Probe, ProbeError, allowed, describe
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rewards import AheadEngine, AheadTask
 from scaled.cluster.rollout_group import RolloutGroup
+from scaled.cluster.saving import Checkpoints
 from scaled.cluster.schedule import OneStepOff, Synchronous
 from scaled.cluster.training_group import RankDied, TrainingGroup
 from scaled.cluster.transfer import Meter
@@ -100,6 +101,7 @@ class Session:
         self.interruptions.resume(first)
         folder.truncate_metrics(first)
         probe, schedule = self.probe(), self.schedule(training, rollout)
+        checkpoints = Checkpoints(folder, training, config.checkpoint.keep, bool(config.checkpoint.asynchronous))
         shown = progress_of(progress, config.name, config.num_steps, first)
         loggers = build_loggers(config.logging.loggers, config.name, folder.path, first)
         decode = self.task.tokenizer.decode
@@ -109,8 +111,13 @@ class Session:
             recorder.begin(probe(rollout, training, first, self._first_rollouts(rollout, first)))
             self.interruptions.end()
             for step in range(first, config.num_steps):
-                self._step(step, schedule, probe, recorder, training, rollout)
+                self._step(step, schedule, probe, recorder, training, rollout, checkpoints)
+            checkpoints.finish()
+        except ArithmeticError:
+            checkpoints.finish()  # the ranks are well: what they are writing is whole
+            raise
         finally:
+            checkpoints.abandon()
             schedule.close()
             for logger in loggers:
                 logger.finalize("success" if len(folder.metrics()) > config.num_steps else "aborted")
@@ -125,6 +132,7 @@ class Session:
         recorder: RunRecorder,
         training: TrainingGroup,
         rollout: RolloutGroup,
+        checkpoints: Checkpoints,
     ) -> None:
         self.interruptions.step = step
         # What evaluation and probe took belongs to no step.
@@ -148,13 +156,15 @@ class Session:
         def save(number: int) -> None:
             self.interruptions.step = number
             with self.between.seconds("timing_s/save_checkpoint"):
-                self.folder.sharded_checkpoint(number, training.save, keep=self.config.checkpoint.keep)
+                checkpoints.save(number)
 
         try:
             recorder.record(step + 1, result, save, measured)
         except NonFiniteError as error:
             finish(self.config, self.folder)
             raise NonFiniteError(f"step {step + 1}: {error}") from error
+        with self.between.seconds("timing_s/save_checkpoint"):
+            checkpoints.poll()
 
     def schedule(self, training: TrainingGroup, rollout: RolloutGroup) -> Synchronous:
         """The order of a step's parts that the config asks for."""

@@ -80,6 +80,14 @@ class Rank(Protocol):
         """Its part of a checkpoint."""
         ...
 
+    def begin_save(self, folder: Path) -> None:
+        """The same, written by a thread: the rank may go on."""
+        ...
+
+    def has_saved(self, wait: bool) -> bool:
+        """Whether that thread is done; with `wait`, once it is."""
+        ...
+
     def load(self, folder: Path) -> None:
         """The inverse of save."""
         ...
@@ -87,7 +95,8 @@ class Rank(Protocol):
 
 STAGES = {
     "rendezvous": "start", "start": "start", "export": "push", "give_way": "push", "score": "score",
-    "score_reference": "score", "predictor_weights": "score", "update": "update", "save": "save", "load": "load",
+    "score_reference": "score", "predictor_weights": "score", "update": "update", "save": "save", "begin_save": "save",
+    "has_saved": "save", "load": "load",
 }  # fmt: skip
 """A rank's methods, and the stage whose limit (cluster.limits) each has."""
 
@@ -206,6 +215,14 @@ class TrainingGroup:
     def save(self, folder: Path) -> None:
         """Every rank's part of a checkpoint, into a folder that all machines share."""
         self._call("save", folder)
+
+    def begin_save(self, folder: Path) -> None:
+        """The same without waiting until it is written."""
+        self._call("begin_save", folder)
+
+    def has_saved(self, wait: bool = False) -> bool:
+        """Whether every rank has written its part of the last `begin_save`; with `wait` they have."""
+        return all(self._call("has_saved", wait))
 
     def load(self, folder: Path) -> None:
         """Continues from a checkpoint of the same model."""

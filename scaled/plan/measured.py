@@ -27,7 +27,8 @@ PARTS = ("rollout", "training", "push", "step", "checkpoint")
 class Measured:
     """Seconds of each of PARTS, medians over steps and median distances from them, and the tokens of a sequence.
 
-    A median is not moved by the few steps in which a shared machine did something else. `rollout` is the time of a step that is neither training nor push: sampling that training waits for, and rewards.
+    A median is not moved by the few steps in which a shared machine did something else. `rollout` is the time of a step
+    that is neither training nor push: sampling that training waits for, and rewards.
     """
 
     num_steps: int

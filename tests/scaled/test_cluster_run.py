@@ -176,10 +176,10 @@ def test_an_engine_that_is_killed_is_an_event(
 ) -> None:
     """An engine that dies in the second step costs seconds, no step and no number, and the folder tells of it."""
 
-    def step(self, number, schedule, probe, recorder, training, rollout):
+    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
         if number == 1:
             os.kill(rollout.pids()[0], signal.SIGKILL)
-        real(self, number, schedule, probe, recorder, training, rollout)
+        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
 
     real = SandboxSession._step
     monkeypatch.setattr(SandboxSession, "_step", step)
@@ -188,6 +188,45 @@ def test_an_engine_that_is_killed_is_an_event(
     (event,) = events(folder.path)
     assert (event.process, event.index, event.step, event.resumed) == ("engine", 0, 1, 1)
     assert event.seconds > 0.1 and event.reason == "its process ended"
+
+
+def test_checkpoints_that_are_written_while_the_run_goes_on(
+    model: Path, whole: RunFolder, in_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a checkpoint is being written none is there, and a rank's death loses it; afterwards it is whole, and
+    metrics and the last checkpoint have the bits of the run that waited for its own."""
+    slow, seen = tmp_path / "runs" / "slow", []
+    slow.parent.mkdir()
+    slow.touch()
+
+    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+        if number == 3 and slow.exists():
+            seen.append(self.folder.latest_sharded_checkpoint())
+            slow.unlink()
+            os.kill(training.pids()[1], signal.SIGKILL)
+        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
+
+    real = SandboxSession._step
+    monkeypatch.setattr(SandboxSession, "_step", step)
+    folder = scaled.run.run(config(model, tmp_path, "--checkpoint.asynchronous", "true"), progress="none")
+    assert seen == [None] and computed(folder) == computed(whole)
+    (event,) = events(folder.path)
+    assert (event.process, event.step, event.resumed) == ("rank", 3, 0)
+    assert {p.name for p in (folder.path / "checkpoints").iterdir()} == {"step-000004", "step-000006"}
+    for name in ("rank-0.safetensors", "rank-1.safetensors"):
+        ours, theirs = (run.path / "checkpoints" / "step-000006" / name for run in (folder, whole))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_a_full_disk_behind_a_step_is_one_line(model: Path, in_session: None, tmp_path: Path) -> None:
+    """What a writing thread met ends the run in the same line, and leaves no checkpoint."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "full").touch()
+    words = ("--checkpoint.asynchronous", "true", "--num_steps", "3")
+    with pytest.raises(RecordError, match=r"^cannot write .*/checkpoints/step-000002: No space left on device$"):
+        scaled.run.run(config(model, tmp_path, *words), progress="none")
+    (folder,) = (tmp_path / "runs" / "cut").iterdir()
+    assert not list((folder / "checkpoints").iterdir())
 
 
 def test_a_full_disk_in_a_rank_is_one_line(model: Path, whole: RunFolder, in_session: None, tmp_path: Path) -> None:
@@ -211,9 +250,9 @@ def test_too_many_dead_ranks_are_one_clear_error(
 ) -> None:
     """Beyond cluster.max_rank_restarts a death is RankDied with the field and both numbers; the record stays."""
 
-    def step(self, number, schedule, probe, recorder, training, rollout):
+    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
         os.kill(training.pids()[0], signal.SIGKILL)
-        real(self, number, schedule, probe, recorder, training, rollout)
+        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
 
     real = SandboxSession._step
     monkeypatch.setattr(SandboxSession, "_step", step)
