@@ -278,6 +278,8 @@ def _object(patient: Patient, dump: Dump) -> dict[str, Any]:
         "verdict": found.verdict,
         "do_first": found.named[0].fix,
         "fault": None if found.fault is None else found.fault.name,
+        "share_right": found.share_right,
+        "candidates": [cause.name for cause in found.candidates],
         "strengths": {cause.name: strength for cause, strength in found.strengths.items()},
         "clues": dict(found.seen),
         "num_responses": len(dump.trace),

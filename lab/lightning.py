@@ -1,18 +1,27 @@
-"""Lightning, imported without transformers: `from lab.lightning import L` takes two thirds of the time.
+"""Lightning, imported without transformers, matplotlib and scipy: `from lab.lightning import L` takes half of the time.
 
-Lightning imports torchmetrics, which imports transformers where it is installed, for metrics of texts (BERTScore and
-the like). No code here uses them. They are missing from torchmetrics in a process that imports this module first.
+Lightning imports torchmetrics, which imports these where they are installed, for metrics of texts and sound and for
+pictures of metrics. No code here uses them. They are missing from torchmetrics in a process that imports this module
+first.
 """
 
 from __future__ import annotations
 
 from unittest.mock import patch
 
-from lightning_utilities.core.imports import RequirementCache
+from lightning_utilities.core import imports
 
-_is_met = RequirementCache.__bool__
-with patch.object(
-    RequirementCache, "__bool__", lambda self: "transformers" not in (self.requirement or "") and _is_met(self)
+UNUSED = ("transformers", "matplotlib", "scipy")
+
+_is_met = imports.RequirementCache.__bool__
+_is_there = imports.package_available
+with (
+    patch.object(
+        imports.RequirementCache,
+        "__bool__",
+        lambda self: not any(name in (self.requirement or "") for name in UNUSED) and _is_met(self),
+    ),
+    patch.object(imports, "package_available", lambda name: name not in UNUSED and _is_there(name)),
 ):
     import lightning as L
     from lightning.pytorch.loggers import Logger

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from lab.doctor.causes import CAUSES, UNKNOWN, Cause
 from lab.doctor.evidence import CLUES, gather
+from lab.doctor.reliability import share_right
+from lab.doctor.undecided import UNDECIDED, candidates
 from lab.doctor.words import HARMLESS
 from lab.report.style import number
 from lab.traces import Trace
@@ -25,10 +27,22 @@ class Diagnosis:
     strengths: Mapping[Cause, float]
 
     @property
+    def candidates(self) -> list[Cause]:
+        """The causes that one step does not tell apart, the strongest first; none where the strongest stands alone."""
+        return candidates(self.seen, self.strengths)
+
+    @property
     def named(self) -> list[Cause]:
-        """The strongest cause, and the next one if it is strong enough to be named."""
+        """The strongest cause, and the next one if it is strong enough to be named; UNDECIDED alone with candidates."""
+        if self.candidates:
+            return [UNDECIDED]
         first, second, *_ = self.strengths
         return [first, second] if self.strengths[second] >= NAMED else [first]
+
+    @property
+    def share_right(self) -> float | None:
+        """The share of planted causes that were right when named at this strength, in [0, 1]; None where undecided."""
+        return None if self.candidates else share_right(self.strengths[self.named[0]])
 
     @property
     def fault(self) -> Cause | None:
@@ -42,6 +56,9 @@ class Diagnosis:
         """The likely cause, in one sentence."""
         first = self.named[0]
         lead = "it looks like" if self.fault else "nothing to mend; it looks like"
+        if first is UNDECIDED:
+            of = " or ".join(f"{cause.title} ({self.strengths[cause]:.2f})" for cause in self.candidates)
+            return f"undecided: {lead} {of}."
         return f"{lead} {first.title} (strength {self.strengths[first]:.2f})."
 
     @property

@@ -140,7 +140,7 @@ class Calibration:
         self.bench, self.target = bench, dict(target)
         if not bench.trainer.model.config.moe_layers:
             self.target.pop("routers that differ", None)
-        ours = sum(len(response.tokens) for response in bench.sample(bench.engine(None), draw=0).responses)
+        ours = sum(len(response.tokens) for response in bench.sample(bench.engine(), draw=0).responses)
         # Two tokens of the side that has fewer; for the KL what float32 makes of equal engines.
         self.floors = {kind: 2 / min(ours, num_tokens) for kind in ("tail", "routers that differ")} | {"k3 KL": 1e-9}
 

@@ -92,7 +92,7 @@ class Bench:
             initial_model(config, self.task, "none").compute_with(config.kernels()), config.training
         )
         self.versions: list[list[tuple[str, Tensor]]] = [list(self.trainer.named_tensors())]
-        rollout = self.engine(None)
+        rollout = self.engine()
         for step in range(num_steps):
             global_step(step, self._natural(), rollout, self.trainer, self.task, config.seed)
             self.versions.append(list(self.trainer.named_tensors()))
@@ -125,15 +125,15 @@ class Bench:
             numerics=training_numerics(block.precision, block.reduction_order, block.products),
         )
 
-    def engine(self, defect: Defect | None) -> SandboxEngine:
-        """The engine with that defect, handed every version that it can remember, the newest last."""
-        defects = () if defect is None else (defect,)
+    def engine(self, *defects: Defect) -> SandboxEngine:
+        """The engine with these defects, handed every version that it can remember, the newest last."""
         model = self.trainer.model
         engine = SandboxEngine(
             model.config, defects, self.task.tokenizer.eos_id, numerics=self.numerics, kernels=model.kernels
         )
         newest = len(self.versions) - 1
-        num_older = newest if isinstance(defect, PartialWeights) else engine.stale.versions if engine.stale else 0
+        is_partial = any(isinstance(defect, PartialWeights) for defect in defects)
+        num_older = newest if is_partial else engine.stale.versions if engine.stale else 0
         for version in range(max(0, newest - num_older), newest + 1):
             engine.load_weights(self.versions[version], version)
         return engine
@@ -150,7 +150,8 @@ class Bench:
 
     def rung(self, name: str, num_seeds: int) -> DefectRow:
         """The engine of that name against the trainer."""
-        engine, rows, num_tokens = self.engine(RUNGS[name]), [], 0
+        defect, rows, num_tokens = RUNGS[name], [], 0
+        engine = self.engine() if defect is None else self.engine(defect)
         for draw in range(num_seeds):
             rollouts = self.sample(engine, draw)
             scores = self.trainer.score(rollouts, RoutingPlan("natural"))
@@ -159,14 +160,14 @@ class Bench:
             gap = masked_mean(gap_BT, rollouts.padded().is_response_BT).item()
             rows.append({**metrics, "surprise_gap": gap})
             num_tokens += sum(int(r.is_response.sum()) for r in rollouts.responses)
-        return DefectRow(name, RUNGS[name], num_tokens, _means(rows))
+        return DefectRow(name, defect, num_tokens, _means(rows))
 
     def repeated(self, name: str, num_seeds: int) -> DefectRow:
         """Two old passes over the same responses under these training numerics, in micro-batches of two sizes.
 
         R3 sec. 3.3: the first pass stands for mu, the second for old.
         """
-        block, exact, rows, num_tokens = REPEATED[name], self.engine(None), [], 0
+        block, exact, rows, num_tokens = REPEATED[name], self.engine(), [], 0
         passes = [self.build_trainer(self.trainer.model, block, size) for size in (64, 24)]
         for draw in range(num_seeds):
             rollouts = self.sample(exact, draw)

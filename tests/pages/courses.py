@@ -108,6 +108,11 @@ COURSES: dict[str, CoursePlant] = {
     "fp8 from step 7": CoursePlant("precision", (WeightPrecision(), ActivationPrecision()), begins=7),
     "mxfp8 from step 7": CoursePlant("precision", (BlockPrecision(),), begins=7),
     "trainer fp8": CoursePlant("precision", overrides=("--training.products", "fp8_e4m3")),
+    "both fp8, the engine's from a bf16 export": CoursePlant(
+        "precision",
+        (WeightPrecision(format="bf16"), WeightPrecision(), ActivationPrecision()),
+        overrides=("--training.products", "fp8_e4m3"),
+    ),
     "nothing arrives": CoursePlant("stopped", (PartialWeights(),)),
     "nothing arrives from step 6": CoursePlant("stopped", (PartialWeights(),), begins=6),
     "nothing arrives from step 6, fp8": CoursePlant("stopped", (WeightPrecision(), PartialWeights()), begins=6),

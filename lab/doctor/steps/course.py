@@ -20,6 +20,7 @@ from lab.doctor.steps.arrival import FEWEST_DRAWS, Arrivals, Slope, Version
 from lab.doctor.steps.causes import GROWN, STEPS_CAUSES
 from lab.doctor.steps.places import Found, Places, named
 from lab.doctor.steps.shape import FLOOR, Growth, growth
+from lab.doctor.undecided import UNDECIDED
 from lab.doctor.view import View
 from lab.doctor.words import HARMLESS
 from lab.traces import Trace
@@ -31,7 +32,7 @@ FIGURES: Mapping[str, str] = {
     "router_disagreement": "share of routers that differ",
 }
 """The figures followed over the steps that have them: names of clues, and the mean gap in nats."""
-BY_NAME: Mapping[str, Cause] = {cause.name: cause for cause in (*CAUSES, UNKNOWN, *STEPS_CAUSES)}
+BY_NAME: Mapping[str, Cause] = {cause.name: cause for cause in (*CAUSES, UNKNOWN, UNDECIDED, *STEPS_CAUSES)}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,121 @@
+"""The tables of docs/doctor.md: what was named of each plant, how often that was right, and what a strength means."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lab.doctor.causes import CAUSES, UNKNOWN
+from lab.doctor.diagnosis import Diagnosis
+from lab.doctor.reliability import BINS, bin_of
+from lab.doctor.undecided import UNDECIDED
+from lab.markdown import markdown_table
+from tests.pages.doctor_plants import PLANTS
+
+
+@dataclass(frozen=True)
+class Found:
+    """The doctor's word on one trace: names of causes, and the strength of the strongest."""
+
+    planted: str
+    named: str
+    strongest: str
+    candidates: tuple[str, ...]
+    strength: float
+
+    @classmethod
+    def of(cls, planted: str, diagnosis: Diagnosis) -> Found:
+        """The same of a diagnosis."""
+        strongest, strength = next(iter(diagnosis.strengths.items()))
+        others = tuple(cause.name for cause in diagnosis.candidates)
+        return cls(planted, diagnosis.named[0].name, strongest.name, others, strength)
+
+
+Findings = Mapping[str, Sequence[Found]]
+"""The diagnoses of each plant, by its name."""
+
+
+def every(found: Findings) -> list[Found]:
+    """All of them, one after the other."""
+    return [one for of in found.values() for one in of]
+
+
+def decided(found: Iterable[Found]) -> list[Found]:
+    """Those that name one cause."""
+    return [one for one in found if one.named != UNDECIDED.name]
+
+
+def num_right(found: Iterable[Found]) -> int:
+    """The number of times that the planted cause was named."""
+    return sum(one.named == one.planted for one in found)
+
+
+def section(title: str, found: Findings) -> str:
+    """The counts and tables of one model."""
+    whole = every(found)
+    named, unsure = decided(whole), [one for one in whole if one.named == UNDECIDED.name]
+    among = sum(one.planted in one.candidates for one in unsure)
+    main = [one for name, of in found.items() if not PLANTS[name].is_format for one in of]
+    formats = [one for name, of in found.items() if PLANTS[name].is_format for one in of]
+    unknown = sum(one.named == UNKNOWN.name for one in whole)
+    return (
+        f"### {title}\n\n{num_right(named)} of {len(named)} named are right.\n\n*Undecided* are {len(unsure)} of "
+        f"{len(whole)}, with the planted cause among the two in {among}. *Unknown* was named {unknown} times. The "
+        f"strongest cause, whether decided or not, is right in {_strongest(main)}, of the five plants of formats in "
+        f"{_strongest(formats)}.\n\n{matrix(found)}\n{details(found)}"
+    )
+
+
+def counted(found: Sequence[Found]) -> str:
+    """The counts of all models together, in a sentence."""
+    named, right = decided(found), num_right(decided(found))
+    return (
+        f"On all models {right} of {len(named)} named are right ({100 * right / len(named):.0f}%); "
+        f"{len(found) - len(named)} of {len(found)} are undecided "
+        f"({100 * (len(found) - len(named)) / len(found):.0f}%).\n"
+    )
+
+
+def _strongest(found: Sequence[Found]) -> str:
+    """The number of times that the strongest cause is the planted one, out of how many."""
+    return f"{sum(one.strongest == one.planted for one in found)} of {len(found)}"
+
+
+def reliability(found: Sequence[Found]) -> str:
+    """By strength: how often what was named is right here, and was on the models of the thresholds."""
+    bounds, rows = [*(least for least, _, _ in BINS), 1.0], []
+    for i, (_, right, num) in enumerate(BINS):
+        here = [one for one in decided(found) if bin_of(one.strength) == i]
+        share = f"{num_right(here) / len(here):.2f}" if here else "–"
+        rows.append((f"{bounds[i]:g} to {bounds[i + 1]:g}", len(here), num_right(here), share, f"{right / num:.2f}"))
+    return markdown_table(("strength", "named", "right", "share", "share on the models of the thresholds"), rows)
+
+
+def matrix(found: Findings) -> str:
+    """Planted causes down, named ones across: how many of each."""
+    planted: dict[str, Counter[str]] = {}
+    for name, of in found.items():
+        planted.setdefault(PLANTS[name].cause, Counter()).update(one.named for one in of)
+    known = (*CAUSES, UNKNOWN, UNDECIDED)
+    order = [cause.name for cause in known if any(counts[cause.name] for counts in planted.values())]
+    heads = [f"{i + 1}" for i in range(len(order))]
+    at = {name: i for i, name in enumerate(order)}
+    rows = [
+        (f"{at[cause] + 1 if cause in at else '–'} {cause}", *(counts[name] or "" for name in order))
+        for cause, counts in sorted(planted.items(), key=lambda item: at.get(item[0], len(order)))
+    ]
+    rows += [(f"{at[name] + 1} {name}", *("" for _ in order)) for name in order if name not in planted]
+    return markdown_table(("planted \\ named", *heads), rows)
+
+
+def details(found: Findings) -> str:
+    """Planted against named causes, in one table."""
+    rows = [
+        (name, PLANTS[name].cause, ", ".join(f"{cause} {n}" for cause, n in _counts(of))) for name, of in found.items()
+    ]
+    return markdown_table(("planted", "cause", "named"), rows)
+
+
+def _counts(found: Sequence[Found]) -> list[tuple[str, int]]:
+    return Counter(one.named for one in found).most_common()
