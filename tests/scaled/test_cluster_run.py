@@ -219,7 +219,7 @@ def test_checkpoints_that_are_written_while_the_run_goes_on(
 
 
 def test_a_full_disk_behind_a_step_is_one_line(model: Path, in_session: None, tmp_path: Path) -> None:
-    """What a writing thread met ends the run in the same line, and leaves no checkpoint."""
+    """An error of the disk in a writing thread ends the run in the same line, and leaves no checkpoint."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "full").touch()
     words = ("--checkpoint.asynchronous", "true", "--num_steps", "3")
