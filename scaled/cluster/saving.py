@@ -45,6 +45,11 @@ class Checkpoints:
         self.folder, self.ranks, self.keep, self.asynchronous = folder, ranks, keep, asynchronous
         self._open: ExitStack | None = None
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is begun that is neither published nor given up."""
+        return self._open is not None
+
     def save(self, step: int) -> None:
         """Saves after that step; where asynchronous, returns once the ranks have copied their parts."""
         if not self.asynchronous:
