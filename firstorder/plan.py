@@ -83,6 +83,9 @@ def plan(
     from lab.strict import ConfigError
     from scaled.plan.summary import has_megatron, make_plan
 
+    for name, given in (("--rates", rates), ("--failures", failures)):
+        if given is not None and simulate is None:
+            raise ConfigError(f"{name}: expected with --simulate HOURS, got {given} without it")
     _, _, run_config = read_config([config, *context.args])
     if search:
         _search(run_config, mean_tokens, longest_tokens, as_json)

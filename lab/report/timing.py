@@ -17,9 +17,9 @@ STEP = "timing_s/step"
 TIME_PARTS = {
     "sampling": "timing_s/gen",
     "old pass": "timing_s/old_log_prob",
-    "reference pass": "timing_s/ref",
+    "reference<br>pass": "timing_s/ref",
     "updates": "timing_s/update_actor",
-    "handing weights over": "timing_s/push",
+    "handing<br>weights over": "timing_s/push",
 }
 
 TRAINING = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor")

@@ -77,3 +77,11 @@ def test_what_ended_is_told(run: RunFolder) -> None:
     ]
     page = render([run])
     assert "rank &lt;1&gt; died" in page and 'id="interruptions"' in page and 'id="payloads"' in page
+
+
+def test_a_row_names_its_run_where_there_are_several(run: RunFolder, tmp_path: Path) -> None:
+    """One run's tables have no column of runs; those of two say in every row whose it is."""
+    (other,) = write_demo(tmp_path / "other", DEMO[1:2], num_steps=2)
+    tables = [render(runs).partition('id="payloads"')[2].partition("</table>")[0] for runs in ([run], [run, other])]
+    assert [table.count('scope="row"') for table in tables] == [0, 2]
+    assert [">run</th>" in table for table in tables] == [False, True]
