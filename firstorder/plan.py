@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from scaled.config import ScaledRun
+    from scaled.plan.simulation import Rates
     from scaled.plan.summary import Plan
 
 
@@ -53,6 +54,14 @@ def plan(
             help="GPU hours between two failures, for --simulate; 50,676 (Llama 3, arXiv 2407.21783) if not given.",
         ),
     ] = None,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            "--rates",
+            metavar="RUN",
+            help="Run folder, synchronous, whose recorded times and lengths --simulate takes instead of the plan's.",
+        ),
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
     """Say what the run of CONFIG needs of every GPU, what it moves and what it costs, before there is a GPU.
@@ -69,16 +78,20 @@ def plan(
       firstorder plan configs/scaled/minirl/n1.yaml --mean-tokens 12000 --json --no-dry-run
       firstorder plan configs/scaled/minirl/n8_r3.yaml --search --cluster.num_nodes 1
       firstorder plan configs/scaled/minirl/n1.yaml --simulate 24
+      firstorder plan configs/demo_scaled/bf16_r3.yaml --simulate 1 --rates runs/scaled-demo-bf16-r3
     """
     from lab.strict import ConfigError
     from scaled.plan.summary import has_megatron, make_plan
 
+    for name, given in (("--rates", rates), ("--failures", failures)):
+        if given is not None and simulate is None:
+            raise ConfigError(f"{name}: expected with --simulate HOURS, got {given} without it")
     _, _, run_config = read_config([config, *context.args])
     if search:
         _search(run_config, mean_tokens, longest_tokens, as_json)
         return
     if simulate is not None:
-        _simulate(run_config, (mean_tokens, longest_tokens), simulate, failures, as_json)
+        _simulate(run_config, (mean_tokens, longest_tokens), simulate, failures, rates, as_json)
         return
     made = make_plan(run_config, mean_tokens, longest_tokens)
     if dry_run and has_megatron():
@@ -120,7 +133,12 @@ def _search(config: ScaledRun, mean_tokens: int | None, longest_tokens: int | No
 
 
 def _simulate(
-    config: ScaledRun, tokens: tuple[int | None, int | None], hours: float, failures: float | None, as_json: bool
+    config: ScaledRun,
+    tokens: tuple[int | None, int | None],
+    hours: float,
+    failures: float | None,
+    rates: str | None,
+    as_json: bool,
 ) -> None:
     import json
 
@@ -129,13 +147,15 @@ def _simulate(
     from scaled.plan.compute import lengths_of
     from scaled.plan.feasibility import check_lengths
     from scaled.plan.hardware import gpu_named
-    from scaled.plan.simulation import Chance
+    from scaled.plan.simulation import Chance, Rates
 
     shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
     check_lengths(config, shape)
     chance = Chance() if failures is None else Chance(gpu_hours_per_failure=failures)
+    taken, (mean, longest) = _rates(rates) if rates is not None else (Rates(), (None, None))
+    lengths = lengths_of(config, tokens[0] or mean, tokens[1] or longest)
     found = []
-    for one, day in what_if.played(config, shape, gpu, hours, lengths_of(config, *tokens), chance, config.seed):
+    for one, day in what_if.played(config, shape, gpu, hours, lengths, chance, config.seed, taken):
         typer.echo(f"played: {one.words}", err=True)
         found.append((one, day))
     if as_json:
@@ -145,6 +165,26 @@ def _simulate(
 
     typer.echo(what_if.sentence(found[0][1]))
     Console(highlight=False).print(what_if.table(found))
+
+
+def _rates(run: str) -> tuple[Rates, tuple[int, int]]:
+    """The rates and the lengths of the run in that folder."""
+    from pathlib import Path
+
+    from firstorder.report import run_folder
+    from lab.strict import ConfigError
+    from scaled.model_shape import load_shape
+    from scaled.plan.hardware import gpu_named
+    from scaled.plan.measured import measured, rates_of
+
+    folder = run_folder(Path(run))
+    _, _, config = read_config([str(folder.path / "config.yaml")])
+    try:
+        found = measured(folder)
+        shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
+        return rates_of(config, shape, gpu, found), found.tokens
+    except ValueError as error:
+        raise ConfigError(f"--rates: {error}") from None
 
 
 def read_config(words: list[str]) -> tuple[str, list[str], ScaledRun]:

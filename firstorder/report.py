@@ -40,7 +40,7 @@ def report(
     from lab.report.watching import EVERY_S
     from lab.report.watching import watch as watch_runs
 
-    folders = [_run_folder(run) for run in runs]
+    folders = [run_folder(run) for run in runs]
     if out is None and len(folders) > 1:
         raise ValueError(f"--out: expected a file for the page of these {len(folders)} runs, got nothing")
     page = folders[0].path / "report.html" if out is None else out
@@ -52,7 +52,7 @@ def report(
         watch_runs(folders, page)
 
 
-def _run_folder(path: Path) -> RunFolder:
+def run_folder(path: Path) -> RunFolder:
     """The run folder that the path means: itself, or the newest one inside it. ValueError for records of a study."""
     from lab.records import RunFolder
 

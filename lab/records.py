@@ -252,14 +252,23 @@ class RunFolder:
     def sharded_checkpoint(self, step: int, write: Callable[[Path], object], keep: int = 2) -> Path:
         """checkpoints/step-NNNNNN filled by `write(folder)`, by other processes where it asks them; prunes as above.
 
-        The folder appears whole: files are flushed to the disk, their sizes go into sharded.json, then it is renamed.
         RecordError where `write` left no file in it.
+        """
+        with self.sharded(step, keep) as folder:
+            write(folder)
+        return self._new_checkpoint(step)
+
+    @contextlib.contextmanager
+    def sharded(self, step: int, keep: int = 2) -> Iterator[Path]:
+        """The folder of such a checkpoint, to be filled in the block; it is none before the block has ended well.
+
+        It then appears whole: files are flushed to the disk, their sizes go into sharded.json, and it is renamed.
         """
         if keep < 1:
             raise ValueError(f"keep: expected at least 1 checkpoint, got {keep}")
         path = self._new_checkpoint(step)
         with atomic_folder(path) as folder:
-            write(folder)
+            yield folder
             with disk_errors(path):
                 files = sorted(p for p in folder.rglob("*") if p.is_file())
                 if not files:  # written elsewhere: the former checkpoints are all that there is
@@ -271,7 +280,6 @@ class RunFolder:
                 sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
             write_synced(folder / SHARDED, _json({"step": step, "bytes": sizes}).encode())
         self._prune(keep)
-        return path
 
     def latest_sharded_checkpoint(self) -> ShardedCheckpoint | None:
         """The newest sharded checkpoint, or None; ValueError as above if a file of it is lost or cut."""

@@ -70,6 +70,24 @@ class StoredManifest(_Stored):
     commit: str | None = None
     has_local_changes: bool | None = None
     engine_kernels: str | None = None
+    planned_bytes: dict[str, int] = {}
+
+
+class StoredEvent(_Stored):
+    """One line of events.jsonl: a process that ended, or did not answer, and was replaced.
+
+    `process` is a rank, an engine, or the run itself, which was stopped and continued; `index` counts ranks or engines.
+    `step` counts the global steps that were done; `resumed` those of the checkpoint from which it went on, the same
+    where nothing was lost. `seconds` lie between the loss and the moment when the run went on; of a run that was
+    stopped, between its new start and that moment.
+    """
+
+    process: Literal["rank", "engine", "run"]
+    step: int = pydantic.Field(ge=0, le=MOST_STEPS)
+    resumed: int = pydantic.Field(ge=0, le=MOST_STEPS)
+    seconds: pydantic.FiniteFloat = pydantic.Field(ge=0)
+    reason: str
+    index: int | None = pydantic.Field(default=None, ge=0)
 
 
 class StoredEngine(_Stored):
@@ -98,4 +116,4 @@ def read_stored(path: Path, kind: type[Stored]) -> dict[str, Any] | None:
     return validate_json(kind, data, str(path)).model_dump(exclude_unset=True)
 
 
-__all__ = ["MetricsRow", "StoredConfig", "StoredManifest", "StoredVerdict", "read_stored"]
+__all__ = ["MetricsRow", "StoredConfig", "StoredEvent", "StoredManifest", "StoredVerdict", "read_stored"]

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from lab.config.algorithm import refuse_truncation
-from lab.config.run import RunConfig
+from lab.config.run import CheckpointBlock, RunConfig
 from lab.strict import Strict
 from scaled.evidence import Evidence
 
@@ -219,6 +219,15 @@ class ClusterBlock(Strict):
     )
 
 
+class ScaledCheckpointBlock(CheckpointBlock):
+    """The checkpoints from which a killed run continues, and whether it waits for the disk."""
+
+    asynchronous: bool | None = Field(
+        default=None,
+        description="true: ranks copy what they save to the machine's memory and write it while the run goes on",
+    )
+
+
 class ScaledRun(RunConfig):
     """One run on Megatron-core, vLLM and Ray."""
 
@@ -229,6 +238,9 @@ class ScaledRun(RunConfig):
     probe: ProbeBlock = Field(default_factory=ProbeBlock, description="the check after every push")
     schedule: ScheduleBlock = Field(default_factory=ScheduleBlock, description="synchronous or one step off")
     cluster: ClusterBlock = Field(default_factory=ClusterBlock, description="Ray")
+    checkpoint: ScaledCheckpointBlock = Field(
+        default_factory=ScaledCheckpointBlock, description="files from which a killed run continues"
+    )
     evidence: Evidence | None = Field(default=None, description="what the algorithm stands on; written by promote")
 
     @model_validator(mode="after")

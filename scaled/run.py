@@ -16,6 +16,7 @@ from lab.progress import ProgressKind
 from lab.records import RunFolder, manifest
 from scaled.checks import check_config, check_prompts, check_vocabulary, installed, open_task
 from scaled.config import ScaledRun
+from scaled.plan.summary import metric_payloads
 from scaled.vllm_engine.quantize import choose_kernels
 
 
@@ -44,7 +45,8 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
         found["versions"] |= versions
         with cluster(config, folder.path) as places:
             kernels = choose_kernels(config.rollout.precision, not places.has_gpus)
-            folder.write_manifest(found | {"layout": _layout(config), "engine_kernels": kernels})
+            found |= {"layout": _layout(config), "engine_kernels": kernels}
+            folder.write_manifest(found | {"planned_bytes": metric_payloads(config, shape)})
             session = Session(config, folder, task, places)
             try:
                 session.train(progress)

@@ -18,13 +18,16 @@ from lab.recording import NonFiniteError, RunRecorder, Scalars
 from lab.records import RunFolder
 from lab.tasks import TextTask
 from scaled.cluster.groups import rollout_group, training_group
+from scaled.cluster.interruptions import Interruptions
 from scaled.cluster.probe import Probe, ProbeError, allowed, describe
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rewards import AheadEngine, AheadTask
 from scaled.cluster.rollout_group import RolloutGroup
+from scaled.cluster.saving import Checkpoints
 from scaled.cluster.schedule import OneStepOff, Synchronous
 from scaled.cluster.training_group import RankDied, TrainingGroup
 from scaled.cluster.transfer import Meter
+from scaled.cluster.usage import Processors, payloads
 from scaled.config import ScaledRun
 from theory.contracts import RolloutEngine, Rollouts, Sampling, Task
 from theory.streams import derive_seed
@@ -37,6 +40,9 @@ class Session:
         self.config, self.folder, self.task, self.places = config, folder, task, places
         self.algorithm = config.algorithm.build()
         self.meter: Meter = Meter()
+        self.between: Meter = Meter()  # what the run waits for after a step's row; the next row has it
+        self.processors = Processors()
+        self.interruptions = Interruptions(folder)
         # Grading that runs in processes of its own is worth several threads; the others' is quicker than a thread.
         self.ahead = AheadTask(task) if config.task.grades_in_processes else None
 
@@ -62,6 +68,7 @@ class Session:
                         f"cluster.max_rank_restarts: {error}; expected at most {restarts} restarts, got {restarts + 1}"
                     ) from None
                 restarts += 1
+                self.interruptions.begin("rank", str(error), error.rank)
                 logging.getLogger(__name__).warning("%s; going on from the last checkpoint", error)
             finally:
                 if training is not None:
@@ -81,7 +88,8 @@ class Session:
 
     def engines(self) -> RolloutGroup:
         """The rollout engine."""
-        return rollout_group(self.config, self.task.tokenizer.eos_id, self.places, self.meter)
+        lost = self.interruptions.engine_was_lost
+        return rollout_group(self.config, self.task.tokenizer.eos_id, self.places, self.meter, lost)
 
     def _steps(self, training: TrainingGroup, rollout: RolloutGroup, progress: ProgressKind) -> None:
         config, folder = self.config, self.folder
@@ -90,8 +98,10 @@ class Session:
         if checkpoint is not None:
             training.load(checkpoint.path)
             first = checkpoint.step
+        self.interruptions.resume(first)
         folder.truncate_metrics(first)
         probe, schedule = self.probe(), self.schedule(training, rollout)
+        checkpoints = Checkpoints(folder, training, config.checkpoint.keep, bool(config.checkpoint.asynchronous))
         shown = progress_of(progress, config.name, config.num_steps, first)
         loggers = build_loggers(config.logging.loggers, config.name, folder.path, first)
         decode = self.task.tokenizer.decode
@@ -99,9 +109,15 @@ class Session:
         try:
             schedule.start(first)
             recorder.begin(probe(rollout, training, first, self._first_rollouts(rollout, first)))
+            self.interruptions.end()
             for step in range(first, config.num_steps):
-                self._step(step, schedule, probe, recorder, training, rollout)
+                self._step(step, schedule, probe, recorder, training, rollout, checkpoints)
+            checkpoints.finish()
+        except ArithmeticError:
+            checkpoints.finish()  # the ranks are well: what they are writing is whole
+            raise
         finally:
+            checkpoints.abandon()
             schedule.close()
             for logger in loggers:
                 logger.finalize("success" if len(folder.metrics()) > config.num_steps else "aborted")
@@ -116,8 +132,12 @@ class Session:
         recorder: RunRecorder,
         training: TrainingGroup,
         rollout: RolloutGroup,
+        checkpoints: Checkpoints,
     ) -> None:
-        self.meter.take()  # what evaluation and probe took belongs to no step
+        self.interruptions.step = step
+        # What evaluation and probe took belongs to no step.
+        self.meter.take()
+        self.processors.take(training.actors, rollout.actors)
         try:
             with self.meter.seconds("timing_s/step"):
                 result = schedule.step(step)
@@ -125,7 +145,8 @@ class Session:
             self.folder.append_metrics(step + 1, {"actor/grad_norm": math.inf})
             finish(self.config, self.folder)
             raise
-        measured = dict(self.meter.take())
+        measured = dict(self.meter.take()) | self.processors.take(training.actors, rollout.actors)
+        measured |= payloads(result.rollouts) | dict(self.between.take())
         try:
             measured |= probe(rollout, training, step + 1, result.rollouts)
         except ProbeError:
@@ -133,13 +154,17 @@ class Session:
             raise
 
         def save(number: int) -> None:
-            self.folder.sharded_checkpoint(number, training.save, keep=self.config.checkpoint.keep)
+            self.interruptions.step = number
+            with self.between.seconds("timing_s/save_checkpoint"):
+                checkpoints.save(number)
 
         try:
             recorder.record(step + 1, result, save, measured)
         except NonFiniteError as error:
             finish(self.config, self.folder)
             raise NonFiniteError(f"step {step + 1}: {error}") from error
+        with self.between.seconds("timing_s/save_checkpoint"):
+            checkpoints.poll()
 
     def schedule(self, training: TrainingGroup, rollout: RolloutGroup) -> Synchronous:
         """The order of a step's parts that the config asks for."""

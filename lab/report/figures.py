@@ -79,8 +79,17 @@ class Lines:
     axis: Literal["linear", "log"] = "linear"
     style: Literal["plain", "noisy", "points"] = "plain"
 
+    def series(self, run: ReportRun) -> Series:
+        """The run's line."""
+        return run.series(self.name)
+
+    @property
+    def caption(self) -> Caption:
+        """Formula, unit and source."""
+        return caption(self.name)
+
     def __call__(self, runs: Sequence[ReportRun]) -> Figure | None:
-        found = [(run, values) for run in runs if (values := run.series(self.name))]
+        found = [(run, values) for run in runs if (values := self.series(run))]
         if not found:
             return None
         window = smoothing_window(max(len(values) for _, values in found)) if self.style == "noisy" else 1
@@ -93,7 +102,7 @@ class Lines:
             ends = [(run, *values[-1]) for run, values in smooth]
             layout["annotations"] = end_labels(ends, scale)
         note = smoothing_note(window) + ("Zeros stand on the lowest tick." if scale.floor is not None else "")
-        return Figure(self.id, self.title, caption(self.name), data, layout, note)
+        return Figure(self.id, self.title, self.caption, data, layout, note)
 
 
 @dataclass(frozen=True)

@@ -218,40 +218,6 @@ def ratio_parts(runs: Sequence[ReportRun]) -> Figure | None:
     return Figure("ratio-parts", "What the importance ratio is made of", caption, data, layout, note)
 
 
-TIME_PARTS = {
-    "sampling": "timing_s/gen",
-    "old pass": "timing_s/old_log_prob",
-    "reference pass": "timing_s/ref",
-    "updates": "timing_s/update_actor",
-    "handing weights over": "timing_s/push",
-}
-
-
-def time_parts(runs: Sequence[ReportRun]) -> Figure | None:
-    """Mean seconds of the parts of a global step; None for runs that recorded none."""
-    found = {run.index: {words: run.mean(name) for words, name in TIME_PARTS.items()} for run in runs}
-    shown = [words for words in TIME_PARTS if any(means[words] is not None for means in found.values())]
-    if not shown:
-        return None
-    data = []
-    for run in runs:
-        means = [found[run.index][words] for words in shown]
-        if any(mean is not None for mean in means):
-            data.append(
-                {"type": "bar", "name": run.label, "meta": {"run": run.index, "role": "bar"}, "x": shown, "y": means}
-                | {"customdata": [number(mean) for mean in means], "hovertemplate": "%{customdata} s"}
-            )
-    layout: dict[str, Any] = {
-        "xaxis": {"type": "category"},
-        "yaxis": {"title": {"text": "seconds"}, "rangemode": "tozero"},
-        "hovermode": "x unified",
-        "bargap": 0.25,
-    }
-    caption = Caption("mean over steps of the time in each part of a global step", "s", "verl")
-    note = "Parts may overlap where sampling and training run at once; what is left goes to rewards and metrics."
-    return Figure("time-parts", "Where the time goes", caption, data, layout, note)
-
-
 def _log_axis(data: Sequence[dict[str, Any]], title: str) -> dict[str, Any]:
     """A log axis over the positive values of these traces, with room under the smallest: a bar of it must be seen."""
     values = [y for trace in data for y in trace["y"] if y]

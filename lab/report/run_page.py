@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from lab.files import atomic_write
 from lab.records import RunFolder
@@ -27,10 +28,10 @@ def write_report(run_folders: Sequence[RunFolder], out: Path, *, refresh_s: int 
 def render(run_folders: Sequence[RunFolder], *, refresh_s: int | None = None) -> str:
     """The page as text; ValueError for no run folder."""
     runs = load_runs(run_folders)
-    drawn = [(section, [f for f in (draw(runs) for draw in section.figures) if f is not None]) for section in SECTIONS]
-    sections = [(section, figures) for section, figures in drawn if figures]
+    drawn = [(section, _made(section.figures, runs), _made(section.tables, runs)) for section in SECTIONS]
+    sections = [(section, figures, tables) for section, figures, tables in drawn if figures or tables]
     picture = reward_picture(runs)
-    figures = [*([] if picture is None else [picture]), *(figure for _, some in sections for figure in some)]
+    figures = [*([] if picture is None else [picture]), *(figure for _, some, _ in sections for figure in some)]
     found = differences(runs)
     return page(
         "page.html.jinja",
@@ -47,6 +48,14 @@ def render(run_folders: Sequence[RunFolder], *, refresh_s: int | None = None) ->
         usual=[Setting(one.field, one.name, one.usual) for one in found if one.usual is not None],
         refresh_s=refresh_s,
     )
+
+
+Made = TypeVar("Made")
+
+
+def _made(functions: Sequence[Callable[[Sequence[ReportRun]], Made | None]], runs: Sequence[ReportRun]) -> list[Made]:
+    """The figures or tables that these runs have data for."""
+    return [found for found in (function(runs) for function in functions) if found is not None]
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from statistics import fmean
 from typing import Any
 
 from lab.config.load import read_mapping
+from lab.events import events
 from lab.levels import Series, series, trailing_mean
 from lab.records import RunFolder
 from lab.report.style import fraction, number
-from lab.run_files import StoredConfig
+from lab.run_files import StoredConfig, StoredEvent
 from lab.strict import validate
 from lab.traces import Trace
 from lab.verdict import ENTROPY, KL
@@ -52,6 +53,11 @@ class ReportRun:
         """The lines of metrics.jsonl, with the times of their steps where those stand apart."""
         timing = self.folder.timing()
         return [timing.get(row["step"], {}) | row for row in self.folder.metrics()]
+
+    @cached_property
+    def events(self) -> list[StoredEvent]:
+        """The lines of events.jsonl: what ended and went on."""
+        return events(self.folder.path)
 
     def series(self, name: str) -> Series:
         """The steps and finite values of one metric."""

@@ -1,4 +1,4 @@
-"""The order of the report: which figures stand under which heading. A new figure is one function in a list."""
+"""The order of the report: which figures and tables stand under which heading. A new one is one function in a list."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lab.report.pictures import (
     extreme_curve,
     probability_scatter,
     ratio_parts,
-    time_parts,
 )
 from lab.report.runs import ACCURACY, EXTREME
+from lab.report.timing import STEP, TableFunction, Throughput, interruptions, payloads, shares, time_parts
 from lab.report.tokens import token_difference, token_map
 from lab.verdict import ENTROPY, KL
 
@@ -52,19 +52,22 @@ PREDICTOR: tuple[FigureFunction, ...] = (
     Lines("predictor-norm", "Size of the predictor", "predictor/weight_norm"),
 )
 TIMING: tuple[FigureFunction, ...] = (
-    Lines("step-time", "Time of a global step", "timing_s/step", style="noisy"),
+    Lines("step-time", "Time of a global step", STEP, style="noisy"),
     time_parts,
+    Throughput("throughput", "Tokens per second", "progress/num_tokens", style="noisy"),
+    shares,
 )
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, one sentence on what to look for, and the figures under it."""
+    """A heading, one sentence on what to look for, and the figures and tables under it."""
 
     id: str
     title: str
     question: str
     figures: tuple[FigureFunction, ...]
+    tables: tuple[TableFunction, ...] = ()
 
 
 SECTIONS = (
@@ -83,5 +86,11 @@ SECTIONS = (
         ROUTING,
     ),
     Section("predictor", "Route predictor", "Does the predictor learn where the router is going?", PREDICTOR),
-    Section("timing", "Timing", "How long does a global step take, and where does the time go?", TIMING),
+    Section(
+        "timing",
+        "Timing",
+        "How long does a global step take, where does the time go, what travels, and what ended?",
+        TIMING,
+        (payloads, interruptions),
+    ),
 )

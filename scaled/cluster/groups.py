@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from scaled.cluster.ray_cluster import Cluster
-from scaled.cluster.rollout_group import RolloutGroup, build_vllm
+from scaled.cluster.rollout_group import Lost, RolloutGroup, build_vllm
 from scaled.cluster.training_group import TrainingGroup, build_megatron, megatron_assembly
 from scaled.cluster.transfer import Meter
 from scaled.config import ScaledRun
@@ -27,8 +27,10 @@ def training_group(config: ScaledRun, places: Cluster, meter: Meter) -> Training
     )
 
 
-def rollout_group(config: ScaledRun, stop_token: int | None, places: Cluster, meter: Meter) -> RolloutGroup:
-    """The rollout engine; its engines wait for weights."""
+def rollout_group(
+    config: ScaledRun, stop_token: int | None, places: Cluster, meter: Meter, lost: Lost | None = None
+) -> RolloutGroup:
+    """The rollout engine; its engines wait for weights. `lost` is told of each that another has replaced."""
     rollout = config.rollout
     config_json = (Path(config.model.path) / "config.json").read_text(encoding="utf-8")
     # A graph is captured once: where mu's features are asked for later, it must hold what records them.
@@ -42,6 +44,7 @@ def rollout_group(config: ScaledRun, stop_token: int | None, places: Cluster, me
         bucket_bytes=_bucket(config),
         limits=config.cluster.limits,
         meter=meter,
+        lost=lost,
     )
 
 

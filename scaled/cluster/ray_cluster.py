@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import ray
 from ray.util.placement_group import (
     PlacementGroup,
@@ -246,6 +247,16 @@ class Worker:
     def devices(self) -> str:
         """The GPUs that Ray gave to this actor, as CUDA_VISIBLE_DEVICES names them."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+    def cpu_seconds(self) -> tuple[int, float]:
+        """The process, and the processor time that it and its children have taken so far, in s."""
+        own = psutil.Process()
+        total = 0.0
+        for process in (own, *own.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return own.pid, total
 
     def pid(self) -> int:
         """The process, for tests that kill it."""

@@ -49,6 +49,9 @@ class Engine(Protocol):
 
 BuildEngine = Callable[[], Engine]
 
+Lost = Callable[[int, str, float], None]
+"""Called with an engine's index, why it counts as lost, and the seconds until another one had its weights."""
+
 STAGES = {"start": "start", "load_weights": "push", "turn": "push", "score": "score"}
 """An engine's methods, and the stage whose limit (cluster.limits) each has; `generate` has that of the rollout."""
 
@@ -100,11 +103,13 @@ class RolloutGroup:
         bucket_bytes: int,
         limits: LimitsBlock | None = None,
         meter: Meter | None = None,
+        lost: Lost | None = None,
     ):
         self.cluster, self.build = cluster, build
         self.limits = LimitsBlock() if limits is None else limits
         self.timeout_s, self.max_restarts, self.bucket_bytes = timeout_s, max_restarts, bucket_bytes
         self.meter = Meter() if meter is None else meter
+        self.lost: Lost = (lambda index, reason, seconds: None) if lost is None else lost
         self.restarts = 0
         self.version = -1
         self._weights: list[Any] = []
@@ -225,6 +230,7 @@ class RolloutGroup:
 
     def _restart(self, i: int, reason: str | None) -> None:
         """Another engine in its place, with the weights that it had."""
+        first, start = reason or "", time.monotonic()
         while reason is not None:
             if self.restarts >= self.max_restarts:
                 raise EngineLost(
@@ -242,6 +248,7 @@ class RolloutGroup:
             if reason is None and self.version >= 0:
                 weights = self._ask(i, "load_weights", (self._weights, self.version))
                 reason, _ = self._answer(weights, "load_weights")
+        self.lost(i, first, time.monotonic() - start)
 
 
 def build_vllm(

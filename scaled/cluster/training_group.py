@@ -38,7 +38,14 @@ BUCKETS_AHEAD = 2
 
 
 class RankDied(ChildProcessError):
-    """A rank's process ended, or hangs; the message says which. The group is of no further use."""
+    """A rank's process ended, or hangs; the message says which. The group is of no further use.
+
+    `rank` is the first that is known to be lost.
+    """
+
+    def __init__(self, message: str, rank: int | None = None):
+        super().__init__(message)
+        self.rank = rank
 
 
 @runtime_checkable
@@ -73,6 +80,14 @@ class Rank(Protocol):
         """Its part of a checkpoint."""
         ...
 
+    def begin_save(self, folder: Path) -> None:
+        """The same, written by a thread: the rank may go on."""
+        ...
+
+    def has_saved(self, wait: bool) -> bool:
+        """Whether that thread is done; with `wait`, once it is."""
+        ...
+
     def load(self, folder: Path) -> None:
         """The inverse of save."""
         ...
@@ -80,7 +95,8 @@ class Rank(Protocol):
 
 STAGES = {
     "rendezvous": "start", "start": "start", "export": "push", "give_way": "push", "score": "score",
-    "score_reference": "score", "predictor_weights": "score", "update": "update", "save": "save", "load": "load",
+    "score_reference": "score", "predictor_weights": "score", "update": "update", "save": "save", "begin_save": "save",
+    "has_saved": "save", "load": "load",
 }  # fmt: skip
 """A rank's methods, and the stage whose limit (cluster.limits) each has."""
 
@@ -200,6 +216,14 @@ class TrainingGroup:
         """Every rank's part of a checkpoint, into a folder that all machines share."""
         self._call("save", folder)
 
+    def begin_save(self, folder: Path) -> None:
+        """The same without waiting until it is written."""
+        self._call("begin_save", folder)
+
+    def has_saved(self, wait: bool = False) -> bool:
+        """Whether every rank has written its part of the last `begin_save`; with `wait` they have."""
+        return all(self._call("has_saved", wait))
+
     def load(self, folder: Path) -> None:
         """Continues from a checkpoint of the same model."""
         self._call("load", folder)
@@ -260,13 +284,14 @@ class TrainingGroup:
             stage = STAGES[method]
             raise RankDied(
                 f"ranks {sorted(waiting)} of {len(self.actors)} did not answer to {method} within "
-                f"{getattr(self.limits, stage):g} s (cluster.limits.{stage})"
+                f"{getattr(self.limits, stage):g} s (cluster.limits.{stage})",
+                min(waiting),
             )
 
     def _raise(self, error: Exception, rank: int) -> None:
         """RankDied where some rank is dead or lost to a collective, else the error of this rank's own code."""
         if isinstance(error, RayActorError):
-            raise RankDied(f"rank {rank} of {len(self.actors)} died: its process ended") from None
+            raise RankDied(f"rank {rank} of {len(self.actors)} died: its process ended", rank) from None
         cause: Exception = getattr(error, "cause", error)
         if not isinstance(cause, (ValueError, ArithmeticError)):
             # A collective that broke: a neighbour's death, if there was one, is known within moments.
@@ -277,13 +302,14 @@ class TrainingGroup:
                 try:
                     ray.get(ping, timeout=0)
                 except RayActorError:
-                    raise RankDied(f"rank {i} of {len(pings)} died; rank {rank} said: {cause}") from None
+                    raise RankDied(f"rank {i} of {len(pings)} died; rank {rank} said: {cause}", i) from None
                 except GetTimeoutError:
                     silent.append(i)
             # Torch says RuntimeError of a collective that was late or cut off; whoever is silent waits in it, or hangs.
             if silent and isinstance(cause, RuntimeError) and not isinstance(cause, torch.OutOfMemoryError):
                 raise RankDied(
-                    f"ranks {silent} of {len(pings)} did not answer within {SETTLE_S:g} s; rank {rank} said: {cause}"
+                    f"ranks {silent} of {len(pings)} did not answer within {SETTLE_S:g} s; rank {rank} said: {cause}",
+                    silent[0],
                 ) from None
         raise cause from error  # whose text is the traceback over there
 

@@ -1,14 +1,18 @@
 """Checkpoints of a rank's weights, optimiser states, number of updates and predictor, by Megatron's dist_checkpointing.
 
 The folder is in the torch_dist format and independent of the layout: every tensor lies in it whole, under its own name.
-It is written in the ranks' own processes; Megatron's writer would fork processes and leave a manager behind.
+It is written in the ranks' own processes; Megatron's writer would fork processes and leave a manager behind. With
+`Saver.begin` a thread of each writes a copy, and meets the others' threads in a process group of their own.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -59,13 +63,26 @@ class Checkpointed(Protocol):
 
 
 class _InProcess(TorchDistSaveShardedStrategy):
-    """Megatron's torch_dist format, written by torch's own writer in this process."""
+    """Megatron's torch_dist format, written by torch's own writer in this process.
+
+    `write` is called with the writing itself, after a copy of all tensors where it `is_copied`.
+    """
+
+    def __init__(self, write: Callable[[Callable[[], Any]], Any], group: dist.ProcessGroup | None, is_copied: bool):
+        super().__init__("torch_dist", 1)
+        self.write, self.group, self.is_copied = write, group, is_copied
 
     def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str | Path) -> None:
         translated, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
+        if self.is_copied:
+            for pieces in translated.values():
+                for piece in pieces:
+                    if isinstance(piece, ShardedTensor) and piece.data is not None:
+                        piece.data = piece.data.detach().to("cpu", copy=True)
         planner = MCoreSavePlanner(dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False)
         writer = FileSystemWriter(str(checkpoint_dir), thread_count=1)
-        save_pytorch(mcore_to_pyt_state_dict(translated, False), storage_writer=writer, planner=planner)
+        values = mcore_to_pyt_state_dict(translated, False)
+        self.write(partial(save_pytorch, values, storage_writer=writer, planner=planner, process_group=self.group))
 
 
 def save(rank: Checkpointed, folder: Path) -> None:
@@ -73,6 +90,10 @@ def save(rank: Checkpointed, folder: Path) -> None:
 
     Raises ValueError where the folder has something in it, and OSError where the disk does not take a file.
     """
+    _save(rank, folder, _InProcess(lambda writing: writing(), None, is_copied=False))
+
+
+def _save(rank: Checkpointed, folder: Path, strategy: _InProcess) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"expected an empty folder for the checkpoint, got {folder}")
     dist.barrier()
@@ -80,8 +101,42 @@ def save(rank: Checkpointed, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     with _plain_errors(folder, RuntimeError):
-        dist_checkpointing.save(_state(rank, False), str(folder), sharded_strategy=_InProcess("torch_dist", 1))
+        dist_checkpointing.save(_state(rank, False), str(folder), sharded_strategy=strategy)
     dist.barrier()
+
+
+class Saver:
+    """Checkpoints that a thread writes while the rank goes on, one at a time; `begin` is a collective.
+
+    The values are those of the moment of `begin`: tensors are copied to the CPU before it returns.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._group: Any = None
+        self._writing: tuple[Path, Future[Any]] | None = None
+
+    def begin(self, rank: Checkpointed, folder: Path) -> None:
+        """Starts to write the checkpoint into `folder`, as `save` does, once the one before is done."""
+        self.is_done(wait=True)
+        if self._group is None:
+            timeout = timedelta(seconds=rank.training.timeout_s)
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
+        found: list[Future[Any]] = []
+        _save(rank, folder, _InProcess(lambda writing: found.append(self._thread.submit(writing)), self._group, True))
+        self._writing = (folder, found[0])
+
+    def is_done(self, wait: bool) -> bool:
+        """Whether nothing is being written any more; with `wait` it is. Raises OSError as `save` does."""
+        if self._writing is None:
+            return True
+        folder, future = self._writing
+        if not (wait or future.done()):
+            return False
+        self._writing = None
+        with _plain_errors(folder, RuntimeError):
+            future.result()
+        return True
 
 
 @contextmanager
@@ -243,4 +298,4 @@ def _prepare_predictor(rank: Checkpointed, has_stepped: bool) -> None:
             trainer.optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
 
 
-__all__ = ["load", "save"]
+__all__ = ["Saver", "load", "save"]

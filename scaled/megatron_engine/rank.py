@@ -35,8 +35,8 @@ from theory.routing.passes import RoutingPlan
 class MegatronRank:
     """A rank of theory's TrainingEngine, in a process where `parallel.initialize` has run.
 
-    Every method but `predictor_weights` is a collective: all ranks call it, with the same arguments. `algorithm` says
-    how to optimise, whether the router is frozen, and whether the replay mode trains a predictor.
+    Every method but `predictor_weights` and `has_saved` is a collective: all ranks call it, with the same arguments.
+    `algorithm` says how to optimise, whether the router is frozen, and whether the replay mode trains a predictor.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class MegatronRank:
         self.shape = shape = load_shape(model.path, model.shape)
         self.layout = layout = parallel.layout(training, shape.num_layers)
         self.num_updates = 0
+        self.saver = checkpoints.Saver()
         self.policy = Policy(shape, training, layout, model.path, trained=True, freeze_router=algorithm.freeze_router)
         self.reference = None
         if keep_reference:
@@ -138,6 +139,14 @@ class MegatronRank:
     def save(self, folder: str | Path) -> None:
         """Weights, optimiser states, number of updates and predictor, for `load` in this layout or another."""
         checkpoints.save(self, Path(folder))
+
+    def begin_save(self, folder: str | Path) -> None:
+        """`save` by a thread, of the present values: this returns once they are copied."""
+        self.saver.begin(self, Path(folder))
+
+    def has_saved(self, wait: bool) -> bool:
+        """Whether the last `begin_save` has written all that it had to; with `wait` it has."""
+        return self.saver.is_done(wait)
 
     def load(self, folder: str | Path) -> None:
         """The inverse of `save`: in the same layout training continues with the same bits."""

@@ -24,6 +24,10 @@ CONTEXT = 3 * GIB
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
+CHECKPOINT_BYTES = 14
+"""Bytes of a checkpoint per weight: bf16, its fp32 master and two moments."""
+
+
 @dataclass(frozen=True)
 class RankParameters:
     """Weights of one rank: those whose optimizer states DP ranks share, and those that expert-DP ranks share."""
@@ -345,4 +349,7 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
         stages = (rank_parameters(shape, training, stage) for stage in range(training.pipeline_parallel))
         each = max(optimizer_bytes(parameters, training) for parameters in stages)
         parts["optimizer states while engines are awake"] = min(node, training.num_ranks) * each
+    if config.checkpoint.asynchronous:
+        machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
+        parts["copy of a checkpoint that is being written"] = -(-CHECKPOINT_BYTES * shape.num_parameters // machines)
     return Memory("host", parts)

@@ -20,11 +20,8 @@ from lab.hf import ModelShape
 from scaled.config import ScaledRun
 from scaled.plan import compute, passes
 from scaled.plan.hardware import Gpu
+from scaled.plan.memory import CHECKPOINT_BYTES
 from theory.streams import derive_seed
-
-CHECKPOINT_BYTES = 14
-"""Bytes of a checkpoint per weight: bf16, its fp32 master and two moments."""
-
 
 YEAR = 365 * 24
 """The most hours that are played."""
@@ -46,6 +43,16 @@ class Chance:
     slow_std: float = 0.05
     save_gb_s: float = 2.0
     is_length_drawn: bool = True
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds of a stage over those of the plan, in (0, inf); 1 is the plan's own."""
+
+    rollout: float = 1.0
+    training: float = 1.0
+    push: float = 1.0
+    checkpoint: float = 1.0
 
 
 @dataclass
@@ -85,6 +92,7 @@ def play(
     longest_tokens: int,
     chance: Chance | None = None,
     seed: int = 0,
+    rates: Rates | None = None,
 ) -> Day:
     """Those hours of the recipe. The same arguments give the same hours; step k has the same lengths in all scenarios.
 
@@ -101,10 +109,34 @@ def play(
             f"GPU hours between two failures: expected at least {least:g}, a restart of the cluster's {gpus} GPUs, got "
             f"{chance.gpu_hours_per_failure:g}"
         )
-    played = _Play(config, shape, gpu, (mean_tokens, longest_tokens), chance, seed, Day(hours))
+    played = _Play(config, shape, gpu, (mean_tokens, longest_tokens), chance, seed, Day(hours), rates)
     main = played.env.process(played.run())
     played.env.process(played.ranks_die(main))
     played.env.run(until=3600 * hours)
+    return played.day
+
+
+def play_steps(
+    config: ScaledRun,
+    shape: ModelShape,
+    gpu: Gpu,
+    num_steps: int,
+    mean_tokens: int,
+    longest_tokens: int,
+    chance: Chance,
+    seed: int = 0,
+    rates: Rates | None = None,
+) -> Day:
+    """A run of that many steps, the last of which makes a checkpoint, in which no rank dies; its hours are as found."""
+    played = _Play(config, shape, gpu, (mean_tokens, longest_tokens), chance, seed, Day(0.0), rates, num_steps)
+
+    def whole() -> Events:
+        step = 0
+        while step < num_steps:
+            step += yield from played.until_saved(step)
+
+    played.env.run(played.env.process(whole()))
+    played.day.hours = played.env.now / 3600
     return played.day
 
 
@@ -123,15 +155,18 @@ class _Play:
         chance: Chance,
         seed: int,
         day: Day,
+        rates: Rates | None = None,
+        num_steps: int | None = None,
     ) -> None:
         self.env, self.day, self.chance = simpy.Environment(), day, chance
+        self.rates, self.num_steps = rates or Rates(), num_steps
         self.config, self.shape, self.gpu, self.tokens, self.seed = config, shape, gpu, tokens, seed
         algorithm = config.algorithm.build()
         self.num_responses = algorithm.num_prompts * algorithm.num_responses
         self.num_minibatches = algorithm.num_minibatches
-        self.push_s = compute.push_seconds(config, shape)
+        self.push_s = self.rates.push * compute.push_seconds(config, shape)
         self.sampling: simpy.Process | None = None
-        self.save_s = CHECKPOINT_BYTES * shape.num_parameters / (chance.save_gb_s * 1e9)
+        self.save_s = self.rates.checkpoint * CHECKPOINT_BYTES * shape.num_parameters / (chance.save_gb_s * 1e9)
         self.breaks = np.random.default_rng(derive_seed(seed, "failures"))
         # An engine on GPUs of its own fails alone; one that shares them goes down with their rank.
         own = config.cluster.placement == "separate"
@@ -142,7 +177,7 @@ class _Play:
         # A step that is done again has the lengths that it had.
         self.training_of = functools.lru_cache(self._training_of)
         self.decode = functools.cache(
-            lambda active: compute.decode_step_seconds(config, shape, gpu, active, tokens[0] / 2)
+            lambda active: self.rates.rollout * compute.decode_step_seconds(config, shape, gpu, active, tokens[0] / 2)
         )
 
     def _until_failure(self, num_gpus: int) -> float:
@@ -202,7 +237,8 @@ class _Play:
                 self.sampling = sampling
                 yield from self._stage("rollout", sampling)
                 self.sampling = None
-                if self.config.schedule.kind == "one_step_off":
+                is_last = step + 1 == self.num_steps
+                if self.config.schedule.kind == "one_step_off" and not is_last:
                     self.sampling = self.env.process(self.rollout(step + 1))
                 yield from self._stage("training", self.env.timeout(self.training_s(step)))
                 if self.sampling is not None:
@@ -211,7 +247,7 @@ class _Play:
                 step, num = step + 1, num + 1
                 self.day.num_steps += 1
                 minutes = (self.env.now - start) / 60
-                if num == checkpoint.every or minutes >= (checkpoint.every_minutes or math.inf):
+                if is_last or num == checkpoint.every or minutes >= (checkpoint.every_minutes or math.inf):
                     yield from self._stage("checkpoint", self.env.timeout(self.save_s))
                     return num
         except simpy.Interrupt:
@@ -233,7 +269,7 @@ class _Play:
         size = len(found) // self.num_minibatches
         minibatches = [found[i : i + size] for i in range(0, len(found), size)]
         made = passes.passes_of(self.config, self.shape, found, minibatches)
-        return passes.training_seconds(
+        return self.rates.training * passes.training_seconds(
             self.config.training, self.gpu, made.score_flops + made.update_flops, made.num_micro
         )
 
@@ -281,4 +317,4 @@ class _Play:
         return self.env.now - start
 
 
-__all__ = ["CHECKPOINT_BYTES", "STAGES", "Chance", "Day", "play"]
+__all__ = ["STAGES", "Chance", "Day", "Rates", "play", "play_steps"]

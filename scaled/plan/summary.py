@@ -152,6 +152,20 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     return found
 
 
+def metric_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
+    """The same by the name of the metric that measures it: bytes, those of routes and features at full length."""
+    algorithm = config.algorithm.build()
+    num = algorithm.num_prompts * algorithm.num_responses
+    b = memory.ELEMENT_BYTES[config.training.precision]
+    found = {"transfer/weights_bytes": b * shape.num_parameters}
+    if algorithm.passes.records_rollout:
+        found["transfer/routes_bytes"] = payloads.routing_bytes(shape, num * config.rollout.max_model_len)
+    if algorithm.passes.rollout == "predicted":
+        positions = algorithm.predictor.num_positions
+        found["transfer/features_bytes"] = payloads.feature_bytes(shape, positions, num, b)
+    return found
+
+
 def assumptions(plan: Plan) -> list[str]:
     """The assumptions behind the numbers, one sentence each."""
     mean, longest = plan.compute.mean_tokens, plan.config.rollout.max_model_len

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lab.hf import ModelShape
 from scaled.config import ScaledRun
 from scaled.plan.hardware import Gpu
-from scaled.plan.simulation import STAGES, Chance, Day, play
+from scaled.plan.simulation import STAGES, Chance, Day, Rates, play
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,11 +51,18 @@ def _with(config: ScaledRun, block: str, **changes: Any) -> ScaledRun:
 
 
 def played(
-    config: ScaledRun, shape: ModelShape, gpu: Gpu, hours: float, tokens: tuple[int, int], chance: Chance, seed: int
+    config: ScaledRun,
+    shape: ModelShape,
+    gpu: Gpu,
+    hours: float,
+    tokens: tuple[int, int],
+    chance: Chance,
+    seed: int,
+    rates: Rates | None = None,
 ) -> Iterator[tuple[Scenario, Day]]:
     """Every scenario with its hours; `tokens` are the mean and the longest length."""
     for one in scenarios(config, chance):
-        yield one, play(one.config, shape, gpu, hours, *tokens, one.chance, seed)
+        yield one, play(one.config, shape, gpu, hours, *tokens, one.chance, seed, rates)
 
 
 def sentence(day: Day) -> str:

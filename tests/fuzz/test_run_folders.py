@@ -16,13 +16,16 @@ from ruamel.yaml import YAML
 
 import lab.report.page
 from firstorder.cli import main
+from lab.events import append_event
 from lab.records import RunFolder
+from lab.run_files import StoredEvent
 from tests.fuzz.mutations import num_cases, spoil, torn
 from tests.lab.synthetic_runs import DEMO, write_run
 
 FILES = (
     "metrics.jsonl",
     "timing.jsonl",
+    "events.jsonl",
     "verdict.json",
     "manifest.json",
     "config.yaml",
@@ -36,6 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     run = write_run(tmp_path_factory.mktemp("whole"), DEMO[1], 1, 30)
     for step in range(1, 31):
         run.append_timing(step, {"timing_s/step": 0.5, "timing_s/gen": 0.2})
+        append_event(run.path, StoredEvent(process="rank", step=step, resumed=1, seconds=2.0, reason="ended", index=0))
     folder = run.path
     return {name: (folder / name).read_bytes() for name in FILES}
 

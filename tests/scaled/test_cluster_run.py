@@ -22,6 +22,7 @@ import scaled.run
 import scaled.session
 from lab.checkpoints import SHARDED
 from lab.config.load import load
+from lab.events import events
 from lab.files import RecordError
 from lab.ray_session import ray_session
 from lab.records import RunFolder
@@ -114,6 +115,20 @@ def test_the_record_of_a_run(whole: RunFolder) -> None:
     assert (whole.path / "verdict.json").is_file() and (whole.path / "report.html").is_file()
     for name in ("gen", "old_log_prob", "update_actor", "push"):
         assert all(0 < row[f"timing_s/{name}"] < row["timing_s/step"] for row in rows[1:]), name
+    for name in ("timing_s/cpu_ranks", "timing_s/cpu_engines"):  # a step is shorter than 64 processors' time of it
+        assert all(0 < row[name] < 64 * row["timing_s/step"] for row in rows[1:]), name
+    assert events(whole.path) == []
+
+
+def test_payloads_are_those_that_plan_counts(whole: RunFolder) -> None:
+    """Weights to the buckets' padding; routes and features at most as planned, for responses of full length."""
+    planned = whole.manifest()["planned_bytes"]
+    weights = 2 * planned["transfer/weights_bytes"]  # the sandbox's ranks hold fp32 where the config says bf16
+    for row in whole.metrics()[1:]:
+        assert weights <= row["transfer/weights_bytes"] < 1.01 * weights
+        for name in ("transfer/routes_bytes", "transfer/features_bytes"):
+            assert 0 < row[name] <= planned[name] * (2 if "features" in name else 1)
+        assert row["transfer/routes_bytes"] + row["transfer/features_bytes"] < row["transfer/rollout_bytes"]
 
 
 def test_ranks_in_another_folder_write_the_runs_checkpoints(
@@ -150,6 +165,68 @@ def test_a_rank_that_dies_during_a_checkpoint(
     folder = scaled.run.run(config(model, tmp_path), progress="none")
     assert len(killed) == 1 and computed(folder) == computed(whole)
     assert {p.name for p in (folder.path / "checkpoints").iterdir()} == {"step-000004", "step-000006"}
+    (event,) = events(folder.path)
+    assert (event.process, event.index, event.step, event.resumed) == ("rank", 1, 4, 2)
+    assert event.seconds > 0.1 and "rank 1 of 2 died" in event.reason
+    assert "rank 1 of 2 died" in (folder.path / "report.html").read_text()
+
+
+def test_an_engine_that_is_killed_is_an_event(
+    model: Path, whole: RunFolder, in_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that dies in the second step costs seconds, no step and no number, and the folder tells of it."""
+
+    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+        if number == 1:
+            os.kill(rollout.pids()[0], signal.SIGKILL)
+        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
+
+    real = SandboxSession._step
+    monkeypatch.setattr(SandboxSession, "_step", step)
+    folder = scaled.run.run(config(model, tmp_path), progress="none")
+    assert computed(folder) == computed(whole)
+    (event,) = events(folder.path)
+    assert (event.process, event.index, event.step, event.resumed) == ("engine", 0, 1, 1)
+    assert event.seconds > 0.1 and event.reason == "its process ended"
+
+
+def test_checkpoints_that_are_written_while_the_run_goes_on(
+    model: Path, whole: RunFolder, in_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a checkpoint is being written none is there, and a rank's death loses it; afterwards it is whole, and
+    metrics and the last checkpoint have the bits of the run that waited for its own."""
+    slow, seen = tmp_path / "runs" / "slow", []
+    slow.parent.mkdir()
+    slow.touch()
+
+    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+        if number == 3 and slow.exists():
+            seen.append(self.folder.latest_sharded_checkpoint())
+            slow.unlink()
+            os.kill(training.pids()[1], signal.SIGKILL)
+        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
+
+    real = SandboxSession._step
+    monkeypatch.setattr(SandboxSession, "_step", step)
+    folder = scaled.run.run(config(model, tmp_path, "--checkpoint.asynchronous", "true"), progress="none")
+    assert seen == [None] and computed(folder) == computed(whole)
+    (event,) = events(folder.path)
+    assert (event.process, event.step, event.resumed) == ("rank", 3, 0)
+    assert {p.name for p in (folder.path / "checkpoints").iterdir()} == {"step-000004", "step-000006"}
+    for name in ("rank-0.safetensors", "rank-1.safetensors"):
+        ours, theirs = (run.path / "checkpoints" / "step-000006" / name for run in (folder, whole))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_a_full_disk_behind_a_step_is_one_line(model: Path, in_session: None, tmp_path: Path) -> None:
+    """An error of the disk in a writing thread ends the run in the same line, and leaves no checkpoint."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "full").touch()
+    words = ("--checkpoint.asynchronous", "true", "--num_steps", "3")
+    with pytest.raises(RecordError, match=r"^cannot write .*/checkpoints/step-000002: No space left on device$"):
+        scaled.run.run(config(model, tmp_path, *words), progress="none")
+    (folder,) = (tmp_path / "runs" / "cut").iterdir()
+    assert not list((folder / "checkpoints").iterdir())
 
 
 def test_a_full_disk_in_a_rank_is_one_line(model: Path, whole: RunFolder, in_session: None, tmp_path: Path) -> None:
@@ -173,9 +250,9 @@ def test_too_many_dead_ranks_are_one_clear_error(
 ) -> None:
     """Beyond cluster.max_rank_restarts a death is RankDied with the field and both numbers; the record stays."""
 
-    def step(self, number, schedule, probe, recorder, training, rollout):
+    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
         os.kill(training.pids()[0], signal.SIGKILL)
-        real(self, number, schedule, probe, recorder, training, rollout)
+        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
 
     real = SandboxSession._step
     monkeypatch.setattr(SandboxSession, "_step", step)
@@ -214,6 +291,8 @@ def test_a_killed_run_goes_on_to_the_same_numbers(model: Path, whole: RunFolder,
     assert computed(folder) == computed(whole)
     verdicts = [json.loads((run.path / "verdict.json").read_text()) for run in (folder, whole)]
     assert verdicts[0] == verdicts[1]
+    (event,) = events(folder.path)
+    assert (event.process, event.index) == ("run", None) and event.step >= 3 and event.resumed in (2, 4)
 
 
 def test_one_step_off_lags_by_one_version(model: Path, in_session: None, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ SAVED = {
     **{(name, kind): {**LAYOUTS[name], **PRECISE[kind]} for name in ("DP2", "TP2+EP2", "PP2+VPP2") for kind in PRECISE},
     **{(name, kind): {**LAYOUTS[name], **ROUNDED[kind]} for name in ("DP2", "TP2+EP2") for kind in ROUNDED},
 }
+BY_THREADS = [key for key in SAVED if "sharded" in key[1]]
 DENSE = (0, 1)  # the first of two pipeline stages has no router
 RESHARDED = [("DP2", "TP2"), ("TP2+EP2", "DP2"), ("TP2+EP2", "PP2"), ("PP2+VPP2", "EP2"), ("DP2", "PP2+VPP2")]
 
@@ -64,21 +65,30 @@ def run_jobs(rank: int, folder: Path, old: TokenScores, root: Path, ports: list[
                 for part, routing in made:
                     engine.update(part, OBJECTIVE, routing)
                 engine.save(checkpoint)
+                if key[1:] in BY_THREADS:
+                    engine.begin_save(_by_threads(checkpoint))
             else:
                 engine.load(checkpoint)
             at = engine.num_updates, on_host(engine.export()), engine.predictor_weights()
             part_metrics = [engine.update(part, OBJECTIVE, routing).step_metrics for part, routing in made]
+            assert engine.has_saved(wait=True)
             results[key] = (*at, on_host(engine.export()), engine.predictor_weights(), part_metrics)
 
     for (name, kind), fields in SAVED.items():
         checkpoint = root / f"{name} {kind}"
         run(("saved", name, kind), checkpoint, fields, is_saving=True)
         run(("loaded", name, kind), checkpoint, fields, is_saving=False)
+        if (name, kind) in BY_THREADS:
+            run(("by threads", name, kind), _by_threads(checkpoint), fields, is_saving=False)
     for source, target in RESHARDED:
         for kind, precise in PRECISE.items():
             fields = {**LAYOUTS[target], **precise}
             run(("resharded", source, target, kind), root / f"{source} {kind}", fields, is_saving=False)
     return results
+
+
+def _by_threads(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f"{checkpoint.name} by threads")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +97,7 @@ def ranks(tmp_path_factory) -> list[dict[Any, Any]]:
     folder = write_model(root / "model")
     rollouts = batch()
     old = sandbox_engine(folder, algorithm()).score(rollouts, passes(rollouts, layers())["replay"])
-    num_jobs = 2 * len(SAVED) + len(PRECISE) * len(RESHARDED)
+    num_jobs = 2 * len(SAVED) + len(BY_THREADS) + len(PRECISE) * len(RESHARDED)
     results = spawn(2, run_jobs, folder, old, root, free_ports(num_jobs), limit_s=500)
     shutil.rmtree(root)
     return results
@@ -109,6 +119,17 @@ def test_the_same_layout_goes_on_with_the_same_bits(name, kind, ranks):
         if rank["saved", name, kind][1]
     ]
     assert max(moved) > 1e-3
+
+
+@pytest.mark.parametrize(("name", "kind"), BY_THREADS)
+def test_what_threads_write_while_training_goes_on_is_the_same(name, kind, ranks):
+    """A checkpoint that the ranks' threads wrote during the next two updates goes on as the run did, bit for bit."""
+    for rank in ranks:
+        saved, loaded = rank["saved", name, kind], rank["by threads", name, kind]
+        assert loaded[0] == saved[0] == 2 and loaded[5] == saved[5]
+        for position in (1, 2, 3, 4):
+            assert loaded[position].keys() == saved[position].keys()
+            assert all(torch.equal(loaded[position][key], tensor) for key, tensor in saved[position].items())
 
 
 @pytest.mark.parametrize("kind", PRECISE)

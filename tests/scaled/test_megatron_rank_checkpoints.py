@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,74 @@ def a_full_disk_is_an_error_of_the_disk(folder: Path) -> None:
     engine.rank.load(folder.parent / "roomy")
 
 
+def a_copy_is_of_the_moment_when_it_was_asked_for(folder: Path) -> None:
+    """Saved by a thread while the rank trains on, values and files are those of a save at that moment, bit for bit; a
+    second one waits for the first."""
+    for fields in ({}, {"distributed_optimizer": True}, {"precision": "bf16"}):
+        engine, fresh = (OneRank(folder, algorithm("Pr2"), **fields) for _ in range(2))
+        _two_updates(engine)
+        name = f"{len(fields)} {fields.get('precision')}"
+        plain, target, second = (folder.parent / f"{word} {name}" for word in ("plain", "thread", "second"))
+        engine.rank.save(plain)
+        with Held() as held:
+            engine.rank.begin_save(target)
+            assert not engine.rank.has_saved(wait=False)
+            _two_updates(engine)  # in which everything that is saved changes
+            held.release()
+            engine.rank.begin_save(second)
+            assert list(target.glob("*.distcp")) and (target / ".metadata").is_file()
+        assert engine.rank.has_saved(wait=True) and engine.rank.has_saved(wait=False)
+        (ours,), (theirs,) = target.glob("*.distcp"), plain.glob("*.distcp")
+        assert ours.read_bytes() == theirs.read_bytes()
+        fresh.rank.load(target)
+        assert fresh.rank.num_updates == 2
+        _two_updates(fresh)
+        for (key, one), (_, other) in zip(fresh.named_tensors(), engine.named_tensors(), strict=True):
+            assert torch.equal(one, other), key
+
+
+class Held:
+    """Threads that write checkpoints wait until they are released."""
+
+    def __enter__(self) -> Held:
+        from scaled.megatron_engine import checkpoints
+
+        self.event, self.real, self.module = threading.Event(), checkpoints.save_pytorch, checkpoints
+
+        def waiting(*args: object, **kwargs: object) -> object:
+            assert self.event.wait(60)
+            return self.real(*args, **kwargs)  # type: ignore[arg-type]
+
+        checkpoints.save_pytorch = waiting  # type: ignore[assignment]
+        return self
+
+    def release(self) -> None:
+        self.event.set()
+
+    def __exit__(self, *error: object) -> None:
+        self.event.set()
+        self.module.save_pytorch = self.real
+
+
+def a_full_disk_in_a_thread_is_told(folder: Path) -> None:
+    """The error of the disk comes with the question whether all is written, once; then the rank saves again."""
+    engine, target = OneRank(folder, algorithm("R3")), folder.parent / "full thread"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Held() as held:
+        engine.rank.begin_save(target)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+        held.release()
+        try:
+            with pytest.raises(OSError, match=r"File too large.*full thread"):
+                engine.rank.has_saved(wait=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert engine.rank.has_saved(wait=False)
+    engine.rank.begin_save(folder.parent / "room again")
+    assert engine.rank.has_saved(wait=True)
+    engine.rank.load(folder.parent / "room again")
+
+
 def a_torn_file_of_tensors_is_refused(folder: Path) -> None:
     """Half a file of tensors is one line that names the folder, and an error that `except Exception` meets."""
     engine, target = OneRank(folder, algorithm("R3")), folder.parent / "torn"
@@ -130,6 +199,8 @@ def a_torn_file_of_tensors_is_refused(folder: Path) -> None:
 
 
 LAWS = (
+    a_copy_is_of_the_moment_when_it_was_asked_for,
+    a_full_disk_in_a_thread_is_told,
     a_torn_file_of_tensors_is_refused,
     a_full_disk_is_an_error_of_the_disk,
     before_the_first_update,

@@ -63,7 +63,12 @@ def test_simulated_hours_as_json_and_as_a_sentence(capsys):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(("--simulate", "0"), "hours: expected more than 0"), (("--simulate", "1", "--failures", "1e-6"), "at least")],
+    [
+        (("--simulate", "0"), "hours: expected more than 0"),
+        (("--simulate", "1", "--failures", "1e-6"), "at least"),
+        (("--failures", "5000"), "--failures: expected with --simulate HOURS, got 5000.0 without it"),
+        (("--search", "--rates", "runs/x"), "--rates: expected with --simulate HOURS, got runs/x without it"),
+    ],
 )
 def test_impossible_hours_are_one_line(capsys, words, said):
     code, out, err = plan(capsys, *words)

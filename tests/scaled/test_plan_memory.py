@@ -288,3 +288,11 @@ def test_gpu_table_is_plausible():
         assert gpu.source
     with pytest.raises(ValueError, match=r"cluster\.gpu: expected one of A100-80GB, .*, got H900"):
         gpu_named("H900")
+
+
+def test_the_copy_of_a_checkpoint_is_counted() -> None:
+    """Asynchronous, each machine has room for its ranks' share of 14 bytes per weight; otherwise there is no copy."""
+    words = ("--cluster.num_nodes", "2", "--training.num_ranks", "16", "--training.expert_parallel", "8")
+    plain, copied = (recipe(*words, "--checkpoint.asynchronous", value) for value in ("false", "true"))
+    more = memory.host_memory(copied, QWEN).total - memory.host_memory(plain, QWEN).total
+    assert more == 14 * QWEN.num_parameters // 2

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from firstorder.worlds import Schemas
 from lab.config.load import load
+from lab.records import RunFolder
 from scaled.config import ScaledRun
 from scaled.model_shape import load_shape
 from scaled.plan import compute, what_if
 from scaled.plan.hardware import gpu_named
+from scaled.plan.measured import measured, rates_of, simulated
+from scaled.plan.memory import CHECKPOINT_BYTES
 from scaled.plan.passes import quantiles
-from scaled.plan.simulation import CHECKPOINT_BYTES, Chance, Day, _Play, play
+from scaled.plan.simulation import Chance, Day, Rates, _Play, play, play_steps
+from tests.lab.synthetic_runs import DEMO, made_up_trace
 
 QWEN, H100 = load_shape("-", "qwen3-30b-a3b"), gpu_named("H100-80GB")
 CERTAIN = Chance(gpu_hours_per_failure=math.inf, slow_std=0.0, is_length_drawn=False)
@@ -143,3 +149,52 @@ def test_a_cluster_that_only_restarts_is_an_error() -> None:
     """Failures more frequent than restarts would be played for ever."""
     with pytest.raises(ValueError, match=r"GPU hours between two failures: expected at least .* got 0\.001"):
         play(recipe(), QWEN, H100, 24.0, 300, TOKENS, Chance(gpu_hours_per_failure=1e-3))
+
+
+def test_a_run_of_steps_ends_with_a_checkpoint() -> None:
+    """Seven steps are the plan's seven, a checkpoint after the fifth and the last; one step off the last one has
+    nothing to sample beside it, so it takes a rollout less than seven that overlap and one before them."""
+    config = recipe()
+    step = compute.step_compute(config, QWEN, H100, TOKENS, TOKENS)
+    save = CHECKPOINT_BYTES * QWEN.num_parameters / (CERTAIN.save_gb_s * 1e9)
+    day = play_steps(config, QWEN, H100, 7, TOKENS, TOKENS, CERTAIN)
+    assert day.num_steps == 7
+    assert 3600 * day.hours == pytest.approx(7 * step.step_s + 2 * save, rel=1e-9)  # a sum of some thousand events
+    off = play_steps(recipe("--schedule.kind", "one_step_off"), QWEN, H100, 7, TOKENS, TOKENS, CERTAIN)
+    whole = step.rollout_s + 6 * max(step.rollout_s, step.training_s) + step.training_s + 7 * step.push_s + 2 * save
+    assert 3600 * off.hours == pytest.approx(whole, rel=1e-9)
+
+
+def test_rates_scale_their_own_stage() -> None:
+    """A stage at rate r takes r times as long, and no other stage changes; lengths are drawn."""
+    config, chance = recipe(), replace(CERTAIN, is_length_drawn=True)
+    plain = play_steps(config, QWEN, H100, 5, 300, TOKENS, chance)
+    rates = Rates(rollout=2.0, training=3.0, push=5.0, checkpoint=7.0)
+    scaled = play_steps(config, QWEN, H100, 5, 300, TOKENS, chance, rates=rates)
+    for stage, rate in vars(rates).items():
+        assert scaled.stages[stage] == pytest.approx(rate * plain.stages[stage], rel=1e-9), stage
+
+
+def test_rates_are_measured_over_planned(tmp_path: Path) -> None:
+    """A run whose records say twice the plan's seconds has rates of 2; its lengths are those of its traces."""
+    config = recipe("--num_steps", "5")
+    tokens = (40, 60)
+    plain = simulated(config, QWEN, H100, tokens, Rates())
+    folder = RunFolder(tmp_path)
+    for number in range(1, 6):
+        row = {"timing_s/step": 2 * plain["step"], "timing_s/push": 2 * plain["push"]}
+        row |= {"timing_s/old_log_prob": 0.5 * plain["training"], "timing_s/update_actor": 1.5 * plain["training"]}
+        folder.append_metrics(number, row | {"timing_s/save_checkpoint": 2 * plain["checkpoint"]})
+    with pytest.raises(
+        ValueError, match="expected a run with the time of a step and a trace, got 5 times and 0 traces"
+    ):
+        measured(folder)
+    one = made_up_trace(DEMO[0], 5, torch.Generator().manual_seed(0))
+    folder.save_trace(5, one)
+    found = measured(folder)
+    assert found.tokens == (round(one.offsets.diff().double().mean().item()), int(one.offsets.diff().max()))
+    rates = rates_of(config, QWEN, H100, replace(found, tokens=tokens))
+    assert vars(rates) == pytest.approx(dict.fromkeys(vars(rates), 2.0), rel=1e-9)
+    off = recipe("--schedule.kind", "one_step_off")
+    with pytest.raises(ValueError, match=r"schedule.kind: expected synchronous .*, got one_step_off"):
+        rates_of(off, QWEN, H100, found)

@@ -1,0 +1,189 @@
+"""The panel of time: parts of a global step, tokens per second, shares of the machines, payloads, interruptions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lab.levels import Series
+from lab.report.figures import Caption, Figure, Lines, hover
+from lab.report.runs import ReportRun
+from lab.report.style import number
+
+STEP = "timing_s/step"
+
+TIME_PARTS = {
+    "sampling": "timing_s/gen",
+    "old pass": "timing_s/old_log_prob",
+    "reference<br>pass": "timing_s/ref",
+    "updates": "timing_s/update_actor",
+    "handing<br>weights over": "timing_s/push",
+}
+
+TRAINING = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor")
+
+
+def time_parts(runs: Sequence[ReportRun]) -> Figure | None:
+    """Mean seconds of the parts of a global step; None for runs that recorded none."""
+    found = {run.index: {words: run.mean(name) for words, name in TIME_PARTS.items()} for run in runs}
+    caption = Caption("mean over steps of the time in each part of a global step", "s", "verl")
+    note = "Parts may overlap where sampling and training run at once; what is left goes to rewards and metrics."
+    return _bars(runs, found, Figure("time-parts", "Where the time goes", caption, [], {}, note), "seconds", " s")
+
+
+@dataclass(frozen=True)
+class Throughput(Lines):
+    """Response tokens per second of a global step."""
+
+    def series(self, run: ReportRun) -> Series:
+        """Tokens over seconds, step by step, where both are recorded."""
+        seconds = dict(run.series(STEP))
+        rates = [(step, tokens / seconds[step]) for step, tokens in run.series(self.name) if seconds.get(step)]
+        return [(step, rate) for step, rate in rates if math.isfinite(rate)]
+
+    @property
+    def caption(self) -> Caption:
+        """Both metrics, and the unit of their ratio."""
+        return Caption("response tokens that the global step trains on / its wall-clock time", "tokens/s", "here")
+
+
+def shares(runs: Sequence[ReportRun]) -> Figure | None:
+    """Mean shares of a step in which engines and trainer are at work, and of their processors; None without times."""
+    found = {run.index: _shares(run) for run in runs}
+    caption = Caption(
+        "mean over steps of (time in the engines, or in old, reference and gradient passes) / time of the step; "
+        "of (processor time of the engines, or ranks) / (processes x time of the step)",
+        "1",
+        "here",
+    )
+    note = "One processor that is busy through the whole step is 1; a process with several threads can have more."
+    return _bars(runs, found, Figure("shares", "How busy the machines are", caption, [], {}, note), "share", "")
+
+
+def _shares(run: ReportRun) -> dict[str, float | None]:
+    engines, ranks = run.setting("rollout", "num_engines"), run.setting("training", "num_ranks")
+    return {
+        "engines<br>at work": _share(run, (TIME_PARTS["sampling"],), 1),
+        "trainer<br>at work": _share(run, TRAINING, 1),
+        "engines'<br>processors": _share(run, ("timing_s/cpu_engines",), engines or 1),
+        "trainer's<br>processors": _share(run, ("timing_s/cpu_ranks",), ranks or 1),
+    }
+
+
+def _share(run: ReportRun, names: Sequence[str], processes: int) -> float | None:
+    """The mean over steps of the sum of these times over the step's time and the number of processes."""
+    seconds = dict(run.series(STEP))
+    sums: dict[int, float] = {}
+    for name in names:
+        for step, value in run.series(name):
+            sums[step] = sums.get(step, 0.0) + value
+    found = [value / seconds[step] / processes for step, value in sums.items() if seconds.get(step)]
+    mean = sum(found) / len(found) if found else math.nan
+    return mean if math.isfinite(mean) else None  # an edited file may hold times whose ratio is beyond float64
+
+
+def _bars(
+    runs: Sequence[ReportRun], found: Mapping[int, Mapping[str, float | None]], empty: Figure, title: str, unit: str
+) -> Figure | None:
+    """The figure with a bar per run and word; words that no run has a value for are left out."""
+    words = list(next(iter(found.values()), {}))
+    shown = [word for word in words if any(values[word] is not None for values in found.values())]
+    if not shown:
+        return None
+    for run in runs:
+        values = [found[run.index][word] for word in shown]
+        if any(value is not None for value in values):
+            empty.data.append(
+                {"type": "bar", "name": run.label, "meta": {"run": run.index, "role": "bar"}, "x": shown, "y": values}
+                | hover(f"{number(value)}{unit}" for value in values)
+            )
+    layout: dict[str, Any] = {
+        "xaxis": {"type": "category"},
+        "yaxis": {"title": {"text": title}, "rangemode": "tozero"},
+        "hovermode": "x unified",
+        "bargap": 0.25,
+    }
+    empty.layout.update(layout)
+    return empty
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table, of the run whose colour it has."""
+
+    run: ReportRun
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table under a section's figures; `is_number` says of each column behind the run's how it is set."""
+
+    id: str
+    title: str
+    columns: tuple[str, ...]
+    is_number: tuple[bool, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+
+
+TableFunction = Callable[[Sequence[ReportRun]], Table | None]
+
+PAYLOADS = {
+    "weights, one push": "transfer/weights_bytes",
+    "mu's routing records": "transfer/routes_bytes",
+    "mu's router features": "transfer/features_bytes",
+    "mu's likeliest tokens": "rollout/top_tokens_bytes",
+    "all from the engines": "transfer/rollout_bytes",
+}
+
+
+def payloads(runs: Sequence[ReportRun]) -> Table | None:
+    """Mean megabytes per step of each payload, beside the plan's count; None for runs that recorded none."""
+    rows = []
+    for run in runs:
+        planned = run.manifest.get("planned_bytes", {})
+        for words, name in PAYLOADS.items():
+            mean = run.mean(name)
+            if mean is not None:
+                plan = planned.get(name)
+                share = "–" if not plan else f"{mean / plan:.3f}"
+                rows.append(Row(run, (words, _megabytes(mean), _megabytes(plan), share)))
+    if not rows:
+        return None
+    note = (
+        "Means over the steps, in units of 1e6 bytes. firstorder plan counts responses of full length, the most that "
+        "there can be; bytes from the engines hold tokens and log-probabilities besides."
+    )
+    columns = ("payload", "MB per step", "MB planned", "share")
+    return Table("payloads", "What travels", columns, (False, True, True, True), tuple(rows), note)
+
+
+def _megabytes(num_bytes: float | int | None) -> str:
+    return number(None if num_bytes is None else num_bytes / 1e6)
+
+
+def interruptions(runs: Sequence[ReportRun]) -> Table | None:
+    """The ranks, engines and runs that ended and went on; None where none did."""
+    rows = []
+    for run in runs:
+        for event in run.events:
+            who = f"the {event.process}" if event.index is None else f"{event.process} {event.index}"
+            again = max(event.step - event.resumed, 0)
+            cells = (who, str(event.step), str(again), number(event.seconds), event.reason)
+            rows.append(Row(run, cells))
+    if not rows:
+        return None
+    note = (
+        "Steps done are those before the loss; those after the last checkpoint are computed again. Seconds lie between "
+        "the loss, or the new start of a run, and the moment when the run went on."
+    )
+    columns = ("ended", "steps done", "steps again", "seconds", "reason")
+    return Table(
+        "interruptions", "What ended and went on", columns, (False, True, True, True, False), tuple(rows), note
+    )
+
+
+__all__ = ["Row", "Table", "TableFunction", "Throughput", "interruptions", "payloads", "shares", "time_parts"]

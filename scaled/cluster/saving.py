@@ -1,0 +1,91 @@
+"""The checkpoints of a run on a cluster: ranks write them, the driver publishes each once all have finished.
+
+One that is written while the run goes on is published between two steps, or before the next one begins. Until then its
+folder is a temporary one, so that a run that is killed continues from the checkpoint before.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from lab.records import RunFolder
+
+
+@runtime_checkable
+class Saving(Protocol):
+    """The part of a group of ranks that writes checkpoints."""
+
+    def save(self, folder: Path) -> None:
+        """Writes every rank's part."""
+        ...
+
+    def begin_save(self, folder: Path) -> None:
+        """Begins to."""
+        ...
+
+    def has_saved(self, wait: bool = False) -> bool:
+        """Whether all is written."""
+        ...
+
+
+class _Abandoned(Exception):
+    """A checkpoint that nobody will finish."""
+
+
+class Checkpoints:
+    """Saves into a run's folder and keeps the newest `keep`; at most one is being written.
+
+    Raises what the ranks raise, and RecordError where the disk refuses; the checkpoint at hand is then none.
+    """
+
+    def __init__(self, folder: RunFolder, ranks: Saving, keep: int, asynchronous: bool):
+        self.folder, self.ranks, self.keep, self.asynchronous = folder, ranks, keep, asynchronous
+        self._open: ExitStack | None = None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is begun that is neither published nor given up."""
+        return self._open is not None
+
+    def save(self, step: int) -> None:
+        """Saves after that step; where asynchronous, returns once the ranks have copied their parts."""
+        if not self.asynchronous:
+            self.folder.sharded_checkpoint(step, self.ranks.save, self.keep)
+            return
+        self.finish()
+        with ExitStack() as stack:
+            self.ranks.begin_save(stack.enter_context(self.folder.sharded(step, self.keep)))
+            self._open = stack.pop_all()
+
+    def poll(self) -> None:
+        """Publishes what is written, and waits for nothing."""
+        self._settle(wait=False)
+
+    def finish(self) -> None:
+        """Waits until all is written and publishes it."""
+        self._settle(wait=True)
+
+    def abandon(self) -> None:
+        """Removes what is being written; ranks may still try to, and are of no further use."""
+        stack, self._open = self._open, None
+        if stack is not None:
+            stack.__exit__(_Abandoned, _Abandoned(), None)
+
+    def _settle(self, wait: bool) -> None:
+        if self._open is None:
+            return
+        try:
+            is_written = self.ranks.has_saved(wait)
+        except Exception:
+            stack, self._open = self._open, None
+            stack.__exit__(*sys.exc_info())  # raises what the folder makes of the error: RecordError of one of the disk
+            raise
+        if is_written:
+            stack, self._open = self._open, None
+            stack.close()
+
+
+__all__ = ["Checkpoints", "Saving"]

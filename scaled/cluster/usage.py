@@ -1,0 +1,57 @@
+"""The use that a global step makes of its machines: processor time by role, and bytes of routes and features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from theory.contracts import Rollouts
+
+ANSWER_S = 10.0
+"""Seconds that a process has to say how much processor time it took; without an answer the step has no such metric."""
+
+
+def payloads(rollouts: Rollouts) -> dict[str, float]:
+    """Bytes of mu's routing records and router features, by metric name; absent where there are none."""
+    found: dict[str, float] = {}
+    if rollouts.experts is not None:
+        found["transfer/routes_bytes"] = float(rollouts.experts.nbytes)
+    if rollouts.features is not None:
+        hidden, logits = rollouts.features.hidden, rollouts.features.logits
+        found["transfer/features_bytes"] = float(logits.nbytes + (0 if hidden is None else hidden.nbytes))
+    return found
+
+
+class Processors:
+    """Processor seconds of ranks and engines between two calls of `take`, by metric name."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, float] = {}
+
+    def take(self, ranks: Sequence[Any], engines: Sequence[Any]) -> dict[str, float]:
+        """Seconds since the last call; a process that is new counts from its start, one that is gone not at all.
+
+        Actors answer between two calls of theirs: an engine that is sampling has none, and the metric is absent.
+        """
+        now = {"timing_s/cpu_ranks": _seconds(ranks), "timing_s/cpu_engines": _seconds(engines)}
+        found = {
+            name: sum(seconds - self._before.get(pid, 0.0) for pid, seconds in by_process.items())
+            for name, by_process in now.items()
+            if by_process
+        }
+        self._before = {pid: seconds for by_process in now.values() for pid, seconds in by_process.items()}
+        return found
+
+
+def _seconds(actors: Sequence[Any]) -> dict[int, float]:
+    """Processor seconds by process; nothing where one of them does not answer."""
+    try:
+        return dict(ray.get([actor.cpu_seconds.remote() for actor in actors], timeout=ANSWER_S))
+    except RayError:  # a death is for the next call that needs the actor
+        return {}
+
+
+__all__ = ["Processors", "payloads"]

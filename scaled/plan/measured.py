@@ -1,0 +1,94 @@
+"""The stages of a run as it recorded them, and the rates that a simulation takes from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from lab.hf import ModelShape
+from lab.records import RunFolder
+from lab.traces import Trace
+from scaled.config import ScaledRun
+from scaled.plan.hardware import Gpu
+from scaled.plan.simulation import Chance, Day, Rates, play_steps
+
+CERTAIN = Chance(gpu_hours_per_failure=math.inf, slow_std=0.0)
+"""No chance but the lengths'."""
+
+TRAINING = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor")
+
+PARTS = ("rollout", "training", "push", "step", "checkpoint")
+"""The stages that are compared, in seconds per step; a checkpoint in seconds per save."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of each of PARTS, medians over steps and median distances from them, and the tokens of a sequence.
+
+    A median is not moved by the few steps in which a shared machine did something else. `rollout` is the time of a step
+    that is neither training nor push: sampling that training waits for, and rewards.
+    """
+
+    num_steps: int
+    median: dict[str, float]
+    distance: dict[str, float]
+    tokens: tuple[int, int]
+
+
+def measured(folder: RunFolder) -> Measured:
+    """The run's stages; ValueError where it recorded no step's time or left no trace, whose lengths are needed."""
+    rows = [row for row in folder.metrics() if row.get("timing_s/step") is not None]
+    lengths = [n for path in folder.traces() for n in Trace.load(path).offsets.diff().tolist()]
+    if not rows or not lengths:
+        raise ValueError(
+            f"{folder.path}: expected a run with the time of a step and a trace, got {len(rows)} times and "
+            f"{len(folder.traces())} traces"
+        )
+    found: dict[str, list[float]] = {part: [] for part in PARTS}
+    for row in rows:
+        training, push = sum(row.get(name) or 0.0 for name in TRAINING), row.get("timing_s/push") or 0.0
+        parts = {"training": training, "push": push, "step": row["timing_s/step"]}
+        parts["rollout"] = parts["step"] - training - push
+        for name, value in parts.items():
+            found[name].append(value)
+        if row.get("timing_s/save_checkpoint") is not None:
+            found["checkpoint"].append(row["timing_s/save_checkpoint"])
+    medians = {part: median(values) for part, values in found.items() if values}
+    return Measured(
+        len(rows),
+        medians,
+        {part: median(abs(value - middle) for value in found[part]) for part, middle in medians.items()},
+        (round(fmean(lengths)), max(lengths)),
+    )
+
+
+def simulated(
+    config: ScaledRun, shape: ModelShape, gpu: Gpu, tokens: tuple[int, int], rates: Rates, seed: int = 0
+) -> dict[str, float]:
+    """Seconds of each of PARTS in a run of `config.num_steps` whose sequences have that mean and longest length."""
+    day = play_steps(config, shape, gpu, config.num_steps, *tokens, CERTAIN, seed, rates)
+    found = {part: day.stages[part] / day.num_steps for part in ("rollout", "training", "push")}
+    found["step"] = sum(found.values())
+    found["checkpoint"] = day.stages["checkpoint"] / _num_saves(config, day)
+    return found
+
+
+def _num_saves(config: ScaledRun, day: Day) -> int:
+    return -(-day.num_steps // config.checkpoint.every)
+
+
+def rates_of(config: ScaledRun, shape: ModelShape, gpu: Gpu, found: Measured) -> Rates:
+    """Measured over planned seconds, stage by stage, of a run of that config; 1 for what it did not record.
+
+    Raises ValueError for a schedule that hides a part of the rollout.
+    """
+    if config.schedule.kind != "synchronous":
+        raise ValueError(f"schedule.kind: expected synchronous of a run to take rates from, got {config.schedule.kind}")
+    plain = simulated(config, shape, gpu, found.tokens, Rates())
+    stages: Sequence[str] = ("rollout", "training", "push", "checkpoint")
+    return Rates(**{stage: found.median[stage] / plain[stage] for stage in stages if stage in found.median})
+
+
+__all__ = ["CERTAIN", "PARTS", "Measured", "measured", "rates_of", "simulated"]
