@@ -309,8 +309,8 @@ class TrainingEngine(Protocol):
         """One optimiser step on the mini-batch, and one predictor step where the mini-batch carries features."""
         ...
 
-    def named_tensors(self) -> NamedTensors:
-        """The present weights under their Hugging Face names."""
+    def named_tensors(self, folded: bool = False) -> NamedTensors:
+        """The present weights under their Hugging Face names; `folded`: gates hold W + W_p^T (`predictor.fold`)."""
         ...
 
     def predictor_weights(self) -> dict[int, Float[Tensor, "D E"]]:

@@ -29,7 +29,7 @@ from theory.drift import drift_metrics
 from theory.preparation import given_advantages, prepared
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
 from theory.routing.passes import RoutingPlan
-from theory.routing.predictor import fold, learns
+from theory.routing.predictor import learns
 from theory.routing.record import RoutingRecord
 from theory.step_metrics import old_pass_metrics, rollout_metrics, update_metrics
 from theory.streams import derive_seed, stream
@@ -128,10 +128,7 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
 
 def hand_over(algorithm: Algorithm, rollout: RolloutEngine, learner: TrainingEngine, version: int) -> None:
     """Gives the learner's weights to the rollout engine, with the predictor in the gates where mu predicts (Pr3)."""
-    tensors = learner.named_tensors()
-    if algorithm.passes.rollout == "predicted":
-        tensors = fold(tensors, learner.predictor_weights())
-    rollout.load_weights(tensors, version)
+    rollout.load_weights(learner.named_tensors(folded=algorithm.passes.rollout == "predicted"), version)
 
 
 def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task, seed: int) -> Collected:

@@ -25,7 +25,7 @@ from theory.contracts import MiniBatch, NamedTensors, Response, Rollouts, TokenB
 from theory.objectives import Objective, Top, combine_metrics
 from theory.routing.features import RouterFeatures
 from theory.routing.passes import RoutingPlan
-from theory.routing.predictor import PredictorSettings, PredictorTrainer
+from theory.routing.predictor import PredictorSettings, PredictorTrainer, fold
 from theory.routing.record import RoutingRecord
 from theory.routing.replay import NaturalRouting, ReplayContext
 from theory.temperature import tempered
@@ -227,9 +227,9 @@ class SandboxTrainingEngine:
             forward = self._forward(rollouts.padded(), context, self.model)
         return forward, context
 
-    def named_tensors(self) -> NamedTensors:
-        """The present weights under their Hugging Face names, detached."""
-        return to_hf(self.model)
+    def named_tensors(self, folded: bool = False) -> NamedTensors:
+        """The present weights under their Hugging Face names, detached; `folded`: with the predictor in the gates."""
+        return fold(to_hf(self.model), self.predictor_weights()) if folded else to_hf(self.model)
 
     def predictor_weights(self) -> dict[int, Tensor]:
         """W_p by layer number; empty without a predictor."""

@@ -42,7 +42,7 @@ class HoldingRank:
         num = num_bytes // NUM // TENSOR_BYTES
         self.weights = {f"{rank}.{i}": torch.full((TENSOR_BYTES // 2,), i, dtype=torch.bfloat16) for i in range(num)}
 
-    def export(self) -> Iterator[tuple[str, Tensor]]:
+    def export(self, folded: bool) -> Iterator[tuple[str, Tensor]]:
         yield from self.weights.items()
 
 

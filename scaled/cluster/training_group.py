@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -68,8 +69,8 @@ class Rank(Protocol):
         """Leaves GPU memory to engines until the next update."""
         ...
 
-    def export(self) -> NamedTensors:
-        """The tensors that it yields of all the weights; every rank must iterate."""
+    def export(self, folded: bool) -> NamedTensors:
+        """The tensors that it yields of all the weights, `folded` with W_p in the gates; every rank must iterate."""
         ...
 
     def predictor_weights(self) -> dict[int, Tensor]:
@@ -134,8 +135,8 @@ class RankActor(Worker):
     def call(self, method: str, parcel: Parcel) -> Parcel:
         return pack(getattr(self.rank, method)(*unpack(parcel, shared=True)))
 
-    def export(self, bucket_bytes: int) -> Iterator[Bucket | int]:
-        for bucket in buckets(self.rank.export(), bucket_bytes):
+    def export(self, bucket_bytes: int, folded: bool) -> Iterator[Bucket | int]:
+        for bucket in buckets(self.rank.export(folded), bucket_bytes):
             yield bucket
             yield bucket.num_bytes  # which says to the driver, who does not look at the bucket, that it is there
 
@@ -190,16 +191,17 @@ class TrainingGroup:
         with self.meter.seconds("timing_s/update_actor"):
             return self.assembly.stats(self._call("update", minibatch, objective, plan))
 
-    def named_tensors(self) -> NamedTensors:
+    def named_tensors(self, folded: bool = False) -> NamedTensors:
         """As theory's contract; views of shared memory, valid until the next one is asked for and never to be written.
 
         The order is that in which ranks send, and may differ from call to call.
         """
-        return StoredTensors(self._stored)
+        return StoredTensors(partial(self._stored, folded))
 
-    def _stored(self) -> Iterator[tuple[Any, int]]:
+    def _stored(self, folded: bool) -> Iterator[tuple[Any, int]]:
         streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": 2 * BUCKETS_AHEAD}
-        yield from self._merged([a.export.options(**streaming).remote(self.bucket_bytes) for a in self.actors])
+        arguments = self.bucket_bytes, folded
+        yield from self._merged([a.export.options(**streaming).remote(*arguments) for a in self.actors])
 
     def give_way(self) -> None:
         """Leaves GPU memory to engines until the next update."""

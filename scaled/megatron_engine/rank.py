@@ -30,6 +30,7 @@ from theory.contracts import MiniBatch, Rollouts
 from theory.objectives import Objective, Top
 from theory.objectives.aggregations import Totals
 from theory.routing.passes import RoutingPlan
+from theory.routing.predictor import fold
 
 
 class MegatronRank:
@@ -108,9 +109,16 @@ class MegatronRank:
         """Leaves GPU memory to engines, as `training.offload` says, until the next update; weights stay."""
         self.optimizer.give_way()
 
-    def export(self) -> Iterator[tuple[str, Tensor]]:
-        """The present weights, whole and under Hugging Face names; a tensor is yielded by exactly one rank."""
-        return export_hf(self.policy.chunks, self.shape, self.layout)
+    def export(self, folded: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """The present weights, whole and under Hugging Face names; a tensor is yielded by exactly one rank.
+
+        `folded`: with the predictor in the gates, which the rank that yields a gate has.
+        """
+        tensors = export_hf(self.policy.chunks, self.shape, self.layout)
+        yields_gates = self.layout.dp_rank == 0 and self.layout.tp_rank == 0
+        if not folded or self.predictor is None or not yields_gates:
+            return tensors
+        return fold(tensors, self.predictor.trainer.weights())
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """The gradient of the loss (minus the objective) in the last update, before clipping, as `export` names it.

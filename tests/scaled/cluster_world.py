@@ -104,8 +104,8 @@ class ReplicaRank:
         dist.barrier()
         return self.engine.update(minibatch, objective, plan)
 
-    def export(self) -> NamedTensors:
-        for i, item in enumerate(self.engine.named_tensors()):
+    def export(self, folded: bool) -> NamedTensors:
+        for i, item in enumerate(self.engine.named_tensors(folded)):
             dist.barrier()
             if i % self.num_ranks == self.index:
                 yield item
@@ -155,6 +155,7 @@ def build_rank(
     num_ranks: int,
     store: Store,
     predictor: PredictorSettings | None = None,
+    predictor_std: float = 0.0,
     folder: Path | None = None,
     algorithm: Algorithm | None = None,
     timeout_s: float = 60.0,
@@ -168,6 +169,9 @@ def build_rank(
         died.touch()
         os._exit(9)
     engine = worlds.training_engine(worlds.model(), predictor, keep_reference=True)
+    if engine.predictor is not None:
+        for number, W_p in engine.predictor.parameters.items():
+            W_p.data.normal_(std=predictor_std, generator=stream(number, "predictor"))
     if folder is not None and algorithm is not None:
         settings = algorithm.predictor if algorithm.passes.trains_predictor else None
         engine = SandboxTrainingEngine(load(folder), algorithm.optimizer, settings)
@@ -177,8 +181,8 @@ def build_rank(
 class FailingRank(ReplicaRank):
     """A rank whose export ends in an error."""
 
-    def export(self) -> NamedTensors:
-        yield from super().export()
+    def export(self, folded: bool) -> NamedTensors:
+        yield from super().export(folded)
         raise ValueError("no more weights")
 
 

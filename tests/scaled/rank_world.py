@@ -192,8 +192,8 @@ class OneRank:
 
         return assemble_stats([self.rank.update(minibatch, objective, plan)])
 
-    def named_tensors(self) -> NamedTensors:
-        return iter(on_host(self.rank.export()).items())
+    def named_tensors(self, folded: bool = False) -> NamedTensors:
+        return iter(on_host(self.rank.export(folded)).items())
 
     def gradients(self) -> NamedTensors:
         return iter(on_host(self.rank.gradients()).items())

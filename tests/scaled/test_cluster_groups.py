@@ -24,7 +24,7 @@ from scaled.cluster import interface, ray_cluster, training_group
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
 from scaled.cluster.training_group import RankDied, TrainingGroup
-from scaled.cluster.transfer import Bucket, stored
+from scaled.cluster.transfer import Bucket, StoredTensors, stored
 from scaled.config import LimitsBlock, ScaledRun
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk
@@ -32,7 +32,7 @@ from tests.scaled import cluster_world
 from theory.contracts import Draw, MiniBatch, Rollouts, Sampling
 from theory.objectives import preset
 from theory.routing.passes import RoutingPlan
-from theory.routing.predictor import PredictorSettings
+from theory.routing.predictor import PredictorSettings, fold
 from theory.turns import roll_out
 
 pytestmark = [
@@ -86,7 +86,7 @@ def engines(cluster: Cluster, hold: Path) -> Iterator[RolloutGroup]:
 
 @pytest.fixture(scope="module")
 def ranks(cluster: Cluster) -> Iterator[TrainingGroup]:
-    build = partial(cluster_world.build_rank, predictor=PREDICTOR)
+    build = partial(cluster_world.build_rank, predictor=PREDICTOR, predictor_std=0.5)
     group = TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
     yield group
     group.close()
@@ -313,6 +313,17 @@ def test_a_group_of_ranks_is_one_training_engine(ranks: TrainingGroup, tmp_path:
     restored = weights()
     assert all(torch.equal(restored[name], expected[name]) for name in expected)
     assert set(ranks.meter.take()) == {"timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor"}
+
+
+def test_ranks_hand_over_gates_with_the_predictor_by_reference(ranks: TrainingGroup) -> None:
+    """Gates folded in two ranks are to the bit those of `fold` on their weights and W_p, and stay in the store."""
+    plain = {name: tensor.clone() for name, tensor in ranks.named_tensors()}
+    expected = dict(fold(plain.items(), ranks.predictor_weights()))
+    assert sum(not torch.equal(expected[name], plain[name]) for name in plain) == 3  # a gate of each layer
+    handed = ranks.named_tensors(folded=True)
+    assert isinstance(handed, StoredTensors)
+    folded = {name: tensor.clone() for name, tensor in handed}
+    assert folded.keys() == expected.keys() and all(torch.equal(folded[n], expected[n]) for n in expected)
 
 
 def test_an_error_in_all_ranks_is_that_error(ranks: TrainingGroup) -> None:

@@ -29,6 +29,7 @@ from tests.scaled.rank_world import (
     write_model,
 )
 from theory.contracts import TokenScores
+from theory.routing.predictor import fold
 
 LOGP, LOGITS, WEIGHTS = 1e-5, 4e-5, 5e-6
 DENSE = (1,)  # pipeline stages and chunks with different numbers of routers
@@ -62,6 +63,7 @@ def run_cases(rank: int, folder: Path, old: TokenScores, ports: list[int]) -> di
             made = minibatches(rollouts, old, routings["replay"])
             result["updates"] = [engine.update(part, algorithm().objective, routing) for part, routing in made]
             result["weights"] = on_host(engine.export())
+            result["folded"] = on_host(engine.export(folded=True))
             result["predictor"] = engine.predictor_weights()
             result["gradients"] = {} if layout.distributed_optimizer else on_host(engine.gradients())
             results[name] = result
@@ -148,6 +150,17 @@ def test_weights_and_predictor_after_updates(case, ranks, expected):
     predictor = merged([rank[case]["predictor"] for rank in ranks])
     assert farthest(predictor, expected["predictor"]) < 1e-6
     assert max(W_p.abs().max() for W_p in predictor.values()) > 1e-3
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_predictor_is_folded_where_its_gate_is(case, ranks):
+    """The folded export is to the bit `fold` of both ranks' weights and predictor, each tensor from the same rank."""
+    plain, folded = ([rank[case][key] for rank in ranks] for key in ("weights", "folded"))
+    assert [part.keys() for part in folded] == [part.keys() for part in plain]
+    weights, ours = merged(plain), merged(folded)
+    theirs = dict(fold(weights.items(), merged([rank[case]["predictor"] for rank in ranks])))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert sum(not torch.equal(ours[name], weights[name]) for name in weights) == len(layers(DENSE))
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name not in ("DP2", "DP2 sharded optimizer")])

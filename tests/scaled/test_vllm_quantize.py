@@ -39,6 +39,19 @@ def test_fp8_blocks_keep_the_half_unit_bound(seed, spread):
     assert q.float().abs().amax() == 448 and q.dtype == torch.float8_e4m3fn
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", [(1280, 384), (384, 4096), (128, 128)])
+def test_fp8_strips_change_no_bit(size, dtype):
+    """Quantised strip by strip, a last short one included, values and scales are those of all blocks at once."""
+    num_out, num_in = size
+    weight = matrix(3, 2.0, num_out, num_in).to(dtype)
+    q, scale = block_fp8(weight)
+    blocks = weight.float().view(num_out // 128, 128, num_in // 128, 128)
+    whole = blocks.abs().amax((1, 3)) / 448
+    values = (blocks / whole[:, None, :, None]).view(num_out, num_in).to(torch.float8_e4m3fn)
+    assert torch.equal(scale, whole) and torch.equal(q.view(torch.uint8), values.view(torch.uint8))
+
+
 @given(st.integers(0, 1000), st.sampled_from([0.0, 1.0, 6.0]))
 def test_int8_channels_keep_the_half_step_bound(seed, spread):
     """|w - q s| <= s / 2, with s = max |row| / 127."""

@@ -82,7 +82,7 @@ class Scripted:
         index = float(minibatch.index)
         return UpdateStats({"actor/grad_norm": index, "rollout_corr/weight_max": index}, minibatch.logp_old_BT)
 
-    def named_tensors(self) -> NamedTensors:
+    def named_tensors(self, folded: bool = False) -> NamedTensors:
         return [("weight", torch.tensor([3.0]))]
 
     def predictor_weights(self) -> dict[int, Tensor]:
