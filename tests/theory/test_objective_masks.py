@@ -11,7 +11,8 @@ from hypothesis import given
 
 from tests.effort import few
 from tests.strategies import MODERATE, Cut, batches, cuts
-from tests.theory.laws_objectives import EVERY, PRESET_ROWS, RATIO_ROWS, tuned
+from tests.theory.laws_objectives import RATIO_ROWS, tuned
+from tests.theory.laws_presets import EVERY, PRESET_ROWS
 from tests.theory.objective_batches import Batch, Response, make_batch, tokens_of
 from theory import metrics
 from theory.objectives import CORRECTIONS, combine_metrics, correction, preset
