@@ -25,14 +25,9 @@ from tests.theory import test_second_moment as second_moment
 from tests.theory import test_shelf as shelf
 from tests.theory import test_token_advantages as token_advantages
 from tests.theory import test_weighing as weighing
-from tests.theory.laws_objectives import (
-    ADVANTAGE_ROWS,
-    AGGREGATION_ROWS,
-    CORRECTION_ROWS,
-    LENGTH_ADVANTAGE_ROWS,
-    PRESET_ROWS,
-    REGION_ROWS,
-)
+from tests.theory.laws_advantages import ADVANTAGE_ROWS, LENGTH_ADVANTAGE_ROWS
+from tests.theory.laws_objectives import AGGREGATION_ROWS, CORRECTION_ROWS, REGION_ROWS
+from tests.theory.laws_presets import PRESET_ROWS
 from tests.theory.objective_batches import Batch, make_batch
 from theory.advantages import advantages_of
 from theory.objectives import CORRECTIONS

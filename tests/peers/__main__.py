@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from tests.peers import trl_code, verl_code
-from tests.peers.cases import TRL, VERL, Case, differences
+from tests.peers.cases import Case, differences
 from tests.peers.test_peers import PAGE
+from tests.peers.trl_cases import TRL
+from tests.peers.verl_cases import VERL
 
 HEAD = """# Beside verl and TRL
 

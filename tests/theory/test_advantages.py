@@ -1,4 +1,4 @@
-"""Laws of the advantages: those of every row of `laws_objectives.py`, then deviations, eps and mixed groups."""
+"""Laws of the advantages: those of every row of `laws_advantages.py`, then deviations, eps and mixed groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.strategies import rewards
-from tests.theory.laws_objectives import ADVANTAGE_ROWS, LENGTH_ADVANTAGE_ROWS
+from tests.theory.laws_advantages import ADVANTAGE_ROWS, LENGTH_ADVANTAGE_ROWS
 from theory.advantages import (
     ADVANTAGES,
     OF_LENGTHS,

@@ -18,7 +18,8 @@ from torch import Tensor
 from tests.effort import few
 from tests.strategies import MODERATE, batches
 from tests.theory.extreme_reference import reference
-from tests.theory.laws_objectives import CORRECTION_ROWS, PRESET_ROWS, tuned
+from tests.theory.laws_objectives import CORRECTION_ROWS, tuned
+from tests.theory.laws_presets import PRESET_ROWS
 from tests.theory.objective_batches import Batch
 from theory.objectives import Objective, preset
 

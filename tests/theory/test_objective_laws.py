@@ -1,4 +1,4 @@
-"""Every law over every row of the tables in `laws_objectives.py`: values, gradients, stops, and what they depend on.
+"""Every law over every row of the tables in `laws_*.py`: values, gradients, stops, and what they depend on.
 
 Laws of the mask (padding, splits, order) are in `test_objective_masks.py`, of presets against each other in
 `test_objectives.py`.
@@ -18,19 +18,9 @@ from torch import Tensor
 
 from tests.effort import few
 from tests.strategies import MODERATE, batches
-from tests.theory.laws_objectives import (
-    ADVANTAGE_ROWS,
-    AGGREGATION_ROWS,
-    CORRECTION_ROWS,
-    EVERY,
-    LENGTH_ADVANTAGE_ROWS,
-    PRESET_ROWS,
-    RATIO_ROWS,
-    REGION_ROWS,
-    TOKEN_ADVANTAGE_ROWS,
-    gradient_by_hand,
-    tuned,
-)
+from tests.theory.laws_advantages import ADVANTAGE_ROWS, LENGTH_ADVANTAGE_ROWS, TOKEN_ADVANTAGE_ROWS
+from tests.theory.laws_objectives import AGGREGATION_ROWS, CORRECTION_ROWS, RATIO_ROWS, REGION_ROWS, tuned
+from tests.theory.laws_presets import EVERY, PRESET_ROWS, gradient_by_hand
 from tests.theory.objective_batches import Batch, Response, approx, log_gaps, make_batch, ratios, tokens_of
 from theory.advantages import ADVANTAGES, FORMULAS
 from theory.objectives import AGGREGATIONS, CORRECTIONS, PRESETS, RATIOS, TRUST_REGIONS, Objective, correction, preset

@@ -11,7 +11,8 @@ from hypothesis import given
 
 from tests.effort import few
 from tests.strategies import MODERATE, Cut, batches, cuts
-from tests.theory.laws_objectives import EVERY, PRESET_ROWS, RATIO_ROWS, tuned
+from tests.theory.laws_objectives import RATIO_ROWS, tuned
+from tests.theory.laws_presets import EVERY, PRESET_ROWS
 from tests.theory.objective_batches import Batch, Response, make_batch, tokens_of
 from theory import metrics
 from theory.objectives import CORRECTIONS, combine_metrics, correction, preset
@@ -23,15 +24,15 @@ from theory.objectives import CORRECTIONS, combine_metrics, correction, preset
 def test_masked_positions_are_nowhere(name: str, correction_name: str | None, batch: Batch) -> None:
     """nan, inf and -inf off the mask change no value and no metric, and their gradient is exactly 0."""
     objective = tuned(name, correction_name)
-    out, gradient = batch(objective), batch.gradient(objective)
+    out, gradient = batch.with_gradient(objective)
     assert not gradient[~batch.mask].any()
     for filler in (50.0, math.nan, -math.inf):
         pi, old, mu = (torch.where(batch.mask, x, filler) for x in (batch.pi, batch.old, batch.mu))
         dirty = replace(batch, pi=pi, old=old, mu=mu)
-        again = dirty(objective)
+        again, its_gradient = dirty.with_gradient(objective)
         assert torch.equal(again.objective, out.objective)
         assert again.metrics == out.metrics
-        assert torch.equal(dirty.gradient(objective), gradient)
+        assert torch.equal(its_gradient, gradient)
 
 
 @pytest.mark.parametrize(("name", "correction_name"), EVERY)
@@ -40,7 +41,7 @@ def test_masked_positions_are_nowhere(name: str, correction_name: str | None, ba
 def test_padding_holes_and_empty_rows(name: str, correction_name: str | None, batch: Batch) -> None:
     """Columns and rows of padding change nothing, and holes are as if cut out: masked equals sliced."""
     objective = tuned(name, correction_name)
-    whole, gradient = batch(objective).objective.item(), batch.gradient(objective)
+    whole, gradient = batch.with_gradient(objective)
     pi, old, mu, mask = (torch.nn.functional.pad(x, (0, 3, 0, 2)) for x in (batch.pi, batch.old, batch.mu, batch.mask))
     wide = Batch(pi, old, mu, torch.nn.functional.pad(batch.advantages, (0, 2), value=7.0), mask)
     torch.testing.assert_close(wide.gradient(objective)[:-2, :-3], gradient, rtol=1e-12, atol=1e-15)
@@ -49,10 +50,10 @@ def test_padding_holes_and_empty_rows(name: str, correction_name: str | None, ba
         at = batch.mask[b]
         pi, old, mu, mask = (x[b : b + 1, at] for x in (batch.pi, batch.old, batch.mu, batch.mask))
         row = Batch(pi, old, mu, batch.advantages[b : b + 1], mask)
-        total += row(objective, totals=totals).objective.item()
-        sliced = row.gradient(objective, totals=totals)
+        out, sliced = row.with_gradient(objective, totals=totals)
+        total += out.objective.item()
         torch.testing.assert_close(sliced[0], gradient[b, at], rtol=1e-12, atol=1e-15)
-    assert whole == pytest.approx(total, rel=1e-12, abs=1e-14)
+    assert whole.objective.item() == pytest.approx(total, rel=1e-12, abs=1e-14)
 
 
 @pytest.mark.parametrize(("name", "correction_name"), EVERY)
@@ -61,13 +62,13 @@ def test_padding_holes_and_empty_rows(name: str, correction_name: str | None, ba
 def test_permutation_and_micro_batches(name: str, correction_name: str | None, batch: Batch, cut: Cut) -> None:
     """Responses may come in any order and in any split: objectives add up, metrics combine by token counts."""
     objective = tuned(name, correction_name)
-    whole, totals = batch(objective), objective.totals(batch.old, batch.mu, batch.mask)
+    whole, gradient = batch.with_gradient(objective)
+    totals = objective.totals(batch.old, batch.mu, batch.mask)
     parts = [batch.rows(index) for index in (cut.order[: cut.at], cut.order[cut.at :])]
-    outputs = [part(objective, totals=totals) for part in parts]
+    outputs, gradients = zip(*(part.with_gradient(objective, totals=totals) for part in parts), strict=True)
     total = sum(out.objective.item() for out in outputs)
     assert total == pytest.approx(whole.objective.item(), rel=1e-12, abs=1e-14)
-    gradients = torch.cat([part.gradient(objective, totals=totals) for part in parts])
-    torch.testing.assert_close(gradients, batch.gradient(objective)[cut.order], rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(torch.cat(gradients), gradient[cut.order], rtol=1e-12, atol=1e-15)
     counted = [(int(p.mask.sum()), out.metrics) for p, out in zip(parts, outputs, strict=True)]
     if whole.metrics:
         combined = combine_metrics(counted)

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from torch import Tensor
 
 from tests.strategies import MODERATE, batches, policy_pairs, reals
-from tests.theory.laws_objectives import PRESET_ROWS
+from tests.theory.laws_presets import PRESET_ROWS
 from tests.theory.objective_batches import Batch
 from theory.divergences import kl_p_q, tv_p_q
 from theory.objectives import PRESETS, correction, preset, ratios

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.theory.laws_objectives import PRESET_ROWS, tuned
+from tests.theory.laws_objectives import tuned
+from tests.theory.laws_presets import PRESET_ROWS
 from theory.objectives import AGGREGATIONS, PRESETS, correction, preset, ratios
 from theory.objectives.trust_regions import CPPO, BinaryKL
 

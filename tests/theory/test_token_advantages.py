@@ -10,7 +10,7 @@ from hypothesis import given
 from torch import Tensor
 
 from tests.strategies import MODERATE, batches
-from tests.theory.laws_objectives import optimal_token_by_hand
+from tests.theory.laws_advantages import optimal_token_by_hand
 from tests.theory.objective_batches import Batch, make_batch
 from tests.theory.test_objectives import same
 from theory.advantages import advantages_of, optimal_token

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.effort import few
 from tests.strategies import MODERATE, Cut, batches, cuts
-from tests.theory.laws_objectives import CORRECTION_ROWS, PRESET_ROWS, gradient_by_hand
+from tests.theory.laws_objectives import CORRECTION_ROWS
+from tests.theory.laws_presets import PRESET_ROWS, gradient_by_hand
 from tests.theory.objective_batches import Batch, make_batch, ratios, tokens_of
 from tests.theory.test_laws_extremes import DTYPES, FLAT, IMPOSSIBLE, extremes, require_equation
 from theory.objectives import CORRECTIONS, Correction, Objective, correction, preset
