@@ -128,7 +128,8 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
 
 def hand_over(algorithm: Algorithm, rollout: RolloutEngine, learner: TrainingEngine, version: int) -> None:
     """Gives the learner's weights to the rollout engine, with the predictor in the gates where mu predicts (Pr3)."""
-    rollout.load_weights(learner.named_tensors(folded=algorithm.passes.rollout == "predicted"), version)
+    tensors = learner.named_tensors(folded=algorithm.passes.rollout == "predicted")
+    rollout.load_weights(tensors, version)
 
 
 def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task, seed: int) -> Collected:

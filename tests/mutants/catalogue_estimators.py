@@ -210,7 +210,7 @@ ESTIMATORS = (
         "C.16",
         "Under Pr3 the engine is handed gates without the predictor: it routes naturally.",
         "no thread: Pr2 App. C.2 left out",
-        (Edit("theory.loop:hand_over", 'if algorithm.passes.rollout == "predicted":', "if False:"),),
+        (Edit("theory.loop:hand_over", 'folded=algorithm.passes.rollout == "predicted"', "folded=False"),),
         "pr3_samples_by_the_predicted_route",
     ),
     Mutant(

@@ -58,7 +58,7 @@ def brute_force(world: World, objective: Objective, G: int) -> tuple[Tensor, flo
         rows = torch.tensor(group)
         leaf = pi[rows].clone().requires_grad_()
         A = advantages.ADVANTAGES[objective.advantage](world.problem.reward_Y[rows][None])[0]
-        out = objective(leaf, old[rows], mu[rows], A, paths.is_response_BT[rows]).objective
+        out = objective(leaf, old[rows], mu[rows], A, paths.is_response_BT[rows], has_metrics=False).objective
         gradient = torch.einsum("bt,btq->q", torch.autograd.grad(out, leaf)[0], J_YTQ[rows])
         probability = probability_Y[rows].prod()
         mean, second = mean + probability * gradient, second + probability * gradient.square().sum()

@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from tests.effort import few
 from tests.strategies import MODERATE, batches
@@ -70,7 +69,7 @@ def require_equation(objective: Objective, batch: Batch, dtype: torch.dtype) -> 
     size = sum(abs(x) for row in rows for part in row for x in part if x > -math.inf)
     rtol = torch.finfo(wide).eps * (64 + 8 * size)
     atol = max(torch.finfo(wide).tiny, torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
-    result = batch.gradient(objective)
+    out, result = batch.with_gradient(objective)
     assert result.dtype == dtype
     # Rounded once more to the type of log pi, where what is too large for it is inf.
     torch.testing.assert_close(
@@ -78,7 +77,7 @@ def require_equation(objective: Objective, batch: Batch, dtype: torch.dtype) -> 
     )
     terms = torch.tensor(expected.terms).to(wide).double()
     assume(not terms.sum().isnan())  # infinities of both signs
-    value = batch(objective).objective
+    value = out.objective
     assert value.dtype == wide
     total, bound = terms.sum(), rtol * terms[terms.isfinite()].abs().sum()
     torch.testing.assert_close(value.double(), total, rtol=rtol, atol=float(bound) + atol)
@@ -126,7 +125,7 @@ def test_sixteen_bits_are_computed_in_thirty_two(name: str, dtype: torch.dtype, 
     """J of 16-bit log-probabilities is that of the same numbers in float32, and so is its gradient, rounded once."""
     objective, narrow = preset(name), cast(batch, dtype)
     wide = cast(narrow, torch.float32)
-    assert torch.equal(narrow(objective).objective, wide(objective).objective)
-    assert narrow(objective).metrics == wide(objective).metrics
-    gradient: Tensor = narrow.gradient(objective)
-    assert torch.equal(gradient, wide.gradient(objective).to(dtype))
+    (out, gradient), (expected, wide_gradient) = narrow.with_gradient(objective), wide.with_gradient(objective)
+    assert torch.equal(out.objective, expected.objective)
+    assert out.metrics == expected.metrics
+    assert torch.equal(gradient, wide_gradient.to(dtype))
