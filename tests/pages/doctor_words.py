@@ -107,7 +107,8 @@ HOOKS = """
 - NeMo-RL's `r3_trace_*.jsonl` (name the files of all processes, or their folder) holds digests of routes: the doctor says whether what the
   engine recorded is what the trainer fetched and ran, at which layer it is not, and how many rows had no route.
 - Files are read row by row, and kept as tensors: the 61 MB of a NeMo-RL dump of 1,000,000 sampled tokens take 17 s of one core and
-  0.7 GB at the most, words included. Routes as JSON are far larger: write them as Parquet or safetensors.
+  0.7 GB at the most, words included. Routes as JSON are far larger: write them as Parquet or
+  safetensors ([every format](speed.md#importing-dumps)).
 - Torch files are read without running code from them. A pickle is not opened.
 
 ### What to write from vLLM
