@@ -14,7 +14,7 @@ from lab.doctor.importers import columns as mapped
 from lab.doctor.importers import miles, nemo_rl, open_instruct, prime_rl, refused, rows, skyrl, slime, trl, verl, vllm
 from lab.doctor.importers.bad_rows import Bad, BadRows, Found, Read, each
 from lab.doctor.importers.format import About, Dump, Row
-from lab.doctor.importers.reading import read_jsonl, read_parquet
+from lab.doctor.importers.reading import read_jsonl, read_parquet, without_collector
 from lab.doctor.importers.torch_files import content_of
 from lab.files import RecordError
 from lab.traces import Trace
@@ -49,7 +49,8 @@ def load_dump(path: Path, columns: Mapping[str, str] | None = None, old: Path | 
     """
     path = Path(path)
     try:
-        return _load(path, columns, old)
+        with without_collector():
+            return _load(path, columns, old)
     except RecordError:
         raise
     except BadRows as error:

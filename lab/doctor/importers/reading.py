@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,18 @@ from lab.files import disk_errors
 
 PARQUET_ROWS = 32
 """Rows that are decoded at a time: of 30,000 tokens each they are some 100 MB as Python numbers."""
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """No search for cycles: rows are millions of small lists without any, and walking them takes most of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def read_jsonl(path: Path) -> Iterator[Read]:

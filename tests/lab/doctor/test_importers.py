@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from collections.abc import Callable
@@ -144,6 +145,20 @@ def test_routes_in_parquet_are_arrays_or_what_is_wrong_with_them(tmp_path: Path)
                 load_trace(write(tmp_path / name, rows))
             told.append(str(caught.value).split("experts_mu: ")[1])
         assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_collector_is_as_it_was_after_reading(is_enabled: bool, tmp_path: Path) -> None:
+    """Also where the file is refused."""
+    was_enabled = gc.isenabled()
+    try:
+        (gc.enable if is_enabled else gc.disable)()
+        load_trace(write_jsonl(tmp_path / "t.jsonl", ROWS))
+        with pytest.raises(ValueError):
+            load_trace(write_jsonl(tmp_path / "none.jsonl", []))
+        assert gc.isenabled() == is_enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
 
 
 def test_dense_layers_are_left_out_by_number(tmp_path: Path) -> None:
