@@ -23,6 +23,7 @@ TIME_PARTS = {
 }
 
 TRAINING = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor")
+"""The parts in which the trainer is at work."""
 
 
 def time_parts(runs: Sequence[ReportRun]) -> Figure | None:
@@ -186,4 +187,14 @@ def interruptions(runs: Sequence[ReportRun]) -> Table | None:
     )
 
 
-__all__ = ["Row", "Table", "TableFunction", "Throughput", "interruptions", "payloads", "shares", "time_parts"]
+__all__ = [
+    "TRAINING",
+    "Row",
+    "Table",
+    "TableFunction",
+    "Throughput",
+    "interruptions",
+    "payloads",
+    "shares",
+    "time_parts",
+]

@@ -6,7 +6,6 @@ folder is a temporary one, so that a run that is killed continues from the check
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -75,17 +74,12 @@ class Checkpoints:
             stack.__exit__(_Abandoned, _Abandoned(), None)
 
     def _settle(self, wait: bool) -> None:
-        if self._open is None:
+        stack, self._open = self._open, None
+        if stack is None:
             return
-        try:
-            is_written = self.ranks.has_saved(wait)
-        except Exception:
-            stack, self._open = self._open, None
-            stack.__exit__(*sys.exc_info())  # raises what the folder makes of the error: RecordError of one of the disk
-            raise
-        if is_written:
-            stack, self._open = self._open, None
-            stack.close()
+        with stack:  # publishes at its end; of an error of the disk it makes a RecordError
+            if not self.ranks.has_saved(wait):
+                self._open = stack.pop_all()
 
 
 __all__ = ["Checkpoints", "Saving"]

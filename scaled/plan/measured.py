@@ -9,6 +9,7 @@ from statistics import fmean, median
 
 from lab.hf import ModelShape
 from lab.records import RunFolder
+from lab.report.timing import TRAINING
 from lab.traces import Trace
 from scaled.config import ScaledRun
 from scaled.plan.hardware import Gpu
@@ -16,8 +17,6 @@ from scaled.plan.simulation import Chance, Day, Rates, play_steps
 
 CERTAIN = Chance(gpu_hours_per_failure=math.inf, slow_std=0.0)
 """No chance but the lengths'."""
-
-TRAINING = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor")
 
 PARTS = ("rollout", "training", "push", "step", "checkpoint")
 """The stages that are compared, in seconds per step; a checkpoint in seconds per save."""

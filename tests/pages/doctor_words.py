@@ -56,7 +56,7 @@ OVER_STEPS = """## Over the steps of a run
 
 `firstorder doctor FOLDER` reads the dumps of a run step by step, and keeps a few numbers of each step and a table of draws of
 bounded size: its memory does not grow with the number of steps. The folder is a run of ours, or one with another framework's files of
-steps (`train_data_step{N}.jsonl`, `step_{N}/rank_{R}.jsonl`, `{N}.engines.jsonl`, `{N}_{R}.pt`, `rank_{R}_call_{N}.pt`,
+steps (`train_data_step{N}.jsonl`, `step_{N}/rank_{R}.jsonl`, `{N}.engines.jsonl`, `{N}_{R}.pt`, `{N}.pt`, `rank_{R}_call_{N}.pt`,
 `step-{N}.jsonl`; with `--columns` any name that ends in the step). Files of several ranks of one step are one step.
 
 - **Growth**: the series of k3 KL, F(2), mean gap and routers that differ, each tested by ranks (`lab/doctor/change_point.py`: exact
@@ -106,9 +106,8 @@ HOOKS = """
   nothing was read from are named.
 - NeMo-RL's `r3_trace_*.jsonl` (name the files of all processes, or their folder) holds digests of routes: the doctor says whether what the
   engine recorded is what the trainer fetched and ran, at which layer it is not, and how many rows had no route.
-- Files are read row by row, and kept as tensors: the 61 MB of a NeMo-RL dump of 1,000,000 sampled tokens take 17 s of one core and
-  0.7 GB at the most, words included. Routes as JSON are far larger: write them as Parquet or
-  safetensors ([every format](speed.md#importing-dumps)).
+- Files are read row by row, and kept as tensors: a dump of 1,000,000 sampled tokens takes less than 20 s of one core and 0.8 GB in
+  [every format](speed.md#importing-dumps), words included. Routes as JSON are far larger: write them as Parquet or safetensors.
 - Torch files are read without running code from them. A pickle is not opened.
 
 ### What to write from vLLM

@@ -17,6 +17,9 @@ from theory.advantages import overlong_penalty
 from theory.objectives import Objective, correction, preset
 
 TOKENS, RESPONSES, SUMS = "token-mean", "seq-mean-token-mean", "seq-mean-token-sum"
+VESPO: dict[str, Any] = {
+    "loss_type": "vespo", "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0,
+}  # fmt: skip
 FREE = {"clip_ratio_c": float("inf")}
 TIS, SEQ = correction("token_tis", cap=1.1), correction("seq_tis", cap=1.1)
 
@@ -140,11 +143,7 @@ TRL = [
             trl_loss,
             objective=preset("vespo"),
             fresh=True,
-            loss_type="vespo",
-            vespo_k_pos=2.0,
-            vespo_lambda_pos=3.0,
-            vespo_k_neg=3.0,
-            vespo_lambda_neg=2.0,
+            **VESPO,
         ),
     ),
     Case(
@@ -153,11 +152,7 @@ TRL = [
             trl_loss,
             objective=preset("vespo"),
             truncate=("token", None, None),
-            loss_type="vespo",
-            vespo_k_pos=2.0,
-            vespo_lambda_pos=3.0,
-            vespo_k_neg=3.0,
-            vespo_lambda_neg=2.0,
+            **VESPO,
         ),
     ),
     Case(

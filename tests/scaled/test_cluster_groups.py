@@ -392,17 +392,3 @@ def test_a_cluster_too_small_is_one_line(cluster: Cluster, tmp_path: Path) -> No
         ray_cluster.cluster(large, tmp_path),
     ):
         pass
-
-
-def test_colocated_engines_lie_over_the_ranks_gpus() -> None:
-    """With GPUs, engine i of width 2 shares the GPUs of ranks 2i and 2i + 1; more engines than that are refused."""
-    raw = config(num_ranks=4, num_engines=2).model_dump()
-    raw["rollout"]["tensor_parallel"] = 2
-    raw["cluster"]["placement"] = "colocated"
-    bundles, places = ray_cluster.places_of(ScaledRun.model_validate(raw), node_gpus=8)
-    assert [bundle["GPU"] for bundle in bundles] == [2.0, 2.0]
-    assert places["engine", 1].shares == (2, 3) and places["engine", 1].num_gpus == 0
-    assert [places["rank", i].bundle for i in range(4)] == [0, 0, 1, 1]
-    raw["rollout"]["num_engines"] = 3
-    with pytest.raises(ValueError, match=r"rollout.num_engines: expected at most .* 4 GPUs .* = 6"):
-        ray_cluster.places_of(ScaledRun.model_validate(raw), node_gpus=8)

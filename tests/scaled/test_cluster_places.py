@@ -55,3 +55,13 @@ def test_what_a_machine_cannot_hold(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == [
         "training.expert_parallel: groups of 8 ranks span machines of 4 GPUs, and so does their all-to-all"
     ]
+
+
+def test_colocated_engines_lie_over_the_ranks_gpus() -> None:
+    """Engine i of width 2 shares the GPUs of ranks 2i and 2i + 1; more engines than that are refused."""
+    _, places = places_of(recipe(*COLOCATED), node_gpus=8)
+    assert all(places["engine", i].shares == (2 * i, 2 * i + 1) for i in range(16))
+    raw = recipe(*COLOCATED).model_dump()
+    raw["rollout"]["num_engines"] = 17
+    with pytest.raises(ValueError, match=r"rollout.num_engines: expected at most .* 32 GPUs .* = 34"):
+        places_of(ScaledRun.model_validate(raw), node_gpus=8)

@@ -6,6 +6,8 @@ import multiprocessing
 import resource
 import threading
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -152,13 +154,14 @@ class Held:
     def __enter__(self) -> Held:
         from scaled.megatron_engine import checkpoints
 
-        self.event, self.real, self.module = threading.Event(), checkpoints.save_pytorch, checkpoints
+        self.event, real = threading.Event(), checkpoints.save_pytorch
 
-        def waiting(*args: object, **kwargs: object) -> object:
+        def waiting(*args: Any, **kwargs: Any) -> object:
             assert self.event.wait(60)
-            return self.real(*args, **kwargs)  # type: ignore[arg-type]
+            return real(*args, **kwargs)
 
-        checkpoints.save_pytorch = waiting  # type: ignore[assignment]
+        self.patch = mock.patch.object(checkpoints, "save_pytorch", waiting)
+        self.patch.start()
         return self
 
     def release(self) -> None:
@@ -166,7 +169,7 @@ class Held:
 
     def __exit__(self, *error: object) -> None:
         self.event.set()
-        self.module.save_pytorch = self.real
+        self.patch.stop()
 
 
 def a_full_disk_in_a_thread_is_told(folder: Path) -> None:

@@ -48,7 +48,7 @@ def step_files(folder: Path, columns: Mapping[str, str] | None = None) -> list[S
 def names() -> str:
     """The names of files of steps."""
     shown = ["step-000001.safetensors", "train_data_step1.jsonl", "step_1/rank_0.jsonl", "1.engines.jsonl", "1_0.pt"]
-    return ", ".join(shown)
+    return ", ".join([*shown, "1.pt"])
 
 
 def _by_step(folder: Path, matches: Sequence[tuple[Path, re.Match[str]]]) -> list[StepFiles]:

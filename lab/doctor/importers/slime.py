@@ -119,7 +119,7 @@ def _column(data: Mapping[str, Any], name: str) -> list[Any]:
 
 
 FORMAT = Format(
-    steps=(r"([^/]*\D)?(?P<step>\d+)(_(?P<part>\d+))?\.pt",),
+    steps=(r"([^/]*\D)?(?P<step>\d+)_(?P<part>\d+)\.pt", r"([^/]*\D)?(?P<step>\d+)\.pt"),
     name="slime, miles",
     files=".pt of --save-debug-train-data; of miles a file per rank (of --save-debug-rollout-data: mu alone)",
     has="tokens, mu, mu's experts, rewards, old (of miles with --get-mismatch-metrics)",

@@ -264,6 +264,11 @@ def test_files_are_steps_by_their_names(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert [step.paths[0].name for step in step_files(tmp_path / "verl")] == ["3.engines.jsonl"]
     assert [step.number for step in step_files(tmp_path / "own", columns={"tokens": "ids"})] == [1, 2]
+    for name in ("ranks/train_12_0.pt", "ranks/train_12_1.pt", "ranks/train_3_0.pt", "whole/7.pt", "whole/train_12.pt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [(step.number, len(step.paths)) for step in step_files(tmp_path / "ranks")] == [(3, 1), (12, 2)]
+    assert [(step.number, len(step.paths)) for step in step_files(tmp_path / "whole")] == [(7, 1), (12, 1)]
     with pytest.raises(ValueError, match=r"expected files of steps \(.*\), got none of them in 2 files"):
         step_files(tmp_path / "own")
     for run in ("a", "b"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,22 +11,23 @@ import torch
 from firstorder.cli import main
 from lab.doctor import dumps
 from lab.doctor.importers import load_dump
+from lab.doctor.importers.folders import step_files
 from lab.doctor.replay_log import read
 from tests.lab.doctor.test_formats import NO_ROUTES, WHOLE
 from tests.lab.doctor.test_importers import ROWS, differing, write_jsonl
 
 WRITTEN = Path(__file__).parent / "written"
-EVERY: dict[str, tuple[str, set[str]]] = {
+EVERY: dict[str, tuple[str, set[str], int]] = {
     "miles/policy_loss_debug/rank_0_call_0.pt": (
-        "miles, policy loss", {"tokens", "logp_pi", "entropy_old", "rewards", *NO_ROUTES},
+        "miles, policy loss", {"tokens", "logp_pi", "entropy_old", "rewards", *NO_ROUTES}, 0,
     ),
-    "miles/train_12_0.pt": ("slime, miles", {"experts_old", "entropy_old", "layer_numbers"}),
-    "prime-rl/token_exports/step_12/rank_0.jsonl": ("prime-rl", {"rewards", *NO_ROUTES}),
-    "rl/train_data_step12.jsonl": ("NeMo-RL", {"entropy_old", *NO_ROUTES}),
-    "skyrl/batch.pt": ("SkyRL", {"experts_old", "entropy_old", "rewards"}),
-    "slime/12.pt": ("slime, miles", {"experts_old", "entropy_old", "layer_numbers"}),
+    "miles/train_12_0.pt": ("slime, miles", {"experts_old", "entropy_old", "layer_numbers"}, 12),
+    "prime-rl/token_exports/step_12/rank_0.jsonl": ("prime-rl", {"rewards", *NO_ROUTES}, 12),
+    "rl/train_data_step12.jsonl": ("NeMo-RL", {"entropy_old", *NO_ROUTES}, 0),
+    "skyrl/batch.pt": ("SkyRL", {"experts_old", "entropy_old", "rewards"}, 0),
+    "slime/12.pt": ("slime, miles", {"experts_old", "entropy_old", "layer_numbers"}, 12),
 }  # fmt: skip
-"""Of each file its format, and what differs from our trace: what it lacks, and layer numbers where one is dense."""
+"""Each file's format, the fields in which it differs from our trace (absent, or a dense layer), and its step."""
 ENGINES: dict[str, tuple[str, set[str]]] = {
     "miles/dashboard_columns/rollout_12.parquet": ("miles, dashboard", {"rewards", "experts_mu"}),
     "open-instruct/grpo_rollouts_000000.jsonl": ("open-instruct", {"experts_mu"}),
@@ -36,11 +38,11 @@ ENGINES: dict[str, tuple[str, set[str]]] = {
 @pytest.mark.parametrize("file", EVERY)
 def test_a_frameworks_own_file_is_our_trace(file: str, tmp_path: Path) -> None:
     """Every field that the file has is as it was, in the order of the rollout, to the bit where a token was sampled."""
-    form, lacks = EVERY[file]
+    form, lacks, step = EVERY[file]
     ours = load_dump(write_jsonl(tmp_path / "ours.jsonl", ROWS)).trace
     dump = load_dump(WRITTEN / file)
     sampled = ours.is_response
-    assert dump.format == form
+    assert dump.format == form and dump.trace.step == step
     assert torch.equal(dump.trace.logp_mu[sampled], ours.logp_mu[sampled])
     assert differing(dump.trace, ours) - {"logp_mu", "step"} == lacks
 
@@ -52,6 +54,14 @@ def test_a_file_of_the_engine_is_our_trace_with_the_trainers_side(file: str, tmp
     ours = load_dump(write_jsonl(tmp_path / "ours.jsonl", WHOLE)).trace
     dump = load_dump(WRITTEN / file, old=dumps.old_side(tmp_path, WHOLE))
     assert dump.format == form and differing(dump.trace, ours) - {"step"} == lacks
+
+
+@pytest.mark.parametrize("folder", ["miles", "prime-rl", "rl", "slime"])
+def test_a_folder_of_a_framework_is_a_run(folder: str, tmp_path: Path) -> None:
+    """The step stands in the name that the framework itself gives its file."""
+    shutil.copytree(WRITTEN / folder, run := tmp_path / folder, ignore=shutil.ignore_patterns("policy_loss_debug"))
+    (step,) = step_files(run)
+    assert step.number == 12 and len(step.paths) == 1
 
 
 def test_the_replay_log_of_nemo_rl_is_whole() -> None:
