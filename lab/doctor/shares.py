@@ -40,12 +40,12 @@ def kinds(view: View) -> dict[str, Bool[Tensor, " n"]]:
 
 
 def _after_a_difference(view: View) -> Bool[Tensor, " n"]:
-    """Tokens of whose response some row up to their own has other experts."""
+    """Tokens of whose response some row before their own has other experts."""
     assert view.difference_RL is not None
     differs_R = (view.difference_RL > 0).any(1).long()
     before_R = torch.cat([differs_R.new_zeros(1), differs_R.cumsum(0)])
     first_n = view.trace.offsets[view.response_n] - view.response_n
-    return before_R[view.row_n + 1] > before_R[first_n]
+    return before_R[view.row_n] > before_R[first_n]
 
 
 def shares(view: View) -> dict[str, tuple[float, float]] | None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from firstorder.cli import main
+from lab.doctor import importers
 from lab.doctor.importers import load_trace
 from lab.doctor.importers.reading import read_parquet
 from lab.traces import Trace
@@ -148,15 +149,23 @@ def test_routes_in_parquet_are_arrays_or_what_is_wrong_with_them(tmp_path: Path)
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
-def test_the_collector_is_as_it_was_after_reading(is_enabled: bool, tmp_path: Path) -> None:
+def test_the_collector_is_off_while_reading_and_as_it_was_after(
+    is_enabled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the file is refused."""
-    was_enabled = gc.isenabled()
+    was_enabled, real, seen = gc.isenabled(), importers.read_jsonl, []
+
+    def watched(path: Path) -> Any:
+        seen.append(gc.isenabled())
+        return real(path)
+
+    monkeypatch.setattr(importers, "read_jsonl", watched)
     try:
         (gc.enable if is_enabled else gc.disable)()
         load_trace(write_jsonl(tmp_path / "t.jsonl", ROWS))
         with pytest.raises(ValueError):
             load_trace(write_jsonl(tmp_path / "none.jsonl", []))
-        assert gc.isenabled() == is_enabled
+        assert gc.isenabled() == is_enabled and seen == [False, False]
     finally:
         (gc.enable if was_enabled else gc.disable)()
 
