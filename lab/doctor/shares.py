@@ -18,7 +18,9 @@ from lab.report.figures import Caption, Figure
 from lab.report.style import number
 from theory.divergences import k3_kl_mu_old
 
-OWN, EARLIER, SAME = "its own experts differ", "an earlier row's experts differ", "the same experts so far"
+OWN, EARLIER, SAME = "own<br>experts<br>differ", "earlier<br>experts<br>differ", "same<br>experts"
+FILLED, LAST, OTHERS = "one<br>side<br>is 0", "last<br>token", "all<br>others"
+"""Kinds of tokens, in lines that five bars leave room for on a phone."""
 
 
 def kinds(view: View) -> dict[str, Bool[Tensor, " n"]]:
@@ -28,10 +30,10 @@ def kinds(view: View) -> dict[str, Bool[Tensor, " n"]]:
     through the keys and values.
     """
     is_filled, is_any = (view.mu_n == 0) != (view.old_n == 0), torch.ones(len(view), dtype=torch.bool)
-    found, rest = {"one side is 0 (missing?)": is_filled}, "all others"
+    found, rest = {FILLED: is_filled}, OTHERS
     if view.differs_n is not None:
         found, rest = found | {OWN: view.differs_n, EARLIER: _after_a_difference(view)}, SAME
-    found |= {"the last of its response": view.is_last_n, rest: is_any}
+    found |= {LAST: view.is_last_n, rest: is_any}
     is_left, out = is_any, {}
     for name, is_kind in found.items():
         out[name] = is_kind & is_left
@@ -73,8 +75,14 @@ def by_kind(patients: Sequence[Any]) -> Figure | None:
         )
     if not data:
         return None
-    layout = {"yaxis": {"title": {"text": "share of the KL"}, "range": [0, 1.02]}, "bargap": 0.25}
-    formula = "sum of k3 over the tokens of a kind, over all; each token with the first kind that it has"
+    layout = {
+        "xaxis": {"type": "category", "automargin": True},
+        "yaxis": {"title": {"text": "share of the KL"}, "range": [0, 1.02]}, "bargap": 0.25,
+    }  # fmt: skip
+    formula = (
+        "sum of k3 over the tokens of a kind, over all; each with the first kind that it has: a log-probability of 0 on "
+        "one side, other experts in its own row, other experts in an earlier row, the last of its response, none of these"
+    )
     return Figure("kl-by-kind", "The KL by kind of token", Caption(formula, "fraction", "here"), data, layout)
 
 

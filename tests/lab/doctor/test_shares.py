@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from lab.doctor.importers import rows
-from lab.doctor.shares import EARLIER, OWN, SAME, kinds, shares
+from lab.doctor.shares import EARLIER, FILLED, LAST, OTHERS, OWN, SAME, kinds, shares
 from lab.doctor.view import View
 from lab.traces import Trace
 from tests.lab.doctor.patients import draw_rows, trace_of, with_experts
 from theory.streams import stream
-
-FILLED, LAST, OTHERS = "one side is 0 (missing?)", "the last of its response", "all others"
 
 
 def routed(other_row: int) -> Trace:
