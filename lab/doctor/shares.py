@@ -80,8 +80,8 @@ def by_kind(patients: Sequence[Any]) -> Figure | None:
         "yaxis": {"title": {"text": "share of the KL"}, "range": [0, 1.02]}, "bargap": 0.25,
     }  # fmt: skip
     formula = (
-        "sum of k3 over the tokens of a kind, over all; each with the first kind that it has: a log-probability of 0 on "
-        "one side, other experts in its own row, other experts in an earlier row, the last of its response, none of these"
+        "sum of k3 over the tokens of a kind, over all; each with the first kind that it has: a log-probability of 0 "
+        "on one side, other experts in its own row or in an earlier one, the last of its response, none of these"
     )
     return Figure("kl-by-kind", "The KL by kind of token", Caption(formula, "fraction", "here"), data, layout)
 
