@@ -195,7 +195,7 @@ def vllm(folder: Path, rows: Rows) -> Path:
 
 
 def skyrl(folder: Path, rows: Rows) -> Path:
-    """The tensors of a TrainingInputBatch, padded on the left, as the line that SkyRL's refusal gives saves them."""
+    """The tensors of a TrainingInputBatch, padded on the left, as the lines of docs/doctor.md save them."""
     S, T = max(len(row["tokens"]) for row in rows) + 1, max(len(row["logp_mu"]) for row in rows) + 1
 
     def left(values: list[Any], width: int) -> torch.Tensor:

@@ -227,7 +227,7 @@ def open_instruct(checkout: Path, to: Path) -> None:
 
 
 def skyrl(checkout: Path, to: Path) -> None:
-    """SkyRL's pickle by `dump_data`, and the tensors of the same batch by the line that the refusal names."""
+    """SkyRL's pickle by `dump_data`, and the tensors of the same batch by the lines of docs/doctor.md."""
     skyrl = checkout / "skyrl"
     names = ("_serialize_tensor", "TensorList", "_rebuild_tensor_batch", "TensorBatch", "TrainingInputBatch")
     generic = {name: getattr(typing, name) for name in ("Dict", "Generic", "List", "Optional", "TypeVar", "TypedDict")}

@@ -6,10 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 PICKLE = (
-    "a pickle can run any code when it is opened, and is not loaded. SkyRL writes such files (trainer.dump_data_batch: "
-    "dumped_data/*_training_input.pkl). In dump_data of skyrl/train/trainer.py add "
-    "torch.save({name: x for name, x in data.items() if isinstance(x, torch.Tensor)}, "
-    "data_save_dir / f'{file_name}.pt'), and give the doctor that file"
+    "a pickle can run any code when it is opened, and is not loaded: let SkyRL save tensors beside it, with the line of "
+    "docs/doctor.md (What to add to SkyRL), and give the doctor the .pt"
 )
 TRL = (
     "TRL's completions hold texts and rewards, no tokens and no log-probabilities; they are in what "

@@ -1,4 +1,4 @@
-"""SkyRL's training input, saved as tensors instead of as a pickle (refused.py has the line that does it).
+"""SkyRL's training input, saved as tensors instead of as a pickle (docs/doctor.md has the lines that do it).
 
 `skyrl/backends/skyrl_train/training_batch.py`, `TrainingInput`: B rows, padded on the left.
 

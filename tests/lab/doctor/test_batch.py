@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.doctor import diagnose
+from lab.doctor import diagnose, dumps
 from lab.doctor.diagnosis import diagnose as diagnose_trace
 from lab.doctor.evidence import gather
 from lab.doctor.importers import load_dump, rows
@@ -230,4 +230,14 @@ def test_trls_hook_writes_a_dump_that_is_read(tmp_path: Path, monkeypatch: pytes
     names["Dumped"]()._generate_and_score_completions([])
     dump = load_dump(tmp_path / "trl_engines_7.jsonl")
     assert dump.format == "TRL"
+    assert gather(dump.trace)["k3_kl"] == pytest.approx(SEEN["k3_kl"])
+
+
+def test_skyrls_lines_write_a_dump_that_is_read(tmp_path: Path) -> None:
+    """The lines of docs/doctor.md save a batch's tensors beside the pickle, and the doctor reads the same batch."""
+    batch = torch.load(dumps.skyrl(tmp_path, ROWS), weights_only=True) | {"metadata": None}
+    names = {"torch": torch, "data": batch, "data_save_dir": tmp_path, "file_name": "global_step_7_training_input"}
+    exec(code("doctor.md", "What to add to SkyRL"), names)
+    dump = load_dump(tmp_path / "global_step_7_training_input.pt")
+    assert dump.format == "SkyRL"
     assert gather(dump.trace)["k3_kl"] == pytest.approx(SEEN["k3_kl"])
