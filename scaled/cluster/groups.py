@@ -10,6 +10,7 @@ from scaled.cluster.rollout_group import Lost, RolloutGroup, build_vllm
 from scaled.cluster.training_group import TrainingGroup, build_megatron, megatron_assembly
 from scaled.cluster.transfer import Meter
 from scaled.config import ScaledRun
+from scaled.vllm_engine.quantize import quantised
 
 
 def training_group(config: ScaledRun, places: Cluster, meter: Meter) -> TrainingGroup:
@@ -42,6 +43,7 @@ def rollout_group(
         timeout_s=float(rollout.timeout_s),
         max_restarts=rollout.max_restarts,
         bucket_bytes=_bucket(config),
+        convert=partial(quantised, precision=rollout.precision),
         limits=config.cluster.limits,
         meter=meter,
         lost=lost,

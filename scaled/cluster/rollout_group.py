@@ -21,7 +21,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from torch import Tensor
 
 from scaled.cluster.ray_cluster import Cluster, Worker
-from scaled.cluster.transfer import Meter, Parcel, pack, stored, tensors_of, unpack
+from scaled.cluster.transfer import Convert, Meter, Parcel, pack, stored, tensors_of, unchanged, unpack
 from scaled.config import LimitsBlock, RolloutBlock
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 
@@ -39,7 +39,7 @@ class Engine(Protocol):
         ...
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """As theory's contract."""
+        """As theory's contract, of tensors that the group's `convert` gave."""
         ...
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -88,6 +88,8 @@ class EngineActor(Worker):
 class RolloutGroup:
     """`RolloutEngine` over `num_engines` actors. Seconds and bytes go to `meter` under their metric names.
 
+    `convert` makes of training weights the tensors that the engines take.
+
     Raises EngineLost after `max_restarts` restarts; an error of the engine itself (a prompt that is too long) comes
     through as it is.
     """
@@ -101,13 +103,15 @@ class RolloutGroup:
         timeout_s: float,
         max_restarts: int,
         bucket_bytes: int,
+        convert: Convert = unchanged,
         limits: LimitsBlock | None = None,
         meter: Meter | None = None,
         lost: Lost | None = None,
     ):
         self.cluster, self.build = cluster, build
         self.limits = LimitsBlock() if limits is None else limits
-        self.timeout_s, self.max_restarts, self.bucket_bytes = timeout_s, max_restarts, bucket_bytes
+        self.timeout_s, self.max_restarts = timeout_s, max_restarts
+        self.bucket_bytes, self.convert = bucket_bytes, convert
         self.meter = Meter() if meter is None else meter
         self.lost: Lost = (lambda index, reason, seconds: None) if lost is None else lost
         self.restarts = 0
@@ -151,13 +155,14 @@ class RolloutGroup:
         return dict(sorted(parts.items()))
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """As theory's contract, to every engine, in buckets through the object store.
+        """As theory's contract, to every engine, converted once for all, in buckets through the object store.
 
-        Those of a group of ranks go from its processes to the engines': none of their bytes comes here.
+        Those of a group of ranks are converted in its processes and go from there to the engines': none of their bytes
+        comes here.
         """
         with self.meter.seconds("timing_s/push"):
             self._weights = []  # frees the former version before the next one fills the store
-            for reference, num_bytes in stored(named_tensors, self.bucket_bytes):
+            for reference, num_bytes in stored(named_tensors, self.bucket_bytes, self.convert):
                 self.meter.add("transfer/weights_bytes", float(num_bytes))
                 self._weights.append(reference)
             self.version = version

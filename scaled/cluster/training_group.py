@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import Store
 
 from scaled.cluster.interface import address_of, listening, store
 from scaled.cluster.ray_cluster import Cluster, Worker
-from scaled.cluster.transfer import Bucket, Meter, Parcel, StoredTensors, buckets, pack, unpack
+from scaled.cluster.transfer import Bucket, Convert, Meter, Parcel, StoredTensors, buckets, pack, unpack
 from scaled.config import LimitsBlock, ModelBlock, TrainingBlock
 from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenScores, UpdateStats
@@ -135,8 +135,8 @@ class RankActor(Worker):
     def call(self, method: str, parcel: Parcel) -> Parcel:
         return pack(getattr(self.rank, method)(*unpack(parcel, shared=True)))
 
-    def export(self, bucket_bytes: int, folded: bool) -> Iterator[Bucket | int]:
-        for bucket in buckets(self.rank.export(folded), bucket_bytes):
+    def export(self, bucket_bytes: int, folded: bool, convert: Convert) -> Iterator[Bucket | int]:
+        for bucket in buckets(convert(self.rank.export(folded)), bucket_bytes):
             yield bucket
             yield bucket.num_bytes  # which says to the driver, who does not look at the bucket, that it is there
 
@@ -198,9 +198,9 @@ class TrainingGroup:
         """
         return StoredTensors(partial(self._stored, folded))
 
-    def _stored(self, folded: bool) -> Iterator[tuple[Any, int]]:
+    def _stored(self, folded: bool, convert: Convert) -> Iterator[tuple[Any, int]]:
         streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": 2 * BUCKETS_AHEAD}
-        arguments = self.bucket_bytes, folded
+        arguments = self.bucket_bytes, folded, convert
         yield from self._merged([a.export.options(**streaming).remote(*arguments) for a in self.actors])
 
     def give_way(self) -> None:

@@ -1,7 +1,7 @@
 """The transport between processes: tensors as flat bytes with an index, and nothing else per token.
 
 Weights go in buckets of bounded size, which the receiver views without a copy; those of ranks stay in the object store,
-and the driver hands on references (`StoredTensors`). A `Parcel` is any value of the contracts
+and the driver hands on references (`StoredTensors`). Whoever has the tensors brings them into the receiver's format. A `Parcel` is any value of the contracts
 with its tensors taken out into one such bucket, so that a batch of thousands of responses is one buffer, not thousands
 of pickled tensors. Every dtype survives bit for bit (numpy has no bfloat16: bytes are uint8), integers stay narrow.
 """
@@ -114,26 +114,36 @@ def buckets(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[Bucket]:
         yield filling.close()
 
 
+Convert = Callable[[NamedTensors], NamedTensors]
+"""Whole training weights into the tensors that an engine takes, one by one; it travels to the ranks, pickled."""
+
+
+def unchanged(named_tensors: NamedTensors) -> NamedTensors:
+    """The training weights themselves."""
+    return named_tensors
+
+
 @dataclass(frozen=True, eq=False)
 class StoredTensors:
-    """Named tensors that are in the object store already. Iterating gives views of their buckets.
+    """Named tensors that other processes put into the object store. Iterating gives views of their buckets.
 
-    `stored()` gives a reference to each bucket and its size in bytes, and touches no byte of it.
+    `stored(convert)` has each process convert its own, gives a reference to each bucket and its size in bytes, and
+    touches no byte of it.
     """
 
-    stored: Callable[[], Iterator[tuple[Any, int]]]
+    stored: Callable[[Convert], Iterator[tuple[Any, int]]]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for reference, _ in self.stored():
+        for reference, _ in self.stored(unchanged):
             yield from tensors_of([reference])
 
 
-def stored(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[tuple[Any, int]]:
-    """References to the tensors' buckets and their sizes in bytes; tensors outside the store are put there first."""
+def stored(named_tensors: NamedTensors, bucket_bytes: int, convert: Convert = unchanged) -> Iterator[tuple[Any, int]]:
+    """References to the converted tensors' buckets and their sizes in bytes; those of this process are put there."""
     if isinstance(named_tensors, StoredTensors):
-        yield from named_tensors.stored()
+        yield from named_tensors.stored(convert)
         return
-    for bucket in buckets(named_tensors, bucket_bytes):
+    for bucket in buckets(convert(named_tensors), bucket_bytes):
         yield ray.put(bucket), bucket.num_bytes
 
 
@@ -248,4 +258,7 @@ class Meter:
         return totals
 
 
-__all__ = ["Bucket", "Entry", "Meter", "Parcel", "StoredTensors", "buckets", "pack", "stored", "tensors_of", "unpack"]
+__all__ = [
+    "Bucket", "Convert", "Entry", "Meter", "Parcel", "StoredTensors", "buckets", "pack", "stored", "tensors_of",
+    "unchanged", "unpack",
+]  # fmt: skip

@@ -22,6 +22,7 @@ class Rule:
 
     `blocks` interleaves several parts in that many runs of rows (key-value groups); None: one a shard. `is_expert`
     splits by expert-tensor instead of tensor parallelism. `is_copy`: another stage's parameter has the original.
+    `is_router`: a gate or its selection bias.
     """
 
     names: tuple[str, ...]
@@ -30,6 +31,7 @@ class Rule:
     blocks: int | None = None
     is_expert: bool = False
     is_copy: bool = False
+    is_router: bool = False
 
     def parts(self, tensor: Tensor, num_shards: int = 1) -> list[Tensor]:
         """Views of the parameter's tensor, or of one of its shards: the rows of each part, (blocks, rows, ...)."""
@@ -85,7 +87,7 @@ def rule(shape: ModelShape, name: str, layer: int | None = None, expert: int | N
     if name.startswith("mlp.shared_experts."):
         return _rule(MLP, shape.shared_expert(layer), name.removeprefix("mlp.shared_experts."))
     if name.startswith("mlp.router"):
-        return _rule(ROUTER, shape.router(layer), name.removeprefix("mlp."))
+        return _rule(ROUTER, shape.router(layer), name.removeprefix("mlp."), is_router=True)
     if name.startswith("mlp."):
         return _rule(MLP, shape.mlp(layer), name.removeprefix("mlp."))
     return _rule(NORMS, shape.norms(layer), name)

@@ -160,22 +160,18 @@ def export_hf(
 ) -> Iterator[tuple[str, Tensor]]:
     """The present weights under their Hugging Face names: a collective that every rank must iterate to its end.
 
-    Every tensor is yielded whole, by exactly one rank: the first of its tensor-parallel group in the first replica
-    that has it (experts: the rank that owns them). Only one parameter is gathered at a time.
+    Every tensor is yielded whole, by exactly one rank: the first of its tensor-parallel group in the replica that
+    `_shared_out` gives it to. Only one parameter is gathered at a time.
     `tensors` maps a parameter to another tensor of its shape (`lambda p: p.main_grad`), whole on every replica; the
     selection bias, no parameter, is left out then.
     """
-    for weight in weights(chunks, shape, layout):
-        if weight.rule.is_copy or (weight.is_buffer and tensors is not None):
+    for weight in _shared_out(weights(chunks, shape, layout), layout):
+        if weight.is_buffer and tensors is not None:
             continue
         if weight.rule.is_expert:
-            is_replica, group = layout.edp_rank > 0, parallel_state.get_expert_tensor_parallel_group()
-            rank = layout.etp_rank
+            group, rank = parallel_state.get_expert_tensor_parallel_group(), layout.etp_rank
         else:
-            is_replica, group = layout.dp_rank > 0, parallel_state.get_tensor_model_parallel_group()
-            rank = layout.tp_rank
-        if is_replica:
-            continue
+            group, rank = parallel_state.get_tensor_model_parallel_group(), layout.tp_rank
         local = weight.tensor.data if tensors is None else tensors(weight.tensor)  # type: ignore[arg-type]
         if local.shape != weight.tensor.shape:
             raise ValueError(
@@ -185,6 +181,23 @@ def export_hf(
             whole = _gathered(view, weight, part, group)
             if rank == 0:
                 yield weight.rule.names[part], whole
+
+
+def _shared_out(found: Iterable[Weight], layout: Layout) -> Iterator[Weight]:
+    """The weights that this replica has to yield: as many elements as the others, so that all are at work in a push.
+
+    Replicas hold the same bits and count alike, so no message is needed. Routers are the first replica's, which folds
+    the predictor into them.
+    """
+    loads = {True: [0] * layout.edp_size, False: [0] * layout.dp_size}
+    for weight in found:
+        if weight.rule.is_copy:
+            continue
+        load, own = loads[weight.rule.is_expert], layout.edp_rank if weight.rule.is_expert else layout.dp_rank
+        replica = 0 if weight.rule.is_router else load.index(min(load))
+        load[replica] += weight.tensor.numel()
+        if replica == own:
+            yield weight
 
 
 def _gathered(view: Tensor, weight: Weight, part: int, group: Any) -> Tensor:

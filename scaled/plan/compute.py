@@ -30,7 +30,7 @@ PUSH_SPILLED_GB_S = 0.14
 """The same where the object store does not hold all weights at once, and spills to the disk."""
 
 QUANTISE_GB_S = 0.34
-"""GB/s of training weights that an engine quantises, on one thread: 61 GB in three minutes."""
+"""GB/s of training weights that one rank quantises, on one thread of a CPU. On a GPU nothing was measured."""
 
 MEAN_LENGTH_SHARE = 0.3
 """Mean over longest sequence: R3 (arXiv 2510.11370) Table 8 measured 203,989,395 / (10 x 2048) of 32,768 tokens."""
@@ -116,11 +116,26 @@ def push_rate(config: ScaledRun, size: int) -> float:
     return PUSH_GB_S if fits else PUSH_SPILLED_GB_S
 
 
+def push_bytes(config: ScaledRun, shape: ModelShape) -> int:
+    """Bytes of a push, counted once for all engines: the weights in the format of the engines."""
+    precision = config.rollout.precision
+    return payloads.weight_bytes(shape, precision.weights, memory.ELEMENT_BYTES[precision.compute])
+
+
+def quantise_seconds(config: ScaledRun, shape: ModelShape) -> float:
+    """Seconds until the last rank has quantised what it yields; all ranks of which the layout has several share it."""
+    if config.rollout.precision.weights == "same":
+        return 0.0
+    training = config.training
+    stages = range(training.pipeline_parallel)
+    largest = max(memory.yielded_parameters(shape, training, stage) for stage in stages)
+    return memory.ELEMENT_BYTES[training.precision] * largest / (QUANTISE_GB_S * 1e9)
+
+
 def push_seconds(config: ScaledRun, shape: ModelShape) -> float:
-    """Seconds until every engine has the weights: sent in training precision, then quantised if asked."""
-    size = memory.ELEMENT_BYTES[config.training.precision] * shape.num_parameters
-    quantised = 0.0 if config.rollout.precision.weights == "same" else size / (QUANTISE_GB_S * 1e9)
-    return size / (push_rate(config, size) * 1e9) + quantised
+    """Seconds until every engine has the weights: quantised in the ranks if asked, then sent."""
+    size = push_bytes(config, shape)
+    return size / (push_rate(config, size) * 1e9) + quantise_seconds(config, shape)
 
 
 def lengths_of(config: ScaledRun, mean_tokens: int | None, longest_tokens: int | None) -> tuple[int, int]:

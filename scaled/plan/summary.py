@@ -125,7 +125,7 @@ def _resident(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Budget | None:
 def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     """Bytes that one global step moves, responses at full length; the papers' int32 records beside ours.
 
-    A push carries every weight once in training precision to each engine, which quantises it on arrival.
+    A push carries every weight once to each engine, in the format that the ranks brought it into.
     """
     algorithm, rollout = config.algorithm.build(), config.rollout
     responses, S = algorithm.num_prompts * algorithm.num_responses, rollout.max_model_len
@@ -147,8 +147,9 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
         num_top, T = algorithm.objective.num_top, algorithm.max_tokens
         found["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, responses * T)
         found["mu's likeliest tokens of one response"] = payloads.top_token_bytes(shape, num_top, T)
-    found["weights pushed to one engine"] = b * shape.num_parameters
-    found[f"weights pushed to all {rollout.num_engines} engines"] = b * shape.num_parameters * rollout.num_engines
+    pushed = compute.push_bytes(config, shape)
+    found["weights pushed to one engine"] = pushed
+    found[f"weights pushed to all {rollout.num_engines} engines"] = pushed * rollout.num_engines
     return found
 
 
@@ -157,7 +158,7 @@ def metric_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     algorithm = config.algorithm.build()
     num = algorithm.num_prompts * algorithm.num_responses
     b = memory.ELEMENT_BYTES[config.training.precision]
-    found = {"transfer/weights_bytes": b * shape.num_parameters}
+    found = {"transfer/weights_bytes": compute.push_bytes(config, shape)}
     if algorithm.passes.records_rollout:
         found["transfer/routes_bytes"] = payloads.routing_bytes(shape, num * config.rollout.max_model_len)
     if algorithm.passes.rollout == "predicted":
@@ -181,8 +182,8 @@ def assumptions(plan: Plan) -> list[str]:
         f"{compute.DECODE_FLOPS_EFFICIENCY:.0%} of the peak rate, whichever is slower, and "
         f"{compute.STEP_OVERHEAD * 1e3:g} ms per step; a push "
         f"{compute.push_rate(plan.config, plan.payloads['weights pushed to one engine']):g} GB/s, from ranks to "
-        f"engines over the object store, and {compute.QUANTISE_GB_S:g} GB/s of quantisation where engines quantise "
-        "(seen on one machine with CPUs alone).",
+        f"engines over the object store, after {compute.quantise_seconds(plan.config, plan.shape):,.0f} s in which ranks "
+        f"quantise at {compute.QUANTISE_GB_S:g} GB/s each, at the same time (seen on one machine with CPUs alone).",
         f"{plan.gpu.name}: {plan.gpu.source}.",
     ]
     if plan.config.takes_turns:

@@ -1,7 +1,7 @@
 """vLLM as a RolloutEngine: an engine core in this process, weights pushed into it, tokens, log-probs and routes out.
 
 Nothing is read from a checkpoint: the engine starts on config.json with unset weights and takes them as the training
-engine exports them, quantised on the way.
+ranks send them, quantised there.
 
 Extra letters: F feature rows of all responses together.
 """
@@ -25,9 +25,8 @@ from torch import Tensor
 from lab.hf import in_full
 from scaled.config import RolloutBlock
 from scaled.model_shape import load_shape
-from scaled.vllm_engine import environment, routes
+from scaled.vllm_engine import environment, quantize, routes
 from scaled.vllm_engine.environment import OPTIONS
-from scaled.vllm_engine.quantize import DTYPES, Kernels, check_precision, choose_kernels, quantised, quantization_config
 from scaled.vllm_engine.requests import Request, check_room, check_tokens, sampling_params, scoring_params, top_tokens
 from scaled.vllm_engine.weights_check import check_weights
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
@@ -63,8 +62,8 @@ class VllmEngine:
         from vllm.platforms import current_platform
 
         self._is_cpu = current_platform.is_cpu()
-        self.kernels: Kernels = choose_kernels(rollout.precision, self._is_cpu)
-        check_precision(self.shape, rollout, self.kernels, self._is_cpu)
+        self.kernels: quantize.Kernels = quantize.choose_kernels(rollout.precision, self._is_cpu)
+        quantize.check_precision(self.shape, rollout, self.kernels, self._is_cpu)
         environment.check_model(self.shape, rollout, self._is_cpu)
         self.routes: Literal["official", "capture"] = environment.choose_routes(rollout.routes)
         self.timeout_s = rollout.timeout_s
@@ -72,7 +71,7 @@ class VllmEngine:
         self.num_packed_layers = 0
         self._rollout, self._stop_token = rollout, stop_token
         self._has_graph_features = features_under_graphs
-        self._expected = self.shape.weights()
+        self._expected = quantize.sent(self.shape.weights(), rollout.precision)
         self._num_requests = 0
         self._abort = threading.Event()
         self._folder = Path(tempfile.mkdtemp(prefix="firstorder-vllm-"))
@@ -85,7 +84,7 @@ class VllmEngine:
 
     def _write_config(self, source: Path) -> None:
         fields = in_full(json.loads(source.read_text(encoding="utf-8")), self.shape)
-        quantization = quantization_config(self.shape, self._rollout.precision, self.kernels)
+        quantization = quantize.quantization_config(self.shape, self._rollout.precision, self.kernels)
         if quantization is not None:
             fields["quantization_config"] = quantization
         (self._folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
@@ -100,7 +99,7 @@ class VllmEngine:
             "model": str(self._folder),
             "load_format": "dummy",
             "skip_tokenizer_init": True,
-            "dtype": str(DTYPES[rollout.precision.compute]).removeprefix("torch."),
+            "dtype": str(quantize.DTYPES[rollout.precision.compute]).removeprefix("torch."),
             "kv_cache_dtype": "auto" if rollout.precision.kv_cache == "same" else "fp8",
             "logprobs_mode": "processed_logprobs",  # the default, raw_logprobs, is before temperature
             "max_logprobs": -1,  # no cap: the objective says how many of mu's likeliest tokens are recorded
@@ -131,10 +130,11 @@ class VllmEngine:
     # Weights
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Takes all weights under their Hugging Face names, one tensor an expert; later responses carry `version`.
+        """Takes all weights as `quantize.quantised` gives them for `rollout.precision`, one tensor an expert.
 
-        They are held until all have come, and compared with the model before the engine is touched: ValueError names
-        what is missing, unexpected, repeated or misshapen. What was cached of the old weights is forgotten.
+        Later responses carry `version`. The tensors are held until all have come, and compared with the model before
+        the engine is touched: ValueError names those that are missing, unexpected, repeated or misshapen. Rows that the
+        cache keeps of the old weights are forgotten.
         """
         given: dict[str, Tensor] = {}
         repeated: list[str] = []
@@ -144,8 +144,9 @@ class VllmEngine:
         check_weights(given, repeated, self._expected)
         self.version = -1  # until the push is whole there are no weights to sample from
         in_order = ((name, given.pop(name)) for name in self._expected)
+        loaded = quantize.rounded(in_order, self._rollout.precision) if self.kernels == "rounded" else in_order
         self._call("begin_push")
-        for part in _buckets(quantised(in_order, self._rollout.precision, self.kernels), BUCKET_BYTES):
+        for part in _buckets(loaded, BUCKET_BYTES):
             self._call("push", part)
         self.num_packed_layers = self._call("finish_push")
         if not self._engine.reset_prefix_cache():

@@ -1,22 +1,23 @@
-"""Weights into the rollout engine's precision, tensor by tensor on the way into the engine.
+"""Weights into the rollout engine's precision, tensor by tensor, in the process that sends them.
 
 Linear weights become e4m3 in blocks of 128 x 128, or int8 with a scale per channel; gates, embeddings, norms, the head
 and the low-rank compressions of latent attention stay in the compute type, as a route or a softmax is decided there.
-Where the machine has no kernels for them, the weights are rounded to that grid and handed over in the compute type.
+Values and scales travel; an engine without kernels for them multiplies them out (`rounded`), in the compute type.
 
 Extra letters: O, I output and input width of a weight; o, i their numbers of blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
-from lab.hf import ModelShape
+from lab.hf import ModelShape, Shape
 from scaled.config import PrecisionBlock, RolloutBlock
 
 BLOCK = 128
@@ -32,6 +33,9 @@ Kernels = Literal["native", "rounded"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+SCALES = {"fp8_block": "_scale_inv", "int8": "_scale"}
+"""The end of the name of a weight's scales, as in checkpoints of the format."""
+
 # DeepSeek's compressions to a low rank: vLLM fuses them into one matrix whose width is no multiple of a block.
 UNQUANTISED = ("kv_a_proj_with_mqa", "q_a_proj")
 
@@ -42,26 +46,55 @@ def is_quantised(name: str) -> bool:
     return name.endswith("_proj.weight") and module not in UNQUANTISED
 
 
-def quantised(
-    named_tensors: Iterable[tuple[str, Tensor]], precision: PrecisionBlock, kernels: Kernels
-) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that the engine's checkpoint format has for these weights, one weight at a time.
+def quantised(named_tensors: Iterable[tuple[str, Tensor]], precision: PrecisionBlock) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that travel to an engine of this precision, one weight at a time: whole weights in, never shards.
 
-    native fp8_block: `weight` e4m3 and `weight_scale_inv` fp32; native int8: `weight` and `weight_scale` fp32; rounded,
-    and all that is not quantised: the compute type. A router's selection bias stays as it is: it is added in fp32.
+    fp8_block: `weight` e4m3 and `weight_scale_inv` fp32; int8: `weight` and `weight_scale` fp32; all that is not
+    quantised: the compute type. A router's selection bias stays as it is: it is added in fp32.
     """
     dtype = DTYPES[precision.compute]
     for name, tensor in named_tensors:
         if precision.weights == "same" or not is_quantised(name):
             yield name, tensor if name.endswith("e_score_correction_bias") else tensor.to(dtype)
             continue
+        weight_OI, scale = block_fp8(tensor) if precision.weights == "fp8_block" else channel_int8(tensor)
+        yield name, weight_OI
+        yield name + SCALES[precision.weights], scale
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A tensor that travels: its shape and type; None is any floating-point type."""
+
+    shape: Shape
+    dtype: torch.dtype | None = None
+
+
+def sent(weights: Mapping[str, Shape], precision: PrecisionBlock) -> dict[str, Sent]:
+    """The tensors that `quantised` gives for weights of these names and shapes, in its order."""
+    table: dict[str, Sent] = {}
+    for name, shape in weights.items():
+        if precision.weights == "same" or not is_quantised(name):
+            table[name] = Sent(shape)
+            continue
+        num_out, num_in = shape
         is_fp8 = precision.weights == "fp8_block"
-        weight_OI, scale = block_fp8(tensor) if is_fp8 else channel_int8(tensor)
-        if kernels == "rounded":
-            yield name, dequantised(weight_OI, scale).to(dtype)
-        else:
-            yield name, weight_OI
-            yield name + ("_scale_inv" if is_fp8 else "_scale"), scale
+        table[name] = Sent(shape, torch.float8_e4m3fn if is_fp8 else torch.int8)
+        scales = (num_out // BLOCK, num_in // BLOCK) if is_fp8 else (num_out, 1)
+        table[name + SCALES[precision.weights]] = Sent(scales, torch.float32)
+    return table
+
+
+def rounded(named_tensors: Iterable[tuple[str, Tensor]], precision: PrecisionBlock) -> Iterator[tuple[str, Tensor]]:
+    """The weights behind `quantised` tensors, on their format's grid in the compute type; a scale follows its weight."""
+    dtype = DTYPES[precision.compute]
+    tensors = iter(named_tensors)
+    for name, tensor in tensors:
+        if precision.weights == "same" or not is_quantised(name):
+            yield name, tensor
+            continue
+        _, scale = next(tensors)
+        yield name, dequantised(tensor, scale).to(dtype)
 
 
 def block_fp8(weight_OI: Float[Tensor, "O I"]) -> tuple[Tensor, Float[Tensor, "o i"]]:
@@ -79,7 +112,7 @@ def block_fp8(weight_OI: Float[Tensor, "O I"]) -> tuple[Tensor, Float[Tensor, "o
     for start in range(0, num_out, rows):
         strip_OI = weight_OI[start : start + rows]
         blocks_oBiB = strip_OI.float().view(-1, BLOCK, num_in // BLOCK, BLOCK)
-        strip_oi = _positive(blocks_oBiB.abs().amax((1, 3)) / FP8_MAX)
+        strip_oi = _scale(blocks_oBiB.abs().amax((1, 3)), FP8_MAX)
         weight_q_OI[start : start + rows] = (blocks_oBiB / strip_oi[:, None, :, None]).view_as(strip_OI)
         scale_oi[start // BLOCK : (start + rows) // BLOCK] = strip_oi
     return weight_q_OI, scale_oi
@@ -91,11 +124,13 @@ def channel_int8(weight_OI: Float[Tensor, "O I"]) -> tuple[Int8[Tensor, "O I"], 
     A row of zeros has scale 1.
     """
     weight_OI = weight_OI.float()
-    scale_O1 = _positive(weight_OI.abs().amax(1, keepdim=True) / INT8_MAX)
+    scale_O1 = _scale(weight_OI.abs().amax(1, keepdim=True), INT8_MAX)
     return (weight_OI / scale_O1).round().to(torch.int8), scale_O1
 
 
-def _positive(scale: Tensor) -> Tensor:
+def _scale(largest: Tensor, largest_code: float) -> Tensor:
+    # By a tensor: on a GPU torch multiplies by the reciprocal of a number, which has other bits than a CPU's quotient.
+    scale = largest / largest.new_tensor(largest_code)
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 

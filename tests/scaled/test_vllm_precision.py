@@ -11,7 +11,7 @@ from lab.strict import validate
 from sandbox.model import MoE
 from sandbox.model.checkpoint import load_hf, to_hf
 from scaled.config import PrecisionBlock, RolloutBlock
-from scaled.vllm_engine.quantize import block_fp8, channel_int8, dequantised, is_quantised
+from scaled.vllm_engine.quantize import block_fp8, channel_int8, dequantised, is_quantised, quantised
 from tests.scaled import vllm_world as world
 from theory.contracts import Sampling
 
@@ -41,7 +41,7 @@ def test_the_distance_stays_at_its_level_over_pushes(name, tmp_path):
     engine = world.engine(world.model(), tmp_path, precision)
     means = []
     for version, seed in enumerate((0, 1, 0)):
-        engine.load_weights(to_hf(world.model(seed)), version)
+        engine.load_weights(quantised(to_hf(world.model(seed)), precision), version)
         rollouts = engine.generate(world.prompts(), SAMPLING)
         means.append(float(world.abs_diff(world.model(seed), rollouts).mean()))
     engine.close()

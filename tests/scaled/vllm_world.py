@@ -13,6 +13,7 @@ from sandbox.model.config import ModelConfig
 from sandbox.training.engine import SandboxTrainingEngine
 from scaled.config import PrecisionBlock, RolloutBlock
 from scaled.vllm_engine.engine import VllmEngine
+from scaled.vllm_engine.quantize import quantised
 from theory.algorithm import OptimizerSettings
 from theory.contracts import Prompt, Rollouts, TokenScores
 from theory.routing.passes import RoutingPlan
@@ -63,8 +64,9 @@ def engine(weights: MoE, folder: Path, precision: PrecisionBlock | None = None, 
         "max_num_batched_tokens": 64,
         "kv_cache_gib": 0.05,
     }
-    made = VllmEngine(folder, RolloutBlock(**settings | rollout), STOP)
-    made.load_weights(to_hf(weights), version=0)
+    block = RolloutBlock(**settings | rollout)
+    made = VllmEngine(folder, block, STOP)
+    made.load_weights(quantised(to_hf(weights), block.precision), version=0)
     return made
 
 
