@@ -1,7 +1,8 @@
-"""GB/s of a push of weights on this machine: from ranks to engines, and the same bytes through the driver's process.
+"""GB/s of a push of weights on this machine: from ranks to engines, by the way that the bytes take and by format.
 
-`python -m scaled.cluster.push_bench [GIB [ROUNDS]]`: two ranks in Ray actors hold GIB (default 1) of bf16 tensors of
-16 MiB between them, and two engines copy them into memory of their own; both ways take turns.
+`python -m scaled.cluster.push_bench [GIB [ROUNDS]]`: two ranks in Ray actors hold GIB (default 1) of bf16 matrices of
+16 MiB between them, a single rank holds them all, and two engines copy them into memory of their own. All rows take
+turns in every round; GB are those of the bf16 weights, also where fewer travel.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -22,44 +24,70 @@ from lab.markdown import markdown_table
 from scaled.cluster import ray_cluster
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.training_group import Assembly, TrainingGroup
-from scaled.config import ScaledRun
+from scaled.cluster.transfer import Convert, unchanged
+from scaled.config import PrecisionBlock, ScaledRun
+from scaled.vllm_engine.quantize import quantised
 from theory.contracts import NamedTensors
+from theory.streams import stream
 
 NUM = 2
 """Ranks, and engines."""
 
-TENSOR_BYTES = 16 * 2**20
-"""One weight: an expert's matrix of Qwen3-30B-A3B has 3 MiB, its attention's widest 16."""
+SHAPE = (2048, 4096)
+"""One weight of 16 MiB: an expert's matrix of Qwen3-30B-A3B has 3 MiB, its attention's widest 16."""
 
 BUCKET_BYTES = 256 * 2**20
 NO_PARTS: Any = Assembly(*(lambda parts: parts[0] for _ in range(3)))
+FP8: Convert = partial(quantised, precision=PrecisionBlock(weights="fp8_block"))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A row: how many ranks send, whether through the driver, and who converts: the sender, or each engine."""
+
+    num_ranks: int = NUM
+    through_driver: bool = False
+    sender: Convert = unchanged
+    engine: Convert = unchanged
+
+
+WAYS = {
+    "bf16, from ranks to engines": Way(),
+    "bf16, through the driver": Way(through_driver=True),
+    "fp8 blocks, quantised in two ranks": Way(sender=FP8),
+    "fp8 blocks, quantised in one rank": Way(num_ranks=1, sender=FP8),
+    "fp8 blocks, quantised in each engine": Way(engine=FP8),
+}
 
 
 class HoldingRank:
     """A rank that holds its part of the weights and nothing else."""
 
-    def __init__(self, rank: int, num_bytes: int):
-        num = num_bytes // NUM // TENSOR_BYTES
-        self.weights = {f"{rank}.{i}": torch.full((TENSOR_BYTES // 2,), i, dtype=torch.bfloat16) for i in range(num)}
+    def __init__(self, rank: int, num_ranks: int, num_bytes: int):
+        draw = torch.randn(SHAPE, generator=stream(rank, "push-bench")).bfloat16()
+        num = num_bytes // num_ranks // draw.nbytes
+        self.weights = {f"{rank}.{i}_proj.weight": draw.clone() for i in range(num)}
 
     def export(self, folded: bool) -> Iterator[tuple[str, Tensor]]:
         yield from self.weights.items()
 
 
 class CopyingEngine:
-    """An engine that copies the weights into memory of its own, allocated at the first push."""
+    """An engine that converts the weights as it is told and copies them into memory that it keeps between pushes."""
 
     def __init__(self) -> None:
         self.weights: dict[str, Tensor] = {}
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        for name, tensor in named_tensors:
-            self.weights.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
+        convert = list(WAYS.values())[version % len(WAYS)].engine
+        for name, tensor in convert(named_tensors):
+            kept = f"{name} {tensor.dtype}"
+            self.weights.setdefault(kept, torch.empty_like(tensor)).copy_(tensor)
 
 
 def build_rank(rank: int, num_ranks: int, store: object, num_bytes: int) -> Any:
     """The builder of a rank's actor."""
-    return HoldingRank(rank, num_bytes)
+    return HoldingRank(rank, num_ranks, num_bytes)
 
 
 def build_engine() -> Any:
@@ -78,25 +106,32 @@ def config(gib: float) -> ScaledRun:
 
 
 def main(gib: float = 1.0, rounds: int = 5) -> str:
-    """A table of GB/s by the way that the bytes take: median, least and most over the rounds, after one unmeasured."""
+    """A table of GB/s by row: median, least and most over the rounds, after one unmeasured, and the GB that travel."""
     num_bytes = int(gib * 2**30)
-    rates: dict[str, list[float]] = {"from ranks to engines": [], "through the driver": []}
+    rates: dict[str, list[float]] = {name: [] for name in WAYS}
+    travelled: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, ray_cluster.cluster(config(gib), Path(folder)) as made:
         build = partial(build_rank, num_bytes=num_bytes)
-        ranks = TrainingGroup(made, build, NUM, NO_PARTS, bucket_bytes=BUCKET_BYTES)
+        ranks = {num: TrainingGroup(made, build, num, NO_PARTS, bucket_bytes=BUCKET_BYTES) for num in (NUM, 1)}
         engines = RolloutGroup(made, build_engine, NUM, timeout_s=600.0, max_restarts=0, bucket_bytes=BUCKET_BYTES)
         for number in range(rounds + 1):
-            for way, found in rates.items():
-                tensors = ranks.named_tensors()
+            for place, (name, way) in enumerate(WAYS.items()):
+                tensors, engines.convert = ranks[way.num_ranks].named_tensors(), way.sender
                 start = time.perf_counter()
-                engines.load_weights(iter(tensors) if way == "through the driver" else tensors, number)
-                sent = engines.meter.take()["transfer/weights_bytes"]
+                pushed = iter(tensors) if way.through_driver else tensors
+                engines.load_weights(pushed, number * len(WAYS) + place)  # an engine reads its row off the version
+                seconds = time.perf_counter() - start
+                travelled[name] = engines.meter.take()["transfer/weights_bytes"] / 1e9
                 if number:
-                    found.append(sent / (time.perf_counter() - start) / 1e9)
+                    rates[name].append(num_bytes / seconds / 1e9)
         engines.close()
-        ranks.close()
-    lines = [(way, *(f"{x:.2f}" for x in (median(found), min(found), max(found)))) for way, found in rates.items()]
-    return markdown_table((f"{gib:g} GiB, {NUM} ranks, {NUM} engines", "GB/s", "least", "most"), lines)
+        for group in ranks.values():
+            group.close()
+    lines = [
+        (name, *(f"{x:.2f}" for x in (median(found), min(found), max(found), travelled[name])))
+        for name, found in rates.items()
+    ]
+    return markdown_table((f"{gib:g} GiB, {NUM} engines", "GB/s", "least", "most", "GB sent"), lines)
 
 
 if __name__ == "__main__":

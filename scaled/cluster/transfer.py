@@ -1,9 +1,10 @@
 """The transport between processes: tensors as flat bytes with an index, and nothing else per token.
 
 Weights go in buckets of bounded size, which the receiver views without a copy; those of ranks stay in the object store,
-and the driver hands on references (`StoredTensors`). Whoever has the tensors brings them into the receiver's format. A `Parcel` is any value of the contracts
-with its tensors taken out into one such bucket, so that a batch of thousands of responses is one buffer, not thousands
-of pickled tensors. Every dtype survives bit for bit (numpy has no bfloat16: bytes are uint8), integers stay narrow.
+and the driver hands on references (`StoredTensors`). The process that has them converts them to the receiver's format.
+A `Parcel` is any value of the contracts with its tensors taken out into one such bucket, so that a batch of thousands
+of responses is one buffer, not thousands of pickled tensors. Every dtype survives bit for bit (numpy has no bfloat16:
+bytes are uint8), integers stay narrow.
 """
 
 from __future__ import annotations

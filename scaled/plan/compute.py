@@ -122,13 +122,30 @@ def push_bytes(config: ScaledRun, shape: ModelShape) -> int:
     return payloads.weight_bytes(shape, precision.weights, memory.ELEMENT_BYTES[precision.compute])
 
 
+def yielded_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) -> int:
+    """Weights of matrices that one rank of the stage quantises in a push, the most of all its ranks.
+
+    Replicas share them out (`megatron_engine.weights`): dense ones over DP, experts over EP and the replicas of an
+    expert; the first rank of a tensor-parallel group does so for the group.
+    """
+    dense = experts = 0
+    for number in memory.stage_layers(shape, training, stage):
+        dense += shape.num_attention_parameters
+        if number in shape.dense_layers:
+            dense += 3 * shape.hidden_size * shape.dense_size
+        else:
+            dense += shape.num_shared_parameters
+            experts += shape.num_experts * shape.num_expert_parameters
+    groups = training.num_ranks // training.pipeline_parallel // training.expert_tensor_parallel
+    return -(-dense // training.data_parallel) + -(-experts // groups)
+
+
 def quantise_seconds(config: ScaledRun, shape: ModelShape) -> float:
-    """Seconds until the last rank has quantised what it yields; all ranks of which the layout has several share it."""
+    """Seconds until the last rank has quantised the weights that it yields; ranks do so at the same time."""
     if config.rollout.precision.weights == "same":
         return 0.0
     training = config.training
-    stages = range(training.pipeline_parallel)
-    largest = max(memory.yielded_parameters(shape, training, stage) for stage in stages)
+    largest = max(yielded_parameters(shape, training, stage) for stage in range(training.pipeline_parallel))
     return memory.ELEMENT_BYTES[training.precision] * largest / (QUANTISE_GB_S * 1e9)
 
 

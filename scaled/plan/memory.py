@@ -98,24 +98,6 @@ def rank_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) 
     return RankParameters(dense + has_table * table + (shape.hidden_size if stage == last else 0), experts)
 
 
-def yielded_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) -> int:
-    """Weights of matrices that one rank of the stage quantises in a push, the most of all its ranks.
-
-    Replicas share them out (`megatron_engine.weights`): dense ones over DP, experts over EP and the replicas of an
-    expert; the first rank of a tensor-parallel group does so for the group.
-    """
-    dense = experts = 0
-    for number in stage_layers(shape, training, stage):
-        dense += shape.num_attention_parameters
-        if number in shape.dense_layers:
-            dense += 3 * shape.hidden_size * shape.dense_size
-        else:
-            dense += shape.num_shared_parameters
-            experts += shape.num_experts * shape.num_expert_parameters
-    groups = training.num_ranks // training.pipeline_parallel // training.expert_tensor_parallel
-    return -(-dense // training.data_parallel) + -(-experts // groups)
-
-
 def optimizer_bytes(parameters: RankParameters, training: TrainingBlock) -> int:
     """Bytes of AdamW on one rank: 8 a weight (two fp32 moments), 12 under bf16 (fp32 master weights besides).
 

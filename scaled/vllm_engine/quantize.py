@@ -86,7 +86,7 @@ def sent(weights: Mapping[str, Shape], precision: PrecisionBlock) -> dict[str, S
 
 
 def rounded(named_tensors: Iterable[tuple[str, Tensor]], precision: PrecisionBlock) -> Iterator[tuple[str, Tensor]]:
-    """The weights behind `quantised` tensors, on their format's grid in the compute type; a scale follows its weight."""
+    """The weights behind `quantised` tensors, on the format's grid in the compute type; each scale comes next."""
     dtype = DTYPES[precision.compute]
     tensors = iter(named_tensors)
     for name, tensor in tensors:

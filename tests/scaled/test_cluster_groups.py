@@ -24,12 +24,12 @@ from scaled.cluster import interface, ray_cluster, training_group
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
 from scaled.cluster.training_group import RankDied, TrainingGroup
-from scaled.cluster.transfer import Bucket, StoredTensors, stored
+from scaled.cluster.transfer import Bucket, StoredTensors, stored, tensors_of
 from scaled.config import LimitsBlock, ScaledRun
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import cluster_world
-from theory.contracts import Draw, MiniBatch, Rollouts, Sampling
+from theory.contracts import Draw, MiniBatch, NamedTensors, Rollouts, Sampling
 from theory.objectives import preset
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings, fold
@@ -241,6 +241,45 @@ def test_weights_go_from_ranks_to_engines(
     sizes = [one for one in seen if isinstance(one, int)]
     assert len(sizes) > 4 and sum(sizes) == engines.meter.take()["transfer/weights_bytes"] >= weights
     assert not any(isinstance(one, Bucket) for one in seen)
+    assert same(engines.generate(worlds.prompts(5), SAMPLING), alone(DEFECT))
+
+
+def in_bf16(named_tensors: NamedTensors) -> NamedTensors:
+    """The weights in bf16, after the number of the process that converts them."""
+    yield f"process {os.getpid()}", torch.zeros(0)
+    yield from ((name, tensor.bfloat16()) for name, tensor in named_tensors)
+
+
+def rounded(named_tensors: NamedTensors) -> NamedTensors:
+    """The weights in bf16."""
+    yield from ((name, tensor.bfloat16()) for name, tensor in named_tensors)
+
+
+def test_every_rank_converts_what_it_yields(ranks: TrainingGroup) -> None:
+    """Weights of ranks are converted in the ranks' processes, others in this one; unasked they are as they are."""
+    plain = {name: tensor.clone() for name, tensor in ranks.named_tensors()}
+    assert all(tensor.dtype == torch.float32 for tensor in plain.values())
+    for tensors, pids in ((ranks.named_tensors(), {*ranks.pids()}), (iter(plain.items()), {os.getpid()})):
+        found = dict(tensors_of([reference for reference, _ in stored(tensors, BUCKET, in_bf16)]))
+        assert {name for name in found if name not in plain} == {f"process {pid}" for pid in pids}
+        assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in plain.items())
+
+
+def test_engines_take_what_was_converted(engines: RolloutGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group's `convert` is applied before the bytes are counted, and engines sample from its weights."""
+    one = worlds.training_engine(worlds.model())
+    local = worlds.rollout_engine(DEFECT, worlds.model())
+    local.load_weights(rounded(one.named_tensors()), version=7)
+    expected = local.generate(worlds.prompts(5), SAMPLING)
+    assert not same(expected, alone(DEFECT))
+    whole = sum(tensor.nbytes for _, tensor in one.named_tensors())
+    engines.meter.take()
+    with monkeypatch.context() as patch:
+        patch.setattr(engines, "convert", rounded)
+        engines.load_weights(one.named_tensors(), version=7)
+    assert whole / 2 <= engines.meter.take()["transfer/weights_bytes"] < whole / 2 * 1.2
+    assert same(engines.generate(worlds.prompts(5), SAMPLING), expected)
+    engines.load_weights(one.named_tensors(), version=7)  # for the tests that follow
     assert same(engines.generate(worlds.prompts(5), SAMPLING), alone(DEFECT))
 
 

@@ -33,7 +33,7 @@ def test_json_is_the_whole_plan(capsys):
     payloads = found["payload_bytes"]
     assert payloads["routing records, int16"] == 8192 * 34_816 * 48 * 8 * 2
     assert payloads["the same in the papers' int32"] == 2 * payloads["routing records, int16"]
-    assert payloads["weights pushed to one engine"] == 2 * 30_532_122_624
+    assert 30_532_122_624 < payloads["weights pushed to one engine"] < 1.03 * 30_532_122_624  # fp8, tables in bf16
     assert found["cluster"]["gpus_needed"] == 64
     assert found["assumptions"]
 
