@@ -1,8 +1,8 @@
 """GB/s of a push of weights on this machine: from ranks to engines, by the way that the bytes take and by format.
 
-`python -m scaled.cluster.push_bench [GIB [ROUNDS]]`: two ranks in Ray actors hold GIB (default 1) of bf16 matrices of
-16 MiB between them, a single rank holds them all, and two engines copy them into memory of their own. All rows take
-turns in every round; GB are those of the bf16 weights, also where fewer travel.
+`python -m scaled.cluster.push_bench [GIB [ROUNDS]]`: each of two ranks in Ray actors holds GIB (default 1) of bf16
+matrices of 16 MiB and sends half of them, or one sends all, and two engines copy them into memory of their own. Rows
+take turns in every round; GB are those of the bf16 weights, also where fewer travel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lab.markdown import markdown_table
 from scaled.cluster import ray_cluster
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.training_group import Assembly, TrainingGroup
-from scaled.cluster.transfer import Convert, unchanged
+from scaled.cluster.transfer import Convert, StoredTensors, tensors_of, unchanged
 from scaled.config import PrecisionBlock, ScaledRun
 from scaled.vllm_engine.quantize import quantised
 from theory.contracts import NamedTensors
@@ -41,32 +41,53 @@ NO_PARTS: Any = Assembly(*(lambda parts: parts[0] for _ in range(3)))
 FP8: Convert = partial(quantised, precision=PrecisionBlock(weights="fp8_block"))
 
 
+def of_both(named_tensors: NamedTensors) -> NamedTensors:
+    """Every other tensor of each rank."""
+    return ((name, tensor) for name, tensor in named_tensors if int(name.split(".")[1]) % NUM == 0)
+
+
+def of_first(named_tensors: NamedTensors) -> NamedTensors:
+    """Every tensor of the first rank."""
+    return ((name, tensor) for name, tensor in named_tensors if name.startswith("0."))
+
+
 @dataclass(frozen=True)
 class Way:
-    """A row: how many ranks send, whether through the driver, and who converts: the sender, or each engine."""
+    """A row: the tensors that are sent, and who converts them: their rank, or each engine."""
 
-    num_ranks: int = NUM
-    through_driver: bool = False
-    sender: Convert = unchanged
+    chosen: Convert = of_both
+    rank: Convert = unchanged
     engine: Convert = unchanged
+    through_driver: bool = False
+
+    def convert(self, named_tensors: NamedTensors) -> NamedTensors:
+        """The tensors that a rank sends of all that it has."""
+        return self.rank(self.chosen(named_tensors))
+
+    def sent(self, tensors: StoredTensors) -> NamedTensors:
+        """The tensors to push: in the store, or in this process."""
+        return self._here(tensors) if self.through_driver else StoredTensors(lambda _: tensors.stored(self.convert))
+
+    def _here(self, tensors: StoredTensors) -> NamedTensors:
+        for reference, _ in tensors.stored(self.convert):
+            yield from tensors_of([reference])
 
 
 WAYS = {
     "bf16, from ranks to engines": Way(),
     "bf16, through the driver": Way(through_driver=True),
-    "fp8 blocks, quantised in two ranks": Way(sender=FP8),
-    "fp8 blocks, quantised in one rank": Way(num_ranks=1, sender=FP8),
+    "fp8 blocks, quantised in two ranks": Way(rank=FP8),
+    "fp8 blocks, quantised in one rank": Way(of_first, rank=FP8),
     "fp8 blocks, quantised in each engine": Way(engine=FP8),
 }
 
 
 class HoldingRank:
-    """A rank that holds its part of the weights and nothing else."""
+    """A rank that holds the weights and nothing else."""
 
-    def __init__(self, rank: int, num_ranks: int, num_bytes: int):
+    def __init__(self, rank: int, num_bytes: int):
         draw = torch.randn(SHAPE, generator=stream(rank, "push-bench")).bfloat16()
-        num = num_bytes // num_ranks // draw.nbytes
-        self.weights = {f"{rank}.{i}_proj.weight": draw.clone() for i in range(num)}
+        self.weights = {f"{rank}.{i}.up_proj.weight": draw.clone() for i in range(num_bytes // draw.nbytes)}
 
     def export(self, folded: bool) -> Iterator[tuple[str, Tensor]]:
         yield from self.weights.items()
@@ -87,7 +108,7 @@ class CopyingEngine:
 
 def build_rank(rank: int, num_ranks: int, store: object, num_bytes: int) -> Any:
     """The builder of a rank's actor."""
-    return HoldingRank(rank, num_ranks, num_bytes)
+    return HoldingRank(rank, num_bytes)
 
 
 def build_engine() -> Any:
@@ -112,21 +133,19 @@ def main(gib: float = 1.0, rounds: int = 5) -> str:
     travelled: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, ray_cluster.cluster(config(gib), Path(folder)) as made:
         build = partial(build_rank, num_bytes=num_bytes)
-        ranks = {num: TrainingGroup(made, build, num, NO_PARTS, bucket_bytes=BUCKET_BYTES) for num in (NUM, 1)}
+        ranks = TrainingGroup(made, build, NUM, NO_PARTS, bucket_bytes=BUCKET_BYTES)
         engines = RolloutGroup(made, build_engine, NUM, timeout_s=600.0, max_restarts=0, bucket_bytes=BUCKET_BYTES)
         for number in range(rounds + 1):
             for place, (name, way) in enumerate(WAYS.items()):
-                tensors, engines.convert = ranks[way.num_ranks].named_tensors(), way.sender
+                tensors = way.sent(ranks.named_tensors())
                 start = time.perf_counter()
-                pushed = iter(tensors) if way.through_driver else tensors
-                engines.load_weights(pushed, number * len(WAYS) + place)  # an engine reads its row off the version
+                engines.load_weights(tensors, number * len(WAYS) + place)  # an engine reads its row off the version
                 seconds = time.perf_counter() - start
                 travelled[name] = engines.meter.take()["transfer/weights_bytes"] / 1e9
                 if number:
                     rates[name].append(num_bytes / seconds / 1e9)
         engines.close()
-        for group in ranks.values():
-            group.close()
+        ranks.close()
     lines = [
         (name, *(f"{x:.2f}" for x in (median(found), min(found), max(found), travelled[name])))
         for name, found in rates.items()

@@ -191,7 +191,7 @@ class TrainingGroup:
         with self.meter.seconds("timing_s/update_actor"):
             return self.assembly.stats(self._call("update", minibatch, objective, plan))
 
-    def named_tensors(self, folded: bool = False) -> NamedTensors:
+    def named_tensors(self, folded: bool = False) -> StoredTensors:
         """As theory's contract; views of shared memory, valid until the next one is asked for and never to be written.
 
         The order is that in which ranks send, and may differ from call to call.
