@@ -123,9 +123,16 @@ def channel_int8(weight_OI: Float[Tensor, "O I"]) -> tuple[Int8[Tensor, "O I"], 
 
     A row of zeros has scale 1.
     """
-    weight_OI = weight_OI.float()
-    scale_O1 = _scale(weight_OI.abs().amax(1, keepdim=True), INT8_MAX)
-    return (weight_OI / scale_O1).round().to(torch.int8), scale_O1
+    num_out, num_in = weight_OI.shape
+    weight_q_OI = torch.empty_like(weight_OI, dtype=torch.int8, memory_format=torch.contiguous_format)
+    scale_O1 = weight_OI.new_empty(num_out, 1, dtype=torch.float32)
+    rows = max(1, STRIP // num_in)
+    for start in range(0, num_out, rows):
+        strip_OI = weight_OI[start : start + rows].float()
+        strip_O1 = _scale(strip_OI.abs().amax(1, keepdim=True), INT8_MAX)
+        weight_q_OI[start : start + rows] = (strip_OI / strip_O1).round()
+        scale_O1[start : start + rows] = strip_O1
+    return weight_q_OI, scale_O1
 
 
 def _scale(largest: Tensor, largest_code: float) -> Tensor:

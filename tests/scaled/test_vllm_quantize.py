@@ -52,6 +52,17 @@ def test_fp8_strips_change_no_bit(size, dtype):
     assert torch.equal(scale, whole) and torch.equal(q.view(torch.uint8), values.view(torch.uint8))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", [(1283, 385), (3, 2**18 + 1), (7, 5)])
+def test_int8_strips_change_no_bit(size, dtype):
+    """Quantised strip by strip, a last short one included, values and scales are those of all rows at once."""
+    weight = matrix(4, 2.0, *size).to(dtype)
+    q, scale = channel_int8(weight)
+    whole = weight.float().abs().amax(1, keepdim=True) / 127
+    values = (weight.float() / whole).round().to(torch.int8)
+    assert torch.equal(scale, whole) and torch.equal(q, values) and q.dtype == torch.int8
+
+
 @given(st.integers(0, 1000), st.sampled_from([0.0, 1.0, 6.0]))
 def test_int8_channels_keep_the_half_step_bound(seed, spread):
     """|w - q s| <= s / 2, with s = max |row| / 127."""

@@ -1,0 +1,214 @@
+"""Peak resident memory of a run's driver by the size of its batch, with the cluster's own path from config to report.
+
+`python -m tests.scaled.driver_bench`: every size in a fresh process. Two ranks and an engine are real Ray actors that
+compute nothing: they answer with random tokens of full length and with routes of 48 layers and 8 slots, as Qwen3-30B
+has them, or with none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import scaled.run
+import scaled.session
+from lab.markdown import markdown_table
+from scaled.cluster.rollout_group import RolloutGroup, shares
+from scaled.cluster.training_group import Assembly, TrainingGroup
+from scaled.config import ScaledRun
+from scaled.session import Session
+from tests.scaled.cluster_world import save_model
+from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, Sampling, TokenScores, UpdateStats
+from theory.objectives import Objective
+from theory.routing.passes import RoutingPlan
+from theory.routing.record import RoutingRecord
+from theory.streams import stream
+
+FACTORS = (1, 2, 4, 8)
+PROMPTS, RESPONSES, TOKENS = 8, 8, 256
+"""Of the smallest batch: 16,384 tokens."""
+LAYERS, SLOTS, EXPERTS = 48, 8, 128
+STEPS = 3
+
+
+def routes(rollouts: Rollouts, seed: int) -> RoutingRecord:
+    """Distinct ascending experts in every row, layer and slot."""
+    lengths = [response.num_tokens for response in rollouts.responses]
+    first = torch.randint(EXPERTS // SLOTS, (sum(lengths) - len(lengths), LAYERS, 1), generator=stream(seed, "routes"))
+    ids = (first + torch.arange(SLOTS) * (EXPERTS // SLOTS)).to(torch.int16)
+    return RoutingRecord.pack(list(ids.split([n - 1 for n in lengths])), lengths, tuple(range(LAYERS)), EXPERTS)
+
+
+class IdleEngine:
+    """An engine that draws tokens without a model."""
+
+    def __init__(self, has_routes: bool):
+        self.has_routes, self.version = has_routes, -1
+
+    def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        self.version = version
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
+        draws, T = stream(sampling.seed, "idle", first_response), sampling.max_tokens
+        responses = tuple(
+            Response(
+                prompt, torch.randint(2, 12, (T,), generator=draws), -torch.rand(T, generator=draws),
+                torch.ones(T, dtype=torch.bool), "length", self.version,
+            )
+            for prompt in prompts
+            for _ in range(sampling.num_responses)
+        )  # fmt: skip
+        rollouts = Rollouts(responses)
+        return Rollouts(responses, routes(rollouts, sampling.seed) if self.has_routes else None)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        return [torch.zeros(len(s) - 1) for s in sequences]
+
+
+class IdleRank:
+    """A rank that answers for its share of the responses without a model."""
+
+    def __init__(self, rank: int, num_ranks: int, has_routes: bool):
+        self.rank, self.num_ranks, self.has_routes = rank, num_ranks, has_routes
+
+    def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
+        own, batch = self._own(rollouts), rollouts.padded()
+        logp_bT = batch.logp_mu_BT[own]
+        record = routes(rollouts.select(own), 1) if self.has_routes else None
+        used = record if plan.record is None else plan.record.select(own)
+        return TokenScores(logp_bT, torch.zeros_like(logp_bT), used, record)
+
+    def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdateStats:
+        own = self._own(minibatch.rollouts)
+        record = routes(minibatch.rollouts.select(own), 2) if self.has_routes else None
+        return UpdateStats({"actor/grad_norm": 1.0}, minibatch.logp_old_BT[own], record)
+
+    def export(self, folded: bool) -> NamedTensors:
+        yield f"{self.rank}", torch.zeros(8)
+
+    def predictor_weights(self) -> dict[int, Tensor]:
+        return {}
+
+    def give_way(self) -> None:
+        pass
+
+    def save(self, folder: Path) -> None:
+        save_file({"nothing": torch.zeros(1)}, folder / f"rank-{self.rank}.safetensors")
+
+    def _own(self, rollouts: Rollouts) -> list[int]:
+        return list(range(*shares(len(rollouts), self.num_ranks)[self.rank]))
+
+
+def _concat(records: Sequence[RoutingRecord | None]) -> RoutingRecord | None:
+    found = [record for record in records if record is not None]
+    return RoutingRecord.concat(found) if found else None
+
+
+def _scores(parts: Sequence[TokenScores]) -> TokenScores:
+    logp_BT, entropy_BT = (torch.cat([getattr(p, name) for p in parts]) for name in ("logp_BT", "entropy_BT"))
+    return TokenScores(logp_BT, entropy_BT, _concat([p.experts for p in parts]), _concat([p.natural for p in parts]))
+
+
+def _stats(parts: Sequence[UpdateStats]) -> UpdateStats:
+    logp_BT = torch.cat([p.logp_pi_BT for p in parts])
+    return UpdateStats(parts[0].metrics, logp_BT, _concat([p.natural for p in parts]))
+
+
+def build_rank(rank: int, num_ranks: int, store: object, has_routes: bool) -> Any:
+    """The builder of a rank's actor."""
+    return IdleRank(rank, num_ranks, has_routes)
+
+
+def build_engine(has_routes: bool) -> Any:
+    """The builder of an engine's actor."""
+    return IdleEngine(has_routes)
+
+
+class IdleSession(Session):
+    """A session whose ranks and engine compute nothing."""
+
+    has_routes = True
+
+    def ranks(self) -> TrainingGroup:
+        assembly = Assembly(_scores, lambda parts: parts[0], _stats)
+        build = partial(build_rank, has_routes=self.has_routes)
+        return TrainingGroup(self.places, build, 2, assembly, bucket_bytes=2**20, meter=self.meter)
+
+    def engines(self) -> RolloutGroup:
+        build = partial(build_engine, has_routes=self.has_routes)
+        return RolloutGroup(
+            self.places, build, 1, timeout_s=600.0, max_restarts=0, bucket_bytes=2**20, meter=self.meter
+        )
+
+
+def config(folder: Path, factor: int, has_routes: bool) -> ScaledRun:
+    """A run of some steps, without evaluations, traces and checkpoints in between."""
+    raw = {
+        "name": "driver", "backend": "scaled", "num_steps": STEPS, "output": str(folder / "runs"),
+        "task": {"kind": "arithmetic", "num_held_out": 8}, "model": {"path": str(folder / "model")},
+        "algorithm": {
+            "objective": {"preset": "minirl"}, "replay": {"mode": "R3" if has_routes else "none"},
+            "batch": {"num_prompts": PROMPTS * factor, "num_responses": RESPONSES, "num_minibatches": 2},
+            "sampling": {"max_tokens": TOKENS},
+        },
+        "training": {"num_ranks": 2}, "rollout": {"max_model_len": 2 * TOKENS}, "probe": {"max_mean_abs_diff": 99.0},
+        "evaluation": {"every": 100, "num_samples": 1, "max_prompts": 1}, "checkpoint": {"every": 100},
+        "traces": {"every": 100}, "cluster": {"object_store_gib": 3.0}, "logging": {"loggers": ("csv",)},
+    }  # fmt: skip
+    return ScaledRun.model_validate(raw)
+
+
+def one(factor: int, has_routes: bool) -> dict[str, float]:
+    """Peak MB of this process before and after a run, and the MB of mu's record in a batch."""
+    IdleSession.has_routes, scaled.session.Session = has_routes, IdleSession
+    with tempfile.TemporaryDirectory() as name:
+        save_model(Path(name) / "model")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        run = scaled.run.run(config(Path(name), factor, has_routes), progress="none")
+        row = run.metrics()[-1]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    record = row.get("transfer/routes_bytes") or 0.0
+    return {"before": before * 1024 / 1e6, "peak": peak * 1024 / 1e6, "record": record / 1e6}
+
+
+def main() -> str:
+    """The table, by batch size."""
+    lines = []
+    for factor in FACTORS:
+        found = []
+        for has_routes in (False, True):
+            words = [sys.executable, "-m", __spec__.name, "--one", str(factor), *(["--routes"] if has_routes else [])]
+            answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+            found.append(json.loads(answer.splitlines()[-1]))
+        plain, routed = found
+        num = factor * PROMPTS * RESPONSES * TOKENS
+        figures = (plain["before"], plain["peak"], routed["peak"], routed["record"])
+        lines.append((f"{num:,}", *(f"{x:,.0f}" for x in figures)))
+    head = (
+        "sampled tokens",
+        "MB at the start",
+        "peak without routes",
+        "peak with routes",
+        "MB of one record of routes",
+    )
+    return markdown_table(head, lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="driver_bench")
+    parser.add_argument("--one", type=int)
+    parser.add_argument("--routes", action="store_true")
+    words = parser.parse_args()
+    print(main() if words.one is None else json.dumps(one(words.one, words.routes)))
