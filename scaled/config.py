@@ -127,6 +127,11 @@ class PrecisionBlock(Strict):
         "(no kernel needed; activations stay as they are), or the first that works",
     )
     kv_cache: Literal["same", "fp8"] = Field(default="same", description="keys and values")
+    batch_invariant: bool | None = Field(
+        default=None,
+        description="true: a token's log-probability does not depend on its neighbours in the batch (vLLM's "
+        "batch-invariant kernels, on GPUs alone); slower",
+    )
 
 
 class RolloutBlock(Strict):

@@ -35,6 +35,7 @@ RUNGS: dict[str, PrecisionBlock] = {
     "fp32": PrecisionBlock(compute="fp32"),
     "fp16": PrecisionBlock(compute="fp16"),
     "bf16": PrecisionBlock(compute="bf16"),
+    "bf16, batch-invariant": PrecisionBlock(batch_invariant=True),
     "bf16, int8 weights and activations": PrecisionBlock(weights="int8"),
     "bf16, fp8 weights": PrecisionBlock(weights="fp8_block"),
     "bf16, fp8 KV cache": PrecisionBlock(kv_cache="fp8"),

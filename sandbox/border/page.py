@@ -14,6 +14,7 @@ from sandbox.border.fit import Fit, expected, fit_all
 from sandbox.border.lengths import alarm_elsewhere, is_on_sums
 from sandbox.border.lengths import markdown as longer_responses
 from sandbox.border.pictures import TITLES
+from sandbox.border.regimes import markdown as regimes_on_map
 from sandbox.border.table import FIRST, places, runs, story, where
 from sandbox.claims.border_arms import DEGREES, ROUTER_GAPS
 from sandbox.ledger.cells import Regime
@@ -44,8 +45,8 @@ def markdown(rows: Mapping[str, Row], regime: Regime, found: Sequence[Finding], 
     grpo = where(table, preset="grpo")
     parts = [
         INTRO.format(num_runs=len(table), num_seeds=table["seed"].nunique()),
-        _said(grpo), _story(grpo), _demo(table), PICTURE, _predictions(found, waiting), SIGN, _gap(grpo), _number(grpo),
-        _stale(grpo), longer_responses(rows, regime), _alarm(rows, regime), LIMITS,
+        _said(grpo), _story(grpo), _demo(table), PICTURE, _predictions(found, waiting), SIGN, _gap(grpo),
+        _number(grpo, rows), _stale(grpo), longer_responses(rows, regime), _alarm(rows, regime), LIMITS,
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)
 
@@ -194,7 +195,7 @@ def _gap(table: pd.DataFrame) -> str:
     return f"## The gaps\n\n{markdown_table(titles, lines)}"
 
 
-def _number(table: pd.DataFrame) -> str:
+def _number(table: pd.DataFrame, rows: Mapping[str, Row]) -> str:
     """The fits of the candidates on the map's runs without a remedy, and where the papers' settings would lie.
 
     The fits leave out the controls, whose errors are of other kinds, and what lies beyond the map.
@@ -215,7 +216,9 @@ def _number(table: pd.DataFrame) -> str:
         f"{fits[0].num_collapsed} collapsed; P(collapse) = 1 / (1 + exp(-(a + b log x))), x* = where half collapse. "
         "Exploratory.\n"
     )
-    return f"{words}\n{markdown_table(titles, lines)}\n{_moved(table, fits[0].name)}\n{_papers(fits)}"
+    (border,) = (one.border for one in fits if one.name == "KL x N")
+    parts = [words, markdown_table(titles, lines), _moved(table, fits[0].name), _papers(fits)]
+    return "\n".join([*parts, regimes_on_map(rows, table, border)])
 
 
 def _moved(table: pd.DataFrame, name: str) -> str:

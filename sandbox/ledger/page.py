@@ -62,7 +62,11 @@ def markdown(
     needed = needs(claims, regimes, rows)
     made = lines(claims, found, needed)
     parts = [INTRO, _verdicts(made, found, rows), _unreachable(made, needed), _exploratory(claims, regimes, found)]
-    parts += ["## Regimes\n\n" + "".join(f"- {regime.words}\n" for regime in regimes), _early_warning(rows)]
+    parts += [
+        "## Regimes\n\nWhere each lies, quiet, at the border or beyond, is in docs/border.md.\n\n"
+        + "".join(f"- {regime.words}\n" for regime in regimes),
+        _early_warning(rows),
+    ]
     parts += [_claim(claim, [one for one in found if one.claim == claim]) for claim in claims]
     return "\n".join(parts)
 

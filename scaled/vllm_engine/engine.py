@@ -58,7 +58,7 @@ class VllmEngine:
         features_under_graphs: bool = False,
     ):
         self.shape = load_shape(shape_folder)
-        environment.prepare()
+        environment.prepare(rollout)
         from vllm.platforms import current_platform
 
         self._is_cpu = current_platform.is_cpu()

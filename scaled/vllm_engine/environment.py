@@ -18,11 +18,13 @@ DEFAULTS = {
 }
 
 
-def prepare() -> None:
+def prepare(rollout: RolloutBlock) -> None:
     """Sets the environment of this process; the engine core must run in it, as routes and weights pass by reference."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if rollout.precision.batch_invariant is not None:
+        os.environ["VLLM_BATCH_INVARIANT"] = str(int(rollout.precision.batch_invariant))
 
 
 def check_model(shape: ModelShape, rollout: RolloutBlock, is_cpu: bool) -> None:

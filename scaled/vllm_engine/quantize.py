@@ -152,8 +152,11 @@ def choose_kernels(precision: PrecisionBlock, is_cpu: bool) -> Kernels:
     """Whether weights in fewer bits go into vLLM's own kernels (native) or are rounded to their grid.
 
     vLLM's CPU kernels of fp8_block and int8, and its fp8 key-value cache, are there on some CPUs alone: ValueError says
-    which instructions are missing, where `native` or an fp8 cache was asked for.
+    which instructions are missing, where `native` or an fp8 cache was asked for. Its batch-invariant kernels are on
+    GPUs alone.
     """
+    if is_cpu and precision.batch_invariant:
+        raise ValueError("rollout.precision.batch_invariant: true needs a GPU; vLLM has no such kernels for CPUs")
     has_amx, has_avx512 = torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_supported()
     if is_cpu and precision.kv_cache == "fp8" and not (has_amx or has_avx512):
         raise ValueError("rollout.precision.kv_cache: fp8 needs a GPU, or a CPU with AVX-512; use same")

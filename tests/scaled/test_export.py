@@ -19,7 +19,7 @@ from torch import Tensor
 from firstorder.cli import main
 from lab.records import RunFolder
 from scaled.cluster.probe import allowed
-from scaled.config import ModelBlock, PrecisionBlock, ProbeBlock, TrainingBlock
+from scaled.config import ModelBlock, PrecisionBlock, ProbeBlock, RolloutBlock, TrainingBlock
 from tests.scaled import vllm_world
 from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_folder
 from tests.scaled.rank_world import LAYOUTS, algorithm, batch, merged, on_host, training
@@ -160,7 +160,7 @@ def test_vllm_opens_it(trained) -> None:
     """vLLM reads the folder by itself, tokenizer and all, and scores the same tokens as the trainer."""
     from scaled.vllm_engine import environment
 
-    environment.prepare()
+    environment.prepare(RolloutBlock())
     environment.choose_routes("capture")
     from vllm import LLM, SamplingParams
 

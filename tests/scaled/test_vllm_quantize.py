@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from sandbox.model import MoE
 from sandbox.model.checkpoint import to_hf
 from scaled.config import PrecisionBlock, RolloutBlock
 from scaled.model_shape import load_shape
-from scaled.vllm_engine import quantize
+from scaled.vllm_engine import environment, quantize
 from scaled.vllm_engine.quantize import block_fp8, channel_int8, dequantised, is_quantised
 from tests.scaled import vllm_world as world
 from theory.routing.gates import GATES
@@ -162,6 +163,9 @@ def test_qwen3_30b_fits_fp8_blocks_on_one_gpu_and_two():
         (False, True, True, {"kv_cache": "fp8"}, "native"),
         (False, False, True, {"kv_cache": "fp8"}, "kv_cache: fp8 needs a GPU, or a CPU with AVX-512"),
         (False, True, True, {"weights": "int8", "kernels": "native"}, "native int8 needs a GPU, or a CPU with AMX"),
+        (False, False, False, {"batch_invariant": True}, "native"),
+        (True, True, True, {"batch_invariant": False}, "native"),
+        (True, True, True, {"batch_invariant": True}, "batch_invariant: true needs a GPU"),
     ],
 )  # fmt: skip
 def test_kernels_are_chosen_by_the_machine(monkeypatch, has_amx, has_avx512, is_cpu, precision, expected):
@@ -174,3 +178,15 @@ def test_kernels_are_chosen_by_the_machine(monkeypatch, has_amx, has_avx512, is_
     else:
         with pytest.raises(ValueError, match=expected):
             quantize.choose_kernels(block, is_cpu)
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, "set by hand"), (True, "1"), (False, "0")])
+def test_batch_invariance_is_vllms_own_switch(monkeypatch, asked, expected):
+    """True and false are VLLM_BATCH_INVARIANT of the engine's process, which vLLM reads; null leaves it as it is."""
+    from vllm import envs
+
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "set by hand")
+    environment.prepare(RolloutBlock(precision=PrecisionBlock(batch_invariant=asked)))
+    assert os.environ["VLLM_BATCH_INVARIANT"] == expected
+    if asked is not None:
+        assert envs.VLLM_BATCH_INVARIANT is asked

@@ -74,6 +74,8 @@ def _load(path: Path, columns: Mapping[str, str] | None, old: Path | None) -> Du
         return _of_torch(path)
     readers = {".jsonl": read_jsonl, ".parquet": read_parquet, ".safetensors": mapped.read_safetensors}
     if suffix not in readers:
+        if not path.exists():
+            raise RecordError(f"cannot read {path}: No such file or directory")
         wanted = ".safetensors, .jsonl, .parquet or .pt"
         raise ValueError(f"expected a trace as {wanted}, got {suffix or 'no suffix'}")
     first, placed = _first(readers[suffix](path))

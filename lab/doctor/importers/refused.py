@@ -6,8 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 PICKLE = (
-    "a pickle can run any code when it is opened, and is not loaded: let SkyRL save tensors beside it, with the line of "
-    "docs/doctor.md (What to add to SkyRL), and give the doctor the .pt"
+    "a pickle can run any code when it is opened, and is not loaded: let SkyRL save tensors beside it, with the lines "
+    "of docs/doctor.md (What to add to SkyRL), and give the doctor the .pt"
 )
 TRL = (
     "TRL's completions hold texts and rewards, no tokens and no log-probabilities; they are in what "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,13 @@ def test_texts_are_no_trace(tmp_path: Path) -> None:
     rows = [{"step": 1, "prompt": "2+3=", "completion": "5", "correct": 1.0, "advantage": 0.5}]
     with pytest.raises(ValueError, match=r"no tokens and no log-probabilities.*watch-the-mismatch.md"):
         load_trace(write_parquet(tmp_path / "completions_00001.parquet", rows))
+
+
+@pytest.mark.parametrize("name", ["step12", "step12.txt", "step12.jsonl", "step12.parquet", "step12.pt"])
+def test_a_file_that_is_missing_is_said_to_be(name: str, tmp_path: Path) -> None:
+    """Whatever its name ends in, or does not: a misspelt folder is no trace of an unknown format."""
+    with pytest.raises(ValueError, match=f"^cannot read {re.escape(str(tmp_path / name))}: No such file"):
+        load_dump(tmp_path / name)
 
 
 BROKEN: dict[str, tuple[Callable[..., Path], str, Any, str]] = {
