@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from pydantic import Field, model_validator
 
 from lab.flow.config import ErrorBlock, FlowConfig, FlowObjective, ProblemsBlock, TrainingBlock
@@ -103,6 +104,9 @@ def moe_problem_of(config: FlowConfig, number: int) -> tuple[Task, MovablePolicy
     task = task_of(config, generator)
     # A prompt is two tokens long.
     model = block.policy.model.build(block.num_tokens, block.length + 1, generator)
+    assert model.head is not None, "an output matrix of its own"
+    with torch.no_grad():
+        model.head.mul_(block.policy.init_scale)
     prompts = [
         Prompt(f"{prompt}, {opening}", (prompt, opening), answer="")
         for prompt in range(block.prompts)
