@@ -55,7 +55,7 @@ def newest(folders: Sequence[Path], load: Callable[[Path], Found]) -> Found | No
             for older in folders[:-1]:
                 with contextlib.suppress(ValueError):
                     whole = load(older).step
-            offer = "no other one is whole: start anew with --fresh"
+            offer = "no other one is whole: start again with --fresh"
             if whole is not None:
                 offer = f"that of step {whole} is whole: remove {folder} to continue from it"
             raise ValueError(f"{error}; {offer}") from error

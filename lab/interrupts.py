@@ -30,7 +30,7 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside the block the first SIGINT or SIGTERM raises Interrupted, and a second one ends the process at once.
+    """Inside the block the first SIGINT or SIGTERM raises Interrupted, and a second one ends the process immediately.
 
     Without effect outside of the main thread, to which alone Python delivers signals. A signal that the process was
     started to ignore stays ignored: `nohup` and a shell's `&` do so with SIGINT.

@@ -207,7 +207,7 @@ class RunFolder:
             got = f"none after step {kept[-1]['step']}" if kept else "none at all"
             raise ValueError(
                 f"{self.path / 'metrics.jsonl'}: expected the rows up to step {last_step}, from whose checkpoint the "
-                f"run continues, got {got}; without them it has no verdict: start anew with --fresh"
+                f"run continues, got {got}; without them it has no verdict: start again with --fresh"
             )
         atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
 

@@ -25,7 +25,9 @@ class ModelBlock(Strict):
     num_heads: int = Field(default=4, ge=1, le=2**16, description="query heads")
     num_kv_heads: int = Field(default=2, ge=1, le=2**16, description="key and value heads (GQA)")
     head_dim: int = Field(default=16, ge=2, le=2**16, description="width of one head")
-    num_experts: int = Field(default=16, ge=0, le=2**15, description="experts E a MoE layer; 0 makes every layer dense")
+    num_experts: int = Field(
+        default=16, ge=0, le=2**15, description="experts E per MoE layer; 0 makes every layer dense"
+    )
     experts_per_token: int = Field(default=2, ge=1, description="slots K")
     expert_size: int = Field(default=64, ge=1, le=2**20, description="hidden width F of one expert")
     dense_size: int = Field(default=128, ge=1, le=2**20, description="hidden width of a dense layer's MLP")

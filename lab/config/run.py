@@ -21,7 +21,7 @@ class EvaluationBlock(Strict):
     every: int = Field(
         default=10, ge=1, description="global steps between evaluations; the last step is always evaluated"
     )
-    num_samples: int = Field(default=4, ge=1, description="k of avg@k: sampled responses a held-out problem")
+    num_samples: int = Field(default=4, ge=1, description="k of avg@k: sampled responses per held-out problem")
     max_prompts: int = Field(default=128, ge=1, description="held-out problems used, from the first one on")
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature of the evaluation")
 

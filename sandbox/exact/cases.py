@@ -45,14 +45,14 @@ PROMPT = Prompt("audit", (0,), answer="")
 
 
 class MoeModel(Strict):
-    """A decoder small enough for one backward an edge."""
+    """A decoder small enough for one backward per edge."""
 
     hidden_size: int = Field(default=8, ge=2, description="width D of the residual stream")
     num_layers: int = Field(default=2, ge=1, description="decoder layers, each with experts")
     num_heads: int = Field(default=2, ge=1, description="query heads")
     num_kv_heads: int = Field(default=1, ge=1, description="key and value heads")
     head_dim: int = Field(default=4, ge=2, description="width of one head")
-    num_experts: int = Field(default=4, ge=1, description="experts E a layer")
+    num_experts: int = Field(default=4, ge=1, description="experts E per layer")
     experts_per_token: int = Field(default=2, ge=1, description="slots K")
     expert_size: int = Field(default=8, ge=1, description="hidden width F of one expert")
 

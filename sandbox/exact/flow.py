@@ -78,9 +78,9 @@ class MoeObjective(FlowObjective):
 
 
 class MoeTraining(TrainingBlock):
-    """The training of every run; the variance, a gradient a response, is not told unless asked for."""
+    """The training of every run; the variance, which takes one gradient per response, is left out unless asked for."""
 
-    variance: bool = Field(default=False, description="whether rows tell the variance (slow)")
+    variance: bool = Field(default=False, description="whether rows have the variance (slow)")
     num_draws: int = Field(default=2, ge=1, description="fixed draws of an engine's noise, each a mu of its own")
     predictor_rate: float = Field(
         default=PREDICTOR_RATE, gt=0, description="learning rate of Pr2's and Pr3's predictor"

@@ -131,7 +131,7 @@ class VllmEngine:
     # Weights
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Takes all weights under their Hugging Face names, one tensor an expert; later responses carry `version`.
+        """Takes all weights under their Hugging Face names, one tensor per expert; later responses carry `version`.
 
         They are held until all have come, and compared with the model before the engine is touched: ValueError names
         what is missing, unexpected, repeated or misshapen. What was cached of the old weights is forgotten.
