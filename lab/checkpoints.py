@@ -24,7 +24,7 @@ STATE, SHARDED = "state.json", "sharded.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state from which a run continues after `step`: tensors by name, and all else as plain JSON values."""
+    """The state from which a run continues after `step`: tensors by name, everything else as plain JSON values."""
 
     step: int
     tensors: dict[str, Tensor]

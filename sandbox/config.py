@@ -85,7 +85,7 @@ class ColdStartBlock(Strict):
     """The supervised stage on generated demonstrations before RL; its result is cached by the hash of its inputs."""
 
     teacher: str | None = Field(
-        default=None, description="whose style the demonstrations have; null: that of the task's first teacher"
+        default=None, description="teacher whose style the demonstrations have; null: the task's first one"
     )
     target_accuracy: float = Field(default=0.4, gt=0, le=1, description="stop when sampled accuracy reaches this")
     max_updates: int = Field(default=2000, ge=1, description="give up after this many updates (an error)")
@@ -112,7 +112,7 @@ class SandboxRun(RunConfig):
         "operators; auto: true where they can be built, else null, and the run's config says which",
     )
     threads: int | None = Field(
-        default=None, ge=1, description="threads of compiled kernels, of which no bit depends; null: one"
+        default=None, ge=1, description="threads of compiled kernels, which change no bit; null: one"
     )
 
     @field_validator("compile", mode="before")
@@ -140,7 +140,7 @@ class SandboxRun(RunConfig):
     def kernels(self) -> Kernels:
         """The kernels of both engines. ConfigError, naming `compile`, where they cannot be built.
 
-        Asked of a `settled` config: what `auto` stands for is decided once a run, and written into its record.
+        Asked of a `settled` config: what `auto` stands for is decided once per run, and written into its record.
         """
         assert self.compile != "auto", "settled() comes first"
         return choose(bool(self.compile))

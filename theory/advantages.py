@@ -131,9 +131,8 @@ def optimal_token(
     Raises ValueError for G = 1. Source: optimal token baseline (2602.07078), as in verl 0.9.1
     (`tir_optimal_token_baseline`, which is `optimal_token_baseline` where there are no observations).
     Differs from source: (1) where one response continues after all others have ended, there is nothing to compare it
-    with,
-    and A = 0, as in verl with handle_zero_tail off; by default A = R there; (2) no weight of the engine gap enters W;
-    (3) where all W_jt are 0 the baseline is the mean.
+    with, and A = 0, as in verl with handle_zero_tail off; by default A = R there; (2) no weight of the engine gap
+    enters W; (3) where all W_jt are 0 the baseline is the mean.
     """
     P, G = rewards_PG.shape
     _require_group(rewards_PG, "optimal_token")

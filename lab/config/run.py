@@ -63,7 +63,7 @@ class RunConfig(Strict):
     backend: str = Field(description="the world that runs it: sandbox or scaled")
     num_steps: int = Field(ge=1, description="global steps: rollout, old pass, mini-batches, hand-over")
     task: TaskConfig = Field(description="where prompts and rewards come from")
-    algorithm: AlgorithmConfig = Field(description="what is optimised and how, in words that hold in every world")
+    algorithm: AlgorithmConfig = Field(description="what is optimised and how, in terms that hold in every world")
     evaluation: EvaluationBlock = Field(default_factory=EvaluationBlock, description="held-out accuracy")
     checkpoint: CheckpointBlock = Field(
         default_factory=CheckpointBlock, description="files from which a killed run continues"

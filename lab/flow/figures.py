@@ -94,8 +94,7 @@ def panels(blocks: Sequence[pd.DataFrame], labels: Sequence[str], name: str) -> 
 
 
 def portraits(blocks: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> list[Figure]:
-    """Reward against entropy, one figure per engine error on one scale: means over problems, from the open circle
-    on."""
+    """Reward against entropy, one figure per engine error, on one scale: means over problems, from the circle on."""
     found = {error: (curves(part, "entropy"), curves(part, "reward")) for error, part in blocks.items()}
     across, up = (scale_of([pair[i] for pair in found.values()], axis) for i, axis in enumerate(("log", "linear")))
     drawn = []

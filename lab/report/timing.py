@@ -120,7 +120,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table under a section's figures; `is_number` says of each column behind the run's how it is set."""
+    """A table under a section's figures; `is_number` says which columns after the run's hold numbers."""
 
     id: str
     title: str

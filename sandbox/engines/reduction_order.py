@@ -45,8 +45,7 @@ def num_splits(num_rows: int, units: int, tile_rows: int) -> int:
     """The number of parts into which the inner axis of a product of `num_rows` rows is split, in [1, units].
 
     A machine works on `units` tiles of `tile_rows` rows at the same time. Where the last wave of tiles does not fill
-    it, their
-    inner axis is split so that it does: units // (tiles mod units). One lone row is split most.
+    it, their inner axis is split so that it does: units // (tiles mod units). One lone row is split most.
     """
     left_over = -(-num_rows // tile_rows) % units
     return units // left_over if left_over else 1

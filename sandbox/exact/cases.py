@@ -1,7 +1,7 @@
 """The sandbox's MoE as a kind of policies in an audit: its own passes, engine defects and replay modes, enumerated.
 
 One case is a model (a seed), an engine, a replay mode and a reward; `problem` sets staleness by a step of the weights.
-The engine is the discrepancy: it has no dial, so what it does to the policy is measured. Papers: MiniRL (arXiv
+The engine is the discrepancy: it has no dial, so its effect on the policy is measured. Papers: MiniRL (arXiv
 2512.01374) Table 1; R3 (2510.11370); Pr2 (2606.00395) Eq. 4-8.
 """
 
@@ -114,7 +114,7 @@ def moe_cases(config: AuditConfig, block: MoePolicies) -> Cases:
 
 @dataclass
 class _World:
-    """One model with one reward: what its engines and modes share is computed once."""
+    """One model with one reward: the parts that its engines and modes share are computed once."""
 
     config: AuditConfig
     block: MoePolicies

@@ -49,8 +49,7 @@ def routed_policy(model: MoE, tree: PrefixTree, rollouts: Rollouts, plan: Routin
     """pi at the model's weights, routed as `routing` says over `rollouts`, which are all responses of the tree.
 
     It has the rollouts' temperature. The training engine's own forward and backward, one backward per edge; each edge
-    is
-    read from a response through it.
+    is read from a response through it.
     """
     learner = SandboxTrainingEngine(model, OptimizerSettings())
     values, jacobians = [], []

@@ -328,8 +328,7 @@ class Update:
 
 
 def mean_gradient(updates: Sequence[Update], centred: bool = False) -> Float[Tensor, " Q"]:
-    """The mean of the updates' gradients, each less its drift where `centred`: one pull-back per policy, not per
-    update."""
+    """The mean of the updates' gradients, each less its drift where `centred`, by one pull-back per policy."""
     found = _mean(updates, [one.edges for one in updates])
     return found - _mean(updates, [one.drift_edges for one in updates]) if centred else found
 

@@ -46,8 +46,7 @@ def token_kl(tree: PrefixTree, logp_p: Edges, logp_q: Edges) -> float:
 
 
 def logit_noise(tree: PrefixTree, generator: torch.Generator) -> list[Float[Tensor, "_n V"]]:
-    """Standard normal noise for every edge's logit: an engine whose error at one prefix says nothing about
-    another's."""
+    """Standard normal noise for every edge's logit: an engine whose errors at two prefixes are independent."""
     return [torch.randn(n, tree.num_tokens, generator=generator, dtype=torch.float64) for n in tree.sizes]
 
 
