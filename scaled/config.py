@@ -241,7 +241,7 @@ class ScaledRun(RunConfig):
     checkpoint: ScaledCheckpointBlock = Field(
         default_factory=ScaledCheckpointBlock, description="files from which a killed run continues"
     )
-    evidence: Evidence | None = Field(default=None, description="what the algorithm stands on; written by promote")
+    evidence: Evidence | None = Field(default=None, description="what the algorithm rests on; written by promote")
 
     @model_validator(mode="after")
     def _engines_and_ranks_take_turns(self) -> ScaledRun:
