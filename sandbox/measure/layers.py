@@ -1,4 +1,4 @@
-"""The sandbox's decoder a module at a time: what `firstorder doctor --localise` holds engines against, and dumps.
+"""The sandbox's decoder, one module at a time: the reference of `firstorder doctor --localise`.
 
 Extra letters: N rows of all sequences, one after the other.
 """
