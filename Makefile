@@ -63,7 +63,7 @@ fuzz: $(VENV)/.installed-dev  ## files that were edited or torn, 1,000 cases of 
 	FUZZ_CASES=1000 $(BIN)/python -m pytest -n 2 -o addopts="--strict-markers --strict-config -q" tests/fuzz
 	$(BIN)/python -m tests.fuzz.kills 50
 
-# mutmut works on copies, in mutants/, and goes on where it was stopped.
+# mutmut works on copies, in mutants/, and continues where it was stopped.
 mutants: $(VENV)/.installed-dev  ## are the tests any good? bugs of the past (minutes), then generated ones (a night)
 	$(BIN)/python -m tests.mutants
 	$(BIN)/mutmut run --max-children 2

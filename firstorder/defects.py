@@ -59,7 +59,7 @@ def defects(
         typer.echo(f"{name:<50} k3 {step.metrics['rollout_corr/k3_kl']}", err=True)
     shown = [f"--seeds {seeds}", *(f"--rung '{name}'" for name in rung or ())]
     command = " ".join(["firstorder defects", *words, *shown])
-    setting = f"{bench.words}; {seeds} draws of about {climbed[0].num_tokens // seeds:,} tokens an engine."
+    setting = f"{bench.words}; {seeds} draws of about {climbed[0].num_tokens // seeds:,} tokens per engine."
     text = page(climbed, repeated, command, setting)
     typer.echo(text, nl=False)
     if out is not None:

@@ -25,11 +25,11 @@ def export(
 ) -> None:
     """Write a model as a Hugging Face folder (config.json, safetensors) that transformers and vLLM open.
 
-    Of a run folder, or of a folder of runs (its newest), it is the model of the newest checkpoint, or of that of
-    --step: of a run of the sandbox, or of a sharded checkpoint of the cluster, tensor by tensor and without
-    Megatron-core. Of a config of the sandbox it is the model that RL would start from, after the cold start (from its
-    cache where that was done). Its tokenizer goes along. A folder that already holds exactly this export is left as
-    it is; any other content is refused.
+    Given a run folder, or a folder of runs (the newest one counts), it exports the newest checkpoint, or that of
+    --step. A sharded checkpoint of the cluster is read tensor by tensor, without Megatron-core. Given a config of the
+    sandbox, it exports the model that RL would start from, after the cold start (from the cache where there is one).
+    The tokenizer is exported too. A folder that already holds exactly this export is left as it is; any other content
+    is refused.
 
     \b
     Examples:

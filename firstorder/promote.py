@@ -28,10 +28,10 @@ def promote(
     """Take the algorithm of stable sandbox runs, which differ in the seed alone, into the cluster config CONFIG.
 
     Objective, replay mode, correction and N stay as the runs had them; learning rate, batch, lengths and the like come
-    from the papers' tables or from CONFIG. The new config carries its evidence: runs, verdicts, final metrics. What
-    differs from CONFIG is shown on stderr, and why each field is what it is. Refused are runs that are not stable, a
-    single seed, and a run that ends with a lower held-out accuracy than it began with, beyond two standard errors of
-    evaluation.num_samples x max_prompts responses.
+    from the papers' tables or from CONFIG. The new config carries its evidence: runs, verdicts, final metrics. The
+    differences from CONFIG are shown on stderr, with the reason for each field. Runs that are not stable are refused,
+    and so are a single seed and a run that ends with a lower held-out accuracy than it began with, beyond two standard
+    errors of evaluation.num_samples x max_prompts responses.
 
     \b
     Examples:

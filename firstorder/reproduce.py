@@ -56,7 +56,7 @@ def reproduce(
     """Try the papers' findings again: run what is missing, then compute every verdict and write the ledger's page.
 
     A claim's prediction, measure and criterion stand in sandbox/claims/, written before its runs. Rows are added to
-    cells.jsonl as runs end; a killed queue continues where it was, and no run is made twice.
+    cells.jsonl as runs end; a killed queue continues where it stopped, and no run is made twice.
 
     \b
     Examples:

@@ -24,7 +24,7 @@ STATE, SHARDED = "state.json", "sharded.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state from which a run continues after `step`: tensors by name, and all else as plain JSON values."""
+    """The state from which a run continues after `step`: tensors by name, everything else as plain JSON values."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -55,7 +55,7 @@ def newest(folders: Sequence[Path], load: Callable[[Path], Found]) -> Found | No
             for older in folders[:-1]:
                 with contextlib.suppress(ValueError):
                     whole = load(older).step
-            offer = "no other one is whole: start anew with --fresh"
+            offer = "no other one is whole: start again with --fresh"
             if whole is not None:
                 offer = f"that of step {whole} is whole: remove {folder} to continue from it"
             raise ValueError(f"{error}; {offer}") from error

@@ -28,7 +28,8 @@ class RecordError(ValueError):
 def disk_errors(path: Path, action: str = "write") -> Iterator[None]:
     """Turns an OSError inside the block into a RecordError that names `path` and the reason.
 
-    ChildProcessError comes as it is: a process that died while it wrote (a rank of a cluster) says nothing of the disk.
+    ChildProcessError comes as it is: a process that died while it wrote (a rank of a cluster) says nothing about the
+    disk.
     """
     try:
         yield

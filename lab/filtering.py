@@ -109,8 +109,8 @@ def filter_problems(
     """Measures the pass rates that are not there yet, and writes the rates and the kept rows, each whole or not at all.
 
     A rate is the mean reward of `sampling.num_responses` responses, sampled with a seed derived from `sampling.seed`
-    and the prompt: it depends on no other problem. `sampler` names the weights and the engine. Rates that are
-    there are used again, also under another band. Raises ValueError where they were measured under anything else, or
+    and the prompt: it depends on no other problem. `sampler` names the weights and the engine. Existing rates are used
+    again, also for another band. Raises ValueError where they were measured under anything else, or
     are damaged, and RecordError where the disk refuses or another process is filtering the file.
     """
     path, filtered = file.beside("pass_rates"), file.beside("filtered")
@@ -155,11 +155,11 @@ def _rates_there(path: Path, file: ProblemFile, sampled_by: str) -> list[float]:
         if by != sampled_by:
             raise ValueError(
                 f"{where}: expected a rate of these problems under this model, engine and sampling ({sampled_by}), "
-                f"got one of others ({by}); move the file away to measure anew"
+                f"got one of others ({by}); move the file away to measure again"
             )
         if number > len(ids) or id != ids[number - 1]:
             wanted = ids[number - 1] if number <= len(ids) else f"no more than {len(ids)} rows"
-            raise ValueError(f"{where}: expected {wanted}, got the rate of {id}; move the file away to measure anew")
+            raise ValueError(f"{where}: expected {wanted}, got the rate of {id}; move the file away to measure again")
         rates.append(rate)
     return rates
 

@@ -14,7 +14,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupted(BaseException):
     """The process was told to stop; `exit_code` is 128 + the signal, as shells count, `hint` is how to continue.
 
-    No KeyboardInterrupt, which Lightning turns into exit code 1, and no Exception, which somebody might handle.
+    It is not a KeyboardInterrupt, which Lightning turns into exit code 1, nor an Exception, which somebody might
+    handle.
     """
 
     def __init__(self, signum: int, hint: str = ""):
@@ -30,10 +31,10 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside the block the first SIGINT or SIGTERM raises Interrupted, and a second one ends the process at once.
+    """Inside the block the first SIGINT or SIGTERM raises Interrupted, and a second one ends the process immediately.
 
-    Without effect outside of the main thread, to which alone Python delivers signals. A signal that the process was
-    started to ignore stays ignored: `nohup` and a shell's `&` do so with SIGINT.
+    It has no effect outside the main thread, the only one to which Python delivers signals. A signal that the process
+    was started to ignore stays ignored: `nohup` and a shell's `&` do so with SIGINT.
     """
     with kept_handlers():
         if threading.current_thread() is threading.main_thread():

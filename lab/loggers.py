@@ -18,7 +18,7 @@ from lab.lightning import Logger
 
 
 def build_loggers(names: Sequence[str], run_name: str, folder: Path, first: int) -> list[Logger]:
-    """One logger a name of the `logging:` block; `first` is the number of global steps taken before.
+    """One logger per name in the `logging:` block; `first` is the number of global steps taken before.
 
     Raises ValueError, with how to install it, for a logger whose package is not there.
     """
@@ -89,7 +89,7 @@ class CsvLogger(Logger):
 class TensorBoardLogger(Logger):
     """tensorboard/events.out.tfevents.*: one event per row, one file for each time that the run begins or continues.
 
-    Lightning's own logger writes from a thread, which says that the disk is full late and in no single line.
+    Lightning's own logger writes from a thread, which reports a full disk late, and not in one line.
     """
 
     def __init__(self, folder: Path):

@@ -15,7 +15,7 @@ import torch
 PACKAGES = ("firstorder", "torch", "lightning", "numpy", "safetensors", "transformers")
 
 CODE = tuple(f":/{name}" for name in ("theory", "lab", "sandbox", "scaled", "firstorder", "configs", "requirements"))
-"""The parts of a checkout that a run's numbers depend on: results that are being written are no change of the code."""
+"""The parts of a checkout that a run's numbers depend on: results being written are no change to the code."""
 
 
 def manifest(seed: int) -> dict[str, Any]:

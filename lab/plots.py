@@ -49,7 +49,7 @@ def lines(
     dashed: Sequence[str] = (),
     dots: Sequence[str] = (),
 ) -> go.Figure:
-    """One line a series; `bands` puts an area from low to high under a line, `dashed` and `dots` name lines drawn so.
+    """One line per series; `bands` puts an area from low to high under a line, `dashed` and `dots` name lines drawn so.
 
     Raises ValueError for no point at all, and for a name in `bands`, `dashed` or `dots` that is not in `series`.
     """
@@ -103,7 +103,7 @@ def bars(series: Mapping[str, Mapping[str, Number]], *, title: str, x: str, y: s
 def stacks(
     series: Mapping[str, Mapping[str, Number]], *, limits: Mapping[str, Number], title: str, x: str
 ) -> go.Figure:
-    """Lying bars, one a category, each made of the series' parts; a line marks the limit of each category.
+    """Horizontal bars, one per category, each made of the series' parts; a line marks the limit of each category.
 
     Raises ValueError for a limit of no category.
     """
@@ -180,7 +180,7 @@ def heat(
 
 
 def clouds(series: Mapping[str, tuple[Sequence[Number], Sequence[Number]]], *, title: str, x: str, y: str) -> go.Figure:
-    """One cloud of points a series, over the diagonal on which both coordinates are equal.
+    """One cloud of points per series, over the diagonal on which both coordinates are equal.
 
     Raises ValueError for no point at all.
     """
@@ -216,7 +216,7 @@ def of_report(figure: Figure) -> go.Figure:
 
 
 def dials(draw: Callable[..., go.Figure], choices: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Shows `draw(first choice, first choice, ...)` under one selector a name, which draws anew when one is turned.
+    """Shows `draw(first choice, first choice, ...)` under one selector per name, which draws again when one is changed.
 
     Numbers get a slider in ascending order, anything else a menu. Returns the selectors by name. The figure is a plain
     output of the cell: where no kernel listens it stays at the first choices. Raises ValueError for a name without one.

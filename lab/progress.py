@@ -19,7 +19,7 @@ class ProgressLines:
         self.started = time.monotonic()
 
     def show(self, number: int, row: Mapping[str, float] | str) -> None:
-        """Says what the global step before `number` measured: its metrics in a line, or these words."""
+        """Prints what the global step before `number` measured: its metrics in a line, or these words."""
         if number % self.every == 0 or number == self.num_steps:
             seconds = time.monotonic() - self.started
             place = f"{self.unit} {number:>4}/{self.num_steps}"

@@ -162,7 +162,7 @@ class RunFolder:
         append_line(self.path / "metrics.jsonl", json.dumps(line, allow_nan=False).encode())
 
     def append_timing(self, step: int, seconds: Mapping[str, float]) -> None:
-        """Adds the times of one global step to timing.jsonl: apart from metrics.jsonl, whose bits a run repeats."""
+        """Adds the times of one global step to timing.jsonl, as metrics.jsonl repeats to the bit and times do not."""
         line = {"step": step, **{name: round(value, 6) for name, value in seconds.items()}}
         append_line(self.path / "timing.jsonl", json.dumps(line, allow_nan=False).encode())
 
@@ -176,7 +176,7 @@ class RunFolder:
         return found
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, steps ascending; a torn last line is left out, any other misfit a ValueError."""
+        """The lines of metrics.jsonl, steps ascending; without a torn last line; ValueError for any other bad line."""
         path = self.path / "metrics.jsonl"
         records: list[dict[str, Any]] = []
         for number, line in enumerate(whole_lines(path), start=1):
@@ -207,7 +207,7 @@ class RunFolder:
             got = f"none after step {kept[-1]['step']}" if kept else "none at all"
             raise ValueError(
                 f"{self.path / 'metrics.jsonl'}: expected the rows up to step {last_step}, from whose checkpoint the "
-                f"run continues, got {got}; without them it has no verdict: start anew with --fresh"
+                f"run continues, got {got}; without them it has no verdict: start again with --fresh"
             )
         atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
 

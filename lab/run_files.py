@@ -77,9 +77,9 @@ class StoredEvent(_Stored):
     """One line of events.jsonl: a process that ended, or did not answer, and was replaced.
 
     `process` is a rank, an engine, or the run itself, which was stopped and continued; `index` counts ranks or engines.
-    `step` counts the global steps that were done; `resumed` those of the checkpoint from which it went on, the same
-    where nothing was lost. `seconds` lie between the loss and the moment when the run went on; of a run that was
-    stopped, between its new start and that moment.
+    `step` counts the global steps that were done; `resumed` those of the checkpoint from which it continued, the
+    same where nothing was lost. `seconds` lie between the loss and the moment when the run continued; for a run that
+    was stopped, between its new start and that moment.
     """
 
     process: Literal["rank", "engine", "run"]

@@ -149,7 +149,7 @@ class Verdict:
 def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = None) -> Verdict:
     """The verdict on a run's metrics.jsonl: one mapping a global step, steps ascending (ValueError otherwise).
 
-    A rule that fired makes the run unstable at once. Otherwise a run with too few steps, or without a series that a
+    A rule that fired makes the run unstable immediately. Otherwise a run with too few steps, or without a series that a
     rule needs, is undecided and says why.
     """
     rules = VerdictRules() if rules is None else rules

@@ -25,7 +25,9 @@ class ModelBlock(Strict):
     num_heads: int = Field(default=4, ge=1, le=2**16, description="query heads")
     num_kv_heads: int = Field(default=2, ge=1, le=2**16, description="key and value heads (GQA)")
     head_dim: int = Field(default=16, ge=2, le=2**16, description="width of one head")
-    num_experts: int = Field(default=16, ge=0, le=2**15, description="experts E a MoE layer; 0 makes every layer dense")
+    num_experts: int = Field(
+        default=16, ge=0, le=2**15, description="experts E per MoE layer; 0 makes every layer dense"
+    )
     experts_per_token: int = Field(default=2, ge=1, description="slots K")
     expert_size: int = Field(default=64, ge=1, le=2**20, description="hidden width F of one expert")
     dense_size: int = Field(default=128, ge=1, le=2**20, description="hidden width of a dense layer's MLP")
@@ -83,7 +85,7 @@ class ColdStartBlock(Strict):
     """The supervised stage on generated demonstrations before RL; its result is cached by the hash of its inputs."""
 
     teacher: str | None = Field(
-        default=None, description="whose style the demonstrations have; null: that of the task's first teacher"
+        default=None, description="teacher whose style the demonstrations have; null: the task's first one"
     )
     target_accuracy: float = Field(default=0.4, gt=0, le=1, description="stop when sampled accuracy reaches this")
     max_updates: int = Field(default=2000, ge=1, description="give up after this many updates (an error)")
@@ -110,7 +112,7 @@ class SandboxRun(RunConfig):
         "operators; auto: true where they can be built, else null, and the run's config says which",
     )
     threads: int | None = Field(
-        default=None, ge=1, description="threads of compiled kernels, of which no bit depends; null: one"
+        default=None, ge=1, description="threads of compiled kernels, which change no bit; null: one"
     )
 
     @field_validator("compile", mode="before")
@@ -138,7 +140,7 @@ class SandboxRun(RunConfig):
     def kernels(self) -> Kernels:
         """The kernels of both engines. ConfigError, naming `compile`, where they cannot be built.
 
-        Asked of a `settled` config: what `auto` stands for is decided once a run, and written into its record.
+        Asked of a `settled` config: what `auto` stands for is decided once per run, and written into its record.
         """
         assert self.compile != "auto", "settled() comes first"
         return choose(bool(self.compile))

@@ -29,7 +29,7 @@ class ModelBlock(Strict):
 class TrainingBlock(Strict):
     """Megatron-core: how many ranks, how they split the model, and in which precision they compute."""
 
-    num_ranks: int = Field(default=1, ge=1, description="processes of the training engine, one a GPU")
+    num_ranks: int = Field(default=1, ge=1, description="processes of the training engine, one per GPU")
     tensor_parallel: int = Field(default=1, ge=1, description="TP; above 1 sequence parallelism is on")
     pipeline_parallel: int = Field(default=1, ge=1, description="PP, stages")
     virtual_pipeline: int = Field(default=1, ge=1, description="VPP, model chunks a stage (interleaved 1F1B)")
@@ -46,14 +46,14 @@ class TrainingBlock(Strict):
         "and dealt out, so that ranks compute equally much; null: micro_batch_size responses, padded to the longest",
     )
     logit_chunk: int = Field(
-        default=1024, ge=1, description="response tokens whose logits a rank holds at once; backward makes them again"
+        default=1024, ge=1, description="response tokens whose logits a rank holds together; backward makes them again"
     )
     recompute: Literal["none", "selective", "full"] = Field(
         default="none", description="activations computed again in backward: none, those of the experts, all layers"
     )
     offload: tuple[Literal["gradients", "optimizer"], ...] | None = Field(
         default=None,
-        description="what colocated ranks give up of their GPUs while engines use them: gradients are made anew, "
+        description="GPU memory that colocated ranks free while engines use the GPUs: gradients are allocated again, "
         "optimizer states (bf16) wait in the machine's memory; null: nothing",
     )
     distributed_optimizer: bool = Field(default=True, description="shard optimizer states over data-parallel ranks")
@@ -229,7 +229,7 @@ class ScaledCheckpointBlock(CheckpointBlock):
 
     asynchronous: bool | None = Field(
         default=None,
-        description="true: ranks copy what they save to the machine's memory and write it while the run goes on",
+        description="true: ranks copy what they save to the machine's memory and write it while the run continues",
     )
 
 
@@ -246,7 +246,7 @@ class ScaledRun(RunConfig):
     checkpoint: ScaledCheckpointBlock = Field(
         default_factory=ScaledCheckpointBlock, description="files from which a killed run continues"
     )
-    evidence: Evidence | None = Field(default=None, description="what the algorithm stands on; written by promote")
+    evidence: Evidence | None = Field(default=None, description="what the algorithm rests on; written by promote")
 
     @model_validator(mode="after")
     def _engines_and_ranks_take_turns(self) -> ScaledRun:

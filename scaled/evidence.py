@@ -1,4 +1,5 @@
-"""The `evidence:` block of a promoted config: which runs it stands on, what became of them, and what they do not cover.
+"""The `evidence:` block of a promoted config: the runs that it rests on, their outcomes, and the questions that they
+leave open.
 
 It changes no number of the run that carries it, and no hash; `firstorder promote` writes it, people read it.
 """
@@ -14,7 +15,7 @@ from lab.verdict import VerdictRules
 
 
 class RunEvidence(Strict):
-    """One run that the promotion stands on.
+    """One run that the promotion rests on.
 
     `run` is its folder, <name>/<UTC time>-<config hash>; the hashes differ by the seed alone. `reasons` are the rules
     that fired, or what kept the verdict open; `remarks` are on a stable run. Both accuracies are held-out ones, in
@@ -40,7 +41,8 @@ class RunEvidence(Strict):
 class Spread(Strict):
     """One final metric over the runs that recorded it; the standard deviation (n - 1) of a single run is null.
 
-    A run's final value is its mean over the last `verdict_rules.window` recorded values; of accuracy it is the last.
+    A run's final value is its mean over the last `verdict_rules.window` recorded values; for accuracy it is the last
+    one.
     """
 
     mean: float
@@ -57,7 +59,7 @@ class Evidence(Strict):
     engine: str = Field(description="the inference engine they ran against, as JSON")
     verdict_rules: VerdictRules = Field(description="the thresholds that they were judged by at promotion")
     final: dict[str, Spread] = Field(
-        description="metrics at the end, over the runs: of each its mean over the last verdict_rules.window values"
+        description="final metrics over the runs; a run's value is its mean over the last verdict_rules.window values"
     )
     mapped: dict[str, str] = Field(
         description="fields of `algorithm` that are not as the runs had them: what was mapped, and by which rule"
@@ -65,4 +67,4 @@ class Evidence(Strict):
     allowed_unstable: str | None = Field(
         default=None, min_length=1, description="why it was promoted without stable runs of several seeds"
     )
-    unknown: tuple[str, ...] = Field(default=(), description="what the runs' records cannot show, a sentence each")
+    unknown: tuple[str, ...] = Field(default=(), description="what the runs' records cannot show, one sentence each")

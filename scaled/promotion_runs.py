@@ -1,4 +1,4 @@
-"""The finished sandbox runs that a promotion stands on, read from their folders.
+"""The finished sandbox runs that a promotion rests on, read from their folders.
 
 Nothing a run folder says is taken on trust: its config must have the hash in the folder's name, its files those in its
 manifest, its metrics must agree with its traces, and are judged anew by rules that no config can slacken.

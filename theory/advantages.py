@@ -30,7 +30,7 @@ def noisy_labels(
 ) -> Float[Tensor, "P G"]:
     """Rewards in [0, 1], each by itself exchanged for 1 - R with probability `label_noise`: a verifier that errs.
 
-    E[R'] = R + label_noise (1 - 2 R). One uniform draw a reward, from `generator`; at 0 the rewards themselves.
+    E[R'] = R + label_noise (1 - 2 R). One uniform draw per reward, from `generator`; at 0 the rewards themselves.
     """
     is_wrong_PG = torch.rand(rewards_PG.shape, generator=generator) < label_noise
     return torch.where(is_wrong_PG, 1.0 - rewards_PG, rewards_PG)
@@ -130,9 +130,9 @@ def optimal_token(
     of different tokens are uncorrelated and weight matrices are left out. A group of equal rewards gives exactly 0.
     Raises ValueError for G = 1. Source: optimal token baseline (2602.07078), as in verl 0.9.1
     (`tir_optimal_token_baseline`, which is `optimal_token_baseline` where there are no observations).
-    Differs from source: (1) where one response goes on after all others have ended there is nothing to compare it with,
-    and A = 0, as in verl with handle_zero_tail off; by default A = R there; (2) no weight of the engine gap enters W;
-    (3) where all W_jt are 0 the baseline is the mean.
+    Differs from source: (1) where one response continues after all others have ended, there is nothing to compare it
+    with, and A = 0, as in verl with handle_zero_tail off; by default A = R there; (2) no weight of the engine gap
+    enters W; (3) where all W_jt are 0 the baseline is the mean.
     """
     P, G = rewards_PG.shape
     _require_group(rewards_PG, "optimal_token")

@@ -63,7 +63,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True)
 class Algorithm(SamplingSettings, BatchSettings):
-    """One RL recipe: P prompts x G responses a global step, N mini-batches, an objective and a routing-replay mode.
+    """One RL recipe: P prompts x G responses per global step, N mini-batches, an objective and a routing-replay mode.
 
     `dynamic_sampling_rounds` is how many times prompts may be drawn to fill P groups with mixed rewards; 1 keeps every
     group (no dynamic sampling). `max_tokens` bounds all that follows a prompt, `max_turns` how often mu speaks in it

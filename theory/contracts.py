@@ -40,7 +40,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Draw:
-    """One response's own seed and longest length, in tokens: it then owes nothing to what else is in the call."""
+    """One response's own seed and longest length, in tokens: it then does not depend on anything else in the call."""
 
     seed: int
     max_tokens: int

@@ -108,7 +108,7 @@ def update_metrics(
         routing = routing_metrics(cached, now)
         metrics |= _some(routing, "topk_agreement", "zero_deviation", "one_deviation")
         if "routing/token_disagreement" in routing:
-            # The mean of `staleness_tv`: TV of point masses is 1 where a route differs anywhere.
+            # TV of two point masses is 1 where the route differs at any layer (Pr2 sec. 3.3).
             metrics["routing/staleness_tv"] = routing["routing/token_disagreement"]
     features = [stats.features for _, stats in updates if stats.features is not None]
     if cached_logits is not None and len(features) == len(updates):

@@ -87,7 +87,7 @@ class _Talk:
     def rows(self) -> Int[Tensor, "rows L K"]:
         """The routing rows: a turn adds those that no turn before it had (its own record goes back to the start).
 
-        Where a later turn computes the conversation anew, in an engine whose passes differ, the rows that it finds are
+        Where a later turn computes the conversation again, in an engine whose passes differ, the rows that it finds are
         not those under which the earlier tokens were sampled.
         """
         parts, start = [], 0

@@ -51,7 +51,7 @@ class Policies(Strict):
         return self
 
     def trees(self) -> list[PrefixTree]:
-        """One tree a length; ValueError for one that is too large to enumerate."""
+        """One tree per length; ValueError for one that is too large to enumerate."""
         return [PrefixTree(self.num_tokens, length, self.has_end) for length in self.lengths]
 
 

@@ -1,4 +1,4 @@
-"""The page of an audit: one picture and what it says in words, then the table and a figure for every question."""
+"""The page of an audit: one picture and its findings in words, then the table and a figure for every question."""
 
 from __future__ import annotations
 

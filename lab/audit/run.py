@@ -64,7 +64,7 @@ def audit(
 
 
 def _rows(config: AuditConfig, case: Case) -> Rows:
-    """All rows of a case; what several of them need is computed once."""
+    """All rows of a case; values that several of them need are computed once."""
     measured = _Measured(config.seed, case)
     rows = []
     for level in case.levels:

@@ -238,7 +238,7 @@ def case_name(row: Mapping[str, Any]) -> str:
 
 
 def terminal_tables(frame: pd.DataFrame) -> Iterator[Table]:
-    """One rich table a case: a line each objective, mode and pair of distances."""
+    """One rich table per case: a line for each objective, mode and pair of distances."""
     found, _ = shown(frame)
     names = ("kl_mu_old", "kl_old_pi", *text_columns(frame))
     for _, part in parts(found, [name for name in CASE if name != "mode"]):

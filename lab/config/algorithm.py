@@ -1,9 +1,9 @@
-"""The `algorithm:` block: what a run optimises and how, in words that no engine and no model appears in.
+"""The `algorithm:` block: what a run optimises and how, in terms that mention no engine and no model.
 
 It is the part of a configuration that moves from the sandbox to a cluster unchanged; `build()` turns it into
 `theory.algorithm.Algorithm`. Names, defaults, ranges and descriptions follow from the dataclasses of `theory`, so that
-a new preset, correction or number of one needs no line here. Papers: MiniRL (arXiv 2512.01374), R3 (2510.11370), Pr2
-(2606.00395).
+a new preset or correction, or a new number of one, needs no line here. Papers: MiniRL (arXiv 2512.01374), R3
+(2510.11370), Pr2 (2606.00395).
 """
 
 from __future__ import annotations

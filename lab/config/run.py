@@ -21,7 +21,7 @@ class EvaluationBlock(Strict):
     every: int = Field(
         default=10, ge=1, description="global steps between evaluations; the last step is always evaluated"
     )
-    num_samples: int = Field(default=4, ge=1, description="k of avg@k: sampled responses a held-out problem")
+    num_samples: int = Field(default=4, ge=1, description="k of avg@k: sampled responses per held-out problem")
     max_prompts: int = Field(default=128, ge=1, description="held-out problems used, from the first one on")
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature of the evaluation")
 
@@ -63,7 +63,7 @@ class RunConfig(Strict):
     backend: str = Field(description="the world that runs it: sandbox or scaled")
     num_steps: int = Field(ge=1, description="global steps: rollout, old pass, mini-batches, hand-over")
     task: TaskConfig = Field(description="where prompts and rewards come from")
-    algorithm: AlgorithmConfig = Field(description="what is optimised and how, in words that hold in every world")
+    algorithm: AlgorithmConfig = Field(description="what is optimised and how, in terms that hold in every world")
     evaluation: EvaluationBlock = Field(default_factory=EvaluationBlock, description="held-out accuracy")
     checkpoint: CheckpointBlock = Field(
         default_factory=CheckpointBlock, description="files from which a killed run continues"

@@ -1,4 +1,4 @@
-"""Exact training as a study: problems x engine errors x objectives x (N, B), a run each, without a sample or a seed.
+"""Exact training as a study: problems x engine errors x objectives x (N, B), one run each, without samples or seeds.
 
 `flow(load_config(path))` gives a pandas dataframe, a row per observed update of each run.
 """

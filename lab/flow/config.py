@@ -130,7 +130,7 @@ class TrainingBlock(Strict):
     lag: int = Field(default=0, ge=0, description="how many updates old the weights are that the engine holds")
     group: GroupBlock = Field(default_factory=GroupBlock, description="how advantages arise")
     observe_every: int = Field(default=10, ge=1, description="updates between two rows of the dataframe")
-    variance: bool = Field(default=True, description="whether rows tell the variance (of an MoE: slow)")
+    variance: bool = Field(default=True, description="whether rows have the variance (of an MoE: slow)")
 
 
 class FlowConfig(Strict):

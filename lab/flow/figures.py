@@ -1,4 +1,4 @@
-"""The figures of a flow's page: means over problems with their 95% intervals, a line an objective.
+"""The figures of a flow's page: means over problems with their 95% intervals, one line per objective.
 
 Scales and colours are the report's. A cell of a page is one engine error, N and B; lines are its objectives.
 """
@@ -94,7 +94,7 @@ def panels(blocks: Sequence[pd.DataFrame], labels: Sequence[str], name: str) -> 
 
 
 def portraits(blocks: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> list[Figure]:
-    """Reward against entropy, one figure an engine error on one scale: means over problems, from the open circle on."""
+    """Reward against entropy, one figure per engine error, on one scale: means over problems, from the circle on."""
     found = {error: (curves(part, "entropy"), curves(part, "reward")) for error, part in blocks.items()}
     across, up = (scale_of([pair[i] for pair in found.values()], axis) for i, axis in enumerate(("log", "linear")))
     drawn = []
@@ -119,7 +119,7 @@ def portraits(blocks: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> list
 
 
 def reward_maps(found: pd.DataFrame, optimum: float) -> list[Figure]:
-    """The reward at the end over engine errors and N, one map an objective; none where there is one N alone.
+    """The reward at the end over engine errors and N, one map per objective; none where there is only one N.
 
     Colours run from the lowest to the highest cell of all maps.
     """

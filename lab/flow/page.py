@@ -1,4 +1,4 @@
-"""The page of a flow: what was found in words and one picture, then portraits, maps, curves and the table."""
+"""The page of a flow: the findings in words and one picture, then portraits, maps, curves and the table."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def table_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def terminal_tables(frame: pd.DataFrame) -> Iterator[Table]:
-    """One rich table an engine error: a line each objective, N and B."""
+    """One rich table per engine error: a line for each objective, N and B."""
     num = len(distinct(frame, "problem"))
     for key, part in parts(frame, ["error"]):
         title = f"{key['error']}; ends of runs, means over {num} problems"

@@ -34,7 +34,7 @@ def write_weights(
 ) -> None:
     """Writes model.safetensors, or several files and their index where it would have more than `max_shard_bytes`.
 
-    `read` is called once a name and may return a view of what the next call overwrites: one tensor is held at a time.
+    `read` is called once per name and may return a view of what the next call overwrites: one tensor is held at a time.
     Raises ValueError where a tensor that it returns is not of the stated shape and type.
     """
     # On the meta device: names and sizes, no bytes. The names' types too, for the files are aligned by them.

@@ -56,7 +56,7 @@ class ReportRun:
 
     @cached_property
     def events(self) -> list[StoredEvent]:
-        """The lines of events.jsonl: what ended and went on."""
+        """The lines of events.jsonl: interruptions of the run."""
         return events(self.folder.path)
 
     def series(self, name: str) -> Series:

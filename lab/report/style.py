@@ -1,4 +1,4 @@
-"""The report's style: one colour per run, the same in every figure, and numbers with as many digits as they deserve."""
+"""The report's style: one colour per run, the same in every figure, and numbers to three significant digits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DASHES = ("solid", "dash")
 
 
 def number(value: float | int | None) -> str:
-    """Three significant digits, small and large values as 3.4e-4; an en dash for no data, which nan is."""
+    """Three significant digits, small and large values as 3.4e-4; an en dash for None and nan."""
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):

@@ -30,7 +30,7 @@ def time_parts(runs: Sequence[ReportRun]) -> Figure | None:
     """Mean seconds of the parts of a global step; None for runs that recorded none."""
     found = {run.index: {words: run.mean(name) for words, name in TIME_PARTS.items()} for run in runs}
     caption = Caption("mean over steps of the time in each part of a global step", "s", "verl")
-    note = "Parts may overlap where sampling and training run at once; what is left goes to rewards and metrics."
+    note = "Parts may overlap where sampling and training run at the same time; the rest goes to rewards and metrics."
     return _bars(runs, found, Figure("time-parts", "Where the time goes", caption, [], {}, note), "seconds", " s")
 
 
@@ -120,7 +120,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table under a section's figures; `is_number` says of each column behind the run's how it is set."""
+    """A table under a section's figures; `is_number` says which columns after the run's hold numbers."""
 
     id: str
     title: str
@@ -159,7 +159,7 @@ def payloads(runs: Sequence[ReportRun]) -> Table | None:
         "there can be; bytes from the engines hold tokens and log-probabilities besides."
     )
     columns = ("payload", "MB per step", "MB planned", "share")
-    return Table("payloads", "What travels", columns, (False, True, True, True), tuple(rows), note)
+    return Table("payloads", "Payloads", columns, (False, True, True, True), tuple(rows), note)
 
 
 def _megabytes(num_bytes: float | int | None) -> str:
@@ -167,7 +167,7 @@ def _megabytes(num_bytes: float | int | None) -> str:
 
 
 def interruptions(runs: Sequence[ReportRun]) -> Table | None:
-    """The ranks, engines and runs that ended and went on; None where none did."""
+    """The ranks, engines and runs that ended and were continued; None where none did."""
     rows = []
     for run in runs:
         for event in run.events:
@@ -179,12 +179,10 @@ def interruptions(runs: Sequence[ReportRun]) -> Table | None:
         return None
     note = (
         "Steps done are those before the loss; those after the last checkpoint are computed again. Seconds lie between "
-        "the loss, or the new start of a run, and the moment when the run went on."
+        "the loss, or the new start of a run, and the moment when the run continued."
     )
     columns = ("ended", "steps done", "steps again", "seconds", "reason")
-    return Table(
-        "interruptions", "What ended and went on", columns, (False, True, True, True, False), tuple(rows), note
-    )
+    return Table("interruptions", "Interruptions", columns, (False, True, True, True, False), tuple(rows), note)
 
 
 __all__ = [

@@ -62,9 +62,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Row:
-    """The times of one piece on one side, a value a round, in seconds; ratios are absent where nothing is compared.
+    """The times of one piece on one side, one value per round, in seconds; ratios are absent where nothing is compared.
 
-    `peak_bytes` is the most that one run of the piece holds at once in tensors of its own.
+    `peak_bytes` is the most that one run of the piece holds at any time in tensors of its own.
     """
 
     piece: str
@@ -286,7 +286,7 @@ def table(result: BenchmarkResult) -> Table:
 
 
 def memory_table(result: BenchmarkResult) -> Table:
-    """The most that one run of each piece holds at once in tensors of its own, in megabytes."""
+    """The most that one run of each piece holds at any time in tensors of its own, in megabytes."""
     found = Table("piece", "side", title="peak memory", box=box.SIMPLE_HEAD, padding=0)
     found.add_column("MB", justify="right")
     for row in result.rows:
@@ -303,7 +303,7 @@ def remarks(result: BenchmarkResult) -> list[str]:
         f"Machine: {machine['cpu']}, {machine['num_cpus']} cores; Python {machine['python']}, "
         f"torch {versions['torch']}, transformers {versions['transformers']}.",
     ]
-    lines.append("Peak memory counts the tensors that a piece allocates and holds at once, without weights and inputs.")
+    lines.append("Peak memory counts the tensors that a piece allocates and holds, without weights and inputs.")
     if result.kernels == "compiled":
         lines.append("What compiled kernels keep outside tensors (working space that grows and stays) is not in it.")
     if not reference_trl.is_installed():

@@ -26,7 +26,7 @@ NUM_PROMPTS, NUM_OPENINGS, VOCABULARY, LENGTH = 6, 3, 3, 5
 """The setting of docs/exact-training.md: T = 6, of which the environment draws the first token."""
 
 MOE_PROMPTS, MOE_VOCABULARY, MOE_LENGTH, MOE_MINIBATCHES, MOE_DRAWS = 4, 4, 5, 8, 2
-"""4 prompts of 1,024 responses each, 8 updates a rollout, and 2 fixed draws of the router's noise."""
+"""4 prompts of 1,024 responses each, 8 updates per rollout, and 2 fixed draws of the router's noise."""
 
 
 def updates(length: int = LENGTH) -> Callable[[], object]:

@@ -11,10 +11,10 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """The most bytes of tensors that `call` holds at once beyond what is held before it, at least 0.
+    """The most bytes of tensors that `call` holds at any time beyond what is held before it, at least 0.
 
-    What it returns counts; that it frees older tensors does not. Torch's allocator on the CPU alone; what
-    the process keeps of freed memory does not count, so that the figure is the same in every process.
+    Its result counts; older tensors that it frees do not. Only torch's allocator on the CPU is measured; freed memory
+    that the process keeps does not count, so that the figure is the same in every process.
     """
     held, peak = 0, 0
     for num_bytes in _changes(call):

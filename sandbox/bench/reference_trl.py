@@ -26,7 +26,7 @@ def is_installed() -> bool:
 
 
 class StepByStep:
-    """Runs a loop that calls `pause` where a step begins, one step a call of `advance`, on a stack of its own.
+    """Runs a loop that calls `pause` where a step begins, one step per call of `advance`, on a stack of its own.
 
     In the caller's thread: OpenMP keeps a team of threads for every thread that computes, and where those are more
     than there are processors, no team waits actively any more. On two cores that made every side two to four times as

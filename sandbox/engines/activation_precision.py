@@ -17,7 +17,7 @@ from sandbox.kernels.rounding import Format, Rounding, Step
 class ActivationPrecision(Defect):
     """Inputs of the large matrix products rounded to `format`; bf16 and fp16 round all inputs, and the outputs too.
 
-    Breaks trainer == engine alone where a token's rounding is its own affair (bf16, fp16, a scale per token or per
+    Breaks only trainer == engine where each token is rounded by itself (bf16, fp16, a scale per token or per
     block of it). One scale per tensor depends on whatever else is in the batch: it breaks batch invariance and
     prefill == decode.
     Blocks are of 1 x 128, as in DeepSeek-V3 (arXiv 2412.19437, sec. 3.3.2).

@@ -28,14 +28,14 @@ class BlockPrecision(Defect):
     of 32 with E8M0 scales (OCP MX v1.0). `nvfp4`: e2m1 in blocks of 16 with e4m3 scales, and a float32 scale per tensor
     (arXiv 2509.25149).
 
-    Breaks trainer == engine alone where a token's rounding is its own affair. NVFP4's float32 scale of activations
+    Breaks only trainer == engine where each token is rounded by itself. NVFP4's float32 scale of activations
     depends on whatever else is in the batch: it breaks batch invariance and prefill == decode too.
     """
 
     place: ClassVar[float] = 3
     kind: Literal["block_precision"] = "block_precision"
     format: BlockFormat = Field(default="mxfp8", description="fp8_ue8m0, mxfp8 or nvfp4")
-    of: Literal["weights", "activations", "both"] = Field(default="both", description="what is kept in it")
+    of: Literal["weights", "activations", "both"] = Field(default="both", description="what is kept in the format")
 
     @classmethod
     def rungs(cls) -> Mapping[str, Defect]:

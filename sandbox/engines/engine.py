@@ -101,8 +101,8 @@ class SandboxEngine:
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
         """Samples `num_responses` responses per prompt by inverse transform from the distribution at `temperature`.
 
-        Response b uses the b-th row of the sampling stream alone, or its own stream where it has one, so what other
-        responses do changes nothing in it. Under stale weights that are switched, tokens from the switch's position on
+        Response b uses the b-th row of the sampling stream alone, or its own stream where it has one, so that other
+        responses change nothing in it. Under stale weights that are switched, tokens from the switch's position on
         are the newest weights', and nothing goes to the prefix cache.
         """
         self.check_loaded("generate")

@@ -24,7 +24,7 @@ class ExpertLayout(Defect):
     """In the last `layers` MoE layers an expert's matrices are another's, or its gate and up projections change places.
 
     `experts`: expert e has the matrices of expert e + 1, the last one those of the first; the router is right.
-    `halves`: silu(up x) * gate x instead of silu(gate x) * up x. Breaks trainer == engine alone; `layers` = 0 is exact.
+    `halves`: silu(up x) * gate x instead of silu(gate x) * up x. Breaks only trainer == engine; `layers` = 0 is exact.
     """
 
     place: ClassVar[float] = 10

@@ -18,7 +18,7 @@ class KVPrecision(Defect):
     """Keys (rotated) and values rounded to `format` when they are written to the cache; everyone reads the cache.
 
     A prefill attends to what it has just written, as vLLM's attention does (it takes keys and values from the paged
-    cache in both passes), so prefill == decode holds and trainer == engine alone breaks: training has no cache.
+    cache in both passes), so prefill == decode holds and only trainer == engine breaks: training has no cache.
     A scale per tensor spans what one forward pass writes: it depends on the batch, and breaks batch invariance and
     prefill == decode as well. `unit` is vLLM's default (k_scale = v_scale = 1): no scale, magnitudes above 448 saturate
     and small ones fall to 0.

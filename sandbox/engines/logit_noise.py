@@ -26,9 +26,9 @@ class _Noise(Numerics):
 class LogitNoise(Defect):
     """Independent noise of standard deviation `std` on every next-token logit, before sampling and scoring.
 
-    Tokens are drawn from the noisy distribution and scored under it. Every forward pass draws anew: all three numerical
-    links break. Routes and hidden states keep the exact engine's bits. For small std the mean of KL(mu || old) is
-    std^2 (1 - sum_v p_v^2) / 2 nats, to order std^3.
+    Tokens are drawn from the noisy distribution and scored under it. Every forward pass draws new noise: all three
+    numerical links break. Routes and hidden states keep the exact engine's bits. For small std the mean of
+    KL(mu || old) is std^2 (1 - sum_v p_v^2) / 2 nats, to order std^3.
     """
 
     place: ClassVar[float] = 7

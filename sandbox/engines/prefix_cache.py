@@ -56,7 +56,7 @@ class Found:
 class PrefixCache:
     """At most `max_bytes` of sequences, all of the weights that the engine holds (`clear` when it takes others).
 
-    Where a new one does not fit, those go that were kept or found least recently. None is the beginning of another: a
+    To make room for a new one, those kept or found least recently are dropped. None is the beginning of another: a
     longer sequence takes the place of its own beginning, whose every use it serves.
     Laws: tests/sandbox/engines/test_prefix_cache.py.
     """

@@ -44,8 +44,8 @@ class _Split(Numerics):
 def num_splits(num_rows: int, units: int, tile_rows: int) -> int:
     """The number of parts into which the inner axis of a product of `num_rows` rows is split, in [1, units].
 
-    A machine works on `units` tiles of `tile_rows` rows at once. Where the last wave of tiles does not fill it, their
-    inner axis is split so that it does: units // (tiles mod units). One lone row is split most.
+    A machine works on `units` tiles of `tile_rows` rows at the same time. Where the last wave of tiles does not fill
+    it, their inner axis is split so that it does: units // (tiles mod units). One lone row is split most.
     """
     left_over = -(-num_rows // tile_rows) % units
     return units // left_over if left_over else 1
@@ -60,7 +60,7 @@ class ReductionOrder(Defect):
 
     place: ClassVar[float] = 5
     kind: Literal["reduction_order"] = "reduction_order"
-    units: int = Field(default=8, ge=1, description="tiles that are worked on at once; 1: one fixed order of summation")
+    units: int = Field(default=8, ge=1, description="tiles worked on at the same time; 1: one fixed order of summation")
     tile_rows: int = Field(default=16, ge=1, description="rows of the batch in one tile")
     partials: Literal["fp32", "bf16"] = Field(
         default="fp32", description="format in which the parts' sums are kept and added up"

@@ -22,7 +22,7 @@ LAST = (".down_proj.", ".w2.")
 class RoutedScaling(Defect):
     """The routed experts' part of the residual stream, times `factor`; shared experts and routers are left alone.
 
-    A dropped routed_scaling_factor of 2.5 is a factor of 0.4. Breaks trainer == engine alone; `factor` = 1 is exact.
+    A dropped routed_scaling_factor of 2.5 is a factor of 0.4. Breaks only trainer == engine; `factor` = 1 is exact.
     """
 
     place: ClassVar[float] = 11

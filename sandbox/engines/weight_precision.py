@@ -48,7 +48,7 @@ def round_large(
 class WeightPrecision(Defect):
     """Every attention, MLP and expert matrix rounded to `format`; with bf16 and fp16, every weight.
 
-    Breaks trainer == engine alone: whatever the batch and the pass, all rows meet the same rounded weights.
+    Breaks only trainer == engine: all rows meet the same rounded weights, in any batch and pass.
     Blocks of 128 x 128 are DeepSeek-V3's (arXiv 2412.19437, sec. 3.3.2).
     """
 

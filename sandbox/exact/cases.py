@@ -1,7 +1,7 @@
 """The sandbox's MoE as a kind of policies in an audit: its own passes, engine defects and replay modes, enumerated.
 
 One case is a model (a seed), an engine, a replay mode and a reward; `problem` sets staleness by a step of the weights.
-The engine is the discrepancy: it has no dial, so what it does to the policy is measured. Papers: MiniRL (arXiv
+The engine is the discrepancy: it has no dial, so its effect on the policy is measured. Papers: MiniRL (arXiv
 2512.01374) Table 1; R3 (2510.11370); Pr2 (2606.00395) Eq. 4-8.
 """
 
@@ -45,14 +45,14 @@ PROMPT = Prompt("audit", (0,), answer="")
 
 
 class MoeModel(Strict):
-    """A decoder small enough for one backward an edge."""
+    """A decoder small enough for one backward per edge."""
 
     hidden_size: int = Field(default=8, ge=2, description="width D of the residual stream")
     num_layers: int = Field(default=2, ge=1, description="decoder layers, each with experts")
     num_heads: int = Field(default=2, ge=1, description="query heads")
     num_kv_heads: int = Field(default=1, ge=1, description="key and value heads")
     head_dim: int = Field(default=4, ge=2, description="width of one head")
-    num_experts: int = Field(default=4, ge=1, description="experts E a layer")
+    num_experts: int = Field(default=4, ge=1, description="experts E per layer")
     experts_per_token: int = Field(default=2, ge=1, description="slots K")
     expert_size: int = Field(default=8, ge=1, description="hidden width F of one expert")
 
@@ -114,7 +114,7 @@ def moe_cases(config: AuditConfig, block: MoePolicies) -> Cases:
 
 @dataclass
 class _World:
-    """One model with one reward: what its engines and modes share is computed once."""
+    """One model with one reward: the parts that its engines and modes share are computed once."""
 
     config: AuditConfig
     block: MoePolicies

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from pydantic import Field, model_validator
 
 from lab.flow.config import ErrorBlock, FlowConfig, FlowObjective, ProblemsBlock, TrainingBlock
@@ -77,9 +78,9 @@ class MoeObjective(FlowObjective):
 
 
 class MoeTraining(TrainingBlock):
-    """The training of every run; the variance, a gradient a response, is not told unless asked for."""
+    """The training of every run; the variance, which takes one gradient per response, is left out unless asked for."""
 
-    variance: bool = Field(default=False, description="whether rows tell the variance (slow)")
+    variance: bool = Field(default=False, description="whether rows have the variance (slow)")
     num_draws: int = Field(default=2, ge=1, description="fixed draws of an engine's noise, each a mu of its own")
     predictor_rate: float = Field(
         default=PREDICTOR_RATE, gt=0, description="learning rate of Pr2's and Pr3's predictor"
@@ -103,6 +104,9 @@ def moe_problem_of(config: FlowConfig, number: int) -> tuple[Task, MovablePolicy
     task = task_of(config, generator)
     # A prompt is two tokens long.
     model = block.policy.model.build(block.num_tokens, block.length + 1, generator)
+    assert model.head is not None, "an output matrix of its own"
+    with torch.no_grad():
+        model.head.mul_(block.policy.init_scale)
     prompts = [
         Prompt(f"{prompt}, {opening}", (prompt, opening), answer="")
         for prompt in range(block.prompts)

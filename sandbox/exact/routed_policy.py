@@ -48,8 +48,8 @@ def target_policy(model: MoE, tree: PrefixTree, prompt: Prompt, temperature: flo
 def routed_policy(model: MoE, tree: PrefixTree, rollouts: Rollouts, plan: RoutingPlan) -> RoutedPolicy:
     """pi at the model's weights, routed as `routing` says over `rollouts`, which are all responses of the tree.
 
-    It has the rollouts' temperature. The training engine's own forward and backward, one backward an edge; each edge is
-    read from a response through it.
+    It has the rollouts' temperature. The training engine's own forward and backward, one backward per edge; each edge
+    is read from a response through it.
     """
     learner = SandboxTrainingEngine(model, OptimizerSettings())
     values, jacobians = [], []
@@ -90,7 +90,7 @@ def router_shift(model: MoE, rollouts: Rollouts, passes: ModePlan, old: OldPass)
 
 
 def edges_of(tree: PrefixTree, values_YT: Float[Tensor, "Y T"]) -> list[Float[Tensor, "_n V"]]:
-    """A value of every response at every position, as one value an edge, in float64."""
+    """A value of every response at every position, as one value per edge, in float64."""
     return [values_YT[owner_nV, t].double() for t, owner_nV in enumerate(_owners(tree))]
 
 

@@ -1,6 +1,6 @@
 """The places in a forward pass where an engine's arithmetic may depart from the exact one; by default it does not.
 
-A defect overrides hooks of `Numerics`; `compose` chains several. `EXACT` costs a call a site and keeps all bits.
+A defect overrides hooks of `Numerics`; `compose` chains several. `EXACT` costs one call per site and keeps all bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks on the machine at hand that the promises of these kernels hold there."""
+"""Checks of these kernels' promises on the machine at hand."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _unseeded(regime: Regime, arm: Arm, changes: tuple[tuple[str, str], ...]) ->
 
 
 def _spread(raw: dict[str, Any], n: int, where: str) -> None:
-    """N mini-batches a global step with N times the prompts; all that is counted in steps is divided by N.
+    """N mini-batches per global step with N times the prompts; all that is counted in steps is divided by N.
 
     So the rules of the verdict, too, look at as many responses whatever N is.
     """

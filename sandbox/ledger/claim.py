@@ -157,7 +157,7 @@ class Claim:
     regimes: tuple[str, ...] = ("paper", "stress", "hot")
     """The regimes that it was tried in on those seeds."""
     shown: tuple[str, ...] = ("reward/mean", "rollout_corr/k3_kl", "actor/entropy")
-    """The metrics that its figure draws over the updates, a line an arm."""
+    """The metrics that its figure draws over the updates, one line per arm."""
     also: tuple[Arm, ...] = ()
     """Arms that are run for its pictures alone: no prediction is of them."""
     also_seeds: int = 0

@@ -78,7 +78,7 @@ def cell(links: Sequence[Link], of: Mapping[str, Answer]) -> str:
 
 
 def lines(links: Sequence[Link], of: Mapping[str, Answer]) -> list[str]:
-    """A line a question: its word, its sentence with what was found, and why it bears on the claim."""
+    """One line per question: its word, its sentence with what was found, and why it bears on the claim."""
     told = []
     for link in links:
         said, answer = word(link, of), of.get(link.question)

@@ -1,4 +1,4 @@
-"""The figures of the ledger's page: a claim's metrics over its updates, a line an arm, and the maps of stability."""
+"""The figures of the ledger's page: a claim's metrics over its updates, one line per arm, and the maps of stability."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from theory.routing.passes import MODES
 LOGARITHMIC = ("rollout_corr/k3_kl", "rollout_corr/extreme_frac_tau2", "staleness/k3_kl", "routing/route_kl")
 DEGREES = (1, 2, 4, 8)
 EMPTY = (
-    "Orange: broke at once; blue: never. Empty: not asked for, or not run. With one mini-batch R2 and Pr2 replay what "
-    "pi routes anyway, and Pr3 is R3."
+    "Orange: broke immediately; blue: never. Empty: not asked for, or not run. With one mini-batch R2 and Pr2 replay "
+    "pi's own routes, and Pr3 is R3."
 )
 
 

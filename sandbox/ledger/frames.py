@@ -15,8 +15,8 @@ from sandbox.ledger.verdicts import Finding
 
 
 def outcomes_frame(found: Sequence[Finding]) -> pd.DataFrame:
-    """A row a prediction and finding: claim, regime, whether it decides, arms, n, effect with its 95% interval, test,
-    one-sided p's that it holds and fails, where it stands by itself, and the claim's verdict there.
+    """One row per prediction and finding: claim, regime, whether it decides, arms, n, effect with its 95% interval,
+    test, one-sided p's that it holds and fails, where it stands by itself, and the claim's verdict there.
 
     Effects on the scales `ratio` and `ratio_of_means` are factors. What is missing has missing numbers, or no word.
     """

@@ -110,7 +110,7 @@ def _sentence(made: Sequence[Line]) -> str:
 
 
 def _tiles(made: Sequence[Line]) -> list[dict[str, Any]]:
-    """The claims by state, in the table's order: the page's picture, a tile a claim."""
+    """The claims by state, in the table's order: the page's picture, one tile per claim."""
     states = dict.fromkeys(line.state for line in made)
     return [
         {"text": "without all runs" if state == OPEN else state, "word": "none" if state == OPEN else state,
@@ -128,7 +128,7 @@ def _cells(line: Line) -> dict[str, Any]:
 
 
 def _explored(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Finding]) -> list[dict[str, Any]]:
-    """A row for each claim that was tried on seeds which decide nothing, with a word a regime."""
+    """A row for each claim that was tried on seeds which decide nothing, with one word per regime."""
     rows = []
     for claim in claims:
         texts = [explored(claim, regime.name, found) for regime in regimes]

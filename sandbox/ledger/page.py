@@ -111,7 +111,7 @@ POWER_TITLES = ("claim", "home", "effect assumed", "SD (of)", "seeds needed", "c
 
 
 def power_row(need: Need) -> tuple[str, ...]:
-    """A claim's line in the table of powers: what it needs, and what those that are asked for give."""
+    """A claim's line in the table of powers: the seeds that it needs, and the power of those that are asked for."""
     asked, sd = len(need.claim.deciding()), need.spread.sd
     seeds = OPEN if need.seeds is None else f"{need.seeds}{'' if need.seeds <= MOST else ' (out of reach)'}"
     power = need.power(asked) if asked else math.nan

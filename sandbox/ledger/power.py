@@ -1,7 +1,7 @@
 """Power before the runs: how many seeds a claim needs at home, from spreads that were recorded, and what they cost.
 
-A claim is reproduced where all its predictions are, so the least powerful one counts. Each is to hold with a chance of
-80% at the level that Holm's first step asks of it, ALPHA over twice the number of claims (two-sided), where truly
+A claim is reproduced where all its predictions are, so the least powerful one counts. Each should be found to hold with
+a chance of 80% at the level of Holm's first step, ALPHA over twice the number of claims (two-sided), if in truth
 
 - `more`, `less` of a number: the effect is the one `planned`, else twice the margin; one residual SD where that is 0;
 - `same`, `at_most`: it is 0 (one residual SD inside of a margin of 0);
@@ -34,18 +34,18 @@ from sandbox.ledger.verdicts import margin_of
 
 POWER = 0.8
 LEAST = 5
-"""Seeds that are asked for at least: a spread that was recorded elsewhere may be another here."""
+"""The least number of seeds asked for: a spread recorded elsewhere may differ here."""
 MOST = 40
-"""Seeds beyond which a claim is out of reach: said with its cost, and not run."""
+"""A claim that needs more seeds is out of reach: its cost is shown, and it is not run."""
 NUM_DF = 10
-"""Degrees of freedom of a spread that is gone by."""
+"""The least degrees of freedom of a spread that is used."""
 SEARCHED = 4096
-"""The largest number of seeds that is searched for."""
+"""The largest number of seeds that is tried."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A residual SD on a prediction's scale, and whose it is."""
+    """A residual SD on a prediction's scale, and its source."""
 
     sd: float
     of: str
@@ -74,7 +74,7 @@ class Need:
         return math.nan if self.seeds is None else self.seeds * self.hours_per_seed
 
     def power(self, seeds: int) -> float:
-        """The power of its least powerful prediction with so many seeds, in [0, 1]; nan without a spread."""
+        """The power of its least powerful prediction with that many seeds, in [0, 1]; nan without a spread."""
         return power(self.limiting, self.spread.sd, seeds, self.level) if seeds > 1 else math.nan
 
 
@@ -97,7 +97,7 @@ def _planned(prediction: Prediction) -> float:
 
 
 def power(prediction: Prediction, sd: float, seeds: int, level: float) -> float:
-    """The chance that a true prediction is found to hold with so many seeds, in [0, 1]; nan without a spread."""
+    """The chance that a true prediction is found to hold with that many seeds, in [0, 1]; nan without a spread."""
     kind, sides = prediction.measure.kind, prediction.sides
     if kind == "event":
         return _event_power(prediction, seeds, level)

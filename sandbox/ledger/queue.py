@@ -1,6 +1,6 @@
 """The queue: cells that have no row yet, as Ray tasks of one thread each, on one machine or on many.
 
-A row is added when its run has ended. A queue that is killed continues where it was: finished cells are not run again,
+A row is added when its run has ended. A killed queue continues where it stopped: finished cells are not run again,
 and a run in flight continues from its checkpoint.
 """
 
@@ -80,7 +80,7 @@ def work(
 ) -> Iterator[tuple[Cell, dict[str, Any] | Exception]]:
     """Runs the cells that the store lacks and adds their rows; yields each with its row, or what kept it from one.
 
-    `jobs` one-thread tasks at a time on this machine (None: one a CPU), or as many as the cluster at `address` has
+    `jobs` one-thread tasks at a time on this machine (None: one per CPU), or as many as the cluster at `address` has
     CPUs.
     """
     wanted = missing(cells, store)

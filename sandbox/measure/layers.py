@@ -1,29 +1,25 @@
-"""The sandbox's decoder a module at a time: what `firstorder doctor --localise` holds engines against, and dumps.
+"""The sandbox's decoder, one module at a time: the reference of `firstorder doctor --localise`.
 
 Extra letters: N rows of all sequences, one after the other.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from lab.doctor.layers.reference import Precision, Routed, hand_on
-from lab.doctor.layers.states import States
 from sandbox.engines import ActivationPrecision, WeightPrecision
-from sandbox.engines.buffers import PassRecorder
 from sandbox.engines.defect import Defect, kept_weights
 from sandbox.kernels import EAGER
-from sandbox.kernels.numerics import EXACT, Numerics, compose
+from sandbox.kernels.numerics import compose
 from sandbox.model import MoE
 from sandbox.model.checkpoint import load, load_hf, to_hf
 from sandbox.model.layers import Layer, Pass, linear
@@ -175,46 +171,6 @@ class DecoderReference:
     def _pass(self, num_positions: int, routing: Any) -> Pass:
         positions_BS = torch.arange(num_positions)[None]
         return self.model.prepare(positions_BS, routing, self.numerics, None)
-
-
-@torch.no_grad()
-def hidden_states(
-    model: MoE, sequences: Sequence[Tensor], numerics: Numerics = EXACT, dtype: torch.dtype = torch.bfloat16
-) -> States:
-    """A dump of an engine's passes over these sequences: a rollout engine's model and numerics, or a trainer's.
-
-    Modules' inputs and outputs are kept in `dtype`, router logits in float32.
-    """
-    parts: dict[str, list[Tensor]] = defaultdict(list)
-
-    def keep(name: str, value: Tensor, kind: torch.dtype = dtype) -> None:
-        parts[name].append(value.detach().flatten(0, -2).to(kind).clone())
-
-    def watch(name: str) -> Callable[..., None]:
-        def hook(module: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-            keep(f"{name}.in", inputs[0])
-            keep(f"{name}.out", output)
-
-        return hook
-
-    kernels, handles = model.kernels, []
-    for name, module in model.compute_with(EAGER).named_modules():
-        if match := re.fullmatch(r"layers\.(\d+)\.(attention|mlp)", name):
-            own = "self_attn" if match[2] == "attention" else "mlp"
-            handles.append(module.register_forward_hook(watch(f"model.layers.{match[1]}.{own}")))
-    try:
-        for tokens_S in sequences:
-            routing = PassRecorder(keep_features=True)
-            keep("model.embed_tokens.out", F.embedding(tokens_S, model.embedding))
-            keep("model.norm.out", model.forward_hidden(tokens_S[None], routing, numerics=numerics))
-            for layer, logits_NE in zip(model.config.moe_layers, routing.logits, strict=True):
-                keep(f"model.layers.{layer}.mlp.gate.out", logits_NE, torch.float32)
-    finally:
-        for handle in handles:
-            handle.remove()
-        model.compute_with(kernels)
-    lengths = torch.tensor([len(tokens) for tokens in sequences])
-    return States(torch.cat(list(sequences)), lengths, {name: torch.cat(values) for name, values in parts.items()})
 
 
 class Given:

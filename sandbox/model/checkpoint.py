@@ -172,7 +172,8 @@ def _stacked_views(model: MoE, shape: ModelShape) -> dict[str, tuple[Tensor, lis
 
 
 def _check_size(shape: ModelShape, files: list[Path]) -> None:
-    """ValueError where the files cannot hold all weights, a byte each at least: before memory is taken for them."""
+    """ValueError where the files cannot hold all weights, at least a byte each; asked before memory is taken for
+    them."""
     there = sum(path.stat().st_size for path in files if path.is_file())
     if shape.num_parameters > there:
         raise ValueError(

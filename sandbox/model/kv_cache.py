@@ -60,7 +60,7 @@ class KVCache:
         self._both_L2BhCd[layer].view(-1, d).index_copy_(0, slots_M, torch.cat((k_BSHd, v_BSHd)).view(-1, d))
 
     def truncate(self, lengths_B: Int[Tensor, " B"]) -> None:
-        """Forgets what lies beyond these lengths: the padding of ragged prompts, after their prefill."""
+        """Drops the tokens beyond these lengths: the padding of ragged prompts, after their prefill."""
         if bool((lengths_B > self.lengths_B).any()):
             raise ValueError(f"expected lengths of at most {self.lengths_B.tolist()}, got {lengths_B.tolist()}")
         self.lengths_B = lengths_B.clone()

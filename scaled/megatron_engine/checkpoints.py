@@ -106,7 +106,7 @@ def _save(rank: Checkpointed, folder: Path, strategy: _InProcess) -> None:
 
 
 class Saver:
-    """Checkpoints that a thread writes while the rank goes on, one at a time; `begin` is a collective.
+    """Checkpoints that a thread writes while the rank continues, one at a time; `begin` is a collective.
 
     The values are those of the moment of `begin`: tensors are copied to the CPU before it returns.
     """

@@ -50,12 +50,6 @@ def refuse(config: TransformerConfig) -> None:
             raise ValueError(f"{name}: expected {plain} ({reason}), got {value}")
 
 
-def padded_vocab_size(shape: ModelShape, training: TrainingBlock) -> int:
-    """Rows of the embedding and the head: the vocabulary, up to a multiple of the tensor-parallel ranks."""
-    tp = training.tensor_parallel
-    return -(-shape.vocab_size // tp) * tp
-
-
 def transformer_config(shape: ModelShape, training: TrainingBlock) -> TransformerConfig:
     """Megatron's configuration of this model and layout; ValueError for what Megatron would compute differently."""
     dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
@@ -246,4 +240,4 @@ def _masks_from(num_real: int) -> Any:
     return hook
 
 
-__all__ = ["build_model", "padded_vocab_size", "refuse", "transformer_config"]
+__all__ = ["build_model", "refuse", "transformer_config"]

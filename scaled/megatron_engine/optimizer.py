@@ -53,7 +53,7 @@ class RankOptimizer:
         self.megatron = optimizer if isinstance(optimizer, ChainedOptimizer) else ChainedOptimizer([optimizer])
         for one in self.megatron.chained_optimizers:
             if torch.cuda.is_available() and isinstance(one.optimizer, torch.optim.AdamW):
-                # Without Transformer Engine Megatron takes torch's AdamW; unfused, it needs 4 more bytes a weight.
+                # Without Transformer Engine Megatron takes torch's AdamW; unfused, it needs 4 more bytes per weight.
                 for group in one.optimizer.param_groups:
                     group["fused"] = True
 

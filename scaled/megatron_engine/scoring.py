@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of tokens from hidden states, the vocabulary split over tensor-parallel ranks.
 
-Logits are made for the rows that predict response tokens alone, a chunk of them at a time, and made again in backward:
-those of a whole response would take more memory than anything else in training. Every tensor-parallel rank gets the
+Logits are made only for the rows that predict response tokens, one chunk at a time, and again in backward: the logits
+of a whole response would take more memory than anything else in training. Every tensor-parallel rank gets the
 same numbers. Megatron's own fused head and loss gives neither entropies nor values on a CPU.
 
 Extra letters: n, the response tokens of a micro-batch, packed; c of a chunk; W, the vocabulary rows of one rank; J, the

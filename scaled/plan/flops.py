@@ -1,6 +1,6 @@
 r"""FLOPs of one token and one sequence, from the model's shape alone.
 
-Matrix work counts 2 FLOPs a weight and token, attention 2 S H (d_qk + d_v) a token and layer over a causal half.
+Matrix work counts 2 FLOPs per weight and token, attention 2 S H (d_qk + d_v) per token and layer over a causal half.
 Letters: S tokens of a sequence, H heads, E experts, K slots.
 """
 

@@ -1,4 +1,4 @@
-"""The accelerators that `cluster.gpu` can name: memory, dense matmul rates, bandwidths, as their makers state them.
+"""The accelerators that `cluster.gpu` can name: memory, its bandwidth, dense matmul rates, as their makers state them.
 
 Rates are dense (no structured sparsity). Memory is what the driver reports, which is less than the name says.
 """
@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """One accelerator: memory in GiB, FLOP/s in 1e12, bandwidths in GB/s of one GPU in one direction.
+    """One accelerator: memory in GiB, FLOP/s in 1e12, the memory's bandwidth in GB/s.
 
-    `fp8_tflops` is None where the tensor cores have no fp8. `link_gb_s` reaches the GPUs of the same machine,
-    `network_gb_s` those of another one, on the maker's own reference system.
+    `fp8_tflops` is None where the tensor cores have no fp8.
     """
 
     name: str
@@ -21,8 +20,6 @@ class Gpu:
     bf16_tflops: float
     fp8_tflops: float | None
     hbm_gb_s: float
-    link_gb_s: float
-    network_gb_s: float
     source: str
 
     def tflops(self, *, fp8: bool) -> float:
@@ -31,17 +28,14 @@ class Gpu:
 
 
 _ROWS = (
-    # name, GiB, bf16 and fp8 TFLOP/s, memory, link and network GB/s, source
-    Gpu("A100-80GB", 80.0, 312.0, None, 2039.0, 300.0, 25.0, "NVIDIA A100 80GB SXM data sheet; DGX A100, 200 Gb/s"),
-    Gpu("H20-96GB", 95.6, 148.0, 296.0, 4000.0, 450.0, 50.0, "NVIDIA H20 product brief; HGX H20, 400 Gb/s"),
-    Gpu("H100-80GB", 79.6, 989.0, 1979.0, 3350.0, 450.0, 50.0, "NVIDIA H100 SXM data sheet; DGX H100, 400 Gb/s"),
-    Gpu("H200-141GB", 140.4, 989.0, 1979.0, 4800.0, 450.0, 50.0, "NVIDIA H200 SXM data sheet; DGX H200, 400 Gb/s"),
-    Gpu("B200-180GB", 179.0, 2250.0, 4500.0, 7700.0, 900.0, 50.0, "NVIDIA DGX B200 data sheet, 400 Gb/s"),
-    Gpu(
-        "RTX-PRO-6000-96GB", 95.6, 503.0, 1007.0, 1792.0, 64.0, 25.0,
-        "NVIDIA RTX PRO 6000 Blackwell data sheet; PCIe 5.0 x16, a 400 Gb/s adapter for two GPUs",
-    ),
-    Gpu("MI300X-192GB", 191.9, 1307.0, 2614.0, 5300.0, 448.0, 50.0, "AMD Instinct MI300X data sheet; 400 Gb/s a GPU"),
+    # name, GiB, bf16 and fp8 TFLOP/s, GB/s of the memory, source
+    Gpu("A100-80GB", 80.0, 312.0, None, 2039.0, "NVIDIA A100 80GB SXM data sheet"),
+    Gpu("H20-96GB", 95.6, 148.0, 296.0, 4000.0, "NVIDIA H20 product brief"),
+    Gpu("H100-80GB", 79.6, 989.0, 1979.0, 3350.0, "NVIDIA H100 SXM data sheet"),
+    Gpu("H200-141GB", 140.4, 989.0, 1979.0, 4800.0, "NVIDIA H200 SXM data sheet"),
+    Gpu("B200-180GB", 179.0, 2250.0, 4500.0, 7700.0, "NVIDIA DGX B200 data sheet"),
+    Gpu("RTX-PRO-6000-96GB", 95.6, 503.0, 1007.0, 1792.0, "NVIDIA RTX PRO 6000 Blackwell data sheet"),
+    Gpu("MI300X-192GB", 191.9, 1307.0, 2614.0, 5300.0, "AMD Instinct MI300X data sheet"),
 )  # fmt: skip
 
 GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in _ROWS}

@@ -88,20 +88,6 @@ def dry_run(shape: ModelShape, training: TrainingBlock, ranks: Sequence[int] | N
     return [RankPlan(**{**plan, "layers": tuple(map(tuple, plan["layers"]))}) for plan in plans]
 
 
-def total_parameters(plans: Sequence[RankPlan], training: TrainingBlock) -> int:
-    """Parameters of the whole model from one plan of each stage; rows that pad the vocabulary count, copies do not.
-
-    sum over stages of  (dense - replicated) x TP + replicated + experts x EP x ETP
-    """
-    tp, expert_ranks = training.tensor_parallel, training.expert_parallel * training.expert_tensor_parallel
-    return sum(
-        (p.dense_parameters - p.replicated_parameters) * tp
-        + p.replicated_parameters
-        + p.expert_parameters * expert_ranks
-        for p in plans
-    )
-
-
 def _shape(fields: dict[str, Any]) -> ModelShape:
     latent = fields["latent_attention"]
     return ModelShape(
@@ -166,4 +152,4 @@ if __name__ == "__main__":
     _main(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
-__all__ = ["RankPlan", "dry_run", "total_parameters"]
+__all__ = ["RankPlan", "dry_run"]

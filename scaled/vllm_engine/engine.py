@@ -130,7 +130,7 @@ class VllmEngine:
     # Weights
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Takes all weights as `quantize.quantised` gives them for `rollout.precision`, one tensor an expert.
+        """Takes all weights as `quantize.quantised` gives them for `rollout.precision`, one tensor per expert.
 
         Later responses carry `version`. The tensors are held until all have come, and compared with the model before
         the engine is touched: ValueError names those that are missing, unexpected, repeated or misshapen. Rows that the

@@ -14,9 +14,8 @@ from firstorder.localise import open_reference
 from lab.doctor.layers.modules import inspect
 from lab.doctor.layers.states import States
 from lab.doctor.layers.words import PARTS
-from sandbox.measure.layers import hidden_states
 from sandbox.model.checkpoint import save
-from tests.pages.layers import MODELS, PLANTS, Patient
+from tests.pages.layers import MODELS, PLANTS, Patient, hidden_states
 from tests.sandbox.model.hf_shapes import SHAPES
 
 PATIENT = Patient(MODELS["Qwen3-MoE's"], seed=5, num_prompts=4)

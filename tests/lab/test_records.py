@@ -232,7 +232,7 @@ def test_a_damaged_checkpoint_offers_the_older_one(run: RunFolder) -> None:
     with pytest.raises(ValueError, match=rf"^{third}/tensors.*that of step 3 is whole: remove {third} to continue"):
         run.latest_checkpoint()
     (first / "state.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"no other one is whole: start anew with --fresh$"):
+    with pytest.raises(ValueError, match=r"no other one is whole: start again with --fresh$"):
         run.latest_checkpoint()
 
 

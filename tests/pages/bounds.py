@@ -12,6 +12,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from lab.markdown import markdown_table
 from tests.theory.bound_problems import draw_policy
 from theory.bounds import BOUNDS, Bound
 from theory.bounds.conditional import prefix_gap
@@ -115,9 +116,7 @@ def cut_row(T: int, level: float) -> str:
 
 def table(first: str, names: Iterable[str], rows: dict[str, str]) -> str:
     """A table in Markdown."""
-    names = list(names)
-    head = [f"| {first} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    return "\n".join([*head, *(f"| {key} | {cells} |" for key, cells in rows.items())])
+    return markdown_table((first, *names), rows.items()).strip()
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def of_kinds() -> list[str]:
     fresh = number(float(study(kinds.FRESH, NONE, "entropy_lost").mean()))
     words = (
         f"**Other kinds of error, and no baseline?** An error along one direction costs {at['k1']} without a weight, "
-        f"one of the weights {at['k3']}; centring gives back {at['k2']} and {at['k4']}. Drawn anew in every pass the "
+        f"one of the weights {at['k3']}; centring gives back {at['k2']} and {at['k4']}. Drawn again in every pass, the "
         f"fixed error costs {at['k5']} less ({at['k5'].num} problems), though entropy where nothing is earned ends at "
         f"{fresh}; rounding to INT4 costs {at['k6']} less. Under top-p entropy ends {at['k8']} higher with the token "
         f"weight than with the score centred, which costs {at['k9']} of reward. Under the fixed error no weight earns "

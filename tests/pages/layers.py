@@ -6,22 +6,30 @@ can have it, by dumps against the model, two dumps, and a trace alone.
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lab.doctor.layers.modules import inspect
 from lab.doctor.layers.pair import compare
 from lab.doctor.layers.routers import trace_routes
+from lab.doctor.layers.states import States
 from lab.doctor.layers.words import between
 from lab.markdown import markdown_table
 from lab.traces import Trace
 from sandbox.engines import ActivationPrecision, ExpertLayout, RoutedScaling, WeightPrecision
+from sandbox.engines.buffers import PassRecorder
 from sandbox.engines.defect import Defect, kept_weights
 from sandbox.engines.engine import SandboxEngine
-from sandbox.measure.layers import DecoderReference, hidden_states
+from sandbox.kernels import EAGER
+from sandbox.kernels.numerics import EXACT, Numerics
+from sandbox.measure.layers import DecoderReference
 from sandbox.model import MoE
 from sandbox.model.checkpoint import to_hf
 from sandbox.model.config import ModelConfig
@@ -94,6 +102,46 @@ def planted(model: MoE, plant: Plant | None, layer: int) -> Tensors:
     assert hit, (layer, plant)
     changed = dict(plant.change([(name, tensor) for name, tensor in tensors if name in hit]))
     return [(name, changed.get(name, tensor)) for name, tensor in tensors]
+
+
+@torch.no_grad()
+def hidden_states(
+    model: MoE, sequences: Sequence[Tensor], numerics: Numerics = EXACT, dtype: torch.dtype = torch.bfloat16
+) -> States:
+    """A dump of an engine's passes over these sequences: a rollout engine's model and numerics, or a trainer's.
+
+    Modules' inputs and outputs are kept in `dtype`, router logits in float32.
+    """
+    parts: dict[str, list[Tensor]] = defaultdict(list)
+
+    def keep(name: str, value: Tensor, kind: torch.dtype = dtype) -> None:
+        parts[name].append(value.detach().flatten(0, -2).to(kind).clone())
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(module: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            keep(f"{name}.in", inputs[0])
+            keep(f"{name}.out", output)
+
+        return hook
+
+    kernels, handles = model.kernels, []
+    for name, module in model.compute_with(EAGER).named_modules():
+        if match := re.fullmatch(r"layers\.(\d+)\.(attention|mlp)", name):
+            own = "self_attn" if match[2] == "attention" else "mlp"
+            handles.append(module.register_forward_hook(watch(f"model.layers.{match[1]}.{own}")))
+    try:
+        for tokens_S in sequences:
+            routing = PassRecorder(keep_features=True)
+            keep("model.embed_tokens.out", F.embedding(tokens_S, model.embedding))
+            keep("model.norm.out", model.forward_hidden(tokens_S[None], routing, numerics=numerics))
+            for layer, logits_NE in zip(model.config.moe_layers, routing.logits, strict=True):
+                keep(f"model.layers.{layer}.mlp.gate.out", logits_NE, torch.float32)
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.compute_with(kernels)
+    lengths = torch.tensor([len(tokens) for tokens in sequences])
+    return States(torch.cat(list(sequences)), lengths, {name: torch.cat(values) for name, values in parts.items()})
 
 
 class Patient:

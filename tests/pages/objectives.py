@@ -17,7 +17,7 @@ preset is a named one. What stands here is what `describe` prints and what every
 learns, the one that was rolled out, and the engine that sampled.
 
 Where each comes from, by which equation, which test holds it and what differs: the [paper index](paper-index.md).
-Beside verl's and TRL's own functions: [peers](peers.md). What was looked at and left out is
+Beside verl's and TRL's own functions: [peers](peers.md). Objectives that were considered and left out are
 [below](#left-out-and-why).
 """
 

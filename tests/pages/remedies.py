@@ -17,6 +17,7 @@ import pandas as pd
 from lab.audit.table import distinct
 from lab.flow.config import load_config
 from lab.flow.table import Interval, of_cell
+from lab.markdown import markdown_table
 from lab.report.style import number
 from sandbox.exact.flow import SandboxFlow
 from tests.pages.predictions import Prediction, counts, verdicts
@@ -205,22 +206,22 @@ def harms(study: Remedies) -> str:
         ),
     ]
     heads = (NONE, TOKEN, CLIP, MASK)
-    lines = [f"| harm at the end | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    for label, found in cells:
-        shown = [str(mean(found[head], f"{label} {head}")) if head in found else "" for head in heads]
-        lines.append(f"| {label} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+    rows = [
+        (label, *(mean(found[head], f"{label} {head}") if head in found else "" for head in heads))
+        for label, found in cells
+    ]
+    return markdown_table(("harm at the end", *heads), rows).strip()
 
 
 def replays(study: Remedies) -> str:
     """Reward at the end of each replay mode."""
     modes = (NATURAL, R2, R3, PR2)
-    lines = [f"| reward at the end | {' | '.join(modes)} |", "|---" * (len(modes) + 1) + "|"]
+    rows = []
     for error, n in ((SMALL, 8), (LARGE, 8), (LARGE, 2)):
         found = {mode: study.replayed(mode, error, n) for mode in modes}
-        shown = [str(mean(x, f"{error} {n} {mode}")) if len(x) else "" for mode, x in found.items()]
-        lines.append(f"| {error.replace(', scale', '')}, N = {n} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+        shown = [mean(x, f"{error} {n} {mode}") if len(x) else "" for mode, x in found.items()]
+        rows.append((f"{error.replace(', scale', '')}, N = {n}", *shown))
+    return markdown_table(("reward at the end", *modes), rows).strip()
 
 
 def ranks(study: Remedies) -> dict[str, Interval]:

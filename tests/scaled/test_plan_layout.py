@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from lab.hf import ModelShape
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.parallel import Layout, check_layout, layers_of
 from scaled.model_shape import load_shape
-from scaled.plan.layout import RankPlan, dry_run, total_parameters
+from scaled.plan.layout import RankPlan, dry_run
 
 GIB = 2**30
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,20 @@ def plans() -> dict[str, tuple[ModelShape, TrainingBlock, list[RankPlan]]]:
         shape, training = _shape(name), TrainingBlock(num_ranks=32, **fields)
         made[case] = (shape, training, dry_run(shape, training))
     return made
+
+
+def total_parameters(plans: Sequence[RankPlan], training: TrainingBlock) -> int:
+    """Parameters of the whole model from one plan of each stage; rows that pad the vocabulary count, copies do not.
+
+    sum over stages of  (dense - replicated) x TP + replicated + experts x EP x ETP
+    """
+    tp, expert_ranks = training.tensor_parallel, training.expert_parallel * training.expert_tensor_parallel
+    return sum(
+        (p.dense_parameters - p.replicated_parameters) * tp
+        + p.replicated_parameters
+        + p.expert_parameters * expert_ranks
+        for p in plans
+    )
 
 
 @pytest.mark.parametrize("case", LAYOUTS)

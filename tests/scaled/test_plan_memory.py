@@ -280,11 +280,10 @@ def test_engines_that_sample_meanwhile_leave_less():
 
 
 def test_gpu_table_is_plausible():
-    """fp8 doubles the bf16 rate where there is fp8, memory is at most what the name says, and links beat networks."""
+    """fp8 doubles the bf16 rate where there is fp8, and memory is at most what the name says."""
     for name, gpu in GPUS.items():
         assert gpu.fp8_tflops is None or gpu.fp8_tflops / gpu.bf16_tflops == pytest.approx(2, rel=0.01)
         assert 0.9 * float(name.split("-")[-1].removesuffix("GB")) < gpu.memory_gib <= float(name.split("-")[-1][:-2])
-        assert gpu.hbm_gb_s > gpu.link_gb_s > gpu.network_gb_s
         assert gpu.source
     with pytest.raises(ValueError, match=r"cluster\.gpu: expected one of A100-80GB, .*, got H900"):
         gpu_named("H900")

@@ -27,11 +27,6 @@ class Bound:
             raise ValueError(f"{self.name}: expected both sides to be of shape {expected} (lhs), got {got} (rhs)")
 
     @property
-    def slack(self) -> Float[Tensor, "*batch"]:
-        """rhs - lhs, in the unit of the two, at least 0 up to rounding; inf where the bound says nothing."""
-        return self.rhs - self.lhs
-
-    @property
     def ratio(self) -> Float[Tensor, "*batch"]:
         """lhs / rhs, in [0, 1] up to rounding, 1 where the bound is tight; NaN where rhs is 0 (and so is lhs)."""
         return torch.where(self.rhs > 0, self.lhs / self.rhs, torch.nan)

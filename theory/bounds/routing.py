@@ -132,8 +132,8 @@ def soft_route(
 ) -> Bound:
     """E_t ||g_t(P) - g_t(Q)|| <= M sqrt(2 loss), loss = sum_l E_t KL(p_tl || q_tl), M = max over tokens and routes.
 
-    Proof: Eq. 16 and Pinsker give 2 M sqrt(KL(P_t || Q_t) / 2) a token; the layers of Eq. 17 are independent, so their
-    KLs add; Jensen takes the mean over tokens under the root.
+    Proof: Eq. 16 and Pinsker give 2 M sqrt(KL(P_t || Q_t) / 2) per token; the layers of Eq. 17 are independent, so
+    their KLs add; Jensen takes the mean over tokens under the root.
     Tight for one layer, a small step from two equally likely halves, kernels of opposite sign on them, and the same
     KL at each token. Loose with depth (`product_tv`), with unequal tokens, and with kernels that share a mean.
     It is about soft routes: the hard top-k set is the subject of theory/bounds/topk.py.

@@ -117,7 +117,7 @@ def relative_square(p: Float[Tensor, "*batch"], q: Float[Tensor, "*batch"]) -> F
 
 
 def require_cover(logp_pi: Edges, logp_mu: Edges) -> None:
-    """Raises ValueError where mu never samples per token that pi takes: no weight on mu's samples can stand for it."""
+    """Raises ValueError where mu never samples a token that pi takes: no weight on mu's samples can stand for it."""
     for t, (pi_nV, mu_nV) in enumerate(zip(logp_pi, logp_mu, strict=True)):
         bare = (pi_nV > -math.inf) & (mu_nV == -math.inf)
         if bare.any():

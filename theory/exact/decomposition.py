@@ -26,7 +26,7 @@ from theory.exact.estimator import Problem
 
 
 def pair_terms(problem: Problem, baseline: float) -> Float[Tensor, "T T Q"]:
-    """E_mu[(R - b) delta_s g_t] for every pair (s, t), in units of reward a parameter."""
+    """E_mu[(R - b) delta_s g_t] for every pair (s, t), in units of reward per parameter."""
     tree, logp_pi = problem.target.tree, problem.target.logp()
     T = tree.max_length
     edges = [[tree.zero_edges() for _ in range(T)] for _ in range(T)]

@@ -103,7 +103,7 @@ NUM_DRAWS = 16
 
 
 def _fixed(first: MovablePolicy, generator: torch.Generator) -> Dial:
-    """log p + scale e: one normal draw an edge, for good. An error that depends on the context and never changes."""
+    """log p + scale e: one normal draw per edge, made once. An error that depends on the context and never changes."""
     noise = logit_noise(first.tree, generator)
     return lambda policy, scale: [disturbed(policy.logp(), noise, scale)]
 
@@ -130,7 +130,7 @@ def _shared(first: MovablePolicy, generator: torch.Generator) -> Dial:
 
 
 def _weights(first: MovablePolicy, generator: torch.Generator) -> Dial:
-    """The policy at theta + scale e, e one normal draw a parameter, for good."""
+    """The policy at theta + scale e, e one normal draw per parameter, made once."""
     noise = torch.randn(first.parameters.shape, generator=generator, dtype=torch.float64)
     return lambda policy, scale: [policy.moved(scale * noise).logp()]
 

@@ -94,7 +94,7 @@ class Estimate:
     """Mean and covariance of the gradient that one group of responses gives, against the true gradient.
 
     `variance` is the trace of the covariance of one group's estimate times its number of responses: an estimate from n
-    responses in whole groups has variance / n. Both gradients are in units of the objective a parameter.
+    responses in whole groups has variance / n. Both gradients are in units of the objective per parameter.
     `num_draws` is None where all is exact, else how many groups the advantages' distribution was sampled from.
     """
 

@@ -219,7 +219,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Update:
-    """An expected update and the drift in it, in units of the objective a parameter."""
+    """An expected update and the drift in it, in units of the objective per parameter."""
 
     batch: Batch
     policy: TreePolicy
@@ -328,7 +328,7 @@ class Update:
 
 
 def mean_gradient(updates: Sequence[Update], centred: bool = False) -> Float[Tensor, " Q"]:
-    """The mean of the updates' gradients, each less its drift where `centred`: a pull-back a policy, not an update."""
+    """The mean of the updates' gradients, each less its drift where `centred`, by one pull-back per policy."""
     found = _mean(updates, [one.edges for one in updates])
     return found - _mean(updates, [one.drift_edges for one in updates]) if centred else found
 

@@ -23,7 +23,7 @@ from theory.exact.tree import MAX_RESPONSES, Paths, PrefixTree
 
 @dataclass(frozen=True)
 class Forest(PrefixTree):
-    """One tree a context. `probabilities` are those of the contexts, and sum to 1; `prompts` the prompt of each.
+    """One tree per context. `probabilities` are those of the contexts, and sum to 1; `prompts` the prompt of each.
 
     Raises ValueError for probabilities that are no distribution, for lists of different lengths, for prompts that are
     not numbered from 0 without a gap, and for a forest of more than MAX_RESPONSES.

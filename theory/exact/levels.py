@@ -40,13 +40,13 @@ def expected_length(tree: PrefixTree, logp: Edges) -> float:
 
 
 def token_kl(tree: PrefixTree, logp_p: Edges, logp_q: Edges) -> float:
-    """KL(p || q) a token, nats: that of responses over their expected length under p (MiniRL sec. 4.2)."""
+    """KL(p || q) per token, nats: that of responses over their expected length under p (MiniRL sec. 4.2)."""
     reach = tree.reach(logp_p)
     return _kl(reach, logp_p, logp_q) / sum(float(reach_n.sum()) for reach_n in reach)
 
 
 def logit_noise(tree: PrefixTree, generator: torch.Generator) -> list[Float[Tensor, "_n V"]]:
-    """Standard normal noise for every edge's logit: an engine whose error at one prefix says nothing of another's."""
+    """Standard normal noise for every edge's logit: an engine whose errors at two prefixes are independent."""
     return [torch.randn(n, tree.num_tokens, generator=generator, dtype=torch.float64) for n in tree.sizes]
 
 

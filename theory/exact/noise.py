@@ -23,8 +23,8 @@ from theory.exact.expected import PromptGroup, Update
 def variance(updates: Sequence[Update]) -> float:
     """The trace of the covariance of one group's estimate, times its number of responses: B of them leave variance / B.
 
-    On one prompt and sampler it is `Estimate.variance` (theory/exact/estimator.py). In squared units of the objective a
-    parameter; the score is not centred.
+    On one prompt and sampler it is `Estimate.variance` (theory/exact/estimator.py). In squared units of the objective
+    per parameter; the score is not centred.
     """
     G = updates[0].batch.group.num_responses
     each = [_second_of_responses(one) if G is None else _second_of_groups(one) for one in updates]

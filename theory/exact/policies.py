@@ -1,6 +1,6 @@
 """Policies on a prefix tree: their conditionals, and the two things that gradients need of them.
 
-`pullback` turns a number an edge into sum_edges c(edge) d log pi(edge) / d theta, the form of any expected gradient;
+`pullback` turns one number per edge into sum_edges c(edge) d log pi(edge) / d theta, the form of any expected gradient;
 `squared_norms` takes the same sum a response at a time, for second moments. The parameters are one vector.
 
 Letters beyond theory/exact/tree.py: F features of a prefix, Q parameters.

@@ -40,10 +40,10 @@ class Settings:
     old the weights are that an engine rolls out. `centred` takes the drift off every update. A finite `batch_size` B
     adds the Gaussian noise of B responses to each (theory/exact/noise.py). The objective's own centering, full or
     top_k, is a part of its gradient; it goes with neither `centred` nor noise, which do not know it. `has_variance` is
-    whether rows tell the variance, which takes a gradient a response. Raises ValueError
-    for an unknown optimizer, numbers out of range, a KL penalty, which has no reference here, an advantage per token
-    with finite groups, a flow with N > 1, a lag or noise, and for noise on a centred score whose objective treats the
-    signs of advantages in different ways or has an advantage per token.
+    whether rows have the variance, which takes one gradient per response. Raises ValueError for an unknown optimizer,
+    numbers out of range, a KL penalty, which has no reference here, an advantage per token with finite groups, a flow
+    with N > 1, a lag or noise, and for noise on a centred score whose objective treats the signs of advantages in
+    different ways or has an advantage per token.
     """
 
     objective: Objective

@@ -1,7 +1,7 @@
 """All responses that a small vocabulary and a short horizon allow, as a tree of prefixes that is never searched.
 
 The nodes at depth t are the strings of t tokens without an end, numbered as numbers in base W; a node's edges are its
-V next tokens. Every quantity of a policy is then one dense array a depth, and each node is evaluated once. A response
+V next tokens. Every quantity of a policy is then one dense array per depth, and each node is evaluated once. A response
 ends with the end token, the last of the vocabulary, or at T tokens.
 
 Letters beyond theory/contracts.py: W tokens that continue a response (V, or V - 1 with an end token), n nodes of a

@@ -1,4 +1,4 @@
-"""The weight of every token: a correction's, times what a further rejection leaves, over its mean where that is asked.
+"""The weight of every token: the correction's, times the mask of a further rejection, over its mean if asked for.
 
     w_t = correction(t) [rejection(t)] / mean of correction over the mini-batch
 
@@ -27,7 +27,7 @@ def token_weights(
     is_response_BT: Bool[Tensor, "B T"],
     log_mean_weight: float,
 ) -> Factor:
-    """The weight on kept tokens, else 0: that of a rejected response may be inf."""
+    """The weight on kept tokens, and 0 elsewhere: the weight of a rejected response may be inf."""
     value_BT = correction.weight(log_gap_BT, is_response_BT)
     log_BT = correction.log_weight(log_gap_BT, is_response_BT)
     if rejection.name != "none":
@@ -48,7 +48,7 @@ def log_mean_weight(
     """log of the mean weight over response tokens, nats; over responses where a response has one weight.
 
     `count_B` is how often each response stands in the batch, by default once; with probabilities the mean is that of an
-    infinitely large one. 0 where there is no token, or every weight is 0: nothing is divided then.
+    infinitely large one. It is 0, so that nothing is divided, where there is no token or every weight is 0.
     Source: verl's rollout_is_batch_normalize. Differs from source: (1) verl's mean is over the global batch, this one
     over the mini-batch; (2) it is never clamped.
     """

@@ -141,16 +141,6 @@ def token_disagreement(record_a: RoutingRecord, record_b: RoutingRecord) -> floa
     return _mean(_token_counts(difference_counts(record_a, record_b)) > 0)
 
 
-def sequence_mean_difference(record_a: RoutingRecord, record_b: RoutingRecord) -> float:
-    """Mean over responses of the mean over rows of sum_l d, in [0, L K] choices per token (R3 sec. 3.2)."""
-    return _mean(_sequence_means(difference_counts(record_a, record_b), record_a))
-
-
-def topk_agreement(record_a: RoutingRecord, record_b: RoutingRecord) -> float:
-    """Mean over rows and layers of |A and B| / K, in [0, 1] (Pr2 sec. 5.4)."""
-    return 1.0 - _mean(_router_counts(difference_counts(record_a, record_b))) / record_a.num_slots
-
-
 def route_kl(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "F L E"]) -> Float[Tensor, ""]:
     """Mean over rows and layers of KL(softmax(p) || softmax(q)), in nats, at least 0 (Pr2 sec. 5.4).
 
@@ -170,15 +160,6 @@ def route_tv(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "
     if logits_p_FLE.shape[0] == 0:
         raise ValueError("expected at least 1 feature row, got 0")
     return tv_p_q(logits_p_FLE.double(), logits_q_FLE.double()).mean()
-
-
-def staleness_tv(cached: RoutingRecord, current: RoutingRecord) -> Float[Tensor, " rows"]:
-    """S_t = TV(current route, cached route) per row, over its whole route (Pr2 sec. 3.3).
-
-    Both are point masses, so it is 0 where the routes agree at every layer and 1 elsewhere. Over rows that both
-    records have at every layer, in order.
-    """
-    return (_token_counts(difference_counts(cached, current)) > 0).double()
 
 
 def routing_metrics(record_a: RoutingRecord, record_b: RoutingRecord) -> dict[str, float]:

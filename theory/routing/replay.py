@@ -31,7 +31,7 @@ class LedgerError(ValueError):
 
 
 class NaturalRouting:
-    """Routing without replay, record or ledger: what inference, a reference model or a teacher runs with."""
+    """Routing without replay, record or ledger, as for inference, a reference model or a teacher."""
 
     def route(
         self,
@@ -50,9 +50,9 @@ class ReplayContext:
     """The routing of one forward and backward of one micro-batch of B responses, padded to `width` rows each.
 
     Row s of response b stands at b * width + s of the flattened batch; rows from num_rows_B[b] on are padding and are
-    routed naturally, as are rows that the record lacks. `layer_numbers` are the MoE layers of the model: needed only
-    to notice a layer that never asked where neither record nor predictor names them.
-    Enter it once; leave it after backward. Left by an exception, it forgets everything.
+    routed naturally, as are rows that the record lacks. `layer_numbers`, the MoE layers of the model, are needed only
+    where neither record nor predictor names them: they tell which layer never asked.
+    Enter it once; leave it after backward. An exception that leaves it clears everything.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ReplayContext:
             raise ValueError(f"expected feature rows of {B} responses, got {len(features)}")
 
     def _flat_features(self, rows_B: Sequence[Tensor]) -> Tensor:
-        """The places of the feature rows in the flattened batch; ValueError where a response has not that row."""
+        """The places of the feature rows in the flattened batch; ValueError where a response does not have that row."""
         num_rows_B = torch.tensor([rows.shape[0] for rows in rows_B], dtype=torch.int64)
         response_F, rows_F = torch.arange(len(rows_B)).repeat_interleave(num_rows_B), torch.cat(list(rows_B))
         is_outside_F = (rows_F < 0) | (rows_F >= torch.tensor(self._num_rows_B)[response_F])
@@ -128,7 +128,7 @@ class ReplayContext:
 
     @contextmanager
     def recompute(self) -> Iterator[None]:
-        """Inside, layers that the forward has routed may be routed again, and get the same experts as then.
+        """Inside, layers that the forward has routed may be routed again, and get the same experts.
 
         For activation recomputation: `checkpoint(..., context_fn=lambda: (nullcontext(), context.recompute()))`.
         Natural routes are held as well: a near tie that flips would change what backward differentiates.

@@ -237,7 +237,7 @@ def attention(
 ) -> Float[Tensor, "B S H d"]:
     """softmax(q k^T / sqrt(d)) v over the first `num_seen` keys of each query; P is a multiple of LANES.
 
-    The H / h query heads of a group share one key head. What stands in the other key slots is never part of a sum.
+    The H / h query heads of a group share one key head. The content of the other key slots is never part of a sum.
     """
     d = q_BSHd.shape[-1]
     assert k_BhPd.shape[2] % LANES == 0, f"{k_BhPd.shape[2]} key slots are no multiple of {LANES}"

@@ -28,11 +28,11 @@ from sandbox.engines import (
 )
 from sandbox.engines.defect import Defect, Link
 from sandbox.engines.engine import SandboxEngine
-from sandbox.engines.prefill import prefilled
 from sandbox.kernels.numerics import EXACT, Numerics
 from sandbox.model import MoE
 from sandbox.training.numerics import of_precision, training_numerics
 from tests.contracts import worlds
+from tests.sandbox.engines.prefill import prefilled
 from theory.contracts import MiniBatch, Rollouts, Sampling
 from theory.objectives import preset
 from theory.routing.passes import RoutingPlan

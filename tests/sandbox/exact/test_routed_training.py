@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from lab.flow import load_config
 from sandbox.engines import EngineConfig, RouterNoise, WeightPrecision
 from sandbox.exact.audit import learner_of, moe_problem, moved, random_direction, tiny_moe
+from sandbox.exact.flow import SandboxFlow, moe_problem_of
 from sandbox.exact.routed_policy import rollout_engine, target_policy
 from sandbox.exact.routed_training import MoeEngine, MoePolicy, MoeRollout, row_weights
 from sandbox.model import MoE
@@ -34,6 +37,7 @@ FOREST = Forest.uniform(PrefixTree(3, 2, has_end=True), num_prompts=1, num_openi
 PROMPTS = [Prompt("0, 0", (0, 0), ""), Prompt("0, 1", (0, 1), "")]
 NOISE = EngineConfig(defects=(RouterNoise(std=2.0),))
 EXACT = EngineConfig()
+CONFIG = Path(__file__).parents[3] / "configs/flow/moe_small.yaml"
 DR_GRPO = preset("dr_grpo")
 RSPO = preset("gmpo", router_shift_floor=0.95)
 # Sums of some hundred float64 terms of order 1.
@@ -240,6 +244,19 @@ def test_the_predictor_learns_from_the_second_update_on() -> None:
     losses = [engine.learn(rollouts, trained) for _ in range(10)]
     assert losses[0] is not None and losses[-1] is not None and losses[-1] < 0.98 * losses[0]
     assert all(isinstance(one, MoeRollout) for one in rollouts)
+
+
+def test_init_scale_is_a_factor_on_the_logits() -> None:
+    """`policy: {init_scale: 2}` doubles the first policy's logits in every context, and changes no draw."""
+    given = load_config(CONFIG, sandbox=lambda: SandboxFlow)
+
+    def logp(scale: float) -> list[torch.Tensor]:
+        policy = given.problems.policy.model_copy(update={"init_scale": scale})
+        problems = given.problems.model_copy(update={"policy": policy})
+        return list(moe_problem_of(given.model_copy(update={"problems": problems}), 0)[1].logp())
+
+    for one, two in zip(logp(1.0), logp(2.0), strict=True):
+        assert torch.allclose(two, torch.log_softmax(2 * one, -1), atol=1e-12)
 
 
 def test_bad_policies_are_refused() -> None:

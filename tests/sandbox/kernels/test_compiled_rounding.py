@@ -25,7 +25,6 @@ from sandbox.engines import (
 )
 from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
-from sandbox.engines.prefill import prefilled
 from sandbox.kernels.compiled import rounding as compiled
 from sandbox.kernels.numerics import EXACT, Numerics, compose
 from sandbox.kernels.rounding import Rounding, Step
@@ -33,6 +32,7 @@ from sandbox.training.numerics import of_precision
 from tests.contracts import worlds
 from tests.sandbox.compiled_world import COMPILED, MODELS, model
 from tests.sandbox.engines import test_defect_chain as chain
+from tests.sandbox.engines.prefill import prefilled
 from theory.contracts import Rollouts, Sampling
 from theory.streams import stream
 

@@ -17,7 +17,6 @@ from lab.strict import ConfigError
 from sandbox import kernels
 from sandbox.engines.buffers import PassRecorder
 from sandbox.engines.engine import SandboxEngine
-from sandbox.engines.prefill import prefilled
 from sandbox.kernels import EAGER
 from sandbox.kernels.compiled.build import library
 from sandbox.model.kv_cache import KVCache
@@ -25,6 +24,7 @@ from sandbox.run import run
 from tests.contracts import worlds
 from tests.sandbox.compiled_world import COMPILED, MODELS, engine, model, trainer
 from tests.sandbox.engines import test_defect_chain as chain
+from tests.sandbox.engines.prefill import prefilled
 from tests.sandbox.kernels.test_compiled_gradients import gradients
 from tests.sandbox.kernels.test_compiled_kernels import drawn
 from tests.sandbox.model import test_compiled_passes as passes

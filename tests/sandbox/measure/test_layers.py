@@ -12,11 +12,11 @@ from lab.doctor.layers.routers import over_margin, trace_routes
 from lab.doctor.layers.states import States
 from lab.traces import Trace
 from sandbox.engines.engine import SandboxEngine
-from sandbox.measure.layers import DecoderReference, hidden_states
+from sandbox.measure.layers import DecoderReference
 from sandbox.model import MoE
 from sandbox.model.checkpoint import to_hf
 from sandbox.training.engine import SandboxTrainingEngine
-from tests.pages.layers import MODELS, PLANTS, Patient, V
+from tests.pages.layers import MODELS, PLANTS, Patient, V, hidden_states
 from theory.algorithm import OptimizerSettings
 from theory.contracts import Prompt, Sampling
 from theory.routing.gates import select

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from sandbox.engines.buffers import PassRecorder
-from sandbox.engines.prefill import prefilled
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.kernels import EAGER
 from sandbox.model.kv_cache import KVCache
 from tests.contracts import worlds
 from tests.sandbox.compiled_world import COMPILED, MODELS, copy_of, engine, model, trainer
 from tests.sandbox.engines import test_defect_chain as chain
+from tests.sandbox.engines.prefill import prefilled
 from theory.contracts import MiniBatch, Rollouts, Sampling
 from theory.objectives import preset
 from theory.routing.passes import RoutingPlan

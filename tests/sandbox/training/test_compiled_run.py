@@ -90,7 +90,7 @@ def test_auto_without_a_compiler_is_torchs_run_and_says_so(tmp_path, monkeypatch
     assert found.metrics() == expected.metrics()
     assert found.path.name.split("-")[1] == expected.path.name.split("-")[1]
     assert "\ncompile: null\nthreads: null\n" in (found.path / "config.yaml").read_text().replace(
-        "\n# threads of compiled kernels, of which no bit depends; null: one", ""
+        "\n# threads of compiled kernels, which change no bit; null: one", ""
     )
 
 

@@ -11,10 +11,10 @@ import torch
 
 from lab.evaluation import evaluate
 from sandbox.engines.engine import SandboxEngine
-from sandbox.engines.prefill import prefilled
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.training.engine import SandboxTrainingEngine
 from tests.contracts import worlds
+from tests.sandbox.engines.prefill import prefilled
 from tests.sandbox.engines.turns_world import Talk, model, prompts
 from theory.algorithm import Algorithm
 from theory.contracts import Environment, MiniBatch, Prompt, Response, Rollouts, Sampling

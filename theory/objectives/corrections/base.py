@@ -23,7 +23,7 @@ class Correction:
     """The base: weight 1, nothing truncated, nothing rejected. `log_gap_BT` is log(numerator/mu), 0 off the response.
 
     All log-gaps that the methods take are constants, already 0 where `is_response_BT` is False; what a method returns
-    off the response is of no meaning. `title` is the name as papers spell it.
+    off the response has no meaning. `title` is the name as papers spell it.
     """
 
     name: ClassVar[str]

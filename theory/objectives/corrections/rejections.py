@@ -103,7 +103,7 @@ class GeoRS(Correction):
 class K3RS(Correction):
     """w_t = 1; a response whose mean k3 of KL(mu || old) exceeds max_k3 nats per token is rejected.
 
-    k3 is non-negative a token, so gaps of both signs cannot cancel as they do in a geometric mean.
+    k3 is non-negative on every token, so gaps of both signs cannot cancel as they do in a geometric mean.
     """
 
     name: ClassVar[str] = "k3_rs"

@@ -1,4 +1,4 @@
-"""LUSPO: GSPO whose responses count by their length, so that none is worth less a token for being long.
+"""LUSPO: GSPO whose responses count by their length, so that none is worth less per token for being long.
 
     J = (1/G) sum_i |y_i| min(s_i A_i, clip(s_i, 1 - eps_low, 1 + eps_high) A_i),  s the geometric mean of pi/old.
 

@@ -148,7 +148,7 @@ class CPPO(DivergenceMask):
 
     w_t = 1 - (1 - w_min) (t - 1) / (|y| - 1) falls from 1 on the first token to w_min on the last: an early deviation
     moves the state of all that follows. W and S are the sums of w_s and of w_s D_s over s < t: a prefix that spent more
-    than delta_b a token leaves less to the next. Source: CPPO Eq. 8 to 10, Algorithm 1; eps is its delta.
+    than delta_b per token leaves less to the next. Source: CPPO Eq. 8 to 10, Algorithm 1; eps is its delta.
     Differs from source: (1) D_t is the binary total variation of its ablation and public code, not the top-20 one;
     (2) eps may differ by direction; (3) delta_b is a constant, not each response's own quantile (its Eq. 22, for base
     models). The numbers are those of its run with a constant delta_b (sec. 4.1, Table 3). delta_b = 1 binds nothing.
