@@ -63,21 +63,31 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def atomic_write(path: Path, data: str | bytes) -> None:
-    """Replaces the file by `data` (text as UTF-8) in one step; RecordError leaves the former file as it was."""
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """The place of a file that the block writes, and that takes the place of `path` in one step when it is whole.
+
+    RecordError, and an error of the block, leave the former file as it was.
+    """
     path = Path(path)
     with disk_errors(path):
         descriptor, name = tempfile.mkstemp(prefix=f"{TEMPORARY}{path.name}-", dir=path.parent)
         os.close(descriptor)
         temporary = Path(name)
         try:
-            write_synced(temporary, data.encode() if isinstance(data, str) else data)
+            yield temporary
             # mkstemp makes a private file; a record is as readable as any other file of its owner.
             os.chmod(temporary, 0o666 & ~_umask())
             os.replace(temporary, path)
             sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def atomic_write(path: Path, data: str | bytes) -> None:
+    """Replaces the file by `data` (text as UTF-8) in one step; RecordError leaves the former file as it was."""
+    with atomic_file(path) as temporary:
+        write_synced(temporary, data.encode() if isinstance(data, str) else data)
 
 
 def append_line(path: Path, line: bytes) -> None:

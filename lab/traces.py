@@ -49,7 +49,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lab.files import atomic_write, disk_errors
+from lab.files import disk_errors
+from lab.tensor_files import write_tensors
 from theory.contracts import Rollouts, TokenScores
 from theory.routing.record import RoutingRecord
 
@@ -212,7 +213,7 @@ class Trace:
     def save(self, path: Path) -> None:
         """Writes the trace as one safetensors file, whole or not at all."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors = {name: t.contiguous().clone() for name, t in tensors.items() if isinstance(t, Tensor)}
+        tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
         metadata = {"schema": SCHEMA, "version": VERSION, "step": str(self.step)}
         if self.layer_numbers:
             metadata["layer_numbers"] = ",".join(str(n) for n in self.layer_numbers)
@@ -221,7 +222,7 @@ class Trace:
             metadata["temperature"] = repr(self.temperature)
         if self.texts:
             metadata["texts"] = json.dumps(self.texts, ensure_ascii=False)
-        atomic_write(path, _ordered(safetensors.torch.save(tensors, metadata)))
+        write_tensors(path, tensors, metadata)
 
     @staticmethod
     def load(path: Path) -> Trace:
@@ -263,19 +264,6 @@ def _check_names(tensors: dict[str, Tensor]) -> None:
         fits = tensor.dtype in SIGNED if kind == "signed int" else kind in str(tensor.dtype)
         if not fits:
             raise ValueError(f"{name}: expected a type of {kind}, got {tensor.dtype}")
-
-
-def _ordered(data: bytes) -> bytes:
-    """The file with its metadata in the order of their names.
-
-    safetensors writes them in an order that changes from process to process; the length of the header does not.
-    """
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    assert len(text) <= size, (len(text), size)
-    return data[:8] + text.ljust(size) + data[8 + size :]
 
 
 def _metadata(data: bytes) -> dict[str, str]:

@@ -27,7 +27,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lab.files import atomic_write, disk_errors
+from lab.files import disk_errors
+from lab.tensor_files import write_tensors
 
 PRECISIONS: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 NAMES = (
@@ -84,7 +85,7 @@ class States:
     def save(self, path: Path) -> None:
         """Writes the file, whole or not at all."""
         tensors = {"tokens": self.tokens, "lengths": self.lengths, **self.values}
-        atomic_write(path, safetensors.torch.save({name: x.contiguous().clone() for name, x in tensors.items()}))
+        write_tensors(path, tensors)
 
     @staticmethod
     def load(path: Path) -> States:
