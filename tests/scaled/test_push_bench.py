@@ -18,5 +18,5 @@ def test_every_row_has_a_rate() -> None:
     lines = re.findall(r"^\| ([a-z0-9, ]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", table, re.MULTILINE)
     assert [name for name, *_ in lines] == list(push_bench.WAYS)
     assert all(float(least) == float(middle) == float(most) > 0 for _, middle, least, most, _ in lines)
-    # 2^27 bytes in bf16; ranks that quantise send a byte a weight, with 4 more for every 128 x 128.
+    # 2^27 bytes in bf16; ranks that quantise send a byte per weight, with 4 more for every 128 x 128.
     assert [sent for *_, sent in lines] == ["0.13", "0.13", "0.07", "0.07", "0.13"]
