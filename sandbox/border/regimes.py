@@ -55,9 +55,9 @@ def markdown(rows: Mapping[str, Row], table: pd.DataFrame, border: float) -> str
         if row["arm"] in ARMS:
             of_regime.setdefault(row["regime"], []).append(row)
     gaps = {f"`{name}`": first_kl(own) for name, own in of_regime.items()}
-    gaps["router noise 1.0 (claim 44)"] = float(
-        where(table, gap=BEYOND, remedy="tis")["kl"].to_numpy(dtype=float).mean()
-    )
+    off_map = where(table, gap=BEYOND, remedy="tis")["kl"].to_numpy(dtype=float)
+    if len(off_map):
+        gaps["router noise 1.0 (claim 44)"] = float(off_map.mean())
     lines = [
         (name, number(kl), number(border / kl), place(kl, border))
         for name, kl in sorted(gaps.items(), key=lambda one: one[1])

@@ -136,6 +136,15 @@ with open("engine.jsonl", "w") as file:
 
 At another temperature than 1 the engine needs `logprobs_mode="processed_logprobs"`. The trainer's side comes from `--old`.
 
+### What to add to SkyRL
+
+With `trainer.dump_data_batch` SkyRL writes pickles, which can run any code when they are opened. At the end of `dump_data` in `skyrl/train/trainer.py`:
+
+```python
+tensors = {name: value for name, value in data.items() if isinstance(value, torch.Tensor)}
+torch.save(tensors, data_save_dir / f"{file_name}.pt")
+```
+
 ### What to add to TRL
 
 Train with `Dumped` in place of `GRPOTrainer`, with vLLM and `vllm_importance_sampling_correction`:

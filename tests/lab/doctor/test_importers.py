@@ -236,7 +236,10 @@ LACKING: dict[str, tuple[Callable[[Path], Path], str, str]] = {
         "line 2: expected a JSON object", "",
     ),
     "nothing in it": (lambda d: (d / "t.jsonl").write_text("\n") and d / "t.jsonl", "at least 1 row", ""),
-    "another kind": (lambda d: d / "t.csv", r"expected a trace as .safetensors, .jsonl, .parquet or .pt, got .csv", ""),
+    "another kind": (
+        lambda d: (d / "t.csv").write_text("a,b") and d / "t.csv",
+        r"expected a trace as .safetensors, .jsonl, .parquet or .pt, got .csv", "",
+    ),
     "routes all 0": (
         lambda d: write_jsonl(
             d / "t.jsonl", [row | {"experts_mu": (0 * torch.tensor(row["experts_mu"])).tolist()} for row in ROWS]
