@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from scaled.config import PrecisionBlock
+from scaled.vllm_engine.quantize import quantised
 from tests.contracts import worlds
 from tests.contracts.test_rollout_engine import (  # noqa: F401 - collected here as tests of this engine
     rollouts,
@@ -49,6 +50,10 @@ def weights(_vllm_sizes):
 
 @pytest.fixture(scope="module", params=PRECISIONS)
 def engine(request, weights, tmp_path_factory):
-    made = vllm_world.engine(weights, tmp_path_factory.mktemp("shape"), PRECISIONS[request.param])
+    precision = PRECISIONS[request.param]
+    made = vllm_world.engine(weights, tmp_path_factory.mktemp("shape"), precision)
+    load = made.load_weights
+    # The contract's weights are the trainer's; a RolloutGroup has the ranks quantise them before an engine sees them.
+    made.load_weights = lambda named, version: load(quantised(named, precision), version)
     yield made
     made.close()

@@ -96,7 +96,8 @@ def test_mean_length_is_r3_table_8():
 def test_minirl_gpu_hours(recipe, updates):
     """MiniRL sec. 4.2 spends 5 to 6 GPU hours a gradient step; rollout and training without padding, on 64 GPUs of
     which half wait, 12 to 14. The two must agree to a factor of 3: cluster, concurrency, mean length and packing are
-    not printed. Our own step has lengths that spread, padding and a push through one process as well: 13 to 18.
+    not printed. Our own step has lengths that spread and padding as well: 12.5 to 18. (A push takes 0.04 of that since
+    ranks quantise at the same time; in each engine it was another 0.4 for n8_r3.)
     """
     config = load(f"configs/scaled/minirl/{recipe}.yaml", [], Schemas())
     assert isinstance(config, ScaledRun)
@@ -104,6 +105,6 @@ def test_minirl_gpu_hours(recipe, updates):
     mean = round(compute.MEAN_LENGTH_SHARE * config.rollout.max_model_len)
     step = compute.step_compute(config, QWEN, gpu, mean, mean)
     whole = compute.step_compute(config, QWEN, gpu)
-    assert 12.5 < whole.gpu_hours / updates < 18.5
+    assert 12 < whole.gpu_hours / updates < 18.5
     hours = 64 * (step.rollout_s + step.training_s) / 3600
     assert 5.5 / 3 < hours / updates < 5.5 * 3
