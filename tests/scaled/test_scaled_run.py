@@ -67,14 +67,14 @@ class Events:
     def wrap(self, patch: pytest.MonkeyPatch) -> None:
         real = scaled.session.Session._step
 
-        def step(session, number, schedule, probe, recorder, training: TrainingGroup, rollout):
+        def step(session, number, schedule, probe, recorder, training: TrainingGroup, rollout, checkpoints):
             if number == self.rank_in_step and "rank" not in self.killed:
                 self.killed.append("rank")
                 os.kill(training.pids()[1], signal.SIGKILL)
             if number == self.engine_in_step and "engine" not in self.killed:
                 self.killed.append("engine")
                 os.kill(rollout.pids()[0], signal.SIGKILL)
-            real(session, number, schedule, probe, recorder, training, rollout)
+            real(session, number, schedule, probe, recorder, training, rollout, checkpoints)
 
         patch.setattr(scaled.session.Session, "_step", step)
 
