@@ -228,7 +228,7 @@ def test_engines_of_a_predicted_mu_give_features(name, tmp_path, monkeypatch):
     sampling = Sampling(max_tokens=8, num_features=config.algorithm.replay.predictor.num_positions)
     monkeypatch.setattr(groups, "RolloutGroup", Group)
     monkeypatch.setattr(engine, "VllmEngine", Unstarted)
-    monkeypatch.setattr(engine, "choose_kernels", lambda precision, is_cpu: "native")
+    monkeypatch.setattr(engine.quantize, "choose_kernels", lambda precision, is_cpu: "native")
     for is_eager in (False, True):
         rollout = config.rollout.model_copy(update={"enforce_eager": is_eager})
         changed = config.model_copy(update={"model": model, "rollout": rollout})
