@@ -26,15 +26,16 @@ WORDS = """## The ledger's regimes on this map
 A regime is an engine gap, and in `hot` a higher learning rate; its claims choose N. Where `KL x N` passes
 x* = {border} at an N of the map ({least} to {most}), the border runs through the regime. Where even the largest N stays
 below, the regime is quiet; where the least is above, it lies beyond. x* is that of GRPO at the learning rate of
-`border`; half the rate moves it (claim 45). KL is the mean over a run's first twentieth, of MiniRL without replay.
+`border`; half the rate moves it (claim 45). KL is the mean over the first twentieth of MiniRL's runs without replay,
+and for claim 44 that of the first step.
 """
 
 
 def place(kl: float, border: float) -> str:
     """*quiet*, *border* or *beyond*: whether KL x N reaches the border x* at no N of the map, at some, or at every one.
 
-    kl: k3 KL(mu || old) before training, nats per token, above 0. border: x* of `KL x N`, where half of the runs
-    without a remedy collapse.
+    kl: k3 KL(mu || old) at the start of training, nats per token, above 0. border: x* of `KL x N`, where half of the
+    runs without a remedy collapse.
     """
     if kl * max(DEGREES) < border:
         return "quiet"
@@ -49,7 +50,7 @@ def first_kl(rows: Sequence[Row]) -> float:
 
 
 def markdown(rows: Mapping[str, Row], table: pd.DataFrame, border: float) -> str:
-    """A line per regime with runs of ARMS, and one for the gap off the map: its KL, its N at the border, its place."""
+    """A line per regime with runs of ARMS, and one for the gap off the map: KL, N at the border, place."""
     of_regime: dict[str, list[Row]] = {}
     for row in rows.values():
         if row["arm"] in ARMS:

@@ -28,6 +28,7 @@ from sandbox.model.checkpoint import load, save
 from sandbox.training.engine import SandboxTrainingEngine
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.training_group import Assembly, TrainingGroup
+from scaled.config import ScaledRun
 from scaled.session import Session
 from tests.contracts import worlds
 from theory.algorithm import Algorithm
@@ -234,3 +235,23 @@ if __name__ == "__main__":
     # `firstorder` with sandbox engines inside the cluster: what the kill tests start as a process of its own.
     scaled.session.Session = SandboxSession
     sys.exit(main(sys.argv[1:]))
+
+
+def config(num_ranks: int = 2, num_engines: int = 2) -> ScaledRun:
+    """A run that only its cluster is made of: places for ranks and engines."""
+    return ScaledRun.model_validate_json(
+        f"""{{"name": "cluster", "num_steps": 1, "task": {{"kind": "arithmetic"}}, "model": {{"path": "none"}},
+        "training": {{"num_ranks": {num_ranks}}}, "rollout": {{"num_engines": {num_engines}}},
+        "cluster": {{"object_store_gib": 0.2}}, "algorithm": {{"objective": {{"preset": "minirl"}}}}}}"""
+    )
+
+
+def rounded(named_tensors: NamedTensors) -> NamedTensors:
+    """The weights in bf16."""
+    yield from ((name, tensor.bfloat16()) for name, tensor in named_tensors)
+
+
+def signed(named_tensors: NamedTensors) -> NamedTensors:
+    """The weights in bf16, after the number of the process that converts them."""
+    yield f"process {os.getpid()}", torch.zeros(0)
+    yield from rounded(named_tensors)

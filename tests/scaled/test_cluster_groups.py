@@ -20,16 +20,16 @@ import pytest
 import ray
 import torch
 
-from scaled.cluster import interface, ray_cluster, training_group
+from scaled.cluster import ray_cluster, training_group
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
 from scaled.cluster.training_group import RankDied, TrainingGroup
 from scaled.cluster.transfer import Bucket, StoredTensors, stored, tensors_of
-from scaled.config import LimitsBlock, ScaledRun
+from scaled.config import LimitsBlock
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import cluster_world
-from theory.contracts import Draw, MiniBatch, NamedTensors, Rollouts, Sampling
+from theory.contracts import Draw, MiniBatch, Rollouts, Sampling
 from theory.objectives import preset
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings, fold
@@ -48,18 +48,10 @@ BUCKET = 20_000  # bytes: a dozen buckets for these weights
 PREDICTOR = PredictorSettings(1.0, num_positions=4)
 
 
-def config(num_ranks: int = 2, num_engines: int = 2) -> ScaledRun:
-    return ScaledRun.model_validate_json(
-        f"""{{"name": "cluster", "num_steps": 1, "task": {{"kind": "arithmetic"}}, "model": {{"path": "none"}},
-        "training": {{"num_ranks": {num_ranks}}}, "rollout": {{"num_engines": {num_engines}}},
-        "cluster": {{"object_store_gib": 0.2}}, "algorithm": {{"objective": {{"preset": "minirl"}}}}}}"""
-    )
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One local Ray for the module, with room for two ranks and two engines."""
-    with ray_cluster.cluster(config(), tmp_path_factory.mktemp("run")) as made:
+    with ray_cluster.cluster(cluster_world.config(), tmp_path_factory.mktemp("run")) as made:
         yield made
 
 
@@ -244,23 +236,12 @@ def test_weights_go_from_ranks_to_engines(
     assert same(engines.generate(worlds.prompts(5), SAMPLING), alone(DEFECT))
 
 
-def in_bf16(named_tensors: NamedTensors) -> NamedTensors:
-    """The weights in bf16, after the number of the process that converts them."""
-    yield f"process {os.getpid()}", torch.zeros(0)
-    yield from ((name, tensor.bfloat16()) for name, tensor in named_tensors)
-
-
-def rounded(named_tensors: NamedTensors) -> NamedTensors:
-    """The weights in bf16."""
-    yield from ((name, tensor.bfloat16()) for name, tensor in named_tensors)
-
-
 def test_every_rank_converts_what_it_yields(ranks: TrainingGroup) -> None:
     """Weights of ranks are converted in the ranks' processes, others in this one; unasked they are as they are."""
     plain = {name: tensor.clone() for name, tensor in ranks.named_tensors()}
     assert all(tensor.dtype == torch.float32 for tensor in plain.values())
     for tensors, pids in ((ranks.named_tensors(), {*ranks.pids()}), (iter(plain.items()), {os.getpid()})):
-        found = dict(tensors_of([reference for reference, _ in stored(tensors, BUCKET, in_bf16)]))
+        found = dict(tensors_of([reference for reference, _ in stored(tensors, BUCKET, cluster_world.signed)]))
         assert {name for name in found if name not in plain} == {f"process {pid}" for pid in pids}
         assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in plain.items())
 
@@ -269,13 +250,13 @@ def test_engines_take_what_was_converted(engines: RolloutGroup, monkeypatch: pyt
     """A group's `convert` is applied before the bytes are counted, and engines sample from its weights."""
     one = worlds.training_engine(worlds.model())
     local = worlds.rollout_engine(DEFECT, worlds.model())
-    local.load_weights(rounded(one.named_tensors()), version=7)
+    local.load_weights(cluster_world.rounded(one.named_tensors()), version=7)
     expected = local.generate(worlds.prompts(5), SAMPLING)
     assert not same(expected, alone(DEFECT))
     whole = sum(tensor.nbytes for _, tensor in one.named_tensors())
     engines.meter.take()
     with monkeypatch.context() as patch:
-        patch.setattr(engines, "convert", rounded)
+        patch.setattr(engines, "convert", cluster_world.rounded)
         engines.load_weights(one.named_tensors(), version=7)
     assert whole / 2 <= engines.meter.take()["transfer/weights_bytes"] < whole / 2 * 1.2
     assert same(engines.generate(worlds.prompts(5), SAMPLING), expected)
@@ -403,29 +384,9 @@ def test_the_death_of_a_rank_is_rank_died(ranks: TrainingGroup) -> None:
 # -- the cluster
 
 
-def test_the_interface_of_the_config_is_used(tmp_path: Path) -> None:
-    """A name that this machine has not is one line; a name's address is where the ranks' store would listen."""
-    raw = config().model_dump()
-    raw["cluster"]["interface"] = "nowhere0"
-    known = interface.addresses()
-    with (
-        pytest.raises(ValueError, match=r"cluster.interface: expected an interface .*, got nowhere0"),
-        ray_cluster.cluster(ScaledRun.model_validate(raw), tmp_path),
-    ):
-        pass
-    for name, address in known.items():
-        with interface.listening(interface.address_of(name)) as made:
-            assert made.getsockname()[0] == address
-        assert interface.variables(name, True) == {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
-    assert interface.variables(None, False) == {}
-    assert known[interface.variables(None, True)["GLOO_SOCKET_IFNAME"]] == "127.0.0.1"
-    with pytest.raises(ValueError, match=r"cluster.interface: cannot listen on 203.0.113.1"):
-        interface.listening("203.0.113.1")
-
-
 def test_a_cluster_too_small_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     """A run that asks for more places than the cluster has is refused before anything starts."""
-    large = config(num_ranks=16, num_engines=16)
+    large = cluster_world.config(num_ranks=16, num_engines=16)
     with (
         pytest.raises(ValueError, match=r"training.num_ranks: expected a cluster with 32 CPUs .* got 4"),
         ray_cluster.cluster(large, tmp_path),

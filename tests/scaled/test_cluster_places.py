@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from firstorder.worlds import Schemas
 from lab.config.load import load
+from scaled.cluster import interface, ray_cluster
 from scaled.cluster.ray_cluster import Place, by_node, places_of, unit
 from scaled.config import ScaledRun
+from tests.scaled import cluster_world
 
 
 def recipe(*overrides: str) -> ScaledRun:
@@ -65,3 +68,23 @@ def test_colocated_engines_lie_over_the_ranks_gpus() -> None:
     raw["rollout"]["num_engines"] = 17
     with pytest.raises(ValueError, match=r"rollout.num_engines: expected at most .* 32 GPUs .* = 34"):
         places_of(ScaledRun.model_validate(raw), node_gpus=8)
+
+
+def test_the_interface_of_the_config_is_used(tmp_path: Path) -> None:
+    """A name that this machine has not is one line; a name's address is where the ranks' store would listen."""
+    raw = cluster_world.config().model_dump()
+    raw["cluster"]["interface"] = "nowhere0"
+    known = interface.addresses()
+    with (
+        pytest.raises(ValueError, match=r"cluster.interface: expected an interface .*, got nowhere0"),
+        ray_cluster.cluster(ScaledRun.model_validate(raw), tmp_path),
+    ):
+        pass
+    for name, address in known.items():
+        with interface.listening(interface.address_of(name)) as made:
+            assert made.getsockname()[0] == address
+        assert interface.variables(name, True) == {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    assert interface.variables(None, False) == {}
+    assert known[interface.variables(None, True)["GLOO_SOCKET_IFNAME"]] == "127.0.0.1"
+    with pytest.raises(ValueError, match=r"cluster.interface: cannot listen on 203.0.113.1"):
+        interface.listening("203.0.113.1")
