@@ -235,7 +235,8 @@ def test_trls_hook_writes_a_dump_that_is_read(tmp_path: Path, monkeypatch: pytes
 
 def test_skyrls_lines_write_a_dump_that_is_read(tmp_path: Path) -> None:
     """The lines of docs/doctor.md save a batch's tensors beside the pickle, and the doctor reads the same batch."""
-    batch = torch.load(dumps.skyrl(tmp_path, ROWS), weights_only=True) | {"metadata": None}
+    batch = torch.load(dumps.skyrl(tmp_path, ROWS), weights_only=True)
+    batch |= {"metadata": SimpleNamespace()}  # which torch.load would not open as weights alone
     names = {"torch": torch, "data": batch, "data_save_dir": tmp_path, "file_name": "global_step_7_training_input"}
     exec(code("doctor.md", "What to add to SkyRL"), names)
     dump = load_dump(tmp_path / "global_step_7_training_input.pt")
