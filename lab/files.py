@@ -66,7 +66,7 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """The place of a file that the block writes, and that takes the place of `path` in one step when it is whole.
+    """A temporary file for the block to write, which replaces `path` in one step when the block ends.
 
     RecordError, and an error of the block, leave the former file as it was.
     """

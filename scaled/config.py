@@ -130,7 +130,7 @@ class PrecisionBlock(Strict):
     batch_invariant: bool | None = Field(
         default=None,
         description="true: a token's log-probability does not depend on its neighbours in the batch (vLLM's "
-        "batch-invariant kernels, on GPUs alone); slower",
+        "batch-invariant kernels, GPUs only); slower",
     )
 
 

@@ -184,7 +184,7 @@ def export_hf(
 
 
 def _shared_out(found: Iterable[Weight], layout: Layout) -> Iterator[Weight]:
-    """The weights that this replica has to yield: as many elements as the others, so that all are at work in a push.
+    """The weights that this replica yields: about as many elements as the others do, so that all work during a push.
 
     Replicas hold the same bits and count alike, so no message is needed. Routers are the first replica's, which folds
     the predictor into them.

@@ -123,7 +123,7 @@ def push_bytes(config: ScaledRun, shape: ModelShape) -> int:
 
 
 def yielded_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) -> int:
-    """Weights of matrices that one rank of the stage quantises in a push, the most of all its ranks.
+    """Weights of matrices that the busiest rank of the stage quantises in a push.
 
     Replicas share them out (`megatron_engine.weights`): dense ones over DP, experts over EP and the replicas of an
     expert; the first rank of a tensor-parallel group does so for the group.

@@ -183,7 +183,8 @@ def assumptions(plan: Plan) -> list[str]:
         f"{compute.STEP_OVERHEAD * 1e3:g} ms per step; a push "
         f"{compute.push_rate(plan.config, plan.payloads['weights pushed to one engine']):g} GB/s, from ranks to "
         f"engines over the object store, after {compute.quantise_seconds(plan.config, plan.shape):,.0f} s in which "
-        f"ranks quantise at {compute.QUANTISE_GB_S:g} GB/s each, all at once (seen on one machine, on CPUs alone).",
+        f"ranks quantise at {compute.QUANTISE_GB_S:g} GB/s each, at the same time "
+        "(measured on one machine, on CPUs only).",
         f"{plan.gpu.name}: {plan.gpu.source}.",
     ]
     if plan.config.takes_turns:

@@ -64,7 +64,7 @@ def quantised(named_tensors: Iterable[tuple[str, Tensor]], precision: PrecisionB
 
 @dataclass(frozen=True)
 class Sent:
-    """A tensor that travels: its shape and type; None is any floating-point type."""
+    """Shape and dtype of a tensor that is sent; a dtype of None accepts any floating-point type."""
 
     shape: Shape
     dtype: torch.dtype | None = None
@@ -86,7 +86,7 @@ def sent(weights: Mapping[str, Shape], precision: PrecisionBlock) -> dict[str, S
 
 
 def rounded(named_tensors: Iterable[tuple[str, Tensor]], precision: PrecisionBlock) -> Iterator[tuple[str, Tensor]]:
-    """The weights behind `quantised` tensors, on the format's grid in the compute type; each scale comes next."""
+    """The weights that `quantised` tensors stand for, in the compute type; each weight's scale must follow it."""
     dtype = DTYPES[precision.compute]
     tensors = iter(named_tensors)
     for name, tensor in tensors:
@@ -152,8 +152,8 @@ def choose_kernels(precision: PrecisionBlock, is_cpu: bool) -> Kernels:
     """Whether weights in fewer bits go into vLLM's own kernels (native) or are rounded to their grid.
 
     vLLM's CPU kernels of fp8_block and int8, and its fp8 key-value cache, are there on some CPUs alone: ValueError says
-    which instructions are missing, where `native` or an fp8 cache was asked for. Its batch-invariant kernels are on
-    GPUs alone.
+    which instructions are missing, where `native` or an fp8 cache was asked for. Its batch-invariant kernels
+    exist only for GPUs.
     """
     if is_cpu and precision.batch_invariant:
         raise ValueError("rollout.precision.batch_invariant: true needs a GPU; vLLM has no such kernels for CPUs")
