@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping
@@ -10,8 +11,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from sandbox.claims import CLAIMS
 from sandbox.claims.border_arms import DEGREES, GAPS, NORMS, REMEDIES, at
-from sandbox.ledger.cells import Regime, key
+from sandbox.ledger.cells import MAX_GRAD_NORM, Regime, key
 from sandbox.ledger.claim import Arm, Row
 from sandbox.ledger.course import area, collapse_step, collapsed, final, initial, peak
 from sandbox.ledger.measures import FINAL_ENTROPY, FINAL_KL
@@ -28,12 +30,12 @@ def runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
     """One line per run: its place, seed and course; columns PLACE, seed, FIRST and what pi's accuracy did.
 
     `collapse` is the update (not the global step) from which on a collapsed run stays fallen, nan for the others.
-    Rows whose config is no longer that of their arm are left out.
+    A run belongs to the place whose config it has, whichever claim's arm it was made for. Rows whose config is no longer
+    that of their arm are left out.
     """
-    arms = {one.name: place for place, one in _places()}
-    found = []
+    names, found = _place_of_arm(regime), []
     for name, row in rows.items():
-        place = arms.get(row["arm"]) if row["regime"] == regime.name else None
+        place = names.get(row["arm"]) if row["regime"] == regime.name else None
         if place is None or key(regime, at(place[1], place[3], place[2], place[0]), row["seed"]) != name:
             continue
         start = collapse_step(row)
@@ -58,6 +60,22 @@ def where(table: pd.DataFrame, **values: object) -> pd.DataFrame:
     found = table.loc[is_wanted]
     assert isinstance(found, pd.DataFrame)
     return found
+
+
+@functools.cache
+def _place_of_arm(regime: Regime) -> dict[str, tuple[str, str, int, str]]:
+    """Name to place, of the map's own arms and of the claims' that change a regime's config in the same way."""
+    by_changes = {_changes(regime, arm): place for place, arm in _places()}
+    of_claims = [arm for claim in CLAIMS if regime.name in claim.places for arm, _ in claim.runs(regime.name)]
+    same = {arm.name: by_changes.get(_changes(regime, arm)) for arm in of_claims}
+    return {name: place for name, place in same.items() if place} | {arm.name: place for place, arm in _places()}
+
+
+def _changes(regime: Regime, arm: Arm) -> tuple[frozenset[tuple[str, str]], int]:
+    """Everything in which an arm's config differs from the regime's, the regime's own gradient clipping included."""
+    changes = dict(arm.changes)
+    norm = dict(regime.norms).get(changes.get("algorithm.objective.preset", ""))
+    return frozenset((({} if norm is None else {MAX_GRAD_NORM: norm}) | changes).items()), arm.num_minibatches
 
 
 def _places() -> list[tuple[tuple[str, str, int, str], Arm]]:

@@ -9,6 +9,7 @@ from scipy import stats
 
 from sandbox.border.table import STORY, by_staleness, places, runs, same_as, story
 from sandbox.claims import REGIMES
+from sandbox.claims.arms import arm
 from sandbox.claims.border_arms import DEGREES, REMEDIES, ROUTER_GAPS, at, remedies_at
 from sandbox.ledger.cells import key
 
@@ -18,9 +19,9 @@ from sandbox.ledger.cells import key
 def row(place: tuple[str, str, str], seed: int, accuracies: list[float], n: int = 8) -> tuple[str, dict]:
     """Key and row of a run of the border study whose evaluations, step 0 first, are these."""
     preset, gap, remedy = place
-    arm = at(gap, remedy, n, preset)
-    return key(BORDER, arm, seed), {
-        "regime": "border", "arm": arm.name, "seed": seed, "num_steps": len(accuracies) - 1,
+    one = at(gap, remedy, n, preset)
+    return key(BORDER, one, seed), {
+        "regime": "border", "arm": one.name, "seed": seed, "num_steps": len(accuracies) - 1,
         "evaluations": [[i, value] for i, value in enumerate(accuracies)],
         "first": {"rollout_corr/k3_kl": 0.3}, "series": {"rollout_corr/k3_kl": [0.3, 0.5]},
     }  # fmt: skip
@@ -39,6 +40,17 @@ def test_a_row_of_another_config_is_left_out() -> None:
     name, found = row(("grpo", "r0.5", "none"), 100, [0.3, 0.3])
     assert len(runs({name: found}, BORDER)) == 1
     assert runs({"0123456789ab": found}, BORDER).empty and runs({name: found | {"regime": "hot"}}, BORDER).empty
+
+
+def test_a_run_of_another_claims_arm_has_the_place_of_its_config() -> None:
+    """`minirl-N8` of the papers' claims is the map's MiniRL at router noise 0.5: one config, one key, one run."""
+    name, found = row(("minirl", "r0.5", "none"), 119, [0.3, 0.3])
+    other = arm("minirl", n=8)
+    assert other.name != found["arm"] and key(BORDER, other, 119) == name
+    (one,) = runs({name: found | {"arm": other.name}}, BORDER).to_dict("records")
+    assert (one["preset"], one["gap"], one["N"], one["remedy"]) == ("minirl", "r0.5", 8, "none")
+    unlike = arm("minirl", n=4)
+    assert runs({name: found | {"arm": unlike.name}}, BORDER).empty
 
 
 def test_places_are_means_over_seeds() -> None:
