@@ -30,8 +30,8 @@ def runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
     """One line per run: its place, seed and course; columns PLACE, seed, FIRST and what pi's accuracy did.
 
     `collapse` is the update (not the global step) from which on a collapsed run stays fallen, nan for the others.
-    A run belongs to the place whose config it has, whichever claim's arm it was made for. Rows whose config is no longer
-    that of their arm are left out.
+    A run belongs to the place whose config it has, whichever claim's arm it was made for. Rows whose config is no
+    longer that of their arm are left out.
     """
     names, found = _place_of_arm(regime), []
     for name, row in rows.items():
