@@ -9,7 +9,7 @@ import typer
 
 def configs(
     under: Annotated[
-        str | None, typer.Argument(metavar="[FOLDER]", help="Only those below this one, such as demo.")
+        str | None, typer.Argument(metavar="[FOLDER]", help="List only the configs in this folder, such as demo.")
     ] = None,
 ) -> None:
     """List the configs that come with firstorder; each name stands for its file wherever a command takes a CONFIG.

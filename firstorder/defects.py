@@ -11,7 +11,7 @@ import typer
 def defects(
     context: typer.Context,
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: sandbox`.")],
-    seeds: Annotated[int, typer.Option(min=2, metavar="N", help="Draws of the batch an engine.")] = 8,
+    seeds: Annotated[int, typer.Option(min=2, metavar="N", help="Draws of the batch per engine.")] = 8,
     rung: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An engine of the table; all of them if not given.")
     ] = None,
@@ -22,8 +22,8 @@ def defects(
 ) -> None:
     """Measure what each engine defect does to a trained model: KL, F(2) and routers that differ, at several dials.
 
-    The model of CONFIG is taught its task (or opened) and trained for some steps, so that there are older weights to be
-    stale. Each engine then samples N batches, and the training engine scores them; means with 95% intervals.
+    The model of CONFIG is taught its task (or opened) and trained for some steps, so that an engine can hold stale
+    weights. Each engine then samples N batches, and the training engine scores them; means with 95% intervals.
 
     \b
     Examples:

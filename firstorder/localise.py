@@ -1,4 +1,4 @@
-"""`firstorder doctor --localise`: the first layer and module at which an engine leaves the model, or another engine."""
+"""`firstorder doctor --localise`: the first module at which an engine departs from the model, or from the other one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
 
 def localise(paths: Sequence[Path], model: Path | None, precision: str | None) -> list[Place]:
-    """The place where each file's engine parts from the model, or one of two dumps from the other.
+    """The place where each file's engine departs from the model, or one of two dumps from the other.
 
-    ValueError of one line for files that are neither dumps of hidden states nor traces, and for options that are
-    missing.
+    Raises ValueError for files that are neither dumps of hidden states nor traces, and for missing options.
     """
     from lab.doctor.layers.states import is_states
     from lab.strict import ConfigError

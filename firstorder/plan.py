@@ -1,4 +1,4 @@
-"""`firstorder plan`: what a cluster run would need, and whether it fits, without a GPU."""
+"""`firstorder plan`: the needs of a cluster run, and whether it fits, without a GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plan(
         typer.Option(
             "--simulate",
             metavar="HOURS",
-            help="Play that many hours, with drawn lengths, slow engines and failures, and with one thing changed.",
+            help="Simulate so many hours, with lengths, slow engines and failures drawn; and one change at a time.",
         ),
     ] = None,
     failures: Annotated[
@@ -59,12 +59,12 @@ def plan(
         typer.Option(
             "--rates",
             metavar="RUN",
-            help="Run folder, synchronous, whose recorded times and lengths --simulate takes instead of the plan's.",
+            help="Folder of a synchronous run, whose recorded times and lengths --simulate uses, not the plan's.",
         ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Say what the run of CONFIG needs of every GPU, what it moves and what it costs, before there is a GPU.
+    """State what the run of CONFIG needs on each GPU, transfers and costs, without a GPU.
 
     Memory of a training rank and of an inference GPU, part by part; bytes of routing records, router features and
     weights in a global step; tokens, FLOPs and a time estimate with its assumptions; and the parallel layout, built
@@ -97,7 +97,7 @@ def plan(
     if dry_run and has_megatron():
         made = _with_dry_run(made)
     elif dry_run:
-        typer.echo("the dry run was left out: megatron-core, which builds the ranks, is not installed", err=True)
+        typer.echo("the dry run is skipped: megatron-core, which builds the ranks, is not installed", err=True)
     _print(made, as_json)
     if made.misfits:
         raise ConfigError("; ".join(made.misfits))

@@ -46,14 +46,14 @@ def train(
     from lab.config.load import load, to_yaml
     from lab.interrupts import Interrupted
 
-    # An option that stands before CONFIG lands in its place, so the words are put in order again first.
+    # An option before CONFIG is parsed as CONFIG itself, so all words are split again.
     words = [config, *context.args]
     path, overrides = split(words)
     run_config = load(path, overrides, Schemas())
     if print_config:
         typer.echo(to_yaml(run_config), nl=False)
         return
-    run_config = run_config.settled()  # what --resume looks for is the config that ran
+    run_config = run_config.settled()  # --resume looks for the config that ran
     folder = _unfinished(run_config) if resume else None
 
     from lab.ending import last_words, write_page
@@ -70,10 +70,11 @@ def train(
 
 
 def split(words: list[str], wanted: str = "CONFIG, the YAML file that describes the run") -> tuple[str, list[str]]:
-    """The first word that is no override (`wanted`, for the message where there is none), and the words around it."""
+    """The first word that is not part of an override, and the other words; `wanted` names it where it is missing."""
     from lab.strict import ConfigError
 
     position = 0
+    # `--key=value` is one word, `--key value` two.
     while position < len(words) and words[position].startswith("--"):
         position += 1 if "=" in words[position] else 2
     if position >= len(words):
@@ -97,7 +98,7 @@ def _how_to_continue(config: RunConfig, words: list[str], progress: str) -> str:
 
 
 def _unfinished(config: RunConfig) -> RunFolder:
-    """The newest folder of this very config, if its run did not come to its end; ConfigError otherwise."""
+    """The newest folder of this config, if its run has not ended; ConfigError otherwise."""
     from lab.config.load import config_hash
     from lab.records import RunFolder
     from lab.strict import ConfigError

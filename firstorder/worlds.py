@@ -1,4 +1,4 @@
-"""The worlds that a config's `backend:` can name, each imported only when it is asked for."""
+"""The worlds that a config's `backend:` can name, each imported only when it is named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lab.config.run import RunConfig
 
-# backend: the class of its run config. `<package>.run.run` is what carries one out.
+# backend: the class of its run config. `<package>.run.run` runs one.
 CONFIGS = {"sandbox": ("sandbox.config", "SandboxRun"), "scaled": ("scaled.config", "ScaledRun")}
 
 
@@ -29,7 +29,7 @@ class Schemas(Mapping[str, "type[RunConfig]"]):
 
 
 def runner(backend: str) -> Callable[..., Any]:
-    """The function that carries out a run of this backend."""
+    """The function that runs a config of this backend."""
     return _import(backend, f"{backend}.run").run
 
 

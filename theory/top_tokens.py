@@ -1,4 +1,4 @@
-"""The likeliest tokens of mu at every sampled position: what is known of its distribution besides the sampled token.
+"""The likeliest tokens of mu at every sampled position: the recorded part of its distribution.
 
 Letters: A all response-part tokens of the B responses, packed; K tokens of each position; T positions of the padded
 batch. Source of the use: score centering (arXiv 2609.20807).

@@ -1,8 +1,8 @@
-"""Orders of convergence: how fast a gap closes as pi = mu + eps x direction comes near mu, predicted, then measured.
+"""Orders of convergence: how fast a gap closes as pi = mu + eps x direction approaches mu, predicted, then measured.
 
 A gap that goes as eps^k has slope k on log-log axes. The slope is fitted for each of several policies and directions,
 and its interval is that of the mean over them. Letters: theory/exact/tree.py.
-Paper: MiniRL (arXiv 2512.01374) sec. 2.3, whose "first order" the slopes put into numbers.
+Paper: MiniRL (arXiv 2512.01374) sec. 2.3, whose "first order" the slopes quantify.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def weight_gap(objective: Objective) -> Gap:
     def gap(mu: Policy, direction: Tensor, eps: float, reward_Y: Tensor) -> float:
         problem = _at(mu, direction, eps, reward_Y)
         result = estimate(problem, objective, Group(None, "none"))
-        # Up to a factor: what no learning rate makes good is the gap that counts for length normalisation.
+        # Length normalisation changes the gradient's scale, which a learning rate can undo: only direction counts.
         return result.direction_bias if objective.aggregation.name == "length_norm" else result.bias
 
     return gap

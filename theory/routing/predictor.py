@@ -26,7 +26,7 @@ class PredictorSettings:
 
     The paper's multipliers are 5e1 to 1e4 on learning rates from 2.5e-7 to 2e-6 (App. E.1), for Pr3 1e1 and 1e2
     (App. F); it has no default. Ours is that of Qwen3-30B at N = 8, which it trains at our default rate (1e3 on 1e-6):
-    the predictor's own rate is then 1e-3, of 1.25e-5 to 2e-2 in its tables. num_positions is its T_c.
+    the predictor's own rate is then 1e-3; its tables have 1.25e-5 to 2e-2. num_positions is its T_c.
     """
 
     learning_rate_multiplier: Annotated[
@@ -90,13 +90,13 @@ def loss_and_gradients(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "L D E"]]:
     """One of LOSSES and its gradient by every layer's W_p: dL/dW_l = mean_t h_t (softmax(guess_t) - softmax(target_t)).
 
-    For both losses, as W_p enters the guess alone, there linearly. `weight_F`, with the sum 1, makes the mean over rows
+    It holds for both losses, as W_p enters only the guess, linearly. `weight_F` sums to 1 and makes the mean over rows
     an expectation. Errors as for `kl_loss`.
     """
     hidden_FLD, log_target, log_guess = _log_pair(logits_pi_FLE, features, predictor, _PAIRS[loss])
     residual_FLE = log_guess.exp() - log_target.exp()
     residual_FLE = residual_FLE / len(features.rows) if weight_F is None else residual_FLE * weight_F[:, None, None]
-    # As (h^T r) = (r^T h)^T: half the time of the product as written. Contiguous: the fused AdamW reads bare memory.
+    # (r^T h)^T takes half the time of h^T r. Contiguous, as the fused AdamW reads memory without regard to strides.
     gradient_LED = torch.bmm(residual_FLE.permute(1, 2, 0), hidden_FLD.transpose(0, 1))
     return _kl(log_target, log_guess, weight_F), gradient_LED.transpose(1, 2).contiguous()
 
@@ -212,7 +212,7 @@ class PredictorTrainer:
         over all layers, after it).
         """
         parameters = list(self.parameters.values())
-        # Written out: on a few thousand rows the backward pass would cost as much as the loss again.
+        # The gradient by formula: on a few thousand rows a backward pass would cost as much as the loss again.
         with torch.no_grad():
             loss, gradient_LDE = loss_and_gradients(
                 self.settings.loss, logits_pi_FLE, features_old, self.parameters, weight_F
@@ -260,6 +260,6 @@ class PredictorTrainer:
                 parameter.copy_(mine.pop("weight"))
             self.optimizer.state.pop(parameter, None)
             if mine:
-                step = mine.pop("step").to(parameter.device)  # where a fused optimiser counts
+                step = mine.pop("step").to(parameter.device)  # a fused optimiser counts on the device
                 moments = {key: value.to(parameter) for key, value in mine.items()}
                 self.optimizer.state[parameter] = {"step": step, **moments}

@@ -3,10 +3,10 @@
     term = sg[phi(W)] A log pi_t,  W = prod_s pi_s/mu_s,  phi(W) = W^k exp(lambda (1 - W)),
     with (k, lambda) by the sign of A; phi(1) = 1, phi(0) = 0, phi(inf) = 0.
 
-No length normalises W: its kernel alone bounds what a response adds. Source: VESPO (arXiv 2602.10693), by its abstract
-and the code of TRL 1.16 (`get_gamma_weights`, which follows the authors'), whose k and lambda these are.
+W is not normalised by length: the kernel alone bounds a response's term. Source: VESPO (arXiv 2602.10693), by its
+abstract and the code of TRL 1.16 (`get_gamma_weights`, which follows the authors'), whose k and lambda these are.
 Differs from source: (1) nothing is clamped, where TRL holds log W in [log 1e-8, 20] and each log-ratio in [-20, 20];
-(2) a correction of the engine gap would count it twice, as W has it whole: TRL multiplies its token weights into pi/old
+(2) a correction of the engine gap would count it twice, as W includes it: TRL multiplies its token weights into pi/old
 instead.
 """
 
