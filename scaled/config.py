@@ -63,7 +63,7 @@ class TrainingBlock(Strict):
     deterministic: bool | None = Field(
         default=None, description="true: sums have one order on GPUs too, so the same pass gives the same bits; slower"
     )
-    timeout_s: float = Field(default=1800, gt=0, description="a collective that takes longer counts as a lost rank")
+    timeout_s: float = Field(default=1800, gt=0, description="limit of a collective; beyond it a rank counts as lost")
 
     @model_validator(mode="after")
     def _layout_divides(self) -> TrainingBlock:
@@ -157,7 +157,7 @@ class RolloutBlock(Strict):
     )
     top_p: float = Field(default=1.0, description="1, no nucleus sampling: the tokens that it drops are not recorded")
     top_k: int = Field(default=0, description="0, no limit: the tokens that it drops are not recorded")
-    timeout_s: float = Field(default=600, gt=0, description="a rollout that takes longer counts as a lost engine")
+    timeout_s: float = Field(default=600, gt=0, description="limit of a rollout; beyond it an engine counts as lost")
     max_restarts: int = Field(default=3, ge=0, description="restarts of engines that died, over the whole run")
 
     @model_validator(mode="after")

@@ -29,7 +29,7 @@ def matrix_flops(shape: ModelShape) -> int:
 
 
 def attention_flops(shape: ModelShape, context: int | float) -> int | float:
-    """FLOPs of one token's attention to `context` earlier ones, forward: 2 context H (d_qk + d_v) a layer."""
+    """FLOPs of one token's attention to `context` earlier ones, forward: 2 context H (d_qk + d_v) per layer."""
     latent = shape.latent_attention
     query = shape.head_dim if latent is None else latent.no_position_dim + latent.position_dim
     return 2 * context * shape.num_heads * (query + shape.head_dim) * shape.num_layers
@@ -41,9 +41,9 @@ def forward_flops(shape: ModelShape, S: int) -> float:
 
 
 def update_factor(shape: ModelShape, training: TrainingBlock, S: int) -> float:
-    """Forward passes that one forward and backward with recomputation cost: 3 and what backward computes again.
+    """Cost of a forward and backward pass with recomputation, in forward passes: 3 plus the recomputed part.
 
-    Always the head, whose logits are not kept; under selective the experts too, under full everything (4).
+    That is always the head, whose logits are not kept; under selective the experts too, under full everything (4).
     """
     if training.recompute == "full":
         return 4.0

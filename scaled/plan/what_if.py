@@ -1,4 +1,4 @@
-"""A recipe's hours as it is, and with one thing changed at a time: the worth of each, in steps."""
+"""A recipe's simulated hours as it is, and with one thing changed at a time, to compare their steps."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _counted(num: int, noun: str) -> str:
 
 
 def table(found: list[tuple[Scenario, Day]]) -> Table:
-    """Every scenario, a row each. wait: engines that wait for the last one, within rollout; lost: failures."""
+    """One row per scenario. wait: engines that wait for the last one, within rollout; lost: failures."""
     from rich import box
     from rich.table import Table
 
