@@ -48,6 +48,7 @@ def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, pro
     shown = None
 
     def report(done: int, total: int, words: str) -> None:
+        # Made at the first report, which knows the total.
         nonlocal shown
         shown = shown or progress_of(progress, config.name, total, 0, unit="case")
         if shown is not None:

@@ -36,6 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: the examples keep their line breaks, and start-up does not import rich
     invoke_without_command=True,
 )
+# Each command imports its packages inside its function, so that --help needs neither torch nor Ray.
 # `train` takes every field of the config as an option; only the config's schema knows which ones exist.
 app.command(
     short_help="Train one model as a config says.",
@@ -110,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with interruptible():
+            # Not standalone: Click would print usage text around an error and exit by itself.
             return app(args=words, prog_name="firstorder", standalone_mode=False) or 0
     except Interrupted as stop:
         typer.echo(stop, err=True)

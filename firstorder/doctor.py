@@ -120,6 +120,7 @@ def doctor(
         typer.echo(json.dumps({name: objects for name, objects in visit.told.items() if objects}, indent=2))
     if out is not None:
         _write_page(visit, out)
+        # On stderr beside JSON, so that stdout stays one object.
         typer.echo(f"page: {out}", err=as_json)
     if any(name in failing for name in visit.faults):
         raise typer.Exit(FAULT)
@@ -294,6 +295,7 @@ def _labels(paths: list[Path]) -> list[str]:
     """Each file's name, with as many folders before it as tell the files apart."""
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         labels = ["/".join(path.parts[-depth:]) for path in paths]
+        # Distinct paths, as a file may be named twice.
         if len(set(labels)) == len(set(paths)):
             return labels
     return [str(path) for path in paths]

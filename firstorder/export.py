@@ -88,5 +88,6 @@ def _opened(path: Path) -> tuple[RunConfig, RunFolder | None]:
 
 def _newest(path: Path) -> Path:
     """The path itself, or the newest run folder in it where it is a folder of runs."""
+    # Run folders are named by their UTC time: the last by name is the newest.
     inside = sorted(config.parent for config in path.glob("*/config.yaml"))
     return inside[-1] if inside and not (path / "config.yaml").is_file() else path

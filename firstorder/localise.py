@@ -48,6 +48,7 @@ def open_reference(folder: Path) -> Reference:
     try:
         parse_shape(fields, str(folder / "config.json"), "sandbox")
     except ValueError:
+        # No shape of the sandbox's decoder; transformers may still open it.
         from lab.doctor.layers.hf_model import TransformersReference
 
         return TransformersReference.load(folder)
@@ -94,6 +95,7 @@ def _pair(mu: Path, old: Path, precision: Precision | None) -> Place:
 
     first, second = States.load(mu), States.load(old)
     kinds = (first.precision, second.precision)
+    # The coarser side decides how much rounding may part the two.
     wanted = precision or _of("bf16" if "bf16" in kinds else "fp16" if "fp16" in kinds else "fp32")
     return of_pair(f"{mu.name} against {old.name}", compare(first, second, wanted), wanted)
 

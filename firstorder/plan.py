@@ -43,7 +43,7 @@ def plan(
         typer.Option(
             "--simulate",
             metavar="HOURS",
-            help="Simulate so many hours, with lengths, slow engines and failures drawn; and one change at a time.",
+            help="Simulate that many hours with random lengths, stragglers and failures, then with one thing changed.",
         ),
     ] = None,
     failures: Annotated[
@@ -59,12 +59,12 @@ def plan(
         typer.Option(
             "--rates",
             metavar="RUN",
-            help="Folder of a synchronous run, whose recorded times and lengths --simulate uses, not the plan's.",
+            help="Folder of a synchronous run: --simulate uses its recorded times and lengths, not the plan's.",
         ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """State what the run of CONFIG needs on each GPU, transfers and costs, without a GPU.
+    """State the memory, transfers and costs of the run of CONFIG, without a GPU.
 
     Memory of a training rank and of an inference GPU, part by part; bytes of routing records, router features and
     weights in a global step; tokens, FLOPs and a time estimate with its assumptions; and the parallel layout, built

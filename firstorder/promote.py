@@ -54,6 +54,7 @@ def promote(
     read = [read_run(folder, Schemas()) for folder in folders]
     promoted, mapped = promoted_by(read, target, allow_unstable)
     text = to_yaml(promoted)
+    # The same config may be written again; anything else is never overwritten.
     if out is not None and out.exists() and out.read_text(encoding="utf-8") != text:
         raise ConfigError(f"--out: expected a file that does not exist yet, got {out}, which holds something else")
     # Validated again, as `promoted` was (600 becomes 600.0), so that the diff shows only changes.

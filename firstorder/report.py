@@ -56,6 +56,7 @@ def run_folder(path: Path) -> RunFolder:
     """The run folder at the path, or the newest one inside it. Raises ValueError for records of a study."""
     from lab.records import RunFolder
 
+    # Run folders are named by their UTC time: the last by name is the newest.
     inside = sorted(config.parent for config in path.glob("*/config.yaml"))
     folder = RunFolder.open(inside[-1] if inside and not (path / "config.yaml").is_file() else path)
     for name, kind in (("audit.json", "audit"), ("flow.json", "flow"), ("cases.jsonl", "audit or flow")):

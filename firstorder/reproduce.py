@@ -75,6 +75,7 @@ def reproduce(
         smoke=smoke,
     )
     place = command.Place(results / "smoke" if smoke else results, runs / "smoke" if smoke else runs)
+    # The pages show the whole ledger, even where the runs are of a few claims.
     everything = wanted if smoke else command.Wanted(CLAIMS, REGIMES, wanted.seeds, smoke=False)
     if listed:
         typer.echo(command.listing(wanted, place, everything), nl=False)

@@ -65,6 +65,7 @@ def train(
         try:
             folder = runner(run_config.backend)(run_config, folder=folder, progress=progress)
         except Interrupted as stop:
+            # The same signal, so the same exit code, with the command that continues the run.
             raise Interrupted(stop.signum, _how_to_continue(run_config, words, progress)) from stop
     typer.echo("\n".join(last_words(folder)))
 

@@ -37,6 +37,7 @@ def _import(backend: str, module: str) -> Any:
     """The module; ConfigError if this version of the project does not have that world yet."""
     from lab.strict import ConfigError
 
+    # The package first: find_spec of a submodule raises where its package is missing.
     if importlib.util.find_spec(backend) is None or importlib.util.find_spec(module) is None:
         raise ConfigError(f"backend: '{backend}' is not in this version of firstorder; it has no {module}")
     return importlib.import_module(module)

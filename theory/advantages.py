@@ -109,6 +109,7 @@ def reinforce_pp_baseline(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tens
 def _whitened(x_PG: Tensor, lengths_PG: Tensor) -> Tensor:
     """x standardised by its mean and sample deviation over tokens; 0 where all are equal."""
     weight_PG = lengths_PG.to(x_PG.dtype)
+    # At least 2, so that a batch of one token divides by 1 and not by 0.
     num_tokens = weight_PG.sum().clamp(min=2)
     centred_PG = x_PG - (weight_PG * x_PG).sum() / num_tokens
     variance = (weight_PG * centred_PG.square()).sum() / (num_tokens - 1)
@@ -150,6 +151,7 @@ def optimal_token(
     centred_PG1 = group_mean(rewards_PG).double()[..., None]
     baseline_P1T = (W_PGT * centred_PG1).sum(1, keepdim=True) / W_PGT.sum(1, keepdim=True).clamp(min=1e-300)
     packed_BT = torch.where(there_PGT, centred_PG1 - baseline_P1T, 0.0).view(P * G, T)
+    # The one response that still continues has no other to be compared with.
     alone_PGT = there_PGT & (there_PGT.sum(1, keepdim=True) == 1)
     packed_BT = torch.where(alone_PGT.view(P * G, T), 0.0, packed_BT)
     return torch.zeros_like(packed_BT).scatter(1, order_BT, packed_BT).to(rewards_PG.dtype)

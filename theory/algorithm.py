@@ -31,6 +31,7 @@ class OptimizerSettings:
         """The learning rate of the update after `num_updates` updates: linear from rate / warmup_steps to the rate."""
         if self.warmup_steps == 0:
             return self.learning_rate
+        # + 1: the first update already moves the weights.
         return self.learning_rate * min(1.0, (num_updates + 1) / self.warmup_steps)
 
 

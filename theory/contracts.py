@@ -150,6 +150,7 @@ class Rollouts:
     def select(self, indices: Sequence[int]) -> Rollouts:
         """These responses, in this order, with their rows of the routing record and features."""
         indices = list(indices)
+        # The whole batch in order: no copy, and the cached padding is kept.
         if indices == list(range(len(self))):
             return self
         return Rollouts(

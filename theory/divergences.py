@@ -43,6 +43,7 @@ def chi2_p_q(logits_p: Float[Tensor, "*batch V"], logits_q: Float[Tensor, "*batc
     logp, logq = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
     possible = logq > -math.inf
     log_ratio = torch.where(possible, logp, 0.0) - torch.where(possible, logq, 0.0)
+    # (p - q)^2 / q = q (p/q - 1)^2, whose expm1 keeps the digits of a ratio near 1.
     inside = (logq.exp() * log_ratio.expm1() ** 2).sum(-1)
     forbidden = ((logp > -math.inf) & ~possible).any(-1)
     return torch.where(forbidden, math.inf, inside)

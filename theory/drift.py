@@ -46,6 +46,7 @@ def squared_drift(
         raise ValueError(
             f"{objective.name}: expected an objective whose tokens add up one by one (Objective.is_tokenwise)"
         )
+    # Without centering, penalty and denominators the gradient in log pi is c alone.
     bare = replace(objective, centering="none", kl_coefficient=0.0, aggregation=AGGREGATIONS["token_sum"])
     leaf_BT = wide(logp_pi_BT.detach()).requires_grad_()
     with torch.enable_grad():

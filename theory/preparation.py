@@ -60,6 +60,7 @@ def prepared(
     now, experts = None, old.experts
     if minibatch.index > 0 or passes.old == "predicted":
         scored = experts.select(chosen) if objective.uses_router_shift and experts is not None else None
+        # Only log-probabilities and the scores of old's experts: neither features nor mu's likeliest tokens.
         asked = replace(plan, feature_rows=None, scored=scored)
         now = learner.score(replace(minibatch.rollouts, top=None), asked)
     if objective.uses_router_shift:

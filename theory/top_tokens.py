@@ -81,6 +81,7 @@ class TopTokens:
 
 def id_dtype(vocab_size: int) -> torch.dtype:
     """The narrowest signed integer type that holds every token."""
+    # + 1, as ids end at vocab_size - 1.
     return torch.int16 if vocab_size <= torch.iinfo(torch.int16).max + 1 else torch.int32
 
 

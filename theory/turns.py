@@ -44,6 +44,7 @@ def roll_out(
         rollouts = engine.generate(following, _later(sampling, turn, going, following))
         for i, talk in enumerate(going):
             talk.turns.append((rollouts, i))
+    # Those that had an observation after their last turn were cut by max_turns.
     for talk in going:
         talk.is_cut = True
     responses = tuple(talk.response() for talk in talks)

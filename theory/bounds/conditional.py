@@ -131,6 +131,7 @@ def _depths(problem: Problem) -> Iterator[_Depth]:
     reward_Y = centred(problem)
     for (rows, _), (paths, pi_BT, mu_BT) in zip(tree.chunks(), conditionals(tree, pi, mu), strict=True):
         is_last_BT = torch.arange(T) == paths.length_B[:, None] - 1
+        # `final`: rewards of the edges that end a response. `tails`: TV_>t, summed over the responses through an edge.
         tree.scatter(final, torch.where(is_last_BT, reward_Y[rows][:, None], 0.0), paths)
         tree.scatter(tails, (after(pi_BT) - after(mu_BT)).abs() / 2, paths)
     reach_pi, reach_mu = tree.reach(pi), tree.reach(mu)

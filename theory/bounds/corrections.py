@@ -134,6 +134,7 @@ def min_clip_bias(problem: Problem, eps_low: float, eps_high: float) -> Bound:
     Stopped: R > 0 and r_t > 1 + eps_high, or R < 0 and r_t < 1 - eps_low. Proof: the clipped term is constant there,
     and elsewhere the clip is inactive; the triangle inequality. Tight as `token_tis_bias`, at any |R|.
     """
+    # Bounds [0, inf) never bind; `scale` is 1, as |R| is already in the stopped mass.
     cut, whole = _clip(eps_low, eps_high), _clip(1.0, math.inf)
     return _bias("min_clip_bias", problem, cut, whole, stopped(problem, eps_low, eps_high, None), scale=1.0)
 

@@ -176,16 +176,18 @@ def fisher_eigenvalue(problem: Problem) -> Float[Tensor, ""]:
     policy, tree = problem.target, problem.target.tree
     reach = tree.reach(problem.logp_mu)
     weights = [r_n[:, None] * x_nV.exp() for r_n, x_nV in zip(reach, policy.logp(), strict=True)]
+    # Zeros serve: only the derivative of the pullback is used, and it is the same everywhere.
     cotangents = [torch.zeros_like(w_nV, requires_grad=True) for w_nV in weights]
     pulled_Q = policy.pullback(cotangents)
     Q = len(pulled_Q)
 
     def apply(u: NDArray[np.float64]) -> NDArray[np.float64]:
+        # F u without F: <u, g> on every edge, weighed, and pulled back.
         along = torch.autograd.grad(pulled_Q, cotangents, torch.from_numpy(u).reshape(Q), retain_graph=True)
         return policy.pullback([w_nV * x_nV for w_nV, x_nV in zip(weights, along, strict=True)]).numpy()
 
     if Q < 8:
-        # `eigsh` needs more rows than eigenvalues and converges badly on a few.
+        # `eigsh` needs more rows than eigenvalues, and so few are as cheap dense.
         dense = np.stack([apply(row) for row in np.eye(Q)])
         return torch.linalg.eigvalsh(torch.from_numpy(dense)).max()
     # A fixed, generic start: a vector of ones is orthogonal to every score, whose logit gradients sum to 0.

@@ -38,6 +38,7 @@ def route_distribution(logits_LE: Float[Tensor, "*batch L E"]) -> Float[Tensor, 
     rho_LE = logits_LE.softmax(-1)
     joint_A = rho_LE[..., 0, :]
     for layer in range(1, rho_LE.shape[-2]):
+        # The new layer varies fastest, as in `all_routes`.
         joint_A = (joint_A[..., :, None] * rho_LE[..., layer, None, :]).flatten(-2)
     return joint_A
 

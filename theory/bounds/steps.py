@@ -207,6 +207,7 @@ def step_parts(problem: Problem) -> tuple[Float[Tensor, " T"], Float[Tensor, " T
 
 def tv_from_kl(kl_T: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     """The largest TV that a KL allows by Pinsker and by Bretagnolle and Huber, in [0, 1]."""
+    # 1 - exp(-KL) by expm1, which keeps the digits of a small KL.
     return torch.minimum((kl_T / 2).sqrt(), (-(-kl_T).expm1()).sqrt())
 
 

@@ -149,6 +149,7 @@ def _exchange_cost(a: Tensor, b: Tensor) -> Tensor:
     """The least KL(p || q) over q(B) >= q(A), for p(A) = a >= b = p(B): s phi((a - b) / s); inf for b = -inf."""
     s = torch.where(b > -torch.inf, a + b, 1.0)
     x = torch.where((s > 0) & (b > -torch.inf), (a - b) / s, 0.0)
+    # xlog1py, as (1 - x) log(1 - x) is 0 at x = 1.
     cost = s * (torch.special.xlog1py(1 + x, x) + torch.special.xlog1py(1 - x, -x)) / 2
     return torch.where(b > -torch.inf, cost, torch.inf)
 

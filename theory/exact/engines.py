@@ -156,6 +156,7 @@ def _rounded(first: MovablePolicy, generator: torch.Generator) -> Dial:
     def samplers(policy: MovablePolicy, scale: float) -> list[Edges]:
         theta = policy.parameters
         step = scale * theta.abs().max()
+        # At scale 0 the step is 0, which nothing can be divided by.
         return [policy.moved((theta / step).round() * step - theta).logp() if scale > 0 else policy.logp()]
 
     return samplers

@@ -159,6 +159,7 @@ def estimate(
     of = classes(log_mu_Y.exp(), problem.reward_Y, kept_Y, policy.tree.lengths, by_length)
     weights = moments(objective, group.num_responses, of, generator)
     reach_C = of.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
+    # The probability of each response with each sign of its advantage, which weighs it in a budget's mean.
     signs_sY = (weights.number_sC / group.num_responses / reach_C)[:, of.index_Y] * log_mu_Y.exp()
     objective = _settled(problem, objective, signs_sY)
     means, squares_sC = _class_gradients(problem, objective, log_mu_Y, of)
@@ -178,6 +179,7 @@ def _of_one_response(problem: Problem, objective: Objective, baseline: str) -> t
     denominator = (probability_Y * torch.where(kept_Y, size_Y, 0)).sum()
     advantages = _advantages(problem, objective, probability_Y, baseline)
     if objective.has_token_advantages:
+        # Tokens carry their own signs; the two halves only have to add up to the response's probability.
         objective = _settled(problem, objective, probability_Y.expand(2, -1) / 2, advantages)
     else:
         objective = _settled(problem, objective, torch.stack([advantages > 0, advantages < 0]) * probability_Y)

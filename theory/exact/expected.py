@@ -183,6 +183,7 @@ class Batch:
         share_BT = self.token_shares_BT
         if share_BT is None:
             share_BT = (self.shares_sY[0] - self.shares_sY[1])[:, None].expand_as(node_BT)
+        # Many responses pass a node: shares and probabilities are summed there, then divided.
         total_N, reach_N = torch.zeros(2, sum(self.forest.sizes), dtype=torch.float64).unbind()
         p_BT = self.probability_Y[:, None].expand_as(node_BT)
         for values_N, weight_BT in ((total_N, p_BT * share_BT), (reach_N, p_BT)):
@@ -283,6 +284,7 @@ class Update:
         mu_NK, ids_NK = mu_NV.topk(min(batch.objective.num_top, forest.num_tokens), dim=1)
         edges_NV = torch.zeros_like(pi_NV)
         for sign, share_N in zip((1.0, -1.0), batch.node_shares_sN, strict=True):
+            # Every node is one response of one position here, at advantage +1 or -1, weighed by its share.
             leaf_NK = pi_NV.gather(1, ids_NK).detach().requires_grad_()
             logp = (x_NK[:, None] for x_NK in (leaf_NK, old_NV.gather(1, ids_NK), mu_NK))
             top = Top(*logp, is_complete=ids_NK.shape[1] == forest.num_tokens)

@@ -104,6 +104,7 @@ class Forest(PrefixTree):
         within_B, context_B = index_B % num, index_B // num
         mask_BT = whole.is_response_BT[within_B]
         width_T = torch.tensor([self.num_continuing**t for t in range(self.max_length)])
+        # At depth t the nodes of context c start at c W^t; positions after the end stay at node 0.
         nodes_BT = whole.nodes_BT[within_B] + (context_B[:, None] * width_T).masked_fill(~mask_BT, 0)
         return Paths(nodes_BT, whole.tokens_BT[within_B], mask_BT)
 

@@ -47,6 +47,7 @@ def classes(
 ) -> Classes:
     """Responses sorted into classes; `by_length` where the denominator counts tokens. Rejected ones have 0 tokens."""
     tokens_Y = torch.where(is_kept_Y, num_tokens_Y, 0) if by_length else torch.zeros_like(num_tokens_Y)
+    # float64 holds all three exactly, so that equal rows are one class.
     keys = torch.stack([reward_Y.double(), is_kept_Y.double(), tokens_Y.double()], dim=1)
     unique, index_Y = torch.unique(keys, dim=0, return_inverse=True)
     probability_C = torch.zeros(len(unique), dtype=torch.float64).index_add_(0, index_Y, probability_Y.double())

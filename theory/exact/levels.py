@@ -62,6 +62,7 @@ def scale_at(distance: Callable[[float], float], target: float, largest: float =
     """
     if target == 0:
         return 0.0
+    # Doubled from a tiny scale until the target is passed, which brackets the first crossing.
     high = 1e-6
     while distance(high) < target:
         high *= 2

@@ -93,6 +93,7 @@ class NetworkPolicy:
 
     def pullback(self, cotangents: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Q"]:
         """sum over edges of cotangent x grad log pi(edge)."""
+        # The graph is kept for the next pullback.
         leaf, logp_NV = self._graph
         return torch.autograd.grad(logp_NV, leaf, torch.cat(list(cotangents)), retain_graph=True)[0]
 

@@ -56,6 +56,7 @@ def _second_of_responses(update: Update) -> float:
 
 
 def _of_responses(updates: Sequence[Update], centred: bool, generator: torch.Generator) -> list[Float[Tensor, " Q"]]:
+    # A batch draws (sampler, response) jointly: one multinomial over both.
     probability_KY = torch.stack([one.batch.probability_Y for one in updates]) / len(updates)
     found = []
     for one, indicator_Y in zip(updates, _multinomial(probability_KY, generator), strict=True):
@@ -81,6 +82,7 @@ def _second_of_groups(update: Update) -> float:
     batch, ones_sY1 = update.batch, torch.ones(2, len(update.pi_BT), 1, dtype=torch.float64)
     squares_sY = torch.zeros(2, len(update.pi_BT), dtype=torch.float64)
     for s in range(2):
+        # Weight 1 on one sign and 0 on the other: the squared norm of u at that sign.
         only = ones_sY1 * torch.tensor([1.0 - s, s])[:, None, None]
         squares_sY[s] = update.policy.squared_norms(update.combined(only), batch.forest.whole)
     total = 0.0

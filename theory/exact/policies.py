@@ -106,6 +106,7 @@ Features = Callable[[Int[Tensor, "n t"], PrefixTree], Float[Tensor, "n F"]]
 
 def bigram(prefixes: Int[Tensor, "n t"], tree: PrefixTree) -> Float[Tensor, "n F"]:
     """One feature for each last token, and one for the empty prefix: parameters are shared over all positions."""
+    # W, one past the last continuing token, stands for the empty prefix.
     last = prefixes[:, -1] if prefixes.shape[1] else torch.full((len(prefixes),), tree.num_continuing)
     return torch.nn.functional.one_hot(last, tree.num_continuing + 1).to(torch.float64)
 

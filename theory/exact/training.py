@@ -137,6 +137,7 @@ def train(
             for name, value in seen.items():
                 columns[name].append(value)
         if not is_last:
+            # Not at the first update of a rollout, where pi is old and nothing can be learned.
             if number % settings.num_minibatches > 0:
                 engine.learn([one for _, one in rolled], [one.policy for one in updates])
             move(mean_gradient(updates, settings.centred) + _noise(updates, settings, generator))
@@ -188,6 +189,7 @@ def _mover(
             return mean_gradient(updates, settings.centred)
 
         return lambda gradient: _runge_kutta(step, settings.rate, gradient, slope)
+    # torch's optimiser moves `step` in place; the gradient is handed to it, not computed by autograd.
     kind = torch.optim.SGD if settings.optimizer == "sgd" else torch.optim.Adam
     optimizer = kind([step.requires_grad_()], lr=settings.rate, maximize=True)
 
@@ -199,6 +201,7 @@ def _mover(
 
 
 def _runge_kutta(step: Tensor, time: float, a: Tensor, slope: Callable[[Tensor], Tensor]) -> None:
+    # `a` is the slope at the start, which the caller has already.
     b = slope(step + time / 2 * a)
     c = slope(step + time / 2 * b)
     d = slope(step + time * c)

@@ -112,6 +112,7 @@ def observe(
     truth = true_gradient(Problem(policy, logp, logp, task.reward_Y))
     estimate = Estimate(gradient, truth, 0.0)
     reward = expected_reward(forest, logp, task.reward_Y)
+    # The variance of a mean of K independent draws.
     spread = float(gradients_KQ.var(0).sum() / K) ** 0.5 if K > 1 else 0.0
     return {
         "reward": reward,

@@ -109,6 +109,7 @@ class PrefixTree:
         T, V, W = self.max_length, self.num_tokens, self.num_continuing
         last = torch.full_like(index_B, T - 1)
         offset = torch.full_like(index_B, self._starts[-1])
+        # Backwards: the smallest depth whose range of numbers ends above the index is set last, and stays.
         for t in range(T - 2, -1, -1):
             ends_here = index_B < self._starts[t + 1]
             last, offset = torch.where(ends_here, t, last), torch.where(ends_here, self._starts[t], offset)
@@ -160,6 +161,7 @@ class PrefixTree:
         for t in range(self.max_length):
             on = paths.is_response_BT[:, t]
             flat = paths.nodes_BT[on, t] * self.num_tokens + paths.tokens_BT[on, t]
+            # index_add_, as many paths share an edge.
             edges[t].view(-1).index_add_(0, flat, values_BT[on, t].to(edges[t]))
 
     def zero_edges(self) -> list[Float[Tensor, "_n V"]]:

@@ -63,6 +63,7 @@ def centering_term(top: Top, kept_BT: Bool[Tensor, "B T"], coefficients: Coeffic
     """
     pi_BTK, old_BTK, mu_BTK = (wide(x_BTK) for x_BTK in (top.logp_pi_BTK, top.logp_old_BTK, top.logp_mu_BTK))
     off_BT1 = ~kept_BT[..., None]
+    # C is a constant: the gradient comes from log pi in the last line alone.
     given = [pi_BTK.detach(), old_BTK.detach(), mu_BTK.detach()]
     # Nothing off the mask may enter, nan included; a token of probability 0 under mu has no part in the expectation.
     given = [x_BTK.masked_fill(off_BT1, -torch.inf) for x_BTK in given]
@@ -70,6 +71,7 @@ def centering_term(top: Top, kept_BT: Bool[Tensor, "B T"], coefficients: Coeffic
         given = [torch.cat([x_BTK, _tail(x_BTK, least)], -1) for x_BTK, least in zip(given, TAILS, strict=True)]
     pi_BTJ, _, mu_BTJ = given
     there_BTJ = kept_BT[..., None] & (mu_BTJ > -torch.inf)
+    # The objective's own code sees one row of T J tokens, each of which stands for itself.
     pi, old, mu = (torch.where(there_BTJ, x_BTJ, 0.0).flatten(1) for x_BTJ in given)
     c_BTJ = coefficients(pi, old, mu, there_BTJ.flatten(1)).view(there_BTJ.shape)
     each_BTJ = torch.where(there_BTJ, times(mu_BTJ.exp(), c_BTJ), 0.0)

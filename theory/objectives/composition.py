@@ -179,6 +179,7 @@ class Composition:
         weight = " ".join(s for s in (self.correction.symbol, self.rejection.symbol) if s)
         if self.normalise_weights:
             weight = f"{weight}/mean(w)"
+        # A score region needs pi/mu: old/mu from the correction, and the ratio pi/old beside it.
         if self.trust_region.weight_ratio == "pi/mu" and self.correction.numerator == "old":
             weight = " ".join(s for s in (weight, self.ratio.symbol) if s)
         term = self.trust_region.formula(self.ratio.symbol, weight)

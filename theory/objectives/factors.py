@@ -53,6 +53,7 @@ class Factor:
 
     def __mul__(self, other: Factor) -> Factor:
         log_BT = self.log_BT + other.log_BT
+        # By values where both have all of their digits: exp(log) would round once more.
         is_plain_BT = self.is_plain & other.is_plain
         return Factor(torch.where(is_plain_BT, self.value_BT * other.value_BT, log_BT.exp()), log_BT)
 
@@ -80,6 +81,7 @@ def scaled_exp(weight: Factor, log_ratio_BT: Float[Tensor, "*BT"], scale_BT: Flo
 
 
 class _Linear(torch.autograd.Function):
+    # Plain c * x is nan in value for 0 * -inf, and in the gradient where a gradient of 0 meets an infinite c.
     generate_vmap_rule = True
 
     @staticmethod

@@ -91,6 +91,7 @@ class Objective(Composition):
         numerator_BT = _on(is_response_BT, logp_pi_BT.detach()) if self.correction.numerator == "pi" else old_BT
         log_gap_BT, log_rho_BT = log_ratio(numerator_BT, mu_BT), log_ratio(old_BT, mu_BT)
         weight = self._weight(log_gap_BT, log_rho_BT, kept_BT, is_response_BT, totals.log_mean_weight)
+        # Rejected responses are masked here, as their ratios may be infinite; metrics below count them.
         tokens = Tokens(*(_on(kept_BT, x_BT) for x_BT in (logp_pi_BT, old_BT, mu_BT)), is_response_BT=kept_BT)
         log_gamma_BT = self._log_gamma(router_shift_BT, is_response_BT)
         term_BT = self._term(tokens, weight, advantages_B1, log_gamma_BT)
@@ -291,6 +292,7 @@ def combine_metrics(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> dict[str,
     count = sum(n for n, _ in parts)
     if count == 0:
         raise ValueError("expected at least 1 response token in the parts together, got 0")
+    # Parts without tokens have no metrics to read the names from.
     parts = [(n, m) for n, m in parts if n > 0]
     metrics: dict[str, float] = {}
     for name in parts[0][1]:

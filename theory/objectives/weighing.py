@@ -31,6 +31,7 @@ def token_weights(
     value_BT = correction.weight(log_gap_BT, is_response_BT)
     log_BT = correction.log_weight(log_gap_BT, is_response_BT)
     if rejection.name != "none":
+        # A rejection of single tokens: weight 0, and still in every denominator.
         passes_BT = ~rejection.truncated(log_rho_BT, is_response_BT)
         value_BT, log_BT = torch.where(passes_BT, value_BT, 0.0), torch.where(passes_BT, log_BT, -math.inf)
     if log_mean_weight != 0:

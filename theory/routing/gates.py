@@ -142,6 +142,7 @@ def _best(scores_NE: Tensor, num_slots: int, gate: Gate, selection_bias_E: Tenso
         scores_NE = scores_NE + selection_bias_E.to(scores_NE)
     if gate.num_top_groups < gate.num_groups:
         scores_NE = _only_top_groups(scores_NE, gate, _left_out(gate, selection_bias_E is not None))
+    # Sorted, as the order of topk's ids depends on the scores.
     return scores_NE.topk(num_slots, dim=-1).indices.sort(dim=-1).values
 
 

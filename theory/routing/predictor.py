@@ -156,6 +156,7 @@ def fold(
         if name not in waiting:
             yield name, tensor
             continue
+        # Popped, so that the names left at the end are the gates that never came.
         bias = predictor[waiting.pop(name)].detach().T
         if tensor.shape != bias.shape:
             raise ValueError(f"{name}: expected a gate of shape {tuple(bias.shape)}, got {tuple(tensor.shape)}")
@@ -192,6 +193,7 @@ class PredictorTrainer:
         }
         if not self.parameters:
             raise ValueError("expected at least one MoE layer to predict, got none")
+        # The rate is set before every step.
         self.optimizer = torch.optim.AdamW(
             list(self.parameters.values()), lr=0.0, betas=betas, weight_decay=0.0, fused=True
         )
@@ -244,6 +246,7 @@ class PredictorTrainer:
 
     def load_state_tensors(self, state: Mapping[str, Tensor]) -> None:
         """The inverse of `state_tensors`; raises ValueError where names or shapes differ from this trainer's."""
+        # AdamW has no state before its first step.
         has_stepped = any(name.endswith(".exp_avg") for name in state)
         keys = ("weight", "step", "exp_avg", "exp_avg_sq") if has_stepped else ("weight",)
         expected = {f"predictor.{number}.{key}" for number in self.parameters for key in keys}
@@ -254,6 +257,7 @@ class PredictorTrainer:
                 name = f"predictor.{number}.{key}"
                 if key != "step" and state[name].shape != parameter.shape:
                     raise ValueError(f"{name}: expected shape {tuple(parameter.shape)}, got {tuple(state[name].shape)}")
+        # Copied only once all is checked: a wrong state changes nothing.
         for number, parameter in self.parameters.items():
             mine = {key: state[f"predictor.{number}.{key}"].clone() for key in keys}
             with torch.no_grad():

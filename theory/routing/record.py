@@ -345,6 +345,7 @@ def _narrow(payload: Tensor, columns: list[int], num_experts: int, kept: tuple[i
 
 
 def _check_all_zero(experts: Int[Tensor, "R L K"], kept: tuple[int, ...], num_experts: int) -> None:
+    # With a single expert every id is 0.
     if num_experts == 1 or len(experts) == 0:
         return
     is_zero = (experts == 0).all(dim=-1)

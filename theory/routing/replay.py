@@ -189,6 +189,7 @@ class ReplayContext:
         if self._recomputed is not None:
             self._recomputed.add(layer_number)
             return self._experts[layer_number].to(torch.int64)
+        # Under replay too: rows without a record use it, and metrics compare it with the replayed routes.
         natural_NK = gates.select(logits_NE, num_slots, gate, selection_bias_E)
         experts_NK = natural_NK
         if self.plan.source == "predicted":

@@ -71,6 +71,7 @@ class PrefixTIS(Truncated):
         return f"min(prod_(s<=t) {self._gap('s')}, {self.cap:g})"
 
     def _log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        # Observations have a log-gap of 0, and so no part in the product.
         return log_gap_BT.cumsum(1)
 
 

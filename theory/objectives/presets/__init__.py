@@ -87,6 +87,7 @@ def preset(name: str, **overrides: Any) -> Objective:
         parts["aggregation"] = _aggregation(overrides["aggregation"])
     if "rejection" in overrides:
         parts["rejection"] = _correction(overrides["rejection"])
+    # Numbers belong to the parts as overridden: a cap goes to the correction that replaces the preset's.
     chosen = _correction(overrides["correction"]) if "correction" in overrides else objective.correction
     weights, region, bounds = _some(overrides, *_OF_CORRECTIONS), objective.trust_region, _some(overrides, *_OF_REGIONS)
     parts["correction"] = _replace_numbers(name, chosen, f"correction {chosen.name}", weights)

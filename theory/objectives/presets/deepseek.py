@@ -57,6 +57,7 @@ class SequenceMask(MinClip):
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """w M min(r A, clip(r) A)."""
         masked_B1 = self.masked(tokens, advantages_B1)
+        # Both 0 and log 0, so that no product of logarithms brings the weight back.
         value_BT = torch.where(masked_B1, 0.0, weight.value_BT)
         weight = Factor(value_BT, torch.where(masked_B1, -torch.inf, weight.log_BT))
         return super().term(tokens, log_ratio_BT, weight, advantages_B1)

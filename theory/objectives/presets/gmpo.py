@@ -52,6 +52,7 @@ class GeometricClip(Widths):
         high_BT, low_BT = self.clipped(tokens, log_ratio_BT.detach().exp(), advantages_B1)
         # With A = 0 nothing moves: left in, an infinite mean times 0 would be nan in the gradient.
         moves_BT = tokens.is_response_BT & ~(high_BT | low_BT) & (advantages_B1 != 0)
+        # A clipped token adds its bound to the mean as a constant, without gradient.
         bound_BT = torch.where(high_BT | low_BT, pick(high_BT, self.eps_high, -self.eps_low, like=log_ratio_BT), 0.0)
         log_BT = torch.where(moves_BT, log_ratio_BT, bound_BT)
         mean_B1 = log_BT.sum(1, keepdim=True) / tokens.is_response_BT.sum(1, keepdim=True).clamp(min=1)

@@ -56,6 +56,7 @@ class GammaKernel:
         log_W_B1 = log_ratio(tokens.logp_pi_BT.detach(), tokens.logp_mu_BT).sum(1, keepdim=True)
         k_B1 = pick(advantages_B1 >= 0, self.k_pos, self.k_neg, like=log_W_B1)
         decay_B1 = pick(advantages_B1 >= 0, self.lambda_pos, self.lambda_neg, like=log_W_B1)
+        # log phi; `or_zero` makes phi exactly 0 where W is 0 or far above 1.
         return Factor.exp(or_zero(k_B1 * log_W_B1 - decay_B1 * log_W_B1.expm1()))
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:

@@ -148,6 +148,7 @@ class WeightClip(RatioBounds):
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """w sg[clip(r)] A log pi."""
+        # Factor.exp detaches: the clipped ratio is a weight, and only log pi has a gradient.
         clipped = weight * Factor.exp(log_ratio_BT).clamp(self.low, self.high)
         return score(clipped.value_BT, advantages_B1, tokens.logp_pi_BT)
 
