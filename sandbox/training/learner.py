@@ -1,6 +1,6 @@
 """The Lightning side of a sandbox run: a thin LightningModule whose training step is one global step of the RL loop.
 
-Lightning brings the Trainer, its loggers and its callbacks; the mathematics is in `theory.loop.global_step`.
+Lightning provides the Trainer, loggers and callbacks; the mathematics is in `theory.loop.global_step`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from theory.step_metrics import version_lag_metrics
 
 
 class Learner(L.LightningModule):
-    """One batch is the number of a global step; `result` holds what the last one produced, `seconds` what it took."""
+    """The learner; a batch is the number of a global step. `result` and `seconds` are those of the last step."""
 
     step: int = -1
     result: StepResult
@@ -38,7 +38,7 @@ class Learner(L.LightningModule):
         self.seed = seed
 
     def on_fit_start(self) -> None:
-        # Lightning counts optimiser steps through its own wrapper.
+        # Lightning counts optimiser steps in its own wrapper.
         self.training_engine.take_step = self.optimizers().step  # pyright: ignore[reportAttributeAccessIssue]
         self._watch = Stopwatch(self.rollout, self.training_engine)
 
