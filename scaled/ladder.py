@@ -94,7 +94,7 @@ def climb(
             traces.mkdir(parents=True, exist_ok=True)
     task = open_task(config)
     with cluster(config, logs) as places:
-        training = training_group(config, places, Meter())
+        training = training_group(config, places, Meter())  # one trainer, so that rungs differ in the engine alone
         for name in rungs:
             try:
                 kernels = choose_kernels(RUNGS[name], not places.has_gpus)

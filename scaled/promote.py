@@ -38,7 +38,7 @@ FINAL_METRICS = (
 
 @dataclass(frozen=True)
 class Mapped:
-    """One field of the algorithm block: the runs' value, the target's, the promoted one, what was done and why."""
+    """One field of the algorithm block: the runs' value, the target's, the promoted one, the action and the reason."""
 
     field: str
     action: str

@@ -53,6 +53,7 @@ def _differences(a: RunConfig, b: RunConfig) -> Iterator[tuple[str, Any, Any]]:
     left, right = (
         dict(_leaves({k: v for k, v in c.model_dump(mode="json").items() if k not in apart})) for c in (a, b)
     )
+    # Both sides: a field may be in one config only, as tasks and defects have fields of their own.
     for field in [*left, *(field for field in right if field not in left)]:
         if field not in left or field not in right or left[field] != right[field]:
             yield field, left.get(field, "nothing"), right.get(field, "nothing")

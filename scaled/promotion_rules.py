@@ -81,7 +81,7 @@ class Rule:
     compute: Callable[[Move], Computed] | None = None
 
     def apply(self, move: Move) -> Computed:
-        """The promoted value and where it comes from. Raises ValueError where no rule gives one."""
+        """The promoted value and its source. Raises ValueError where no rule gives one."""
         if self.compute is not None:
             return self.compute(move)
         return value_of(move.runs if self.action == "keep" else move.target, self.field), self.source

@@ -37,12 +37,13 @@ def address_of(interface: str) -> str:
 def variables(interface: str | None, is_alone: bool) -> dict[str, str]:
     """The environment that keeps gloo and NCCL on the interface, or on loopback where the run has Ray for itself."""
     if interface is None and is_alone:
+        # By address: loopback is lo on Linux, lo0 on macOS.
         interface = next((name for name, address in addresses().items() if address == LOOPBACK), None)
     return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
 def listening(address: str) -> socket.socket:
-    """A socket that listens on this address alone, at a free port."""
+    """A socket that listens on this address only, at a free port."""
     made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
         made.bind((address, 0))

@@ -95,7 +95,7 @@ class HoldingRank:
 
 
 class CopyingEngine:
-    """An engine that converts the weights as it is told and copies them into memory that it keeps between pushes."""
+    """An engine that converts the weights as its row says and copies them into memory that it keeps between pushes."""
 
     def __init__(self) -> None:
         self.weights: dict[str, Tensor] = {}

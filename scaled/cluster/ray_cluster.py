@@ -105,6 +105,7 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     memory = int(config.cluster.object_store_gib * 2**30)
+    # Without GPUs places are CPUs: a Ray of our own counts as many as there are actors, whatever the machine has.
     num_cpus = None if _sees_gpus() else num_places(config)
     name, is_alone = config.cluster.interface, config.cluster.address is None
     own = interface.LOOPBACK if name is None else interface.address_of(name)

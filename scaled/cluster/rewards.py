@@ -13,7 +13,7 @@ from theory.contracts import NamedTensors, Prompt, Response, RolloutEngine, Roll
 
 
 class AheadTask:
-    """A Task that computes the rewards of expected responses ahead, and those of others when asked for."""
+    """A Task that computes the rewards of expected responses ahead, and all others on request."""
 
     def __init__(self, task: Task, num_threads: int | None = None):
         self.task = task

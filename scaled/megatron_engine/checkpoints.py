@@ -270,7 +270,7 @@ def _leaves(tree: Any, path: str) -> dict[str, ShardedBase]:
 
 
 def _filled(tree: Any, tensors: dict[str, Any], path: str) -> Any:
-    """The tree with each sharded tensor replaced by what was read for its path."""
+    """The tree with each sharded tensor replaced by the one that was read for its path."""
     if isinstance(tree, ShardedBase):
         return tensors[path]
     if isinstance(tree, LocalNonpersistentObject):

@@ -54,7 +54,7 @@ class _Facade(ModuleType):
 _CUDA = _Facade(torch.cuda)
 _TORCH = _Facade(torch)
 _TORCH.__dict__["cuda"] = _CUDA
-# Megatron's tracker seeds and reads "the GPU's" generator: one of our own, so that the global one is left alone.
+# Megatron's tracker seeds and reads "the GPU's" generator: a private one, so that the global one is untouched.
 _GENERATOR = torch.Generator()
 _installed: set[str] = set()
 
@@ -242,7 +242,7 @@ def latent_attention() -> None:
 def optimizer_load() -> None:
     """The distributed optimiser takes a checkpoint into torch's AdamW.
 
-    Megatron expects Apex' or Transformer Engine's Adam, whose state has no `step` by parameter, and writes into views
+    Megatron expects Apex's or Transformer Engine's Adam, whose state has no `step` by parameter, and writes into views
     of leaves that need gradients. `load_state_dict` has already set `step` when this runs; the tensor that the
     dp_reshardable format brings for it is the loader's own stale one. Needed on GPUs without the two, too.
     Upstream: optimizer/distrib_optimizer.py:DistributedOptimizer._set_main_param_and_optimizer_states.
@@ -295,6 +295,7 @@ def install(names: Iterable[str] | None = None) -> None:
             (SHIMS | REPAIRS)[name]()
             _installed.add(name)
     if _installed & SHIMS.keys():
+        # Only modules that hold torch itself: others are done already, or do not use it.
         for name, module in list(sys.modules.items()):
             if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
                 module.__dict__["torch"] = _TORCH

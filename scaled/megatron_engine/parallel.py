@@ -126,6 +126,7 @@ def initialize(training: TrainingBlock, rank: int, world_size: int, store: Store
         )
     is_gpu = torch.cuda.is_available()
     if is_gpu:
+        # Ray shows an actor only its own GPU.
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
@@ -135,6 +136,7 @@ def initialize(training: TrainingBlock, rank: int, world_size: int, store: Store
         timeout=timedelta(seconds=training.timeout_s),
     )
     set_deterministic(bool(training.deterministic))
+    # Megatron takes whole minutes.
     make_groups(training, seed, distributed_timeout_minutes=max(1, round(training.timeout_s / 60)))
 
 

@@ -91,6 +91,7 @@ class _Slice:
 
     def logits(self, hidden_cD: Tensor, weight_WD: Tensor) -> Tensor:
         """(c, W) over T in float32, -inf for the rows that only pad the vocabulary to a multiple of TP."""
+        # float32 before exp and log: in bf16 a log-probability has 3 digits.
         logits_cW = tempered(torch.nn.functional.linear(hidden_cD, weight_WD).float(), self.temperature)
         logits_cW[:, self.num_valid :] = float("-inf")
         return logits_cW

@@ -66,6 +66,7 @@ class ProjectionNorm(torch.nn.Module):
         # Summed forward, and backward too: every rank's output depends on every rank's input.
         total_SB1 = copy_to_tensor_model_parallel_region(reduce_from_tensor_model_parallel_region(squares_SB1))
         normed_SBW = wide_SBW * torch.rsqrt(total_SB1 / self.width + self.eps)
+        # As in transformers: statistics in fp32, the weight applied in the model's type.
         return (normed_SBW.to(x_SBHd.dtype) * self.weight).view_as(x_SBHd)
 
     def sharded_state_dict(

@@ -51,6 +51,7 @@ class Weight:
         return tuple(own if i == axis else slice(0, size) for i, size in enumerate(whole))
 
 
+# SequentialMLP's names, then TEGroupedMLP's.
 _EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(\d+)\.(linear_fc[12])\.weight|(linear_fc[12])\.weight(\d+))$")
 
 
@@ -92,7 +93,7 @@ def load_hf(
     layout: Layout,
     source: str | Path | Iterable[tuple[str, Tensor]],
 ) -> None:
-    """Fills the rank's weights from a Hugging Face folder, or from named tensors as they come; types are converted.
+    """Fills the rank's weights from a Hugging Face folder, or from a stream of named tensors; types are converted.
 
     From a folder only the rows and experts of this rank are read. Rows that pad the vocabulary become 0. fp32 masters
     of an existing optimiser are not updated: call its `reload_model_params`.

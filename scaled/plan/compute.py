@@ -83,6 +83,7 @@ def decode_step_seconds(
     b = memory.ELEMENT_BYTES[precision.compute]
     whole = payloads.weight_bytes(shape, precision.weights, b)
     expert_share = len(shape.moe_layers) * shape.num_experts * shape.num_expert_parameters / shape.num_parameters
+    # A step reads every dense weight, but of the experts only those that some token of the batch chose.
     touched = flops.experts_touched(shape, num_seqs) / shape.num_experts
     weights = whole * (1 - expert_share + expert_share * touched) / tp
     kv = num_seqs * context * memory.sequence_kv_bytes(config, shape) / rollout.max_model_len
@@ -103,6 +104,7 @@ def rollout_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens:
     longest = config.algorithm.sampling.max_tokens
     together = min(share, rollout.max_num_seqs)
     steps = max(longest, share * mean_tokens / together)
+    # The mean batch over all steps; a context grows from nothing to the mean length.
     active = share * mean_tokens / steps
     return steps * decode_step_seconds(config, shape, gpu, active, mean_tokens / 2)
 

@@ -231,7 +231,7 @@ def training_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator
         yield from _changed(config, shape, training={"recompute": value})
     budget, least = training.max_tokens_per_micro_batch, config.rollout.max_model_len
     if budget is None:
-        for value in _divisors(training.micro_batch_size)[-2::-1]:
+        for value in _divisors(training.micro_batch_size)[-2::-1]:  # without the size itself, the largest first
             yield from _changed(config, shape, training={"micro_batch_size": value})
     elif budget > least:
         yield from _changed(config, shape, training={"max_tokens_per_micro_batch": least})
@@ -265,6 +265,7 @@ def _smaller_shares(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[
 def rollout_changes(config: ScaledRun, shape: ModelShape) -> Iterator[tuple[str, ScaledRun]]:
     """Configs that differ in one field of `rollout` and take less memory per GPU."""
     rollout = config.rollout
+    # Each value in turn: `_ways` names the first, and so the largest, that fits.
     for value in range(rollout.max_num_seqs - 1, 0, -1):
         fewer = rollout.model_copy(update={"max_num_seqs": value})
         yield f"rollout.max_num_seqs {value}", config.model_copy(update={"rollout": fewer})

@@ -23,7 +23,9 @@ def matrix_flops(shape: ModelShape) -> int:
         attention_norms = {"head": 2 * d, "projection": (shape.num_heads + shape.num_kv_heads) * d, "none": 0}[
             shape.qk_norm
         ]
+    # Norms count as weights, but multiply elementwise.
     norms = (2 * shape.num_layers + 1) * shape.hidden_size + shape.num_layers * attention_norms
+    # An embedding is a look-up; a tied one is the head's matrix as well.
     embedding = 0 if shape.tied_head else shape.vocab_size * shape.hidden_size
     return 2 * (shape.num_active_parameters - embedding - norms)
 

@@ -75,6 +75,7 @@ def simulated(
 
 
 def _num_saves(config: ScaledRun, day: Day) -> int:
+    # Rounded up: the last step makes a checkpoint, too.
     return -(-day.num_steps // config.checkpoint.every)
 
 

@@ -181,6 +181,7 @@ class _Play:
         )
 
     def _until_failure(self, num_gpus: int) -> float:
+        # Failures are a Poisson process in GPU hours.
         return float(self.breaks.exponential(3600 * self.chance.gpu_hours_per_failure / num_gpus))
 
     def lengths(self, step: int) -> list[int]:

@@ -255,14 +255,14 @@ def _table(title: str, *columns: str) -> Table:
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 or columns == ("what", "value") else "right")
+        table.add_column(column, justify="left" if number == 0 or columns == ("item", "value") else "right")
     return table
 
 
 def _layout(plan: Plan) -> Table:
     config, shape = plan.config, plan.shape
     training, rollout, cluster = config.training, config.rollout, config.cluster
-    table = _table(f"{config.name}: layout", "what", "value")
+    table = _table(f"{config.name}: layout", "item", "value")
     table.add_row(
         "model", f"{shape.num_parameters / 1e9:.2f}B weights, {shape.num_active_parameters / 1e9:.2f}B per token"
     )
@@ -301,14 +301,14 @@ def _memory(plan: Plan) -> Table:
     for name in dict.fromkeys(part for parts in pools for part in parts):
         table.add_row(name, *(f"{parts[name] / GIB:.2f}" if name in parts else "" for parts in pools))
     table.add_section()
-    table.add_row("together", *(f"{budget.memory.total / GIB:.2f}" for budget in budgets.values()))
+    table.add_row("total", *(f"{budget.memory.total / GIB:.2f}" for budget in budgets.values()))
     table.add_row("limit", *(f"{budget.limit / GIB:.2f}" for budget in budgets.values()))
     table.add_row("", *("fits" if budget.fits else "does not fit" for budget in budgets.values()))
     return table
 
 
 def _payloads(plan: Plan) -> Table:
-    table = _table("Payloads of a global step", "what", "MB (1e6)", "GiB")
+    table = _table("Payloads of a global step", "payload", "MB (1e6)", "GiB")
     for name, size in plan.payloads.items():
         table.add_row(name, f"{size / MB:,.1f}", f"{size / GIB:.2f}")
     for name, size in plan.host.parts.items():
@@ -326,6 +326,6 @@ def _compute(plan: Plan) -> Table:
                   f"{step.training_s:,.0f}")  # fmt: skip
     table.add_row("push", "", "", f"{step.push_s:,.0f}")
     table.add_section()
-    table.add_row("together", "", f"{step.total_flops / 1e15:,.0f}", f"{step.step_s:,.0f}")
+    table.add_row("total", "", f"{step.total_flops / 1e15:,.0f}", f"{step.step_s:,.0f}")
     table.add_row("GPU hours of the cluster", "", "", f"{step.gpu_hours:,.1f}")
     return table

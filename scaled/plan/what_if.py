@@ -73,9 +73,9 @@ def sentence(day: Day) -> str:
     parts = ", ".join(f"{name} {day.stages[name] / whole:.0%}" for name in STAGES)
     return (
         f"{day.num_steps} steps in {day.hours:g} hours, {day.step_s:.0f} s each: {parts}; "
-        f"{day.idle_s / max(day.stages['rollout'], 1e-9):.0%} of the rollout is engines that wait for the last one. "
+        f"engines wait for the last one in {day.idle_s / max(day.stages['rollout'], 1e-9):.0%} of the rollout. "
         f"{_counted(day.num_failures, 'failure')} of ranks and {day.num_engine_failures} of engines cost "
-        f"{(day.lost_s + day.down_s) / 60:.0f} min of work done again and restarts."
+        f"{(day.lost_s + day.down_s) / 60:.0f} min of repeated work and restarts."
     )
 
 

@@ -107,7 +107,7 @@ class VllmEngine:
             "max_num_seqs": rollout.max_num_seqs,
             "max_num_batched_tokens": rollout.max_num_batched_tokens,
             "enable_chunked_prefill": True,
-            # vLLM returns routes only with its prefix cache; a request can be told not to read it.
+            # vLLM returns routes only with its prefix cache; requests can skip reading it.
             "enable_prefix_caching": rollout.prefix_caching or is_official,
             "enforce_eager": rollout.enforce_eager,
             "worker_cls": "scaled.vllm_engine.worker.RolloutWorker",
@@ -141,7 +141,7 @@ class VllmEngine:
             repeated += [name] if name in given else []
             given[name] = tensor
         check_weights(given, repeated, self._expected)
-        self.version = -1  # until the push is whole there are no weights to sample from
+        self.version = -1  # no weights to sample from until the push is complete
         # In the table's order, in which a scale follows its weight; pop frees each tensor once it is loaded.
         in_order = ((name, given.pop(name)) for name in self._expected)
         loaded = quantize.rounded(in_order, self._rollout.precision) if self.kernels == "rounded" else in_order
@@ -239,7 +239,7 @@ class VllmEngine:
             self._engine.abort_request([r.name for r in requests.values() if not r.finish], internal=True)
 
     def abort(self) -> None:
-        """Ends the running `generate` after its present step, from another thread; it returns what it has."""
+        """Ends the running `generate` after its present step, from another thread; it returns the tokens so far."""
         self._abort.set()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Float[Tensor, " T"]]:

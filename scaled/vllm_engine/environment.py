@@ -12,7 +12,7 @@ OPTIONS = "firstorder"  # the key of our settings in vLLM's additional_config, a
 OLMOE_EPS = 1e-5  # written into vLLM's OLMoE
 
 DEFAULTS = {
-    "VLLM_LOGGING_LEVEL": "ERROR",  # it warns of the tokenizer that it is told not to load
+    "VLLM_LOGGING_LEVEL": "ERROR",  # else it warns of the tokenizer that it does not load
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }

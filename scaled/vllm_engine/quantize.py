@@ -111,6 +111,7 @@ def block_fp8(weight_OI: Float[Tensor, "O I"]) -> tuple[Tensor, Float[Tensor, "o
     rows = max(1, STRIP // (num_in * BLOCK)) * BLOCK
     for start in range(0, num_out, rows):
         strip_OI = weight_OI[start : start + rows]
+        # (block row, row in it, block column, column in it)
         blocks_oBiB = strip_OI.float().view(-1, BLOCK, num_in // BLOCK, BLOCK)
         # No clamp: beside a normal scale the quotient exceeds the largest code by rounding alone.
         strip_oi = _scale(blocks_oBiB.abs().amax((1, 3)), FP8_MAX)

@@ -67,7 +67,7 @@ class Request:
         return each[: self.num_top]
 
     def response(self, version: int) -> Response:
-        """The response as it stands; one that did not finish was aborted."""
+        """The response so far; one that did not finish was aborted."""
         return Response(
             prompt=self.prompt,
             tokens=torch.tensor(self.tokens, dtype=torch.int64),
