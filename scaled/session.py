@@ -84,7 +84,7 @@ class Session:
 
     @property
     def _takes_turns(self) -> bool:
-        """Whether both hand memory over; without GPUs there is none, but `training.offload` makes the same calls."""
+        """Whether ranks and engines hand memory over; without GPUs only for `training.offload`, which makes the calls."""
         return self.config.takes_turns and (self.places.has_gpus or bool(self.config.training.offload))
 
     def engines(self) -> RolloutGroup:

@@ -23,7 +23,7 @@ class AheadTask:
     def expect(self, rollouts: Rollouts) -> None:
         """Starts on the rewards of these responses; each may be asked for once."""
         for response in rollouts.responses:
-            # The response is kept alive: after its end another object could get its id.
+            # The response is kept alive, because another object could get its id otherwise.
             future = self._threads.submit(self.task.reward, response.prompt, response)
             self._expected[id(response)] = (response, future)
 

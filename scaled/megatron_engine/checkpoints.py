@@ -129,7 +129,7 @@ class Saver:
         self._writing = (folder, found[0])
 
     def is_done(self, wait: bool) -> bool:
-        """Whether no checkpoint is being written; with `wait`, waits until so. Raises OSError as `save` does."""
+        """Whether no checkpoint is being written; `wait` blocks until then. Raises OSError as `save` does."""
         if self._writing is None:
             return True
         folder, future = self._writing
