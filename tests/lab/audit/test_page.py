@@ -31,7 +31,7 @@ def test_the_summary_is_computed(config: AuditConfig, frame: pd.DataFrame) -> No
     other = frame.assign(objective=frame["objective"].map(lambda name: swap.get(name, name)))
     assert "least with grpo" in " ".join(sentences(config, other))
     assert f"{len(frame):,} rows" in said
-    assert headline(frame) == "Of 4 objectives sequence is nearest to the true gradient, grpo furthest from it."
+    assert headline(frame) == "Of 4 objectives, sequence is nearest to the true gradient and grpo furthest from it."
     assert headline(other) == "Of 4 objectives grpo is nearest to the true gradient, sequence furthest from it."
 
 
