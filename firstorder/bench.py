@@ -1,4 +1,4 @@
-"""`firstorder bench`: how fast the sandbox is, beside transformers and TRL and with routing replay."""
+"""`firstorder bench`: the sandbox's speed beside transformers and TRL, and with routing replay."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def configs(
         str | None, typer.Argument(metavar="[FOLDER]", help="List only the configs in this folder, such as demo.")
     ] = None,
 ) -> None:
-    """List the configs that come with firstorder; each name stands for its file wherever a command takes a CONFIG.
+    """List the configs that come with firstorder; their names can be used wherever a command takes a CONFIG.
 
     \b
     Examples:

@@ -20,7 +20,7 @@ def defects(
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Measure what each engine defect does to a trained model: KL, F(2) and routers that differ, at several dials.
+    """Measure the effect of each engine defect on a trained model: KL, F(2) and differing routers, at several dials.
 
     The model of CONFIG is taught its task (or opened) and trained for some steps, so that an engine can hold stale
     weights. Each engine then samples N batches, and the training engine scores them; means with 95% intervals.

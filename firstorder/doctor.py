@@ -74,7 +74,7 @@ def doctor(
     ] = None,
     list_formats: Annotated[
         bool,
-        typer.Option("--list-formats", is_eager=True, callback=_list_formats, help="List what can be read, and stop."),
+        typer.Option("--list-formats", is_eager=True, callback=_list_formats, help="List the formats, and stop."),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:

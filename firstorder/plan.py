@@ -153,6 +153,7 @@ def _simulate(
     check_lengths(config, shape)
     chance = Chance() if failures is None else Chance(gpu_hours_per_failure=failures)
     taken, (mean, longest) = _rates(rates) if rates is not None else (Rates(), (None, None))
+    # Lengths given as options win over the recorded ones.
     lengths = lengths_of(config, tokens[0] or mean, tokens[1] or longest)
     found = []
     for one, day in what_if.played(config, shape, gpu, hours, lengths, chance, config.seed, taken):

@@ -213,7 +213,7 @@ FORMULAS: dict[str, str] = {
     "reinforce_pp_baseline": "A = (B - mean(B)) / std(B), over all tokens of the batch, B = R - mean(R) of the group",
     "optimal_token": "A_t = R - sum W_t R / sum W_t, W_t = sum_(s<=t) (1 - 2 old_s + sum_v old(v)^2)",
 }
-"""Their formulas, to print."""
+"""Their formulas, as text."""
 
 __all__ = [
     "ADVANTAGES", "FORMULAS", "OF_LENGTHS", "OF_TOKENS", "advantages_of", "group_mean", "group_norm",

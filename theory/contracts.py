@@ -196,6 +196,7 @@ def _token_batch(responses: Sequence[Response], temperature: float, top: TopToke
     num_prompt = [len(r.prompt.tokens) for r in responses]
     lengths = [len(r.tokens) for r in responses]
     prompts = torch.tensor([token for r in responses for token in r.prompt.tokens], dtype=torch.int64)
+    # Prompt and response alternate, in the order in which `_padded` fills its rows.
     tokens = zip(prompts.split(num_prompt), (r.tokens for r in responses), strict=True)
     num_prompt_B, length_B = torch.tensor(num_prompt), torch.tensor(lengths)
     return TokenBatch(

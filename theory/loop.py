@@ -96,6 +96,7 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
     rewards_B = rewards_PG.reshape(-1)
     metrics = collected.metrics | rollout_metrics(rollouts, rewards_B, algorithm.max_turns)
     metrics |= old_pass_metrics(rollouts, old.scores, algorithm.passes)
+    # Only advantages see label noise and the length penalty; metrics above have the true rewards.
     labels_PG = noisy_labels(rewards_PG, algorithm.label_noise, stream(seed, "label_noise", step))
     if algorithm.overlong_buffer:
         # The penalty counts observations too; the lengths below count sampled tokens only.
@@ -160,6 +161,7 @@ def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task,
         batch = roll_out(rollout, task, task.prompts(draw, P), sampling, algorithm.max_turns)
         rewards_PG = torch.tensor([task.reward(r.prompt, r) for r in batch.responses], dtype=torch.float32).view(P, G)
         for p, is_mixed in enumerate(keep_mixed_groups(rewards_PG).tolist()):
+            # Without dynamic sampling every group is kept, in its own order.
             (mixed if is_mixed or rounds == 1 else uniform).append((len(batches), p, rewards_PG[p]))
         batches.append(batch)
         if len(mixed) >= P:
@@ -214,7 +216,7 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
         raise ValueError(f"replay mode {algorithm.mode} needs experts recorded by the old pass, got none")
     cached_logits, teacher = scores.features, None
     if has_features and rollouts.features is not None:
-        # The engine's gate is folded: its logits are p_old + h W_p, with the W_p that it was handed.
+        # The engine's gate is folded: its logits are p_old + h W_p, with the W_p that it received.
         handed = predictor if collected.predictor is None else collected.predictor
         cached_logits, teacher = rollouts.features, rollouts.features.minus_bias(handed)
     elif passes.old == "predicted" and scores.features is not None:

@@ -17,7 +17,7 @@ ALIKE = 0.5
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """`did you mean 'R3'?`: the option spelt most like `name`, the first of equals; empty where none is alike."""
+    """`did you mean 'R3'?`: the option spelt most like `name`, the first of equals; empty where none is similar."""
     found = difflib.get_close_matches(name, list(options), n=1, cutoff=ALIKE)
     return f"did you mean {found[0]!r}?" if found else ""
 

@@ -86,6 +86,7 @@ def _shift(
     assert old.experts is not None and old.router_logp is not None, "old_pass requires it"
     assert now.router_logp is not None, "the same trainer reported them in the old pass"
     batch = minibatch.rollouts.padded()
+    # The old pass has packed rows of the whole batch; `now` has those of the chosen responses, in their order.
     where, offsets = selected_rows(old.experts.offsets, chosen)
     exists_BT = torch.arange(batch.is_response_BT.shape[1]) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
     return router_shift(old.router_logp[where], now.router_logp, offsets, batch.predicting_row_BT, exists_BT)

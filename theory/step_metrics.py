@@ -65,6 +65,7 @@ def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: ModePlan) 
         return metrics
     routing = routing_metrics(rollouts.experts, scores.natural)
     metrics |= _some(routing, "router_disagreement", "token_disagreement", "sequence_mean_difference")
+    # A maximum: 0 only where mu and old agree on every token, so that nothing had to be replayed.
     difference = metrics["rollout_corr/probs_diff_max"]
     is_compared = "routing/router_disagreement" in routing and not math.isnan(difference)
     if passes.old == "replay_rollout" and is_compared:

@@ -66,6 +66,7 @@ class _Talk:
         last, num_prompt = parts[-1], len(self.prompt.tokens)
         tokens = torch.cat([torch.tensor(last.prompt.tokens[num_prompt:], dtype=last.tokens.dtype), last.tokens])
         logp_mu, is_response = last.logp_mu.new_zeros(len(tokens)), torch.zeros(len(tokens), dtype=torch.bool)
+        # A turn starts where its prompt ends; the gaps between turns are observations, with log-prob 0 under False.
         for part in parts:
             start = len(part.prompt.tokens) - num_prompt
             logp_mu[start : start + len(part.tokens)] = part.logp_mu
@@ -173,7 +174,7 @@ def _top(talks: Sequence[_Talk]) -> TopTokens | None:
 def sampled_tokens(task: Task, prompt: Prompt, tokens: Sequence[int], stop_token: int) -> Bool[Tensor, " T"]:
     """`is_response` of a whole response that was written out rather than rolled out: False on its observations.
 
-    Raises ValueError where the tokens after a turn are not what the task answers.
+    Raises ValueError where the tokens after a turn are not the task's observation.
     """
     tokens = tuple(tokens)
     is_response, start = torch.ones(len(tokens), dtype=torch.bool), 0

@@ -64,7 +64,7 @@ def token_tis_bias_chi2(problem: Problem, cap: float) -> Bound:
 
     chi2_t is E_mu[(w_t - 1)^2] given that t is reached, which a run can estimate without seeing any tail; e <=
     chi2_t / (4 (C - 1)) for C > 1 (`largest_excess`). Proof: w_t then has mean 1 and variance chi2_t.
-    Tight as `token_tis_bias` where w_t takes two values, C - s and C + s. Loose by far where the cap is out of reach.
+    Tight as `token_tis_bias` where w_t takes two values, C - s and C + s. Very loose where no weight reaches the cap.
     """
     mass_T = reached(problem.target.tree, problem.logp_mu) * largest_excess(token_chi2(problem), cap)
     return _bias("token_tis_bias_chi2", problem, _score(TokenTIS("pi", cap)), _score(TokenIS("pi")), mass_T)
@@ -120,7 +120,7 @@ def icepop_bias_chi2(problem: Problem, lo: float, hi: float) -> Bound:
     """The same left side <= R_max G max(hi / (hi - 1)^2, lo / (1 - lo)^2) sum_t E_mu[(w_t - 1)^2], for lo < 1 < hi.
 
     Proof: w <= (w - 1)^2 hi / (hi - 1)^2 for w >= hi, as w / (w - 1)^2 falls above 1; below 1 it rises, hence lo.
-    Tight where every weight that is not 1 stands at the edge of the band, just outside.
+    Tight where every weight that is not 1 is just outside the band.
     Raises ValueError unless lo < 1 < hi.
     """
     constant = _chebyshev(lo, hi)

@@ -95,7 +95,7 @@ def gap_pinsker(problem: Problem) -> Bound:
 
     Proof: `gap_tv` and `step_pinsker`. With T steps of KL k each the right side is R_max G T sqrt(2 (T - 1) k): it
     grows as T^1.5 and with the square root of the KL, hence of first order in the step.
-    Tight as `gap_tv` for a small move. Loose as `step_pinsker` besides.
+    Tight as `gap_tv` for a small move. Also loose as `step_pinsker`.
     """
     pi, tree = target(problem), problem.target.tree
     roots = (step_kl(tree, pi, problem.logp_mu) / 2).sqrt().sum()

@@ -108,7 +108,7 @@ def route_gradient(
     Proof: g(P) - g(Q) = sum_a (P_a - Q_a) psi_a, whose norm is at most sum_a |P_a - Q_a| M = 2 M TV.
     Tight where psi = +M u on the routes that P prefers and -M u on the others. Loose where the kernels share a large
     mean, which the difference does not see: `route_gradient_diameter`.
-    Raises ValueError where P or Q is no distribution. Source: Pr2 Eq. 15 and 16.
+    Raises ValueError where P or Q is not a distribution. Source: Pr2 Eq. 15 and 16.
     """
     rhs = 2 * kernels_AC.norm(dim=-1).amax(-1) * _tv(p_A, q_A)
     return Bound("route_gradient", _deviation(p_A, q_A, kernels_AC), rhs)
@@ -193,7 +193,7 @@ def replay_bias(
     Proof: where the routes agree the computation is the same and the term is 0; elsewhere it is at most 2 M.
     Tight where g^a = -g^b on the responses that differ and both have the norm M; loose where a changed route changes
     the gradient only a little, which is the usual case.
-    Raises ValueError where p is no distribution, or where gradients differ by more than rounding under equal routes.
+    Raises ValueError where p is not a distribution, or where gradients differ by more than rounding under equal routes.
     Source: Eq. 16 of Pr2 with point masses, whose total variation is 1 where the routes differ (Pr2 sec. 3.3);
     the bias is MiniRL's (arXiv 2512.01374) sec. 3.2.
     """

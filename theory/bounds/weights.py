@@ -123,6 +123,7 @@ def weight_variance(problem: Problem) -> Bound:
     """
     tree, pi, mu = policies(problem)
     log_mu_Y = tree.log_probabilities(mu)
+    # (W - 1)^2 by expm1, which keeps the digits of W near 1.
     variance = (log_mu_Y.exp() * (tree.log_probabilities(pi) - log_mu_Y).expm1().square()).sum()
     largest_T = torch.stack([_node_chi2(p, q).max() for p, q in zip(pi, mu, strict=True)])
     return Bound("weight_variance", variance, largest_T.log1p().sum().expm1())

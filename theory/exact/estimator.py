@@ -216,6 +216,7 @@ def _centred_gradients(problem: Problem, objective: Objective) -> Float[Tensor, 
 
 
 def _cross(weights: Moments, means_sCQ: Tensor) -> Tensor:
+    # Given their classes two responses of a group are independent: E<u_i, u_j> is the product of their class means.
     gram = torch.einsum("scq,rdq->scrd", means_sCQ, means_sCQ)
     return (weights.cross_sCsC * gram).sum()
 
@@ -235,6 +236,7 @@ def _class_gradients(
         squares_sC.index_add_(1, of.index_Y, share_Y * each_sYQ.square().sum(2))
         means_sCQ = torch.zeros(2, C, each_sYQ.shape[2], dtype=torch.float64)
         return means_sCQ.index_add_(1, of.index_Y, share_Y[:, None] * each_sYQ), squares_sC
+    # Weighted coefficients are summed on edges first: one pullback per class and sign, not per response.
     for rows, paths in tree.chunks():
         class_B, share_B = of.index_Y[rows], share_Y[rows]
         for s, sign in enumerate((1.0, -1.0)):

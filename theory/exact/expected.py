@@ -256,7 +256,7 @@ class Update:
 
     @cached_property
     def each_BT(self) -> Float[Tensor, "B T"]:
-        """The weight of every token's grad log pi in what one response of that kind adds, at its mean share."""
+        """The weight of every token's grad log pi in its response's update, at the response's mean share."""
         if self.batch.token_shares_BT is None:
             return self.combined(self.batch.shares_sY[:, :, None])
         return self._coefficients(slice(None), self.batch.token_shares_BT)

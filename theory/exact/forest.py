@@ -1,4 +1,4 @@
-"""Several trees that share one policy: prompts, and what an environment draws before the policy speaks.
+"""Several trees that share one policy: one per prompt, and per opening that an environment draws before the response.
 
 A context is all that precedes a response: a prompt and, where there is one, the opening that the environment draws for
 it. Each context is the root of its own tree; nodes of a depth are numbered context by context. An environment's tokens
@@ -25,8 +25,8 @@ from theory.exact.tree import MAX_RESPONSES, Paths, PrefixTree
 class Forest(PrefixTree):
     """One tree per context. `probabilities` are those of the contexts, and sum to 1; `prompts` the prompt of each.
 
-    Raises ValueError for probabilities that are no distribution, for lists of different lengths, for prompts that are
-    not numbered from 0 without a gap, and for a forest of more than MAX_RESPONSES.
+    Raises ValueError for probabilities that are not a distribution, for lists of different lengths, for prompts that
+    are not numbered from 0 without a gap, and for a forest of more than MAX_RESPONSES.
     """
 
     probabilities: tuple[float, ...] = (1.0,)

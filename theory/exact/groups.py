@@ -102,6 +102,7 @@ def moments(
     Raises ValueError where a generator is needed and none is given.
     """
     C = len(of)
+    # The number of vectors of C counts that sum to G.
     if math.comb(G + C - 1, C - 1) <= MAX_GROUPS:
         counts_MC = _compositions(G, C)
         log_p_M = _log_multinomial(counts_MC, of.probability_C)

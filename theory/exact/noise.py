@@ -89,6 +89,7 @@ def _second_of_groups(update: Update) -> float:
     for one in batch.groups:
         each_sy = one.moments.square_sC[:, one.classes.index_Y] * one.within_y
         means_sCQ = _class_means(update, one)
+        # Given their classes two responses of a group are independent, so class means give E<u_i, u_j>.
         gram = torch.einsum("scq,rdq->scrd", means_sCQ, means_sCQ)
         within = float((each_sy * squares_sY[:, one.rows_y]).sum())
         total += one.probability * (within + float((one.moments.cross_sCsC * gram).sum()))

@@ -205,6 +205,7 @@ class JacobianPolicy:
         norms = []
         for start in range(0, len(coefficients_BT), size):
             rows = slice(start, start + size)
+            # In the Jacobian's own type, which may be float32; widened for the sum of squares.
             total_BQ = torch.zeros(len(coefficients_BT[rows]), Q, dtype=self.jacobians[0].dtype)
             for t, J in enumerate(self.jacobians):
                 edge_BQ = J[paths.nodes_BT[rows, t], paths.tokens_BT[rows, t]]

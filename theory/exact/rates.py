@@ -79,7 +79,7 @@ def weight_gap(objective: Objective) -> Gap:
     Token weight: grad J_seq - grad J_token = E_mu[R sum_t (W - w_t) g_t], and W - w_t = O(eps) while R and g_t stay:
     slope 1. No weight: W - 1 = O(eps) too: slope 1; what differs is the constant. Prefix weight: W - W_(<=t) is the
     weight of what comes after t, O(eps) again: slope 1. Length normalisation: at eps = 0 the gap is
-    E_mu[R sum_t (1 - 1/|y|) g_t], which is no rescaled gradient where lengths differ: slope 0.
+    E_mu[R sum_t (1 - 1/|y|) g_t], which is not a rescaled gradient where lengths differ: slope 0.
     """
 
     def gap(mu: Policy, direction: Tensor, eps: float, reward_Y: Tensor) -> float:
@@ -104,7 +104,7 @@ def improvement_gap(mu: Policy, direction: Tensor, eps: float, reward_Y: Tensor)
 
 def kl_gap(mu: Policy, direction: Tensor, eps: float, reward_Y: Tensor) -> float:
     """KL(mu || pi) of responses: its first derivative at pi = mu is E_mu[grad log pi] = 0, its second the Fisher
-    information: slope 2. So a bias of slope 1 goes as the root of the KL."""
+    information: slope 2. So a bias of slope 1 grows as the root of the KL."""
     return sequence_kl(mu.tree, mu.logp(), mu.moved(eps * direction).logp())
 
 

@@ -46,7 +46,7 @@ def baselines(
     reward_Y: Float[Tensor, " Y"],
     prompt_Y: Int[Tensor, " Y"],
 ) -> Float[Tensor, "P T"]:
-    """B_t of every prompt, in units of reward: what the optimal token baseline subtracts in an infinite group.
+    """B_t of every prompt, in units of reward: the optimal token baseline of an infinite group.
 
         B_t = E[W_t R] / E[W_t],    W_t = sum_(s<=t) (1 - 2 old(y_s) + sum_v old(v)^2),
 

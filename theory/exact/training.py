@@ -189,7 +189,7 @@ def _mover(
             return mean_gradient(updates, settings.centred)
 
         return lambda gradient: _runge_kutta(step, settings.rate, gradient, slope)
-    # torch's optimiser moves `step` in place; the gradient is handed to it, not computed by autograd.
+    # torch's optimiser moves `step` in place, by a gradient that is set here and not by autograd.
     kind = torch.optim.SGD if settings.optimizer == "sgd" else torch.optim.Adam
     optimizer = kind([step.requires_grad_()], lr=settings.rate, maximize=True)
 

@@ -115,7 +115,7 @@ class PrefixTree:
             last, offset = torch.where(ends_here, t, last), torch.where(ends_here, self._starts[t], offset)
         within_B = index_B - offset
         is_full_B = last == T - 1
-        # Responses of T tokens are numbered by their last edge, the others, which all end alike, by their last node.
+        # Responses of T tokens are numbered by their last edge, the others, which end in the end token, by their node.
         own_B = torch.where(is_full_B, within_B // V, within_B)
         end_B = torch.where(is_full_B, within_B % V, V - 1)
         nodes_BT = torch.zeros(len(index_B), T, dtype=torch.int64)
@@ -177,6 +177,7 @@ class PrefixTree:
         """The probability that a response passes each node, a depth at a time."""
         reach = [self.roots]
         for t in range(self.max_length - 1):
+            # The end token, the last of the vocabulary, leads to no node.
             reach.append((reach[t][:, None] * logp[t].exp()[:, : self.num_continuing]).reshape(-1))
         return reach
 

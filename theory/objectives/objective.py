@@ -81,6 +81,7 @@ class Objective(Composition):
         if self.m2_budget:
             budget = f"{self.name}: m2_budget {self.m2_budget:g}"
             raise ValueError(f"{budget}: expected bounds computed on a whole mini-batch (within_budget), got none")
+        # (B, 1), or (B, T) for advantages per token: both broadcast in every term.
         logp_pi_BT, advantages_B1 = wide(logp_pi_BT), wide(advantages_B.detach())[:, None]
         if advantages_BT is not None:
             advantages_B1 = _on(is_response_BT, wide(advantages_BT.detach()))

@@ -50,7 +50,7 @@ def log_mean_weight(
     """log of the mean weight over response tokens, nats; over responses where a response has one weight.
 
     `count_B` is how often each response occurs in the batch, by default once; with probabilities the mean is that of an
-    infinite one. It is 0, which divides by nothing, where there is no token or every weight is 0.
+    infinite one. It is 0 (no division) where there is no token or every weight is 0.
     Source: verl's rollout_is_batch_normalize. Differs from source: (1) verl's mean is over the global batch, this one
     over the mini-batch; (2) it is never clamped.
     """
@@ -63,6 +63,7 @@ def log_mean_weight(
     log_N, count_N = log_BT[is_counted_BT], count_BT[is_counted_BT]
     if log_N.numel() == 0 or bool((log_N == -math.inf).all()):
         return 0.0
+    # In logarithms, as a single weight may overflow.
     return float((log_N + count_N.log()).logsumexp(0) - count_N.sum().log())
 
 

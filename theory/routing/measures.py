@@ -127,7 +127,7 @@ def router_disagreement(record_a: RoutingRecord, record_b: RoutingRecord) -> flo
 def is_noop(replayed: RoutingRecord, natural: RoutingRecord, discrepancy: float) -> bool:
     """Whether replay changed no route although the engines disagree: then it was probably not plugged in.
 
-    `replayed` is the record that was to be replayed, `natural` what the live logits would choose, `discrepancy` a
+    `replayed` is the record given to replay, `natural` the choice of the live logits, `discrepancy` a
     non-negative measure of disagreement between the two passes (mean |log mu - log old| in nats). True where every
     recorded route is the natural one and the discrepancy is above 0; with bit-equal engines replay may change nothing.
     """

@@ -147,7 +147,7 @@ def fold(
 ) -> Iterator[tuple[str, Tensor]]:
     """The named tensors with each predicted layer's gate weight (E, D) replaced by W + W_p^T.
 
-    Since h W + h W_p = h (W + W_p), an engine handed these weights routes by the predictive distribution and weighs by
+    Since h W + h W_p = h (W + W_p), an engine with these weights routes by the predictive distribution and weighs by
     it (Pr2 Eq. 4-6, App. C.2), with no change to the model. The sum is taken in W_p's type and returned in the gate's.
     Raises ValueError for a gate of another shape, and, once exhausted, for a layer whose gate never came.
     """

@@ -178,6 +178,7 @@ class RoutingRecord:
             self.layer(number)
         columns = [self.layer_numbers.index(n) for n in numbers]
         which = self._which(range(len(self)) if responses is None else responses)
+        # A response that ends before `start` has no rows here.
         num_rows = (self.offsets.diff()[which] - start).clamp(0, stop - start)
         where = _ranges(self.offsets[which] + start, num_rows)
         offsets = torch.cat([self.offsets[:1], num_rows, num_rows.new_zeros(num_empty)]).cumsum(0)

@@ -67,6 +67,7 @@ class ReplayContext:
         self._width = width
         self._layer_numbers = _expected_layers(plan, layer_numbers)
         self._state: Literal["new", "open", "closed", "failed"] = "new"
+        # Layers routed again by the recomputation in progress; None outside of one.
         self._recomputed: set[int] | None = None
         self._forget()
         self._check_rows()

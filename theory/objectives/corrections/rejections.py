@@ -65,7 +65,7 @@ class SeqMIS(Correction):
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """True where the product lies in [lo, hi], or is NaN."""
         product_B = log_rho_BT.sum(1).exp()
-        # By what is outside, as a NaN would fail `lo <= x <= hi` and be rejected; so in every rule of this file.
+        # Every rule of this file tests for outside: a NaN fails `lo <= x <= hi`, and would be rejected by it.
         return ~((product_B < self.lo) | (product_B > self.hi))
 
 

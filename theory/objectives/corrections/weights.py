@@ -80,7 +80,7 @@ class PrefixTIS(Truncated):
 class MinPRO(Truncated):
     """w_t = min(rho_t min_{s < t} rho_s, cap): the token's ratio times the smallest ratio before it; w_1 = rho_1.
 
-    The minimum stands for the prefix product prod_{s < t} rho_s, whose variance grows with t. It runs over the
+    The minimum replaces the prefix product prod_{s < t} rho_s, whose variance grows with t. It runs over the
     response tokens strictly before t and is not itself held at 1: where every earlier ratio exceeds 1, so does it.
     Source: MinPRO, its objective sg[clip(rho_t min_{s<t} rho_s, 1 - eps_low, 1 + eps_high)] A log pi.
     Differs from source: (1) there rho is pi over the policy that sampled, so numerator "pi" (the preset's) is the

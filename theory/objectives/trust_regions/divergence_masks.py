@@ -34,7 +34,7 @@ def binary_kl(logp_p_BT: Float[Tensor, "*BT"], logp_q_BT: Float[Tensor, "*BT"]) 
     """KL(p || q) of "this token or another", p log(p/q) + (1-p) log((1-p)/(1-q)), nats, in [0, inf].
 
     A log-probability is known to the float's eps at best, so 1 - p and 1 - q are taken as at least that: a certain
-    token whose log-probability one engine rounds to 0 and the other to -1e-7 is no divergence, and never nan.
+    token whose log-probability one engine rounds to 0 and the other to -1e-7 counts as no divergence, never as nan.
     Source: DPPO Eq. 14, with p = mu. Differs from source: (1) that floor (its authors add 1e-8 to both rests).
     """
     rest_p_BT, rest_q_BT = (_rest(logp_BT) for logp_BT in (logp_p_BT, logp_q_BT))
