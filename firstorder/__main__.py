@@ -24,7 +24,7 @@ def main() -> int:
         if found != HOME / name:
             print(
                 f"error: {name}: expected firstorder's own package {HOME / name}, got {found or 'none'}; "
-                "firstorder needs an environment of its own, without another package of that name",
+                "firstorder needs its own environment, without another package of that name",
                 file=sys.stderr,
             )
             return 2

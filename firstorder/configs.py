@@ -1,4 +1,4 @@
-"""`firstorder configs`: the configs that come with the project, by the names under which every command takes them."""
+"""`firstorder configs`: the configs that come with the project, by the names that every command accepts."""
 
 from __future__ import annotations
 

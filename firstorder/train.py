@@ -29,8 +29,8 @@ def train(
 ) -> None:
     """Train one model as CONFIG says, in the world (sandbox or scaled) that its `backend:` names.
 
-    Any field of the config can be set here: its dotted name behind two dashes, then a value written as in YAML. Later
-    ones win. --print-config shows every field with its meaning.
+    Any field of the config can be set here as --dotted.name VALUE, with the value written as in YAML; the last one
+    wins. --print-config shows every field with its meaning.
 
     \b
     Examples:

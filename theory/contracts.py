@@ -1,4 +1,4 @@
-"""The contracts between the algorithm and whatever runs it: frozen data and protocols, no behaviour of any engine.
+"""The contracts between the algorithm and its engines and tasks: frozen data and protocols, no behaviour of any engine.
 
 Four policies. `mu` emitted the tokens (the inference engine: its numerics, weights and routing); `old` is the training
 engine at the weights that were rolled out; `pi` is the training engine now; `ref` is a frozen reference.

@@ -1,7 +1,7 @@
 """The one RL loop: roll out with mu, score with old, take N gradient passes with pi, hand the weights back.
 
 It knows the contracts and nothing about any engine, so that the sandbox and the cluster run the same algorithm.
-One global step is MiniRL sec. 4.2's (arXiv 2512.01374); which pass routes how is `theory.routing.passes.PASSES`.
+One global step is MiniRL sec. 4.2's (arXiv 2512.01374); `theory.routing.passes.PASSES` has the routing of each pass.
 """
 
 from __future__ import annotations

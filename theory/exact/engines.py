@@ -47,7 +47,7 @@ def _no_shift(policy: MovablePolicy) -> None:
 
 @dataclass(frozen=True)
 class Rollout:
-    """All responses of one mu: who sampled them, who scored them, and whose gradients are taken on them.
+    """All responses of one mu: the policies that sampled and scored them, and the one whose gradients are taken.
 
     `trained(pi)` is the policy whose gradients an update takes at pi's weights: pi itself, or pi under routes that are
     replayed. `router_shift(pi)` is the distance of its routers from old's at every node, in nats; None without routers.

@@ -2,10 +2,10 @@
 
 A response adds a u(y) to the update: u is the gradient that the objective's own code gives it at advantage +1 or -1
 and denominator 1, a its expected advantage over denominator (theory/exact/groups.py). The drift is the update with each
-token's advantage replaced by the mean one of its prefix, E_mu[a | y_<t]: the part that no choice of token earned. It is
-0 where E_mu[w_t g_t | y_<t] = 0, that is under a token, prefix or sequence weight, as long as mu samples all that pi
-does (top-p does not); without a weight it is -sum_t E_mu[E_mu[a | y_<t] grad KL_t(mu || pi)]. An unweighted update less
-its drift is that of the score centred under mu, g_t - E_mu[g_t | y_<t] (arXiv 2609.20807).
+token's advantage replaced by its prefix's mean, E_mu[a | y_<t]: the part that no choice of token earned. It is 0 where
+E_mu[w_t g_t | y_<t] = 0, that is under a token, prefix or sequence weight, as long as mu samples all that pi does
+(top-p does not); without a weight it is -sum_t E_mu[E_mu[a | y_<t] grad KL_t(mu || pi)]. An unweighted update less its
+drift is that of the score centred under mu, g_t - E_mu[g_t | y_<t] (arXiv 2609.20807).
 
 Advantages per token enter the update as they are and the drift by their prefix means. Facts of the whole batch
 (theory/exact/settling.py) are computed at every update's pi.

@@ -2,8 +2,8 @@
 adds Gaussian noise with the exact covariance of a batch of B responses.
 
 A step rolls out all responses of an engine's mu with their probabilities, then makes N updates on them, each on the
-whole expected batch: the limit of N mini-batches as the rollout grows. A run of n sampled responses per
-prompt is 1/sqrt(n) away from it (tests/theory/test_exact_training.py).
+whole expected batch: the limit of N mini-batches as the rollout grows. A run of n sampled responses per prompt is
+1/sqrt(n) away from it (tests/theory/test_exact_training.py).
 
 Letters: theory/exact/tree.py and forest.py. Papers: MiniRL (arXiv 2512.01374) Eq. 5, 7 and sec. 4.3.
 """

@@ -1,8 +1,8 @@
 """From per-token terms to one number: the only place where a mask is summed, and where every denominator is chosen.
 
 The denominators are those of a whole mini-batch (`Totals`), so that its micro-batches add up to the whole. A row
-without a kept token is in no denominator. `kept` is True on the response tokens of responses
-that no correction rejected. Papers: MiniRL (arXiv 2512.01374) Eq. 7 and App. A, Pr2 (2606.00395) Eq. 10.
+without a kept token is in no denominator. `kept` is True on the response tokens of responses that no correction
+rejected. Papers: MiniRL (arXiv 2512.01374) Eq. 7 and App. A, Pr2 (2606.00395) Eq. 10.
 """
 
 from __future__ import annotations

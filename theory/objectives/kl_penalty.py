@@ -1,7 +1,7 @@
 """The penalty that keeps pi near a frozen reference: the objective less beta times an estimate of KL(pi || ref).
 
-Source: Pr2 (arXiv 2606.00395) Eq. 11; the estimators are those of theory/divergences.py, and two whose gradient is
-right: `k3_is`, DeepSeek-V3.2's (2512.02556, as TRL's use_bias_correction_kl has it), and `k3+`, verl's (0.9.1).
+Source: Pr2 (arXiv 2606.00395) Eq. 11; the estimators are those of theory/divergences.py, and two with the gradient of
+KL(pi || ref): `k3_is`, DeepSeek-V3.2's (2512.02556, as TRL's use_bias_correction_kl has it), and `k3+`, verl's (0.9.1).
 """
 
 from __future__ import annotations

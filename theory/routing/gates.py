@@ -34,7 +34,7 @@ class GateKernels(Protocol):
 
 @dataclass(frozen=True)
 class Gate:
-    """One convention: the score of an expert, before or after the top-k, and what is done to the chosen scores.
+    """One convention: the score of an expert, before or after the top-k, and the scaling of the chosen scores.
 
     score, order: `softmax` before the top-k is a softmax over all experts, after it over the chosen ones (which sum to
     1 already, so that `renormalise` then changes nothing); `sigmoid` is per expert, and before the top-k.

@@ -1,7 +1,7 @@
 """The named compositions: each file of this folder has a tuple `PRESETS` of them, and its own parts where needed.
 
-A new objective is a new file. What a config may change in it, in which range and with which comment, follows from the
-numbers of its parts (theory/fields.py).
+A new objective is a new file. The numbers of its parts (theory/fields.py) determine the fields that a config may
+change, their ranges and their comments.
 """
 
 from __future__ import annotations
