@@ -84,7 +84,7 @@ class Session:
 
     @property
     def _takes_turns(self) -> bool:
-        """Whether ranks and engines hand memory over; without GPUs only for `training.offload`, which makes the calls."""
+        """Whether ranks and engines hand memory over; without GPUs `training.offload` makes the calls."""
         return self.config.takes_turns and (self.places.has_gpus or bool(self.config.training.offload))
 
     def engines(self) -> RolloutGroup:
