@@ -111,6 +111,7 @@ class GroupBlock(Strict):
     @model_validator(mode="before")
     @classmethod
     def _own_by_default(cls, raw: object) -> object:
+        # The field's default, mean, is for infinite groups; a finite one has the objective's own baseline.
         if isinstance(raw, Mapping) and raw.get("size", "infinite") != "infinite":
             return {"baseline": "own", **raw}
         return raw

@@ -55,7 +55,7 @@ def audit(
             if report is not None:
                 report(done, total, f"{block.label}, T = {case.keys['length']}, {case.keys['reward']}")
     frame = pd.DataFrame(rows, columns=[*COLUMNS, *map(error_column, config.num_responses)])
-    frame["num_draws"] = frame["num_draws"].astype("Int64")
+    frame["num_draws"] = frame["num_draws"].astype("Int64")  # nullable integers: a None would make the column float
     frame.attrs |= {"name": config.name, "config_hash": config_hash(config)}
     return frame
 
@@ -116,6 +116,7 @@ class _Measured:
 
     def truth(self, level: tuple[float, float]) -> Float[Tensor, " Q"]:
         """The target's gradient, which does not depend on the inference engine."""
+        # Keyed by the staleness alone: the target is pi, whatever mu is.
         if level[1] not in self._truths:
             self._truths[level[1]] = true_gradient(self.problem(level))
         return self._truths[level[1]]
@@ -123,6 +124,7 @@ class _Measured:
     def estimate(self, level: tuple[float, float], objective: AuditObjective, group: Group) -> Estimate:
         key = (level, objective.name, group)
         if key not in self._estimates:
+            # A stream per cell, named by its keys: sampled groups do not depend on the order of cases or on a resume.
             names = [str(value) for value in self.case.keys.values()]
             generator = stream(self.seed, "audit", "groups", *names, objective.name, *map(str, level))
             built: Objective = objective.build()

@@ -75,6 +75,7 @@ def study(config: AuditConfig, frame: pd.DataFrame) -> str:
 def _with_levels(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with engines without a dial at their own median distance, to two digits, as the requested one."""
     frame = frame.copy()
+    # Engines without a dial have no requested distance; the median puts all their seeds at one level.
     undialled = frame["asked_discrepancy"].isna()
     found = frame[undialled].groupby(["policy", "engine"])["kl_mu_old"].transform("median")
     frame.loc[undialled, "asked_discrepancy"] = [float(f"{kl:.1e}") for kl in found]

@@ -116,13 +116,14 @@ def numbers(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
 
 def distinct(frame: pd.DataFrame, name: str) -> list[Any]:
     """The values of a column, ascending, each once; without nan."""
+    # nan is the one value that differs from itself.
     return sorted({row[name] for row in records(pd.DataFrame(frame[[name]])) if row[name] == row[name]})
 
 
 def where(frame: pd.DataFrame, keep: Any) -> pd.DataFrame:
     """The rows at which `keep` is true."""
     kept = pd.DataFrame(frame.loc[np.asarray(keep, dtype=bool)])
-    kept.attrs = dict(frame.attrs)
+    kept.attrs = dict(frame.attrs)  # pandas does not promise to keep them
     return kept
 
 

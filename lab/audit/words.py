@@ -125,7 +125,7 @@ def turns(table: pd.DataFrame) -> pd.DataFrame:
     for place, part in parts(table, [*CASE, "asked_discrepancy", "asked_staleness"]):
         length, kl = math.nan, math.nan
         for row in records(part.sort_values("length", ascending=False)):
-            if row["ratio"] < 1:
+            if row["ratio"] < 1:  # from the longest down: the first ratio below 1 ends the run
                 break
             length, kl = row["length"], row["kl_sequence"]
         rows.append(place | {"length": length, "kl_sequence": kl})

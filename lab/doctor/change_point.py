@@ -98,6 +98,7 @@ def _trend(rank_mn: Float[Tensor, "m n"]) -> Float[Tensor, " m"]:
 def _null(n: int) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
     """Both statistics (of the trend, its magnitude) for NUM_ORDERS random orders of n ranks."""
     generator = stream(0, "change point", str(n))
+    # argsort of uniforms is a random permutation; +1 makes it ranks from 1.
     rank_mn = torch.rand((NUM_ORDERS, n), dtype=torch.float64, generator=generator).argsort(1).double() + 1
     return _scan(rank_mn).max(1).values, _trend(rank_mn).abs()
 

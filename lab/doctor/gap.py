@@ -78,6 +78,7 @@ def logit_fit(view: View) -> float | None:
 
 
 def _logit_line(view: View) -> tuple[float, float] | None:
+    # Near p = 1 the logit magnifies errors of log p by 1 / (1 - p).
     is_seen_n = (view.mu_n < -1e-3) & (view.old_n < -1e-3)
     if int(is_seen_n.sum()) < MIN_TOKENS or not bool((view.d_n[is_seen_n] != 0).any()):
         return None
@@ -140,7 +141,9 @@ def _fall(view: View) -> tuple[float, int] | None:
     sums = torch.bincount(place_n, log_n, minlength=NUM_PARTS * num_places).view(shape).cumsum(1)
     # Column t - 1 sums the positions before t.
     before, after = counts[:, :-1], counts[:, -1:] - counts[:, :-1]
+    # Empty sides are 0 / 0 = nan. A change of weights must show in every part, hence the least of them.
     falls = (sums[:, :-1] / before - (sums[:, -1:] - sums[:, :-1]) / after).nan_to_num(-math.inf).amin(0)
+    # At least an eighth of a part's tokens on each side, so that no handful of tokens makes a fall.
     is_seen = (torch.minimum(before, after) >= (counts[:, -1:] / 8).clamp(min=MIN_TOKENS)).all(0)
     is_seen[-1:] = False  # at the last position only end tokens are left
     if not bool(is_seen.any()):

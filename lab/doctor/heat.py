@@ -76,6 +76,7 @@ def heat_map(trace: Trace) -> HeatMap | None:
 def _row(view: View, k3_n: torch.Tensor, b: int, top: float, share: float) -> Row:
     own = (view.response_n == b).nonzero()[:, 0]
     worst = int(k3_n[own].argmax())
+    # Centred on the worst token, but shifted to stay within the response.
     first = max(0, min(worst - MOST_TOKENS // 2, len(own) - MOST_TOKENS))
     shown = own[first : first + MOST_TOKENS].tolist()
     return Row(b, share, first, len(own), [_cell(view, n, float(k3_n[n]), top) for n in shown])

@@ -69,6 +69,7 @@ def along_response(patients: Sequence[Patient]) -> Figure | None:
         points = [(t, size_n[at_n == t].median().item()) for t in at_n.unique().tolist() if int((at_n == t).sum()) >= 5]
         data.append(
             {"type": "scatter", "mode": "lines", "name": patient.label, "meta": {"run": patient.index, "role": "line"}}
+            # A log axis has no 0: None leaves a gap in the line.
             | {"x": [t for t, _ in points], "y": [round(y, 8) or None for _, y in points]}
             | {"customdata": [number(y) for _, y in points], "hovertemplate": "%{customdata}"}
         )
@@ -91,6 +92,7 @@ def logits(patients: Sequence[Patient]) -> Figure | None:
         mu, old = (x[trace.is_response].double() for x in (trace.logp_mu, trace.logp_old))
         is_seen = (mu < -1e-4) & (old < -1e-4) & mu.isfinite() & old.isfinite()
         mu, old = mu[is_seen], old[is_seen]
+        # Evenly spaced tokens, not the first ones: the page stays small, and every response has its share.
         chosen = torch.linspace(0, len(mu) - 1, min(len(mu), MAX_POINTS // len(patients))).long()
         x, y = ((p - torch.log(-torch.expm1(p)))[chosen] for p in (old, mu))
         data.append(

@@ -39,12 +39,14 @@ class View:
     @staticmethod
     def of(trace: Trace) -> View:
         """The view of a trace; ValueError where no token was sampled."""
+        # A runs over response tokens, observations included; offsets and `tokens` run over prompts too.
         mask_A = trace.is_response
         if not bool(mask_A.any()):
             raise ValueError(f"is_response: expected at least 1 sampled token, got 0 of {len(mask_A)}")
         lengths_B = trace.offsets.diff() - trace.num_prompt
         response_A = torch.repeat_interleave(torch.arange(len(trace)), lengths_B)
         position_A = torch.arange(len(mask_A)) - (lengths_B.cumsum(0) - lengths_B)[response_A]
+        # Places in `tokens`: the start of the sequence, its prompt, and the position in the response.
         place_A = trace.offsets[response_A] + trace.num_prompt[response_A] + position_A
         return View(
             trace=trace,

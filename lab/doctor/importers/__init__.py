@@ -97,7 +97,7 @@ def _first(placed: Iterable[Read]) -> tuple[Row, Iterator[Read]]:
     for row, place in rest:
         seen.append((row, place))
         if not isinstance(row, Bad):
-            return row, itertools.chain(seen, rest)
+            return row, itertools.chain(seen, rest)  # `rest` is a stream: the rows already read go back in front
         found.add(row.reason)
     found.refuse()
     raise ValueError("expected at least 1 row, got none")

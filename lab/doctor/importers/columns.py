@@ -58,7 +58,7 @@ def _cut(row: dict[str, Any], place: str) -> Row:
     """The row without padding, with values for response tokens only."""
     tokens = listed(row, "tokens", place)
     has_length, W, S = "length" in row, len(tokens), row.pop("length", len(tokens))
-    if type(S) is not int or not 1 <= S <= W:
+    if type(S) is not int or not 1 <= S <= W:  # isinstance would accept True
         raise ValueError(f"{place}: length: expected an int from 1 to {W} tokens, got {S!r}")
     # A column as long as the tokens covers the prompt too; a shorter one has the response alone.
     whole = [name for name in BESIDE if isinstance(row.get(name), list) and len(row[name]) == W]

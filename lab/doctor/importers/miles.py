@@ -55,6 +55,7 @@ def _caveat(trace: Trace) -> str:
 
 
 def _read(content: Row, place: str) -> Iterator[Row]:
+    # One counter over all samples: no token, and so no context, occurs twice.
     samples, numbers = content["samples"], itertools.count()
     old = "train_log_probs" if _is_copied(samples) else "old_log_probs"
     for b, sample in enumerate(samples):

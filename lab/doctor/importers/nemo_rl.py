@@ -33,6 +33,7 @@ def _is_mine(first: Row) -> bool:
 
 
 def _read(raw: Row, place: str) -> Iterator[Row]:
+    # Unwraps the micro-batch of one.
     raw = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in raw.items()}
     width = len(listed(raw, "token_ids", place))
     S = raw.get("input_lengths", width)

@@ -163,6 +163,7 @@ def record(payloads: list[Tensor], places: Sequence[str], S_B: Sequence[int], na
     if not payloads:
         return None
     for payload, place in zip(payloads, places, strict=True):
+        # Rows differ in length, but all have the same layers and slots.
         if payload.shape[1:] != payloads[0].shape[1:]:
             here, first = tuple(payload.shape[1:]), tuple(payloads[0].shape[1:])
             raise ValueError(f"{place}: {name}: expected (layers, slots) {first} as in {places[0]}, got {here}")
@@ -180,6 +181,7 @@ def record(payloads: list[Tensor], places: Sequence[str], S_B: Sequence[int], na
 
 def _response(row: Row, place: str) -> Response:
     """The row, validated; ValueError with its place and field."""
+    # Before pydantic, whose message for a missing field does not list the row's own columns.
     for name, field in Response.model_fields.items():
         if field.is_required() and row.get(name) is None:
             raise ValueError(f"{place}: {name}: missing; the row has {', '.join(map(str, row))}; see docs/doctor.md")

@@ -84,6 +84,7 @@ def _row(raw: Row, place: str) -> dict[str, Any]:
         if values is not None and len(values) != size:
             raise ValueError(f"{place}: {name}: expected {size} values, got {len(values)}")
     mask = [True] * len(ids) if line.attention_mask is None else line.attention_mask
+    # Places of real tokens in prompt + response; `answer` are those of the response, counted from its own start.
     there = [at for at, is_there in enumerate(mask) if is_there]
     answer = [at - width for at in there if at >= width]
     row: dict[str, Any] = {

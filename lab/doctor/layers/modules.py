@@ -137,6 +137,7 @@ def _norm(name: str, out: Tensor, exact: Reference, rounded: Reference, stream: 
 
 def kind_of(router_NE: Float[Tensor, "N E"]) -> str:
     """Kind of a router's output: `weights` of the chosen experts (0 elsewhere), `probabilities` of all, or `logits`."""
+    # Weights have zeros and probabilities sum to 1; logits may all be positive, but show neither.
     if bool((router_NE < 0).any()):
         return "logits"
     if bool((router_NE == 0).any(1).double().mean() > 0.5):

@@ -103,11 +103,13 @@ def _router(record: RoutingRecord, layer: int, exact: Routed, near: Routed) -> R
     if layer not in record.layer_numbers:
         raise ValueError(f"layer_numbers: expected the model's {layer} among them, got {record.layer_numbers}")
     experts_RK, s_RE = record.layer(layer).long(), exact.scores[layer].double()
+    # The band is over all rows; the comparison only over rows with recorded experts (-1 is unknown).
     is_there_R = experts_RK[:, 0] >= 0
     z_RE = near.scores[layer].double() - s_RE
     band = max(torch.quantile(z_RE.amax(1) - z_RE.amin(1), 0.95).item(), FLOOR)
     natural_RK, rounded_RK = (side.natural[layer].long()[is_there_R] for side in (exact, near))
     s_RE, experts_RK = s_RE[is_there_R], experts_RK[is_there_R]
+    # Ids ascend within a row, so unequal rows are unequal sets.
     differs_R, expected_R = ((found != natural_RK).any(1) for found in (experts_RK, rounded_RK))
     is_over_R = (over_margin(s_RE, experts_RK) > FACTOR * band) & exact.has_margins
     differs, expected, over = (is_so.double().mean().item() for is_so in (differs_R, expected_R, is_over_R))

@@ -166,7 +166,7 @@ class Arrivals:
         part_k = np.array(self._part)
         for t in times:
             other_k = np.abs(self._mu_ks[:, t] - self._old_ks[:, of(t)])
-            is_shared = np.isfinite(other_k)
+            is_shared = np.isfinite(other_k)  # NaN unless both steps have the draw
             left_g += np.bincount(part_k[is_shared], other_k[is_shared], NUM_PARTS)
             own_g += np.bincount(part_k[is_shared], own_kt[is_shared, t], NUM_PARTS)
             num_g += np.bincount(part_k[is_shared], minlength=NUM_PARTS)

@@ -203,6 +203,7 @@ class Watch:
         # The windows of the other fields follow from the KL's change, which needs the steps alone.
         bare = Course(tuple(self.steps), None, None, None, ())
         first = bare.late[0].number
+        # The slope starts one step before the change, where the weights were still right.
         begin = bare.early[-1].number if bare.early else first
         return Course(
             bare.steps,

@@ -97,6 +97,7 @@ def kl_by_cause(course: Course, causes: Mapping[str, Sequence[str]]) -> Figure |
     if since is not None:
         numbers = [step.number for step in steps]
         at = numbers.index(since)
+        # Between the last step before the change and the first after it; steps need not be consecutive.
         where = since - 0.5 if at == 0 else (numbers[at - 1] + since) / 2
         layout["shapes"] = [{"type": "line", "x0": where, "x1": where, "yref": "paper", "y0": 0, "y1": 1}]
         note = f"The line marks the change: {words.went(course, 'k3_kl')}."
@@ -111,7 +112,7 @@ def layers_shown(course: Course) -> Mapping[str, Sequence[int]]:
     """
     found = {layer for step in course.steps for layer in step.kl_by_layer or ()}
     layers, num_bands = sorted(found - {NOWHERE}), len(PALETTE) - 1
-    size = -(-len(layers) // num_bands) if layers else 1
+    size = -(-len(layers) // num_bands) if layers else 1  # ceiling division
     bands = [layers[start : start + size] for start in range(0, len(layers), size)]
     titles = {f"layer {b[0]}" if len(b) == 1 else f"layers {b[0]} to {b[-1]}": tuple(b) for b in bands}
     return titles | ({"the same experts everywhere": (NOWHERE,)} if layers else {})

@@ -131,6 +131,7 @@ class Places:
         others_t = (total_t - own_t) / (count_t - own_count_t)
         times = (mean_tg[:, g] / others_t.clamp(min=1e-12)).median().item()
         null_m = _null(len(tables), len(kept))
+        # The observed order counts as one draw, so that p is never 0 and its level exact.
         p = (1 + int((null_m >= score_g[g] - 1e-9).sum())) / (1 + len(null_m))
         if p >= LEVEL or times < PLACES[name].times:
             return None
