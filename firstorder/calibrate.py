@@ -44,6 +44,7 @@ def calibrate(
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
     known = load_trace(Path(trace))
+    # Slow to import, hence after all checks of the options.
     from sandbox.measure.calibrate import Calibration, target_of
     from sandbox.measure.defect_table import Bench
 

@@ -44,6 +44,7 @@ def defects(
         raise ConfigError(f"{path}: backend: expected a config of the sandbox, got {run_config.backend}")
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+    # Slow to import, hence after all checks of the options.
     from sandbox.measure.defect_page import page
     from sandbox.measure.defect_table import REPEATED, RUNGS, Bench, check_rungs
 

@@ -39,6 +39,7 @@ def ladder(
     _, _, run_config = read_config([config, *context.args])
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+    # Slow to import, hence after all checks of the options.
     from scaled.ladder import RUNGS, Missing, climb, markdown
 
     climbed = []

@@ -99,6 +99,7 @@ def plan(
     elif dry_run:
         typer.echo("the dry run is skipped: megatron-core, which builds the ranks, is not installed", err=True)
     _print(made, as_json)
+    # A plan that does not fit is printed too, before its exit code.
     if made.misfits:
         raise ConfigError("; ".join(made.misfits))
 

@@ -205,6 +205,7 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
     else:
         plan = RoutingPlan("natural", feature_rows=rows)
     if algorithm.objective.uses_router_shift:
+        # RSPO compares the routers on the experts that this pass uses.
         plan = replace(plan, scored="used")
     scores = learner.score(rollouts, plan)
     if algorithm.objective.uses_router_shift and (scores.router_logp is None or scores.experts is None):

@@ -30,6 +30,7 @@ def roll_out(
     n = 1, 2, ... from derive_seed(seed, "turn", n, b), whichever others continue. A row of its record is that of the
     turn which sampled the row's successor; observations' rows are those of the turn that first read them.
     """
+    # The first turn is the call's own draw, the same as for a task without turns.
     first = engine.generate(prompts, sampling)
     if not isinstance(task, Environment):
         return first
@@ -127,6 +128,7 @@ def _later(sampling: Sampling, turn: int, going: Sequence[_Talk], following: Seq
     """The sampling of a turn for the responses that continue: each has its own stream and its remaining budget."""
     draws = []
     for talk, prompt in zip(going, following, strict=True):
+        # Tokens that are left after the earlier turns and their observations.
         room = sampling.max_tokens - (len(prompt.tokens) - len(talk.prompt.tokens))
         draws.append(Draw(derive_seed(sampling.seed, "turn", turn, talk.number), room))
     seed = derive_seed(sampling.seed, "turn", turn)

@@ -217,6 +217,7 @@ def _bias(
     mass_T: Float[Tensor, " T"],
     scale: float | None = None,
 ) -> Bound:
+    # Raises ValueError where a weight would not be finite.
     policies(problem)
     lhs = (_expected(problem, cut).mean - _expected(problem, whole).mean).norm()
     return Bound(name, lhs, (_reward_max(problem) if scale is None else scale) * _longest(problem) * mass_T.sum())

@@ -43,6 +43,7 @@ def _squared_advantages(batch: Batch) -> Float[Tensor, "2 Y"]:
         return torch.stack([centred_Y.clamp(min=0), centred_Y.clamp(max=0)]).square()
     # Counted in responses the denominator is G where none is rejected: a = A / G, and a group has G of them.
     by_responses = replace(batch, objective=replace(batch.objective, aggregation=AGGREGATIONS["token_sum"]))
+    # One prompt, so one entry.
     (one,) = by_responses.groups
     reach_C = one.classes.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
     return G * (one.moments.square_sC / reach_C)[:, one.classes.index_Y]

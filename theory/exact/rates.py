@@ -69,6 +69,7 @@ def reinforce(weight: str) -> Objective:
 
 
 def _at(mu: Policy, direction: Tensor, eps: float, reward_Y: Tensor) -> Problem:
+    # mu is old as well: these gaps are of pi against mu alone.
     logp_mu = mu.logp()
     return Problem(mu.moved(eps * direction), logp_mu, logp_mu, reward_Y)
 

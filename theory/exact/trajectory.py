@@ -110,6 +110,7 @@ def observe(
     gradients_KQ = torch.stack([one.gradient - one.drift if centred else one.gradient for one in updates])
     gradient = gradients_KQ.mean(0)
     truth = true_gradient(Problem(policy, logp, logp, task.reward_Y))
+    # For bias and cosine only: the variance has its own column.
     estimate = Estimate(gradient, truth, 0.0)
     reward = expected_reward(forest, logp, task.reward_Y)
     # The variance of a mean of K independent draws.

@@ -89,6 +89,7 @@ class Objective(Composition):
         kept_BT = self.kept(old_BT, mu_BT, is_response_BT)
         totals = self._totals(old_BT, mu_BT, kept_BT, is_response_BT) if totals is None else totals
 
+        # A weight may be on pi/mu; rejections are always on old/mu.
         numerator_BT = _on(is_response_BT, logp_pi_BT.detach()) if self.correction.numerator == "pi" else old_BT
         log_gap_BT, log_rho_BT = log_ratio(numerator_BT, mu_BT), log_ratio(old_BT, mu_BT)
         weight = self._weight(log_gap_BT, log_rho_BT, kept_BT, is_response_BT, totals.log_mean_weight)
@@ -120,6 +121,7 @@ class Objective(Composition):
         """Each token's term of the sum, before centering and penalty."""
         # pi / (old / gamma) is gamma pi/old: token by token, before a ratio combines a response's tokens.
         log_ratio_BT = self.ratio.log(tokens.logp_pi_BT, tokens.logp_old_BT - log_gamma_BT, tokens.is_response_BT)
+        # The region multiplies by the ratio itself, or a weight on pi/mu has it already; else it joins the weight.
         ratio_in_weight = self.trust_region.weight_ratio == "old/mu" or self.correction.numerator == "pi"
         whole = weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)
         return self.trust_region.term(tokens, log_ratio_BT, whole, advantages_B1)
