@@ -25,7 +25,7 @@ from lab.doctor.published import (
 from lab.doctor.view import View
 from lab.report.style import number
 from lab.traces import Trace
-from theory.divergences import chi2_token, k1_kl_mu_old, k3_kl_mu_old
+from theory.divergences import chi2_token, k1_kl_mu_old
 
 FEW = 2
 """Fewest values of a group that make a range."""
@@ -51,10 +51,7 @@ def _pearson(view: View) -> float | None:
 
 
 MEASURES: dict[str, Measure] = {
-    K3: Measure(
-        "k3 KL(mu, old)", "mean of rho - 1 - log rho, nats per token",
-        lambda view: k3_kl_mu_old(view.old_n, view.mu_n).mean().item(),
-    ),
+    K3: Measure("k3 KL(mu, old)", "mean of rho - 1 - log rho, nats per token", gap.k3_kl),
     K1: Measure(
         "k1 KL(mu, old)", "mean of -log rho, nats per token",
         lambda view: k1_kl_mu_old(view.old_n, view.mu_n).mean().item(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from lab.doctor.importers.format import Placed, Row
+from lab.doctor.importers.format import Row
 
 MOST_LINES = 10
 """Most lines in the message; further rows are only counted."""
@@ -78,4 +78,4 @@ def each(placed: Iterable[Read], read: Callable[[Row, str], Iterable[Row]]) -> I
         yield from ((row, place) for row in made)
 
 
-__all__ = ["Bad", "BadRows", "Found", "Placed", "Read", "each"]
+__all__ = ["Bad", "BadRows", "Found", "Read", "each"]

@@ -73,8 +73,6 @@ class RoutesFound:
 
     routers: Sequence[RouterCheck]
     tokens: TokensCheck
-    moe_layers: Sequence[int]
-    num_layers: int
 
     @property
     def first(self) -> RouterCheck | None:
@@ -96,7 +94,7 @@ def trace_routes(trace: Trace, side: str, reference: Reference, precision: Preci
     routers = [] if record is None else [_router(record, layer, exact, near) for layer in sorted(exact.scores)]
     logp = trace.logp_mu if side == "mu" else trace.logp_old
     tokens = _tokens(trace, logp, exact, near)
-    return RoutesFound(routers, tokens, reference.moe_layers, reference.num_layers)
+    return RoutesFound(routers, tokens)
 
 
 def _router(record: RoutingRecord, layer: int, exact: Routed, near: Routed) -> RouterCheck:

@@ -14,9 +14,8 @@ from statistics import median
 
 from lab.doctor import routes
 from lab.doctor.causes import CAUSES, UNKNOWN, Cause
-from lab.doctor.change_point import FEWEST
 from lab.doctor.diagnosis import Diagnosis, diagnose, weigh
-from lab.doctor.steps.arrival import FEWEST_DRAWS, Arrivals, Slope, Version
+from lab.doctor.steps.arrival import Arrivals, Slope, Version
 from lab.doctor.steps.causes import GROWN, STEPS_CAUSES
 from lab.doctor.steps.places import Found, Places, named
 from lab.doctor.steps.shape import FLOOR, Growth, growth
@@ -219,4 +218,4 @@ class Watch:
         return self._arrivals.num_shared
 
 
-__all__ = ["FEWEST", "FEWEST_DRAWS", "FIGURES", "Course", "Step", "Watch", "dominant"]
+__all__ = ["BY_NAME", "FIGURES", "Course", "Step", "Watch", "dominant", "pooled"]

@@ -41,11 +41,6 @@ class Growth:
         """Whether the later values are larger."""
         return self.after > self.before
 
-    @property
-    def keeps_growing(self) -> bool:
-        """Whether it rises from step to step rather than once."""
-        return self.is_rising and self.kind != "jump"
-
 
 def growth(values: Sequence[float]) -> Growth | None:
     """The change of the series; None if it is within chance, smaller than WORTH, or if the series is too short."""

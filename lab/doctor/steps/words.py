@@ -61,7 +61,7 @@ def lines(course: Course, num_shared: int) -> list[str]:
 
 def evidence(course: Course, num_shared: int) -> list[str]:
     """The faults that span steps, or the cause as a late step shows it; the figures' courses; the open questions."""
-    out = [f"{cause.words(course.seen)}" for cause in course.spanning]
+    out = [cause.words(course.seen) for cause in course.spanning]
     if not course.spanning:
         last = next(step for step in reversed(course.late) if step.diagnosis.strengths[course.named] > 0)
         out.append(f"Step {last.number}: {course.named.words(last.diagnosis.seen)}")
