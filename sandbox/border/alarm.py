@@ -141,6 +141,7 @@ def _candidates(metric: str, relative: bool, rows: Sequence[Row]) -> list[Rule]:
     if not len(values):
         return []
     limits = np.unique(np.quantile(values, np.linspace(0.0, 1.0, GRID)))
+    # Rounded to the digits of `Rule.words`, so that the rule on the page is the one that was tried.
     return [Rule(metric, relative, float(f"{WATCHED[metric] * limit:.3g}")) for limit in limits]
 
 

@@ -72,6 +72,7 @@ def places(found: pd.DataFrame) -> pd.DataFrame:
         n=("seed", "size"), area=("area", "mean"), sd=("area", "std"), collapsed=("collapsed", "mean"),
         final=("final", "mean"), kl=("kl", "mean"), kl_final=("kl_final", "median"), collapse=("collapse", "median"),
     )  # fmt: skip
+    # A single run has no spread: its interval is nan, as its standard deviation is.
     half = stats.t.ppf(0.975, np.maximum(table["n"] - 1, 1)) * table["sd"] / np.sqrt(table["n"])
     return table.assign(low=table["area"] - half, high=table["area"] + half).reset_index()
 

@@ -135,6 +135,7 @@ class SandboxEngine:
             # Finished rows are decoded too: those of long prompts would run out of positions before the others end.
             is_full = int(cache.lengths_B.max()) == self.model.config.max_positions
             if is_full or num_running <= (1 - DROP_AT) * len(active_A):
+                # Before finished rows leave the KV cache: later turns need their keys, values and routes.
                 if prefixes is not None:
                     prefixes.keep(cache, ~running_A, active_A, prompts, buffers)
                 kept = running_A.nonzero()[:, 0]
@@ -236,6 +237,7 @@ class SandboxEngine:
             return cache
         sequences = []
         for prompt, b, length in zip(prompts, active_A.tolist(), cache.lengths_B.tolist(), strict=True):
+            # Without the token that was just sampled: it is the next decoding step's input.
             sequences.append([*prompt.tokens, *buffers.tokens_BT[b, : length - len(prompt.tokens)].tolist()])
         fresh = KVCache(self.model.config, len(sequences), cache.capacity, self.model.norm.dtype)
         self._newest().forward_hidden(padded(sequences), numerics=numerics, cache=fresh)

@@ -119,6 +119,7 @@ class PrefixCache:
         insort(self._sorted, tokens)
         self._kept[tokens] = found.copy()
         self.nbytes += found.nbytes
+        # This drops the new entry too if it alone exceeds the limit.
         while self.nbytes > self.max_bytes:
             self._drop(next(iter(self._kept)))
 

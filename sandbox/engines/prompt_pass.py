@@ -48,6 +48,7 @@ def run_prompts(
         counts_p = lengths_p - torch.tensor(starts)
         cache.truncate(lengths_p)
         _store_routes(recorder, torch.tensor(chosen), torch.tensor(starts), counts_p, num_copies, buffers)
+        # The row of a prompt's last token predicts the first sampled one.
         caches.append(cache)
         logits.append(model.logits(hidden_pSD[torch.arange(len(chosen)), counts_p - 1], numerics=numerics))
         order += chosen

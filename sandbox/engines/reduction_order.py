@@ -31,6 +31,7 @@ class _Split(Numerics):
         num_parts = min(num_splits(num_rows, self.units, self.tile_rows), width // MIN_COLUMNS)
         if num_parts <= 1:
             return part(0, width)
+        # A multiple of MIN_COLUMNS, rounded up: the last part may be smaller.
         size = -(-width // (num_parts * MIN_COLUMNS)) * MIN_COLUMNS
         total = self._kept(part(0, size))
         for start in range(size, width, size):

@@ -94,4 +94,5 @@ class WeightPrecision(Defect):
             return amax_of_blocks(stacked, self.block_size, self.block_size)
         if self.scale == "channel":
             return amax_of_rows(stacked)
+        # One scale per matrix of the stack.
         return amax_of_rows(stacked.flatten(1)).reshape(-1, *[1] * (stacked.dim() - 1))

@@ -256,6 +256,7 @@ def moe_cells(
                 model, engine, mode, tree, prompt, reward_Y,
                 step_Q=step_Q, predictor=own, seed=seed, target=target, known=known,
             )  # fmt: skip
+            # Modes that replay the same routes share the policy.
             known += [problem.trained] if isinstance(problem.trained, RoutedPolicy) else []
             yield name, mode, problem
 

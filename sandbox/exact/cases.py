@@ -143,6 +143,7 @@ class _World:
             return random_direction(self.model, self._stream("learner"))
         policy = target_policy(self.model, self.tree, PROMPT)
         gradient_Q = true_gradient(Problem(policy, policy.logp(), policy.logp(), self.reward_Y))
+        # As long as a standard normal vector, so that both directions have comparable steps.
         return gradient_Q * math.sqrt(len(gradient_Q)) / gradient_Q.norm()
 
     def step(self, staleness: float) -> Float[Tensor, " Q"]:
@@ -161,6 +162,7 @@ class _World:
 
         def problem(discrepancy: float, staleness: float) -> Problem:
             name = "exact" if discrepancy == 0 else engine
+            # The prefix separates an engine that the config calls `exact` from the exact one.
             key = (name if discrepancy == 0 else f"engine {name}", mode, staleness)
             if key not in self._problems:
                 defects = EngineConfig() if discrepancy == 0 else self.block.engines[engine]

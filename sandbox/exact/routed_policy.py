@@ -65,6 +65,7 @@ def routed_policy(model: MoE, tree: PrefixTree, rollouts: Rollouts, plan: Routin
 
 def _owners(tree: PrefixTree) -> list[Int[Tensor, "_n V"]]:
     """The first response through each edge."""
+    # Initially beyond any index, so that `amin` finds the first response.
     owners = [torch.full((n * tree.num_tokens,), tree.num_responses) for n in tree.sizes]
     for rows, paths in tree.chunks():
         index_B = torch.arange(rows.start, rows.stop)

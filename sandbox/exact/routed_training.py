@@ -104,6 +104,7 @@ class MoePolicy:
         """sum over edges of cotangent x grad log pi(edge)."""
         parameters, logp_NV, _ = self._pass
         weights_NV = torch.cat(list(cotangents)).to(logp_NV)
+        # The graph is kept: `_pass` is cached, and several pull-backs share it.
         parts = torch.autograd.grad(logp_NV, parameters, weights_NV, retain_graph=True)
         return torch.cat([part.reshape(-1) for part in parts]).double()
 
@@ -179,6 +180,7 @@ class _Shift:
     def __call__(self, policy: MovablePolicy) -> list[Float[Tensor, " _n"]]:
         if self._last is None or self._last[0] is not policy:
             now = moe(policy)
+            # Without the V tokens per position: only the routers' scores are needed.
             shift_bT = router_shift(now.model, replace(self.rolled, top=None), self.passes, self.old).double()
             self._last = (policy, [shift_bT[owner_n, t] for t, owner_n in enumerate(owners(now.tree))])
         return self._last[1]

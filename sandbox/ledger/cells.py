@@ -108,7 +108,7 @@ def _stated(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str],
     raw = json.loads(_unseeded(regime, arm, changes))
     if arm.own_cold_start or regime.own_cold_starts:
         raw["cold_start"]["seed"] = seed
-    return json.dumps(raw | {"seed": seed}, sort_keys=True)
+    return json.dumps(raw | {"seed": seed}, sort_keys=True)  # sorted: a key does not depend on the order of fields
 
 
 @functools.cache

@@ -46,7 +46,7 @@ def seeds_matter(columns: Sequence[Column]) -> bool:
     by_seed, by_arm, mean = table.mean(axis=0), table.mean(axis=1, keepdims=True), table.mean()
     between = arms * float(((by_seed - mean) ** 2).sum()) / (seeds - 1)
     residual = float(((table - by_seed - by_arm + mean) ** 2).sum()) / ((seeds - 1) * (arms - 1))
-    if residual <= 1e-24 * max(between, 1e-300):
+    if residual <= 1e-24 * max(between, 1e-300):  # only rounding is left: F would divide by 0
         return between > 0.0
     return float(special.fdtrc(seeds - 1, (seeds - 1) * (arms - 1), between / residual)) < ALPHA
 

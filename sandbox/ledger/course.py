@@ -42,6 +42,7 @@ def area(row: Row) -> float:
     if not after:
         return math.nan
     every = after[0][0]
+    # The number of evaluations that an early stop left out.
     lost = max(0, int((row["num_steps"] - after[-1][0]) // every))
     return fmean([value for _, value in after] + [after[-1][1]] * lost)
 
@@ -97,6 +98,7 @@ def lasting(row: Row) -> float:
     if math.isnan(collapsed(row)):
         return math.nan
     step = collapse_step(row)
+    # Below 1, which means that the run lasted to its end.
     return 1.0 if step is None else min(step / row["num_steps"], math.nextafter(1.0, 0.0))
 
 

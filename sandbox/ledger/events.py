@@ -54,7 +54,7 @@ def _score(n1: int, n2: int, margin: float) -> NDArray[np.float64]:
     top = one - two - margin
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.where(np.abs(top) < 1e-9, 0.0, top / np.where(error < 1e-9, 0.0, error))
-    found.setflags(write=False)
+    found.setflags(write=False)  # all callers share the cached array
     return found
 
 

@@ -64,6 +64,7 @@ def _figure(id_: str, name: str, lines: Sequence[tuple[Line, Sequence[Point]]]) 
         "log" if name in LOGARITHMIC else "linear",
     )
     data: list[dict[str, Any]] = []
+    # All bands before the lines, so that lines are drawn on top.
     for line, points in lines:
         x = [point[0] for point in points]
         low, high = ([scale.place(point[side]) for point in points] for side in (2, 3))

@@ -102,6 +102,7 @@ def power(prediction: Prediction, sd: float, seeds: int, level: float) -> float:
     if kind == "event":
         return _event_power(prediction, seeds, level)
     if kind == "time" and prediction.margin == 0.0:
+        # Events on both sides: 3/4 of the runs, and 1 - (1/4)^(1/4) = 29% at a quarter of the rate.
         fell = seeds * (0.75 + 1.0 - 0.25**0.25)
         return float(stats.norm.sf(stats.norm.isf(level) - math.log(4.0) * math.sqrt(fell) / 2.0))
     if margin_of(prediction) == 0.0 and kind == "number" and prediction.planned is None:
@@ -111,12 +112,13 @@ def power(prediction: Prediction, sd: float, seeds: int, level: float) -> float:
     if kind == "time" and (1.0 - prediction.margin) ** seeds > level:
         return 0.0  # the floor of Effect.fall
     if sd == 0.0:
-        return float(0.5**seeds < level)
+        return float(0.5**seeds < level)  # equal seeds: the sign test of `Effect`
     arms = [len(side) for side in sides if side]
     error = sd * math.sqrt(sum(1.0 / number for number in arms) / seeds)
     df, far = sum(arms) * (seeds - 1), distance(prediction, sd) / error
     quantile = float(stats.t.isf(level, df))
     found = float(stats.nct.sf(quantile, df, far)) if far < 30.0 + quantile else 1.0  # scipy's nct gives nan far out
+    # `same` needs both one-sided tests: at least 1 - 2 (1 - found).
     return max(0.0, 2.0 * found - 1.0) if prediction.expected == "same" else found
 
 
@@ -125,6 +127,7 @@ def _event_power(prediction: Prediction, seeds: int, level: float) -> float:
     if not prediction.sides[1]:
         share = float(prediction.control)  # pyright: ignore
         bound = share + (margin if expected in ("more", "at_most") else -margin)
+        # All runs (or none) have the event: p is the binomial probability of that at the bound.
         return float((1.0 - bound if expected != "more" else bound) ** seeds < level)
     one, other = (len(side) * seeds for side in prediction.sides)
     if expected in ("more", "less"):

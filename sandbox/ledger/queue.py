@@ -52,6 +52,7 @@ def run_cell(cell: Cell, root: str, probes: Probes, compiled: bool) -> dict[str,
     try:
         folder = run(config, folder=folder, progress="none")
     except NonFiniteError:
+        # `run` has written record and verdict before it raised: the folder is the newest of this config.
         folder = _newest(config.name, config_hash(config), root)
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - worked
     times = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 2) if is_whole else None}

@@ -178,12 +178,14 @@ class Calibration:
         """The best noise of router and next-token logits beside this format: a grid, then Nelder-Mead from its best."""
         has_routers = bool(self.bench.trainer.model.config.moe_layers)
 
+        # In logarithms, so that a step is a factor; clamped, as Nelder-Mead knows no bounds.
         def trial(logs: Iterable[float]) -> float:
             stds = [min(math.exp(x), LARGEST) for x in logs]
             return loss(self.measured(defects_of(formats, stds[0] if has_routers else 0.0, stds[-1]), (0,)))
 
         axes = [[math.log(std) for std in GRID]] * (2 if has_routers else 1)
         start = min(itertools.product(*axes), key=trial)
+        # Steps of a factor of 2: scipy's default is 5% of a coordinate, here of a logarithm.
         simplex = [list(start)] + [
             [x + (0.7 if i == j else 0.0) for j, x in enumerate(start)] for i in range(len(start))
         ]
@@ -210,6 +212,7 @@ class Calibration:
             router, logit = self.fitted_stds(searched, num_trials)
             noises = [(router, 0.0), (0.0, logit), (router, logit)]
             candidates += [loss_of(defects_of(searched, *noise)) for noise in noises]
+        # Among fits that are about as good, the one with the fewest defects.
         least = min(value for value, _ in candidates)
         close = [(len(defects), value, defects) for value, defects in candidates if value <= least * SIMPLER + ALIKE]
         defects = min(close, key=lambda item: item[:2])[2]

@@ -111,7 +111,7 @@ class Bench:
         )
 
     def _natural(self) -> Algorithm:
-        return replace(self.algorithm, mode="none")
+        return replace(self.algorithm, mode="none")  # the table measures engines, not remedies
 
     def build_trainer(
         self, model: MoE, block: TrainingBlock, micro_batch_size: int | None = None
@@ -133,6 +133,7 @@ class Bench:
         )
         newest = len(self.versions) - 1
         is_partial = any(isinstance(defect, PartialWeights) for defect in defects)
+        # Partial weights keep those of the first hand-over, so they need the whole history.
         num_older = newest if is_partial else engine.stale.versions if engine.stale else 0
         for version in range(max(0, newest - num_older), newest + 1):
             engine.load_weights(self.versions[version], version)

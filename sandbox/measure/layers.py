@@ -139,7 +139,7 @@ class DecoderReference:
 
     def _routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None) -> Routed:
         num_rows = [len(tokens) - 1 for tokens in sequences]
-        tokens_BS = pad_sequence(list(sequences), batch_first=True)
+        tokens_BS = pad_sequence(list(sequences), batch_first=True)  # right padding: causal passes do not see it
         kept = tuple(torch.arange(n) for n in num_rows)
         how = RoutingPlan("natural" if record is None else "replay", record, feature_rows=kept)
         with ReplayContext(how, num_rows, max(num_rows), self.moe_layers) as routing:
@@ -158,6 +158,7 @@ class DecoderReference:
 
     def _scores(self, layer: int, logits_RE: Float[Tensor, "R E"]) -> Float[Tensor, "R E"]:
         bias = self._mlp(layer).selection_bias
+        # The numbers that top-k ranks, up to a monotone map.
         return logits_RE if self.model.config.gate.score == "softmax" else logits_RE.sigmoid() + bias
 
     def _layer(self, number: int) -> Layer:

@@ -58,6 +58,7 @@ def cold_start(
     # The default teacher and a single turn are left out of the key: caches older than these options stay valid.
     unnamed = {"cache", "teacher"} if block.teacher == task.teachers[0] else {"cache"}
     limit = max_tokens if max_turns == 1 else limits
+    # torch's version, as another one may round differently.
     key = json.dumps([PROCEDURE, torch.__version__, description, block.model_dump(exclude=unnamed), limit])
     folder = Path(block.cache) / hashlib.sha256(key.encode()).hexdigest()[:12]
     folder.parent.mkdir(parents=True, exist_ok=True)

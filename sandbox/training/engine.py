@@ -146,6 +146,7 @@ class SandboxTrainingEngine:
             for chosen in self._micro_batches(B):
                 with self._context(rollouts, plan, chosen) as context:
                     forward = self._forward(rollouts.select(chosen).padded(), context, self.model)
+                # Micro-batches are contiguous, and as wide as their own longest response.
                 width = forward.logp_BT.shape[1]
                 logp_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
                 entropy_BT[chosen[0] : chosen[-1] + 1, :width] = forward.entropy_BT
@@ -280,6 +281,7 @@ class SandboxTrainingEngine:
 
     def _take_step(self) -> dict[str, float]:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
+        # Checked before the step, so that weights stay finite and the error can name parameters.
         if not torch.isfinite(norm):
             bad = [
                 n

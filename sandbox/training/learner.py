@@ -29,7 +29,7 @@ class Learner(L.LightningModule):
         self, training: SandboxTrainingEngine, rollout: SandboxEngine, task: Task, algorithm: Algorithm, seed: int
     ):
         super().__init__()
-        self.automatic_optimization = False
+        self.automatic_optimization = False  # the training engine takes its own backward passes and steps
         self.training_engine = training
         self.model = training.model
         self.rollout = rollout
@@ -56,4 +56,5 @@ class Learner(L.LightningModule):
 
 def step_loader(first: int, last: int) -> DataLoader:
     """Yields the numbers of the global steps first, ..., last - 1."""
+    # batch_size=None: a batch is one number, without a batch axis.
     return DataLoader(torch.arange(first, last), batch_size=None, num_workers=0)  # pyright: ignore[reportArgumentType]

@@ -25,6 +25,7 @@ class Stopwatch:
         self._seconds: dict[str, float] = {}
         for engine, names in ((rollout, ROLLOUT), (training, TRAINING)):
             for method, metric in names.items():
+                # On the instance: the process's other engines are not timed.
                 setattr(engine, method, self._timed(getattr(engine, method), metric))
         self._began = time.perf_counter()
 
