@@ -52,7 +52,7 @@ def newest(folders: Sequence[Path], load: Callable[[Path], Found]) -> Found | No
             return load(folder)
         except ValueError as error:
             whole = None
-            for older in folders[:-1]:
+            for older in folders[:-1]:  # oldest first, so the last that loads is the newest
                 with contextlib.suppress(ValueError):
                     whole = load(older).step
             offer = "no other one is whole: start again with --fresh"
@@ -87,6 +87,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             raise ValueError("its checksum differs from the one written with it")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{state_path}: damaged checkpoint ({error})") from error
+    # Read once, so that the checksum is of the very bytes that are loaded.
     with disk_errors(tensors_path, "read"):
         data = tensors_path.read_bytes()
     if sha256(data) != tensors_sha256:

@@ -81,7 +81,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
             # mkstemp makes a private file; a record is as readable as any other file of its owner.
             os.chmod(temporary, 0o666 & ~_umask())
             os.replace(temporary, path)
-            sync_folder(path.parent)
+            sync_folder(path.parent)  # else a power cut could undo the rename
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -111,6 +111,7 @@ def append_bytes(path: Path, data: bytes) -> None:
 
 def _append(file: io.FileIO, end: int, data: bytes) -> None:
     try:
+        # The file is unbuffered, so write() counts the bytes that the disk took.
         if (written := file.write(data)) != len(data):
             raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were taken")
         os.fsync(file.fileno())

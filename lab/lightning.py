@@ -12,7 +12,7 @@ from lightning_utilities.core import imports
 
 UNUSED = ("transformers", "matplotlib", "scipy")
 
-# torchmetrics (utilities/imports.py) asks both while it is imported; they are themselves again afterwards.
+# torchmetrics asks both while it is imported; the patches end with the import.
 _is_met = imports.RequirementCache.__bool__
 _is_there = imports.package_available
 with (

@@ -44,6 +44,7 @@ class CsvLogger(Logger):
         super().__init__()
         self.path = folder / "csv" / "metrics.csv"
         rows = _read_csv(self.path)
+        # Rows after the checkpoint are dropped: the run computes them again.
         self.rows = {int(row["step"]): row for row in rows if int(row["step"]) <= first}
         self.columns = sorted({name for row in self.rows.values() for name in row} | {"step"})
         if len(self.rows) < len(rows):

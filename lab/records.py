@@ -182,7 +182,7 @@ class RunFolder:
         for number, line in enumerate(whole_lines(path), start=1):
             where = f"{path}, line {number}"
             validate_json(MetricsRow, line, where)
-            record = json.loads(line)
+            record = json.loads(line)  # plain values: the model would turn integers into floats
             if records and record["step"] <= records[-1]["step"]:
                 before = records[-1]["step"]
                 raise ValueError(f"{where}: step: expected one above {before} of the line before, got {record['step']}")
@@ -278,6 +278,7 @@ class RunFolder:
                 for file in files:
                     sync_file(file)
                 sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
+            # Last, as it marks the checkpoint as complete.
             write_synced(folder / SHARDED, _json({"step": step, "bytes": sizes}).encode())
         self._prune(keep)
 

@@ -22,7 +22,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """
     own = {name: tensor.contiguous() for name, tensor in tensors.items()}
     storages = Counter(tensor.untyped_storage().data_ptr() for tensor in own.values())
-    # safetensors refuses tensors that share memory.
+    # safetensors refuses tensors that share memory (tied weights, views of one buffer).
     own = {name: x.clone() if storages[x.untyped_storage().data_ptr()] > 1 else x for name, x in own.items()}
     with atomic_file(path) as temporary:
         try:

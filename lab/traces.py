@@ -167,6 +167,7 @@ class Trace:
         lengths = [len(r.tokens) for r in responses]
         mu, old, top, top_old_BTK = rollouts.experts, scores.natural, rollouts.top, scores.logp_top_BTK
         known = mu if mu is not None else old
+        # With a leading 0, so that the cumulative sum gives offsets.
         num_tokens = torch.tensor([0, *(r.num_tokens for r in responses)], dtype=torch.int64)
         tokens = torch.cat([torch.cat([torch.tensor(r.prompt.tokens), r.tokens.cpu()]) for r in responses]).int()
         return Trace(

@@ -191,6 +191,7 @@ def _reward_fall(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> R
     peaks = list(itertools.accumulate(found, lambda peak, level: highest([peak, level])))
     # A peak no higher than noise sets no limit: nothing is below -inf.
     limits = [rules.reward_fall * peak.sure if peak.sure > rules.reward_min else -math.inf for peak in peaks]
+    # The lowered mean counts as a peak only; a fall is judged by the mean itself.
     fallen = [level.value < limit for level, limit in zip(found, limits, strict=True)]
     start = _first_lasting(fallen, rules.patience)
     if start is None:

@@ -173,6 +173,7 @@ class AlgorithmConfig(Strict):
     )
     optimizer: OptimizerBlock = Field(default_factory=OptimizerBlock, description="AdamW")
     freeze_router: bool = derived(Algorithm, "freeze_router")
+    # Newer than some runs, so null by default, which `config_hash` omits.
     label_noise: float | None = derived(Algorithm, "label_noise", default=None, gt=0, ge=None)
     overlong_buffer: int | None = derived(Algorithm, "overlong_buffer", default=None, gt=0, ge=None)
     overlong_factor: float | None = derived(Algorithm, "overlong_factor", default=None)

@@ -82,6 +82,7 @@ def engine_of(
     config: FlowConfig, number: int, error: ErrorBlock, objective: FlowObjective, first: MovablePolicy
 ) -> Engine:
     """The engine of one problem; its draw is the same at every level of a kind."""
+    # The stream is named by the kind alone, so that levels differ in size, not in direction.
     generator = stream(config.seed, "flow", "engine", number, error.kind)
     if error.token_kl is not None:
         return engine_at(error.kind, error.token_kl, first, generator)

@@ -125,6 +125,7 @@ def _experts(fields: dict[str, Any], family: Family) -> dict[str, Any]:
         shared = {"shared_expert_size": size * _num_shared(fields, family)}
     elif family.is_own:
         shared = {name: fields[name] for name in ("shared_expert_size", "shared_expert_gate")}
+    # Sigmoid gates choose with a bias; a DeepSeek file may state one for any score, by its topk_method.
     is_biased = family.score == "sigmoid" or (family.is_own and gate.score == "sigmoid")
     return {
         "num_experts": _num_experts(fields, family),

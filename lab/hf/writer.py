@@ -14,6 +14,7 @@ def family_of(shape: ModelShape) -> str:
     """The first architecture whose config.json states this model exactly, whatever `shape.family` says."""
     wanted = _without_what_is_unused(shape)
     for row in FAMILIES.values():
+        # `config_fields` writes grouped-query attention alone.
         if not row.is_latent and _states(row, wanted):
             return row.model_type
     return OWN
@@ -99,7 +100,7 @@ def _mlp_fields(shape: ModelShape, family: Family) -> dict[str, Any]:
         fields |= {"n_group": shape.gate.num_groups, "topk_group": shape.gate.num_top_groups}
         fields["routed_scaling_factor"] = shape.gate.scaling
     if family.window == "layers":
-        fields["sliding_window"] = None
+        fields["sliding_window"] = None  # absent, it would be transformers' default of 4096
     return fields | _own_fields(shape, family)
 
 

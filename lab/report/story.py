@@ -89,6 +89,7 @@ def _headline(found: Sequence[Group]) -> list[Sentence]:
     words = [run.verdict_word for run in runs]
     if len(runs) == 1:
         return [[Words(f"{alone(runs[0])}.")]]
+    # Groups are named by outcome only if the seeds of each agree.
     pure = all(len({run.verdict_word for run in group.runs}) == 1 for group in found)
     if len(set(words)) == 1 or len(found) > MANY or not pure:
         return [[Words(f"{_counts(words)}.")]]

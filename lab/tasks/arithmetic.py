@@ -132,6 +132,7 @@ class ArithmeticTask:
         config = self.config
         if digits is None:
             digits = int(torch.randint(config.min_digits, config.max_digits + 1, (), generator=generator))
+        # Digits are drawn before the rejection, which must not change their distribution.
         while True:
             terms = draw_terms(digits, config.num_terms, generator)
             if self._is_held_out(terms) == held_out:
@@ -154,6 +155,7 @@ class ArithmeticTask:
             return self._draw(generator, held_out=True, digits=config.levels[index % len(config.levels)])
 
         def key(prompt: Prompt) -> str:
+            # Unambiguous without separators: the terms of a problem have equally many digits.
             return "".join(sorted(prompt.id.replace("-", "+").split("+")))
 
         advice = "lower it, raise min_digits or change the seed"

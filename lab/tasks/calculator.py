@@ -57,6 +57,7 @@ class CalculatorConfig(TaskBlock):
             raise ValueError(
                 f"max_operations: expected at least min_operations = {self.min_operations}, got {self.max_operations}"
             )
+        # The fewest operations have the fewest problems, and get the rounded-up share.
         share = -(-self.num_held_out // len(self.levels))
         limit = most_held_out(self.num_problems(self.min_operations))
         if share > limit:

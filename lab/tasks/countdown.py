@@ -140,6 +140,7 @@ class CountdownTask:
             num = int(torch.randint(self.config.num_attempts + 1, (), generator=generator))
             attempts = "".join(self._failed_attempt(numbers, target, generator) for _ in range(num))
         written = written_backward(steps) if teacher == "backward" else ";".join(map(str, steps))
+        # Without the outermost parentheses, those of the last step.
         answer = steps[-1].result.text.removeprefix("(").removesuffix(")")
         return (*self.tokenizer.encode(f"{attempts}{written}{MARK}{answer}"), self.tokenizer.eos_id)
 
@@ -225,6 +226,7 @@ def merges(terms: Sequence[Term], config: CountdownConfig) -> Iterator[tuple[Ste
 
 def solution(numbers: Sequence[int], target: int, config: CountdownConfig) -> tuple[Step, ...]:
     """The first of the shortest lists of steps that end in the target; ValueError where there is none."""
+    # A step makes one term of two, so all n numbers are used after exactly n - 1 steps.
     lengths = range(len(numbers) - 1, len(numbers)) if config.use_all else range(1, len(numbers))
     found = next((steps for n in lengths if (steps := _search(_given(numbers), target, config, n))), None)
     if found is None:
@@ -254,6 +256,7 @@ def written_backward(steps: Sequence[Step]) -> str:
 def longest(config: CountdownConfig) -> int:
     """A bound on the characters of every teacher's response: all values as wide as the widest."""
     n, width = config.num_numbers, len(str(max(config.max_value, config.max_number)))
+    # n - 1 steps of three values and two signs, with separators; n values, their signs, n - 2 pairs of parentheses.
     chain = (n - 1) * (3 * width + 2) + (n - 2)
     expression = n * width + (n - 1) + 2 * (n - 2)
     return config.num_attempts * (chain + len(FAILED)) + chain + len(MARK) + expression

@@ -205,6 +205,7 @@ def boxed(text: str) -> list[str]:
     r"""The contents of all complete `\boxed{...}` in the order in which they close; braces inside are balanced."""
     found: list[str] = []
     opened: list[int | None] = []
+    # `\\.` consumes escaped characters, so that the braces in \{ and \} do not count.
     for match in re.finditer(r"\\boxed\s*\{|\\.|[{}]", text, re.DOTALL):
         token = match.group()
         if token == "}":
@@ -236,6 +237,7 @@ def _reply(request: dict[str, Any]) -> bool:
     if not answer or "response" not in request:
         return bool(answer)
     boxes = boxed(request["response"])
+    # Lazy, from the last box back: those before the first that parses cost no time.
     candidates = (_parse(rf"\boxed{{{content}}}") for content in reversed(boxes))
     prediction = next(filter(None, candidates), []) if boxes else _parse(request["response"])
     return bool(prediction) and verify(answer, prediction, timeout_seconds=None)
@@ -255,7 +257,7 @@ def _serve() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dumps of killed workers
     replies.write(b"ready\n")
     for line in sys.stdin.buffer:
         request = json.loads(line)

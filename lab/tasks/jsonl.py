@@ -158,7 +158,7 @@ def reward_of(prompt: Prompt, response: Response, tokenizer: Tokenizer) -> float
     return grade(tokenizer.decode(tokens[: tokens.index(eos_id)] if eos_id in tokens else tokens), prompt.answer)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=4)  # a batch may span the end of one epoch and the start of the next
 def _epoch_order(seed: int, epoch: int, n: int) -> list[int]:
     return torch.randperm(n, generator=stream(seed, "epoch", epoch)).tolist()
 

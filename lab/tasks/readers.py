@@ -58,6 +58,7 @@ def _lines(path: str) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
             for line in file:
+                # A file is iterated by \n; splitlines also takes \r\n and a lone \r for an end.
                 yield from line.splitlines()
     except OSError as error:
         raise ValueError(f"{path}: expected a file of problems, got: {error.strerror or error}") from error
@@ -141,6 +142,7 @@ def _parquet_batches(path: Path) -> Iterator[Any]:
         raise ValueError(_not_installed(path, "pyarrow")) from error
     try:
         for batch in pq.ParquetFile(path).iter_batches(4096):
+            # Unchecked offsets of a damaged file could be read out of bounds.
             batch.validate(full=True)
             yield batch
     except (OSError, pa.ArrowException) as error:
