@@ -243,9 +243,9 @@ def section(rows: Mapping[str, Sequence[Row]], alarms: Sequence[tuple[bool, bool
     table.append(("all", len(every), *totals))
     wrong = [sum(alarm[i] for alarm in alarms) for i in range(3)]
     return (
-        f"{INTRO}\nOf {len(every)} engines the module and its layer are named in {totals[0]} by a dump and the model,"
-        f" in {totals[1]} by two\ndumps; a trace alone puts the fault between the right two routers in {totals[2]}. Of "
-        f"{len(alarms)} sound engines in bf16\n{wrong[0]}, {wrong[1]} and {wrong[2]} are said to have a fault.\n\n"
+        f"{INTRO}\nOf {len(every)} engines, a dump with the model names the module and its layer in {totals[0]}, two "
+        f"dumps in {totals[1]};\na trace alone places the fault between the right two routers in {totals[2]}. Of "
+        f"{len(alarms)} sound engines in bf16,\nthey report a fault in {wrong[0]}, {wrong[1]} and {wrong[2]}.\n\n"
         + markdown_table(("planted in one layer", "engines", "dump and model", "two dumps", "trace and model"), table)
         + NOTE
     )
