@@ -73,7 +73,7 @@ class RollsOut(Protocol):
     def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> float | None:
         """One step, on each rollout's trained policy, of whatever learns beside the policy, such as a route predictor.
 
-        It is called at every update on a rollout except the first.
+        Returns its loss before the step; None where nothing learns. Called at every update on a rollout but the first.
         """
         ...
 
