@@ -31,7 +31,7 @@ MARK, FAILED = "#", "x"
 ALPHABET = f"0123456789+-*/()=,;:>{FAILED}{MARK}"
 TEACHERS = ("forward", "backward", "attempts")
 
-# Draws without a problem of the dials before that is an error.
+# Draws without a problem within the dials after which that is an error.
 MAX_DRAWS = 2_000
 
 Operation = Literal["+", "-", "*", "/"]

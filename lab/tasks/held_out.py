@@ -14,7 +14,7 @@ from theory.streams import derive_seed
 HELD_OUT_MODULUS = 8
 """One problem in this many is held out."""
 HELD_OUT_MARGIN = 4
-"""A kind of problem must have this many times the held-out problems requested, on the held-out side."""
+"""Least number of problems on the held-out side per problem requested from it."""
 MAX_REPEATS = 1000
 
 
