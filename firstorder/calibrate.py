@@ -20,7 +20,7 @@ def calibrate(
 
     The model of CONFIG is taught its task (from the cache) or opened (`--model.path FOLDER --cold_start null`); any
     field of the config can be set here. The dials are the format of the weights and the noise on router logits and on
-    next-token logits. Prints the engine block, each figure beside the trace's, and how good the fit is.
+    next-token logits. Prints the engine block, each figure beside the trace's, and the quality of the fit.
 
     \b
     Examples:
@@ -44,6 +44,7 @@ def calibrate(
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
     known = load_trace(Path(trace))
+    # Slow to import, hence after all checks of the options.
     from sandbox.measure.calibrate import Calibration, target_of
     from sandbox.measure.defect_table import Bench
 

@@ -34,7 +34,7 @@ class Records(Protocol):
 
 
 class Enumerate(Protocol):
-    """Makes every case that `former` does not hold."""
+    """A function that makes every case that `former` lacks, and returns all of them."""
 
     def __call__(
         self, *, report: Callable[[int, int, str], None], former: list[Rows], keep: Callable[[Rows], None]
@@ -42,12 +42,13 @@ class Enumerate(Protocol):
 
 
 def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, progress: Progress) -> RunFolder:
-    """Enumerates everything, or what a former call left over, and writes the records; their folder."""
+    """The folder of the records, with every case enumerated; an unfinished folder is continued."""
     from lab.progress import progress_of
 
     shown = None
 
     def report(done: int, total: int, words: str) -> None:
+        # Made at the first report, which knows the total.
         nonlocal shown
         shown = shown or progress_of(progress, config.name, total, 0, unit="case")
         if shown is not None:

@@ -36,6 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: the examples keep their line breaks, and start-up does not import rich
     invoke_without_command=True,
 )
+# Each command imports its packages inside its function, so that --help needs neither torch nor Ray.
 # `train` takes every field of the config as an option; only the config's schema knows which ones exist.
 app.command(
     short_help="Train one model as a config says.",
@@ -47,13 +48,13 @@ app.command(
 )(audit)
 app.command(short_help="List the configs that come with firstorder.")(configs)
 app.command(
-    short_help="Train by exact expected updates: what bias alone does to a run.",
+    short_help="Train by exact expected updates: the effect of bias alone.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(flow)
 app.command(short_help="Write one HTML page for one or several runs.")(report)
 app.command(short_help="Take the algorithm of stable sandbox runs into a cluster config.")(promote)
 app.command(
-    short_help="Say what a cluster run needs, and whether it fits, without a GPU.",
+    short_help="State the needs of a cluster run, and whether it fits, without a GPU.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(plan)
 app.command(
@@ -68,7 +69,7 @@ app.command(
     short_help="Measure the sandbox's engine defects against the training engine.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(defects)
-app.command(short_help="Say what is wrong with a pair of engines, from a trace.")(doctor)
+app.command(short_help="Diagnose a pair of engines from a trace.")(doctor)
 app.command(
     short_help="Set the sandbox's dials so that its engine is as far off as a trace's.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
@@ -110,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with interruptible():
+            # Not standalone: Click would print usage text around an error and exit by itself.
             return app(args=words, prog_name="firstorder", standalone_mode=False) or 0
     except Interrupted as stop:
         typer.echo(stop, err=True)
@@ -135,14 +137,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _one_line(error: ValueError | OSError) -> str:
-    """The message of an error; a file's name before the system's words about it."""
+    """The message of an error; for a file its name, then the system's message."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
     return str(error)
 
 
 def _fail(message: str, code: int = 2) -> int:
-    # Typer passes its own complaints about a value on with pydantic's prefix.
+    # Pydantic puts this prefix before the message of a validator.
     typer.echo(f"error: {_cut(message.replace('Value error, ', ''), MOST)}", err=True)
     return code
 

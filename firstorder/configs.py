@@ -1,4 +1,4 @@
-"""`firstorder configs`: the configs that come with the project, by the names under which every command takes them."""
+"""`firstorder configs`: the configs that come with the project, by the names that every command accepts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import typer
 
 def configs(
     under: Annotated[
-        str | None, typer.Argument(metavar="[FOLDER]", help="Only those below this one, such as demo.")
+        str | None, typer.Argument(metavar="[FOLDER]", help="List only the configs in this folder, such as demo.")
     ] = None,
 ) -> None:
-    """List the configs that come with firstorder; each name stands for its file wherever a command takes a CONFIG.
+    """List the configs that come with firstorder; their names can be used wherever a command takes a CONFIG.
 
     \b
     Examples:

@@ -11,7 +11,7 @@ import typer
 def defects(
     context: typer.Context,
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: sandbox`.")],
-    seeds: Annotated[int, typer.Option(min=2, metavar="N", help="Draws of the batch an engine.")] = 8,
+    seeds: Annotated[int, typer.Option(min=2, metavar="N", help="Draws of the batch per engine.")] = 8,
     rung: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An engine of the table; all of them if not given.")
     ] = None,
@@ -20,10 +20,10 @@ def defects(
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Measure what each engine defect does to a trained model: KL, F(2) and routers that differ, at several dials.
+    """Measure the effect of each engine defect on a trained model: KL, F(2) and differing routers, at several dials.
 
-    The model of CONFIG is taught its task (or opened) and trained for some steps, so that there are older weights to be
-    stale. Each engine then samples N batches, and the training engine scores them; means with 95% intervals.
+    The model of CONFIG is taught its task (or opened) and trained for some steps, so that an engine can hold stale
+    weights. Each engine then samples N batches, and the training engine scores them; means with 95% intervals.
 
     \b
     Examples:
@@ -44,6 +44,7 @@ def defects(
         raise ConfigError(f"{path}: backend: expected a config of the sandbox, got {run_config.backend}")
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+    # Slow to import, hence after all checks of the options.
     from sandbox.measure.defect_page import page
     from sandbox.measure.defect_table import REPEATED, RUNGS, Bench, check_rungs
 

@@ -1,4 +1,4 @@
-"""`firstorder doctor`: what is wrong with a pair of engines, from what one of them sampled and both scored."""
+"""`firstorder doctor`: a diagnosis of a pair of engines, from tokens that one of them sampled and both scored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAULT = 3
 
 @dataclass
 class Visit:
-    """The text on the traces and folders that were named, and the faults found in them."""
+    """The named traces (patients) and folders (wards), the JSON on them, and the faults found in them."""
 
     patients: list[Patient]
     wards: list[Ward]
@@ -63,7 +63,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")] = False,
     where: Annotated[
         bool,
-        typer.Option("--localise", help="Name the first layer and module that leaves the model, or the other dump."),
+        typer.Option("--localise", help="Name the first module that departs from the model, or from the other dump."),
     ] = False,
     model: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="With --localise: the Hugging Face folder that ran.")
@@ -74,21 +74,21 @@ def doctor(
     ] = None,
     list_formats: Annotated[
         bool,
-        typer.Option("--list-formats", is_eager=True, callback=_list_formats, help="List what can be read, and stop."),
+        typer.Option("--list-formats", is_eager=True, callback=_list_formats, help="List the formats, and stop."),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Say what is wrong with a pair of engines, with the evidence and the fix: precision, routing, weights of another
-    version, a sampling mask, a temperature, values that are shifted, missing or filled with zeros.
+    """Diagnose a pair of engines, with evidence and a fix: precision, routing, weights of another version, a sampling
+    mask, a temperature, values that are shifted, missing or filled with zeros.
 
-    The first line is the verdict, the second what to do first. The exit code is 0 where nothing is wrong, 3 where a
-    fault is named, 2 where a file cannot be read.
+    The first line is the verdict, the second the first thing to do. The exit code is 0 where nothing is wrong, 3 where
+    a fault is named, 2 where a file cannot be read.
 
-    A folder is read as the steps of one run: how the gap grows and since which step, and what one step cannot show
-    (weights that no longer arrive, or in part; one engine, or one place of the batch, that is off).
+    A folder is read as the steps of one run: it shows how the gap grows and since which step, and faults that one step
+    cannot show (weights that no longer arrive, or only in part; one engine, or one part of the batch, that is off).
 
-    --localise holds the files against a model: dumps of hidden states module by module, a trace by its routes and
-    log-probabilities; or, without --model, two dumps against each other.
+    --localise compares the files with a model: dumps of hidden states module by module, a trace by its routes and
+    log-probabilities. Without --model it compares two dumps with each other.
 
     \b
     Examples:
@@ -120,13 +120,14 @@ def doctor(
         typer.echo(json.dumps({name: objects for name, objects in visit.told.items() if objects}, indent=2))
     if out is not None:
         _write_page(visit, out)
+        # On stderr beside JSON, so that stdout stays one object.
         typer.echo(f"page: {out}", err=as_json)
     if any(name in failing for name in visit.faults):
         raise typer.Exit(FAULT)
 
 
 def _check_ignored(is_localise: bool, is_log: bool, **given: object) -> None:
-    """Raises ConfigError for an option that what is asked for would leave unread."""
+    """Raises ConfigError for a given option that this call would ignore."""
     from lab.strict import ConfigError
 
     if is_localise or is_log:
@@ -140,7 +141,7 @@ def _check_ignored(is_localise: bool, is_log: bool, **given: object) -> None:
 
 
 def _is_replay_log(paths: Sequence[Path]) -> bool:
-    """Whether all that is named is NeMo-RL's R3 trace; ConfigError where some of it is."""
+    """Whether all named files are NeMo-RL's R3 traces; ConfigError where only some are."""
     from lab.doctor.replay_log import is_log
     from lab.strict import ConfigError
 
@@ -177,7 +178,7 @@ def _localise(paths: Sequence[Path], model: Path | None, precision: str | None, 
 
 
 def _check_options(paths: Sequence[Path], out: Path | None, old: Path | None) -> None:
-    """Raises ConfigError for options that do not fit what is named."""
+    """Raises ConfigError for options that do not fit the named paths."""
     from lab.strict import ConfigError
 
     if out is not None and not out.parent.is_dir():
@@ -190,7 +191,7 @@ def _check_options(paths: Sequence[Path], out: Path | None, old: Path | None) ->
 
 
 def _visit(paths: Sequence[Path], columns: Mapping[str, str] | None, old: Path | None, is_quiet: bool) -> Visit:
-    """Looks at every path; says what it finds, unless it is to be quiet."""
+    """The visit of all paths; prints its findings unless `is_quiet`."""
     from lab.doctor.diagnosis import diagnose
     from lab.doctor.importers import load_dump
     from lab.doctor.page import Patient
@@ -218,7 +219,7 @@ def _visit(paths: Sequence[Path], columns: Mapping[str, str] | None, old: Path |
 
 
 def _ward(folder: Path, label: str, columns: Mapping[str, str] | None) -> Ward:
-    """The steps of a folder, one after the other."""
+    """The course of a folder's steps, read one at a time."""
     from lab.doctor.importers.folders import load_steps, step_files
     from lab.doctor.steps.course import Watch
     from lab.doctor.steps.page import Ward
@@ -257,7 +258,7 @@ def _failing(text: str) -> set[str]:
 
 
 def _lines(patient: Patient, dump: Dump) -> list[str]:
-    """The verdict, the first thing to do, the data, the evidence, and where it stands among published figures."""
+    """The verdict, the first thing to do, the data, the evidence, and its place among published figures."""
     from lab.doctor import standing
 
     verdict, first, *rest = patient.diagnosis.lines()
@@ -270,7 +271,7 @@ def _lines(patient: Patient, dump: Dump) -> list[str]:
 
 
 def _object(patient: Patient, dump: Dump) -> dict[str, Any]:
-    """The same for a program."""
+    """The same as JSON fields."""
     found = patient.diagnosis
     return {
         "trace": patient.label,
@@ -294,6 +295,7 @@ def _labels(paths: list[Path]) -> list[str]:
     """Each file's name, with as many folders before it as tell the files apart."""
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         labels = ["/".join(path.parts[-depth:]) for path in paths]
+        # Distinct paths, as a file may be named twice.
         if len(set(labels)) == len(set(paths)):
             return labels
     return [str(path) for path in paths]

@@ -25,11 +25,10 @@ def export(
 ) -> None:
     """Write a model as a Hugging Face folder (config.json, safetensors) that transformers and vLLM open.
 
-    Given a run folder, or a folder of runs (the newest one counts), it exports the newest checkpoint, or that of
-    --step. A sharded checkpoint of the cluster is read tensor by tensor, without Megatron-core. Given a config of the
-    sandbox, it exports the model that RL would start from, after the cold start (from the cache where there is one).
-    The tokenizer is exported too. A folder that already holds exactly this export is left as it is; any other content
-    is refused.
+    Given a run folder, or a folder of runs (its newest run), it exports the newest checkpoint, or that of --step. A
+    sharded checkpoint of the cluster is read tensor by tensor, without Megatron-core. Given a config of the sandbox, it
+    exports the model that RL would start from, after the cold start (from the cache where there is one). The tokenizer
+    is exported too. A folder that already holds exactly this export is left unchanged; any other content is refused.
 
     \b
     Examples:
@@ -89,5 +88,6 @@ def _opened(path: Path) -> tuple[RunConfig, RunFolder | None]:
 
 def _newest(path: Path) -> Path:
     """The path itself, or the newest run folder in it where it is a folder of runs."""
+    # Run folders are named by their UTC time: the last by name is the newest.
     inside = sorted(config.parent for config in path.glob("*/config.yaml"))
     return inside[-1] if inside and not (path / "config.yaml").is_file() else path

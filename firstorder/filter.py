@@ -35,7 +35,7 @@ def filter(
       firstorder filter run.yaml problems.parquet --task.kind dataset --engine.defects '[{kind: weight_precision}]'
 
     Writes problems.pass_rates.jsonl (one row per problem: id, rate, samples, kept) and problems.filtered.jsonl (the
-    kept rows, unchanged). A killed filter continues where it stopped; measured rates serve every band.
+    kept rows, unchanged). A killed filter continues where it stopped; measured rates are reused for any band.
     """
     from firstorder.train import split
     from firstorder.worlds import Schemas

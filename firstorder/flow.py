@@ -23,20 +23,18 @@ def flow(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the complete config, every field explained, and stop.")
     ] = False,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Also write every row there, as a table of text.")
-    ] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Also write every row there, as CSV.")] = None,
     progress: Annotated[
         Literal["bar", "lines", "none"], typer.Option(help="A live bar, lines (for logs), or nothing.")
     ] = "bar",
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Train policies by expected updates: what bias alone does to a run, under each engine error and remedy.
+    """Train policies by expected updates: the effect of bias alone on a run, under each engine error and remedy.
 
     Vocabulary and responses are small enough to enumerate: an update is a sum over all responses, so that a run has no
-    sample and no seed. CONFIG says which problems, engine errors, objectives, updates per rollout (N) and batch sizes;
-    any of its fields can be set here as in `firstorder train`. Given the folder of a finished flow, its page and tables
-    are made again.
+    sample and no seed. CONFIG sets the problems, engine errors, objectives, updates per rollout (N) and batch sizes;
+    any of its fields can be set here as in `firstorder train`. Given the folder of a finished flow, the command writes
+    its page and tables again.
 
     \b
     Examples:
@@ -44,8 +42,8 @@ def flow(
       firstorder flow configs/flow/small.yaml --problems.count 20 --num_minibatches '[1, 2, 8]' --name mine
       firstorder flow runs/flow-small --csv rows.csv
 
-    Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, flow.json, flow.html. A flow that
-    was killed continues after its last case (a problem under an engine error) when the same command is given again.
+    Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, flow.json, flow.html. The same
+    command continues a killed flow after its last case (a problem under an engine error).
     """
     from firstorder.casework import enumerated
     from firstorder.train import split
@@ -81,7 +79,7 @@ def flow(
 
 
 def _sandbox_schema() -> type[FlowConfig]:
-    """The sandbox is imported only where a config's `backend:` asks for it."""
+    """The sandbox's schema, imported only where a config's `backend:` names it."""
     from sandbox.exact.flow import SandboxFlow
 
     return SandboxFlow
@@ -96,7 +94,7 @@ def _world(config: FlowConfig) -> World | None:
 
 
 def _show(frame: pd.DataFrame) -> None:
-    """The findings in sentences, and the ends of all runs in tables."""
+    """Prints the ends of all runs in tables, and the findings in sentences."""
     from rich.console import Console
 
     from lab.flow.table import terminal_tables

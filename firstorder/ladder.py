@@ -11,7 +11,7 @@ import typer
 def ladder(
     context: typer.Context,
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: scaled`.")],
-    seeds: Annotated[int, typer.Option(min=2, metavar="N", help="Draws of the batch an engine.")] = 8,
+    seeds: Annotated[int, typer.Option(min=2, metavar="N", help="Draws of the batch per engine.")] = 8,
     rung: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An engine of the ladder; all of them if not given.")
     ] = None,
@@ -24,7 +24,7 @@ def ladder(
 ) -> None:
     """Measure how far vLLM engines of every precision depart from the training engine of CONFIG, without training.
 
-    Each engine is handed the weights of `model.path` in its own precision and samples N batches; the training engine
+    Each engine gets the weights of `model.path` in its own precision and samples N batches; the training engine
     scores them. Discrepancy and routing differences are means over the draws, with 95% intervals.
 
     \b
@@ -39,6 +39,7 @@ def ladder(
     _, _, run_config = read_config([config, *context.args])
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+    # Slow to import, hence after all checks of the options.
     from scaled.ladder import RUNGS, Missing, climb, markdown
 
     climbed = []

@@ -30,8 +30,8 @@ def launch(
 
     slurm: an sbatch script that starts Ray's head on the first node and a worker on each other one, waits for all GPUs,
     and trains; requeued by Slurm, it resumes. ray: a `ray job submit` for the cluster at $RAY_ADDRESS. Paths in CONFIG
-    count from the folder that the script is submitted from. A config that does not fit the cluster is refused, as by
-    `firstorder plan`. Any field of the config can be set here, as in `firstorder train`.
+    are relative to the folder that the script is submitted from. A config that does not fit the cluster is refused, as
+    by `firstorder plan`. Any field of the config can be set here, as in `firstorder train`.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`firstorder doctor --localise`: the first layer and module at which an engine leaves the model, or another engine."""
+"""`firstorder doctor --localise`: the first module at which an engine departs from the model, or from the other one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
 
 def localise(paths: Sequence[Path], model: Path | None, precision: str | None) -> list[Place]:
-    """The place where each file's engine parts from the model, or one of two dumps from the other.
+    """The place where each file's engine departs from the model, or one of two dumps from the other.
 
-    ValueError of one line for files that are neither dumps of hidden states nor traces, and for options that are
-    missing.
+    Raises ValueError for files that are neither dumps of hidden states nor traces, and for missing options.
     """
     from lab.doctor.layers.states import is_states
     from lab.strict import ConfigError
@@ -49,6 +48,7 @@ def open_reference(folder: Path) -> Reference:
     try:
         parse_shape(fields, str(folder / "config.json"), "sandbox")
     except ValueError:
+        # No shape of the sandbox's decoder; transformers may still open it.
         from lab.doctor.layers.hf_model import TransformersReference
 
         return TransformersReference.load(folder)
@@ -95,6 +95,7 @@ def _pair(mu: Path, old: Path, precision: Precision | None) -> Place:
 
     first, second = States.load(mu), States.load(old)
     kinds = (first.precision, second.precision)
+    # The coarser side decides how much rounding may part the two.
     wanted = precision or _of("bf16" if "bf16" in kinds else "fp16" if "fp16" in kinds else "fp32")
     return of_pair(f"{mu.name} against {old.name}", compare(first, second, wanted), wanted)
 

@@ -1,4 +1,4 @@
-"""`firstorder plan`: what a cluster run would need, and whether it fits, without a GPU."""
+"""`firstorder plan`: the needs of a cluster run, and whether it fits, without a GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plan(
         typer.Option(
             "--simulate",
             metavar="HOURS",
-            help="Play that many hours, with drawn lengths, slow engines and failures, and with one thing changed.",
+            help="Simulate that many hours with random lengths, stragglers and failures, then with one thing changed.",
         ),
     ] = None,
     failures: Annotated[
@@ -59,12 +59,12 @@ def plan(
         typer.Option(
             "--rates",
             metavar="RUN",
-            help="Run folder, synchronous, whose recorded times and lengths --simulate takes instead of the plan's.",
+            help="Folder of a synchronous run: --simulate uses its recorded times and lengths, not the plan's.",
         ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Say what the run of CONFIG needs of every GPU, what it moves and what it costs, before there is a GPU.
+    """State the memory, transfers and costs of the run of CONFIG, without a GPU.
 
     Memory of a training rank and of an inference GPU, part by part; bytes of routing records, router features and
     weights in a global step; tokens, FLOPs and a time estimate with its assumptions; and the parallel layout, built
@@ -97,8 +97,9 @@ def plan(
     if dry_run and has_megatron():
         made = _with_dry_run(made)
     elif dry_run:
-        typer.echo("the dry run was left out: megatron-core, which builds the ranks, is not installed", err=True)
+        typer.echo("the dry run is skipped: megatron-core, which builds the ranks, is not installed", err=True)
     _print(made, as_json)
+    # A plan that does not fit is printed too, before its exit code.
     if made.misfits:
         raise ConfigError("; ".join(made.misfits))
 
@@ -153,6 +154,7 @@ def _simulate(
     check_lengths(config, shape)
     chance = Chance() if failures is None else Chance(gpu_hours_per_failure=failures)
     taken, (mean, longest) = _rates(rates) if rates is not None else (Rates(), (None, None))
+    # Lengths given as options win over the recorded ones.
     lengths = lengths_of(config, tokens[0] or mean, tokens[1] or longest)
     found = []
     for one, day in what_if.played(config, shape, gpu, hours, lengths, chance, config.seed, taken):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def promote(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of runs: all of them.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of runs (all of them).")],
     to: Annotated[Path, typer.Option("--to", metavar="CONFIG", help="The cluster config to start from.")],
     out: Annotated[
         Path | None,
@@ -21,17 +21,17 @@ def promote(
     ] = None,
     allow_unstable: Annotated[
         str | None,
-        typer.Option(metavar="WHY", help="Promote what is refused as no evidence (see above); the reason is recorded."),
+        typer.Option(metavar="WHY", help="Promote runs that would be refused (see above); the reason is recorded."),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
     """Take the algorithm of stable sandbox runs, which differ in the seed alone, into the cluster config CONFIG.
 
-    Objective, replay mode, correction and N stay as the runs had them; learning rate, batch, lengths and the like come
-    from the papers' tables or from CONFIG. The new config carries its evidence: runs, verdicts, final metrics. The
+    Objective, replay mode, correction and N stay as in the runs; learning rate, batch, lengths and the like come from
+    the papers' tables or from CONFIG. The new config carries its evidence: runs, verdicts, final metrics. The
     differences from CONFIG are shown on stderr, with the reason for each field. Runs that are not stable are refused,
-    and so are a single seed and a run that ends with a lower held-out accuracy than it began with, beyond two standard
-    errors of evaluation.num_samples x max_prompts responses.
+    as are a single seed and a run whose held-out accuracy ends below its start by more than two standard errors of
+    evaluation.num_samples x max_prompts responses.
 
     \b
     Examples:
@@ -54,9 +54,10 @@ def promote(
     read = [read_run(folder, Schemas()) for folder in folders]
     promoted, mapped = promoted_by(read, target, allow_unstable)
     text = to_yaml(promoted)
+    # The same config may be written again; anything else is never overwritten.
     if out is not None and out.exists() and out.read_text(encoding="utf-8") != text:
         raise ConfigError(f"--out: expected a file that does not exist yet, got {out}, which holds something else")
-    # Defaults as validation leaves them (600 is 600.0), so that the diff shows what changed and nothing else.
+    # Validated again, as `promoted` was (600 becomes 600.0), so that the diff shows only changes.
     target = validate(ScaledRun, target.model_dump(mode="json"), str(to))
     _show(target, promoted, mapped, str(to), "promoted" if out is None else str(out))
     if out is None:
@@ -73,7 +74,7 @@ def _run_folders(path: Path) -> list[Path]:
 
 
 def _show(before: ScaledRun, after: ScaledRun, mapped: tuple[Mapped, ...], old: str, new: str) -> None:
-    """On stderr: the diff of both configs, why the algorithm's fields are what they are, and what speaks for it."""
+    """Prints to stderr the diff of both configs, the reason for each of the algorithm's fields, and the evidence."""
     import difflib
 
     from rich.console import Console
@@ -95,4 +96,4 @@ def _show(before: ScaledRun, after: ScaledRun, mapped: tuple[Mapped, ...], old: 
     for run in after.evidence.runs:
         console.print(Text(f"evidence: {run.run} seed {run.seed} {run.verdict}"), soft_wrap=True)
     if after.evidence.allowed_unstable is not None:
-        console.print(Text(f"evidence: allowed all the same: {after.evidence.allowed_unstable}", "yellow"))
+        console.print(Text(f"evidence: allowed regardless: {after.evidence.allowed_unstable}", "yellow"))

@@ -21,7 +21,7 @@ def report(
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Write the page again as the runs continue, until they end; it refreshes.")
+        bool, typer.Option("--watch", help="Rewrite the page as the runs continue, until they end; it refreshes.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
@@ -53,9 +53,10 @@ def report(
 
 
 def run_folder(path: Path) -> RunFolder:
-    """The run folder that the path means: itself, or the newest one inside it. ValueError for records of a study."""
+    """The run folder at the path, or the newest one inside it. Raises ValueError for records of a study."""
     from lab.records import RunFolder
 
+    # Run folders are named by their UTC time: the last by name is the newest.
     inside = sorted(config.parent for config in path.glob("*/config.yaml"))
     folder = RunFolder.open(inside[-1] if inside and not (path / "config.yaml").is_file() else path)
     for name, kind in (("audit.json", "audit"), ("flow.json", "flow"), ("cases.jsonl", "audit or flow")):

@@ -21,11 +21,11 @@ def reproduce(
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=2, metavar="N", help="Seeds of a cell, from 104 on at home; each claim's own number if not given."
+            min=2, metavar="N", help="Seeds per cell, from 104 on at home; each claim's own number if not given."
         ),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Runs at a time here; one a CPU if not given.")
+        int | None, typer.Option(min=1, metavar="N", help="Runs at a time here; one per CPU if not given.")
     ] = None,
     address: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster to run on; a private one here if not given.")
@@ -42,20 +42,18 @@ def reproduce(
     ] = False,
     compile: Annotated[
         bool,
-        typer.Option("--compile", help="Runs with compiled kernels (compile: true); rows say so, and count as others."),
+        typer.Option("--compile", help="Run with compiled kernels (compile: true); rows say so, and count as others."),
     ] = False,
-    listed: Annotated[bool, typer.Option("--list", help="Show the claims and what is done of them, and stop.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Show the claims and their progress, and stop.")] = False,
     power: Annotated[
         bool, typer.Option("--power", help="Show the seeds and hours that each claim needs for 80% power, and stop.")
     ] = False,
-    page: Annotated[
-        bool, typer.Option("--page", help="Write the pages from the rows that are there, and stop.")
-    ] = False,
+    page: Annotated[bool, typer.Option("--page", help="Write the pages from the existing rows, and stop.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Try the papers' findings again: run what is missing, then compute every verdict and write the ledger's page.
+    """Try the papers' findings again: make the missing runs, then compute every verdict and write the ledger's page.
 
-    A claim's prediction, measure and criterion stand in sandbox/claims/, written before its runs. Rows are added to
+    A claim's prediction, measure and criterion are in sandbox/claims/, written before its runs. Rows are added to
     cells.jsonl as runs end; a killed queue continues where it stopped, and no run is made twice.
 
     \b
@@ -77,6 +75,7 @@ def reproduce(
         smoke=smoke,
     )
     place = command.Place(results / "smoke" if smoke else results, runs / "smoke" if smoke else runs)
+    # The pages show the whole ledger, even where the runs are of a few claims.
     everything = wanted if smoke else command.Wanted(CLAIMS, REGIMES, wanted.seeds, smoke=False)
     if listed:
         typer.echo(command.listing(wanted, place, everything), nl=False)
@@ -92,7 +91,7 @@ def reproduce(
     typer.echo(command.write_pages(everything, place), nl=False)
     typer.echo(place.results / "ledger.html")
     if not page and failures:
-        raise ValueError(f"{failures} of the runs could not be made (why is above); the others have their rows")
+        raise ValueError(f"{failures} of the runs failed (the reasons are above); the others have their rows")
 
 
 def _check_tried(wanted: Wanted) -> None:

@@ -29,8 +29,8 @@ def train(
 ) -> None:
     """Train one model as CONFIG says, in the world (sandbox or scaled) that its `backend:` names.
 
-    Any field of the config can be set here: its dotted name behind two dashes, then a value written as in YAML. Later
-    ones win. --print-config shows every field with its meaning.
+    Any field of the config can be set here as --dotted.name VALUE, with the value written as in YAML; the last one
+    wins. --print-config shows every field with its meaning.
 
     \b
     Examples:
@@ -46,14 +46,14 @@ def train(
     from lab.config.load import load, to_yaml
     from lab.interrupts import Interrupted
 
-    # An option that stands before CONFIG lands in its place, so the words are put in order again first.
+    # An option before CONFIG is parsed as CONFIG itself, so all words are split again.
     words = [config, *context.args]
     path, overrides = split(words)
     run_config = load(path, overrides, Schemas())
     if print_config:
         typer.echo(to_yaml(run_config), nl=False)
         return
-    run_config = run_config.settled()  # what --resume looks for is the config that ran
+    run_config = run_config.settled()  # --resume looks for the config that ran
     folder = _unfinished(run_config) if resume else None
 
     from lab.ending import last_words, write_page
@@ -65,15 +65,17 @@ def train(
         try:
             folder = runner(run_config.backend)(run_config, folder=folder, progress=progress)
         except Interrupted as stop:
+            # The same signal, so the same exit code, with the command that continues the run.
             raise Interrupted(stop.signum, _how_to_continue(run_config, words, progress)) from stop
     typer.echo("\n".join(last_words(folder)))
 
 
 def split(words: list[str], wanted: str = "CONFIG, the YAML file that describes the run") -> tuple[str, list[str]]:
-    """The first word that is no override (`wanted`, for the message where there is none), and the words around it."""
+    """The first word that is not part of an override, and the other words; `wanted` names it where it is missing."""
     from lab.strict import ConfigError
 
     position = 0
+    # `--key=value` is one word, `--key value` two.
     while position < len(words) and words[position].startswith("--"):
         position += 1 if "=" in words[position] else 2
     if position >= len(words):
@@ -97,7 +99,7 @@ def _how_to_continue(config: RunConfig, words: list[str], progress: str) -> str:
 
 
 def _unfinished(config: RunConfig) -> RunFolder:
-    """The newest folder of this very config, if its run did not come to its end; ConfigError otherwise."""
+    """The newest folder of this config, if its run has not ended; ConfigError otherwise."""
     from lab.config.load import config_hash
     from lab.records import RunFolder
     from lab.strict import ConfigError

@@ -1,4 +1,4 @@
-"""The worlds that a config's `backend:` can name, each imported only when it is asked for."""
+"""The worlds that a config's `backend:` can name, each imported only when it is named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lab.config.run import RunConfig
 
-# backend: the class of its run config. `<package>.run.run` is what carries one out.
+# backend: the class of its run config. `<package>.run.run` runs one.
 CONFIGS = {"sandbox": ("sandbox.config", "SandboxRun"), "scaled": ("scaled.config", "ScaledRun")}
 
 
@@ -29,7 +29,7 @@ class Schemas(Mapping[str, "type[RunConfig]"]):
 
 
 def runner(backend: str) -> Callable[..., Any]:
-    """The function that carries out a run of this backend."""
+    """The function that runs a config of this backend."""
     return _import(backend, f"{backend}.run").run
 
 
@@ -37,6 +37,7 @@ def _import(backend: str, module: str) -> Any:
     """The module; ConfigError if this version of the project does not have that world yet."""
     from lab.strict import ConfigError
 
+    # The package first: find_spec of a submodule raises where its package is missing.
     if importlib.util.find_spec(backend) is None or importlib.util.find_spec(module) is None:
         raise ConfigError(f"backend: '{backend}' is not in this version of firstorder; it has no {module}")
     return importlib.import_module(module)

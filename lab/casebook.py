@@ -1,7 +1,7 @@
-"""Records of what is enumerated case by case: a folder with config, manifest, one JSON file of columns, and a page.
+"""Records of a case-by-case enumeration: a folder with config, manifest, one JSON file of columns, and a page.
 
-Until all cases are there their rows stand in cases.jsonl, a line per case, from which killed work continues. The
-JSON holds columns, not rows: {"name", "config_hash", "meaning": {column: words}, "columns": {column: [values]}}.
+Until all cases are done, cases.jsonl holds their rows, one line per case, from which a killed study continues. The
+JSON file holds columns, not rows: {"name", "config_hash", "meaning": {column: words}, "columns": {column: [values]}}.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def create(config: Recorded) -> RunFolder:
 
 
 def resumable(config: Recorded, file: str) -> RunFolder | None:
-    """The newest folder of this config, if it was cut short, that is without `file`; None otherwise."""
+    """The newest folder of this config if it was cut short, so lacks `file`; None otherwise."""
     assert isinstance(config, BaseModel)
+    # Names begin with the UTC time, so the last one is the newest.
     folders = sorted(
         p.parent for p in (Path(config.output) / config.name).glob(f"*Z-{config_hash(config)}/config.yaml")
     )
@@ -65,7 +66,7 @@ def keep_case(folder: RunFolder, rows: Rows) -> None:
 
 
 def kept_cases(folder: RunFolder) -> list[Rows]:
-    """The rows of each case in cases.jsonl, nan where null stands; ValueError with the line of a damaged one."""
+    """The rows of each case in cases.jsonl, with NaN for null; ValueError names a damaged line."""
     path, cases = folder.path / CASES, []
     for number, line in enumerate(whole_lines(path), start=1):
         try:
@@ -79,14 +80,14 @@ def kept_cases(folder: RunFolder) -> list[Rows]:
 
 
 def to_json(frame: pd.DataFrame, meanings: Mapping[str, str]) -> str:
-    """The frame as the text of its JSON file; no data is null."""
+    """The frame as the text of its JSON file; missing values are null."""
     columns = {str(name): [_plain(value) for value in frame[name]] for name in frame}
     meaning = {name: meanings[name] for name in columns if name in meanings}
     return json.dumps({**frame.attrs, "meaning": meaning, "columns": columns}, allow_nan=False) + "\n"
 
 
 def read(path: str | Path, kind: str) -> pd.DataFrame:
-    """The dataframe in a JSON file of columns; ValueError with the file's name where it holds none of `kind`."""
+    """The dataframe in a JSON file of columns; ValueError names a file without the records of `kind`."""
     path = Path(path)
     with disk_errors(path, "read"):
         text = path.read_text(encoding="utf-8")
@@ -100,15 +101,16 @@ def read(path: str | Path, kind: str) -> pd.DataFrame:
 
 
 def write(folder: RunFolder, file: str, text: str) -> Path:
-    """Writes the JSON file, which ends the work; its path."""
+    """Writes the JSON file, which marks the study as done, and returns its path."""
     path = folder.path / file
     atomic_write(path, text)
+    # Only now: until the JSON file is whole, the cases are all that a killed study continues from.
     (folder.path / CASES).unlink(missing_ok=True)
     return path
 
 
 def newest(path: Path, file: str) -> Path | None:
-    """The `file` that a path means: of a record folder, or of the newest one inside; None where there is none."""
+    """The `file` in the record folder at `path`, or in the newest one inside it; None where there is none."""
     if (path / file).is_file():
         return path / file
     inside = sorted(path.glob(f"*/{file}"))
@@ -116,7 +118,7 @@ def newest(path: Path, file: str) -> Path | None:
 
 
 def _plain(value: Any) -> Any:
-    """A JSON value; what is missing or not finite is null."""
+    """The value for JSON; null where it is missing or not finite."""
     if isinstance(value, np.generic):
         value = value.item()
     return None if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)) else value

@@ -1,6 +1,6 @@
-"""The checkpoints of a run folder as they stand on the disk: each is whole, or refused with the file that is not.
+"""The checkpoints of a run folder: each is read whole, or refused with the name of its damaged file.
 
-One kind holds all tensors of one process with checksums, the other the files that many processes wrote, with sizes.
+One kind holds all tensors of one process, with checksums; the other the files of many processes, with their sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from lab.files import disk_errors
 
 STATE, SHARDED = "state.json", "sharded.json"
-"""The last-written part of a checkpoint, by kind."""
+"""The file of a checkpoint that is written last, by kind; its presence marks the checkpoint as complete."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ Found = TypeVar("Found", Checkpoint, ShardedCheckpoint)
 
 
 def newest(folders: Sequence[Path], load: Callable[[Path], Found]) -> Found | None:
-    """The last of these checkpoints; where it is damaged, ValueError that offers the newest whole one before it.
+    """The last of these checkpoints; where it is damaged, ValueError names the newest whole one before it.
 
-    Continuing from that one is for a person to decide, as the damage may not be the only one.
+    A person decides whether to continue from that one, because other files may be damaged too.
     """
     for folder in folders[-1:]:
         try:
             return load(folder)
         except ValueError as error:
             whole = None
-            for older in folders[:-1]:
+            for older in folders[:-1]:  # oldest first, so the last that loads is the newest
                 with contextlib.suppress(ValueError):
                     whole = load(older).step
             offer = "no other one is whole: start again with --fresh"
@@ -63,12 +63,13 @@ def newest(folders: Sequence[Path], load: Callable[[Path], Found]) -> Found | No
 
 
 def read_shards(folder: Path) -> ShardedCheckpoint:
-    """The sharded checkpoint in `folder`, every file compared with the size that was written down."""
+    """The sharded checkpoint in `folder`, with the size of every file checked against the recorded one."""
     try:
         parts = json.loads((folder / SHARDED).read_bytes())
         step, sizes = int(parts["step"]), dict(parts["bytes"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / SHARDED}: damaged checkpoint ({error})") from error
+    # Sizes only: checksums would read every byte of a cluster's checkpoint once more.
     for name, size in sizes.items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else None
         if found != size:
@@ -77,7 +78,7 @@ def read_shards(folder: Path) -> ShardedCheckpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`, both parts compared with the checksums that were written with them."""
+    """The checkpoint in `folder`, with both parts checked against the checksums saved with them."""
     state_path, tensors_path = folder / STATE, folder / "tensors.safetensors"
     try:
         parts = json.loads(state_path.read_bytes())
@@ -86,6 +87,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             raise ValueError("its checksum differs from the one written with it")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{state_path}: damaged checkpoint ({error})") from error
+    # Read once, so that the checksum is of the very bytes that are loaded.
     with disk_errors(tensors_path, "read"):
         data = tensors_path.read_bytes()
     if sha256(data) != tensors_sha256:
@@ -94,12 +96,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
-    """The JSON text whose checksum stands beside a state."""
+    """The canonical JSON text of a state, of which its checksum is taken."""
     return json.dumps(value, sort_keys=True, allow_nan=False).encode()
 
 
 def sha256(data: bytes) -> str:
-    """The checksum in hex digits."""
+    """SHA-256 in hex digits."""
     return hashlib.sha256(data).hexdigest()
 
 

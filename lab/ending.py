@@ -1,4 +1,4 @@
-"""The end of a run, the same in both worlds: the verdict on its records, its page, and three lines that say both."""
+"""The end of a run, the same in both worlds: the verdict on its records, its page, and a summary in three lines."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from lab.verdict import judge
 
 
 def finish(config: RunConfig, folder: RunFolder) -> None:
-    """Writes the hashes of the records, verdict.json, from which on no step is taken again, and report.html."""
+    """Writes the records' hashes, verdict.json, after which no step is taken again, and report.html."""
+    # In this order: the verdict marks the run as finished, so the hashes must be on the disk before it.
     folder.seal()
     folder.write_verdict(judge(folder.metrics(), config.verdict).to_json())
     write_page(folder)
 
 
 def write_page(folder: RunFolder) -> None:
-    """Writes report.html: all that a run lacks which was killed after its verdict."""
+    """Writes report.html, the only file that a run killed after its verdict still lacks."""
     write_report([folder], folder.path / "report.html")
 
 
 def last_words(folder: RunFolder) -> list[str]:
-    """Three lines for the terminal: the verdict and why, held-out accuracy from first to last, the page's path."""
+    """Three lines for the terminal: the verdict and its reasons, first and last held-out accuracy, the page's path."""
     (run,) = load_runs([folder])
     return [f"{run.name}: {alone(run)}: {_why(run)}.", _accuracy(run), str(folder.path / "report.html")]
 
 
 def _why(run: ReportRun) -> str:
-    """The rules that fired, what could not be judged, or that no rule fired, with the remarks on a stable run."""
+    """The rules that fired; without any, the undecided points and remarks, or that no rule fired."""
     verdict = run.verdict or {}
     if verdict.get("reasons"):
         return listed(reasons(run))

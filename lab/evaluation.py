@@ -17,9 +17,9 @@ def evaluate(
     temperature: float,
     seed: int,
 ) -> dict[str, float]:
-    """avg@k on the first `max_prompts` held-out problems, in [0, 1], with the mean length and share of finished ones.
+    """avg@k on the first `max_prompts` held-out problems, in [0, 1]; mean length in tokens; share that stopped.
 
-    The engine that is passed decides which policy is evaluated; a run passes one that computes `pi` itself.
+    The engine decides which policy is evaluated; a run passes one that computes `pi` itself.
     """
     prompts = list(task.held_out())[:max_prompts]
     sampling = Sampling(max_tokens=max_tokens, num_responses=num_samples, temperature=temperature, seed=seed)

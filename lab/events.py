@@ -1,6 +1,6 @@
-"""The interruptions of a run, `events.jsonl`: which process ended, at which step, and how long the way back took.
+"""The interruptions of a run, `events.jsonl`: which process ended, at which step, and how long recovery took.
 
-Lines are only added: a run that is killed and continued keeps them, and a folder without the file has none.
+Lines are only appended: a run that is killed and continued keeps them, and a folder without the file has none.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ FILE = "events.jsonl"
 
 
 def append_event(folder: Path, event: StoredEvent) -> None:
-    """Adds the event to the folder's file; RecordError where the disk refuses."""
+    """Appends the event to the folder's file; RecordError where the disk refuses."""
     append_line(folder / FILE, event.model_dump_json(exclude_none=True).encode())
 
 
 def events(folder: Path) -> list[StoredEvent]:
-    """The events in the order in which they were written; ValueError, with file and line, for a line that is none."""
+    """The events in the order written; ValueError names the file and line of a malformed one."""
     path = folder / FILE
     lines = enumerate(whole_lines(path), start=1)
     return [validate_json(StoredEvent, line, f"{path}, line {number}") for number, line in lines]

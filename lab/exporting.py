@@ -1,4 +1,4 @@
-"""A model's Hugging Face folder as an export leaves it: whole or absent, and never over anything else."""
+"""A model's export to a Hugging Face folder: whole or absent, and never over anything else."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
-"""The files that go along from the folder that a model was opened from."""
+"""The files copied from the folder that the model was opened from."""
 
 
 def write_folder(to: Path, fill: Callable[[Path], None]) -> bool:
-    """Makes the folder and has `fill` write into it, whole or not at all; False where exactly this is there already.
+    """Creates the folder and has `fill` write into it, whole or not at all; False where this export exists already.
 
     Raises ValueError where `to` holds anything else, RecordError where the disk refuses.
     """
@@ -34,7 +34,7 @@ def write_folder(to: Path, fill: Callable[[Path], None]) -> bool:
 
 
 def copy_tokenizer(source: Path, folder: Path) -> bool:
-    """Copies the tokenizer's files; whether there was any."""
+    """Copies the tokenizer's files; False where there are none."""
     found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     for name in found:
         shutil.copyfile(source / name, folder / name)
@@ -43,7 +43,7 @@ def copy_tokenizer(source: Path, folder: Path) -> bool:
 
 def _holds(to: Path, fill: Callable[[Path], None]) -> bool:
     """Whether the folder has the files that `fill` writes, byte for byte, and no others."""
-    # Beside it: the export was made there, so there is a disk for its size.
+    # Beside the folder, not in /tmp: this disk has room for an export already.
     with disk_errors(to), tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}{to.name}-", dir=to.parent) as name:
         scratch = Path(name)
         fill(scratch)

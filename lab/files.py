@@ -28,19 +28,19 @@ class RecordError(ValueError):
 def disk_errors(path: Path, action: str = "write") -> Iterator[None]:
     """Turns an OSError inside the block into a RecordError that names `path` and the reason.
 
-    ChildProcessError comes as it is: a process that died while it wrote (a rank of a cluster) says nothing about the
+    ChildProcessError passes unchanged: a process that died while writing (a rank of a cluster) says nothing about the
     disk.
     """
     try:
         yield
-    except ChildProcessError:
+    except ChildProcessError:  # a subclass of OSError
         raise
     except OSError as error:
         raise RecordError(f"cannot {action} {path}: {error.strerror or error}") from error
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Writes the bytes and waits until the disk has them; OSError as it comes."""
+    """Writes the bytes and waits until the disk has them; OSError passes unchanged."""
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
@@ -48,7 +48,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Waits until the disk has what another process wrote into the file."""
+    """Waits until the file's bytes are on the disk, whichever process wrote them."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
@@ -66,12 +66,13 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A temporary file for the block to write, which replaces `path` in one step when the block ends.
+    """A temporary file for the block to write and sync, which replaces `path` in one step when the block ends.
 
-    RecordError, and an error of the block, leave the former file as it was.
+    After a RecordError or an error in the block the former file is as it was.
     """
     path = Path(path)
     with disk_errors(path):
+        # In the same folder, because os.replace is atomic within one file system only.
         descriptor, name = tempfile.mkstemp(prefix=f"{TEMPORARY}{path.name}-", dir=path.parent)
         os.close(descriptor)
         temporary = Path(name)
@@ -80,21 +81,21 @@ def atomic_file(path: Path) -> Iterator[Path]:
             # mkstemp makes a private file; a record is as readable as any other file of its owner.
             os.chmod(temporary, 0o666 & ~_umask())
             os.replace(temporary, path)
-            sync_folder(path.parent)
+            sync_folder(path.parent)  # else a power cut could undo the rename
         finally:
             temporary.unlink(missing_ok=True)
 
 
 def atomic_write(path: Path, data: str | bytes) -> None:
-    """Replaces the file by `data` (text as UTF-8) in one step; RecordError leaves the former file as it was."""
+    """Replaces the file by `data` (text as UTF-8) in one step; after a RecordError the former file is as it was."""
     with atomic_file(path) as temporary:
         write_synced(temporary, data.encode() if isinstance(data, str) else data)
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Adds the line (without its end) to the file, made where there is none, and waits until the disk has it.
+    """Appends the line (given without line break), creating the file if absent, and waits until the disk has it.
 
-    A torn line that a killed process left behind is removed first; RecordError leaves the others as they were.
+    A torn line that a killed process left behind is removed first; after a RecordError the others are as they were.
     """
     with disk_errors(path), open(path, "a+b", buffering=0) as file:
         end = _end_of_last_line(file)
@@ -103,17 +104,19 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Adds the bytes to the file, made where there is none, and waits for the disk; RecordError adds none."""
+    """Appends the bytes, creating the file if absent, and waits for the disk; a RecordError appends none."""
     with disk_errors(path), open(path, "a+b", buffering=0) as file:
         _append(file, file.seek(0, os.SEEK_END), data)
 
 
 def _append(file: io.FileIO, end: int, data: bytes) -> None:
     try:
+        # The file is unbuffered, so write() counts the bytes that the disk took.
         if (written := file.write(data)) != len(data):
             raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were taken")
         os.fsync(file.fileno())
     except OSError:
+        # A full disk may have taken a part of the data: cut it off again, so that no torn line stays.
         file.truncate(end)
         raise
 
@@ -128,9 +131,9 @@ def whole_lines(path: Path) -> list[bytes]:
 
 @contextlib.contextmanager
 def exclusive(lock: Path, refusal: str) -> Iterator[None]:
-    """Holds the lock file, made where there is none; RecordError(refusal) where another process holds it.
+    """Holds the lock file, creating it if absent; RecordError(refusal) where another process holds it.
 
-    A killed process holds nothing.
+    A killed process holds nothing: the system releases its locks.
     """
     held = FileLock(lock, mode=0o666 & ~_umask())
     with disk_errors(lock, "open"):
@@ -155,7 +158,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             os.chmod(temporary, 0o777 & ~_umask())
             yield temporary
             sync_folder(temporary)
-            if path.exists():
+            if path.exists():  # no rename replaces a folder that has entries, so the former one moves aside
                 os.replace(path, former)
             os.replace(temporary, path)
             sync_folder(path.parent)

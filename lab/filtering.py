@@ -1,12 +1,12 @@
-"""A problem file cut to the problems that a model solves sometimes: pass rates first, then a band of them.
+"""Filtering of a problem file by pass rate: a model's rate on each problem, then the problems within a band of rates.
 
 R3 (arXiv 2510.11370), App. J draws 16 responses per problem from a weak model and removes those that it solves in more
-than 90 % of them. Beside DATA.jsonl (or .parquet, or a folder of rows) stand, afterwards:
+than 90 % of them. It writes, beside DATA.jsonl (or .parquet, or a folder of rows):
 
     DATA.pass_rates.jsonl    one row per problem, in the order of the file, added as it is measured
     DATA.filtered.jsonl      the kept rows, as they stood in DATA (of a table: as JSON objects)
 
-A killed filter continues after the last whole row of its rates. A row says by `sampled_by` what it was measured under.
+A killed filter continues after the last whole row of its rates. `sampled_by` in a row identifies how it was measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lab.tasks.tokenizers import Tokenizer
 from theory.contracts import Prompt, RolloutEngine, Sampling
 from theory.streams import derive_seed
 
-# Part of what a rate was measured under: raise it when the measurement's own procedure changes.
+# Enters `sampled_by`: raise it when the procedure of the measurement changes.
 PROCEDURE = 1
 
 Row = dict[str, Any]
@@ -69,7 +69,7 @@ class ProblemFile:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The rows' places, `file:number`, without the folder that the file lies in."""
+        """The place of each row, `file:number`, without the file's folder."""
         return tuple(prompt.id.removeprefix(f"{self.path.parent}/") for prompt in self.prompts)
 
     def beside(self, what: str) -> Path:
@@ -80,7 +80,7 @@ class ProblemFile:
 
 @dataclass(frozen=True)
 class Summary:
-    """The measurements of a filter, and the problems that it kept."""
+    """The pass rates that a filter measured, and the file of the problems that it kept."""
 
     rates: tuple[float, ...]
     band: Band
@@ -106,12 +106,12 @@ def filter_problems(
     sampler: str,
     progress: ProgressKind = "none",
 ) -> Summary:
-    """Measures the pass rates that are not there yet, and writes the rates and the kept rows, each whole or not at all.
+    """Measures the missing pass rates, and writes the rates and the kept rows, each file whole or not at all.
 
     A rate is the mean reward of `sampling.num_responses` responses, sampled with a seed derived from `sampling.seed`
-    and the prompt: it depends on no other problem. `sampler` names the weights and the engine. Existing rates are used
-    again, also for another band. Raises ValueError where they were measured under anything else, or
-    are damaged, and RecordError where the disk refuses or another process is filtering the file.
+    and the prompt: it depends on no other problem. `sampler` names the weights and the engine. Existing rates are
+    reused, also for another band. Raises ValueError where they are damaged or were measured otherwise, and RecordError
+    where the disk refuses or another process is filtering the file.
     """
     path, filtered = file.beside("pass_rates"), file.beside("filtered")
     sampled_by = _fingerprint(file, sampling, sampler)
@@ -127,7 +127,7 @@ def filter_problems(
         finally:
             if shown is not None:
                 shown.close()
-        # Once more, whole: the band may be another than that of the rows that were there.
+        # Rewrite all rows: `kept` in those of an earlier call may refer to another band.
         lines = [_line(id, rate, sampling, band, sampled_by) for id, rate in zip(file.ids, rates, strict=True)]
         atomic_write(path, _joined(lines))
         kept = [text for text, rate in zip(file.texts, rates, strict=True) if rate in band]
@@ -136,13 +136,14 @@ def filter_problems(
 
 
 def _pass_rate(prompt: Prompt, tokenizer: Tokenizer, engine: RolloutEngine, sampling: Sampling) -> float:
+    # The seed depends on the prompt's tokens, not on its row: moving or adding problems changes no rate.
     own = replace(sampling, seed=derive_seed(sampling.seed, "pass_rate", *prompt.tokens))
     responses = engine.generate([prompt], own).responses
     return sum(reward_of(prompt, response, tokenizer) for response in responses) / len(responses)
 
 
 def _rates_there(path: Path, file: ProblemFile, sampled_by: str) -> list[float]:
-    """The rates of the first problems that a former call measured; ValueError with the line of one that is not ours."""
+    """The rates of the first problems, from an earlier call; ValueError names the line of a foreign or damaged one."""
     rates: list[float] = []
     ids = file.ids
     for number, line in enumerate(whole_lines(path), start=1):
@@ -165,7 +166,7 @@ def _rates_there(path: Path, file: ProblemFile, sampled_by: str) -> list[float]:
 
 
 def _fingerprint(file: ProblemFile, sampling: Sampling, sampler: str) -> str:
-    """Twelve hex digits that depend on all that a rate depends on: equal ones promise equal rates."""
+    """Twelve hex digits of everything that a rate depends on: equal digits promise equal rates."""
     problems = [[prompt.tokens, prompt.answer] for prompt in file.prompts]
     drawn = [sampling.max_tokens, sampling.num_responses, sampling.temperature, sampling.seed]
     parts = [PROCEDURE, torch.__version__, file.tokenizer.eos_id, sampler, drawn, problems]
@@ -178,7 +179,7 @@ def _line(id: str, rate: float, sampling: Sampling, band: Band, sampled_by: str)
 
 
 def _texts(path: Path, prompts: Sequence[Prompt]) -> tuple[bytes, ...]:
-    """The rows as lines of JSON: of a JSON Lines file the lines themselves."""
+    """The rows as lines of JSON; those of a JSON Lines file byte for byte."""
     if path.is_file() and path.suffix not in TABLES:
         lines = path.read_bytes().splitlines()
         return tuple(lines[int(prompt.id.rpartition(":")[2]) - 1] for prompt in prompts)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as one exception, so that a run which is told to stop unwinds, closes its files and says so."""
+"""Ctrl-C and SIGTERM as one exception, so that a run told to stop unwinds, closes its files and says so."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupted(BaseException):
     """The process was told to stop; `exit_code` is 128 + the signal, as shells count, `hint` is how to continue.
 
-    It is not a KeyboardInterrupt, which Lightning turns into exit code 1, nor an Exception, which somebody might
-    handle.
+    It is not a KeyboardInterrupt, which Lightning turns into exit code 1, nor an Exception, which other code might
+    catch.
     """
 
     def __init__(self, signum: int, hint: str = ""):
@@ -46,7 +46,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_handlers() -> Iterator[None]:
-    """Puts the handlers of both signals back after the block: libraries that start inside it set their own."""
+    """Restores the handlers of both signals after the block: libraries that start inside it set their own."""
     is_main = threading.current_thread() is threading.main_thread()
     former = {signum: signal.getsignal(signum) for signum in SIGNALS} if is_main else {}
     try:
@@ -58,21 +58,21 @@ def kept_handlers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Puts a signal off until the end of a block whose writes belong together."""
+    """Defers a signal to the end of a block whose writes belong together."""
     waiting: list[int] = []
     with kept_handlers():
         if threading.current_thread() is threading.main_thread():
             for signum in SIGNALS:
                 signal.signal(signum, lambda number, _: waiting.append(number))
         yield
-    if waiting:
+    if waiting:  # the former handlers are back, so the caller's takes it
         signal.raise_signal(waiting[0])
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     for each in SIGNALS:
         if signal.getsignal(each) is not signal.SIG_IGN:
-            signal.signal(each, signal.SIG_DFL)  # whoever asks twice does not want to wait
+            signal.signal(each, signal.SIG_DFL)  # a second signal ends the process
     raise Interrupted(signum)
 
 

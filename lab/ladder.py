@@ -1,7 +1,7 @@
 """The ladder of inference engines: its measurements against one trainer, and its table.
 
 A rung's metrics are means over independent draws with 95% intervals, so that the ladder of real engines
-(`firstorder ladder`) and that of simulated defects (`firstorder defects`) can be held against each other.
+(`firstorder ladder`) and that of simulated defects (`firstorder defects`) can be compared.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ TITLES = {
     "routing/router_disagreement": "routers that differ",
     "routing/token_disagreement": "tokens with one",
 }
-"""The measurements of a rung, by registered name, and their names in the table."""
+"""Registered name of each measurement of a rung, and its column title in the table."""
 
 
 @dataclass(frozen=True)
 class SeedMean:
-    """A metric's mean over seeds, and half the width of its 95% interval (Student's t); infinite from one seed."""
+    """A metric's mean over seeds, and half the width of its 95% interval (Student's t); infinite for one seed."""
 
     mean: float
     half_width: float

@@ -1,4 +1,4 @@
-"""A metric step by step, and how high it stood: a trailing mean, lowered by its noise while the window is not full."""
+"""A metric's series and its level: a trailing mean, lowered by its noise while the window is not full."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def trailing_mean(values: Series, window: int) -> Series:
 def noise(values: Series) -> float:
     """s, the standard deviation of one value around a slow trend: sqrt(mean squared successive difference / 2).
 
-    A batch's size does not give it, as the responses to one prompt are alike. Source: von Neumann, Kent, Bellinson and
-    Hart, Ann. Math. Stat. 12 (1941) 153. 0 for fewer than two values.
+    The batch size does not give it, because responses to one prompt are correlated. Source: von Neumann, Kent,
+    Bellinson and Hart, Ann. Math. Stat. 12 (1941) 153. 0 for fewer than two values.
     """
     squares = [(after - before) ** 2 for (_, before), (_, after) in itertools.pairwise(values)]
     return math.sqrt(fmean(squares) / 2) if squares else 0.0
@@ -37,7 +37,7 @@ def noise(values: Series) -> float:
 
 @dataclass(frozen=True)
 class Level:
-    """The trailing mean at a step, and `sure`: the part of it that counts where levels are compared; value >= sure."""
+    """The trailing mean at a step, and `sure`, the lowered mean by which levels compare; value >= sure."""
 
     step: int
     value: float
@@ -48,7 +48,7 @@ def levels(values: Series, window: int, margin: float) -> list[Level]:
     """The trailing mean of w values from the first step on; a mean of n < w counts less margin s sqrt(1/n - 1/w).
 
     That is its standard error beyond a full window's. Without it the highest of the first short means would be a peak
-    made by noise, from which a run that stays where it is seems to fall.
+    of noise, from which a steady run seems to fall.
     """
     s = noise(values)
     short = [math.sqrt(1 / min(i + 1, window) - 1 / window) for i in range(len(values))]

@@ -1,8 +1,7 @@
-"""Lightning, imported without transformers, matplotlib and scipy: `from lab.lightning import L` takes half of the time.
+"""Lightning, imported without transformers, matplotlib and scipy: `from lab.lightning import L` takes half the time.
 
-Lightning imports torchmetrics, which imports these where they are installed, for metrics of texts and sound and for
-pictures of metrics. No code here uses them. They are missing from torchmetrics in a process that imports this module
-first.
+Lightning imports torchmetrics, which imports these where they are installed, for metrics of text and sound and for
+plots. No code here uses them, but torchmetrics lacks them in any process that imports this module first.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from lightning_utilities.core import imports
 
 UNUSED = ("transformers", "matplotlib", "scipy")
 
+# torchmetrics asks both while it is imported; the patches end with the import.
 _is_met = imports.RequirementCache.__bool__
 _is_there = imports.package_available
 with (

@@ -1,4 +1,4 @@
-"""The destinations of a run's metrics besides metrics.jsonl: the loggers that its config names, built over its folder.
+"""The loggers that a run's config names, which take its metrics besides metrics.jsonl, built over its folder.
 
 Those that write into the folder leave their files whole and raise RecordError where the disk refuses a row.
 """
@@ -20,7 +20,7 @@ from lab.lightning import Logger
 def build_loggers(names: Sequence[str], run_name: str, folder: Path, first: int) -> list[Logger]:
     """One logger per name in the `logging:` block; `first` is the number of global steps taken before.
 
-    Raises ValueError, with how to install it, for a logger whose package is not there.
+    Raises ValueError, with the command that installs it, for a logger whose package is missing.
     """
     loggers: list[Logger] = []
     for name in names:
@@ -36,7 +36,7 @@ def build_loggers(names: Sequence[str], run_name: str, folder: Path, first: int)
 class CsvLogger(Logger):
     """csv/metrics.csv: one line per row and one column per metric, empty where a row has no such metric.
 
-    A run that continues after `first` global steps keeps the same file. Lightning's own logger would begin an empty
+    A run that continues after `first` global steps keeps the same file. Lightning's CSVLogger would begin an empty
     one, and loses rows where the disk fills up while it adds a column.
     """
 
@@ -44,6 +44,7 @@ class CsvLogger(Logger):
         super().__init__()
         self.path = folder / "csv" / "metrics.csv"
         rows = _read_csv(self.path)
+        # Rows after the checkpoint are dropped: the run computes them again.
         self.rows = {int(row["step"]): row for row in rows if int(row["step"]) <= first}
         self.columns = sorted({name for row in self.rows.values() for name in row} | {"step"})
         if len(self.rows) < len(rows):
@@ -56,14 +57,14 @@ class CsvLogger(Logger):
 
     @property
     def version(self) -> str:
-        """None of its own: the run's folder is the version."""
+        """Empty: the run's folder is the version."""
         return ""
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: config.yaml has them."""
+        """Does nothing: config.yaml has them."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Adds the row, in place of a former one of this step; RecordError leaves the file as it was."""
+        """Adds the row, replacing a former one of this step; after a RecordError the file is as it was."""
         assert step is not None
         row = {"step": str(step)} | {name: repr(float(value)) for name, value in metrics.items()}
         is_new, has_columns = step not in self.rows, row.keys() <= set(self.columns)
@@ -71,6 +72,7 @@ class CsvLogger(Logger):
         self.rows[step] = row
         self.columns = sorted({*self.columns, *row})
         try:
+            # One appended line will do unless lines on the disk change: a new column, or a step that is there.
             if is_new and has_columns and self.path.is_file():
                 append_line(self.path, _csv_line(row.get(name, "") for name in self.columns))
             else:
@@ -89,11 +91,11 @@ class CsvLogger(Logger):
 class TensorBoardLogger(Logger):
     """tensorboard/events.out.tfevents.*: one event per row, one file for each time that the run begins or continues.
 
-    Lightning's own logger writes from a thread, which reports a full disk late, and not in one line.
+    Lightning's TensorBoardLogger writes from a thread, which reports a full disk late, and not in one line.
     """
 
     def __init__(self, folder: Path):
-        # Their classes are made when they are imported: a type checker sees none.
+        # protobuf makes these classes at import, so a type checker sees none.
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -110,17 +112,18 @@ class TensorBoardLogger(Logger):
 
     @property
     def version(self) -> str:
-        """None of its own: the run's folder is the version."""
+        """Empty: the run's folder is the version."""
         return ""
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: config.yaml has them."""
+        """Does nothing: config.yaml has them."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Adds the row; RecordError leaves the file as it was."""
+        """Adds the row; after a RecordError the file is as it was."""
         if not self.path.exists():
             with disk_errors(self.path):
                 self.path.parent.mkdir(exist_ok=True)
+            # Readers expect the version of the format as the first event of a file.
             self._append(self._Event(wall_time=time.time(), file_version="brain.Event:2"))
         values = [self._Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._append(self._Event(wall_time=time.time(), step=step, summary=self._Summary(value=values)))

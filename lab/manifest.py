@@ -15,7 +15,7 @@ import torch
 PACKAGES = ("firstorder", "torch", "lightning", "numpy", "safetensors", "transformers")
 
 CODE = tuple(f":/{name}" for name in ("theory", "lab", "sandbox", "scaled", "firstorder", "configs", "requirements"))
-"""The parts of a checkout that a run's numbers depend on: results being written are no change to the code."""
+"""The parts of a checkout that a run's numbers depend on, as git pathspecs; written results are no change."""
 
 
 def manifest(seed: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    """The processor's name as Linux gives it, else as Python knows it."""
+    """The processor's name from Linux, elsewhere from Python."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

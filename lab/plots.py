@@ -1,7 +1,7 @@
 """The notebooks' figures: lines, bars and maps of plain numbers in the report's colours, and dials that redraw them.
 
-A figure is an ordinary output of its cell, so that it is there without a live kernel too; with one, dials redraw it in
-place. What is drawn is computed elsewhere.
+A figure is an ordinary cell output, so it shows without a live kernel; with one, dials redraw it in place. The numbers
+are computed elsewhere.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Series = Mapping[str, Mapping[Number, Number]]
 """Name to a line's points, x to y."""
 
 Log = Literal["", "x", "y", "xy"]
-"""The axes that are logarithmic. There a 0 is drawn at the lower end, on a tick of its own."""
+"""The logarithmic axes, which show a 0 at their lower end, on a separate tick."""
 
 HEIGHT = 420
 
 
 def series_of(frame: pd.DataFrame, by: str, x: str, y: str) -> dict[str, dict[Number, Number]]:
-    """A series for each value of the column `by`, in the frame's order: column `x` to column `y`."""
+    """A series per value of the column `by`, in the frame's order: column `x` to column `y`."""
     groups = frame.groupby(by, sort=False)
     return {str(name): dict(zip(part[x], part[y], strict=True)) for name, part in groups}
 
 
 def quartiles_of(frame: pd.DataFrame, by: str, x: str, y: str) -> dict[str, dict[Number, tuple[Number, Number]]]:
-    """The bands that go with `series_of`: from column `y`_q1 to `y`_q3, as `lab.audit.medians` names them."""
+    """The bands around `series_of`: from column `y`_q1 to `y`_q3, as `lab.audit.medians` names them."""
     low, high = series_of(frame, by, x, f"{y}_q1"), series_of(frame, by, x, f"{y}_q3")
     return {name: {at: (value, high[name][at]) for at, value in points.items()} for name, points in low.items()}
 
@@ -49,7 +49,7 @@ def lines(
     dashed: Sequence[str] = (),
     dots: Sequence[str] = (),
 ) -> go.Figure:
-    """One line per series; `bands` puts an area from low to high under a line, `dashed` and `dots` name lines drawn so.
+    """One line per series; `bands` shades from low to high under a line; `dashed` and `dots` name lines to draw so.
 
     Raises ValueError for no point at all, and for a name in `bands`, `dashed` or `dots` that is not in `series`.
     """
@@ -105,7 +105,7 @@ def stacks(
 ) -> go.Figure:
     """Horizontal bars, one per category, each made of the series' parts; a line marks the limit of each category.
 
-    Raises ValueError for a limit of no category.
+    Raises ValueError for a limit whose category has no bar.
     """
     categories = list(dict.fromkeys(name for values in series.values() for name in values))
     for name in limits:
@@ -145,10 +145,10 @@ def heat(
     y: str,
     texts: Sequence[Sequence[str]] | None = None,
 ) -> go.Figure:
-    """A map of numbers around 0, written into their cells; None is an empty cell. The first row is on top.
+    """A heat map of numbers around 0, written into their cells; None is an empty cell. The first row is on top.
 
-    `texts` stand in the cells in place of the numbers, which hovering then tells; there is no colour bar then.
-    Raises ValueError where rows and columns are not as many as the values', and texts not as many as these.
+    `texts` replace the numbers in the cells, without a colour bar; hovering still shows the numbers. Raises ValueError
+    where `rows`, `columns` or `texts` do not match the shape of `values`.
     """
     shape = (len(values), len(values[0]) if values else 0)
     written = [["" if value is None else number(float(value)) for value in row] for row in values]
@@ -158,6 +158,7 @@ def heat(
         raise ValueError(
             f"expected values of {len(rows)} rows and {len(columns)} columns, got {shape[0]} and {shape[1]}"
         )
+    # One limit on both sides, so that 0 is white.
     largest = max((abs(value) for row in values for value in row if value is not None), default=0.0) or 1.0
     figure = _figure(title, x, y)
     figure.add_heatmap(
@@ -207,6 +208,7 @@ def of_report(figure: Figure) -> go.Figure:
         if trace["meta"]["role"] == "collapse":
             look = {"marker": {"symbol": "x", "size": 13, "color": ink, "line": {"width": 2, "color": "white"}}}
         data.append(trace | look | {"showlegend": False})
+    # The labels of narrow pages would stand on top of the others.
     labels = [label for label in figure.layout.get("annotations", ()) if not label["name"].endswith(" narrow")]
     inks = [PALETTE[int(label["name"].removeprefix("run-")) % len(PALETTE)].text for label in labels]
     coloured = [label | {"font": label["font"] | {"color": ink}} for label, ink in zip(labels, inks, strict=True)]
@@ -216,10 +218,10 @@ def of_report(figure: Figure) -> go.Figure:
 
 
 def dials(draw: Callable[..., go.Figure], choices: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Shows `draw(first choice, first choice, ...)` under one selector per name, which draws again when one is changed.
+    """Shows `draw(first choice, first choice, ...)` under one selector per name; a changed selector redraws it.
 
     Numbers get a slider in ascending order, anything else a menu. Returns the selectors by name. The figure is a plain
-    output of the cell: where no kernel listens it stays at the first choices. Raises ValueError for a name without one.
+    cell output: without a kernel it stays at the first choices. Raises ValueError for a name without choices.
     """
     from IPython.display import display
     from ipywidgets import Dropdown, HBox, Layout, SelectionSlider
@@ -235,14 +237,14 @@ def dials(draw: Callable[..., go.Figure], choices: Mapping[str, Sequence[Any]]) 
         style = {"description_width": "initial"}
         selectors[name] = kind(options=shown, value=options[0], description=name, style=style)
     display(HBox([*selectors.values()], layout=Layout(flex_flow="row wrap")))
-    # As a bundle: a figure that displays itself would have no handle to be redrawn by.
+    # As a MIME bundle: a figure that displays itself gives no handle to redraw it by.
     handle = display(_bundle(draw(*(s.value for s in selectors.values()))), raw=True, display_id=True)
     if handle is None:
         raise ValueError("dials: expected a notebook's kernel to show a figure in, got plain Python")
 
     def redraw(_: object) -> None:
         bundle = _bundle(draw(*(s.value for s in selectors.values())))
-        # JupyterLab's plotly renderer ignores a second figure in its place; an empty text takes it away first.
+        # JupyterLab's plotly renderer ignores a second figure in its place; an empty text removes the first one.
         handle.update({"text/plain": ""}, raw=True)
         handle.update(bundle, raw=True)
 
@@ -282,6 +284,7 @@ def _area(name: str, band: Mapping[Number, tuple[Number, Number]], ink: str, x: 
     at = _placed(x, band)
     low, high = (_placed(y, [pair[side] for pair in band.values()]) for side in (0, 1))
     red, green, blue = (int(ink[i : i + 2], 16) for i in (1, 3, 5))
+    # A closed outline: along the upper edge, and back along the lower one.
     return go.Scatter(
         x=at + at[::-1],
         y=high + low[::-1],

@@ -1,4 +1,4 @@
-"""The progress of a run on the terminal: one line every few steps, or a live bar; the same in every world."""
+"""The progress of a run on the terminal: one line every few steps, or a live bar; the same in both worlds."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ ProgressKind = Literal["bar", "lines", "none"]
 
 
 class ProgressLines:
-    """One line every few steps: for logs, and for runs side by side. `unit` is what a step is called."""
+    """One line every few steps: for logs, and for runs side by side. `unit` is the word for a step."""
 
     def __init__(self, name: str, num_steps: int, every: int = 10, unit: str = "step"):
         self.name, self.num_steps, self.every, self.unit = name, num_steps, every, unit
         self.started = time.monotonic()
 
     def show(self, number: int, row: Mapping[str, float] | str) -> None:
-        """Prints what the global step before `number` measured: its metrics in a line, or these words."""
+        """Prints a line after `number` steps, where one is due: the metrics of the last step, or the given words."""
         if number % self.every == 0 or number == self.num_steps:
             seconds = time.monotonic() - self.started
             place = f"{self.unit} {number:>4}/{self.num_steps}"
             print(f"{self.name:<22} {place}  {seconds:>5.0f} s  {summary(row)}", flush=True)
 
     def close(self) -> None:
-        """Leaves the terminal as it was, also where the run did not come to its end."""
+        """Leaves the terminal as it was, also after a run that did not finish."""
 
 
 class ProgressBar(ProgressLines):
@@ -49,7 +49,7 @@ class ProgressBar(ProgressLines):
 
 
 def progress_of(kind: ProgressKind, name: str, num_steps: int, done: int, unit: str = "step") -> ProgressLines | None:
-    """The progress that a person asked for; `done` global steps have been taken already."""
+    """The progress display of this kind, None for `none`; `done` steps have been taken already."""
     if kind == "bar":
         return ProgressBar(name, num_steps, done)
     return ProgressLines(name, num_steps, unit=unit) if kind == "lines" else None

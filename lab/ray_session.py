@@ -1,4 +1,4 @@
-"""A connection to Ray, for as long as it is needed: a cluster that runs already, or one of this machine alone."""
+"""A connection to Ray for the length of a block: to a running cluster, or to a private one on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lab.interrupts import kept_handlers
 
 PREFIX = "fo-ray-"  # short: Ray makes sockets inside, and a socket's path may have 107 bytes
 CONNECT_S = 10.0
-"""Seconds for a connection to a cluster's address, and again for its first answer. Ray itself tries for ten minutes."""
+"""Seconds for a connection to a cluster's address, and again for its first answer; Ray itself tries for ten minutes."""
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """A gRPC connection's opening (RFC 9113, sec. 3.4): the preface and an empty SETTINGS frame, answered by another."""
@@ -46,10 +46,10 @@ def ray_session(
     field: str = "cluster.address",
     own_address: str = LOOPBACK,
 ) -> Iterator[None]:
-    """Ray at `address`, or (None) a private one with `num_cpus` places, which ends with the block; an open one is kept.
+    """Ray at `address`, or (None) a private one with `num_cpus` CPUs, which ends with the block; an open one is kept.
 
-    A private one asks for a token that it was started with, and listens on loopback alone; where its `own_address` is
-    another, Ray listens on all interfaces.
+    A private one requires the token that it was started with, and listens on loopback alone; with another
+    `own_address`, Ray listens on all interfaces.
     Raises ValueError, naming `field` and within 2 CONNECT_S, where there is no cluster at the address.
     """
     if ray.is_initialized():
@@ -57,12 +57,12 @@ def ray_session(
         return
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    # A raylet's dozen lines on a dead process, shown whatever `log_to_driver` is: whoever lost it says so in one.
+    # Silences a raylet's dozen lines on a dead process, which `log_to_driver` does not; its owner reports it in one.
     ray_worker.listen_error_messages = lambda worker, threads_stopped: None
     if address is not None:
         reach(address, field)
         try:
-            with kept_handlers():  # Ray's own ends the process with exit code 15, from wherever it stands
+            with kept_handlers():  # Ray's own SIGTERM handler ends the process with exit code 15
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
             raise ValueError(
@@ -94,9 +94,9 @@ def ray_session(
 
 @contextlib.contextmanager
 def _guarded(is_local: bool) -> Iterator[None]:
-    """Within it a new Ray asks for a token of its own, which no file holds, and (`is_local`) listens on loopback.
+    """Inside the block a new Ray requires a token of its own, kept in no file, and (`is_local`) listens on loopback.
 
-    Ray puts its public address in the place of loopback unless it is told that this machine has no clusters.
+    Ray replaces loopback by the public address unless it is told that this machine has no clusters.
     """
     changed = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     if is_local:
@@ -104,6 +104,7 @@ def _guarded(is_local: bool) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in changed}
     has_clusters = ray_constants.ENABLE_RAY_CLUSTER
     os.environ.update(changed)
+    # Ray reads the variable at import: the constant is for this process, the variable for those that it starts.
     ray_constants.ENABLE_RAY_CLUSTER = not is_local
     _read_again()
     try:
@@ -116,15 +117,15 @@ def _guarded(is_local: bool) -> Iterator[None]:
 
 
 def _read_again() -> None:
-    """Has Ray read mode and token from the environment: it keeps what it found when it was imported."""
+    """Makes Ray read mode and token from the environment again, which it caches at import."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
 
 def reach(address: str, field: str) -> None:
-    """ValueError, naming the field, where nothing answers at the address, or something that does not speak gRPC.
+    """Raises ValueError, naming the field, where no gRPC server answers at the address.
 
-    `auto` is what RAY_ADDRESS says; where it says nothing Ray looks for a cluster on this machine, and needs no check.
+    `auto` means RAY_ADDRESS; where that is unset, Ray looks for a cluster on this machine, and no check is needed.
     """
     place = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
     if place in ("auto", "local"):
@@ -138,9 +139,9 @@ def reach(address: str, field: str) -> None:
         raise ValueError(f"{field}: no Ray cluster at {place}: no answer within {CONNECT_S:g} s") from None
     except OSError as error:
         raise ValueError(f"{field}: no Ray cluster at {place}: {error.strerror or error}") from None
-    # A TLS server speaks after a handshake only: that it listens must do.
+    # A TLS server answers after a handshake only, so an open port must do.
     if answer[3:4] != b"\x04" and os.environ.get("RAY_USE_TLS", "0") == "0":
-        raise ValueError(f"{field}: no Ray cluster at {place}: what listens there does not speak gRPC")
+        raise ValueError(f"{field}: no Ray cluster at {place}: the server there does not speak gRPC")
 
 
 def _first_answer(host: str, port: int) -> bytes:
@@ -155,7 +156,7 @@ def _first_answer(host: str, port: int) -> bytes:
 
 @contextlib.contextmanager
 def _own_folder() -> Iterator[Path]:
-    """A folder for Ray that ends with the block; those that killed processes left behind (spilled weights) go first."""
+    """A folder for Ray, removed after the block; those that killed processes left (spilled weights) go first."""
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(RecordError), exclusive(lock, "its owner lives"):
             shutil.rmtree(lock.parent, ignore_errors=True)

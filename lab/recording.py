@@ -1,7 +1,7 @@
 """The writes to disk after each global step, in their order: metrics, then the trace, then the checkpoint.
 
-A metrics row is written before the checkpoint that contains it, so a run that is killed in between drops it and
-computes it again. Rows are numbered by the global steps taken; row 0 is the evaluation before the first.
+A metrics row is written before the checkpoint that contains it, so a run killed in between drops the row
+and computes it again. Rows are numbered by the global steps taken; row 0 is the evaluation before the first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NonFiniteError(ArithmeticError):
 
 @runtime_checkable
 class MetricLogger(Protocol):
-    """The logger interface: take one row under its step number. Lightning's loggers do."""
+    """A logger that takes one row under its step number, as Lightning's do."""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Takes a row."""
@@ -38,11 +38,11 @@ class MetricLogger(Protocol):
 
 
 class RunRecorder:
-    """Evaluates when it is due, and writes a step's row, trace and checkpoint. `evaluate(number)` gives eval metrics.
+    """Evaluates when due, and writes a step's row, trace and checkpoint. `evaluate(number)` gives eval metrics.
 
     `decode` gives the text of tokens, so that traces can be read.
-    Raises ValueError for a metric that is not registered, RecordError where the disk refuses, and NonFiniteError, once
-    the row is written and before a trace or checkpoint is, where a metric is NaN or infinite.
+    Raises ValueError for a metric that is not registered, RecordError where the disk refuses, and NonFiniteError for a
+    metric that is NaN or infinite, after its row is written and before the trace and checkpoint.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class RunRecorder:
         self._saved_at = time.monotonic()
 
     def checkpoint_due(self, number: int) -> bool:
-        """After every `checkpoint.every` steps, after the last, and `checkpoint.every_minutes` after the last one.
+        """After every `checkpoint.every` steps, after the last one, and `checkpoint.every_minutes` after the last save.
 
-        Minutes count from the start of the process where it has not written one.
+        Until the process has saved once, minutes count from its start.
         """
         block = self.config.checkpoint
         minutes = (time.monotonic() - self._saved_at) / 60
@@ -77,11 +77,11 @@ class RunRecorder:
         return number % self.config.evaluation.every == 0 or number == self.config.num_steps
 
     def begin(self, extra: Mapping[str, float] | None = None) -> None:
-        """Row 0, unless a continued run has it already; `extra` joins it."""
+        """Writes row 0, with `extra` in it, unless a continued run has it already."""
         rows = self.folder.metrics()
         if not rows:
             self.append(0, self.evaluate(0) | dict(extra or {}))
-        elif len(rows) == 1:  # no step will be taken again that logs it, if a logger failed to take it
+        elif len(rows) == 1:  # a logger may have missed it, and no repeated step logs it
             row = {name: value for name, value in rows[0].items() if name not in RESERVED and value is not None}
             self._log(0, row)
 
@@ -92,11 +92,12 @@ class RunRecorder:
         save_checkpoint: Callable[[int], object],
         extra: Mapping[str, float] | None = None,
     ) -> None:
-        """Everything after the `number`-th global step; `extra` are a world's own metrics of it."""
+        """Evaluates, writes and saves after the `number`-th global step; `extra` holds a world's own metrics."""
         row = result.metrics | dict(extra or {})
         if self.evaluation_due(number):
             row |= self.evaluate(number)
         self.append(number, row)
+        # After the row, from which the verdict reads the value that ends the run; before the checkpoint.
         _check_finite(row, result)
         last = number == self.config.num_steps
         if number % self.config.traces.every == 0 or last:
@@ -115,7 +116,7 @@ class RunRecorder:
     def append(self, number: int, row: Scalars) -> None:
         """One row of metrics, to metrics.jsonl first and then to every logger."""
         registry.check(row)
-        with held():
+        with held():  # a signal in between would leave file and loggers one row apart
             self.folder.append_metrics(number, row)
             self._log(number, row)
 
@@ -125,7 +126,7 @@ class RunRecorder:
 
 
 def _check_finite(row: Scalars, result: StepResult) -> None:
-    """NonFiniteError with the first metric that is not finite, and the tensors of the step that are not."""
+    """Raises NonFiniteError, naming the first metric that is not finite and the step's tensors that are not."""
     bad = next((name for name, value in row.items() if not math.isfinite(value)), None)
     if bad is None:
         return

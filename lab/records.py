@@ -1,7 +1,7 @@
 """The folder of one run, `runs/<name>/<UTC time>-<config hash>/`: all that it produced, and nothing half-written.
 
-A run that was killed is found again by the hash of its config, its metrics are cut back to the last checkpoint, and it
-continues from there.
+A killed run is found again by the hash of its config; its metrics are cut back to the last checkpoint, from which it
+continues.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RunFolder:
 
     @staticmethod
     def create(root: Path, name: str, config_hash: str, now: datetime) -> RunFolder:
-        """A new folder `root/<name>/<UTC time>-<config hash>`; a time that is taken is moved on by whole seconds."""
+        """A new folder `root/<name>/<UTC time>-<config hash>`; a taken time is advanced by whole seconds."""
         if now.tzinfo is None:
             raise ValueError(f"expected a time with a time zone, got {now.isoformat()}")
         for part in (name, config_hash):
@@ -72,7 +72,7 @@ class RunFolder:
             path = parent / f"{now:%Y%m%dT%H%M%SZ}-{config_hash}"
             with disk_errors(path, "make folder"):
                 parent.mkdir(parents=True, exist_ok=True)
-                try:
+                try:  # mkdir fails where the folder exists, so that two processes never share one
                     path.mkdir()
                     return RunFolder(path)
                 except FileExistsError:
@@ -97,7 +97,7 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run took its last step: the verdict is the last thing that it writes before its page."""
+        """Whether the run took its last step: the verdict is the last file that it writes before its page."""
         return (self.path / "verdict.json").is_file()
 
     @contextlib.contextmanager
@@ -123,7 +123,7 @@ class RunFolder:
         atomic_write(self.path / "config.yaml", text)
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """manifest.json: what the run ran on (see `manifest`)."""
+        """manifest.json: the run's environment (see `manifest`)."""
         atomic_write(self.path / "manifest.json", _json(manifest))
 
     def hashes(self) -> dict[str, str]:
@@ -137,7 +137,7 @@ class RunFolder:
             return {str(f.relative_to(self.path)): sha256(f.read_bytes()) for f in files if f.is_file()}
 
     def seal(self) -> None:
-        """Adds `hashes` to manifest.json: what a finished run recorded, to be compared with later."""
+        """Adds `hashes` to manifest.json, by which the records of a finished run can be checked later."""
         self.write_manifest(self.manifest() | {"sha256": self.hashes()})
 
     def write_verdict(self, verdict: Mapping[str, Any]) -> None:
@@ -162,12 +162,12 @@ class RunFolder:
         append_line(self.path / "metrics.jsonl", json.dumps(line, allow_nan=False).encode())
 
     def append_timing(self, step: int, seconds: Mapping[str, float]) -> None:
-        """Adds the times of one global step to timing.jsonl, as metrics.jsonl repeats to the bit and times do not."""
+        """Adds the seconds of one global step to timing.jsonl; metrics.jsonl repeats to the bit, and times do not."""
         line = {"step": step, **{name: round(value, 6) for name, value in seconds.items()}}
         append_line(self.path / "timing.jsonl", json.dumps(line, allow_nan=False).encode())
 
     def timing(self) -> dict[int, dict[str, Any]]:
-        """The lines of timing.jsonl by step, the last of each (a resumed run takes some again); none without a file."""
+        """The lines of timing.jsonl by step, the last of each (a resumed run repeats some); none without a file."""
         found: dict[int, dict[str, Any]] = {}
         for number, line in enumerate(whole_lines(self.path / "timing.jsonl"), start=1):
             validate_json(MetricsRow, line, f"{self.path / 'timing.jsonl'}, line {number}")
@@ -182,7 +182,7 @@ class RunFolder:
         for number, line in enumerate(whole_lines(path), start=1):
             where = f"{path}, line {number}"
             validate_json(MetricsRow, line, where)
-            record = json.loads(line)
+            record = json.loads(line)  # plain values: the model would turn integers into floats
             if records and record["step"] <= records[-1]["step"]:
                 before = records[-1]["step"]
                 raise ValueError(f"{where}: step: expected one above {before} of the line before, got {record['step']}")
@@ -190,17 +190,17 @@ class RunFolder:
         return records
 
     def verdict(self) -> dict[str, Any] | None:
-        """The content of verdict.json; None for a run that has not ended, ValueError for a file that is none."""
+        """The content of verdict.json; None for a run that has not ended, ValueError for a malformed file."""
         return read_stored(self.path / "verdict.json", StoredVerdict)
 
     def manifest(self) -> dict[str, Any]:
-        """The content of manifest.json, empty where there is none; ValueError for a file that is none."""
+        """The content of manifest.json, empty where there is none; ValueError for a malformed file."""
         return read_stored(self.path / "manifest.json", StoredManifest) or {}
 
     def truncate_metrics(self, last_step: int) -> None:
-        """Drops the lines after `last_step` in one step: what a resumed run will compute again.
+        """Drops the lines after `last_step`, which a resumed run computes again, in one replacement of the file.
 
-        ValueError where that step's own line is gone: the run's verdict could no longer be given.
+        ValueError where that step's own line is missing: the run could get no verdict.
         """
         kept = [line for line in self.metrics() if line["step"] <= last_step]
         if last_step > 0 and (not kept or kept[-1]["step"] != last_step):
@@ -214,10 +214,10 @@ class RunFolder:
     def save_checkpoint(
         self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int = 2
     ) -> Path:
-        """checkpoints/step-NNNNNN with tensors.safetensors and state.json, then removes all but the newest `keep`.
+        """Writes checkpoints/step-NNNNNN (tensors.safetensors and state.json), then removes all but the newest `keep`.
 
         `state` holds JSON values only (JSON keeps every float64 exactly). The folder appears whole, with the SHA-256 of
-        both parts inside, so that `latest_checkpoint` can tell a damaged one.
+        both parts inside, so that `latest_checkpoint` can recognise a damaged one.
         """
         if keep < 1:
             raise ValueError(f"keep: expected at least 1 checkpoint, got {keep}")
@@ -246,11 +246,11 @@ class RunFolder:
         return folders[chosen]
 
     def latest_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint, or None; ValueError if it is damaged: the file, and the older one that is whole."""
+        """The newest checkpoint, or None; if it is damaged, ValueError names the file and an older whole checkpoint."""
         return newest(self._checkpoints(STATE), read_checkpoint)
 
     def sharded_checkpoint(self, step: int, write: Callable[[Path], object], keep: int = 2) -> Path:
-        """checkpoints/step-NNNNNN filled by `write(folder)`, by other processes where it asks them; prunes as above.
+        """Writes checkpoints/step-NNNNNN by `write(folder)`, which may have other processes write; prunes as above.
 
         RecordError where `write` left no file in it.
         """
@@ -260,7 +260,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def sharded(self, step: int, keep: int = 2) -> Iterator[Path]:
-        """The folder of such a checkpoint, to be filled in the block; it is none before the block has ended well.
+        """The folder of a sharded checkpoint, to be filled in the block; it counts only once the block has succeeded.
 
         It then appears whole: files are flushed to the disk, their sizes go into sharded.json, and it is renamed.
         """
@@ -271,13 +271,14 @@ class RunFolder:
             yield folder
             with disk_errors(path):
                 files = sorted(p for p in folder.rglob("*") if p.is_file())
-                if not files:  # written elsewhere: the former checkpoints are all that there is
+                if not files:  # the ranks wrote to other disks: keep the former checkpoints
                     raise RecordError(
                         f"cannot write {path}: expected files in a folder that all machines share, got none"
                     )
                 for file in files:
                     sync_file(file)
                 sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
+            # Last, as it marks the checkpoint as complete.
             write_synced(folder / SHARDED, _json({"step": step, "bytes": sizes}).encode())
         self._prune(keep)
 
@@ -286,7 +287,7 @@ class RunFolder:
         return newest(self._checkpoints(SHARDED), read_shards)
 
     def save_trace(self, step: int, trace: Trace) -> Path:
-        """rollouts/step-NNNNNN.safetensors: what the step sampled and scored."""
+        """Writes rollouts/step-NNNNNN.safetensors, the step's samples and scores."""
         path = self.path / "rollouts" / f"step-{step:06d}.safetensors"
         with disk_errors(path):
             path.parent.mkdir(exist_ok=True)
@@ -317,7 +318,7 @@ class RunFolder:
 
 
 def _number(name: str, value: object) -> float | int:
-    """The metric's value as a plain number; ValueError for a reserved name or anything that is no number."""
+    """The metric's value as a plain number; ValueError for a reserved name or a value that is no number."""
     if name in RESERVED:
         raise ValueError(f"metric name {name!r} is reserved")
     if not isinstance(value, numbers.Real):

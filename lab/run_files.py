@@ -1,6 +1,6 @@
-"""The files of a run folder, checked where they are read: an edited or torn one is one line with its name.
+"""Schemas of a run folder's files, checked on reading: an edited or torn file is a one-line error with its name.
 
-Only what a reader relies on is asked for, and keys beyond that are kept, so that runs of other versions stay readable.
+Only the keys that readers rely on are required, and others are kept, so that runs of other versions stay readable.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lab.files import disk_errors
 from lab.strict import validate_json
 
 MOST_STEPS = 10**12
-"""A step beyond it is no step, and no figure could draw it."""
+"""Largest valid number of a step; no figure could draw a larger one."""
 
 
 class _Stored(pydantic.BaseModel):
@@ -44,7 +44,7 @@ class StoredReason(_Stored):
 
 
 class StoredThresholds(_Stored):
-    """The rules' numbers that a page speaks of."""
+    """The thresholds that a page mentions."""
 
     window: int | None = pydantic.Field(default=None, ge=1)
     reward_fall: pydantic.FiniteFloat | None = None
@@ -77,9 +77,8 @@ class StoredEvent(_Stored):
     """One line of events.jsonl: a process that ended, or did not answer, and was replaced.
 
     `process` is a rank, an engine, or the run itself, which was stopped and continued; `index` counts ranks or engines.
-    `step` counts the global steps that were done; `resumed` those of the checkpoint from which it continued, the
-    same where nothing was lost. `seconds` lie between the loss and the moment when the run continued; for a run that
-    was stopped, between its new start and that moment.
+    `step` counts the global steps done; `resumed` those of the checkpoint from which it continued, equal where nothing
+    was lost. `seconds` run from the loss until the run continued; for a run that was stopped, from its new start.
     """
 
     process: Literal["rank", "engine", "run"]
@@ -91,13 +90,13 @@ class StoredEvent(_Stored):
 
 
 class StoredEngine(_Stored):
-    """The `engine:` block of a sandbox run: the defects, or before there were any a name."""
+    """The `engine:` block of a sandbox run: its defects; older runs have a name instead."""
 
     defects: list[dict[str, Any]] | None = None
 
 
 class StoredConfig(_Stored):
-    """The words of a page on a config, of this version or another."""
+    """The fields of a config that a page mentions, in this version or another."""
 
     name: str | None = None
     seed: int | None = None

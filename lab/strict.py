@@ -1,7 +1,7 @@
-"""The strict base of every config block, and the one line that a person reads when a config is wrong.
+"""The strict base of every config block, and the one-line error for a wrong config.
 
 Nothing is coerced and nothing is ignored: a misspelt key, a wrong type or a value out of range stops the run before it
-starts, with the field's full dotted name, what came and what was expected.
+starts, with the field's full dotted name, the expected value and the one found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from theory.names import did_you_mean as hint_at
 
 
 class ConfigError(ValueError):
-    """The user's input cannot be a config; the message is one line for that user."""
+    """Input that cannot be a config; the message is one line for the user."""
 
 
 class Strict(pydantic.BaseModel):
@@ -39,6 +39,7 @@ def validate(model_cls: type[Model], raw: Mapping[str, Any], where: str) -> Mode
 
     Validation is by pydantic's JSON rules: strict, but a list may become a tuple and an integer a float.
     """
+    # By way of JSON text: on Python values, pydantic's strict mode refuses a list for a tuple.
     try:
         text = json.dumps(raw, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
@@ -85,7 +86,7 @@ def describe(model_cls: type[pydantic.BaseModel], error: ErrorDetails) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A clause that names the known name spelt like `name`, if there is one, and all of them."""
+    """A clause with the known name closest to `name`, if one is close, and with all known names."""
     known = list(known)
     hint = hint_at(name, known)
     return f"{hint and f'; {hint}'} (expected one of: {', '.join(known)})" if known else ""
@@ -139,7 +140,7 @@ def _field_types(block: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> str:
-    """Values of YAML beyond JSON: a date is taken as its text, anything else is refused."""
+    """The text of a date, the one YAML value beyond JSON that is taken; TypeError for any other."""
     if isinstance(value, datetime.date):
         return value.isoformat()
     raise TypeError(f"a config holds text, numbers, lists and mappings only, got {type(value).__name__} {value!r}")

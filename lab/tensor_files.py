@@ -15,14 +15,14 @@ from lab.files import RecordError, atomic_file, sync_file
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Replaces the safetensors file in one step, without a copy of tensors that are contiguous and apart.
+    """Replaces the safetensors file in one step; contiguous tensors that share no memory are not copied.
 
-    Metadata stand in the order of their names: safetensors' own order changes from process to process. RecordError
-    leaves the former file as it was.
+    Metadata are sorted by name, because safetensors' own order changes from process to process. After a RecordError the
+    former file is as it was.
     """
     own = {name: tensor.contiguous() for name, tensor in tensors.items()}
     storages = Counter(tensor.untyped_storage().data_ptr() for tensor in own.values())
-    # safetensors refuses tensors that share memory.
+    # safetensors refuses tensors that share memory (tied weights, views of one buffer).
     own = {name: x.clone() if storages[x.untyped_storage().data_ptr()] > 1 else x for name, x in own.items()}
     with atomic_file(path) as temporary:
         try:
@@ -35,13 +35,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def _order(path: Path) -> None:
-    """Writes the header again with its metadata by name; its length does not depend on their order."""
+    """Rewrites the header with its metadata sorted by name, which does not change its length."""
     with open(path, "r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
         assert len(text) <= size, (len(text), size)
+        # Padded with spaces, as the format allows: the offsets of the tensors count from the header's end.
         file.seek(8)
         file.write(text.ljust(size))
 

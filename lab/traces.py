@@ -1,10 +1,10 @@
 """A trace: what one global step sampled and scored, packed without padding, in one safetensors file.
 
-Any pair of engines can be looked at through it: a system that writes these tensors can be diagnosed and simulated here.
+It describes any pair of engines: a system that writes these tensors can be diagnosed and simulated here.
 
 Letters beyond theory/contracts.py: N all tokens, A all response-part tokens, R all routing rows of the B responses; k
-tokens of mu's likeliest.
-Papers: MiniRL (arXiv 2512.01374) Eq. 5 for the policies, R3 (2510.11370) sec. 3 for what is read off a trace.
+of mu's likeliest tokens.
+Papers: MiniRL (arXiv 2512.01374) Eq. 5 for the policies, R3 (2510.11370) sec. 3 for the measures of a trace.
 
 The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, then T_b = S_b - num_prompt[b] that follow.
 
@@ -26,11 +26,11 @@ The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, the
 | top_logp_mu     | (A, k)    | float   | optional, with top_ids: their log-probabilities under mu; -inf: no token     |
 | top_logp_old    | (A, k)    | float   | optional, with top_ids: the same under old                                   |
 
-Expert ids stand in ascending order within a row-layer, -1 in every slot where nothing was recorded, in the narrowest
-signed type that holds num_experts. The file's metadata (strings): `schema` "firstorder.trace", `version` "1", `step`,
-with experts `layer_numbers` (the routers' own numbers, as "1,2,5") and `num_experts`, and optionally `texts`: what the
-tokens say, as a JSON object from id to text, and `temperature`: T > 0 by which every side divides its logits (1 for
-greedy decoding). A file without it does not say: its log-probabilities may be those at 1 whatever tokens were drawn at.
+Expert ids ascend within a row-layer; -1 marks every slot without a record; the type is the narrowest signed one that
+holds num_experts. The file's metadata (strings): `schema` "firstorder.trace", `version` "1", `step`,
+with experts `layer_numbers` (the routers' own numbers, as "1,2,5") and `num_experts`, and optionally `texts`: the
+tokens' text, as a JSON object from id to text, and `temperature`: T > 0 by which every side divides its logits (1 for
+greedy decoding). Without it, log-probabilities may be those at 1, whatever the temperature of sampling.
 Nothing is truncated (top-p, top-k, min-p) on any side.
 """
 
@@ -113,6 +113,7 @@ class Trace:
             value = getattr(self, name)
             if value is not None and len(value) != A:
                 raise ValueError(f"{name}: expected {A} values, one per response token, got {len(value)}")
+            # Rounding can lift the log-probability of a sure token slightly above 0.
             if value is not None and name.startswith("logp") and bool((value > 1e-2).any()):
                 raise ValueError(f"{name}: expected log-probabilities (at most 0), got {float(value.max()):.3g}")
         for name in ("experts_mu", "experts_old"):
@@ -166,6 +167,7 @@ class Trace:
         lengths = [len(r.tokens) for r in responses]
         mu, old, top, top_old_BTK = rollouts.experts, scores.natural, rollouts.top, scores.logp_top_BTK
         known = mu if mu is not None else old
+        # With a leading 0, so that the cumulative sum gives offsets.
         num_tokens = torch.tensor([0, *(r.num_tokens for r in responses)], dtype=torch.int64)
         tokens = torch.cat([torch.cat([torch.tensor(r.prompt.tokens), r.tokens.cpu()]) for r in responses]).int()
         return Trace(
@@ -207,6 +209,7 @@ class Trace:
         return None if self.experts_old is None else self._record(self.experts_old)
 
     def _record(self, experts: Int[Tensor, "R L K"]) -> RoutingRecord:
+        # A response's last token is no input, so each response has one routing row less than tokens.
         offsets = self.offsets - torch.arange(len(self.offsets))
         return RoutingRecord(experts, offsets, self.layer_numbers, self.num_experts)
 
@@ -226,7 +229,7 @@ class Trace:
 
     @staticmethod
     def load(path: Path) -> Trace:
-        """The trace in a file; ValueError, with the file's name, where it is none or does not fit the schema."""
+        """The trace in a file; ValueError names a file that is no trace or does not fit the schema."""
         path = Path(path)
         with disk_errors(path, "read"):
             data = path.read_bytes()
@@ -268,6 +271,7 @@ def _check_names(tensors: dict[str, Tensor]) -> None:
 
 def _metadata(data: bytes) -> dict[str, str]:
     """The metadata of safetensors bytes; ValueError unless they are a trace of this version."""
+    # safetensors.torch.load drops the metadata; the header is JSON after its own length in 8 bytes.
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     metadata = header.get("__metadata__", {})
     if metadata.get("schema") != SCHEMA:
@@ -280,7 +284,7 @@ def _metadata(data: bytes) -> dict[str, str]:
 
 
 def _temperature(text: str | None) -> float | None:
-    """The temperature in the metadata, None where there is none; ValueError where that is no number."""
+    """The temperature in the metadata, None where there is none; ValueError for text that is no number."""
     try:
         return None if text is None else float(text)
     except ValueError:
@@ -288,7 +292,7 @@ def _temperature(text: str | None) -> float | None:
 
 
 def _texts(text: str) -> dict[int, str]:
-    """The text of the tokens; ValueError where that is no object from numbers to text."""
+    """The text of each token; ValueError for JSON that is no object from numbers to text."""
     texts = json.loads(text)
     if not isinstance(texts, dict) or not all(token.isdecimal() for token in texts):
         raise ValueError(f"texts: expected a JSON object from token numbers to text, got {text[:40]!r}")

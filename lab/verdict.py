@@ -1,8 +1,8 @@
-"""The verdict on a run: stable, collapsed, or too little data to say; by written rules on its metrics, nothing else.
+"""The verdict on a run: stable, collapsed or undecided, by written rules on its metrics alone.
 
-A rule fires on what lasts, not on one bad step; a run that its rules cannot judge is undecided, never called stable.
+A rule fires on a condition that lasts, not on one bad step; a run that it cannot judge is undecided, never stable.
 The reward is compared with its highest level from the first global step on, whose responses are sampled before any
-update. A mean of fewer steps than the window is noisy, and counts as a peak only so far as noise cannot have made it.
+update. A mean of fewer steps than the window is noisy, and counts as a peak only as far as noise cannot explain it.
 Papers: collapse of the reward with a sharp fall of the entropy and a sharp rise of the training-inference KL, MiniRL
 (arXiv 2512.01374) sec. 4.2 to 4.4; high KL before a collapse, R3 (2510.11370) sec. 5.2 and Fig. 5.
 """
@@ -27,16 +27,16 @@ ENTROPY = "actor/entropy"
 
 
 def _later(default: float, **constraints: Any) -> Any:
-    """A field that is newer than runs on disk: at its default no dump has it, so that their hashes stay."""
+    """A field newer than some runs on disk: a dump omits it at its default, so that their hashes stay."""
     return Field(default=default, exclude_if=lambda value: value == default, **constraints)
 
 
 class VerdictRules(Strict):
-    """The thresholds of the four rules, as the `verdict:` block of a config; `describe` says them in sentences."""
+    """The thresholds of the four rules, as the `verdict:` block of a config; `describe` gives them as sentences."""
 
     min_steps: int = Field(default=20, ge=1, description="recorded steps below which a finite run is undecided")
     window: int = Field(
-        default=5, ge=1, description="steps of the trailing mean that smooths the reward; at the start all there are"
+        default=5, ge=1, description="steps of the trailing mean that smooths the reward; fewer at the start"
     )
     patience: int = Field(default=5, ge=1, description="recorded steps in a row for which a condition must hold")
     early_steps: int = Field(
@@ -50,7 +50,7 @@ class VerdictRules(Strict):
         2.0, ge=0, description="standard errors by which a mean of fewer steps than the window is lowered as a peak"
     )
     end_fraction: float = _later(
-        0.75, gt=0, le=1, description="fraction of its reward at the start below which a stable run's end is remarked"
+        0.75, gt=0, le=1, description="fraction of its first reward below which a stable run's last earns a remark"
     )
     kl_limit: float = Field(default=0.1, ge=0, description="k3 KL(mu || old), nats per token, that is always a blow-up")
     kl_factor: float = Field(default=20.0, gt=1, description="multiple of the early median KL that is a blow-up")
@@ -94,7 +94,7 @@ class VerdictRules(Strict):
 class Reason:
     """One rule that fired: the step where its condition began to hold, what was measured, and the threshold.
 
-    `recovered`, of reward_fall alone: whether the run ends at or above the threshold that its peak so far gives.
+    `recovered` (reward_fall alone): whether the run ends at or above the threshold from its peak so far.
     """
 
     rule: str
@@ -132,7 +132,7 @@ class Verdict:
         return {True: "stable", False: "collapsed", None: "undecided"}[self.stable]
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict as plain values for verdict.json, with the rules that it was given by."""
+        """The verdict as plain values for verdict.json, with the rules behind it."""
         return {
             "stable": self.stable,
             "verdict": self.word,
@@ -147,10 +147,10 @@ class Verdict:
 
 
 def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = None) -> Verdict:
-    """The verdict on a run's metrics.jsonl: one mapping a global step, steps ascending (ValueError otherwise).
+    """The verdict on a run's metrics.jsonl: one mapping per global step, steps ascending (ValueError otherwise).
 
-    A rule that fired makes the run unstable immediately. Otherwise a run with too few steps, or without a series that a
-    rule needs, is undecided and says why.
+    A rule that fired makes the run collapsed, however short it is. Otherwise a run with too few steps, or without a
+    series that a rule needs, is undecided, with the cause.
     """
     rules = VerdictRules() if rules is None else rules
     steps = [int(record["step"]) for record in metrics]
@@ -189,7 +189,9 @@ def _non_finite(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Re
 def _reward_fall(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Reason | None:
     found = _levels(metrics, rules)
     peaks = list(itertools.accumulate(found, lambda peak, level: highest([peak, level])))
+    # A peak no higher than noise sets no limit: nothing is below -inf.
     limits = [rules.reward_fall * peak.sure if peak.sure > rules.reward_min else -math.inf for peak in peaks]
+    # The lowered mean counts as a peak only; a fall is judged by the mean itself.
     fallen = [level.value < limit for level, limit in zip(found, limits, strict=True)]
     start = _first_lasting(fallen, rules.patience)
     if start is None:
@@ -209,6 +211,7 @@ def _kl_blowup(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Rea
     if len(values) < rules.early_steps:
         return None
     early = median(value for _, value in values[: rules.early_steps])
+    # kl_limit always counts; kl_floor keeps a multiple of a tiny early KL from counting.
     limit = min(rules.kl_limit, max(rules.kl_factor * early, rules.kl_floor))
     start = _first_lasting([value > limit for _, value in values], rules.patience)
     if start is None:
@@ -228,6 +231,7 @@ def _entropy_collapse(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules)
     early = median(value for _, value in values[: rules.early_steps])
     limit = max(rules.entropy_floor, rules.entropy_fraction * early)
     reward = dict(trailing_mean(series(metrics, REWARD), rules.window))
+    # A step without a reward counts as unsolved.
     low = [value < limit and reward.get(step, 0.0) < rules.solved_reward for step, value in values]
     start = _first_lasting(low, rules.patience)
     if start is None:
@@ -249,14 +253,15 @@ RULES: tuple[Callable[[Sequence[Mapping[str, Any]], VerdictRules], Reason | None
 
 
 def _levels(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> list[Level]:
-    """The smoothed reward; its first value is from before any update, as the first global step samples before it."""
+    """The smoothed reward; its first value precedes every update, because a global step samples before it updates."""
     return levels(series(metrics, REWARD), rules.window, rules.noise_margin)
 
 
 def _remarks(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> tuple[str, ...]:
-    """On a stable run: that its reward ends well below its start, and by more than the noise of two such means."""
+    """A remark if a stable run's reward ends well below its start, by more than the noise of both means."""
     found = _levels(metrics, rules)
     first, final = highest(found[: rules.window]), found[-1].value
+    # Variances add: the standard error of a difference of two means of the window's length, in units of the noise.
     both = math.sqrt(2 / min(rules.window, len(found)))
     margin = rules.noise_margin * noise(series(metrics, REWARD)) * both
     if final >= min(rules.end_fraction * first.value, first.sure - margin):
@@ -266,7 +271,7 @@ def _remarks(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> tuple
 
 
 def _first_lasting(condition: Sequence[bool], patience: int) -> int | None:
-    """The index at which the first run of `patience` Trues begins."""
+    """The index at which the first `patience` Trues in a row begin."""
     length = 0
     for i, is_true in enumerate(condition):
         length = length + 1 if is_true else 0
@@ -276,7 +281,7 @@ def _first_lasting(condition: Sequence[bool], patience: int) -> int | None:
 
 
 def _summary(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> dict[str, float | int]:
-    """The numbers that the rules looked at; a series without values is left out."""
+    """The numbers behind the rules; a series without values is omitted."""
     summary: dict[str, float | int] = {"num_steps": len(metrics)}
     if metrics:
         summary["last_step"] = int(metrics[-1]["step"])

@@ -1,4 +1,4 @@
-"""The run configuration of the sandbox: `lab.config.run.RunConfig` plus this world's model, engine and cold start."""
+"""The run config of the sandbox: `lab.config.run.RunConfig` plus this world's model, engine and cold start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from theory.routing.gates import GATES
 
 
 class ModelBlock(Strict):
-    """A small decoder built from these sizes, or one opened from a Hugging Face folder (`path`)."""
+    """A small decoder built from these sizes, or one loaded from a Hugging Face folder (`path`)."""
 
     path: str | None = Field(default=None, description="Hugging Face folder to open; the sizes below are then ignored")
     hidden_size: int = Field(default=64, ge=8, le=2**20, description="width D of the residual stream")
@@ -40,11 +40,11 @@ class ModelBlock(Strict):
     @model_validator(mode="after")
     def _sizes_fit(self) -> ModelBlock:
         if self.path is None:
-            self.build(vocab_size=1)  # raises where they do not; the task's vocabulary fits any
+            self.build(vocab_size=1)  # raises if they do not; any vocabulary size fits
         return self
 
     def build(self, vocab_size: int) -> ModelConfig:
-        """The decoder of these sizes over a vocabulary."""
+        """The config of a decoder with these sizes and a vocabulary of `vocab_size` tokens."""
         dense = tuple(range(self.num_layers)) if self.num_experts == 0 else self.dense_layers
         return ModelConfig(
             vocab_size=vocab_size,
@@ -64,16 +64,16 @@ class ModelBlock(Strict):
 
 
 class TrainingBlock(Strict):
-    """The training engine's arithmetic; its objective is the algorithm block."""
+    """The training engine's arithmetic; the algorithm block has its objective."""
 
     micro_batch_size: int = Field(default=128, ge=1, description="responses in one forward and backward")
     precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="of the model's products; the exact engine shares it. Weights are kept in fp32"
+        default="fp32", description="of the model's matrix products; the exact engine shares it. Weights stay in fp32"
     )
     products: Literal["fp8_e4m3"] | None = Field(
         default=None,
-        description="format of the large products' inputs and weights in the training passes, which no engine shares; "
-        "null: that of `precision`",
+        description="format of inputs and weights of the large products, in training passes only (no engine shares "
+        "it); null: that of `precision`",
     )
     reduction_order: ReductionOrder = Field(
         default=ReductionOrder(units=1),
@@ -85,16 +85,16 @@ class ColdStartBlock(Strict):
     """The supervised stage on generated demonstrations before RL; its result is cached by the hash of its inputs."""
 
     teacher: str | None = Field(
-        default=None, description="teacher whose style the demonstrations have; null: the task's first one"
+        default=None, description="teacher that writes the demonstrations; null: the task's first one"
     )
-    target_accuracy: float = Field(default=0.4, gt=0, le=1, description="stop when sampled accuracy reaches this")
-    max_updates: int = Field(default=2000, ge=1, description="give up after this many updates (an error)")
-    batch_size: int = Field(default=64, ge=1, description="demonstrations in one update")
-    learning_rate: float = Field(default=3e-3, gt=0, description="AdamW rate after warm-up")
-    warmup_updates: int = Field(default=20, ge=0, description="linear warm-up")
+    target_accuracy: float = Field(default=0.4, gt=0, le=1, description="sampled accuracy at which the stage ends")
+    max_updates: int = Field(default=2000, ge=1, description="updates after which the stage fails with an error")
+    batch_size: int = Field(default=64, ge=1, description="demonstrations per update")
+    learning_rate: float = Field(default=3e-3, gt=0, description="AdamW learning rate after warm-up")
+    warmup_updates: int = Field(default=20, ge=0, description="updates of linear warm-up")
     check_every: int = Field(default=25, ge=1, description="updates between accuracy checks")
-    num_check: int = Field(default=128, ge=8, description="problems sampled in one accuracy check")
-    seed: int = Field(default=0, description="seed of the stage; apart from the run's, so that seeds share it")
+    num_check: int = Field(default=128, ge=8, description="problems per accuracy check")
+    seed: int = Field(default=0, description="seed of this stage, separate from the run's: all seeds share it")
     cache: str = Field(default="runs/.cache/cold_start", description="folder of finished cold starts")
 
 
@@ -104,15 +104,15 @@ class SandboxRun(RunConfig):
     backend: Literal["sandbox"] = "sandbox"
     engine: EngineConfig = Field(default_factory=EngineConfig, description="the simulated inference engine")
     model: ModelBlock = Field(default_factory=ModelBlock, description="the model")
-    cold_start: ColdStartBlock | None = Field(default_factory=ColdStartBlock, description="null starts RL as it is")
+    cold_start: ColdStartBlock | None = Field(default_factory=ColdStartBlock, description="null: RL starts without it")
     training: TrainingBlock = Field(default_factory=TrainingBlock, description="the training engine")
     compile: bool | Literal["auto"] | None = Field(
         default=None,
-        description="true: kernels in C++, built at first use ($CXX, g++ or clang++); not the bits of null, torch's "
-        "operators; auto: true where they can be built, else null, and the run's config says which",
+        description="true: C++ kernels, built at first use ($CXX, g++ or clang++); null: torch's operators, whose bits "
+        "differ; auto: true if the kernels can be built, else null; the run's config records which",
     )
     threads: int | None = Field(
-        default=None, ge=1, description="threads of compiled kernels, which change no bit; null: one"
+        default=None, ge=1, description="threads of compiled kernels; they change no bit; null: one"
     )
 
     @field_validator("compile", mode="before")
@@ -123,9 +123,9 @@ class SandboxRun(RunConfig):
         return value
 
     def settled(self) -> SandboxRun:
-        """This config with `compile: auto` decided: true where the kernels can be built, else null, in one line.
+        """This config with `compile: auto` resolved: true if the kernels can be built, else null and a line on stderr.
 
-        What is recorded and hashed is this, so that equal hashes promise equal numbers.
+        The resolved config is recorded and hashed, so that equal hashes promise equal numbers.
         """
         if self.compile != "auto":
             return self
@@ -133,14 +133,14 @@ class SandboxRun(RunConfig):
             choose(compiled=True)
         except ConfigError as error:
             reason = str(error).partition("got")[2].lstrip(": ")
-            print(f"compile: auto: torch's operators, as C++ kernels could not be built: {reason}", file=sys.stderr)
+            print(f"compile: auto: using torch's operators; C++ kernels could not be built: {reason}", file=sys.stderr)
             return self.model_copy(update={"compile": None, "threads": None})
         return self.model_copy(update={"compile": True})
 
     def kernels(self) -> Kernels:
-        """The kernels of both engines. ConfigError, naming `compile`, where they cannot be built.
+        """The kernels of both engines; ConfigError, naming `compile`, if they cannot be built.
 
-        Asked of a `settled` config: what `auto` stands for is decided once per run, and written into its record.
+        Call it on a `settled` config: `auto` is resolved once per run, and the run's record says how.
         """
         assert self.compile != "auto", "settled() comes first"
         return choose(bool(self.compile))

@@ -1,6 +1,4 @@
-"""The sandbox's models as Hugging Face folders that transformers, vLLM and Megatron's loaders open: what scaled runs
-start from.
-"""
+"""The sandbox's models as Hugging Face folders for transformers, vLLM and Megatron; scaled runs start from them."""
 
 from __future__ import annotations
 
@@ -21,22 +19,22 @@ from sandbox.run import initial_model, open_task
 
 
 def initial(config: SandboxRun, report: bool = True) -> MoE:
-    """The model that a run of this config starts RL from: after the cold start, from its cache where it was done."""
+    """The model from which a run of this config starts RL: after the cold start, read from its cache if there."""
     torch.set_num_threads(1)  # as in a run, so that the cold start gives the same bits
     return initial_model(config, open_task(config), "lines" if report else "none")
 
 
 def trained(folder: RunFolder, config: SandboxRun, step: int | None = None) -> tuple[MoE, int]:
-    """The model of the run's checkpoint of `step`, by default the newest, and its step; ValueError for a misfit.
+    """The model of the run's checkpoint at `step` (default: the newest), and its step; ValueError if shapes differ.
 
-    The weights are the policy's own: under Pr3 the predictor, which mu's gates held besides, is left out.
+    The weights are the policy's own: the predictor, which mu's gates also hold under Pr3, is left out.
     """
     checkpoint = read_checkpoint(folder.checkpoint(step))
     if config.model.path is not None:
         model = load_model(config.model.path)
     else:
         model = MoE(config.model.build(open_task(config).tokenizer.vocab_size), torch.Generator())
-    prefix = "model."
+    prefix = "model."  # a checkpoint holds the optimiser's state beside the model's
     weights = {n.removeprefix(prefix): t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
     expected = model.state_dict()
     for name, tensor in expected.items():
@@ -51,11 +49,11 @@ def trained(folder: RunFolder, config: SandboxRun, step: int | None = None) -> t
 
 
 def write(model: MoE, tokenizer: CharTokenizer | Path, to: Path) -> bool:
-    """Writes the Hugging Face folder, whole or not at all; False where exactly this export is there already.
+    """Writes the Hugging Face folder, whole or not at all; False if exactly this export is already there.
 
-    `tokenizer` goes along: a task's own, or the files of the folder that the model was opened from.
+    `tokenizer` is the task's own, or the folder that the model was loaded from, whose tokenizer files are copied.
 
-    Raises ValueError where the model is one that only this project opens, and where `to` holds anything else.
+    Raises ValueError if only this project can open the model, or if `to` holds anything else.
     """
     if model.config.shape().family == OWN:
         classes = ", ".join(row.hf_class for row in FAMILIES.values() if "sandbox" in row.worlds and not row.is_own)
@@ -67,17 +65,17 @@ def write(model: MoE, tokenizer: CharTokenizer | Path, to: Path) -> bool:
 
 
 def tokenizer_of(config: SandboxRun) -> CharTokenizer | Path:
-    """The tokenizer of this config's model: its task's characters, or the files of the folder it comes from."""
+    """The tokenizer of this config's model: its task's characters, or the folder that the model comes from."""
     if config.model.path is not None:
         return Path(config.model.path)
     tokenizer = open_task(config).tokenizer
-    assert isinstance(tokenizer, CharTokenizer), "a task that brings its own tokenizer is one of characters"
+    assert isinstance(tokenizer, CharTokenizer), "a task with its own tokenizer has one of characters"
     return tokenizer
 
 
 def _fill(model: MoE, tokenizer: CharTokenizer | Path, folder: Path) -> None:
     save(model, folder)
-    # safetensors makes a private file; weights are as readable as the config beside them.
+    # safetensors creates a private file; give the weights the permissions of the config beside them.
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     if isinstance(tokenizer, CharTokenizer):
         tokenizer.save(folder)

@@ -40,10 +40,10 @@ from theory.streams import stream
 
 
 def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: ProgressKind = "bar") -> RunFolder:
-    """Runs, or continues, `folder`; returns it with verdict and report written.
+    """Runs the config, or continues `folder`; returns the run's folder with verdict and report written.
 
-    Raises ValueError where the config does not fit its files, which leaves no new folder, and NonFiniteError, with the
-    step, after writing the record and the verdict where a metric or gradient is not finite.
+    Raises ValueError if the config does not fit its files (no new folder is left behind), and NonFiniteError, with the
+    step, if a metric or gradient is not finite (record and verdict are written first).
     """
     config = config.settled()
     kernels = config.kernels()
@@ -62,7 +62,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         try:
             learner, first = _prepare(config, folder, task, progress)
         except (ValueError, OSError):
-            if is_fresh:  # what cannot start is no run to continue
+            if is_fresh:  # a run that could not start cannot be continued
                 folder.discard()
             raise
         exact = build_engine(config, learner.model.config, task, ())
@@ -70,11 +70,11 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         shown = progress_of(progress, config.name, config.num_steps, first)
         recording = Recording(config, folder, evaluation, shown, task.tokenizer)
         try:
-            if first < config.num_steps:  # else it was killed after its last checkpoint, before its verdict
+            if first < config.num_steps:  # else it was killed between its last checkpoint and its verdict
                 _fit(config, folder, learner, recording, first)
         except NonFiniteError as error:
             number = learner.step + 1
-            if not folder.metrics() or folder.metrics()[-1]["step"] < number:  # a gradient stops a step before its row
+            if not folder.metrics() or folder.metrics()[-1]["step"] < number:  # a gradient ends a step before its row
                 folder.append_metrics(number, {"actor/grad_norm": math.inf})
             finish(config, folder)
             raise NonFiniteError(f"step {number}: {error}") from error
@@ -86,7 +86,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
 
 
 def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: ProgressKind) -> tuple[Learner, int]:
-    """The learner as it stands after the folder's last checkpoint, and the global step that comes next."""
+    """The learner restored from the folder's last checkpoint, and the number of the next global step."""
     learner = build_learner(config, task, initial_model(config, task, progress))
     first = 0
     checkpoint = folder.latest_checkpoint()
@@ -94,13 +94,13 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
         learner.training_engine.load_state_tensors(checkpoint.tensors)
         learner.rollout.load_state_tensors(checkpoint.tensors)
         first = checkpoint.step
-    folder.truncate_metrics(first)
+    folder.truncate_metrics(first)  # steps after the checkpoint are run again
     hand_over(learner.algorithm, learner.rollout, learner.training_engine, version=first)
     return learner, first
 
 
 def build_learner(config: SandboxRun, task: TextTask, model: MoE) -> Learner:
-    """The config's two engines and algorithm over this very model; the rollout engine has no weights yet."""
+    """The config's algorithm and two engines; training updates `model` itself, the rollout engine has no weights."""
     algorithm = config.algorithm.build()
     training = SandboxTrainingEngine(
         model.compute_with(config.kernels()),
@@ -119,7 +119,7 @@ def build_learner(config: SandboxRun, task: TextTask, model: MoE) -> Learner:
 
 
 def build_engine(config: SandboxRun, model: ModelConfig, task: TextTask, defects: Sequence[Defect]) -> SandboxEngine:
-    """An inference engine with these defects. A response without turns has no use for a prefix cache."""
+    """An inference engine with these defects; it has a prefix cache only where responses have turns."""
     has_cache = config.engine.prefix_cache and config.algorithm.sampling.max_turns > 1
     return SandboxEngine(
         model,
@@ -132,16 +132,16 @@ def build_engine(config: SandboxRun, model: ModelConfig, task: TextTask, defects
 
 
 def open_task(config: SandboxRun) -> TextTask:
-    """The config's task, with the model folder's tokenizer where the task brings none of its own."""
+    """The config's task, with the model folder's tokenizer if the task has none of its own."""
     needs_tokenizer = config.task.needs_tokenizer and config.model.path is not None
     tokenizer = load_tokenizer(Path(str(config.model.path))) if needs_tokenizer else None
     return build_task(config.task, tokenizer=tokenizer)
 
 
 def initial_model(config: SandboxRun, task: TextTask, progress: ProgressKind) -> MoE:
-    """The weights that RL starts from: the opened folder or fresh ones, after the cold start where there is one.
+    """The weights that RL starts from: a loaded folder or fresh ones, after the cold start if there is one.
 
-    Made with torch's operators whatever `compile` says, so that runs with and without it start from the same weights.
+    Computed with torch's operators whatever `compile` says, so that runs with and without it start from equal weights.
     """
     block = config.model
     if block.path is not None:
@@ -164,7 +164,7 @@ def initial_model(config: SandboxRun, task: TextTask, progress: ProgressKind) ->
 
 
 def file_hashes(config: SandboxRun) -> list[str]:
-    """Hashes of the files that a run depends on and that its config only names: a model's, and a task's."""
+    """SHA-256 of the files that the config only names: the model's and the task's."""
     folder, data = config.model.path, getattr(config.task, "path", None)
     model = (
         [] if folder is None else sorted(p for kind in ("json", "safetensors") for p in Path(folder).glob(f"*.{kind}"))
@@ -177,7 +177,7 @@ def _print_cold_start(update: int, loss: float, accuracy: float) -> None:
 
 
 def _fit(config: SandboxRun, folder: RunFolder, learner: Learner, recording: Recording, first: int) -> None:
-    # Lightning's notes on devices, products and its own deprecations say nothing about the run.
+    # Lightning's notes on devices, its products and its own deprecations say nothing about the run.
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)

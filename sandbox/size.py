@@ -1,4 +1,4 @@
-"""The least memory that a run needs, from its config alone: one that cannot fit is refused before it is made."""
+"""A lower bound on the memory of a run, from its config alone; a run that cannot fit is refused before it allocates."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sandbox.config import SandboxRun
 from sandbox.model.config import ModelConfig
 
 COPIES = 6
-"""Of each weight, in float32: itself, its gradient, Adam's two moments, and those of the rollout and exact engines."""
+"""float32 numbers per weight: itself, its gradient, Adam's two moments, the copies of the rollout and exact engines."""
 BOOKKEEPING = 1_000
-"""Bytes of a response besides its tensors."""
+"""Bytes per response besides its tensors."""
 
 
 def check_memory(config: SandboxRun, model: ModelConfig) -> None:
-    """ConfigError with the estimate, and the fields that it comes from, where it is above this machine's memory."""
+    """Raises ConfigError, with the estimate and the fields behind it, if it exceeds this machine's memory."""
     sampling, batch = config.algorithm.sampling, config.algorithm.batch
     evaluated = config.evaluation.max_prompts * config.evaluation.num_samples
     num_responses = max(batch.num_prompts * batch.num_responses, evaluated)
@@ -34,7 +34,7 @@ def check_memory(config: SandboxRun, model: ModelConfig) -> None:
 
 
 def num_weights(model: ModelConfig) -> int:
-    """The weights of the embeddings, attention, MLPs and routers; norms are not counted."""
+    """The number of weights in embeddings, attention, MLPs and routers; norms are not counted."""
     D, heads = model.hidden_size, model.num_heads * model.head_dim
     attention = D * (2 * heads + 2 * model.num_kv_heads * model.head_dim)
     num_moe = len(model.moe_layers)
@@ -45,10 +45,11 @@ def num_weights(model: ModelConfig) -> int:
 
 
 def memory_bytes() -> int:
-    """The machine's memory, or the container's where that is less; without a limit where the system does not say it."""
+    """Bytes of memory of the machine, or of the container if less; sys.maxsize where the system does not report it."""
     if not hasattr(os, "sysconf"):  # Windows
         return sys.maxsize
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # sysconf reports the host's memory inside a container too; cgroup v2 has the container's limit.
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
     return min(there, int(text)) if text.isdigit() else there

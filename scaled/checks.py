@@ -47,7 +47,7 @@ def open_task(config: ScaledRun) -> TextTask:
 
 
 def check_vocabulary(config: ScaledRun, task: TextTask, shape: ModelShape) -> None:
-    """A task's own characters must be all that the model can write; a folder's tokenizer may leave ids unused."""
+    """ValueError unless a task's own characters are the whole vocabulary; a folder's tokenizer may leave ids unused."""
     needed, has = task.tokenizer.vocab_size, shape.vocab_size
     own = not config.task.needs_tokenizer
     if needed > has or (own and needed != has):
@@ -56,7 +56,7 @@ def check_vocabulary(config: ScaledRun, task: TextTask, shape: ModelShape) -> No
 
 
 def check_object_store(config: ScaledRun, shape: ModelShape) -> None:
-    """Two buckets of weights, one on its way out of the ranks and one into the engines, fit into a store of our own.
+    """ValueError where a store of our own cannot hold two buckets of weights, one leaving ranks, one entering engines.
 
     A bucket is cluster.bucket_mib, at least the largest weight, and never more than all weights.
     """
@@ -74,9 +74,9 @@ def check_object_store(config: ScaledRun, shape: ModelShape) -> None:
 
 
 def check_prompts(config: ScaledRun, task: TextTask) -> None:
-    """The longest held-out prompt, or conversation, leaves a response its algorithm.sampling.max_tokens.
+    """ValueError where the longest held-out prompt leaves a response less than its algorithm.sampling.max_tokens.
 
-    vLLM would cut the response short and say `length`. The engine checks the prompts to train on as they come.
+    vLLM would cut the response short and report `length`. The engine checks training prompts as they arrive.
     """
     longest = max(len(prompt.tokens) for prompt in task.held_out())
     needed, has = longest + config.algorithm.sampling.max_tokens, config.rollout.max_model_len
@@ -88,7 +88,7 @@ def check_prompts(config: ScaledRun, task: TextTask) -> None:
 
 
 def installed() -> dict[str, str]:
-    """Versions of what this world stands on; ValueError, with how to install it, for what is not there."""
+    """Versions of Ray, vLLM and Megatron-core; ValueError, with the command that installs it, for a missing one."""
     versions = {}
     for module, distributions in NEEDED.items():
         for name in distributions:
@@ -96,6 +96,7 @@ def installed() -> dict[str, str]:
                 versions[name] = importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:
                 continue
+        # Only the first part: find_spec of a dotted name imports its parents.
         if importlib.util.find_spec(module.partition(".")[0]) is None:
             raise ValueError(
                 f"backend: scaled needs {module}, which is not installed (pip install 'firstorder[scaled]', or "

@@ -17,51 +17,53 @@ from scaled.evidence import Evidence
 
 
 class ModelBlock(Strict):
-    """A Hugging Face folder: its weights are where training starts, its config.json says what the model is."""
+    """A Hugging Face folder: the weights that training starts from, and the config.json that describes the model."""
 
     path: str = Field(min_length=1, description="Hugging Face folder with config.json and safetensors")
     shape: str | None = Field(
         default=None,
-        description="name of a file in scaled/shapes; what `plan` reads where the folder is not on this machine",
+        description="name of a file in scaled/shapes, which `plan` reads where the folder is not on this machine",
     )
 
 
 class TrainingBlock(Strict):
-    """Megatron-core: how many ranks, how they split the model, and in which precision they compute."""
+    """Megatron-core: the number of ranks, how they split the model, and their precision."""
 
     num_ranks: int = Field(default=1, ge=1, description="processes of the training engine, one per GPU")
     tensor_parallel: int = Field(default=1, ge=1, description="TP; above 1 sequence parallelism is on")
     pipeline_parallel: int = Field(default=1, ge=1, description="PP, stages")
-    virtual_pipeline: int = Field(default=1, ge=1, description="VPP, model chunks a stage (interleaved 1F1B)")
+    virtual_pipeline: int = Field(default=1, ge=1, description="VPP, model chunks per stage (interleaved 1F1B)")
     expert_parallel: int = Field(default=1, ge=1, description="EP, ranks that share one set of experts")
     expert_tensor_parallel: int = Field(default=1, ge=1, description="ETP, ranks that share one expert")
     precision: Literal["fp32", "bf16"] = Field(
-        default="bf16", description="of weights and activations; bf16 keeps fp32 master weights and gradients"
+        default="bf16", description="weights and activations; bf16 keeps fp32 master weights and gradients"
     )
-    micro_batch_size: int = Field(default=4, ge=1, description="responses in one forward and backward of a rank")
+    micro_batch_size: int = Field(default=4, ge=1, description="responses per forward and backward pass of a rank")
     max_tokens_per_micro_batch: int | None = Field(
         default=None,
         ge=1,
-        description="positions of one forward and backward instead, padding included: responses are sorted by length "
-        "and dealt out, so that ranks compute equally much; null: micro_batch_size responses, padded to the longest",
+        description="positions per forward and backward pass instead, padding included: responses are sorted by "
+        "length and dealt out, so that ranks do equal work; null: micro_batch_size responses, padded to the longest",
     )
     logit_chunk: int = Field(
-        default=1024, ge=1, description="response tokens whose logits a rank holds together; backward makes them again"
+        default=1024, ge=1, description="response tokens whose logits a rank holds at a time; backward recomputes them"
     )
     recompute: Literal["none", "selective", "full"] = Field(
-        default="none", description="activations computed again in backward: none, those of the experts, all layers"
+        default="none", description="activations recomputed in backward: none, those of the experts, all layers"
     )
     offload: tuple[Literal["gradients", "optimizer"], ...] | None = Field(
         default=None,
         description="GPU memory that colocated ranks free while engines use the GPUs: gradients are allocated again, "
-        "optimizer states (bf16) wait in the machine's memory; null: nothing",
+        "optimizer states (bf16) wait in host memory; null: nothing",
     )
     distributed_optimizer: bool = Field(default=True, description="shard optimizer states over data-parallel ranks")
-    token_dispatcher: Literal["alltoall", "allgather"] = Field(default="alltoall", description="of the experts' tokens")
-    deterministic: bool | None = Field(
-        default=None, description="true: one order of sums on GPUs too, the same pass gives the same bits; slower"
+    token_dispatcher: Literal["alltoall", "allgather"] = Field(
+        default="alltoall", description="exchange of the experts' tokens"
     )
-    timeout_s: float = Field(default=1800, gt=0, description="a collective that takes longer has lost a rank")
+    deterministic: bool | None = Field(
+        default=None, description="true: sums have one order on GPUs too, so the same pass gives the same bits; slower"
+    )
+    timeout_s: float = Field(default=1800, gt=0, description="limit of a collective; beyond it a rank counts as lost")
 
     @model_validator(mode="after")
     def _layout_divides(self) -> TrainingBlock:
@@ -85,8 +87,8 @@ class TrainingBlock(Strict):
     def _widths_may_vary(self) -> TrainingBlock:
         if self.max_tokens_per_micro_batch is None or self.pipeline_parallel == 1:
             return self
-        # Stages tell each other the shapes first: where both neighbours are one rank, in an order that interleaving
-        # does not keep; and Megatron-core refuses the all-gather with it.
+        # Stages exchange shapes before tensors. Where both neighbours are one rank, these messages have an order that
+        # interleaving does not keep. Megatron-core itself refuses the all-gather.
         if self.virtual_pipeline > 1:
             raise ValueError(
                 f"virtual_pipeline: expected 1 with max_tokens_per_micro_batch, got {self.virtual_pipeline}"
@@ -102,19 +104,19 @@ class TrainingBlock(Strict):
     def _states_are_apart(self) -> TrainingBlock:
         if "optimizer" in (self.offload or ()) and self.precision != "bf16":
             raise ValueError(
-                f"offload: expected optimizer under precision bf16 alone (in fp32 the optimizer's weights are the "
+                f"offload: expected optimizer only under precision bf16 (in fp32 the optimizer's weights are the "
                 f"model's own), got {self.precision}"
             )
         return self
 
     @property
     def data_parallel(self) -> int:
-        """DP: how many parts a mini-batch is split into."""
+        """DP: the number of parts of a mini-batch."""
         return self.num_ranks // (self.tensor_parallel * self.pipeline_parallel)
 
 
 class PrecisionBlock(Strict):
-    """The inference engine's precision, quantised by us at every push."""
+    """The inference engine's precision; ranks quantise the weights at every push."""
 
     compute: Literal["fp32", "bf16", "fp16"] = Field(default="bf16", description="weights and activations")
     weights: Literal["same", "fp8_block", "int8"] = Field(
@@ -124,7 +126,7 @@ class PrecisionBlock(Strict):
     kernels: Literal["auto", "native", "rounded"] = Field(
         default="auto",
         description="of fp8_block and int8: vLLM's own, or weights rounded to that grid and computed in `compute` "
-        "(no kernel needed; activations stay as they are), or the first that works",
+        "(needs no kernel; activations are not rounded), or the first that works",
     )
     kv_cache: Literal["same", "fp8"] = Field(default="same", description="keys and values")
     batch_invariant: bool | None = Field(
@@ -135,27 +137,27 @@ class PrecisionBlock(Strict):
 
 
 class RolloutBlock(Strict):
-    """vLLM: how many engines, how large, in which precision."""
+    """vLLM: the number, size and precision of the engines."""
 
     num_engines: int = Field(default=1, ge=1, description="independent engines; prompts are split among them")
     tensor_parallel: int = Field(default=1, ge=1, description="GPUs of one engine")
-    precision: PrecisionBlock = Field(default_factory=PrecisionBlock, description="how coarsely it computes")
+    precision: PrecisionBlock = Field(default_factory=PrecisionBlock, description="the engines' number formats")
     max_model_len: int = Field(default=512, ge=8, description="longest prompt and response together, in tokens")
-    max_num_seqs: int = Field(default=128, ge=1, description="sequences decoded together")
+    max_num_seqs: int = Field(default=128, ge=1, description="sequences decoded at a time")
     max_num_batched_tokens: int = Field(
-        default=2048, ge=32, description="tokens of one engine step; chunks longer prompts"
+        default=2048, ge=32, description="tokens per engine step; longer prompts are chunked"
     )
     prefix_caching: bool = Field(default=False, description="reuse keys and values of shared prompt blocks")
     enforce_eager: bool = Field(default=True, description="no compilation and no CUDA graphs")
-    kv_cache_gib: float = Field(default=1.0, gt=0, description="key-value cache on a CPU, in GiB")
+    kv_cache_gib: float = Field(default=1.0, gt=0, description="KV cache on a CPU, in GiB")
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1, description="share of GPU memory on a GPU")
     routes: Literal["auto", "official", "capture"] = Field(
         default="auto",
         description="routed experts: vLLM's own return path, our capture in the worker, or the first that works",
     )
-    top_p: float = Field(default=1.0, description="1, no nucleus sampling: what it leaves out is not recorded")
-    top_k: int = Field(default=0, description="0, no limit: what it leaves out is not recorded")
-    timeout_s: float = Field(default=600, gt=0, description="a rollout that takes longer has lost its engine")
+    top_p: float = Field(default=1.0, description="1, no nucleus sampling: the tokens that it drops are not recorded")
+    top_k: int = Field(default=0, description="0, no limit: the tokens that it drops are not recorded")
+    timeout_s: float = Field(default=600, gt=0, description="limit of a rollout; beyond it an engine counts as lost")
     max_restarts: int = Field(default=3, ge=0, description="restarts of engines that died, over the whole run")
 
     @model_validator(mode="after")
@@ -165,14 +167,14 @@ class RolloutBlock(Strict):
 
 
 class ProbeBlock(Strict):
-    """After every push both engines score the same tokens; beyond the precision's own level the run stops."""
+    """After every push both engines score the same tokens; a gap beyond the precision's level stops the run."""
 
     num_sequences: int = Field(default=8, ge=1, description="probe sequences")
-    num_tokens: int = Field(default=32, ge=2, description="tokens of each")
+    num_tokens: int = Field(default=32, ge=2, description="tokens per sequence")
     max_mean_abs_diff: float | None = Field(
         default=None,
         gt=0,
-        description="mean |logp_mu - logp_old| in nats that stops the run; null takes the precision's",
+        description="mean |logp_mu - logp_old| in nats that stops the run; null: the precision's",
     )
 
 
@@ -183,19 +185,19 @@ class ScheduleBlock(Strict):
         default="synchronous", description="one_step_off samples the next batch while this one trains"
     )
     max_staleness: int = Field(
-        default=1, ge=0, description="weight versions that mu may be behind old; beyond: an error"
+        default=1, ge=0, description="weight versions that mu may lag behind old; more are an error"
     )
 
 
 class LimitsBlock(Strict):
-    """Seconds after which a process that has not answered is lost, by stage; a rollout's is `rollout.timeout_s`."""
+    """Seconds without an answer after which a process is lost, by stage; a rollout's are `rollout.timeout_s`."""
 
     start: float = Field(default=3600.0, gt=0, description="a rank or engine is built, weights read from disk")
-    push: float = Field(default=1800.0, gt=0, description="a rank sends a bucket, an engine takes all weights in")
-    score: float = Field(default=7200.0, gt=0, description="a pass of the old, reference or probe scores")
+    push: float = Field(default=1800.0, gt=0, description="a rank sends a bucket, an engine loads all weights")
+    score: float = Field(default=7200.0, gt=0, description="one pass of old, reference or probe scores")
     update: float = Field(default=14400.0, gt=0, description="one optimizer step")
     save: float = Field(default=3600.0, gt=0, description="a rank's part of a checkpoint")
-    load: float = Field(default=3600.0, gt=0, description="the way back from one")
+    load: float = Field(default=3600.0, gt=0, description="a rank's return to a checkpoint")
 
 
 class ClusterBlock(Strict):
@@ -205,18 +207,18 @@ class ClusterBlock(Strict):
     interface: str | None = Field(
         default=None,
         min_length=1,
-        description="network interface that ranks meet on, such as eth0, by one name on all machines; null: loopback "
-        "where the run starts Ray, else that of Ray's own address",
+        description="network interface on which ranks meet, such as eth0, with one name on all machines; null: "
+        "loopback where the run starts Ray, else that of Ray's own address",
     )
     placement: Literal["colocated", "separate"] = Field(
         default="separate", description="engines and ranks on the same GPUs, taking turns, or on their own"
     )
     num_nodes: int = Field(default=1, ge=1, description="machines, for plan and launch")
     gpus_per_node: int = Field(default=8, ge=1, description="GPUs of one machine, for plan and launch")
-    gpu: str = Field(default="H100-80GB", description="what `plan` takes memory, FLOP/s and bandwidth from")
+    gpu: str = Field(default="H100-80GB", description="GPU whose memory, FLOP/s and bandwidth `plan` uses")
     object_store_gib: float = Field(default=0.5, gt=0, description="Ray's object store, where the run starts Ray")
     bucket_mib: int = Field(default=256, ge=1, description="weights travel in buckets of this size")
-    max_rank_restarts: int = Field(default=3, ge=0, description="resumes from a checkpoint after a rank died, a run")
+    max_rank_restarts: int = Field(default=3, ge=0, description="resumes from a checkpoint after a rank died, per run")
     limits: LimitsBlock | None = Field(
         default=None,
         description="seconds until a silent process is lost, by stage; null: start, save and load 3600, push 1800, "
@@ -229,7 +231,7 @@ class ScaledCheckpointBlock(CheckpointBlock):
 
     asynchronous: bool | None = Field(
         default=None,
-        description="true: ranks copy what they save to the machine's memory and write it while the run continues",
+        description="true: ranks copy their state to host memory and write it while the run continues",
     )
 
 
@@ -237,7 +239,7 @@ class ScaledRun(RunConfig):
     """One run on Megatron-core, vLLM and Ray."""
 
     backend: Literal["scaled"] = "scaled"
-    model: ModelBlock = Field(description="where the weights come from")
+    model: ModelBlock = Field(description="source of the weights")
     training: TrainingBlock = Field(default_factory=TrainingBlock, description="Megatron-core")
     rollout: RolloutBlock = Field(default_factory=RolloutBlock, description="vLLM")
     probe: ProbeBlock = Field(default_factory=ProbeBlock, description="the check after every push")
@@ -246,7 +248,7 @@ class ScaledRun(RunConfig):
     checkpoint: ScaledCheckpointBlock = Field(
         default_factory=ScaledCheckpointBlock, description="files from which a killed run continues"
     )
-    evidence: Evidence | None = Field(default=None, description="what the algorithm rests on; written by promote")
+    evidence: Evidence | None = Field(default=None, description="the runs behind the algorithm; written by promote")
 
     @model_validator(mode="after")
     def _engines_and_ranks_take_turns(self) -> ScaledRun:

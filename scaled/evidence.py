@@ -1,5 +1,4 @@
-"""The `evidence:` block of a promoted config: the runs that it rests on, their outcomes, and the questions that they
-leave open.
+"""The `evidence:` block of a promoted config: its runs, their outcomes, and the questions that they leave open.
 
 It changes no number of the run that carries it, and no hash; `firstorder promote` writes it, people read it.
 """
@@ -57,14 +56,16 @@ class Evidence(Strict):
 
     runs: tuple[RunEvidence, ...] = Field(min_length=1, description="the runs, by seed; times are UTC")
     engine: str = Field(description="the inference engine they ran against, as JSON")
-    verdict_rules: VerdictRules = Field(description="the thresholds that they were judged by at promotion")
+    verdict_rules: VerdictRules = Field(description="the thresholds of their verdicts at promotion")
     final: dict[str, Spread] = Field(
         description="final metrics over the runs; a run's value is its mean over the last verdict_rules.window values"
     )
     mapped: dict[str, str] = Field(
-        description="fields of `algorithm` that are not as the runs had them: what was mapped, and by which rule"
+        description="fields of `algorithm` that differ from the runs': the change, and the rule behind it"
     )
     allowed_unstable: str | None = Field(
         default=None, min_length=1, description="why it was promoted without stable runs of several seeds"
     )
-    unknown: tuple[str, ...] = Field(default=(), description="what the runs' records cannot show, one sentence each")
+    unknown: tuple[str, ...] = Field(
+        default=(), description="facts that the runs' records cannot show, one sentence each"
+    )

@@ -29,11 +29,11 @@ def export(
     step: int | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> tuple[int, bool]:
-    """Writes the model of the run's checkpoint of `step`, the newest by default; the step, and whether it was written.
+    """Writes the model of the run's checkpoint of `step` (default: the newest); returns the step and whether it wrote.
 
     The weights have the trainer's own bits, in its precision. config.json and tokenizer are those of the folder that
-    the run started from; False stands for an export that was there already. Raises ValueError, naming the file, for a
-    checkpoint that is not whole or of another model, and where `to` holds anything else.
+    the run started from. False: the export existed already. Raises ValueError, naming the file, for a checkpoint that
+    is incomplete or of another model, and where `to` holds anything else.
     """
     checkpoint = read_shards(folder.checkpoint(step))
     source = Path(config.model.path)
@@ -47,7 +47,7 @@ def export(
         (target / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
         if not copy_tokenizer(source, target) and not config.task.needs_tokenizer:
             tokenizer = open_task(config).tokenizer
-            assert isinstance(tokenizer, CharTokenizer), "a task that brings its own tokenizer is one of characters"
+            assert isinstance(tokenizer, CharTokenizer), "a task's own tokenizer is a CharTokenizer"
             tokenizer.save(target)
         write_weights(target, reader.stated, reader.read, max_shard_bytes)
 

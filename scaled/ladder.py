@@ -1,8 +1,8 @@
 """The mismatch ladder: how far real inference engines of falling precision depart from one training engine.
 
 Every rung is a vLLM engine that holds the trainer's weights in its own precision and samples the same problems with the
-same seeds; the trainer scores what it sampled. Rungs differ in nothing but precision, so that the sandbox's simulated
-defects can be held against them. Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 3 and sec. 3.
+same seeds; the trainer scores the samples. Rungs differ only in precision, so that the sandbox's simulated defects can
+be compared with them. Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 3 and sec. 3.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RUNGS: dict[str, PrecisionBlock] = {
 
 @dataclass(frozen=True)
 class Missing:
-    """A rung that this machine has no kernels for, and why."""
+    """A rung for which this machine has no kernels, and the reason."""
 
     name: str
     reason: str
@@ -76,7 +76,7 @@ def climb(
 
     The trainer is the config's `training`; its old pass routes naturally. With a folder `traces`, a trace of every
     draw is kept there, `<rung>-<draw>.safetensors`. Raises ValueError for an unknown rung, and
-    what `scaled.run` raises for a config that does not fit.
+    the errors of `scaled.run` for a config that does not fit.
     """
     from scaled.cluster.groups import training_group
     from scaled.cluster.ray_cluster import cluster
@@ -94,7 +94,7 @@ def climb(
             traces.mkdir(parents=True, exist_ok=True)
     task = open_task(config)
     with cluster(config, logs) as places:
-        training = training_group(config, places, Meter())
+        training = training_group(config, places, Meter())  # one trainer, so that rungs differ in the engine alone
         for name in rungs:
             try:
                 kernels = choose_kernels(RUNGS[name], not places.has_gpus)
@@ -133,7 +133,7 @@ def _draws(
                 max_tokens=algorithm.max_tokens,
                 num_responses=algorithm.num_responses,
                 temperature=algorithm.temperature,
-                seed=derive_seed(config.seed, "ladder", draw),
+                seed=derive_seed(config.seed, "ladder", draw),  # by the draw alone: all rungs share the streams
             )
             rollouts = engine.generate(task.prompts(draw, algorithm.num_prompts), sampling)
             yield rollouts, training.score(rollouts, RoutingPlan("natural"))
@@ -142,7 +142,7 @@ def _draws(
 
 
 def markdown(rungs: Sequence[Rung | Missing]) -> str:
-    """The rungs as a table: mean and half-width of the 95% interval over seeds; below it, what is missing and why."""
+    """The rungs as a table: mean and half-width of the 95% interval over seeds; below it, missing rungs and why."""
     climbed = [rung for rung in rungs if isinstance(rung, Rung)]
     table = markdown_table(
         ("engine", "kernels", *TITLES.values()), [(r.name, r.kernels, *(r.metrics[m] for m in TITLES)) for r in climbed]

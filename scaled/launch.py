@@ -1,6 +1,6 @@
 """Scripts that start a run on a cluster, from the config alone: an sbatch file, or a `ray job submit`.
 
-Nothing of any machine is in them: nodes and GPUs come from `cluster:`, the rest from the caller or from Slurm itself.
+They name no machine: nodes and GPUs come from `cluster:`, the rest from the caller or from Slurm itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IMAGE = re.compile(r"[\w./@:#+~-]+")
 
 @dataclass(frozen=True)
 class Options:
-    """The facts that the config does not know: where on the cluster, for how long, in which container."""
+    """Facts outside the config: where on the cluster, for how long, in which container."""
 
     partition: str | None = None
     account: str | None = None
@@ -38,7 +38,7 @@ class Options:
     container: str | None = None
 
     def __post_init__(self) -> None:
-        # Slurm reads #SBATCH lines with rules of its own, which know no way to quote a line break.
+        # Slurm parses #SBATCH lines by its own rules and cannot quote a line break: only plain values pass.
         rules = (("partition", _NAME), ("account", _NAME), ("time", _TIME), ("container", _IMAGE))
         for name, pattern in rules:
             value = getattr(self, name)
@@ -51,7 +51,7 @@ def script(
 ) -> str:  # fmt: skip
     """The script; `path` and `overrides` are the words of `firstorder train`, quoted for the shell.
 
-    Raises ConfigError for an option that a Ray job has no use for.
+    Raises ConfigError for an option that a Ray job does not use.
     """
     if kind == "ray":
         unused = [name for name in ("partition", "account", "time") if getattr(options, name) is not None]

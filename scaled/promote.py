@@ -1,4 +1,4 @@
-"""A validated algorithm from the sandbox into a cluster config: what may be promoted, what it becomes, and why."""
+"""Promotion of a validated algorithm from the sandbox into a cluster config: conditions, result and reasons."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FINAL_METRICS = (
 
 @dataclass(frozen=True)
 class Mapped:
-    """One field of the algorithm block: the runs' value, the target's, the promoted one, what was done and why."""
+    """One field of the algorithm block: the runs' value, the target's, the promoted one, the action and the reason."""
 
     field: str
     action: str
@@ -51,12 +51,11 @@ class Mapped:
 def promote(
     runs: Sequence[TrialRun], target: ScaledRun, allow_unstable: str | None = None
 ) -> tuple[ScaledRun, tuple[Mapped, ...]]:
-    """The target with the runs' algorithm and evidence, and what became of each field of the algorithm.
+    """The target with the runs' algorithm and evidence, and the mapping of each field of the algorithm.
 
-    Raises ConfigError, in one line, where the runs differ in more than the seed, where one's records are another's,
-    where they are not stable runs of several seeds, end with a lower accuracy than they began with or have no hashes of
-    their files (a text in `allow_unstable` lets these three pass and is recorded; see `promotion_checks`), and where
-    what comes out is no valid config.
+    Raises ConfigError, in one line, where the runs differ in more than the seed or share records; where they are not
+    stable over several seeds, lose accuracy or lack hashes of their files (a text in `allow_unstable` waives these
+    three and is recorded; see `promotion_checks`); and where the result is no valid config.
     """
     if allow_unstable is not None and not allow_unstable.strip():
         raise ConfigError("--allow-unstable: expected a reason, got an empty text")
@@ -79,7 +78,7 @@ def promote(
 def promoted_algorithm(
     runs: AlgorithmConfig, target: AlgorithmConfig, model: str | None
 ) -> tuple[AlgorithmConfig, tuple[Mapped, ...]]:
-    """The runs' algorithm at the target's scale, by `promotion_rules.RULES`, and what became of each field."""
+    """The runs' algorithm at the target's scale, by `promotion_rules.RULES`, and the mapping of each field."""
     move = Move(runs, target, model)
     raw = target.model_dump(mode="json")
     mapped = []
@@ -96,10 +95,11 @@ def promoted_algorithm(
 
 
 def _table_model(model: ModelBlock) -> str | None:
-    """The name under which the papers' tables know the target's model, or None."""
+    """The target model's name in the papers' tables, or None."""
     shape = load_shape(model.path, model.shape)
     if model.shape is not None:
         return model.shape if model.shape in LEARNING_RATES else None
+    # Compared by shape, because a folder may have any name.
     named = (name for name in LEARNING_RATES if load_shape(SHAPES, name) == shape)
     return next(named, None)
 
@@ -137,7 +137,7 @@ def _run_evidence(run: TrialRun) -> RunEvidence:
 
 
 def _spread(runs: Sequence[TrialRun], name: str) -> Spread | None:
-    """The metric's final values over the runs: each run's mean over its last `window` values, of accuracy the last."""
+    """The metric's final values over the runs: each run's mean over its last `window` values; for accuracy the last."""
     window = 1 if name == "eval/accuracy" else promotion_runs.RULES.window
     recorded = [[value for _, value in series(run.metrics, name)] for run in runs]
     finals = [fmean(values[-window:]) for values in recorded if values]

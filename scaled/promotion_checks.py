@@ -25,13 +25,13 @@ from scaled.promotion_runs import TrialRun
 MIN_SEEDS = 2
 
 STANDARD_ERRORS = 2.0
-"""An accuracy that falls by more than these is lost: of runs that keep theirs, at most one in 44 falls so far."""
+"""A fall of the accuracy by more than this is a loss: of runs that keep theirs, at most one in 44 falls so far."""
 
 WAY_OUT = 'or --allow-unstable "why" to put the reason on record'
 
 
 def require_same_config(runs: Sequence[TrialRun]) -> None:
-    """ConfigError where two runs differ in more than the seed, by the first field, or have the same one."""
+    """ConfigError, naming the first field, where two runs differ in more than the seed; or where two share a seed."""
     first = runs[0]
     for other in runs[1:]:
         if other.name == first.name:
@@ -53,6 +53,7 @@ def _differences(a: RunConfig, b: RunConfig) -> Iterator[tuple[str, Any, Any]]:
     left, right = (
         dict(_leaves({k: v for k, v in c.model_dump(mode="json").items() if k not in apart})) for c in (a, b)
     )
+    # Both sides: a field may be in one config only, as tasks and defects have fields of their own.
     for field in [*left, *(field for field in right if field not in left)]:
         if field not in left or field not in right or left[field] != right[field]:
             yield field, left.get(field, "nothing"), right.get(field, "nothing")
@@ -99,6 +100,7 @@ def _contents(path: Path, what: str) -> dict[str, Any]:
     if what == "checkpoints":
         states = sorted((path / what).glob("step-*/state.json"))
         return {str(s.relative_to(path)): json.loads(s.read_bytes())["tensors_sha256"] for s in states}
+    # NaN as 0: NaN equals nothing, and would hide a copy.
     traces = ((p, Trace.load(p)) for p in RunFolder(path).traces())
     return {str(p.relative_to(path)): (t.tokens.tolist(), torch.nan_to_num(t.logp_mu).tolist()) for p, t in traces}
 
@@ -113,13 +115,13 @@ def unknown(runs: Sequence[TrialRun]) -> tuple[str, ...]:
         steps = run.config.num_steps
         if run.num_traced < steps:
             lines.append(
-                f"{run.name}: {steps - run.num_traced} of {steps} steps have metrics and no trace behind them."
+                f"{run.name}: {steps - run.num_traced} of {steps} steps have metrics but no trace behind them."
             )
         if not run.is_sealed:
-            lines.append(f"{run.name}: manifest.json has no hashes: a change of single files would not be seen.")
+            lines.append(f"{run.name}: manifest.json has no hashes: changes to single files would go unnoticed.")
         if run.manifest.get("commit") is None or run.manifest.get("has_local_changes"):
-            lines.append(f"{run.name}: the code that ran is no commit: it cannot be looked up.")
-    lines.append("No trace stands behind eval/accuracy.")
+            lines.append(f"{run.name}: the code that ran is not a commit and cannot be looked up.")
+    lines.append("eval/accuracy has no trace.")
     return tuple(lines)
 
 
@@ -129,7 +131,7 @@ def require_sealed(runs: Sequence[TrialRun]) -> None:
         if not run.is_sealed:
             raise ConfigError(
                 f"{run.name}: manifest.json: expected the SHA-256 of the run's files, got none: it was edited after "
-                f"the run, or the run is of a former version of firstorder; {WAY_OUT}"
+                f"the run, or it is a run of an older version of firstorder; {WAY_OUT}"
             )
 
 
@@ -148,10 +150,10 @@ class Accuracy:
 
     @property
     def noise(self) -> float:
-        """By how much the two differ by chance: STANDARD_ERRORS sqrt(2 p (1 - p) / n), p their mean.
+        """Largest difference of the two by chance: STANDARD_ERRORS sqrt(2 p (1 - p) / n), p their mean.
 
-        The pooled test of two proportions, and an upper bound: the problems are the same both times, and only the
-        responses to them are drawn anew.
+        The pooled test of two proportions. It is an upper bound, as the problems are the same both times and only the
+        responses are drawn again.
         """
         p = (self.first + self.final) / 2
         return STANDARD_ERRORS * math.sqrt(2 * max(0.0, p * (1 - p)) / self.num_samples)

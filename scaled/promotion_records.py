@@ -1,6 +1,6 @@
 """Checks of a promotion in the folder of a run: files against their hashes, metrics against traces, the checkpoint.
 
-No check of a folder can tell a record that was made up whole and agrees with itself: see `promotion_checks.unknown`.
+No check of a folder detects a record that is made up whole and consistent: see `promotion_checks.unknown`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from lab.verdict import ENTROPY, KL, REWARD
 from theory.divergences import k3_kl_mu_old, masked_mean
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-7
-"""By how much a metric may differ from its trace: sums of float32 in another order, measured below 1e-6."""
+"""Allowed difference of a metric from its trace: float32 sums in another order, measured below 1e-6."""
 
 EDITED = "the folder was edited after the run"
 
 
 def check_hashes(folder: RunFolder) -> bool:
-    """Whether manifest.json has the files' SHA-256; ConfigError for the first file that is another, new or gone."""
+    """Whether manifest.json has the files' SHA-256; ConfigError for the first file that is changed, new or gone."""
     written = folder.manifest().get("sha256")
     if not isinstance(written, dict) or not written:
         return False
@@ -41,6 +41,7 @@ def check_hashes(folder: RunFolder) -> bool:
 def check_traces(folder: RunFolder, config: RunConfig, metrics: Sequence[dict[str, Any]]) -> int:
     """The number of steps whose metrics agree with their trace; ConfigError for one that does not, or has no trace."""
     rows = {int(row["step"]): row for row in metrics}
+    # Row 0 was measured before training: it has no trace.
     due = [n for n in rows if n > 0 and (n % config.traces.every == 0 or n == config.num_steps)]
     traces = {int(path.stem.removeprefix("step-")): path for path in folder.traces()}
     for number in due:
@@ -58,7 +59,7 @@ def check_traces(folder: RunFolder, config: RunConfig, metrics: Sequence[dict[st
 
 
 def trace_metrics(trace: Trace) -> dict[str, float]:
-    """The metrics of the verdict, computed anew from what the step sampled and scored; entropy where it is kept."""
+    """The metrics of the verdict, computed again from the step's samples and scores; entropy where it is kept."""
     mask = trace.is_response
     k3 = k3_kl_mu_old(trace.logp_old[None].float(), trace.logp_mu[None].float())
     found = {REWARD: trace.rewards.mean().item(), KL: float(masked_mean(k3, mask[None]))}
@@ -68,7 +69,7 @@ def trace_metrics(trace: Trace) -> dict[str, float]:
 
 
 def check_checkpoint(folder: RunFolder, config: RunConfig) -> None:
-    """ConfigError where the last checkpoint is none of the last step; ValueError where it is damaged."""
+    """ConfigError where the newest checkpoint is not of the last step; ValueError where it is damaged."""
     checkpoint = folder.latest_checkpoint()
     step = None if checkpoint is None else checkpoint.step
     if step != config.num_steps:

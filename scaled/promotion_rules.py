@@ -1,7 +1,7 @@
 """The fate of each field of the algorithm block on the way from a sandbox run to a cluster config: one table.
 
-What says *which* algorithm it is stays as the runs had it; what says how large or how fast comes from the target, or,
-where it depends on N (mini-batches a global step), from the numbers that the papers print for the target's model.
+Fields that identify the algorithm keep the runs' values. Fields of scale and speed come from the target or, where they
+depend on N (mini-batches per global step), from the numbers that the papers print for the target's model.
 Papers: MiniRL (arXiv 2512.01374) sec. 4.2, R3 (2510.11370) sec. 5.1 and Table 12, Pr2 (2606.00395) App. E and F.
 """
 
@@ -20,8 +20,8 @@ QWEN, MOONLIGHT, OLMOE = "qwen3-30b-a3b", "moonlight-16b-a3b", "olmoe-1b-7b"
 
 _PR2 = "Pr2 App. E.1"
 
-# Rates of updates of 1/N of the rollout batch, by model and N. At N = 4 the papers differ: R3 App. E trains at 2e-6,
-# and the lower rate is taken.
+# Learning rates of updates on 1/N of the rollout batch, by model and N. At N = 4 the papers differ: R3 App. E trains
+# at 2e-6, and the lower rate is taken.
 LEARNING_RATES: dict[str, dict[int, tuple[float, str]]] = {
     QWEN: {
         1: (3e-6, "R3 sec. 5.1 and Table 12"),
@@ -33,7 +33,7 @@ LEARNING_RATES: dict[str, dict[int, tuple[float, str]]] = {
     OLMOE: {2: (5e-7, _PR2), 4: (3.7e-7, _PR2), 8: (2.5e-7, _PR2)},
 }
 
-# Pr3's are printed for Qwen3-30B alone and are a hundredth of Pr2's at every N; that ratio serves the other models.
+# Pr3's multipliers are printed for Qwen3-30B only: a hundredth of Pr2's at every N. Other models get the same ratio.
 _PR3 = "Pr2 App. F"
 _PR3_RATIO = "not printed for Pr3 on this model: a hundredth of Pr2's (App. E.1), as on Qwen3-30B (App. F)"
 MULTIPLIERS: dict[tuple[str, str], dict[int, tuple[float, str]]] = {
@@ -48,8 +48,8 @@ MULTIPLIERS: dict[tuple[str, str], dict[int, tuple[float, str]]] = {
 MAX_POSITIONS = 2048
 """T_c of Qwen3-30B, whose responses have 16K tokens; the other models keep all of their 1K (Pr2 App. E.1)."""
 
-# MiniRL holds the mini-batch, and its rollout batch is N of them: an update has the same size at every N. R3 and Pr2
-# hold the rollout batch and split it into N; their rates, which fall with N, are of updates that get smaller.
+# MiniRL fixes the mini-batch, and its rollout batch is N of them: an update has the same size at every N. R3 and Pr2
+# fix the rollout batch and split it into N: updates get smaller as N grows, and so do their learning rates.
 FIXED_MINIBATCH = ("minirl", "minirl_lengthnorm", "minirl_no_is", "reinforce")
 
 
@@ -81,7 +81,7 @@ class Rule:
     compute: Callable[[Move], Computed] | None = None
 
     def apply(self, move: Move) -> Computed:
-        """The promoted value and where it comes from. Raises ValueError where no rule gives one."""
+        """The promoted value and its source. Raises ValueError where no rule gives one."""
         if self.compute is not None:
             return self.compute(move)
         return value_of(move.runs if self.action == "keep" else move.target, self.field), self.source
@@ -96,7 +96,7 @@ def value_of(algorithm: AlgorithmConfig, field: str) -> Any:
 
 
 def _row(rows: Mapping[int, tuple[float, str]], N: int, field: str, model: str | None) -> Computed:
-    """The row of N; between rows that of the next larger N, which is printed with the smaller step."""
+    """The row of N; between rows, the row of the next larger N, as it has the smaller step."""
     listed = [n for n in sorted(rows) if n >= N]
     if not listed:
         raise ValueError(
@@ -214,4 +214,4 @@ RULES: tuple[Rule, ...] = (
     Rule("overlong_factor", "keep", _SAME),
     Rule("label_noise", "target", "a dial of the sandbox: a real verifier errs as it does"),
 )  # fmt: skip
-"""One rule a field of `lab.config.algorithm.AlgorithmConfig`, all of them."""
+"""One rule for every field of `lab.config.algorithm.AlgorithmConfig`."""

@@ -1,7 +1,7 @@
 """The finished sandbox runs that a promotion rests on, read from their folders.
 
-Nothing a run folder says is taken on trust: its config must have the hash in the folder's name, its files those in its
-manifest, its metrics must agree with its traces, and are judged anew by rules that no config can slacken.
+A run folder is not trusted: its config must have the hash in the folder's name, its files the hashes in its manifest,
+and its metrics must agree with its traces. The metrics are judged again, by rules that no config can relax.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lab.verdict import Verdict, VerdictRules, judge
 from scaled.promotion_records import EDITED, check_checkpoint, check_hashes, check_traces
 
 RULES = VerdictRules()
-"""The rules that a promotion judges by, whatever the runs' `verdict` block says; that one may only be stricter."""
+"""The rules of every promotion, whatever the runs' `verdict` block says; that block may only be stricter."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def read_run(path: Path, schemas: Mapping[str, type[RunConfig]]) -> TrialRun:
 def _verdict(folder: RunFolder, config: RunConfig) -> Verdict:
     """The verdict on the folder's metrics by RULES, or by the run's own rules where only those call it unstable.
 
-    ConfigError where the written one is another than the run's own rules of this version give.
+    ConfigError where the written verdict differs from that of the run's own rules in this version.
     """
     steps = [line["step"] for line in folder.metrics()]
     last = steps[-1] if steps else 0
@@ -93,12 +93,13 @@ def _verdict(folder: RunFolder, config: RunConfig) -> Verdict:
     own, ours = judge(folder.metrics(), config.verdict), judge(folder.metrics(), RULES)
     written = _read_json(folder.path / "verdict.json")
     is_cut_short = any(reason.rule == "non_finite" for reason in ours.reasons)
-    # A folder of former rules may have another word; what it says is no evidence of anything.
+    # A verdict by older rules may differ. It is not compared, and it is no evidence either.
     if written.get("rules") == config.verdict.describe() and written.get("verdict") != own.word:
         raise ConfigError(
             f"{folder.path}: verdict.json: expected {own.word}, which is what metrics.jsonl gives, got "
             f"{written.get('verdict')}: {EDITED}"
         )
+    # A non-finite step ends the run: the rows after it are missing for a reason.
     if not is_cut_short and [step for step in steps if step > 0] != list(range(1, config.num_steps + 1)):
         raise ConfigError(
             f"{folder.path}: metrics.jsonl: expected every step from 1 to {config.num_steps}, got {len(steps)} lines "

@@ -1,7 +1,7 @@
-"""One cluster run from config to verdict: Ray, Megatron-core ranks, vLLM engines, record, report; kills do not end it.
+"""One cluster run from config to verdict: Ray, Megatron-core ranks, vLLM engines, record, report.
 
-A lost engine is replaced within a step (`cluster.rollout_group`); a lost rank ends the group of ranks, and the run goes
-on here from its last checkpoint, as it does when the whole run was killed.
+A lost engine is replaced within a step (`cluster.rollout_group`); a lost rank ends the group of ranks, and the run
+continues from its last checkpoint, as it does after a kill of the whole run.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
     task = open_task(config)
     check_vocabulary(config, task, shape)
     check_prompts(config, task)
-    # Both need Ray, which `installed` has just looked for.
+    # Imported late: both need Ray, for which `installed` has just checked.
     from scaled.cluster.ray_cluster import cluster
     from scaled.session import Session
 
     if folder is None:
         folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
         folder.write_config(to_yaml(config))
-    folder = RunFolder(folder.path.resolve())  # ranks and engines may stand in another folder
+    folder = RunFolder(folder.path.resolve())  # ranks and engines may have another working folder
     with folder.hold():
         found = manifest(seed=config.seed)
         found["versions"] |= versions

@@ -1,7 +1,7 @@
 """A run's ranks and engines on a cluster, and the loop over its global steps.
 
 A lost engine is replaced within a step (`cluster.rollout_group`); a lost rank ends the group of ranks, and the loop
-starts again from the last checkpoint. This module needs Ray: `scaled.run` imports it once it has seen that it is there.
+starts again from the last checkpoint. This module needs Ray: `scaled.run` imports it after checking for Ray.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ class Session:
         self.config, self.folder, self.task, self.places = config, folder, task, places
         self.algorithm = config.algorithm.build()
         self.meter: Meter = Meter()
-        self.between: Meter = Meter()  # what the run waits for after a step's row; the next row has it
+        self.between: Meter = Meter()  # waits after a step's row is written; the next row has them
         self.processors = Processors()
         self.interruptions = Interruptions(folder)
-        # Grading that runs in processes of its own is worth several threads; the others' is quicker than a thread.
+        # Threads pay off only for graders in processes of their own; the others take less time than a thread.
         self.ahead = AheadTask(task) if config.task.grades_in_processes else None
 
     def close(self) -> None:
-        """Gives up rewards that nobody waits for."""
+        """Cancels rewards that nobody waits for."""
         if self.ahead is not None:
             self.ahead.close()
 
     def train(self, progress: ProgressKind) -> None:
-        """All global steps that are left; ranks that die are replaced `cluster.max_rank_restarts` times."""
+        """Runs the remaining global steps; ranks that die are replaced `cluster.max_rank_restarts` times."""
         rollout: RolloutGroup | None = None
         restarts = 0
         while True:
             training: TrainingGroup | None = None
             try:
                 training = self.ranks()
+                # Engines outlive the ranks: a restart builds only the ranks again.
                 rollout = self.engines() if rollout is None else rollout
                 self._steps(training, rollout, progress)
                 return
@@ -69,13 +70,13 @@ class Session:
                     ) from None
                 restarts += 1
                 self.interruptions.begin("rank", str(error), error.rank)
-                logging.getLogger(__name__).warning("%s; going on from the last checkpoint", error)
+                logging.getLogger(__name__).warning("%s; continuing from the last checkpoint", error)
             finally:
                 if training is not None:
                     training.close()
 
     def ranks(self) -> TrainingGroup:
-        """The training engine; colocated, it leaves to the engines what they take when they start."""
+        """The training engine; colocated, it frees the memory that engines take when they start."""
         ranks = training_group(self.config, self.places, self.meter)
         if self._takes_turns:
             ranks.give_way()
@@ -83,7 +84,7 @@ class Session:
 
     @property
     def _takes_turns(self) -> bool:
-        """Without GPUs there is nothing to leave to each other, but the same calls run where memory is offloaded."""
+        """Whether ranks and engines hand memory over; without GPUs `training.offload` makes the calls."""
         return self.config.takes_turns and (self.places.has_gpus or bool(self.config.training.offload))
 
     def engines(self) -> RolloutGroup:
@@ -99,7 +100,7 @@ class Session:
             training.load(checkpoint.path)
             first = checkpoint.step
         self.interruptions.resume(first)
-        folder.truncate_metrics(first)
+        folder.truncate_metrics(first)  # rows after the checkpoint are of steps that run again
         probe, schedule = self.probe(), self.schedule(training, rollout)
         checkpoints = Checkpoints(folder, training, config.checkpoint.keep, bool(config.checkpoint.asynchronous))
         shown = progress_of(progress, config.name, config.num_steps, first)
@@ -114,11 +115,12 @@ class Session:
                 self._step(step, schedule, probe, recorder, training, rollout, checkpoints)
             checkpoints.finish()
         except ArithmeticError:
-            checkpoints.finish()  # the ranks are well: what they are writing is whole
+            checkpoints.finish()  # the ranks are alive, so the checkpoint that they are writing is whole
             raise
         finally:
             checkpoints.abandon()
             schedule.close()
+            # One row more than steps: row 0 was measured before training.
             for logger in loggers:
                 logger.finalize("success" if len(folder.metrics()) > config.num_steps else "aborted")
             if shown is not None:
@@ -135,7 +137,7 @@ class Session:
         checkpoints: Checkpoints,
     ) -> None:
         self.interruptions.step = step
-        # What evaluation and probe took belongs to no step.
+        # The time of evaluation and probe belongs to no step: it is dropped.
         self.meter.take()
         self.processors.take(training.actors, rollout.actors)
         try:
@@ -167,7 +169,7 @@ class Session:
             checkpoints.poll()
 
     def schedule(self, training: TrainingGroup, rollout: RolloutGroup) -> Synchronous:
-        """The order of a step's parts that the config asks for."""
+        """The schedule that the config names."""
         config = self.config
         engine, task = self._graded(rollout)
         parts = (self.algorithm, engine, training, task, config.seed, config.schedule)
@@ -219,7 +221,7 @@ class Session:
 
 
 def _turn(training: TrainingGroup, rollout: RolloutGroup, awake: bool) -> None:
-    """Ranks leave their memory before engines wake; they take it back by themselves, once engines sleep."""
+    """Frees the ranks' memory before engines wake; ranks take it back by themselves once engines sleep."""
     if awake:
         training.give_way()
     rollout.turn(awake)

@@ -1,5 +1,5 @@
 """Objectives and their provable properties, as pure functions of tensors; the contracts; the one RL loop.
 
-contracts.py is what engines and tasks promise, loop.py one global step, algorithm.py the recipe that it runs. No file,
-no engine, no device and no global random state is touched here.
+contracts.py says what engines and tasks promise, loop.py runs one global step, algorithm.py holds the recipe of a run.
+Nothing here touches a file, an engine, a device or the global random state.
 """

@@ -28,9 +28,9 @@ def keep_mixed_groups(rewards_PG: Float[Tensor, "P G"]) -> Bool[Tensor, " P"]:
 def noisy_labels(
     rewards_PG: Float[Tensor, "P G"], label_noise: float, generator: torch.Generator
 ) -> Float[Tensor, "P G"]:
-    """Rewards in [0, 1], each by itself exchanged for 1 - R with probability `label_noise`: a verifier that errs.
+    """Rewards in [0, 1], each flipped to 1 - R independently with probability `label_noise`: a verifier that errs.
 
-    E[R'] = R + label_noise (1 - 2 R). One uniform draw per reward, from `generator`; at 0 the rewards themselves.
+    E[R'] = R + label_noise (1 - 2 R). Takes one uniform draw per reward from `generator`, also at label_noise 0.
     """
     is_wrong_PG = torch.rand(rewards_PG.shape, generator=generator) < label_noise
     return torch.where(is_wrong_PG, 1.0 - rewards_PG, rewards_PG)
@@ -39,7 +39,7 @@ def noisy_labels(
 def group_mean(rewards_PG: Float[Tensor, "P G"]) -> Float[Tensor, "P G"]:
     """Reward less the mean of its group, in units of reward: A_i = R_i - mean_j R_j. Each row sums to 0.
 
-    A group of equal rewards gives exactly 0: the rounding of the mean is not left to be amplified by a division.
+    Equal rewards give exactly 0, so that no later division amplifies the rounding of the mean.
     Source: MiniRL sec. 4.1, where the expectation over y' ~ mu is estimated on the group.
     """
     centred_PG = rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
@@ -47,11 +47,11 @@ def group_mean(rewards_PG: Float[Tensor, "P G"]) -> Float[Tensor, "P G"]:
 
 
 def group_norm(rewards_PG: Float[Tensor, "P G"], eps: float = 1e-6) -> Float[Tensor, "P G"]:
-    """Reward in standard deviations of its group: A_i = (R_i - mean_j R_j) / (std_j R_j + eps), without unit.
+    """Reward in standard deviations of its group: A_i = (R_i - mean_j R_j) / (std_j R_j + eps), dimensionless.
 
-    The papers do not say which standard deviation. This is the sample one (divisor G - 1), as in verl, in which the
-    papers' GRPO baselines ran; the population one would be larger by sqrt(G / (G - 1)). Equal rewards give exactly 0.
-    Raises ValueError for G = 1, where the sample standard deviation does not exist.
+    The papers do not say which standard deviation. This is the sample one (divisor G - 1), as in verl, which ran the
+    papers' GRPO baselines; the population one would give advantages larger by sqrt(G / (G - 1)). Equal rewards give
+    exactly 0. Raises ValueError for G = 1, where the sample standard deviation does not exist.
     Source: MiniRL App. A; Pr2 Eq. 12 with eps = epsilon_A.
     """
     _require_group(rewards_PG, "group_norm")
@@ -75,20 +75,20 @@ def _require_group(rewards_PG: Tensor, name: str) -> None:
 
 
 def opo(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"]) -> Float[Tensor, "P G"]:
-    """Reward less the mean of its group by length, in units of reward: A_i = R_i - sum_j |y_j| R_j / sum_j |y_j|.
+    """Reward less its group's length-weighted mean, in units of reward: A_i = R_i - sum_j |y_j| R_j / sum_j |y_j|.
 
-    The baseline of least variance where the square of a response's score grows as its length. Equal rewards give
-    exactly 0. Source: OPO, as in verl 0.9.1 (`opo`).
+    This baseline has the least variance where the squared norm of a response's score is proportional to its length.
+    Equal rewards give exactly 0. Source: OPO, as in verl 0.9.1 (`opo`).
     """
     weight_PG = lengths_PG.to(rewards_PG.dtype)
-    # Of the group's deviations, so that the rounding of a mean of large rewards is left out.
+    # Averaging deviations keeps the digits that a mean of large rewards would round away.
     centred_PG = group_mean(rewards_PG)
     baseline_P1 = (weight_PG * centred_PG).sum(1, keepdim=True) / weight_PG.sum(1, keepdim=True).clamp(min=1)
     return torch.where(keep_mixed_groups(rewards_PG)[:, None], centred_PG - baseline_P1, torch.zeros_like(centred_PG))
 
 
 def reinforce_pp(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"]) -> Float[Tensor, "P G"]:
-    """Reward less the mean over all tokens of the batch, over their deviation: no group enters, without unit.
+    """Reward standardised over all tokens of the batch, whatever their groups; dimensionless.
 
     A_i = (R_i - m) / sqrt(v + 1e-8), m and v the mean and the sample variance of R over the batch's tokens. A batch of
     equal rewards gives exactly 0. Source: REINFORCE++, as in verl 0.9.1 (`reinforce_plus_plus` at gamma 1).
@@ -98,7 +98,7 @@ def reinforce_pp(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"
 
 
 def reinforce_pp_baseline(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"]) -> Float[Tensor, "P G"]:
-    """The group's mean taken off, then whitened over all tokens of the batch as in `reinforce_pp`, without unit.
+    """Reward less its group's mean, then standardised over all tokens of the batch as in `reinforce_pp`; dimensionless.
 
     A group of equal rewards does not give 0: the mean over tokens is not 0 where lengths differ. Source: REINFORCE++,
     as in verl 0.9.1 (`reinforce_plus_plus_baseline`).
@@ -107,11 +107,13 @@ def reinforce_pp_baseline(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tens
 
 
 def _whitened(x_PG: Tensor, lengths_PG: Tensor) -> Tensor:
-    """x less its mean over tokens, over their sample deviation; 0 where all are equal."""
+    """x standardised by its mean and sample deviation over tokens; 0 where all are equal."""
     weight_PG = lengths_PG.to(x_PG.dtype)
+    # At least 2, so that a batch of one token divides by 1 and not by 0.
     num_tokens = weight_PG.sum().clamp(min=2)
     centred_PG = x_PG - (weight_PG * x_PG).sum() / num_tokens
     variance = (weight_PG * centred_PG.square()).sum() / (num_tokens - 1)
+    # Equality is tested on x: rounding leaves a variance that is not 0, which `rsqrt` would amplify.
     return torch.where((x_PG != x_PG[:1, :1]).any(), centred_PG * (variance + 1e-8).rsqrt(), torch.zeros_like(x_PG))
 
 
@@ -121,32 +123,35 @@ def optimal_token(
     sum_squares_BT: Float[Tensor, "B T"],
     is_response_BT: Bool[Tensor, "B T"],
 ) -> Float[Tensor, "B T"]:
-    """Reward less a baseline of its own at every token, in units of reward; 0 off the mask. B = P G, groups adjacent.
+    """Reward less a separate baseline at every token, in units of reward; 0 off the mask. B = P G, groups adjacent.
 
         A_it = R_i - sum_j W_jt R_j / sum_j W_jt,    W_jt = sum_(s<=t) (1 - 2 old(y_js) + sum_v old(v)^2),
 
     over the responses j of the group that have a t-th sampled token, t counted without observations. Each summand of W
-    is the squared length of a token's score in its logits, so that B_t is the baseline of least variance where scores
-    of different tokens are uncorrelated and weight matrices are left out. A group of equal rewards gives exactly 0.
-    Raises ValueError for G = 1. Source: optimal token baseline (2602.07078), as in verl 0.9.1
-    (`tir_optimal_token_baseline`, which is `optimal_token_baseline` where there are no observations).
-    Differs from source: (1) where one response continues after all others have ended, there is nothing to compare it
-    with, and A = 0, as in verl with handle_zero_tail off; by default A = R there; (2) no weight of the engine gap
-    enters W; (3) where all W_jt are 0 the baseline is the mean.
+    is the squared length of a token's score in its logits, so the quotient is the baseline of least variance in the
+    logits where scores of different tokens are uncorrelated. A group of equal rewards gives exactly 0. Raises
+    ValueError for G = 1. Source: optimal token baseline (2602.07078), as in verl 0.9.1 (`tir_optimal_token_baseline`,
+    which is `optimal_token_baseline` where there are no observations).
+    Differs from source: (1) A = 0 where one response continues after all others have ended, as in verl with
+    handle_zero_tail off; verl's default is A = R there; (2) no weight of the engine gap enters W; (3) where all W_jt
+    are 0 the baseline is the mean.
     """
     P, G = rewards_PG.shape
     _require_group(rewards_PG, "optimal_token")
     energy_BT = 1 - 2 * logp_old_BT.double().exp() + sum_squares_BT.double()
     T, length_B = is_response_BT.shape[1], is_response_BT.sum(1)
-    # Sampled tokens moved together, so that the t-th of each response stand in one column.
+    # The sampled tokens move to the left, in order, so that column t has the t-th of every response.
     order_BT = (~is_response_BT).long().argsort(dim=1, stable=True)
     there_BT = torch.arange(T, device=length_B.device) < length_B[:, None]
+    # Rounding may put an energy, a sum of squares, just below 0.
     W_BT = torch.where(there_BT, energy_BT.gather(1, order_BT).clamp(min=0), 0.0).cumsum(1)
     W_PGT, there_PGT = W_BT.view(P, G, T), there_BT.view(P, G, T)
+    # Equal weights turn the baseline into the mean where all W are 0.
     W_PGT = torch.where((W_PGT * there_PGT).sum(1, keepdim=True) > 0, W_PGT, 1.0) * there_PGT
     centred_PG1 = group_mean(rewards_PG).double()[..., None]
     baseline_P1T = (W_PGT * centred_PG1).sum(1, keepdim=True) / W_PGT.sum(1, keepdim=True).clamp(min=1e-300)
     packed_BT = torch.where(there_PGT, centred_PG1 - baseline_P1T, 0.0).view(P * G, T)
+    # The one response that still continues has no other to be compared with.
     alone_PGT = there_PGT & (there_PGT.sum(1, keepdim=True) == 1)
     packed_BT = torch.where(alone_PGT.view(P * G, T), 0.0, packed_BT)
     return torch.zeros_like(packed_BT).scatter(1, order_BT, packed_BT).to(rewards_PG.dtype)
@@ -155,9 +160,9 @@ def optimal_token(
 def overlong_penalty(
     lengths_PG: Int[Tensor, "P G"], max_tokens: int, buffer: int, factor: float = 1.0
 ) -> Float[Tensor, "P G"]:
-    """DAPO's addition to a reward for length, in [-factor, 0]: 0 up to max_tokens - buffer, then a line to -factor.
+    """DAPO's length penalty, added to the reward, in [-factor, 0]: 0 up to max_tokens - buffer, then linear to -factor.
 
-    factor (max_tokens - buffer - |y|) / buffer between the two, at most 0; |y| has all tokens after the prompt.
+    Between the two it is factor (max_tokens - buffer - |y|) / buffer; |y| counts all tokens after the prompt.
     Raises ValueError unless 0 < buffer <= max_tokens. Source: DAPO Eq. 13, as in verl 0.9.1 and TRL 1.16 (factor 1).
     """
     if not 0 < buffer <= max_tokens:
@@ -178,17 +183,16 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
 """The advantage functions by the name that an objective and a config use."""
 
 OF_LENGTHS = ("opo", "reinforce_pp", "reinforce_pp_baseline")
-"""Those that take the responses' lengths, in tokens that mu sampled, beside the rewards."""
-
+"""The advantages that also take the responses' lengths, in tokens that mu sampled."""
 
 OF_TOKENS = ("optimal_token",)
-"""Those that give an advantage per token, from what the old pass says of each."""
+"""The advantages per token, computed from the old pass."""
 
 
 def advantages_of(
     name: str, rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"] | None = None
 ) -> Float[Tensor, "P G"]:
-    """The named advantage. Raises ValueError where it needs lengths and there are none, or is one per token."""
+    """The named advantage, one per response. Raises ValueError for one per token, and where needed lengths are None."""
     if name in OF_TOKENS:
         others = ", ".join(x for x in ADVANTAGES if x not in OF_TOKENS)
         raise ValueError(f"advantage: expected one per response ({others}), got {name}, which needs the old pass")
@@ -209,7 +213,7 @@ FORMULAS: dict[str, str] = {
     "reinforce_pp_baseline": "A = (B - mean(B)) / std(B), over all tokens of the batch, B = R - mean(R) of the group",
     "optimal_token": "A_t = R - sum W_t R / sum W_t, W_t = sum_(s<=t) (1 - 2 old_s + sum_v old(v)^2)",
 }
-"""Their formulas, to print."""
+"""Their formulas, as text."""
 
 __all__ = [
     "ADVANTAGES", "FORMULAS", "OF_LENGTHS", "OF_TOKENS", "advantages_of", "group_mean", "group_norm",

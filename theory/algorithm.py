@@ -31,6 +31,7 @@ class OptimizerSettings:
         """The learning rate of the update after `num_updates` updates: linear from rate / warmup_steps to the rate."""
         if self.warmup_steps == 0:
             return self.learning_rate
+        # + 1: the first update already moves the weights.
         return self.learning_rate * min(1.0, (num_updates + 1) / self.warmup_steps)
 
 
@@ -40,7 +41,7 @@ class BatchSettings:
 
     num_prompts: Annotated[int, About("P", ge=1)] = 16
     num_responses: Annotated[int, About("G, responses per prompt, whose rewards are compared", ge=2)] = 8
-    num_minibatches: Annotated[int, About("N, updates a global step; 1 is on-policy. Must divide P", ge=1)] = 1
+    num_minibatches: Annotated[int, About("N, updates per global step; 1 is on-policy. Must divide P", ge=1)] = 1
 
     def __post_init__(self) -> None:
         require_ranges(self)
@@ -54,8 +55,8 @@ class BatchSettings:
 class SamplingSettings:
     """Sampling of responses in the rollout."""
 
-    max_tokens: Annotated[int, About("longest response, in tokens, all its turns and observations", ge=1)] = 64
-    max_turns: Annotated[int, About("turns of a response, where the task answers (calculator)", ge=1)] = 1
+    max_tokens: Annotated[int, About("longest response in tokens, with all its turns and observations", ge=1)] = 64
+    max_turns: Annotated[int, About("most turns of a response, for a task that answers (calculator)", ge=1)] = 1
     temperature: Annotated[
         float, About("T; tokens are drawn from the policy of logits / T, which all passes score", gt=0)
     ] = 1.0
@@ -65,11 +66,11 @@ class SamplingSettings:
 class Algorithm(SamplingSettings, BatchSettings):
     """One RL recipe: P prompts x G responses per global step, N mini-batches, an objective and a routing-replay mode.
 
-    `dynamic_sampling_rounds` is how many times prompts may be drawn to fill P groups with mixed rewards; 1 keeps every
-    group (no dynamic sampling). `max_tokens` bounds all that follows a prompt, `max_turns` how often mu speaks in it
-    (a task without turns: once). `old_gates` chooses Pr2's old-pass gates: Eq. 6's predicted ones, or the live ones.
-    `label_noise` is the share of rewards in [0, 1] that the advantages see as 1 - R, and `overlong_buffer` and
-    `overlong_factor` are what they see less for length (DAPO Eq. 13); metrics and records keep R.
+    `dynamic_sampling_rounds` bounds how often prompts are drawn to fill P groups with mixed rewards; 1 keeps every
+    group (no dynamic sampling). `max_tokens` bounds everything after a prompt, `max_turns` the turns that mu takes in
+    it (1 for a task without turns). `old_gates` chooses Pr2's old-pass gates: Eq. 6's predicted ones, or the live ones.
+    `label_noise` is the share of rewards in [0, 1] that the advantages see as 1 - R; `overlong_buffer` and
+    `overlong_factor` set the length penalty that they see (DAPO Eq. 13). Metrics and records keep R.
     """
 
     objective: Objective
@@ -87,9 +88,9 @@ class Algorithm(SamplingSettings, BatchSettings):
 
     overlong_buffer: Annotated[
         int,
-        About("last tokens below max_tokens in which the advantages see a penalty for length (DAPO); 0: none", ge=0),
+        About("tokens before max_tokens over which the advantages' length penalty grows (DAPO); 0: none", ge=0),
     ] = 0
-    overlong_factor: Annotated[float, About("that penalty at max_tokens, in units of reward", gt=0)] = 1.0
+    overlong_factor: Annotated[float, About("length penalty at max_tokens, in units of reward", gt=0)] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,7 +101,7 @@ class Algorithm(SamplingSettings, BatchSettings):
         if self.mode not in MODES:
             raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {self.mode!r}")
         if self.label_noise and self.dynamic_sampling_rounds > 1:
-            raise ValueError("label_noise: expected 0 beside dynamic sampling, which looks at true rewards")
+            raise ValueError("label_noise: expected 0 beside dynamic sampling, which compares true rewards")
         if self.freeze_router and self.passes.trains_predictor:
             raise ValueError(f"freeze_router leaves {self.mode}'s predictor nothing to predict")
 

@@ -1,4 +1,4 @@
-"""The contracts between the algorithm and whatever runs it: frozen data and protocols, no behaviour of any engine.
+"""The contracts between the algorithm and its engines and tasks: frozen data and protocols, no behaviour of any engine.
 
 Four policies. `mu` emitted the tokens (the inference engine: its numerics, weights and routing); `old` is the training
 engine at the weights that were rolled out; `pi` is the training engine now; `ref` is a frozen reference.
@@ -40,7 +40,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Draw:
-    """One response's own seed and longest length, in tokens: it then does not depend on anything else in the call."""
+    """One response's own seed and length limit, in tokens; they make it independent of the rest of the call."""
 
     seed: int
     max_tokens: int
@@ -50,12 +50,12 @@ class Draw:
 class Sampling:
     """Sampling of responses. `logp_mu` is that of the distribution at `temperature`, which is never truncated.
 
-    Temperature 0 asks an engine that knows it for the likeliest tokens; their log-probabilities are those at 1.
-    `num_features` asks the engine for router features on at most that many rows of each response (Pr2, arXiv
-    2606.00395, App. E); 0 asks for none. `seed` names the draw: same weights, prompts and seed give the same bits.
-    `num_top` asks for mu's that many likeliest tokens at every sampled position, or for all of a smaller vocabulary.
-    `draws`, one for each response where there are any, take the place of `seed` and `max_tokens` in what is sampled:
-    later turns are drawn so (theory/turns.py). Then `max_tokens` is at least each of theirs.
+    Temperature 0 means greedy decoding, in an engine that has it; log-probabilities are then those at 1. `num_features`
+    requests router features on at most that many rows of each response (Pr2, arXiv 2606.00395, App. E); 0 requests
+    none. `seed` names the draw: same weights, prompts and seed give the same bits. `num_top` requests that many of mu's
+    likeliest tokens at every sampled position, or all of a smaller vocabulary. `draws` is empty, or has one entry per
+    response, which replaces `seed` and `max_tokens` for it, as for later turns (theory/turns.py); `max_tokens` is then
+    at least each of theirs.
     """
 
     max_tokens: int
@@ -72,7 +72,7 @@ class Sampling:
         return self.temperature or 1.0
 
     def limits(self, num_responses: int) -> list[int]:
-        """The longest length of each of the call's responses, in tokens; ValueError where `draws` are not theirs."""
+        """The length limit of each of the call's responses, in tokens; ValueError where `draws` do not fit them."""
         if not self.draws:
             return [self.max_tokens] * num_responses
         limits = [draw.max_tokens for draw in self.draws]
@@ -88,7 +88,7 @@ class Sampling:
 class Response:
     """One sampled response. `is_response` is False on tokens that mu did not sample (a task's observations).
 
-    `logp_mu` is 0 there. `finish` is "length" where a limit cut it (of tokens, or of turns), and `version` the oldest
+    `logp_mu` is 0 there. `finish` is "length" where a limit on tokens or turns cut it; `version` is that of the oldest
     weights that sampled it.
     """
 
@@ -107,7 +107,7 @@ class Response:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Rollouts as padded tensors: right-padded, response position t stands at sequence position num_prompt + t.
+    """Rollouts as right-padded tensors: response position t is sequence position num_prompt + t.
 
     `temperature` is that of the rollouts. `top_ids_BTK` and `top_logp_mu_BTK` are mu's likeliest tokens (TopTokens).
     """
@@ -124,6 +124,7 @@ class TokenBatch:
     @property
     def predicting_row_BT(self) -> Int[Tensor, "B T"]:
         """The input row whose logits predict response token t: num_prompt + t - 1, clipped to the padded width."""
+        # The clip keeps padding positions of long prompts inside the width; the mask leaves them out.
         T = self.is_response_BT.shape[1]
         row_BT = self.num_prompt_B[:, None] + torch.arange(T, device=self.num_prompt_B.device) - 1
         return row_BT.clamp(max=self.tokens_BS.shape[1] - 1)
@@ -131,11 +132,10 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B responses (the G responses of one prompt stand together), with what mu's routers did, where recorded.
+    """B responses, the G of one prompt adjacent, with mu's routing record where there is one.
 
-    `temperature` is T > 0 of the policy mu that `logp_mu` belongs to. A training engine divides its logits by it: old,
-    pi, ref and the entropy are of the policies at T. `top` are mu's likeliest tokens, at T too, where they were asked
-    for.
+    `temperature` is the T > 0 of `logp_mu`. A training engine divides its logits by it, so that old, pi, ref and the
+    entropy are those of the policies at T. `top` has mu's likeliest tokens, also at T, where they were requested.
     """
 
     responses: tuple[Response, ...]
@@ -150,6 +150,7 @@ class Rollouts:
     def select(self, indices: Sequence[int]) -> Rollouts:
         """These responses, in this order, with their rows of the routing record and features."""
         indices = list(indices)
+        # The whole batch in order: no copy, and the cached padding is kept.
         if indices == list(range(len(self))):
             return self
         return Rollouts(
@@ -195,6 +196,7 @@ def _token_batch(responses: Sequence[Response], temperature: float, top: TopToke
     num_prompt = [len(r.prompt.tokens) for r in responses]
     lengths = [len(r.tokens) for r in responses]
     prompts = torch.tensor([token for r in responses for token in r.prompt.tokens], dtype=torch.int64)
+    # Prompt and response alternate, in the order in which `_padded` fills its rows.
     tokens = zip(prompts.split(num_prompt), (r.tokens for r in responses), strict=True)
     num_prompt_B, length_B = torch.tensor(num_prompt), torch.tensor(lengths)
     return TokenBatch(
@@ -209,8 +211,9 @@ def _token_batch(responses: Sequence[Response], temperature: float, top: TopToke
 
 
 def _padded(parts: Sequence[Tensor], length_B: Int[Tensor, " B"]) -> Shaped[Tensor, "B width"]:
-    """Rows of these lengths, whose values stand in `parts` one after the other, then zeros."""
+    """Rows of these lengths, filled in order from the concatenated `parts`, then zeros."""
     out = parts[0].new_zeros(len(length_B), int(length_B.max()))
+    # A boolean mask is filled row by row: one copy for the batch, and no loop over rows.
     out[torch.arange(out.shape[1]) < length_B[:, None]] = torch.cat(list(parts))
     return out
 
@@ -220,9 +223,9 @@ class TokenScores:
     """The old pass: log-probabilities of the sampled tokens under `old` at the rollouts' temperature, and its routes.
 
     `experts` are the experts that the pass used, `natural` those that its live router logits would have chosen; the
-    two are the same record unless the pass replayed or predicted. `features` holds (h_old, p_old) on the rows asked
-    for. `logp_top_BTK` is log old of the rollouts' likeliest tokens, where they have them, `router_logp` the log-scores
-    of the experts that the plan asks for (`RoutingPlan.scored`), on the rows of `experts`. `sum_squares_BT` is
+    two are the same record unless the pass replayed or predicted. `features` holds (h_old, p_old) on the requested
+    rows. `logp_top_BTK` is log old of the rollouts' likeliest tokens, where they have them; `router_logp` has the
+    log-scores of the experts that the plan names (`RoutingPlan.scored`), on the rows of `experts`. `sum_squares_BT` is
     sum_v old(v)^2 of the distribution that each token was scored under, in (0, 1].
     """
 
@@ -240,10 +243,10 @@ class TokenScores:
 class MiniBatch:
     """The inputs of one gradient update. `index` counts from 0 within the global step; `num_minibatches` is N.
 
-    `logp_ref_BT` is there where the objective has a KL penalty, `features` where the predictor learns,
+    `logp_ref_BT` is present where the objective has a KL penalty, `features` where the predictor learns,
     `logp_old_top_BTK` where the rollouts have mu's likeliest tokens, `router_shift_BT` where the objective scales
-    ratios by it. `advantages_BT` are advantages per token, where the objective has such: they take the place of
-    `advantages_B`, which is then the response's reward less its group's mean.
+    ratios by it. `advantages_BT` are advantages per token, where the objective has them; they replace `advantages_B`,
+    which is then the response's reward less its group's mean.
     """
 
     rollouts: Rollouts
@@ -282,7 +285,7 @@ class RolloutEngine(Protocol):
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
         """`num_responses` responses per prompt, adjacent, with logp_mu and the routing record of every input row.
 
-        The rollouts say the temperature of logp_mu: `sampling.scored_temperature`.
+        `Rollouts.temperature` is that of logp_mu, `sampling.scored_temperature`.
         """
         ...
 
@@ -296,7 +299,7 @@ class TrainingEngine(Protocol):
     """A training engine: it holds the master weights, scores sampled tokens and takes gradient steps."""
 
     def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
-        """The old pass at the present weights, without gradients, routed as `routing` says."""
+        """The old pass at the current weights, without gradients, routed as `plan` says."""
         ...
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
@@ -310,7 +313,7 @@ class TrainingEngine(Protocol):
         ...
 
     def named_tensors(self, folded: bool = False) -> NamedTensors:
-        """The present weights under their Hugging Face names; `folded`: gates hold W + W_p^T (`predictor.fold`)."""
+        """The current weights under their Hugging Face names; `folded`: gates hold W + W_p^T (`predictor.fold`)."""
         ...
 
     def predictor_weights(self) -> dict[int, Float[Tensor, "D E"]]:
@@ -340,9 +343,9 @@ class Environment(Task, Protocol):
     """A task with turns: a response that has ended may be answered, and then continues."""
 
     def observe(self, prompt: Prompt, response: Response) -> tuple[int, ...] | None:
-        """The tokens that come back after the response so far, of which the last turn has just ended; None: it is over.
+        """The environment's tokens after the response so far, whose last turn has just ended; None where it is over.
 
-        A function of its arguments alone.
+        Depends on its arguments alone.
         """
         ...
 

@@ -43,6 +43,7 @@ def chi2_p_q(logits_p: Float[Tensor, "*batch V"], logits_q: Float[Tensor, "*batc
     logp, logq = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
     possible = logq > -math.inf
     log_ratio = torch.where(possible, logp, 0.0) - torch.where(possible, logq, 0.0)
+    # (p - q)^2 / q = q (p/q - 1)^2, whose expm1 keeps the digits of a ratio near 1.
     inside = (logq.exp() * log_ratio.expm1() ** 2).sum(-1)
     forbidden = ((logp > -math.inf) & ~possible).any(-1)
     return torch.where(forbidden, math.inf, inside)
@@ -119,7 +120,7 @@ def k3_kl_mu_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT
 
 
 def masked_mean(x_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"]) -> Float[Tensor, ""]:
-    """Mean of x where the mask is True. What stands under False changes no value, and gets zero gradient.
+    """Mean of x where the mask is True. Entries under False change no value and get zero gradient.
 
     Raises ValueError on a mask without a True: the mean of nothing is no data, not 0.
     """
@@ -132,14 +133,16 @@ def masked_mean(x_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"]) -> Flo
 def extreme_fraction(
     logp_a_BT: Float[Tensor, "*BT"], logp_b_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"], tau: float | int
 ) -> Float[Tensor, ""]:
-    """F(tau) = fraction of tokens with max(a/b, b/a) > tau, in [0, 1]; symmetric in a and b; NaN of NaN; no gradient.
+    """F(tau) = fraction of tokens with max(a/b, b/a) > tau, in [0, 1]; symmetric in a and b, without gradient.
 
-    Raises ValueError for tau < 1 (every token would count) and for an empty mask. Source: R3 Eq. 3.
+    A NaN where the mask is True gives NaN. Raises ValueError for tau < 1 (every token would count) and for an empty
+    mask. Source: R3 Eq. 3.
     """
     if not tau >= 1:
         raise ValueError(f"extreme_fraction: expected tau >= 1, got {tau}")
     gap_BT = (logp_a_BT - logp_b_BT).detach().abs()
     is_extreme_BT = (gap_BT > math.log(tau)).to(gap_BT.dtype)
+    # `nan > x` is False: without this a NaN would count as a moderate gap.
     return masked_mean(torch.where(gap_BT.isnan(), gap_BT, is_extreme_BT), mask_BT)
 
 
@@ -167,7 +170,7 @@ def chi2_seq(
 ) -> Float[Tensor, ""]:
     """Mean over responses of (prod_t rho_t)^2 - 1, rho = old/mu: estimates chi2 of the whole responses' distributions.
 
-    The product (verl), not its geometric mean. A row without a response token is no response. inf is an honest value.
+    The product (verl), not its geometric mean. Rows without a response token are left out. May overflow to inf.
     """
     log_product_B = torch.where(mask_BT, logp_old_BT - logp_mu_BT, 0.0).sum(1)
     return masked_mean((2 * log_product_B).expm1(), mask_BT.any(1))
@@ -183,7 +186,8 @@ def discrepancy_metrics(
     """
     gap_BT = logp_old_BT - logp_mu_BT
     probs_diff_BT = (logp_old_BT.exp() - logp_mu_BT.exp()).abs()
-    # Each response's own mean first, as verl does: long responses weigh no more than short ones.
+    # Each response's own mean first, as verl does, so that long responses weigh no more than short ones. A row without
+    # tokens gives 0 / 0, which the mask below leaves out.
     num_tokens_B = mask_BT.sum(1)
     mean_gap_B = torch.where(mask_BT, gap_BT, 0.0).sum(1) / num_tokens_B
     values = {

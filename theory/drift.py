@@ -1,16 +1,16 @@
-"""Drift: what an objective's gradient has at a token on average under mu, whichever token is drawn.
+"""Drift: the mean under mu of an objective's gradient at a position, whichever token is drawn.
 
-A sampled token adds c(y) grad log pi(y), c = d term / d log pi at its advantage A. In the logits of its context that
-has the mean sum_v mu(v) c(v) (e_v - pi) under mu: 0 where c = A pi/mu, and A (mu - pi) without a weight. Times the mean
-advantage of the prefix it is drift (theory/exact/expected.py has it exactly, by the parameters). What a sampled token
-can tell of its length is here:
+A sampled token adds c(y) grad log pi(y), c = d term / d log pi at its advantage A. In the logits of its context the
+mean of this under mu is sum_v mu(v) c(v) (e_v - pi): 0 where c = A pi/mu, and A (mu - pi) without a weight. At the mean
+advantage of the prefix it is the drift (theory/exact/expected.py has it exactly, in the parameters). A sampled token
+gives an estimate of its squared length:
 
     x = mu(y) (c(y) - A rho(y))^2, rho = pi/mu;    E_mu[x] = A^2 ||mu c/A - pi||^2.
 
 That is the squared length of the mean where E_mu[c] = A, as without a weight and under an unbounded token weight;
-else the two lengths differ by at most |E_mu[c] - A|. As A^2 is at least the square of the prefix's mean advantage, and
-parts of other tokens may cancel, sqrt(mean x) bounds the drift of a context from above, in its logits; it is no norm by
-the parameters.
+else the two lengths differ by at most |E_mu[c] - A|. As the mean of A^2 is at least the square of the prefix's mean
+advantage, and other tokens' parts may cancel, sqrt(mean x) bounds the drift of a context from above, in its logits; it
+is not a norm in the parameters.
 
 Letters: theory/contracts.py. Sources: score centering (arXiv 2609.20807) for the mean; the estimator is ours.
 """
@@ -37,15 +37,16 @@ def squared_drift(
     advantages_B: Float[Tensor, " B"],
     is_response_BT: Bool[Tensor, "B T"],
 ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """x of every token that the objective keeps, in squared advantages, 0 elsewhere; and which tokens those are.
+    """x of every token that the objective keeps, in squared units of advantage, 0 elsewhere; and the mask of these.
 
-    c is the objective's own, clips and weights included, before centering, penalty and denominators. Raises ValueError
-    for an objective whose tokens depend on each other.
+    c comes from the objective itself, clips and weights included, without centering, penalty and denominators. Raises
+    ValueError for an objective whose tokens depend on each other.
     """
     if not objective.is_tokenwise:
         raise ValueError(
             f"{objective.name}: expected an objective whose tokens add up one by one (Objective.is_tokenwise)"
         )
+    # Without centering, penalty and denominators the gradient in log pi is c alone.
     bare = replace(objective, centering="none", kl_coefficient=0.0, aggregation=AGGREGATIONS["token_sum"])
     leaf_BT = wide(logp_pi_BT.detach()).requires_grad_()
     with torch.enable_grad():
@@ -59,11 +60,11 @@ def squared_drift(
 
 
 def drift_metrics(objective: Objective, updates: Sequence[tuple[MiniBatch, UpdateStats]]) -> dict[str, float]:
-    """`rollout_corr/drift` and its standard error, over the tokens of all updates at pi's values before each.
+    """`rollout_corr/drift` and its standard error, over the tokens of all updates, at pi before each of them.
 
     drift = sqrt(m), m = sum x / n over n kept tokens; its standard error is that of a ratio of sums over responses, by
     the delta method: sqrt(B / (B - 1) sum_b (x_b - m n_b)^2) / n / (2 drift). Absent for an objective whose tokens
-    depend on each other, and where no token is kept; the error also for fewer than two responses and no drift.
+    depend on each other, and where no token is kept; the error is also absent for fewer than two responses or no drift.
     """
     if not objective.is_tokenwise:
         return {}

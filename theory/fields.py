@@ -1,4 +1,4 @@
-"""The description of a frozen dataclass's field, said once beside it: words, range and source.
+"""The description of a frozen dataclass's field, written once beside it: words, range and source.
 
     cap: Annotated[float, About("upper bound of the weight", gt=0)] = 2.0
 
@@ -27,7 +27,7 @@ class About:
 
     @property
     def bounds(self) -> dict[str, int | float]:
-        """The bounds that there are, by the names of Python's comparisons: gt, ge, lt, le."""
+        """The bounds that are set, by the names of Python's comparisons: gt, ge, lt, le."""
         found = {name: getattr(self, name) for name in ("gt", "ge", "lt", "le")}
         return {name: bound for name, bound in found.items() if bound is not None}
 
@@ -50,6 +50,7 @@ class About:
 def about(cls: type) -> dict[str, About]:
     """The described fields of a dataclass, in its order; a class that only changes a default keeps its base's words."""
     found: dict[str, About] = {}
+    # Bases first, so that a subclass's own words replace theirs.
     for base in reversed(cls.__mro__):
         hints = get_type_hints(base, include_extras=True) if "__annotations__" in vars(base) else {}
         for name in vars(base).get("__annotations__", {}):

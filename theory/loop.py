@@ -1,7 +1,7 @@
 """The one RL loop: roll out with mu, score with old, take N gradient passes with pi, hand the weights back.
 
 It knows the contracts and nothing about any engine, so that the sandbox and the cluster run the same algorithm.
-One global step is MiniRL sec. 4.2's (arXiv 2512.01374); which pass routes how is `theory.routing.passes.PASSES`.
+One global step is MiniRL sec. 4.2's (arXiv 2512.01374); `theory.routing.passes.PASSES` has the routing of each pass.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from theory.turns import roll_out
 class Collected:
     """The rollouts of one global step, their rewards, and how many draws they took (metrics).
 
-    `predictor` is the W_p that mu's gates held, where it is no longer the learner's (one step off); None: it still is.
+    `predictor` is the W_p that mu's gates held, where it is no longer the learner's (one step off); None where it is.
     """
 
     rollouts: Rollouts
@@ -96,8 +96,10 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
     rewards_B = rewards_PG.reshape(-1)
     metrics = collected.metrics | rollout_metrics(rollouts, rewards_B, algorithm.max_turns)
     metrics |= old_pass_metrics(rollouts, old.scores, algorithm.passes)
+    # Only advantages see label noise and the length penalty; metrics above have the true rewards.
     labels_PG = noisy_labels(rewards_PG, algorithm.label_noise, stream(seed, "label_noise", step))
     if algorithm.overlong_buffer:
+        # The penalty counts observations too; the lengths below count sampled tokens only.
         whole_PG = torch.tensor([len(r.is_response) for r in rollouts.responses]).view_as(labels_PG)
         buffer, factor = algorithm.overlong_buffer, algorithm.overlong_factor
         labels_PG = labels_PG + overlong_penalty(whole_PG, algorithm.max_tokens, buffer, factor)
@@ -116,6 +118,7 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
             algorithm.objective, algorithm.passes, learner, minibatch, old.scores, plan, chosen
         )
         updates.append((minibatch, learner.update(minibatch, objective, plan)))
+    # The cached routes in the order in which the updates took the responses.
     order = [i for chosen in split for i in chosen]
     metrics |= update_metrics(
         updates,
@@ -145,6 +148,7 @@ def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task,
     rounds = algorithm.dynamic_sampling_rounds
     drawn = 0
     for drawn in range(1, rounds + 1):
+        # Every round of every step has its own prompts and its own seed.
         draw = step * rounds + drawn - 1
         sampling = Sampling(
             max_tokens=algorithm.max_tokens,
@@ -157,6 +161,7 @@ def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task,
         batch = roll_out(rollout, task, task.prompts(draw, P), sampling, algorithm.max_turns)
         rewards_PG = torch.tensor([task.reward(r.prompt, r) for r in batch.responses], dtype=torch.float32).view(P, G)
         for p, is_mixed in enumerate(keep_mixed_groups(rewards_PG).tolist()):
+            # Without dynamic sampling every group is kept, in its own order.
             (mixed if is_mixed or rounds == 1 else uniform).append((len(batches), p, rewards_PG[p]))
         batches.append(batch)
         if len(mixed) >= P:
@@ -165,7 +170,7 @@ def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task,
     kept = sum(int(keep_mixed_groups(rewards_G[None])[0]) for *_, rewards_G in groups)
     metrics = {"sampling/rounds": float(drawn), "sampling/kept_group_fraction": kept / P}
     rewards_PG = torch.stack([rewards_G for *_, rewards_G in groups])
-    # A batch at a time: all groups of one call are that call's rollouts, without a copy.
+    # One select per batch, so that a batch whose groups are all kept is not copied.
     parts = [
         batches[n].select([p * G + g for _, p, _ in own for g in range(G)])
         for n, own in groupby(groups, key=lambda group: group[0])
@@ -174,7 +179,10 @@ def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task,
 
 
 def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: Collected, seed: int) -> OldPass:
-    """Scores the rollouts with `old`, and settles how the gradient passes will route."""
+    """The rollouts scored with `old`, and the routing of the gradient passes that follow.
+
+    Raises ValueError where the mode or the objective needs what the engines did not record.
+    """
     passes, rollouts = algorithm.passes, collected.rollouts
     if passes.records_rollout and rollouts.experts is None:
         raise ValueError(f"replay mode {algorithm.mode} needs experts recorded by the rollout engine, got none")
@@ -188,7 +196,7 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
     rows = feature_rows(step, algorithm, rollouts, seed)
     has_features = passes.rollout == "predicted" and rollouts.features is not None
     if passes.old == "replay_rollout":
-        # Under Pr3 h_old and p_old are the rollout engine's (App. C.2): this pass's own would not be used.
+        # Under Pr3 h_old and p_old come from the rollout engine (App. C.2): this pass's own would go unused.
         plan = RoutingPlan("replay", record=rollouts.experts, feature_rows=None if has_features else rows)
     elif passes.old == "predicted":
         plan = RoutingPlan(
@@ -197,6 +205,7 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
     else:
         plan = RoutingPlan("natural", feature_rows=rows)
     if algorithm.objective.uses_router_shift:
+        # RSPO compares the routers on the experts that this pass uses.
         plan = replace(plan, scored="used")
     scores = learner.score(rollouts, plan)
     if algorithm.objective.uses_router_shift and (scores.router_logp is None or scores.experts is None):
@@ -208,7 +217,7 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
         raise ValueError(f"replay mode {algorithm.mode} needs experts recorded by the old pass, got none")
     cached_logits, teacher = scores.features, None
     if has_features and rollouts.features is not None:
-        # The engine's gate is folded: its logits are p_old + h W_p, with the W_p that it was handed.
+        # The engine's gate is folded: its logits are p_old + h W_p, with the W_p that it received.
         handed = predictor if collected.predictor is None else collected.predictor
         cached_logits, teacher = rollouts.features, rollouts.features.minus_bias(handed)
     elif passes.old == "predicted" and scores.features is not None:
@@ -219,6 +228,7 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
         gradient = RoutingPlan("replay", record=cached, feature_rows=rows)
     logp_ref_BT = learner.score_reference(rollouts) if algorithm.objective.kl_coefficient > 0 else None
     if cached_logits is not None:
+        # Only its logits are compared later; the hidden states would keep memory.
         cached_logits = replace(cached_logits, hidden=None)
     return OldPass(scores, logp_ref_BT, cached, cached_logits, teacher, gradient)
 
@@ -252,8 +262,9 @@ def take(
 
     Features go with it only where the predictor learns from them: not on the first (Pr2 Alg. 3).
     """
-    # Routes go with the pass's routing, and the predictor's features as its teacher: not with the rollouts as well.
+    # Routes are in the pass's plan and features in the teacher, so the rollouts carry neither.
     selected = replace(rollouts, experts=None, features=None).select(chosen)
+    # A mini-batch is padded to its own longest response, not the batch's.
     T = max(len(r.tokens) for r in selected.responses)
     teacher = old.teacher if learns(index) else None
     top_BTK = old.scores.logp_top_BTK

@@ -1,9 +1,9 @@
 """The registry of metrics: every name that a run may record, with its formula, unit, source and good direction.
 
-A metric whose value is no data is absent from a record, never 0. Names are `group/quantity[_statistic]`, verl's where
-verl has one. What an update measures (`actor/`, the correction's weights, the predictor) is the mean over the step's N
-mini-batches of its value in each, a maximum their largest. Means over tokens are over response tokens
-(`is_response_BT`) unless the formula says otherwise.
+A metric without data is absent from a record, never 0. Names are `group/quantity[_statistic]`, verl's where verl has
+one. A metric of an update (`actor/`, the correction's weights, the predictor) is its mean over the step's N
+mini-batches, a maximum their largest. Means over tokens are over response tokens (`is_response_BT`) unless the formula
+says otherwise.
 Papers: MiniRL (arXiv 2512.01374), R3 (2510.11370), Pr2 (2606.00395), DAPO (2503.14476).
 """
 
@@ -28,7 +28,7 @@ class Metric:
 
 
 _METRICS = (
-    # -- what is being learned
+    # -- learning
     Metric("reward/mean", "mean of R(x, y) over the responses that the global step trains on", "reward",
            "MiniRL sec. 4.2", "up"),
     Metric("reward/std", "population standard deviation of R(x, y) over the same responses", "reward", "here"),
@@ -75,14 +75,14 @@ _METRICS = (
            "R3 Eq. 3, for old against pi", "down"),
     Metric("staleness/version_lag_mean",
            "mean over responses of (weight version that the trainer has when it scores them - version of mu)",
-           "versions", "here; what it causes is the staleness of MiniRL Eq. 5", "down"),
+           "versions", "here; its effect is the staleness of MiniRL Eq. 5", "down"),
     Metric("staleness/version_lag_max", "max over responses of the same difference", "versions", "here", "down"),
     # -- the update
     Metric("actor/entropy", "mean over tokens of -sum_v pi log pi", "nats/token", "MiniRL sec. 4.2"),
     Metric("actor/grad_norm", "Euclidean norm of the gradient before clipping", "1", "here", "flat"),
-    Metric("actor/pg_clipfrac_high", "tokens whose ratio is above the upper bound and bound by it / all tokens",
+    Metric("actor/pg_clipfrac_high", "tokens whose ratio is above the upper bound and clipped by it / all tokens",
            "fraction", "MiniRL Eq. 7"),
-    Metric("actor/pg_clipfrac_low", "tokens whose ratio is below the lower bound and bound by it / all tokens",
+    Metric("actor/pg_clipfrac_low", "tokens whose ratio is below the lower bound and clipped by it / all tokens",
            "fraction", "MiniRL Eq. 7"),
     Metric("actor/pg_clipfrac", "pg_clipfrac_high + pg_clipfrac_low; absent without a trust region", "fraction",
            "verl"),
@@ -134,15 +134,15 @@ _METRICS = (
     Metric("response_length/max", "largest number of response tokens", "tokens", "verl"),
     Metric("response_length/clip_ratio", "responses cut at the length limit / all responses", "fraction", "verl",
            "down"),
-    Metric("turns/mean", "mean over responses of the stretches of sampled tokens, observations between them", "turns",
-           "here"),
+    Metric("turns/mean", "mean over responses of the number of stretches of sampled tokens between observations",
+           "turns", "here"),
     Metric("sampling/kept_group_fraction", "groups with unequal rewards / groups of the batch", "fraction",
            "DAPO sec. 3.2"),
     Metric("sampling/rounds", "rounds of generation until enough mixed groups were kept", "rounds", "DAPO sec. 3.2",
            "down"),
     Metric("progress/num_tokens", "response tokens that the global step trains on", "tokens", "here"),
     Metric("progress/num_responses", "responses that the global step trains on", "responses", "here"),
-    # -- a cluster: where the time goes, what travels, and whether both engines hold the same weights
+    # -- a cluster: time, transfers, and whether both engines hold the same weights
     Metric("timing_s/step", "wall-clock time of the global step, evaluation and recording left out", "s", "verl",
            "down"),
     Metric("timing_s/gen", "time in the rollout engines, all rounds of the global step together", "s", "verl", "down"),
@@ -160,15 +160,15 @@ _METRICS = (
     Metric("transfer/rollout_bytes", "bytes of rollouts, routing records and features from the engines to the driver",
            "bytes", "here; R3 Tab. 9 for routing records", "down"),
     Metric("transfer/routes_bytes",
-           "bytes of mu's routing records, of the responses that the global step trains on", "bytes", "R3 Tab. 9",
+           "bytes of mu's routing records for the responses that the global step trains on", "bytes", "R3 Tab. 9",
            "down"),
     Metric("transfer/features_bytes",
-           "bytes of mu's router features, of the responses that the global step trains on", "bytes", "Pr2 Tab. 3",
+           "bytes of mu's router features for the responses that the global step trains on", "bytes", "Pr2 Tab. 3",
            "down"),
     Metric("transfer/weights_bytes", "bytes of one push of the weights, counted once for all engines", "bytes", "here",
            "down"),
     Metric("rollout/top_tokens_bytes",
-           "bytes of mu's likeliest tokens, ids and log-probabilities, of the responses that the global step trains on",
+           "bytes of mu's likeliest tokens, ids and log-probabilities, for the responses that the step trains on",
            "bytes", "here; score centering (arXiv 2609.20807)", "down"),
     Metric("rollout/engine_restarts", "inference engines that were lost and started again during the step", "engines",
            "here", "down"),

@@ -1,6 +1,6 @@
-"""One error for every name looked up in a table: it says what came, a valid name spelt like it, and all of them.
+"""One error for every name looked up in a table: it gives the name, the nearest valid one, and all of them.
 
-`number` is its companion for values: a plain float, or an error that says what came; `listed` fills a table.
+`number` does the same for values: a plain float, or an error with the value. `listed` fills a table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALIKE = 0.5
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """`did you mean 'R3'?`: the option spelt most like `name`, the first of equals; empty where none is alike."""
+    """`did you mean 'R3'?`: the option spelt most like `name`, the first of equals; empty where none is similar."""
     found = difflib.get_close_matches(name, list(options), n=1, cutoff=ALIKE)
     return f"did you mean {found[0]!r}?" if found else ""
 
@@ -30,9 +30,10 @@ def unknown_name(kind: str, name: str, options: Iterable[str]) -> ValueError:
 
 
 def listed(table: dict[str, Any]) -> Callable[[Named], Named]:
-    """Decorator that puts what has a `name` into the table under it; AssertionError where the name is taken."""
+    """Decorator that enters an object into the table under its `name`; AssertionError where the name is taken."""
 
     def add(named: Named) -> Named:
+        # The object's own name: a class that forgot to set one must not take its base's place.
         name = vars(named)["name"]
         assert name not in table, f"two things are called {name!r}"
         table[name] = named
@@ -42,7 +43,7 @@ def listed(table: dict[str, Any]) -> Callable[[Named], Named]:
 
 
 def number(label: str, value: object) -> float:
-    """The value as a float. Raises ValueError where it is no real number (a bool is none)."""
+    """The value as a float. Raises ValueError where it is not a real number (a bool is not)."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{label}: expected a number, got {value!r}")
     return float(value)

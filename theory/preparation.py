@@ -27,9 +27,9 @@ def given_advantages(
     lengths_PG: Int[Tensor, "P G"],
     scores: TokenScores,
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B T"] | None]:
-    """The advantages of responses, and those of tokens where the objective has such (theory/advantages.py).
+    """The advantages of responses, and those of tokens where the objective has them (theory/advantages.py).
 
-    Raises ValueError where these need what the training engine did not report.
+    Raises ValueError where these need sums of squares that the training engine did not report.
     """
     if not objective.has_token_advantages:
         return advantages_of(objective.advantage, labels_PG, lengths_PG).reshape(-1), None
@@ -51,15 +51,16 @@ def prepared(
 ) -> tuple[MiniBatch, Objective]:
     """The mini-batch and objective of the update of these responses, with facts about pi before its gradient pass.
 
-    They are the shift of its routers (RSPO) and the width of its bounds (M2PO), for objectives that have them: from a
-    scoring pass of the mini-batch, routed as its gradient pass will be, so that nothing depends on how the trainer cuts
-    it. The first mini-batch needs none: pi is old there, unless old's pass weighed by a predictor's gates.
+    They are the shift of its routers (RSPO) and the width of its bounds (M2PO), for objectives that have them. They
+    come from a scoring pass of the mini-batch, routed like its gradient pass, so that they do not depend on the
+    trainer's micro-batches. The first mini-batch needs none: pi is old there, unless old's gates were predicted.
     """
     if not objective.looks_ahead:
         return minibatch, objective
     now, experts = None, old.experts
     if minibatch.index > 0 or passes.old == "predicted":
         scored = experts.select(chosen) if objective.uses_router_shift and experts is not None else None
+        # Only log-probabilities and the scores of old's experts: neither features nor mu's likeliest tokens.
         asked = replace(plan, feature_rows=None, scored=scored)
         now = learner.score(replace(minibatch.rollouts, top=None), asked)
     if objective.uses_router_shift:
@@ -82,9 +83,10 @@ def _shift(
     """The shift of pi's routers from old's at every response token, nats; 0 without a pass of pi."""
     if now is None:
         return torch.zeros_like(minibatch.logp_old_BT)
-    assert old.experts is not None and old.router_logp is not None, "old_pass has seen to it"
-    assert now.router_logp is not None, "the same trainer reported the old pass's"
+    assert old.experts is not None and old.router_logp is not None, "old_pass requires it"
+    assert now.router_logp is not None, "the same trainer reported them in the old pass"
     batch = minibatch.rollouts.padded()
+    # The old pass has packed rows of the whole batch; `now` has those of the chosen responses, in their order.
     where, offsets = selected_rows(old.experts.offsets, chosen)
     exists_BT = torch.arange(batch.is_response_BT.shape[1]) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
     return router_shift(old.router_logp[where], now.router_logp, offsets, batch.predicting_row_BT, exists_BT)

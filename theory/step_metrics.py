@@ -51,8 +51,8 @@ def _num_stretches(is_response_T: Bool[Tensor, " T"]) -> int:
 def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: ModePlan) -> dict[str, float]:
     """Training-inference discrepancy: mu against old on the sampled tokens, and their routers on every row.
 
-    Routers are compared by what the training engine's live logits would choose; in a replayed pass these stand on
-    hidden states computed with mu's experts.
+    Routers are compared by the choice of the training engine's live logits; in a replayed pass these depend on hidden
+    states computed with mu's experts.
     """
     batch = rollouts.padded()
     metrics = discrepancy_metrics(scores.logp_BT, batch.logp_mu_BT, batch.is_response_BT)
@@ -65,6 +65,7 @@ def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: ModePlan) 
         return metrics
     routing = routing_metrics(rollouts.experts, scores.natural)
     metrics |= _some(routing, "router_disagreement", "token_disagreement", "sequence_mean_difference")
+    # A maximum: 0 only where mu and old agree on every token, so that nothing had to be replayed.
     difference = metrics["rollout_corr/probs_diff_max"]
     is_compared = "routing/router_disagreement" in routing and not math.isnan(difference)
     if passes.old == "replay_rollout" and is_compared:
@@ -74,7 +75,7 @@ def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: ModePlan) 
 
 
 def _some(routing: Mapping[str, float], *names: str) -> dict[str, float]:
-    """Those of these routing metrics that there are."""
+    """Those of the named routing metrics that are present."""
     return {full: routing[full] for name in names if (full := f"routing/{name}") in routing}
 
 
@@ -83,7 +84,7 @@ def update_metrics(
     cached: RoutingRecord | None,
     cached_logits: RouterFeatures | None,
 ) -> dict[str, float]:
-    """Means over the N updates; staleness old against pi; the cached route against the one that pi would choose now.
+    """The metrics of the N updates: means, staleness of old against pi, and cached routes against pi's live ones.
 
     `cached` and `cached_logits` are in the order of the updates' responses.
     """
@@ -100,6 +101,7 @@ def update_metrics(
     logp_pi = torch.cat([stats.logp_pi_BT[mask] for (_, stats), mask in zip(updates, is_response, strict=True)])
     logp_old = torch.cat([m.logp_old_BT[mask] for (m, _), mask in zip(updates, is_response, strict=True)])
     metrics["actor/k3_kl_mu_pi"] = k3_kl_mu_pi(logp_pi, logp_mu).mean().item()
+    # All sampled tokens as one row of a (B, T) batch.
     metrics |= staleness_metrics(logp_pi[None], logp_old[None], torch.ones_like(logp_pi, dtype=torch.bool)[None])
 
     natural = [stats.natural for _, stats in updates if stats.natural is not None]

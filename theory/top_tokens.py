@@ -1,4 +1,4 @@
-"""The likeliest tokens of mu at every sampled position: what is known of its distribution besides the sampled token.
+"""The likeliest tokens of mu at every sampled position: the recorded part of its distribution.
 
 Letters: A all response-part tokens of the B responses, packed; K tokens of each position; T positions of the padded
 batch. Source of the use: score centering (arXiv 2609.20807).
@@ -81,6 +81,7 @@ class TopTokens:
 
 def id_dtype(vocab_size: int) -> torch.dtype:
     """The narrowest signed integer type that holds every token."""
+    # + 1, as ids end at vocab_size - 1.
     return torch.int16 if vocab_size <= torch.iinfo(torch.int16).max + 1 else torch.int32
 
 

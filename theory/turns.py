@@ -1,7 +1,7 @@
-"""Rollouts of several turns: generate, ask the task what comes back, and continue with all of it as the next prompt.
+"""Rollouts of several turns: generate, get the task's observation, and continue with the conversation as the prompt.
 
-The tokens that come back (observations) are part of the response but not of mu: they are in no loss, no denominator
-and no metric of a policy. R3 (arXiv 2510.11370) sec. 4.2 replays such rollouts by the routes that each turn recorded.
+Observations are part of the response but not drawn from mu: they are in no loss, no denominator and no metric of a
+policy. R3 (arXiv 2510.11370) sec. 4.2 replays such rollouts by the routes that each turn recorded.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def roll_out(
     n = 1, 2, ... from derive_seed(seed, "turn", n, b), whichever others continue. A row of its record is that of the
     turn which sampled the row's successor; observations' rows are those of the turn that first read them.
     """
+    # The first turn is the call's own draw, the same as for a task without turns.
     first = engine.generate(prompts, sampling)
     if not isinstance(task, Environment):
         return first
@@ -44,6 +45,7 @@ def roll_out(
         rollouts = engine.generate(following, _later(sampling, turn, going, following))
         for i, talk in enumerate(going):
             talk.turns.append((rollouts, i))
+    # Those that had an observation after their last turn were cut by max_turns.
     for talk in going:
         talk.is_cut = True
     responses = tuple(talk.response() for talk in talks)
@@ -65,12 +67,13 @@ class _Talk:
         last, num_prompt = parts[-1], len(self.prompt.tokens)
         tokens = torch.cat([torch.tensor(last.prompt.tokens[num_prompt:], dtype=last.tokens.dtype), last.tokens])
         logp_mu, is_response = last.logp_mu.new_zeros(len(tokens)), torch.zeros(len(tokens), dtype=torch.bool)
+        # A turn starts where its prompt ends; the gaps between turns are observations, with log-prob 0 under False.
         for part in parts:
             start = len(part.prompt.tokens) - num_prompt
             logp_mu[start : start + len(part.tokens)] = part.logp_mu
             is_response[start : start + len(part.tokens)] = part.is_response
         finish = "length" if self.is_cut else last.finish
-        # As of weights that change within a turn: no token is staler than the response says.
+        # The oldest version of all turns, so that no token is staler than the response says.
         return Response(self.prompt, tokens, logp_mu, is_response, finish, min(part.version for part in parts))
 
     def following(self, task: Environment, max_tokens: int) -> Prompt | None:
@@ -85,23 +88,23 @@ class _Talk:
         return replace(self.prompt, tokens=(*self.prompt.tokens, *response.tokens.tolist(), *observation))
 
     def rows(self) -> Int[Tensor, "rows L K"]:
-        """The routing rows: a turn adds those that no turn before it had (its own record goes back to the start).
+        """The routing rows: each turn adds those that no earlier turn had, though its record goes back to the start.
 
-        Where a later turn computes the conversation again, in an engine whose passes differ, the rows that it finds are
-        not those under which the earlier tokens were sampled.
+        A later turn may compute the conversation again with other routes; each token keeps the rows under which it was
+        sampled.
         """
         parts, start = [], 0
         for rollouts, i in self.turns:
             assert rollouts.experts is not None
             parts.append(rollouts.experts.rows(i)[start:])
+            # The turn's last token was not an input yet: its row comes from the next turn.
             start = rollouts.responses[i].num_tokens - 1
         return torch.cat(parts)
 
     def features(self, num_features: int, seed: int) -> RouterFeatures:
-        """Of the turns' features, at most `num_features`: uniform over the tokens that mu sampled in all of them.
+        """At most `num_features` of the turns' features, uniform over all tokens that mu sampled.
 
-        Each turn's are uniform over its own tokens, so it gives as many of its own as a draw over all tokens would take
-        from it.
+        A draw over all tokens decides how many come from each turn, whose own features are already uniform.
         """
         parts = [rollouts.features.select([i]) for rollouts, i in self.turns if rollouts.features is not None]
         if len(parts) == 1:
@@ -122,9 +125,10 @@ class _Talk:
 
 
 def _later(sampling: Sampling, turn: int, going: Sequence[_Talk], following: Sequence[Prompt]) -> Sampling:
-    """The draw of a turn for the responses that continue: each from a stream of its own, in what its budget leaves."""
+    """The sampling of a turn for the responses that continue: each has its own stream and its remaining budget."""
     draws = []
     for talk, prompt in zip(going, following, strict=True):
+        # Tokens that are left after the earlier turns and their observations.
         room = sampling.max_tokens - (len(prompt.tokens) - len(talk.prompt.tokens))
         draws.append(Draw(derive_seed(sampling.seed, "turn", turn, talk.number), room))
     seed = derive_seed(sampling.seed, "turn", turn)
@@ -161,7 +165,7 @@ def _top(talks: Sequence[_Talk]) -> TopTokens | None:
         logp_TK = some.logp.new_full(ids_TK.shape, -torch.inf)
         for top, response, i in turns:
             start = len(response.prompt.tokens) - len(talk.prompt.tokens)
-            assert top is not None, "a turn without the tokens that the first one has"
+            assert top is not None, "a later turn lacks the likeliest tokens that the first one has"
             ids_TK[start : start + len(response.tokens)], logp_TK[start : start + len(response.tokens)] = top.rows(i)
         ids.append(ids_TK)
         logp.append(logp_TK)
@@ -172,7 +176,7 @@ def _top(talks: Sequence[_Talk]) -> TopTokens | None:
 def sampled_tokens(task: Task, prompt: Prompt, tokens: Sequence[int], stop_token: int) -> Bool[Tensor, " T"]:
     """`is_response` of a whole response that was written out rather than rolled out: False on its observations.
 
-    Raises ValueError where the tokens after a turn are not what the task answers.
+    Raises ValueError where the tokens after a turn are not the task's observation.
     """
     tokens = tuple(tokens)
     is_response, start = torch.ones(len(tokens), dtype=torch.bool), 0

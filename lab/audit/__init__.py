@@ -1,6 +1,6 @@
 """The exact audit of objectives: bias, variance and direction of every gradient estimator, by enumeration.
 
-`audit(config)` gives a pandas dataframe; `firstorder audit CONFIG` prints it and writes the records and the page.
+`audit(config)` returns a pandas dataframe; `firstorder audit CONFIG` prints it and writes the records and the page.
 """
 
 from lab.audit.config import AuditConfig, load_config

@@ -1,6 +1,6 @@
-"""The cases of an audit: one policy with one reward each, as a function from the two distances to a problem.
+"""The cases of an audit: each is one policy with one reward, as a function from the two distances to a problem.
 
-A builder makes them from a block of the config; those of tabular and linear policies are here, a world adds its own.
+A builder makes them from a block of the config; this file has those of tabular and linear policies, a world adds more.
 Paper: MiniRL (arXiv 2512.01374) Eq. 5.
 """
 
@@ -24,18 +24,18 @@ from theory.exact.tree import PrefixTree
 from theory.streams import stream
 
 MAX_REWARDS = 256
-"""More distinct rewards than this are refused for groups of a finite size: each has a mean gradient of its own."""
+"""Most distinct rewards for groups of a finite size: each has its own mean gradient."""
 
 MAX_DRAWS = 100
-"""So often a constant reward is drawn again."""
+"""Most draws of a reward until it is not constant."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One policy with one reward. `problem(discrepancy, staleness)` sets both distances; 0 is no gap.
+    """One policy with one reward. `problem(discrepancy, staleness)` sets both distances, KL in nats per token.
 
-    A discrepancy of inf is the engine as it is, where it has no dial.
-    `keys` are its columns in the dataframe; `levels` the pairs that are asked for; `labels` the objectives.
+    0 is no gap; a discrepancy of inf is the engine itself, if it has no dial. `keys` are its columns in the dataframe,
+    `levels` the requested pairs of distances, `labels` the objectives.
     """
 
     keys: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Cases:
-    """The cases of one block of policies, and how many there are."""
+    """The cases of one block of policies, and their number."""
 
     total: int
     each: Iterator[Case]
@@ -60,7 +60,7 @@ Policy = TabularPolicy | LinearPolicy
 
 
 def exact_cases(config: AuditConfig, block: Block) -> Cases:
-    """Random policies, each with noise, a direction and rewards of its own seed."""
+    """Random policies, each with the noise, the direction and the rewards of its own seed."""
     discrepancy = block.discrepancy or config.discrepancy
     levels = [(d, s) for d in discrepancy.token_kl for s in config.staleness.token_kl]
     labels = [objective.name for objective in config.objectives_of(block)]
@@ -77,14 +77,14 @@ def exact_cases(config: AuditConfig, block: Block) -> Cases:
 
 
 def tree_keys(tree: PrefixTree) -> dict[str, Any]:
-    """The columns that say which tree."""
+    """The columns that identify the tree."""
     return {"num_tokens": tree.num_tokens, "has_end": tree.has_end, "length": tree.max_length}
 
 
 def draw_reward(config: AuditConfig, tree: PrefixTree, name: str, generator: torch.Generator) -> Float[Tensor, " Y"]:
-    """The named reward of every response, drawn until it is not the same for all: that one has no gradient.
+    """The named reward of every response, drawn until it is not constant: a constant one has no gradient.
 
-    Raises ValueError where it takes too many values to enumerate groups of, and where it stays constant.
+    Raises ValueError if it has too many distinct values to enumerate finite groups, and if it stays constant.
     """
     for _ in range(MAX_DRAWS):
         reward_Y = REWARDS[name](tree, generator)
@@ -106,6 +106,7 @@ def _problem(
 ) -> Callable[[float, float], Problem]:
     """The problem of one policy and reward as a function of both distances."""
     names = (block.label, tree.max_length, seed)
+    # A stream per part: another reward or distance leaves the policy and the noise as they are.
     old = _policy(block, tree, stream(config.seed, "audit", "policy", *names))
     logp_old = old.logp()
     reward_Y = draw_reward(config, tree, reward, stream(config.seed, "audit", "reward", reward, *names))
@@ -121,7 +122,7 @@ def _problem(
 
 
 def _policy(block: Block, tree: PrefixTree, generator: torch.Generator) -> Policy:
-    """A random policy at its temperature T: the parameters are those over T, whose gradients are T times as long."""
+    """A random policy at its temperature T, with parameters theta / T, whose gradients are T times as long."""
     scale = block.scale / (block.temperature or 1.0)
     if isinstance(block, TabularPolicies):
         return TabularPolicy.random(tree, generator, scale)
@@ -131,7 +132,7 @@ def _policy(block: Block, tree: PrefixTree, generator: torch.Generator) -> Polic
 def _engine(
     discrepancy: DiscrepancyBlock, old: Policy, logp_old: Edges, generator: torch.Generator
 ) -> Callable[[float], Edges]:
-    """mu at a given KL(mu || old) per token."""
+    """mu at a given KL(mu || old), nats per token."""
     tree = old.tree
     if discrepancy.kind == "logits":
         noise = logit_noise(tree, generator)
@@ -156,11 +157,12 @@ def _engine(
 def _learner(
     config: AuditConfig, old: Policy, logp_old: Edges, reward_Y: Tensor, generator: torch.Generator
 ) -> Callable[[float], Policy]:
-    """pi at a given KL(old || pi) per token."""
+    """pi at a given KL(old || pi), nats per token."""
     if config.staleness.direction == "random":
         step_Q = _random_step(old, generator)
     else:
         gradient_Q = true_gradient(Problem(old, logp_old, logp_old, reward_Y))
+        # Scaled to the usual length of the random step, so that the bisection starts alike.
         step_Q = gradient_Q * math.sqrt(len(gradient_Q)) / gradient_Q.norm()
 
     @cache

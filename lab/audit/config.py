@@ -1,7 +1,7 @@
-"""The config of an audit: policies, their distances, rewards, groups and objectives; every pairing is a cell.
+"""The config of an audit: policies, distances, rewards, groups and objectives; every combination is a cell.
 
-Tabular and linear policies need no world. The sandbox adds a Mixture-of-Experts kind of policies in a subclass, which
-`backend: sandbox` asks for (sandbox/exact/cases.py). Paper: MiniRL (arXiv 2512.01374) Eq. 5 names the two gaps.
+Tabular and linear policies need no world. `backend: sandbox` selects a subclass with Mixture-of-Experts policies
+(sandbox/exact/cases.py). Paper: MiniRL (arXiv 2512.01374) Eq. 5 names the two gaps.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class DiscrepancyBlock(Strict):
     """Departure of the inference engine's mu from old, at the same weights: the training-inference discrepancy."""
 
     kind: Literal["logits", "weights"] = Field(
-        default="logits", description="noise on every prefix's logits by itself, or on the parameters"
+        default="logits", description="independent noise on every prefix's logits, or noise on the parameters"
     )
     token_kl: tuple[Level, ...] = Field(default=(1e-3,), min_length=1, description="KL(mu || old), nats per token")
 
 
 class Policies(Strict):
-    """Random policies on trees of several lengths; one seed is one policy, with its own noise and reward."""
+    """Random policies on trees of several lengths; each seed is one policy with its own noise and reward."""
 
     num_tokens: int = Field(default=3, ge=2, description="tokens of the vocabulary, the end token included")
     has_end: bool = Field(default=False, description="whether the last token ends a response (ragged lengths)")
-    lengths: tuple[Length, ...] = Field(default=(4,), min_length=1, description="longest responses, in tokens")
-    seeds: int = Field(default=4, ge=1, description="random policies of each length")
-    objectives: tuple[str, ...] | None = Field(default=None, description="labels of the objectives; null takes all")
+    lengths: tuple[Length, ...] = Field(default=(4,), min_length=1, description="maximum response lengths, in tokens")
+    seeds: int = Field(default=4, ge=1, description="random policies per length")
+    objectives: tuple[str, ...] | None = Field(default=None, description="labels of the objectives; null: all")
 
     @model_validator(mode="after")
     def _trees_exist(self) -> Policies:
@@ -51,17 +51,17 @@ class Policies(Strict):
         return self
 
     def trees(self) -> list[PrefixTree]:
-        """One tree per length; ValueError for one that is too large to enumerate."""
+        """One tree per length; ValueError for a tree too large to enumerate."""
         return [PrefixTree(self.num_tokens, length, self.has_end) for length in self.lengths]
 
 
 class TabularPolicies(Policies):
-    """Free logits at every prefix: no parameter is shared."""
+    """Tabular policies: free logits at every prefix, with no shared parameter."""
 
     kind: Literal["tabular"] = "tabular"
-    discrepancy: DiscrepancyBlock | None = Field(default=None, description="mu against old; null is the audit's own")
+    discrepancy: DiscrepancyBlock | None = Field(default=None, description="mu against old; null: the audit's")
     scale: float = Field(default=1.0, gt=0, description="standard deviation of the random logits")
-    temperature: float | None = Field(default=None, gt=0, description="T: the logits are divided by it; null is 1")
+    temperature: float | None = Field(default=None, gt=0, description="T, which divides the logits; null: 1")
 
     @property
     def label(self) -> str:
@@ -70,13 +70,13 @@ class TabularPolicies(Policies):
 
 
 class LinearPolicies(Policies):
-    """Linear-softmax policies: parameters shared by all prefixes with the same features."""
+    """Linear-softmax policies: prefixes with the same features share their parameters."""
 
     kind: Literal["linear"] = "linear"
-    discrepancy: DiscrepancyBlock | None = Field(default=None, description="mu against old; null is the audit's own")
+    discrepancy: DiscrepancyBlock | None = Field(default=None, description="mu against old; null: the audit's")
     features: Literal["bigram", "counts"] = Field(default="bigram", description=f"one of {', '.join(FEATURES)}")
     scale: float = Field(default=1.0, gt=0, description="standard deviation of the random parameters")
-    temperature: float | None = Field(default=None, gt=0, description="T: the logits are divided by it; null is 1")
+    temperature: float | None = Field(default=None, gt=0, description="T, which divides the logits; null: 1")
 
     @property
     def label(self) -> str:
@@ -93,24 +93,25 @@ class StalenessBlock(Strict):
     """Departure of pi from old, the weights that were rolled out: policy staleness."""
 
     direction: Literal["random", "gradient"] = Field(
-        default="random", description="a random direction of the parameters, or that of the true gradient at old"
+        default="random", description="a random direction in parameter space, or the true gradient at old"
     )
     token_kl: tuple[Level, ...] = Field(default=(0.0,), min_length=1, description="KL(old || pi), nats per token")
 
 
 class GroupBlock(Strict):
-    """Source of advantages: a group of this size, or an infinite one with a baseline of one's choice."""
+    """Source of advantages: a group of this size, or an infinite one with a chosen baseline."""
 
     size: Annotated[int, Field(ge=2)] | Literal["infinite"] = Field(
-        default="infinite", description="responses of a prompt that are compared with each other, or infinite"
+        default="infinite", description="responses per group of one prompt, or infinite"
     )
     baseline: Literal["own", "mean", "none"] = Field(
-        default="mean", description="infinite: what is subtracted from rewards; a number: own, the objective's"
+        default="mean", description="subtracted from rewards: mean or none if infinite, else own, the objective's"
     )
 
     @model_validator(mode="before")
     @classmethod
     def _own_by_default(cls, raw: object) -> object:
+        # The field's default, mean, is for infinite groups; a finite one has the objective's own baseline.
         if isinstance(raw, Mapping) and raw.get("size", "infinite") != "infinite":
             return {"baseline": "own", **raw}
         return raw
@@ -123,16 +124,16 @@ class GroupBlock(Strict):
         return self
 
     def build(self) -> Group:
-        """The group as the enumeration takes it."""
+        """The group for the enumeration."""
         if self.baseline == "own":
             return Group(int(self.size))
         return Group(None, self.baseline)
 
 
 class AuditObjective(ObjectiveBlock):
-    """An objective under a label of its own: a preset with overrides, or `reinforce` with a correction."""
+    """An objective with a label: a preset with overrides, or `reinforce` with a correction."""
 
-    label: str = Field(default="", max_length=40, description="name in tables; the preset's where it is empty")
+    label: str = Field(default="", max_length=40, description="name in tables; empty: the preset's")
 
     @property
     def name(self) -> str:
@@ -147,34 +148,34 @@ class AuditObjective(ObjectiveBlock):
 
 
 class CompareBlock(Strict):
-    """Two objectives whose biases are divided, for the map of where the first has less."""
+    """Two objectives, for the map of the ratio bias(first) / bias(second)."""
 
-    first: str = Field(description="label of the objective above the line")
-    second: str = Field(description="label of the objective below it")
+    first: str = Field(description="label of the numerator's objective")
+    second: str = Field(description="label of the denominator's objective")
 
 
 class AuditConfig(Strict):
-    """One audit. `backend` says which kinds of policies there are: exact has tabular and linear ones."""
+    """One audit. `backend` selects the kinds of policies: exact has tabular and linear ones."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+=-]*$", description="the records' folder is <output>/<name>/<time>-<hash>"
     )
     seed: int = Field(default=0, ge=0, description="root of every named random stream")
-    backend: str = Field(default="exact", description="exact, or sandbox for policies of kind moe besides")
+    backend: str = Field(default="exact", description="exact, or sandbox, which adds policies of kind moe")
     policies: tuple[Annotated[TabularPolicies | LinearPolicies, Field(discriminator="kind")], ...] = Field(
-        min_length=1, description="whose gradients are audited"
+        min_length=1, description="the policies whose gradients are audited"
     )
     discrepancy: DiscrepancyBlock = Field(default_factory=DiscrepancyBlock, description="mu against old")
     staleness: StalenessBlock = Field(default_factory=StalenessBlock, description="old against pi")
     rewards: tuple[str, ...] = Field(default=("sparse",), min_length=1, description=f"any of {', '.join(REWARDS)}")
-    groups: tuple[GroupBlock, ...] = Field(default=(GroupBlock(),), min_length=1, description="how advantages arise")
+    groups: tuple[GroupBlock, ...] = Field(default=(GroupBlock(),), min_length=1, description="sources of advantages")
     objectives: tuple[AuditObjective, ...] = Field(
-        min_length=1, description="what is audited; `all`, alone or in the list: every preset and correction"
+        min_length=1, description="the audited objectives; `all`, alone or in the list: every preset and correction"
     )
     num_responses: tuple[Length, ...] = Field(
         default=(64, 1024), min_length=1, description="sample sizes for the root mean squared error"
     )
-    compare: CompareBlock | None = Field(default=None, description="the pair whose ratio of biases is mapped")
+    compare: CompareBlock | None = Field(default=None, description="the pair of objectives for the map of bias ratios")
     output: str = Field(default="runs", min_length=1, description="folder of all record folders")
 
     @field_validator("objectives", mode="before")
@@ -184,7 +185,7 @@ class AuditConfig(Strict):
             return tuple(every_objective())
         if not isinstance(raw, list):
             return raw
-        # A tuple: what a validator has seen is no JSON array any more.
+        # Strict mode takes a list for a tuple only straight from JSON, which a validator's output no longer is.
         return tuple(block for one in raw for block in (every_objective() if one == "all" else [one]))
 
     @model_validator(mode="after")
@@ -203,13 +204,13 @@ class AuditConfig(Strict):
         return self
 
     def discrepancy_of(self, block: Policies) -> DiscrepancyBlock | None:
-        """Departure of mu from old for these policies; None where their engines say it."""
+        """Departure of mu from old for these policies; None where their engines determine it."""
         if isinstance(block, TabularPolicies | LinearPolicies):
             return block.discrepancy or self.discrepancy
         return None
 
     def objectives_of(self, block: Policies) -> list[AuditObjective]:
-        """The objectives that these policies are audited with, in the config's order."""
+        """The objectives for these policies, in the config's order."""
         return [one for one in self.objectives if block.objectives is None or one.name in block.objectives]
 
 
@@ -217,7 +218,7 @@ S = TypeVar("S", bound=Strict)
 
 
 class Schemas(Mapping[str, type[S]]):
-    """Backend name to the schema of its studies; that of the sandbox is fetched when a config asks for it."""
+    """Backend name to the schema of its studies; the sandbox's is imported only when a config asks for it."""
 
     def __init__(self, exact: type[S], sandbox: Callable[[], type[S]] | None) -> None:
         self.exact, self.sandbox = exact, sandbox
@@ -237,9 +238,9 @@ class Schemas(Mapping[str, type[S]]):
 def load_config(
     path: str | Path, overrides: Sequence[str] = (), sandbox: Callable[[], type[AuditConfig]] | None = None
 ) -> AuditConfig:
-    """The audit config in a YAML file, after overrides such as `--seed 1`; ConfigError, one line, if it is none.
+    """The audit config in a YAML file, after overrides such as `--seed 1`; ConfigError of one line if it is invalid.
 
-    `sandbox` gives the schema for `backend: sandbox`, where that world is at hand.
+    `sandbox` returns the schema for `backend: sandbox`, if that world is available.
     """
     return load(path, overrides, Schemas(AuditConfig, sandbox))
 

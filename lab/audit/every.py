@@ -1,4 +1,4 @@
-"""`objectives: all` of an audit: every preset, every correction, and what centering makes of them."""
+"""`objectives: all` of an audit: every preset, every correction, and some of them with score centering."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from theory.objectives import CORRECTIONS, PRESETS, Objective
 
 
 def every_objective() -> list[dict[str, Any]]:
-    """The blocks of all presets, then of `reinforce` under each correction (a weight is built on pi/mu, the whole gap),
-    then of those two kinds centred, where they do not have it and differ from what they were.
+    """The blocks of all presets, of `reinforce` under each correction (weights on pi/mu, the whole gap), and centred.
 
-    What needs more than log-probabilities and rewards cannot be enumerated, and is left out.
+    Centred are `reinforce`, with each correction, `minirl_no_is` and `ppo`, where tokens are weighed one by one.
+    Objectives that need more than log-probabilities and rewards cannot be enumerated and are left out.
     """
     presets = [{"preset": name} for name in PRESETS]
     weighed = [
@@ -42,6 +42,7 @@ def _built(block: dict[str, Any]) -> Objective:
 
 def _is_enumerable(block: dict[str, Any]) -> bool:
     """Whether the objective is a function of log-probabilities and advantages alone."""
+    # A call on one token: objectives that need routers or a mini-batch raise.
     one = torch.zeros(1, 1, dtype=torch.float64)
     try:
         _built(block)(one, one, one, torch.ones(1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool))

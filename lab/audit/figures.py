@@ -1,6 +1,6 @@
-"""The figures of an audit's page: each is one function from a slice of the medians to a figure, or None without data.
+"""The figures of an audit's page: each is a function from a slice of the medians to a figure, or None without data.
 
-A slice is one kind of policies under one engine, one reward and one way to group; its lines are objectives, each in its
+A slice is one kind of policy with one engine, one reward and one kind of group; its lines are objectives, each with its
 colour. Figures, scales and colours are the report's. Letters: theory/contracts.py.
 """
 
@@ -34,13 +34,13 @@ from lab.report.style import DASHES, PALETTE, number
 SIZES = [2**k for k in range(4, 17)]
 """Sample sizes of the error curves."""
 KL_AXIS = "KL(mu || pi), nats per token"
-AT = "At the longest responses of these policies"
+AT = "At the longest responses of each policy kind"
 MIDDLE = f"{AT} and the middle distances."
 
 
 @dataclass(frozen=True)
 class Slice:
-    """The rows and the medians that share a figure; `series` gives each objective and replay mode its number."""
+    """The rows and medians of one set of figures; `series` numbers each pair of objective and replay mode."""
 
     rows: pd.DataFrame
     medians: pd.DataFrame
@@ -57,8 +57,10 @@ SliceFigure = Callable[[Slice], Figure | None]
 
 
 def overview(medians: pd.DataFrame, series: Mapping[tuple[str, str], int], labels: Sequence[str]) -> Figure:
-    """The bias of every objective over all cases, the least on top: a dot at the middle case, a line over the middle
-    half of the cases; open dots are the bias that no rescaling removes."""
+    """The bias of every objective over all cases, the least on top.
+
+    Dots are medians, lines the middle half of the cases; open dots are the bias that no rescaling removes.
+    """
     found = at_middle(at_longest(medians))
     quartiles = {
         (run, name): [tidy(float(q)) for q in np.nanquantile(numbers(part, name), (0.25, 0.5, 0.75))]
@@ -74,25 +76,25 @@ def overview(medians: pd.DataFrame, series: Mapping[tuple[str, str], int], label
         if name == "bias":
             ends = _trace(run, labels, "line", [scale.place(low), scale.place(high)], [labels[run]] * 2)
             data.append(ends | {"mode": "lines", "line": {"width": 4}, "opacity": 0.45, "hoverinfo": "skip"})
-        words = f"{COLUMNS[name]}: {number(centre)}, middle half of the cases {number(low)} to {number(high)}"
+        words = f"{COLUMNS[name]}: median {number(centre)}, middle half of the cases {number(low)} to {number(high)}"
         dot = _trace(run, labels, role, [scale.place(centre)], [labels[run]]) | {"mode": "markers"}
         data.append(dot | hover(["<br>".join(textwrap.wrap(words, 40))]))
     order = sorted({run for run, _ in quartiles}, key=lambda run: -quartiles.get((run, "bias"), [0.0] * 3)[1])
     layout = {
-        "xaxis": scale.axis() | {"title": {"text": "distance from the true gradient, in its lengths"}},
+        "xaxis": scale.axis() | {"title": {"text": "distance from the true gradient, relative to its length"}},
         "yaxis": {"type": "category", "categoryorder": "array", "categoryarray": [labels[run] for run in order]}
         | {"automargin": True},
         "hovermode": "closest",
         "margin": {"l": 12},
     }
-    note = f"{MIDDLE} Dot: the middle case; line: the middle half of the cases; open dot: what no rescaling removes."
+    note = f"{MIDDLE} Dot: median; line: middle half of the cases; open dot: the bias that no rescaling removes."
     caption = Caption(COLUMNS["bias"], "1", "here")
     return Figure("bias-overview", "Bias of each objective", caption, data, layout, note, 90 + 34 * len(order))
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Medians of a measure along one axis, with a band from quartile to quartile."""
+    """Medians of a measure along one axis, with bands between the quartiles."""
 
     id: str
     title: str
@@ -133,7 +135,7 @@ class Lines:
 
 
 def error_curve(of: Slice) -> Figure | None:
-    """Root mean squared error over the number of sampled responses: variance first, bias in the end."""
+    """Root mean squared error over the number of sampled responses: first variance dominates, in the end bias."""
     found = at_middle(at_longest(of.rows))
     curves = []
     for run, part in of.lines(found):
@@ -151,7 +153,7 @@ def error_curve(of: Slice) -> Figure | None:
 
 
 def split_bars(of: Slice) -> Figure | None:
-    """The bias of either gap alone, one on the other, and of both together."""
+    """The bias of each gap alone, stacked, and of both together."""
     found = at_middle(at_longest(of.medians))
     if not (numbers(found, "kl_old_pi") > 0).any() or not (numbers(found, "kl_mu_old") > 0).any():
         return None
@@ -178,13 +180,13 @@ def split_bars(of: Slice) -> Figure | None:
     caption = Caption("||E[g] - grad J|| / ||grad J|| with one gap alone", "1", "MiniRL (arXiv 2512.01374) Eq. 5")
     note = (
         "Full colour: discrepancy alone; light: staleness alone; line: both. The parts need not add up to it: biases "
-        f"are lengths of vectors, and each part has in it what the objective does with neither gap. {MIDDLE}"
+        f"are lengths of vectors, and each part includes the bias with neither gap. {MIDDLE}"
     )
     return Figure("split", "Where the bias comes from", caption, data, layout, note)
 
 
 def trade_off(of: Slice) -> Figure | None:
-    """Variance and bias of each objective, a point a distance."""
+    """Variance and bias of each objective, one point per distance."""
     found = along_distance(at_longest(of.medians))
     x_scale, y_scale = _scale(numbers(found, "variance"), "log"), _scale(numbers(found, "bias"), "log")
     data = []
@@ -205,7 +207,7 @@ def trade_off(of: Slice) -> Figure | None:
         "yaxis": y_scale.axis(), "hovermode": "closest",
     }  # fmt: skip
     caption = Caption("bias, vertical, against variance, horizontal, both relative to grad J", "1", "here")
-    return Figure("trade-off", "Bias against variance", caption, data, layout, f"{AT}; a line joins the distances.")
+    return Figure("trade-off", "Bias against variance", caption, data, layout, f"{AT}; lines join the distances.")
 
 
 SLICE_FIGURES: tuple[SliceFigure, ...] = (
@@ -224,7 +226,7 @@ def ratio_map(part: pd.DataFrame, first: str, second: str, id_: str, title: str)
     ratio = {(row["length"], row[along]): row["ratio"] for row in records(part)}
     lengths, levels = sorted({length for length, _ in ratio}), sorted({level for _, level in ratio})
     table = [[float(ratio[length, level]) for level in levels] for length in lengths]
-    # Beyond a factor of 4 the colour says no more; the text does.
+    # Colours saturate at a factor of 4; the text has the number.
     heat = {
         "type": "heatmap", "x": [number(v) for v in levels], "y": [str(v) for v in lengths],
         "z": np.log2(table).clip(-2, 2).tolist(), "zmin": -2, "zmax": 2, "showscale": False,
@@ -244,7 +246,7 @@ def ratio_map(part: pd.DataFrame, first: str, second: str, id_: str, title: str)
 
 
 def along_distance(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of all discrepancies at the middle staleness, or of all stalenesses where there is one discrepancy."""
+    """The rows of all discrepancies at the middle staleness, or of all stalenesses if there is one discrepancy."""
     name = "asked_staleness" if len(distinct(frame, "asked_discrepancy")) > 1 else "asked_discrepancy"
     return at_level(frame, name, middle(numbers(frame, name)))
 

@@ -1,4 +1,4 @@
-"""The page of an audit: one picture and its findings in words, then the table and a figure for every question."""
+"""The page of an audit: one figure and the findings in words, then the table and a figure for every question."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from lab.report.figures import Figure
 from lab.report.page import page
 
 NUM_FIRST = 3
-"""Sentences of the summary on the first screen; the rest stand below."""
+"""Sentences of the summary on the first screen; the rest follow below the figure."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, one sentence on what to look for, and the figures under it."""
+    """A heading, one sentence on what to look for, and its figures."""
 
     id: str
     title: str
@@ -45,7 +45,7 @@ class Section:
 
 
 def render(config: AuditConfig, frame: pd.DataFrame, manifest: Mapping[str, Any], config_text: str) -> str:
-    """The page as text."""
+    """The page as HTML."""
     found = medians(frame)
     pairs = [(key["objective"], key["mode"]) for key, _ in parts(found, ["objective", "mode"])]
     many_modes = len({mode for _, mode in pairs}) > 1
@@ -57,7 +57,9 @@ def render(config: AuditConfig, frame: pd.DataFrame, manifest: Mapping[str, Any]
     seen = {figure.id: figure for figure, _ in reversed(drawn)}
     own = [seen[id_] for id_ in dict.fromkeys(figure.id for figure, _ in drawn)]
     sections = [
-        Section("figures", "Objectives", "How far is the expected gradient from the true one, and at what cost?", own)
+        Section(
+            "figures", "Objectives", "How far is the expected gradient from the true one, and at what variance?", own
+        )
     ]
     if maps and config.compare is not None:
         question = f"Blue: {config.compare.first} has less bias than {config.compare.second}; orange: more."
@@ -74,7 +76,7 @@ def render(config: AuditConfig, frame: pd.DataFrame, manifest: Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Choice:
-    """One select of the page: its name, and the options in words."""
+    """One select element of the page: its name and its options in words."""
 
     name: str
     options: Sequence[str]
@@ -87,7 +89,7 @@ def _choices(frame: pd.DataFrame) -> list[Choice]:
 
 
 def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The three choices that show a row."""
+    """The three choices under which a row is shown."""
     return f"{row['policy']}; {row['engine']}", row["reward"], group_words(row["group"], row["baseline"])
 
 

@@ -1,4 +1,4 @@
-"""The records of an audit: those of lab/casebook.py, with audit.json for all rows and audit.html for the page."""
+"""The records of an audit, as in lab/casebook.py: audit.json has all rows, audit.html is the page."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ FILE, PAGE = "audit.json", "audit.html"
 
 
 def resumable(config: AuditConfig) -> RunFolder | None:
-    """The newest folder of this config, if its audit was cut short; None otherwise."""
+    """The newest folder of this config, if its audit was interrupted; None otherwise."""
     return casebook.resumable(config, FILE)
 
 
 def to_json(frame: pd.DataFrame) -> str:
-    """The frame as the text of audit.json; no data is null."""
+    """The frame as the text of audit.json; missing values are null."""
     return casebook.to_json(frame, COLUMNS)
 
 
 def read(path: str | Path) -> pd.DataFrame:
-    """The dataframe that an audit.json holds; ValueError with the file's name where it holds none."""
+    """The dataframe in an audit.json; ValueError with the file's name if it has none."""
     return _typed(casebook.read(path, "an audit"))
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with missing numbers as nan, and draws as integers that may be missing."""
+    """The frame with missing numbers as nan, and `num_draws` as nullable integers."""
     routers = ("router_disagreement", "router_staleness")
     for name in ("asked_discrepancy", "asked_staleness", *routers, *measures(frame)):
         frame[name] = frame[name].astype("float64")
@@ -40,12 +40,12 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def write(folder: RunFolder, frame: pd.DataFrame) -> Path:
-    """Writes audit.json, which ends the audit; its path."""
+    """Writes audit.json, whose presence marks the audit as finished; its path."""
     return casebook.write(folder, FILE, to_json(frame))
 
 
 def newest(path: Path) -> Path | None:
-    """The audit.json that a path means: of a record folder, or of the newest one inside; None where there is none."""
+    """The audit.json of a record folder, or of the newest one inside the path; None if there is none."""
     return casebook.newest(path, FILE)
 
 

@@ -1,4 +1,4 @@
-"""The audit itself: every policy, distance, reward, group and objective of a config, enumerated, a row each.
+"""The audit itself: a row for every policy, distance, reward, group and objective of a config, by enumeration.
 
 Paper: MiniRL (arXiv 2512.01374) Eq. 2 and 5.
 """
@@ -38,8 +38,8 @@ def audit(
     """One row per case, pair of distances, objective and group, with the columns of `lab.audit.COLUMNS`.
 
     `attrs` has the config's name and hash. `builders` adds kinds of policies; `report(done, total, words)` is called
-    after every case. `former` are the rows of the first cases, from a call that was cut short; `keep(rows)` is given
-    those of every other case. Raises ValueError for a tree, a distance or a reward that cannot be enumerated.
+    after every case. `former` are the rows of the first cases from an interrupted call; `keep(rows)` receives those of
+    every other case. Raises ValueError for a tree, a distance or a reward that cannot be enumerated.
     """
     table = BUILDERS | dict(builders or {})
     blocks = [(block, table[block.kind](config, block)) for block in config.policies]
@@ -55,7 +55,7 @@ def audit(
             if report is not None:
                 report(done, total, f"{block.label}, T = {case.keys['length']}, {case.keys['reward']}")
     frame = pd.DataFrame(rows, columns=[*COLUMNS, *map(error_column, config.num_responses)])
-    frame["num_draws"] = frame["num_draws"].astype("Int64")
+    frame["num_draws"] = frame["num_draws"].astype("Int64")  # nullable integers: a None would make the column float
     frame.attrs |= {"name": config.name, "config_hash": config_hash(config)}
     return frame
 
@@ -64,7 +64,7 @@ def audit(
 
 
 def _rows(config: AuditConfig, case: Case) -> Rows:
-    """All rows of a case; values that several of them need are computed once."""
+    """All rows of a case; shared values are computed once."""
     measured = _Measured(config.seed, case)
     rows = []
     for level in case.levels:
@@ -86,7 +86,7 @@ def _rows(config: AuditConfig, case: Case) -> Rows:
 
 
 def _numbers(found: Estimate, num_responses: Sequence[int]) -> dict[str, Any]:
-    """The columns of an estimate; a direction where there is none is nan."""
+    """The columns of an estimate; the direction of a zero gradient is nan."""
     truth = float(found.truth.square().sum())
     return {
         "bias": found.bias,
@@ -115,7 +115,8 @@ class _Measured:
         return self._problems[level]
 
     def truth(self, level: tuple[float, float]) -> Float[Tensor, " Q"]:
-        """The target's gradient, which the inference engine has no part in."""
+        """The target's gradient, which does not depend on the inference engine."""
+        # Keyed by the staleness alone: the target is pi, whatever mu is.
         if level[1] not in self._truths:
             self._truths[level[1]] = true_gradient(self.problem(level))
         return self._truths[level[1]]
@@ -123,6 +124,7 @@ class _Measured:
     def estimate(self, level: tuple[float, float], objective: AuditObjective, group: Group) -> Estimate:
         key = (level, objective.name, group)
         if key not in self._estimates:
+            # A stream per cell, named by its keys: sampled groups do not depend on the order of cases or on a resume.
             names = [str(value) for value in self.case.keys.values()]
             generator = stream(self.seed, "audit", "groups", *names, objective.name, *map(str, level))
             built: Objective = objective.build()
@@ -132,7 +134,7 @@ class _Measured:
     def drift(
         self, level: tuple[float, float], objective: AuditObjective, group: Group, found: Estimate
     ) -> dict[str, float]:
-        """The columns of drift; nan where groups are sampled."""
+        """The columns of drift; nan if groups are sampled."""
         if found.num_draws is not None:
             return dict.fromkeys(DRIFTS, math.nan)
         built, problem = objective.build(), self.problem(level)
@@ -142,7 +144,7 @@ class _Measured:
         return dict(zip(DRIFTS, map(float, values), strict=True))
 
     def distances(self, level: tuple[float, float]) -> dict[str, float]:
-        """The question, and the policies."""
+        """The columns of requested and measured distances, KL in nats, and of the routers."""
         problem = self.problem(level)
         tree, mu, old, pi = problem.target.tree, problem.logp_mu, problem.logp_old, problem.target.logp()
         return {

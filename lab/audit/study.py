@@ -1,7 +1,7 @@
-"""The comparison of an audit as Markdown: every number in it is computed from the audit's rows.
+"""The comparison of an audit as Markdown, with every number computed from the audit's rows.
 
-What it compares is the config's `compare:`; medians run over random policies, intervals are 95% percentile-bootstrap
-intervals of the median over the same policies.
+It compares the two objectives of the config's `compare:`; medians are over random policies, intervals are 95%
+percentile-bootstrap intervals of the median over the same policies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lab.report.style import number
 
 
 def study(config: AuditConfig, frame: pd.DataFrame) -> str:
-    """The whole document. Raises ValueError for a config without `compare`."""
+    """The document as Markdown. Raises ValueError for a config without `compare`."""
     if config.compare is None:
         raise ValueError("compare: expected two objectives to compare, got null")
     first, second = config.compare.first, config.compare.second
@@ -45,35 +45,37 @@ def study(config: AuditConfig, frame: pd.DataFrame) -> str:
     frame = _with_levels(at_level(frame, "asked_staleness", staleness))
     table = ratios(frame, first, second)
     text = [
-        f"# {first} against {second}: which gradient is less biased, and where it turns",
+        f"# {first} against {second}: which gradient is less biased, and where this changes",
         f"Made by `firstorder audit` from the records of `{config.name}` ({frame.attrs['config_hash']}); no number "
-        "here is typed by hand. The columns are explained in [audit.md](audit.md), proofs about these weights in "
-        "`theory/exact/decomposition.py`.",
+        "here is typed by hand. [audit.md](audit.md) explains the columns, `theory/exact/decomposition.py` has proofs "
+        "about these weights.",
         "## Design",
         _setup(config, frame, staleness),
         "## Results",
         "\n".join(f"- {one}" for one in [*sentences(config, frame), *_raises(table, first, second)]),
-        f"Median of bias({first}) / bias({second}) at the shortest and at the longest responses, and at the least and "
+        f"Median of bias({first}) / bias({second}) at the shortest and the longest responses, and at the smallest and "
         "the largest distance:",
         _trends(table),
         f"## bias({first}) / bias({second})",
-        f"Median over policies with its 95% interval. Below 1, {first} has less bias; bold where the interval leaves "
-        "out 1. Columns: KL(mu || pi) per token.",
+        f"Median over policies with its 95% interval. Below 1, {first} has less bias; bold where the interval excludes "
+        "1. Columns: KL(mu || pi) per token.",
         *_maps(table),
         "## Turning points",
-        f"The shortest length from which on the median ratio stays at 1 or more, with KL(mu || pi) of a whole response "
-        f"there; a dash where {first} keeps less bias than {second} at the longest responses.",
+        f"The shortest length from which the median ratio stays at 1 or more, with KL(mu || pi) of a whole response "
+        f"there; a dash if {first} still has less bias than {second} at the longest responses.",
         _turns(table),
         "## All objectives at the longest responses",
-        "Median bias over policies by KL(mu || pi) per token; `at n`: bias and variance together, at the middle one.",
+        "Median bias over policies by KL(mu || pi) per token; `at n`: the error from bias and variance at the middle "
+        "distance.",
         *_biases(frame),
     ]
     return "\n\n".join(part.rstrip("\n") for part in text) + "\n"
 
 
 def _with_levels(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of an engine without a dial at its own median distance, to two digits, as if that had been asked for."""
+    """The frame with engines without a dial at their own median distance, to two digits, as the requested one."""
     frame = frame.copy()
+    # Engines without a dial have no requested distance; the median puts all their seeds at one level.
     undialled = frame["asked_discrepancy"].isna()
     found = frame[undialled].groupby(["policy", "engine"])["kl_mu_old"].transform("median")
     frame.loc[undialled, "asked_discrepancy"] = [float(f"{kl:.1e}") for kl in found]
@@ -93,7 +95,7 @@ def _setup(config: AuditConfig, frame: pd.DataFrame, staleness: float) -> str:
 
 
 def _raises(table: pd.DataFrame, first: str, second: str) -> Iterator[str]:
-    """The cases in which the first objective has more bias beyond doubt, with the lengths at which it does."""
+    """The cases where the first objective's bias is larger with an interval above 1, with their lengths."""
     sure = where(table, numbers(table, "low") > 1)
     if sure.empty:
         yield f"In no cell does {first} have more bias than {second} with an interval above 1."
@@ -109,7 +111,7 @@ def _raises(table: pd.DataFrame, first: str, second: str) -> Iterator[str]:
 
 
 def _trends(table: pd.DataFrame) -> str:
-    """The ratio by length and by distance: medians over the other."""
+    """The ratio by length and by distance, each a median over the other."""
     rows = []
     for place, part in parts(table, CASE):
         ends = [f"{number(value)} (T = {length})" for length, value in _ends(part, "length")]
@@ -119,7 +121,7 @@ def _trends(table: pd.DataFrame) -> str:
 
 
 def _ends(part: pd.DataFrame, name: str) -> list[tuple[Any, float]]:
-    """The least and the largest value of a column, each with the median ratio there."""
+    """The smallest and the largest value of a column, each with the median ratio there."""
     values = distinct(part, name)
     return [(v, float(np.median(numbers(where(part, part[name] == v), "ratio")))) for v in (values[0], values[-1])]
 

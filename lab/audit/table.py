@@ -1,7 +1,7 @@
-"""The columns of an audit, its medians over policies, and the same as a terminal table and as Markdown.
+"""The columns of an audit, its medians over policies, and the terminal table.
 
-Medians run over seeds, with quartiles; comparisons have bootstrap intervals (scipy.stats.bootstrap) over the same
-seeds. What a column means is said once, in `COLUMNS`.
+Medians are over seeds, with quartiles; comparisons have bootstrap intervals (scipy.stats.bootstrap) over the same
+seeds. `COLUMNS` has the meaning of every column.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ COLUMNS: dict[str, str] = {
     "num_tokens": "tokens of the vocabulary, the end token included",
     "has_end": "whether a response can end early",
     "length": "longest response T, tokens",
-    "seed": "which random policy",
+    "seed": "number of the random policy",
     "reward": "shape of the reward",
-    "engine": "how the inference engine departs from the training engine",
+    "engine": "departure of the inference engine from the training engine",
     "mode": "routing replay",
-    "asked_discrepancy": "KL(mu || old) per token that was asked for, nats; nan where the engine has no such dial",
-    "asked_staleness": "KL(old || pi) per token that was asked for, nats",
+    "asked_discrepancy": "requested KL(mu || old) per token, nats; nan if the engine has no such dial",
+    "asked_staleness": "requested KL(old || pi) per token, nats",
     "kl_mu_old": "KL(mu || old) per token, nats: training-inference discrepancy",
     "kl_old_pi": "KL(old || pi) per token, nats: policy staleness",
     "kl_mu_pi": "KL(mu || pi) per token, nats: both",
@@ -41,7 +41,7 @@ COLUMNS: dict[str, str] = {
     "router_staleness": "share of (row, layer) pairs where the experts that train are not pi's own; nan: no router",
     "objective": "label of the objective",
     "group": "responses compared with each other, or infinite",
-    "baseline": "what is subtracted from rewards: the objective's own, the mean, none",
+    "baseline": "baseline subtracted from rewards: the objective's own, the mean, none",
     "bias": "||E[g] - grad J|| / ||grad J||",
     "direction_bias": "the least bias that a rescaling leaves: sqrt(1 - cosine^2)",
     "cosine": "cosine between E[g] and grad J",
@@ -52,10 +52,10 @@ COLUMNS: dict[str, str] = {
     "drift_tokens": "the expectation that rollout_corr/drift estimates, in advantages; nan: tokens depend on others",
     "bias_discrepancy": "bias with the discrepancy alone (pi := old)",
     "bias_staleness": "bias with the staleness alone (mu := old)",
-    "bias_on_policy": "bias with neither gap: what the objective itself does (length normalisation, clips, groups)",
-    "num_draws": "groups that advantages were sampled from; none where all is exact",
+    "bias_on_policy": "bias with neither gap: the objective's own (length normalisation, clips, groups)",
+    "num_draws": "groups that advantages were sampled from; none if all is exact",
 }
-"""Name to meaning of every column but the errors, error_<n>."""
+"""Name to meaning of every column except the errors, error_<n>."""
 
 CASE = ("policy", "engine", "mode", "reward", "group", "baseline")
 """The columns whose values never mix in a median."""
@@ -65,7 +65,7 @@ BIASES = ("bias", "direction_bias", "bias_discrepancy", "bias_staleness", "bias_
 
 
 def error_column(num_responses: int) -> str:
-    """The name of the root mean squared error of an estimate from that many responses, over ||grad J||."""
+    """Column name of the root mean squared error of an estimate from that many responses, over ||grad J||."""
     return f"error_{num_responses}"
 
 
@@ -78,12 +78,12 @@ def measures(frame: pd.DataFrame) -> list[str]:
     """The columns that are measured numbers."""
     distances = ["kl_mu_old", "kl_old_pi", "kl_mu_pi", "kl_sequence"]
     errors = [error_column(n) for n in sample_sizes(frame)]
-    drifts = [name for name in DRIFTS if name in frame]  # records of before have none
+    drifts = [name for name in DRIFTS if name in frame]  # older records have none
     return [*distances, *BIASES, "cosine", "scale", "variance", *drifts, *errors]
 
 
 def medians(frame: pd.DataFrame) -> pd.DataFrame:
-    """Medians over seeds of every measure, a row each for case, level and objective, with quartiles as <name>_q1, _q3.
+    """Medians over seeds of every measure, a row per case, level and objective, with quartiles as <name>_q1, _q3.
 
     `num_policies` counts the seeds. Rows keep the order in which the audit made them.
     """
@@ -116,13 +116,14 @@ def numbers(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
 
 def distinct(frame: pd.DataFrame, name: str) -> list[Any]:
     """The values of a column, ascending, each once; without nan."""
+    # nan is the one value that differs from itself.
     return sorted({row[name] for row in records(pd.DataFrame(frame[[name]])) if row[name] == row[name]})
 
 
 def where(frame: pd.DataFrame, keep: Any) -> pd.DataFrame:
     """The rows at which `keep` is true."""
     kept = pd.DataFrame(frame.loc[np.asarray(keep, dtype=bool)])
-    kept.attrs = dict(frame.attrs)
+    kept.attrs = dict(frame.attrs)  # pandas does not promise to keep them
     return kept
 
 
@@ -147,7 +148,7 @@ class Interval:
 def interval(values: NDArray[np.float64], *names: str | int) -> Interval:
     """The median of the values with its 95% percentile-bootstrap interval; `names` is the stream of the resampling.
 
-    One value is its own interval. Raises ValueError for none, and for a value that is not finite.
+    One value is its own interval. Raises ValueError for no values, and for values that are not finite.
     """
     if len(values) == 0 or not np.isfinite(values).all():
         raise ValueError(f"expected finite values of at least 1 policy, got {values.tolist()}")
@@ -161,10 +162,9 @@ def interval(values: NDArray[np.float64], *names: str | int) -> Interval:
 
 
 def ratios(frame: pd.DataFrame, first: str, second: str, measure: str = "bias") -> pd.DataFrame:
-    """measure(first) / measure(second), policy by policy, then its median and interval: a row per case and level.
+    """measure(first) / measure(second) per policy, then its median and interval: a row per case and level.
 
-    Below 1 the first objective has less of it. `log_low` and `log_high` bound the natural logarithm. Levels without a
-    gap, where both may be exact, have no row.
+    Below 1, the first objective has less of it. Levels without a gap, where both may be exact, have no row.
     """
     rows = []
     gaps = where(frame, numbers(frame, "kl_mu_pi") > 0)
@@ -172,6 +172,7 @@ def ratios(frame: pd.DataFrame, first: str, second: str, measure: str = "bias") 
         above, below = (where(part, part["objective"] == name).sort_values("seed") for name in (first, second))
         if above.empty or below.empty:
             continue
+        # Medians and bootstrap on the log scale, where swapping the two objectives only flips the sign.
         logs = np.log(numbers(above, measure) / numbers(below, measure))
         found = interval(logs, first, second, *map(str, place.values()))
         place |= {"ratio": math.exp(found.median), "low": math.exp(found.low), "high": math.exp(found.high)}
@@ -183,27 +184,27 @@ def ratios(frame: pd.DataFrame, first: str, second: str, measure: str = "bias") 
 # ---- as text ---------------------------------------------------------------------------------------------------------
 
 MAX_ROWS = 100
-"""A terminal table with more rows than this keeps only the middle distances."""
+"""Most rows of a terminal table; above, only the middle distances are shown."""
 
 
 def text_columns(frame: pd.DataFrame) -> dict[str, str]:
-    """Column to heading of what tables show of each objective."""
+    """Column name to heading of an objective's columns in tables."""
     heads = {"bias": "bias", "direction_bias": "direction bias", "cosine": "cosine", "scale": "step"}
     return heads | {"variance": "variance"} | {error_column(n): f"error at {n}" for n in sample_sizes(frame)}
 
 
 def cell(row: Mapping[str, Any], name: str) -> str:
-    """A median as text; rounding errors of the enumeration are 0."""
+    """A median as text; rounding errors of the enumeration appear as 0."""
     return number(tidy(float(row[name])))
 
 
 def tidy(value: float) -> float:
-    """The value, or 0 where it is only float64's rounding, which the root in `direction_bias` makes some 1e-8."""
+    """The value, or 0 if it is only float64's rounding, which the root in `direction_bias` raises to about 1e-8."""
     return 0.0 if abs(value) < 1e-7 else value
 
 
 def middle(values: Sequence[float] | NDArray[np.float64]) -> float:
-    """The middle one of the distinct values, the upper of two; nan where there is but nan."""
+    """The middle one of the distinct values (the upper of two); nan if all are nan."""
     distinct = sorted({float(value) for value in values if not math.isnan(value)})
     return distinct[len(distinct) // 2] if distinct else math.nan
 
@@ -216,13 +217,13 @@ def at_middle(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def at_level(frame: pd.DataFrame, name: str, level: float) -> pd.DataFrame:
-    """The rows at this level, and those that have none."""
+    """The rows at this level, and those without a level (nan)."""
     values = numbers(frame, name)
     return where(frame, (values == level) | np.isnan(values))
 
 
 def shown(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The medians that a terminal shows, and a line on what it leaves out (empty for nothing)."""
+    """The medians for a terminal, and a line on the selection ("" for all)."""
     found = at_longest(medians(frame))
     left = [] if len(distinct(frame, "length")) == 1 else ["longest responses of each kind"]
     if len(found) > MAX_ROWS:

@@ -1,4 +1,4 @@
-"""The findings of an audit, in sentences whose every number is computed from its rows."""
+"""The findings of an audit in sentences, with every number computed from its rows."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def group_words(group: str, baseline: str) -> str:
 
 
 def sentences(config: AuditConfig, frame: pd.DataFrame) -> list[str]:
-    """The summary: which objectives are least biased, which err least, where bias comes from; then the two that are
-    compared, and what was enumerated."""
+    """The summary: the least biased objectives, the least errors, the source of bias; the comparison; and the scope."""
     found = at_middle(at_longest(medians(frame)))
     said = [_ranking(found), *(one for one in (_errors(frame, found), _split(found)) if one)]
     if config.compare is not None:
@@ -44,12 +43,12 @@ def sentences(config: AuditConfig, frame: pd.DataFrame) -> list[str]:
 
 
 def headline(frame: pd.DataFrame) -> str:
-    """The objectives whose expected gradients are nearest to the true one and furthest from it."""
+    """The objectives with the expected gradients nearest to and furthest from the true one."""
     each = _by_objective(at_middle(at_longest(medians(frame))), "bias")
     if len(each) < 2:
         return f"How far {', '.join(each)} is from the true gradient"
     least, most = min(each, key=each.__getitem__), max(each, key=each.__getitem__)
-    return f"Of {len(each)} objectives {least} is nearest to the true gradient, {most} furthest from it."
+    return f"Of {len(each)} objectives, {least} is nearest to the true gradient and {most} furthest from it."
 
 
 def _scope(frame: pd.DataFrame) -> str:
@@ -64,7 +63,7 @@ def _scope(frame: pd.DataFrame) -> str:
 
 
 def _ranking(found: pd.DataFrame) -> str:
-    """Least and most biased at the middle distances."""
+    """The least and the most biased objective at the middle distances."""
     said = []
     for name, words in (("bias", "bias"), ("direction_bias", "bias that no rescaling removes")):
         each = _by_objective(found, name)
@@ -76,7 +75,7 @@ def _ranking(found: pd.DataFrame) -> str:
             f"({number(tidy(each[most]))})"
         )
     words = "; ".join(said)
-    return f"{words[0].upper()}{words[1:]}; both in lengths of the true gradient."
+    return f"{words[0].upper()}{words[1:]}; relative to the length of the true gradient."
 
 
 def _errors(frame: pd.DataFrame, found: pd.DataFrame) -> str:
@@ -84,26 +83,24 @@ def _errors(frame: pd.DataFrame, found: pd.DataFrame) -> str:
     for n in sample_sizes(frame):
         each = _by_objective(found, error_column(n))
         least = min(each, key=each.__getitem__)
-        best.append(f"at {n:,} responses by {least} ({number(each[least])})")
-    return f"Bias and variance together, the least error is made {', '.join(best)}."
+        best.append(f"{least} at {n:,} responses ({number(each[least])})")
+    return f"Lowest error, bias and variance together: {', '.join(best)}."
 
 
 def _by_objective(found: pd.DataFrame, name: str) -> dict[str, float]:
-    """Each objective's median over cases, of those that have one."""
+    """Each objective's median over cases; without objectives whose values are all nan."""
     each = {key["objective"]: numbers(part, name) for key, part in parts(found, ["objective"])}
     return {key: float(np.nanmedian(values)) for key, values in each.items() if not np.isnan(values).all()}
 
 
 def _split(found: pd.DataFrame) -> str:
     gaps = np.minimum(numbers(found, "kl_mu_old"), numbers(found, "kl_old_pi"))
-    # Under replay old and pi differ by their routes also where no weight has moved: that is no staleness.
+    # Under replay old and pi differ by their routes even if no weight has moved; that is not staleness.
     both = where(found, (gaps > 1e-12) & (numbers(found, "asked_staleness") > 0))
     if both.empty:
         return ""
     share = float((numbers(both, "bias_discrepancy") > numbers(both, "bias_staleness")).mean())
-    return (
-        f"Where both gaps are open, the discrepancy alone biases more than the staleness alone in {share:.0%} of cases."
-    )
+    return f"With both gaps, the discrepancy alone causes more bias than the staleness alone in {share:.0%} of cases."
 
 
 def _comparison(frame: pd.DataFrame, first: str, second: str) -> list[str]:
@@ -113,14 +110,14 @@ def _comparison(frame: pd.DataFrame, first: str, second: str) -> list[str]:
         less, more = (float(share.mean()) for share in (numbers(part, "high") < 1, numbers(part, "low") > 1))
         said.append(
             f"With {group_words(**key)}, {first} has less bias than {second} in {less:.0%} of the "
-            f"cells (length, distance, reward, policies) and more in {more:.0%}; the other intervals hold 1. The "
+            f"cells (length, distance, reward, policies) and more in {more:.0%}; the other intervals contain 1. The "
             f"median ratio is {number(float(np.median(numbers(part, 'ratio'))))}."
         )
     return said
 
 
 def turns(table: pd.DataFrame) -> pd.DataFrame:
-    """Of each case and distance, the shortest length from which on the median ratio stays at 1 or more; none is nan.
+    """For each case and distance, the shortest length from which the median ratio stays at 1 or more; nan for none.
 
     `kl_sequence` is KL(mu || pi) of whole responses there.
     """
@@ -128,7 +125,7 @@ def turns(table: pd.DataFrame) -> pd.DataFrame:
     for place, part in parts(table, [*CASE, "asked_discrepancy", "asked_staleness"]):
         length, kl = math.nan, math.nan
         for row in records(part.sort_values("length", ascending=False)):
-            if row["ratio"] < 1:
+            if row["ratio"] < 1:  # from the longest down: the first ratio below 1 ends the run
                 break
             length, kl = row["length"], row["kl_sequence"]
         rows.append(place | {"length": length, "kl_sequence": kl})

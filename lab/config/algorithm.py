@@ -1,8 +1,8 @@
-"""The `algorithm:` block: what a run optimises and how, in terms that mention no engine and no model.
+"""The `algorithm:` block: the objective of a run and its optimisation, without an engine or a model.
 
-It is the part of a configuration that moves from the sandbox to a cluster unchanged; `build()` turns it into
+This part of a config moves from the sandbox to a cluster unchanged; `build()` turns it into
 `theory.algorithm.Algorithm`. Names, defaults, ranges and descriptions follow from the dataclasses of `theory`, so that
-a new preset or correction, or a new number of one, needs no line here. Papers: MiniRL (arXiv 2512.01374), R3
+a new preset or correction, or a new parameter of one, needs no line here. Papers: MiniRL (arXiv 2512.01374), R3
 (2510.11370), Pr2 (2606.00395).
 """
 
@@ -40,7 +40,7 @@ class CorrectionBlock(Strict):
     Bounds are on old/mu. verl's k1 bounds are on mu/old: its "a_b" is lo = 1/b, hi = 1/a (docs/objectives.md).
     """
 
-    # The correction knows its parameters: `build` refuses any other, and any value out of range.
+    # Extra keys are allowed because the correction knows its parameters: `build` refuses any other.
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float]
 
@@ -59,13 +59,14 @@ class _Preset(Strict):
 
 
 def _number(name: str) -> Any:
-    """An optional number of the presets; one that a single preset has begins with that preset's name."""
+    """The field of an optional number; where one preset alone has it, its description begins with that preset."""
     having = [p for p, o in PRESETS.items() if name in about(type(o.trust_region)) | about(type(o.correction))]
     words = f"{having[0]}: {NUMBERS[name].words}" if len(having) == 1 else NUMBERS[name].words
     bounds: dict[str, Any] = NUMBERS[name].bounds
     return (float | None, Field(default=None, description=words, **bounds))
 
 
+# A type checker cannot follow create_model, and takes the base without the numbers.
 if TYPE_CHECKING:
     _Numbers = _Preset
 else:
@@ -73,7 +74,7 @@ else:
 
 
 class ObjectiveBlock(_Numbers):
-    """A preset, and what is changed in it; null leaves the preset's own choice."""
+    """A preset with changes; null keeps the preset's own choice."""
 
     correction: CorrectionBlock | None = Field(default=None, description="another correction of the engine gap")
     rejection: CorrectionBlock | None = Field(
@@ -91,7 +92,7 @@ class ObjectiveBlock(_Numbers):
     router_shift_floor: float | None = derived(Objective, "router_shift_floor", default=None)
 
     def build(self) -> Objective:
-        """The objective; ValueError for an unknown name, and for a change that the preset has no use for."""
+        """The objective; ValueError for an unknown name, or for a change that has no effect on the preset."""
         given = {name: getattr(self, name) for name in OVERRIDES if getattr(self, name) is not None}
         changes: dict[str, Any] = {
             name: value.build() if isinstance(value, CorrectionBlock) else value for name, value in given.items()
@@ -125,11 +126,11 @@ class BatchBlock(Derived, BatchSettings):  # pyright: ignore[reportGeneralTypeIs
 
 
 WHOLE = {"top_p": 1, "top_k": 0, "min_p": 0}
-"""The settings by which engines truncate what they sample from, at the values that leave it whole."""
+"""The settings by which engines truncate the sampling distribution, at the values that keep it whole."""
 
 
 def refuse_truncation(given: Mapping[str, Any]) -> None:
-    """Raises ValueError for a setting that truncates: old and pi would need the mask of what was kept."""
+    """Raises ValueError for a setting that truncates: old and pi would need the mask of the kept tokens."""
     for name, whole in WHOLE.items():
         if name in given and given[name] != whole:
             raise ValueError(
@@ -153,7 +154,7 @@ class DynamicSamplingBlock(Strict):
     """DAPO's dynamic sampling: groups that are all right or all wrong are drawn again."""
 
     enabled: bool = Field(default=False, description="whether to draw again until P groups are mixed")
-    max_rounds: int = Field(default=4, ge=2, description="draws of prompts a global step, at most")
+    max_rounds: int = Field(default=4, ge=2, description="draws of prompts per global step, at most")
 
 
 class OptimizerBlock(Derived, OptimizerSettings):  # pyright: ignore[reportGeneralTypeIssues]
@@ -164,7 +165,7 @@ class AlgorithmConfig(Strict):
     """The whole recipe."""
 
     objective: ObjectiveBlock = Field(description="what is maximised")
-    replay: ReplayBlock = Field(default_factory=ReplayBlock, description="which pass routes how")
+    replay: ReplayBlock = Field(default_factory=ReplayBlock, description="the routing of each pass")
     batch: BatchBlock = Field(default_factory=BatchBlock, description="one global step")
     sampling: SamplingBlock = Field(default_factory=SamplingBlock, description="how responses are drawn")
     dynamic_sampling: DynamicSamplingBlock = Field(
@@ -172,6 +173,7 @@ class AlgorithmConfig(Strict):
     )
     optimizer: OptimizerBlock = Field(default_factory=OptimizerBlock, description="AdamW")
     freeze_router: bool = derived(Algorithm, "freeze_router")
+    # Newer than some runs, so null by default, which `config_hash` omits.
     label_noise: float | None = derived(Algorithm, "label_noise", default=None, gt=0, ge=None)
     overlong_buffer: int | None = derived(Algorithm, "overlong_buffer", default=None, gt=0, ge=None)
     overlong_factor: float | None = derived(Algorithm, "overlong_factor", default=None)
@@ -196,7 +198,7 @@ class AlgorithmConfig(Strict):
     def _predictor(self) -> PredictorSettings:
         settings, rate = self.replay.predictor.model_dump(), self.optimizer.learning_rate
         if settings["learning_rate_multiplier"] is None:
-            # AdamW moves each weight by about its rate: what is kept where the model's rate is another is the product.
+            # AdamW moves a weight by about its rate, so the product of multiplier and model rate is kept constant.
             change = OptimizerSettings().learning_rate / rate if rate > 0 else 1.0
             settings["learning_rate_multiplier"] = PredictorSettings().learning_rate_multiplier * change
         return PredictorSettings(**settings)

@@ -1,4 +1,4 @@
-"""Config fields that follow from theory's dataclasses: their types, defaults, words and ranges.
+"""Config fields that follow from theory's dataclasses: their types, defaults, descriptions and ranges.
 
 A block that inherits `Derived` and a dataclass has the dataclass's fields and checks; `derived` gives a single field.
 """
@@ -18,7 +18,7 @@ _BOUNDS = {"gt": annotated_types.Gt, "ge": annotated_types.Ge, "lt": annotated_t
 
 
 class Derived(Strict):
-    """A block whose inherited fields carry their words and ranges in `About`.
+    """A block whose inherited fields have their descriptions and ranges in `About`.
 
     Every `Strict` block is frozen at run time; pyright cannot see that, and reports the frozen dataclass beside it.
     """
@@ -29,10 +29,12 @@ class Derived(Strict):
             for words in [word for word in field.metadata if isinstance(word, About)]:
                 field.description = words.words
                 field.metadata += [_BOUNDS[name](bound) for name, bound in words.bounds.items()]
+        # pydantic has built the validators from the fields as they were before.
         cls.model_rebuild(force=True)
 
     @model_validator(mode="after")
     def _as_the_theory_checks(self) -> Derived:
+        # pydantic makes the instance without the dataclass's __init__, so nothing else runs its checks.
         checks = getattr(self, "__post_init__", None)
         if checks is not None:
             checks()
@@ -40,7 +42,7 @@ class Derived(Strict):
 
 
 def derived(cls: type, name: str, **changes: Any) -> Any:
-    """The field of this dataclass: its default, words and range, less what is changed (a default of None, a bound)."""
+    """The field `name` of this dataclass, with its default, description and range; `changes` replace any of them."""
     words = about(cls)[name]
     default = next(field.default for field in fields(cls) if field.name == name)
     settings: dict[str, Any] = {"default": default, "description": words.words, **words.bounds, **changes}

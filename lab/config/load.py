@@ -26,8 +26,8 @@ from lab.strict import ConfigError, did_you_mean, validate
 
 Config = TypeVar("Config", bound=BaseModel)
 
-# These keys say where a run's results go, or what speaks for its config; everything else may change its numbers, so
-# everything else is hashed.
+# These keys name the place of a run's results, or the evidence for its config; every other key may change its numbers,
+# so it is hashed.
 NOT_HASHED = ("name", "output", "logging", "evidence", "threads")
 
 MOST_VALUES = 100_000
@@ -37,7 +37,7 @@ MOST_DEPTH, MOST_BITS = 50, 1024
 
 
 def load(path: str | Path, overrides: Sequence[str], schemas: Mapping[str, type[Config]]) -> Config:
-    """The config in the file after the overrides, as the schema that its `backend:` names; ConfigError if it has none.
+    """The config in the file after the overrides, as the schema that its `backend:` names; ConfigError for a wrong one.
 
     Overrides are command-line words: `--algorithm.replay.mode R3` or `--algorithm.replay.mode=R3`; values are YAML.
     """
@@ -52,7 +52,7 @@ def load(path: str | Path, overrides: Sequence[str], schemas: Mapping[str, type[
 
 
 def read(path: str | Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The mapping in a YAML file, over the one in its `base:` file where it has one."""
+    """The mapping in a YAML file, merged over the mapping in its `base:` file, if it names one."""
     path = located(Path(path))
     if path.resolve() in seen:
         raise ConfigError(f"{path}: base: the files refer to each other in a circle: {' -> '.join(map(str, seen))}")
@@ -117,7 +117,7 @@ def to_yaml(config: BaseModel) -> str:
 def config_hash(config: BaseModel) -> str:
     """Twelve hex digits that depend on every field but NOT_HASHED: equal hashes promise equal numbers.
 
-    A field that is null is left out, so that a new optional one changes no former config's hash.
+    Null fields are omitted, so that a new optional field changes no former config's hash.
     """
     dumped = config.model_dump(mode="json", exclude_none=True)
     fields = {key: value for key, value in dumped.items() if key not in NOT_HASHED}
@@ -139,14 +139,15 @@ def _parse(text: str, where: str) -> Any:
         raise ConfigError(f"{where}{line}: not valid YAML: {problem}") from error
     except YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from error
-    except (ValueError, TypeError) as error:  # of the constructors of single values: a date of month 13, an odd key
+    except (ValueError, TypeError) as error:  # from ruamel's constructors of single values: month 13, an odd key
         raise ConfigError(f"{where}: not valid YAML: {error}") from error
     _check_size(value, where)
     return value
 
 
 def _check_size(value: Any, where: str) -> None:
-    """ConfigError for more than a config can need: aliases of aliases stand for any number of values."""
+    """ConfigError for more than a config can need: nested aliases expand to any number of values."""
+    # A stack in place of recursion, which deep nesting would exhaust before the check.
     count, waiting = 0, [(value, 0)]
     while waiting:
         current, depth = waiting.pop()
@@ -176,7 +177,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _set(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Puts the value at a dotted key, making blocks on the way; a number in the key counts into a list."""
+    """Sets the value at a dotted key, creating blocks on the way; a number in the key is a position in a list."""
     *blocks, last = key.split(".")
     current: Any = raw
     for depth, name in enumerate(blocks):
@@ -189,7 +190,7 @@ def _set(raw: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _index(block: dict[str, Any] | list[Any], name: str, key: str) -> Any:
-    """The key or list position that `name` means in this block."""
+    """The key or list position that `name` denotes in this block."""
     if isinstance(block, dict):
         return name
     if not name.isdecimal() or int(name) >= len(block):
@@ -248,7 +249,7 @@ def _flow(value: Any) -> str:
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     if isinstance(value, (str, Path)):
         text = str(value)
-        # Plain where YAML would read the same text back; in double quotes, whose escapes JSON shares, otherwise.
+        # Plain where YAML reads the same text back, otherwise in double quotes, whose escapes YAML shares with JSON.
         plain = re.fullmatch(r"[A-Za-z_][\w./-]*", text, re.ASCII) and _parse(text, "") == text
         return text if plain else _quoted(text)
     return json.dumps(value)

@@ -1,4 +1,4 @@
-"""One run of either world: its name, seed and length, the task, the algorithm, and what is measured and kept of it.
+"""One run of either world: its name, seed and length, the task, the algorithm, its measurements and records.
 
 Each world adds its own blocks in a subclass with a literal `backend` (`sandbox.config.SandboxRun`).
 """
@@ -33,9 +33,9 @@ class CheckpointBlock(Strict):
     every_minutes: float | None = Field(
         default=None,
         gt=0,
-        description="and after the first step that ends this long after the last one; null: by steps",
+        description="minutes after which the next step makes one, too; null: by steps alone",
     )
-    keep: int = Field(default=2, ge=1, description="checkpoints kept, the newest ones")
+    keep: int = Field(default=2, ge=1, description="newest checkpoints kept")
 
 
 class TraceBlock(Strict):
@@ -45,7 +45,7 @@ class TraceBlock(Strict):
 
 
 class LoggingBlock(Strict):
-    """The loggers that metrics go to besides metrics.jsonl, which is always written."""
+    """The loggers that take metrics besides metrics.jsonl, which is always written."""
 
     loggers: tuple[Literal["csv", "tensorboard", "wandb", "mlflow"], ...] = Field(
         default=("csv", "tensorboard"),
@@ -54,13 +54,13 @@ class LoggingBlock(Strict):
 
 
 class RunConfig(Strict):
-    """The fields of a run in every world; `backend` says which world, and its subclass fixes the value."""
+    """The fields of a run in both worlds; `backend` names the world, and each world's subclass fixes the value."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+=-]*$", description="the run's folder is <output>/<name>/<time>-<hash>"
     )
     seed: int = Field(default=0, ge=0, description="root of every named random stream")
-    backend: str = Field(description="the world that runs it: sandbox or scaled")
+    backend: str = Field(description="world of the run: sandbox or scaled")
     num_steps: int = Field(ge=1, description="global steps: rollout, old pass, mini-batches, hand-over")
     task: TaskConfig = Field(description="where prompts and rewards come from")
     algorithm: AlgorithmConfig = Field(description="what is optimised and how, in terms that hold in every world")
@@ -74,7 +74,7 @@ class RunConfig(Strict):
     output: str = Field(default="runs", min_length=1, description="folder of all run folders")
 
     def settled(self) -> RunConfig:
-        """This config with every `auto` decided for the machine at hand: what the run's folder records and hashes."""
+        """This config with every `auto` decided for this machine, as the run's folder records and hashes it."""
         return self
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ FOLDER = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "con
 
 
 def names() -> list[str]:
-    """Every shipped config's name, sorted: its path below `configs/` without the ending, as in `demo/r3`."""
+    """Every shipped config's name, sorted: its path below `configs/` without the suffix, as in `demo/r3`."""
     return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml"))
 
 
@@ -30,7 +30,7 @@ def words(name: str) -> str:
 def located(path: Path) -> Path:
     """The path itself where it exists, else the shipped config that it names: `demo/r3` or `configs/demo/r3.yaml`.
 
-    Raises ConfigError where it is neither.
+    Raises ConfigError for any other path.
     """
     if path.exists():
         return path

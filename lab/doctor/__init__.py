@@ -1,8 +1,8 @@
-"""The doctor: what a trace says is wrong with a pair of engines, with its evidence and its fix.
+"""The doctor: names the fault of a pair of engines from a trace, with the evidence and the fix.
 
-view.py reads a trace token by token, evidence.py and routes.py make numbers of it, causes.py weighs them, diagnosis.py
-puts them into words, page.py into a page; importers/ opens what other systems dump. `diagnose` looks at a batch that is
-in memory.
+view.py reads a trace token by token, evidence.py and routes.py turn it into clues, causes.py weighs the clues,
+diagnosis.py puts the result into words and page.py onto a page; importers/ reads the dumps of other systems.
+`diagnose` takes a batch in memory.
 """
 
 from lab.doctor.batch import diagnose

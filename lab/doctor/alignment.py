@@ -1,4 +1,4 @@
-"""Clues of values that stand in the wrong place or nowhere: shifted, filled with zeros, or cut off at the end."""
+"""Clues for misplaced or missing values: shifted by a token, filled with zeros, or cut off at the end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from lab.doctor.view import MIN_TOKENS, View
 
 VISIBLE = 1e-4
-"""A log-probability below -VISIBLE is not 0 by rounding."""
+"""A log-probability below -VISIBLE, in nats, is too far from 0 to be a rounded 0."""
 
 
 def shift(view: View) -> float | None:
-    """s in {-1, 1} for which mean |log mu_t - log old_{t+s}| is least, within responses."""
+    """s in {-1, 1} that minimises mean |log mu_t - log old_{t+s}| within responses."""
     found = _shifted(view)
     return None if found is None else float(found[0])
 
@@ -23,6 +23,7 @@ def shift_gain(view: View) -> float | None:
 
 
 def _shifted(view: View) -> tuple[int, float] | None:
+    # Responses are packed one after the other: a pair of neighbours counts only within one response.
     is_inner = view.response_n[1:] == view.response_n[:-1]
     if int(is_inner.sum()) < MIN_TOKENS:
         return None
@@ -37,6 +38,7 @@ def _shifted(view: View) -> tuple[int, float] | None:
 
 def _zeros(view: View, at_last: bool, below: float) -> float | None:
     shares = []
+    # Either side may be the one that was padded.
     for one, other in ((view.mu_n, view.old_n), (view.old_n, view.mu_n)):
         is_asked_n = (other < below) & (view.is_last_n == at_last)
         if bool(is_asked_n.any()):
@@ -45,12 +47,12 @@ def _zeros(view: View, at_last: bool, below: float) -> float | None:
 
 
 def zero_share(view: View) -> float | None:
-    """Of tokens before the last with p < 1/2 on one side, the share with log-probability exactly 0 on the other."""
+    """Share, in [0, 1], of log-probabilities exactly 0 on one side among non-last tokens with p < 1/2 on the other."""
     return _zeros(view, at_last=False, below=math.log(0.5))
 
 
 def zero_sure_share(view: View) -> float | None:
-    """Of tokens before the last that are visibly below 0 on one side, likely ones too, the share with 0 on the other.
+    """Share, in [0, 1], of 0 on one side among non-last tokens visibly below 0 on the other, likely tokens included.
 
     A distribution cut to its likeliest token has log-probability 0 as well.
     """
@@ -58,19 +60,20 @@ def zero_sure_share(view: View) -> float | None:
 
 
 def zero_last_share(view: View) -> float | None:
-    """Of last tokens that are visibly below 0 on one side, the share with 0 on the other."""
+    """Share, in [0, 1], of 0 on one side among last tokens visibly below 0 on the other."""
     return _zeros(view, at_last=True, below=-VISIBLE)
 
 
 def end_share(view: View) -> float | None:
-    """Responses shorter than the longest that end on an end token / those responses.
+    """Share, in [0, 1], of the responses shorter than the longest that end on an end token.
 
-    An end token is one that stands nowhere but at ends. None where all are as long, or observations are between.
+    An end token is one that occurs only at ends. None with fewer than MIN_TOKENS such responses, or with observations.
     """
     if not bool(view.trace.is_response.all()):
         return None
     last = view.token_n[view.is_last_n]
     lengths_B = view.position_n[view.is_last_n]
+    # The longest responses may have been cut by max_tokens, which leaves no end token either.
     is_short_B = lengths_B < lengths_B.max()
     if int(is_short_B.sum()) < MIN_TOKENS:
         return None

@@ -1,4 +1,4 @@
-"""The doctor within a training loop: a diagnosis of a batch that is in memory, as tensors or as lists of rows."""
+"""The doctor inside a training loop: the diagnosis of a batch in memory, given as tensors or as lists of rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.doctor.importers.aligned import masked, unprompted
 from lab.doctor.importers.format import Placed
 
 Batch = Tensor | Sequence[Any]
-"""B rows: a padded tensor, or a list of rows of their own lengths (tensors or lists)."""
+"""B rows: a padded tensor, or a list of rows of different lengths (tensors or lists)."""
 
 
 def diagnose(
@@ -29,15 +29,15 @@ def diagnose(
     experts_mu: Batch | None = None,
     experts_old: Batch | None = None,
 ) -> Diagnosis:
-    """The faults of the two engines that scored this batch, with its clues in `seen`, by name.
+    """The diagnosis of the two engines that scored this batch, with its clues by name in `seen`.
 
     Place s of each row holds tokens[s], its log-probability in nats under mu (the engine that sampled) and under old
-    (the trainer at the same weights), and whether mu sampled it: prompts, tool output and padding are 0 in
-    `is_sampled`, and their values are not looked at. With `prompts` the rows are responses, and each follows its
-    prompt; padding that equal prompts share does no harm. What follows the last sampled token is left out. Experts are
-    (tokens with the prompt's, L, K), of which the last row may be missing; -1 where unknown.
+    (the trainer at the same weights), and whether mu sampled it: `is_sampled` is 0 on prompts, tool output and padding,
+    whose values are ignored. With `prompts` the rows are responses, and each follows its prompt; padding is harmless if
+    equal prompts have the same. Tokens after the last sampled one are dropped. Experts are (tokens of prompt and
+    response, L, K), -1 where unknown; the last row may be missing.
 
-    ValueError naming the row and the field that does not fit, and where no token was sampled.
+    Raises ValueError, with row and field, for values that do not fit, and where no token was sampled.
 
     >>> from lab.doctor import diagnose
     >>> found = diagnose([[7, 4, 4]], [[0, -1.0, -2.0]], [[0, -1.0, -2.0]], [[0, 1, 1]])
@@ -70,7 +70,7 @@ def _rows(
                 raise ValueError(f"{place}: {name}: expected {len(ids)} values, one per token, got {len(values_S)}")
         stop = max((at + 1 for at, is_one in enumerate(mask) if is_one), default=0)
         if stop == 0:
-            continue  # a response that is masked as a whole says nothing
+            continue  # a fully masked response has no sampled token
         ids, mask = ids[:stop], mask[:stop]
         columns = {name: values_S[:stop] for name, values_S in columns.items()}
         if prompts is None:
@@ -78,6 +78,7 @@ def _rows(
         else:
             prompt = _list(prompts[b])
             row = {"tokens": [*prompt, *ids], "num_prompt": len(prompt), "is_response": mask, **columns}
+        # S tokens have S - 1 routing rows: the last token is never an input.
         num_rows = len(row["tokens"]) - 1
         yield row | {name: torch.as_tensor(batch[b])[:num_rows] for name, batch in routes.items()}, place
 

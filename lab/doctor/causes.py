@@ -1,8 +1,8 @@
 """The causes the doctor knows: for each the rule that weighs its evidence, the plain words, and the fix.
 
-A rule gives a weight in [0, 1] from the clues; `over(x, t)` is 1/2 at its threshold t. The causes are asked in order,
-and what one explains the later ones cannot: the strength of a cause is its weight times what those before have left.
-Thresholds are ratios without a unit where that is possible; docs/doctor.md says how often they are right.
+A rule maps the clues to a weight in [0, 1]; `over(x, t)` is 1/2 at its threshold t. Rules run in order, and a later
+cause cannot explain what an earlier one has explained: a strength is a weight times the share still unexplained.
+Thresholds are dimensionless ratios where possible; docs/doctor.md counts how often they are right.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lab.doctor.words import Seen
 
 @dataclass(frozen=True)
 class Cause:
-    """One thing that goes wrong: `title` ends the sentence "It looks like ..."; `shows` names the clues to print."""
+    """One possible fault: `title` ends the sentence "It looks like ..."; `shows` names the clues to print."""
 
     name: str
     title: str
@@ -25,17 +25,18 @@ class Cause:
     fix: str
     shows: tuple[str, ...]
     explains: bool = True
-    """Whether what it explains is explained; a sampler's fault leaves the gap of the log-probabilities unexplained."""
+    """Whether it explains the gap of the log-probabilities; a fault of the sampler leaves that gap to later causes."""
 
 
 REPEATED = 0.25
-"""The weight of a differing router, as evidence for routers that err by themselves, where all deviations repeat."""
+"""Factor on the routers' evidence, in [0, 1], where all deviations repeat: such routers do not err by chance."""
 
 
 def over(x: float | None, threshold: float | int, power: float | int = 4) -> float:
     """x^power / (x^power + threshold^power) for x > 0: 1/2 at the threshold; 0 for x <= 0 and for no data."""
     if x is None or x <= 0:
         return 0.0
+    # (threshold / x)^power would overflow for tiny x.
     return 1 / (1 + (threshold / x) ** power) if (x > threshold * 1e-6) else 0.0
 
 
@@ -61,7 +62,7 @@ def _shifted(seen: Seen) -> float:
 
 
 def _unrelated(seen: Seen) -> float:
-    """Other weights may correlate as little; but they say the same of the same context."""
+    """Other weights may correlate as little, but they give the same deviation in the same context."""
     is_new = over(seen["noise_share"], 0.3) if "noise_share" in seen else 1.0
     return under(max(seen.get("correlation", 1.0), 0.0), 0.5, 12) * is_new
 
@@ -71,7 +72,7 @@ def _end_token(seen: Seen) -> float:
 
 
 def _route_record(seen: Seen) -> float:
-    """Log-probabilities far closer than routes: the rows that were written down are not those that were run."""
+    """Log-probabilities agree far better than routes: the recorded rows are not the ones that ran."""
     share = over(seen.get("router_disagreement"), 0.02) * under(seen.get("k3_kl", 1.0), 1e-7)
     moved = over(seen.get("row_shift_gain"), 1.5) * over(seen.get("router_disagreement"), 0.1)
     return max(share, moved, over(seen.get("unrecorded_share"), 0.02))
@@ -82,27 +83,28 @@ def _mask(seen: Seen) -> float:
 
 
 def _temperature(seen: Seen) -> float:
-    """A slope well below 1/2 is of logits that have little to do with each other, not of a temperature above 2."""
+    """A slope well below 1/2 comes from nearly unrelated logits, not from a temperature above 2."""
     slope = seen.get("logit_slope", 1.0)
     return over(seen.get("logit_fit"), 0.6, 6) * over(abs(slope - 1), 0.03) * over(slope, 0.5, 8)
 
 
 def _wrong_weights(seen: Seen) -> float:
-    """Logits off by whole units, always by the same in the same context, and where the policy is sure as well.
+    """Logits are off by whole units, by the same amount in the same context, even where the policy is sure.
 
-    A policy gradient leaves sure tokens alone, and no rounding comes that far.
+    A policy gradient leaves sure tokens alone, and no rounding moves logits that far.
     """
     score = seen.get("size", 0.0) * seen.get("sure_ratio", 0.6)
     return over(score, 0.75) * under(seen.get("noise_share", 0.0), 0.3)
 
 
 def _sharper(seen: Seen) -> float:
-    """Tokens that are likelier than what they are said to be drawn from."""
+    """Tokens are likelier than the distribution that scored them allows."""
+    # Without entropies there is no surprise; repeats among draws from one context serve instead.
     return over(-seen["surprise_z"] if "surprise_z" in seen else seen.get("collision_z"), 3.0, 8)
 
 
 def _sampler_mask(seen: Seen) -> float:
-    # Top-p and min-p leave nothing of the tail; a temperature thins it; top-k takes the third token, not the second.
+    # Top-p and min-p remove the tail and a temperature thins it; top-k >= 2 removes the third token, not the second.
     tail = seen.get("tail_share")
     return _sharper(seen) * (0.5 if tail is None else max(under(tail, 0.09), over(tail, 0.65, 8)))
 
@@ -121,11 +123,11 @@ def _switched(seen: Seen) -> float:
 
 
 def _routing(seen: Seen) -> float:
-    """Routers differ more often than the deviation of the logits makes them; the more so if they do not repeat it.
+    """Routers differ more often than the logits' deviation explains; more so if the differences do not repeat.
 
-    How often rounding makes them differ depends on the model (0.24 to 2 a unit on two that were tried). Where the
-    same token after the same context is off by the same again, the engine is a function of the context, no router errs
-    by chance, and only routers that differ four times as often are more than rounding.
+    The rate that rounding causes depends on the model (0.24 to 2 per unit on the two tried). Where a token's deviation
+    repeats with its context, the engine is a function of the context and no router errs by chance: then only routers
+    that differ four times as often count as more than rounding.
     """
     noise = seen.get("noise_share")
     factor = 1.0 if noise is None else REPEATED + (1 + noise - REPEATED) * over(noise, 0.05)
@@ -133,9 +135,9 @@ def _routing(seen: Seen) -> float:
 
 
 def _stale(seen: Seen) -> float:
-    """Logits move more, and more KL comes with each differing router, than where all weights are rounded alike.
+    """Logits move more, and each differing router comes with more KL, than where all weights are rounded alike.
 
-    And less where the policy is sure, as a policy gradient has it. A handful of differing routers says nothing.
+    They move less where the policy is sure, as under a policy gradient. A handful of differing routers is no evidence.
     """
     is_repeated = under(seen.get("noise_share", 0.0), 0.3)
     if "flips_per_size" not in seen:
@@ -152,12 +154,12 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         "not_finite", "log-probabilities that are NaN or infinite", _not_finite,
         lambda seen: f"{words.share(seen['nonfinite_share'])} of the log-probabilities are NaN or infinite.",
-        "Find the first one: -inf for a sampled token means that one side masks what the other sampled.",
+        "Find the first one: -inf for a sampled token means that one side masks tokens the other samples.",
         ("nonfinite_share",),
     ),
     Cause(
         "zero_padded", "missing log-probabilities filled with zeros", _zero_padded, words.padded,
-        "Fill missing values with NaN, not 0 (probability 1), and mask those tokens; see that the engine returns one "
+        "Fill missing values with NaN, not 0 (probability 1), and mask those tokens; check that the engine returns one "
         "log-probability per token, also after preemption and for forced tokens.",
         ("zero_share", "zero_last_share"),
     ),
@@ -176,40 +178,41 @@ CAUSES: tuple[Cause, ...] = (
         ("shift", "shift_gain", "correlation"),
     ),
     Cause(
-        "unrelated", "log-probabilities that have nothing to do with each other", _unrelated,
-        lambda seen: (f"The two sides correlate by {seen.get('correlation', 0):.2g}: they are not of the same tokens "
-                      "under nearly the same model."),
+        "unrelated", "unrelated log-probabilities", _unrelated,
+        lambda seen: (f"The two sides have correlation {seen.get('correlation', 0):.2g}: they do not score the same "
+                      "tokens under nearly the same model."),
         "Check that both sides score the same responses in the same order, with the same chat template and weights.",
         ("correlation", "k3_kl"),
     ),
     Cause(
         "mask", "log-probabilities of a truncated distribution on one side", _mask, words.masked,
-        "Sample untruncated, or keep the sampling mask and apply it on both sides. Log-probabilities of what is left "
-        "(vLLM: logprobs_mode processed_logprobs) are right only then.",
+        "Sample untruncated, or keep the sampling mask and apply it on both sides. Log-probabilities of the truncated "
+        "distribution (vLLM: logprobs_mode processed_logprobs) are right only then.",
         ("rho_mean", "rho_z", "one_sided"),
     ),
     Cause(
         "temperature", "log-probabilities at two temperatures", _temperature, words.scaled,
-        "Divide the trainer's logits by the temperature that tokens are sampled at, in every pass, and have the engine "
-        "write down the log-probabilities at it (vLLM: logprobs_mode processed_logprobs); never one side alone.",
+        "Divide the trainer's logits by the sampling temperature in every pass, and have the engine record "
+        "log-probabilities at the same temperature (vLLM: logprobs_mode processed_logprobs); never change one side "
+        "alone.",
         ("temperature", "logit_slope", "logit_fit", "rho_mean"),
     ),
     Cause(
         "wrong_weights", "weights that are not the trainer's", _wrong_weights, words.misplaced,
-        "Compare the engine's weights with the trainer's tensor by tensor after a hand-over: expert order, gate and up "
-        "projections, scales of the routed experts, the checkpoint itself.",
+        "Compare the engine's weights with the trainer's, tensor by tensor, after a weight transfer: expert order, "
+        "gate and up projections, scales of the routed experts, the checkpoint itself.",
         ("size", "sure_ratio", "noise_share", "correlation", "router_disagreement"),
     ),
     Cause(
-        "sampler_mask", "sampling with top-p, top-k or min-p that nobody scores", _sampler_mask, words.sharp,
-        "Look for sampling defaults of the model folder (generation_config.json) and switch them off, or keep the mask "
+        "sampler_mask", "sampling with unscored top-p, top-k or min-p", _sampler_mask, words.sharp,
+        "Look for sampling defaults in the model folder (generation_config.json) and switch them off, or keep the mask "
         "and score with it.",
         ("surprise_gap", "surprise_z", "collision_z", "tail_share"), explains=False,
     ),
     Cause(
-        "sampler_temperature", "sampling at a temperature that nobody scores", _sampler_temperature, words.sharp,
-        "Look for a temperature among the sampling defaults of the model folder (generation_config.json), and divide "
-        "both sides' logits by the temperature that is sampled at.",
+        "sampler_temperature", "sampling at an unscored temperature", _sampler_temperature, words.sharp,
+        "Look for a temperature among the sampling defaults in the model folder (generation_config.json), and divide "
+        "both sides' logits by the sampling temperature.",
         ("temperature", "surprise_gap", "surprise_z", "collision_z", "tail_share"), explains=False,
     ),
     Cause(
@@ -219,21 +222,21 @@ CAUSES: tuple[Cause, ...] = (
         ("end_share",),
     ),
     Cause(
-        "route_record", "a routing record that is not what was run", _route_record, words.recorded,
-        "Check the capture: one row an input token (S - 1 of them), every layer its own buffer, cached prefixes looked "
-        "up and not left out; then replay is safe.",
+        "route_record", "a routing record that differs from the routes that ran", _route_record, words.recorded,
+        "Check the capture: one row per input token (S - 1 rows), a buffer of its own for every layer, and rows for "
+        "cached prefixes too; then replay is safe.",
         ("router_disagreement", "row_shift_gain", "unrecorded_share", "exact_share"),
     ),
     Cause(
         "nothing", "nothing wrong", _nothing,
         lambda seen: "Every log-probability has the same bits on both sides.",
-        "None is needed.",
+        "No change is needed.",
         ("exact_share", "router_disagreement", "surprise_z"),
     ),
     Cause(
-        "switched", "weights that changed in mid-response", _switched, words.fell,
-        "Abort and resume with the new weights from the prompt on, or keep each segment's version and its own mu "
-        "log-probabilities; a correction (Token-TIS, IcePop) bounds what is left.",
+        "switched", "weights that changed mid-response", _switched, words.fell,
+        "Abort and restart from the prompt with the new weights, or keep each segment's version and its own mu "
+        "log-probabilities; a correction (Token-TIS, IcePop) bounds the remaining gap.",
         ("jump", "jump_at", "k3_kl"),
     ),
     Cause(
@@ -244,22 +247,22 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "stale", "weights of another version", _stale, words.behind,
-        "Push the weights, score one batch again at once, and see the gap vanish; where the lag is meant (asynchronous "
-        "training), correct it by importance weights and log the version lag.",
+        "Push the weights, score one batch again before any update, and check that the gap vanishes; where the lag is "
+        "intended (asynchronous training), correct it by importance weights and log the version lag.",
         ("size", "sure_ratio", "kl_per_flip", "flips_per_size", "noise_share"),
     ),
     Cause(
         "precision", "different arithmetic for the same weights", _precision, words.small,
         "Raise the precision of the engine or lower the trainer's to match (same formats, same order of summation); "
-        "what is left is for a correction (Token-TIS, IcePop).",
+        "leave the remaining gap to a correction (Token-TIS, IcePop).",
         ("k3_kl", "extreme_frac_tau2", "size", "router_disagreement", "flip_share_of_kl", "noise_share"),
     ),
 )  # fmt: skip
-"""Every cause, in the order in which they are asked."""
+"""Every cause, in the order in which their rules run."""
 
 UNKNOWN = Cause(
-    "unknown", "something that is not known here", lambda seen: 1.0,
+    "unknown", "an unknown cause", lambda seen: 1.0,
     lambda seen: "No rule explains these numbers.",
-    "Rescore one batch with one engine twice, then change one thing at a time.",
+    "Score one batch twice with the same engine, then change one thing at a time.",
     ("k3_kl", "extreme_frac_tau2", "size", "correlation"),
 )  # fmt: skip

@@ -1,9 +1,9 @@
-"""The change point of a series of steps, and whether it grows: two rank tests whose null distributions are exact.
+"""The change point of a series over steps, and its trend: two rank tests with exact null distributions.
 
-Null of both: the n values are exchangeable, in any order equally likely (a level that does not move, with noise of any
+Null hypothesis of both: the n values are exchangeable, every order equally likely (a constant level under noise of any
 law, heavy tails included). The statistics depend on ranks alone, so their null distribution depends on n alone; it is
 drawn from NUM_ORDERS random orders, and p = (1 + orders at least as extreme) / (1 + NUM_ORDERS), whose level is exact
-for values without ties (Phipson and Smyth, 2010). Under a trend both tests fire; `is_jump` tells which fits better.
+for values without ties (Phipson and Smyth, 2010). Under a trend both tests fire; `is_jump` says which fits better.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from theory.streams import stream
 
 NUM_ORDERS = 4999
 FEWEST = 8
-"""With fewer values not even the clearest change is beyond chance at 5 %: of 6, 2 orders in 20 are as clear."""
+"""Values needed: with 6, even the clearest change is not significant at 5 % (2 orders in 20 are as clear)."""
 LEVEL = 0.01
 
 
 @dataclass(frozen=True)
 class Change:
-    """A series in two parts: the first `at` values and the rest. `p` is of no change at all, `trend_p` of no trend."""
+    """A series in two parts: the first `at` values and the rest. `p` tests for any change, `trend_p` for a trend."""
 
     at: int
     p: float
@@ -36,11 +36,11 @@ class Change:
     after: float
     """Median of the rest."""
     is_jump: bool
-    """Whether two levels leave a smaller sum of squares than a straight line, in ranks."""
+    """Whether two levels fit the ranks with a smaller sum of squares than a straight line."""
 
     @property
     def is_clear(self) -> bool:
-        """Whether chance is ruled out at LEVEL."""
+        """Whether either test rejects at LEVEL."""
         return min(self.p, self.trend_p) < LEVEL
 
     @property
@@ -50,7 +50,7 @@ class Change:
 
 
 def change(values: Sequence[float]) -> Change | None:
-    """The clearest change of level in the series; None with fewer than FEWEST values. ValueError for one not finite."""
+    """The clearest change of level in the series; None below FEWEST values. ValueError for a value not finite."""
     x = torch.tensor(list(values), dtype=torch.float64)
     if not bool(x.isfinite().all()):
         raise ValueError(f"values: expected finite numbers, got {[v for v in values if not abs(v) < float('inf')][:3]}")
@@ -75,14 +75,14 @@ def change(values: Sequence[float]) -> Change | None:
 
 
 def _midranks(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Ranks from 1; equal values share the mean of theirs."""
+    """Ranks from 1; equal values share their mean rank."""
     below_n = (x[None] < x[:, None]).sum(1).double()
     equal_n = (x[None] == x[:, None]).sum(1).double()
     return below_n + (equal_n + 1) / 2
 
 
 def _scan(rank_mn: Float[Tensor, "m n"]) -> Float[Tensor, "m k"]:
-    """|sum_{i <= t} (r_i - (n + 1)/2)| / sqrt(t (n - t)) for t = 1 .. n - 1: Pettitt's (1979), a split as any other."""
+    """|sum_{i <= t} (r_i - (n + 1)/2)| / sqrt(t (n - t)) for t = 1 .. n - 1: Pettitt's (1979), standardised."""
     n = rank_mn.shape[1]
     t = torch.arange(1, n, dtype=torch.float64)
     return (rank_mn - (n + 1) / 2).cumsum(1)[:, :-1].abs() / (t * (n - t)).sqrt()
@@ -96,13 +96,15 @@ def _trend(rank_mn: Float[Tensor, "m n"]) -> Float[Tensor, " m"]:
 
 @cache
 def _null(n: int) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
-    """Both statistics, the trend's magnitude, of NUM_ORDERS random orders of n ranks."""
+    """Both statistics (of the trend, its magnitude) for NUM_ORDERS random orders of n ranks."""
     generator = stream(0, "change point", str(n))
+    # argsort of uniforms is a random permutation; +1 makes it ranks from 1.
     rank_mn = torch.rand((NUM_ORDERS, n), dtype=torch.float64, generator=generator).argsort(1).double() + 1
     return _scan(rank_mn).max(1).values, _trend(rank_mn).abs()
 
 
 def _p(value: Tensor, null_m: Float[Tensor, " m"]) -> float:
+    # The margin counts an equal statistic as at least as extreme, whatever its sums rounded to.
     return (1 + int((null_m >= value - 1e-9).sum())) / (1 + len(null_m))
 
 

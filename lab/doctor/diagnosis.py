@@ -1,4 +1,4 @@
-"""From a trace to a diagnosis: the causes by strength, and the words."""
+"""The diagnosis of a trace: the causes by strength, and the words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.traces import Trace
 NAMED = 0.25
 """A second cause of at least this strength is named beside the first."""
 TRIED_ON = 2500
-"""Sampled tokens of the smallest traces whose planted faults docs/doctor.md counts."""
+"""Sampled tokens in the smallest traces that docs/doctor.md counts."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Diagnosis:
 
     @property
     def candidates(self) -> list[Cause]:
-        """The causes that one step does not tell apart, the strongest first; none where the strongest stands alone."""
+        """The two causes that one step cannot tell apart, the strongest first; none where the strongest is clear."""
         return candidates(self.seen, self.strengths)
 
     @property
     def named(self) -> list[Cause]:
-        """The strongest cause and the next one, if it is strong enough; *undecided* alone where there are two."""
+        """The strongest cause, and the next one if it reaches NAMED; *undecided* alone where there are candidates."""
         if pair := self.candidates:
             return [between(*pair)]
         first, second, *_ = self.strengths
@@ -41,12 +41,12 @@ class Diagnosis:
 
     @property
     def share_right(self) -> float | None:
-        """The share of planted causes that were right when named at this strength, in [0, 1]; None where undecided."""
+        """The share of planted faults, in [0, 1], named rightly at this strength; None where undecided."""
         return None if self.candidates else share_right(self.strengths[self.named[0]])
 
     @property
     def fault(self) -> Cause | None:
-        """The strongest cause where it is a fault; None for nothing wrong and for rounding too small to matter."""
+        """The strongest cause if it is a fault; None for nothing wrong and for rounding too small to matter."""
         first = self.named[0]
         harmless = first.name == "precision" and self.seen["k3_kl"] < HARMLESS
         return None if first.name == "nothing" or harmless else first
@@ -55,7 +55,7 @@ class Diagnosis:
     def verdict(self) -> str:
         """The likely cause, in one sentence."""
         first = self.named[0]
-        lead = "it looks like" if self.fault else "nothing to mend; it looks like"
+        lead = "it looks like" if self.fault else "nothing to fix; it looks like"
         if pair := self.candidates:
             of = " or ".join(f"{cause.title} ({self.strengths[cause]:.2f})" for cause in pair)
             return f"undecided: {lead} {of}."
@@ -63,14 +63,14 @@ class Diagnosis:
 
     @property
     def caution(self) -> str | None:
-        """A caution that there are fewer tokens than the rules were tried on; None where there are enough."""
+        """A warning that the trace has fewer tokens than the rules were tested on; None where it has enough."""
         num = int(self.seen["num_tokens"])
         if num >= TRIED_ON:
             return None
-        return f"{num:,} tokens are few: the rules were tried on {TRIED_ON:,} and more. A larger trace tells more."
+        return f"{num:,} tokens are few: the rules were tested on {TRIED_ON:,} or more. A larger trace tells more."
 
     def lines(self) -> list[str]:
-        """The verdict, what to do first, and for each named cause what it is with its evidence, in plain words."""
+        """The verdict, the first thing to do, and each named cause in plain words with its evidence."""
         first, *others = self.named
         out = [self.verdict, f"Do first: {first.fix}", *([] if self.caution is None else [self.caution])]
         out += self._told(first)
@@ -83,7 +83,7 @@ class Diagnosis:
         return [f"  {cause.words(self.seen)}", *(f"    {name:<34} {value}" for name, value in self.evidence(cause))]
 
     def evidence(self, cause: Cause) -> list[tuple[str, str]]:
-        """The clues that speak for or against a cause: title and value."""
+        """The clues for or against a cause: title and value."""
         titles = {"nonfinite_share": "values that are not finite"} | {name: clue.title for name, clue in CLUES.items()}
         return [(titles[name], number(self.seen[name])) for name in cause.shows if name in self.seen]
 
@@ -95,9 +95,10 @@ def diagnose(trace: Trace) -> Diagnosis:
 
 
 def weigh(seen: Mapping[str, float]) -> dict[Cause, float]:
-    """Each cause's strength, the largest first: its weight times what the causes before it have left unexplained."""
+    """Each cause's strength in [0, 1], the largest first: its weight times the share that earlier causes leave."""
     left, strengths = 1.0, {}
     for cause in CAUSES:
+        # With NaN or infinite values no other clue was computed.
         weight = 0.0 if "nonfinite_share" in seen and cause.name != "not_finite" else cause.rule(seen)
         strengths[cause] = left * weight
         if cause.explains:

@@ -1,8 +1,8 @@
-"""Dumps of other frameworks as these write them, from rows of ours: a writer per format, and the rows of a trace.
+"""Dumps in other frameworks' formats, written from our rows: a writer per format, and the rows of a trace.
 
-A planted fault can so be looked at in any format (notebooks/09_the_doctor.ipynb), and every importer is tested on what
-its writer makes. Each writer follows the framework's own code, which its importer's docstring names: padding, place and
-type of every field, and the fields that the importer leaves alone. It returns the path that it wrote, in `folder`.
+A planted fault can then be viewed in any format (notebooks/09_the_doctor.ipynb), and every importer is tested on its
+writer's files. Each writer follows the framework's own code, which its importer's docstring names: padding, place and
+type of every field, and the fields that the importer ignores. It returns the path that it wrote in `folder`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Rows = list[dict[str, Any]]
 
 
 def rows_of(trace: Trace) -> Rows:
-    """The rows of importers/rows.py that the trace is made of, one per response; absent columns stay absent.
+    """The trace as rows of importers/rows.py, one per response; absent columns stay absent.
 
-    Layers lose their numbers: rows count them from 0.
+    Layer numbers are lost: rows count layers from 0.
     """
     names = ("is_response", "logp_mu", "logp_old", "logp_pi", "entropy_old", "experts_mu", "experts_old")
     columns = {name: values for name in names if (values := getattr(trace, name)) is not None}
@@ -33,7 +33,7 @@ def rows_of(trace: Trace) -> Rows:
     num_values = num_routes = 0
     for b, (start, stop) in enumerate(itertools.pairwise(trace.offsets.tolist())):
         S, P = stop - start, int(trace.num_prompt[b])
-        # A value for each token after the prompt, and a route for each token that is an input.
+        # S - P values per response, one per token after the prompt; S - 1 routes, as the last token is never an input.
         row = {"step": trace.step, "tokens": trace.tokens[start:stop].tolist(), "num_prompt": P}
         row |= {"reward": trace.rewards[b].item()} | (
             {} if trace.engines is None else {"engine": int(trace.engines[b])}
@@ -47,7 +47,7 @@ def rows_of(trace: Trace) -> Rows:
 
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """The file with a JSON object per line."""
+    """Writes the file, one JSON object per line; its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -60,7 +60,7 @@ def whole(row: dict[str, Any], name: str, before: int | float, width: int | None
 
 
 def nemo_rl(folder: Path, rows: Rows) -> Path:
-    """`train_data_step3.jsonl`: padded on the right, mu 0 where no token was sampled, old everywhere but at place 0."""
+    """`train_data_step3.jsonl`: right-padded; mu is 0 where no token was sampled, old has a value from place 1 on."""
     W, out = max(len(row["tokens"]) for row in rows) + 2, []
     for idx, row in enumerate(rows):
         S, mask = len(row["tokens"]), whole(row, "is_response", 0, W)
@@ -81,7 +81,7 @@ def nemo_rl(folder: Path, rows: Rows) -> Path:
 
 
 def prime_rl(folder: Path, rows: Rows) -> Path:
-    """`token_exports/step_12/rank_0.jsonl`, schema_version 1: without padding, all columns beside the tokens."""
+    """`token_exports/step_12/rank_0.jsonl`, schema_version 1: no padding, a value per token in every column."""
     out = []
     for i, row in enumerate(rows):
         S, nothing = len(row["tokens"]), [None] * len(row["tokens"])
@@ -99,9 +99,10 @@ def prime_rl(folder: Path, rows: Rows) -> Path:
 
 
 def verl_v1(folder: Path, rows: Rows) -> Path:
-    """A line of docs/doctor.md's hook: the transfer queue's fields without padding, a routing row per token."""
+    """`12.engines.jsonl` of docs/doctor.md's hook: the transfer queue's unpadded fields, a routing row per token."""
     out = []
     for row in rows:
+        # verl keeps a routing row for every token; the last token's is filler.
         P, filler = row["num_prompt"], [[[0] * len(layer) for layer in row["experts_mu"][0]]]
         out.append(
             {"step": 12, "prompts": row["tokens"][:P], "responses": row["tokens"][P:], "score": row["reward"]}
@@ -113,7 +114,7 @@ def verl_v1(folder: Path, rows: Rows) -> Path:
 
 
 def trl(folder: Path, rows: Rows) -> Path:
-    """`trl_engines_12.jsonl` of the docs' hook: prompts padded on the left, completions on the right, zeros there."""
+    """`trl_engines_12.jsonl` of docs/doctor.md's hook: prompts left-padded, completions right-padded, with zeros."""
     P = max(row["num_prompt"] for row in rows) + 1
     T, out = max(len(row["logp_mu"]) for row in rows) + 1, []
     for row in rows:
@@ -129,7 +130,7 @@ def trl(folder: Path, rows: Rows) -> Path:
 
 
 def miles(folder: Path, rows: Rows, is_copied: bool = False) -> Path:
-    """`policy_loss_debug/rank_0_call_0.pt`: three log-probs a sample, no tokens; `is_copied`: old is mu's own."""
+    """`policy_loss_debug/rank_0_call_0.pt`: three log-probs per token, no token ids; `is_copied`: old is mu's own."""
     samples = []
     for index, row in enumerate(rows):
         mu, old = torch.tensor(row["logp_mu"]), torch.tensor(row["logp_old"])
@@ -165,7 +166,7 @@ def dashboard(folder: Path, rows: Rows) -> Path:
 
 
 def open_instruct(folder: Path, rows: Rows) -> Path:
-    """`{run}_rollouts_000000.jsonl`: RolloutRecords."""
+    """`{run}_rollouts_000000.jsonl`: a RolloutRecord per line."""
     records = [
         {"step": 0, "sample_idx": i, "prompt_idx": i // 2, "prompt_tokens": row["tokens"][: row["num_prompt"]]}
         | {"response_tokens": row["tokens"][row["num_prompt"] :], "reward": row["reward"], "advantage": 0.5}
@@ -177,7 +178,7 @@ def open_instruct(folder: Path, rows: Rows) -> Path:
 
 
 def vllm(folder: Path, rows: Rows) -> Path:
-    """RequestOutputs of one completion each; every other one with its routes as the HTTP server encodes them."""
+    """`vllm.jsonl`: RequestOutputs of one completion; every second one has routes as the HTTP server encodes them."""
     out = []
     for i, row in enumerate(rows):
         P, experts = row["num_prompt"], np.array(row["experts_mu"], dtype=np.uint8)
@@ -195,13 +196,14 @@ def vllm(folder: Path, rows: Rows) -> Path:
 
 
 def skyrl(folder: Path, rows: Rows) -> Path:
-    """The tensors of a TrainingInputBatch, padded on the left, as the lines of docs/doctor.md save them."""
+    """`batch.pt`: the left-padded tensors of a TrainingInputBatch, as the lines of docs/doctor.md save them."""
     S, T = max(len(row["tokens"]) for row in rows) + 1, max(len(row["logp_mu"]) for row in rows) + 1
 
     def left(values: list[Any], width: int) -> torch.Tensor:
         tensor = torch.tensor(values)
         return torch.cat([tensor.new_zeros((width - len(tensor), *tensor.shape[1:])), tensor])
 
+    # SkyRL has a row for every token; the importer drops the last one.
     whole_rows = [row["experts_mu"] + row["experts_mu"][-1:] for row in rows]
     content = {
         "sequences": torch.stack([left(row["tokens"], S) for row in rows]),
@@ -218,6 +220,6 @@ def skyrl(folder: Path, rows: Rows) -> Path:
 
 
 def old_side(folder: Path, rows: Rows) -> Path:
-    """The trainer's side alone, as `--old` takes it."""
+    """`old.jsonl`: the trainer's side alone, as `--old` takes it."""
     names = ("logp_old", "entropy_old", "experts_old")
     return lines(folder / "old.jsonl", [{name: row[name] for name in names} for row in rows])

@@ -1,4 +1,4 @@
-"""Clues from the log-probabilities of both sides: how far apart they are, in which shape, and where.
+"""Clues from the log-probabilities of both sides: the size, the shape and the place of their gap.
 
 d = log old - log mu of a sampled token, rho = e^d, p its probability under old, token ~ mu.
 Papers: R3 (arXiv 2510.11370) Eq. 2 and 3; MiniRL (arXiv 2512.01374) Eq. 5.
@@ -15,31 +15,31 @@ from lab.doctor.view import MIN_TOKENS, View
 from theory.divergences import extreme_fraction, k3_kl_mu_old
 
 NUM_PARTS = 4
-"""Parts of the prompts that must agree on a fall."""
+"""Parts of the prompts that must all show a fall."""
 
 
 def exact_share(view: View) -> float:
-    """Tokens with log mu == log old to the bit / all tokens, in [0, 1]."""
+    """Share of tokens with log mu == log old to the bit, in [0, 1]."""
     return (view.d_n == 0).double().mean().item()
 
 
 def k3_kl(view: View) -> float:
-    """k3 of KL(mu || old): mean of rho - 1 - log rho, nats per token, at least 0 (R3 Eq. 2)."""
+    """k3 estimate of KL(mu || old), nats per token, at least 0: mean of rho - 1 - log rho (R3 Eq. 2)."""
     return k3_kl_mu_old(view.old_n, view.mu_n).mean().item()
 
 
 def extreme(view: View) -> float:
-    """F(2): tokens with max(rho, 1/rho) > 2 / all tokens (R3 Eq. 3)."""
+    """F(2), the share of tokens with max(rho, 1/rho) > 2, in [0, 1] (R3 Eq. 3)."""
     return extreme_fraction(view.old_n, view.mu_n, torch.ones(len(view), dtype=torch.bool), tau=2.0).item()
 
 
 def size(view: View) -> float | None:
-    """Median of |d| / (1 - p) over tokens with p < 0.99: the usual deviation of a logit, in logit units."""
+    """Typical deviation of a logit, in logit units: the median of |d| / (1 - p) over tokens with p < 0.99."""
     return view.size_n[view.is_open_n].median().item() if int(view.is_open_n.sum()) >= MIN_TOKENS else None
 
 
 def sure_ratio(view: View) -> float | None:
-    """The median of |d| / (1 - p) over nearly sure tokens, 0.99 < p < 0.9995, over that where p < 0.99.
+    """Ratio of the medians of |d| / (1 - p) on nearly sure tokens, 0.99 < p < 0.9995, and where p < 0.99.
 
     Rounding moves all logits alike; a policy gradient moves least where the policy is sure.
     """
@@ -49,24 +49,24 @@ def sure_ratio(view: View) -> float | None:
 
 
 def rho_mean(view: View) -> float:
-    """Mean of rho. 1 in expectation for any two policies over the same tokens; the kept mass where mu is cut off."""
+    """Mean of rho: 1 in expectation for two policies over the same tokens; the kept mass if mu is truncated."""
     return view.d_n.exp().mean().item()
 
 
 def rho_z(view: View) -> float:
-    """(mean rho - 1) / (std rho / sqrt n): the same in standard errors; 0 where both agree to the bit."""
+    """(mean rho - 1) / (std rho / sqrt n), in standard errors; 0 where both sides agree to the bit."""
     rho_n = view.d_n.exp()
     return ((rho_n.mean() - 1) / (rho_n.std() / len(view) ** 0.5).clamp(min=1e-300)).item() if len(view) > 1 else 0.0
 
 
 def one_sided(view: View) -> float | None:
-    """|sum d| / sum |d|, in [0, 1]: 1 where one side's log-probabilities are never below the other's."""
+    """|sum d| / sum |d|, in [0, 1]: 1 if one side's log-probabilities are never below the other's."""
     total = view.d_n.abs().sum()
     return (view.d_n.sum().abs() / total).item() if total > 0 else None
 
 
 def logit_slope(view: View) -> float | None:
-    """a in logit(mu) = a logit(old), least squares through 0: old's temperature over mu's, if only that differs."""
+    """Slope a of logit(mu) = a logit(old), least squares through 0: old's temperature / mu's, if only that differs."""
     line = _logit_line(view)
     return None if line is None else line[0]
 
@@ -78,9 +78,11 @@ def logit_fit(view: View) -> float | None:
 
 
 def _logit_line(view: View) -> tuple[float, float] | None:
+    # Near p = 1 the logit magnifies errors of log p by 1 / (1 - p).
     is_seen_n = (view.mu_n < -1e-3) & (view.old_n < -1e-3)
     if int(is_seen_n.sum()) < MIN_TOKENS or not bool((view.d_n[is_seen_n] != 0).any()):
         return None
+    # logit p = log p - log(1 - p); expm1 keeps 1 - p exact for likely tokens.
     mu, old = (x[is_seen_n] - torch.log(-torch.expm1(x[is_seen_n])) for x in (view.mu_n, view.old_n))
     slope = (mu * old).sum() / (old * old).sum().clamp(min=1e-300)
     left = (mu - slope * old).square().sum() / (mu - old).square().sum().clamp(min=1e-300)
@@ -95,9 +97,9 @@ def correlation(view: View) -> float | None:
 
 
 def noise_share(view: View) -> float | None:
-    """The share of d that is not repeated when the same token follows the same context, in [0, 1] up to sampling.
+    """Share of d^2 that does not repeat when a token follows the same context again, in [0, 1] up to sampling.
 
-    sum over such groups of m tokens of m s^2 / sum of d^2, s^2 the unbiased variance of d within the group: 1 for
+    sum over groups of m equal draws of m s^2 / sum of d^2, s^2 the unbiased variance of d within the group: 1 for
     independent noise of mean 0, 0 for engines that are functions of the context.
     """
     _, group_n, sizes = view.draw_n.unique(return_inverse=True, return_counts=True)
@@ -106,40 +108,44 @@ def noise_share(view: View) -> float | None:
     if int(is_many_n.sum()) < MIN_TOKENS or total == 0:
         return None
     mean = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, group_n, view.d_n) / sizes
+    # m / (m - 1) turns the squares into m s^2; the clamp is for groups of one, which the sum leaves out.
     squares = (view.d_n - mean[group_n]).square() * (sizes / (sizes - 1).clamp(min=1))[group_n]
     return (squares[is_many_n].sum() / total).item()
 
 
 def jump(view: View) -> float | None:
-    """Largest fall of mean log |d|/(1 - p) from before a position to after it, in nats, the least of four parts.
+    """Largest fall of mean log |d|/(1 - p) from before a position to after it, in nats: the least of four parts.
 
-    The parts are prompts by their number modulo 4: what stands at a place, and so how much moves there, differs between
-    prompts; a change of weights does not. Over tokens with p < 0.997.
+    The parts are prompts by their number modulo 4. The text at a position, and so the size of the gap, differs between
+    prompts; a change of weights shows on all of them. Only tokens with p < 0.997 count.
     """
     found = _fall(view)
     return None if found is None else found[0]
 
 
 def jump_at(view: View) -> float | None:
-    """The position of that fall."""
+    """First position after that fall; positions in a response count from 0."""
     found = _fall(view)
     return None if found is None else float(found[1])
 
 
 def _fall(view: View) -> tuple[float, int] | None:
     is_open_n = view.doubt_n > 0.003
-    # A deviation of 1e-6 of a logit is float32 rounding: what is below counts as that.
+    # Deviations below 1e-6 of a logit are float32 rounding and count as 1e-6.
     log_n = view.size_n[is_open_n].clamp(min=1e-6).log()
     at_n, part_n = view.position_n[is_open_n], _prompt_numbers(view)[view.response_n][is_open_n] % NUM_PARTS
     num_places = int(view.position_n.max()) + 1
+    # One histogram over (part, position), then cumulative sums along the positions.
     place_n, shape = part_n * num_places + at_n, (NUM_PARTS, num_places)
     counts = torch.bincount(place_n, minlength=NUM_PARTS * num_places).view(shape).cumsum(1)
     sums = torch.bincount(place_n, log_n, minlength=NUM_PARTS * num_places).view(shape).cumsum(1)
-    # Column t - 1 has what stands before position t.
+    # Column t - 1 sums the positions before t.
     before, after = counts[:, :-1], counts[:, -1:] - counts[:, :-1]
+    # Empty sides are 0 / 0 = nan. A change of weights must show in every part, hence the least of them.
     falls = (sums[:, :-1] / before - (sums[:, -1:] - sums[:, :-1]) / after).nan_to_num(-math.inf).amin(0)
+    # At least an eighth of a part's tokens on each side, so that no handful of tokens makes a fall.
     is_seen = (torch.minimum(before, after) >= (counts[:, -1:] / 8).clamp(min=MIN_TOKENS)).all(0)
-    is_seen[-1:] = False  # a fall at the last position is that of the end tokens
+    is_seen[-1:] = False  # at the last position only end tokens are left
     if not bool(is_seen.any()):
         return None
     t = int(falls.masked_fill(~is_seen, -math.inf).argmax())
@@ -147,7 +153,7 @@ def _fall(view: View) -> tuple[float, int] | None:
 
 
 def _prompt_numbers(view: View) -> Tensor:
-    """For each response the number of its prompt, in order of appearance."""
+    """The prompt's number for each response, in order of appearance."""
     trace, seen = view.trace, {}
     starts = zip(trace.offsets[:-1].tolist(), trace.num_prompt.tolist(), strict=True)
     prompts = [tuple(trace.tokens[start : start + length].tolist()) for start, length in starts]

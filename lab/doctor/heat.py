@@ -1,4 +1,4 @@
-"""The tokens that carry the KL: the responses with the most of it, token by token, each the stronger coloured."""
+"""The tokens that carry the KL: the responses with the most of it, every token coloured by its k3."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from theory.divergences import k3_kl_mu_old
 
 MOST_RESPONSES = 8
 MOST_TOKENS = 160
-"""Tokens of a response that are shown: those around the one with the largest k3."""
+"""Tokens shown per response, around the one with the largest k3."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A token: its text, its strength in [0, 1] (the root of its k3 over the largest shown), and what hovering says."""
+    """A token: its text, its strength in [0, 1] (square root of its k3 over the trace's largest), and a hover text."""
 
     text: str
     strength: float
@@ -32,7 +32,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A response, or the part of it that is shown."""
+    """A response, or the shown part of it."""
 
     response: int
     share: float
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def where(self) -> str:
-        """The part that is shown, where it is not the whole."""
+        """The shown part in words; "" for the whole response."""
         if len(self.cells) == self.num_tokens:
             return ""
         return f", tokens {self.first} to {self.first + len(self.cells) - 1} of {self.num_tokens}"
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The worst responses of a step, the worst first; `covered` is their share of the sum of k3."""
+    """The responses of a step with the most k3, the largest first; `covered` is their share of its sum."""
 
     step: int
     num_responses: int
@@ -61,7 +61,7 @@ class HeatMap:
 
 
 def heat_map(trace: Trace) -> HeatMap | None:
-    """The map of a trace; None where no sampled token has a k3 above 0, or some log-probability is not finite."""
+    """The heat map of a trace; None if no sampled token has a k3 above 0, or some log-probability is not finite."""
     view = View.of(trace)
     k3_n = k3_kl_mu_old(view.old_n, view.mu_n)
     if not bool(k3_n.isfinite().all()) or float(k3_n.max()) <= 0:
@@ -76,6 +76,7 @@ def heat_map(trace: Trace) -> HeatMap | None:
 def _row(view: View, k3_n: torch.Tensor, b: int, top: float, share: float) -> Row:
     own = (view.response_n == b).nonzero()[:, 0]
     worst = int(k3_n[own].argmax())
+    # Centred on the worst token, but shifted to stay within the response.
     first = max(0, min(worst - MOST_TOKENS // 2, len(own) - MOST_TOKENS))
     shown = own[first : first + MOST_TOKENS].tolist()
     return Row(b, share, first, len(own), [_cell(view, n, float(k3_n[n]), top) for n in shown])

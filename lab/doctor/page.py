@@ -1,4 +1,4 @@
-"""The doctor's page: every trace's diagnosis in words, its evidence, and pictures, in the report's own style."""
+"""The doctor's page: each trace's diagnosis in words, its evidence, and figures in the report's style."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from lab.report.style import number
 from lab.traces import Trace
 
 NUM_SHOWN = 3
-"""Causes of a trace in the table."""
+"""Causes per trace in the table."""
 
 
 @dataclass(frozen=True)
 class Patient:
-    """A trace, its name and number on the page, and what the doctor says of it."""
+    """A trace, its name and number on the page, and its diagnosis."""
 
     label: str
     index: int
@@ -38,7 +38,7 @@ class Patient:
 
     @cached_property
     def heat(self) -> HeatMap | None:
-        """Its tokens that carry the KL."""
+        """The tokens that carry its KL."""
         return heat_map(self.newest_trace)
 
     @property
@@ -49,7 +49,7 @@ class Patient:
 
 
 def render(patients: Sequence[Patient]) -> str:
-    """The page as text."""
+    """The page as HTML."""
     draws = (by_kind, by_layer, probability_scatter, extreme_curve, along_response, logits, *ROUTING_LEVELS[:2])
     figures = [figure for figure in (draw(patients) for draw in draws) if figure is not None]
     title = patients[0].label if len(patients) == 1 else f"{len(patients)} traces"
@@ -60,7 +60,7 @@ def render(patients: Sequence[Patient]) -> str:
 
 
 def along_response(patients: Sequence[Patient]) -> Figure | None:
-    """The usual deviation of a logit by position in the response: a step in it is a change of weights."""
+    """The typical deviation of a logit by position in the response; a step in it shows a change of weights."""
     data = []
     for patient in patients:
         view = View.of(patient.newest_trace)
@@ -69,6 +69,7 @@ def along_response(patients: Sequence[Patient]) -> Figure | None:
         points = [(t, size_n[at_n == t].median().item()) for t in at_n.unique().tolist() if int((at_n == t).sum()) >= 5]
         data.append(
             {"type": "scatter", "mode": "lines", "name": patient.label, "meta": {"run": patient.index, "role": "line"}}
+            # A log axis has no 0: None leaves a gap in the line.
             | {"x": [t for t, _ in points], "y": [round(y, 8) or None for _, y in points]}
             | {"customdata": [number(y) for _, y in points], "hovertemplate": "%{customdata}"}
         )
@@ -79,18 +80,19 @@ def along_response(patients: Sequence[Patient]) -> Figure | None:
         "yaxis": {"type": "log", "exponentformat": "power", "dtick": 1, "title": {"text": "logit units"}},
         "hovermode": "x unified",
     }
-    formula = "median over tokens with p < 0.99 of |log old - log mu| / (1 - p); where all agree there is no point"
+    formula = "median over tokens with p < 0.99 of |log old - log mu| / (1 - p); no point where all agree"
     return Figure("along-response", "Deviation along the response", Caption(formula, "1", "here"), data, layout)
 
 
 def logits(patients: Sequence[Patient]) -> Figure | None:
-    """Each token at logit(old) and logit(mu): a temperature turns the line, a cut-off lifts it."""
+    """Each token at (logit old, logit mu): a temperature rotates the line, truncation lifts it."""
     data = []
     for patient in patients:
         trace = patient.newest_trace
         mu, old = (x[trace.is_response].double() for x in (trace.logp_mu, trace.logp_old))
         is_seen = (mu < -1e-4) & (old < -1e-4) & mu.isfinite() & old.isfinite()
         mu, old = mu[is_seen], old[is_seen]
+        # Evenly spaced tokens, not the first ones: the page stays small, and every response has its share.
         chosen = torch.linspace(0, len(mu) - 1, min(len(mu), MAX_POINTS // len(patients))).long()
         x, y = ((p - torch.log(-torch.expm1(p)))[chosen] for p in (old, mu))
         data.append(
@@ -109,5 +111,5 @@ def logits(patients: Sequence[Patient]) -> Figure | None:
         "shapes": [{"type": "line", "x0": low, "y0": low, "x1": high, "y1": high, "layer": "below"}],
         "hovermode": "closest",
     }
-    formula = "(logit old, logit mu) of sampled tokens, logit p = log p - log(1 - p); a temperature turns the line"
+    formula = "(logit old, logit mu) of sampled tokens, logit p = log p - log(1 - p); a temperature rotates the line"
     return Figure("logits", "Logits of sampled tokens", Caption(formula, "nats", "here"), data, layout)

@@ -1,9 +1,9 @@
-"""Figures of training-inference mismatch that others have published, each with its source: what is normal.
+"""Published figures of training-inference mismatch, each with its source.
 
-docs/reference-ranges.md is written from this file (`python -m tests.pages.reference_ranges`), and `standing.py` says
-where a trace stands in it. Values are as printed, several where the source gives several steps or runs. A value is
-compared with values of the same formula alone: prime-rl's `mismatch_kl` and NeMo-RL's `gen_kl_error` are k3 as here,
-verl's `rollout_corr/kl` is k1.
+docs/reference-ranges.md is written from this file (`python -m tests.pages.reference_ranges`), and `standing.py` ranks
+a trace among these figures. Values are as printed, several if the source gives several steps or runs. A value is only
+compared with values of the same formula: prime-rl's `mismatch_kl` and NeMo-RL's `gen_kl_error` are k3 as here, verl's
+`rollout_corr/kl` is k1.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ R3_PRECISION = "training precision not stated; MiniRL (arXiv 2512.01374), footno
 
 @dataclass(frozen=True)
 class Report:
-    """One published measurement: what ran, in which formats (mu's, old's; "" not known), the values, the source.
+    """One published measurement: model, engines, formats (mu's, old's; "" if not known), values and source.
 
-    `size` is the number in the model's name, in 1e9 parameters. `fault` says what was wrong where the source names it.
+    `size` is the number in the model's name, in 1e9 parameters. `fault` is the fault that the source names, if any.
     """
 
     model: str
@@ -46,7 +46,7 @@ def _r3(
 
 
 def _hub(thread: str, kind: str = "pull") -> tuple[str, str]:
-    """Words and address of a thread, given as owner/name#number."""
+    """The short name and the address of a thread given as owner/name#number."""
     repository, _, number = thread.partition("#")
     return f"{repository.split('/')[1]}#{number}", f"{GITHUB}/{repository}/{kind}/{number}"
 

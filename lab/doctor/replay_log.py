@@ -1,13 +1,13 @@
-"""NeMo-RL's log of replayed routes: whether the experts that the engine recorded are those that the trainer ran.
+"""NeMo-RL's log of replayed routes: whether the trainer ran the experts that the engine recorded.
 
 `r3_trace_{host}_pid{P}.jsonl`, a file per process, an event per line (nemo_rl/utils/r3_trace.py at 4677823;
-NRL_R3_TRACE=1, and NRL_R3_TRACE_VERIFY_FORWARD=1 for the events of the forward). It has digests of routes, not the
-routes, and no log-probabilities: it can show where replay breaks, and nothing of the gap. Events that are read:
+NRL_R3_TRACE=1, and NRL_R3_TRACE_VERIFY_FORWARD=1 for the events of the forward pass). It has digests of routes instead
+of routes, and no log-probabilities: it shows where replay breaks, but not the gap. Events that are read:
 
 | event                        | fields                                                              |
 |------------------------------|---------------------------------------------------------------------|
 | rollout_payload_sample       | key, routed_experts.valid_sha256, input_ids.valid_sha256            |
-| tq_fetch_sample              | the same, stage: what the trainer fetched for that stage            |
+| tq_fetch_sample              | the same, and stage: the trainer's fetch for that stage             |
 | router_replay_forward_verify | stage, layer_number, matches_expected, fallback_rows, actual.shape  |
 """
 
@@ -27,29 +27,29 @@ from lab.doctor.importers.reading import read_jsonl
 NAME = re.compile(r"r3_trace_.*\.jsonl")
 DIGESTS = ("input_ids", "routed_experts")
 FORMAT = About(
-    "NeMo-RL, R3 trace", "r3_trace_{host}_pid{P}.jsonl, all of a run together",
-    "digests of routes at the rollout, after the transfer and in the forward",
-    "Routes, tokens, log-probabilities: it shows whether replay is whole, nothing of the gap.",
+    "NeMo-RL, R3 trace", "r3_trace_{host}_pid{P}.jsonl, all files of a run together",
+    "digests of routes at the rollout, after the transfer and in the forward pass",
+    "Routes, tokens, log-probabilities: it shows whether replay is complete, but not the gap.",
     "NVIDIA-NeMo/RL nemo_rl/utils/r3_trace.py at 4677823",
 )  # fmt: skip
 
 
 @dataclass
 class ReplayLog:
-    """The findings of a run's files, taken together."""
+    """The events of all files of a run."""
 
     sampled: dict[str, Mapping[str, str]] = field(default_factory=dict)
     """Digests by key at the rollout."""
     fetched: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)
-    """Key, stage and digests of what a trainer fetched."""
+    """Key, stage and digests of every fetch by a trainer."""
     forwards: Counter[tuple[str, int | None]] = field(default_factory=Counter)
-    """Replayed layers that were verified, by stage and layer."""
+    """Verified replayed passes, by stage and layer."""
     unequal: Counter[tuple[str, int | None]] = field(default_factory=Counter)
     missing_rows: Counter[tuple[str, int | None]] = field(default_factory=Counter)
     num_rows: int = 0
 
     def differing(self, name: str) -> list[tuple[str, str]]:
-        """Keys and stages whose digest is not that of the rollout."""
+        """Keys and stages whose digest differs from the rollout's."""
         return [
             (key, stage)
             for key, stage, digests in self.fetched
@@ -58,36 +58,40 @@ class ReplayLog:
 
     @property
     def fault(self) -> tuple[str, str] | None:
-        """The fault and the first thing to do; None where replay is whole as far as the log goes."""
+        """The fault and the first thing to do; None if the log shows no break in the replay."""
         for name, what in zip(DIGESTS, ("tokens", "routes"), strict=True):
             if found := self.differing(name):
                 key, stage = found[0]
                 return (
                     f"{len(found)} fetched samples have other {what} than the rollout wrote, first {key} for {stage}",
-                    "Look at what stands between rollout and trainer: padding, order of samples, types of the payload.",
+                    "Check the path from rollout to trainer: padding, order of samples, types of the payload.",
                 )
         if self.unequal:
             (stage, layer), num = min(self.unequal.items(), key=lambda item: item[0][1] or 0)
             return (
                 f"layer {layer} ran other experts than were installed in {num} forward passes of {stage}",
-                "Look at the order in which layers take their routes: router numbers, pipeline stages, recomputation.",
+                "Check the order in which layers take their routes: router numbers, pipeline stages, recomputation.",
             )
         unknown = sorted({key for key, _, _ in self.fetched} - set(self.sampled))
         if unknown and self.sampled:
             return (
-                f"{len(unknown)} fetched samples are of no rollout in these files, first {unknown[0]}",
-                "Name the files of all processes of the run together.",
+                f"{len(unknown)} fetched samples belong to no rollout in these files, first {unknown[0]}",
+                "Pass the files of all processes of the run together.",
             )
         if missing := sum(self.missing_rows.values()):
             return (
                 f"{missing} of {self.num_rows:,} rows had no route and took the trainer's own",
-                "See which tokens the engine returns no routes for: cached prefixes, preempted requests, tool outputs.",
+                "Find the tokens without routes from the engine: cached prefixes, preempted requests, tool outputs.",
             )
         return None
 
+    @property
+    def _told(self) -> tuple[str, str]:
+        return self.fault or ("replay is complete", "No change is needed.")
+
     def lines(self) -> list[str]:
-        """The verdict, what to do first, and what was compared."""
-        verdict, first = self.fault or ("replay is whole", "None is needed.")
+        """The verdict, the first thing to do, and the counts of the comparison."""
+        verdict, first = self._told
         layers = len({layer for _, layer in self.forwards})
         compared = len([1 for key, _, _ in self.fetched if key in self.sampled])
         return [
@@ -95,12 +99,12 @@ class ReplayLog:
             f"Do first: {first}",
             f"  {compared} fetched samples compared with {len(self.sampled)} of the rollout; "
             f"{sum(self.forwards.values())} replayed passes of {layers} layers verified.",
-            "  It holds digests alone: the gap between the engines needs train_data_step{N}.jsonl.",
+            "  The trace holds only digests: the gap between the engines needs train_data_step{N}.jsonl.",
         ]
 
     def as_object(self) -> dict[str, Any]:
-        """The same for a program."""
-        verdict, first = self.fault or ("replay is whole", "None is needed.")
+        """The verdict and the counts for a program."""
+        verdict, first = self._told
         return {
             "verdict": verdict, "do_first": first, "is_whole": self.fault is None, "num_sampled": len(self.sampled),
             "num_fetched": len(self.fetched), "num_verified": sum(self.forwards.values()),
@@ -109,7 +113,7 @@ class ReplayLog:
 
 
 def read(paths: Sequence[Path]) -> ReplayLog:
-    """The log of these files; BadRows, a line each, for events that are not as NeMo-RL writes them."""
+    """The log of these files; BadRows, a line each, for events that do not have NeMo-RL's fields."""
     log = ReplayLog()
     for path in paths:
         found = Found()
@@ -124,7 +128,7 @@ def read(paths: Sequence[Path]) -> ReplayLog:
                 found.add(f"{path}: {place}: {reason}, in an event {row.get('event')!r}")
         found.refuse()
     if not (log.fetched or log.forwards or log.sampled):
-        raise ValueError(f"{paths[0]}: expected events of NeMo-RL's R3 trace, got none that is known")
+        raise ValueError(f"{paths[0]}: expected events of NeMo-RL's R3 trace, got none")
     return log
 
 
@@ -147,5 +151,5 @@ def _take(log: ReplayLog, row: Mapping[str, Any]) -> None:
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file is one, by its name."""
+    """Whether the file's name is that of an R3 trace."""
     return NAME.fullmatch(path.name) is not None

@@ -1,6 +1,6 @@
-"""Clues from the routes of both engines: how often they differ, against how far log-probabilities do, and where.
+"""Clues from the routes of both engines: how often they differ relative to the log-probabilities, and where.
 
-A shared error of the hidden states moves logits and router logits alike; what moves routers alone shows in the ratio.
+An error of the hidden states moves logits and router logits alike; an error of the routers alone shows in the ratio.
 Papers: R3 (arXiv 2510.11370) sec. 3.2 and App. H.
 """
 
@@ -16,12 +16,12 @@ from theory.routing.record import MISSING
 
 
 def num_flips(view: View) -> float | None:
-    """(row, layer) pairs whose sets of experts differ."""
+    """Number of (row, layer) pairs whose sets of experts differ."""
     return None if view.difference_RL is None else float((view.difference_RL > 0).sum())
 
 
 def _flip_rate(view: View) -> float | None:
-    """Their share, with one more counted, so that a rate from few of them is no small number by chance."""
+    """(flips + 1) / rows and layers: the added one keeps a rate from few flips from being small by chance."""
     if view.difference_RL is None:
         return None
     num_compared = int((view.difference_RL != MISSING).sum())
@@ -29,7 +29,7 @@ def _flip_rate(view: View) -> float | None:
 
 
 def flips_per_size(view: View) -> float | None:
-    """(flips + 1) / rows and layers / median of |d| / (1 - p): differing routers for a unit of logit deviation."""
+    """Differing routers per unit of logit deviation: ((flips + 1) / rows and layers) / median of |d| / (1 - p)."""
     rate, sizes = _flip_rate(view), view.size_n[view.is_open_n]
     if rate is None or len(sizes) < MIN_TOKENS or sizes.median() == 0:
         return None
@@ -37,16 +37,16 @@ def flips_per_size(view: View) -> float | None:
 
 
 def kl_per_flip(view: View) -> float | None:
-    """k3 of KL(mu || old) per token, the largest 0.5 % left out, / ((flips + 1) / rows and layers), nats.
+    """k3 of KL(mu || old) per token without its largest 0.5 %, / ((flips + 1) / rows and layers), nats.
 
-    One token in a thousand may carry most of the KL, and would decide the ratio.
+    One token in a thousand may carry most of the KL and would dominate the ratio.
     """
     rate, k3_n = _flip_rate(view), k3_kl_mu_old(view.old_n, view.mu_n).sort().values
     return None if rate is None else k3_n[: math.ceil(0.995 * len(k3_n))].mean().item() / rate
 
 
 def flip_share_of_kl(view: View) -> float | None:
-    """The share of the sum of k3 on tokens whose own row has other experts at some layer, in [0, 1]."""
+    """Share of the sum of k3, in [0, 1], on tokens whose own row has other experts at some layer."""
     k3_n = k3_kl_mu_old(view.old_n, view.mu_n)
     if view.differs_n is None or k3_n.sum() <= 0:
         return None
@@ -54,11 +54,11 @@ def flip_share_of_kl(view: View) -> float | None:
 
 
 NOWHERE = -1
-"""In place of a layer: tokens whose own row has the same experts everywhere."""
+"""Stands for no layer: tokens whose own row has the same experts everywhere."""
 
 
 def kl_by_first_layer(view: View) -> dict[int, float] | None:
-    """k3 of KL(mu || old), nats per token of all, by the first layer at which the token's own row has other experts.
+    """k3 of KL(mu || old), nats per token, split by the first layer at which the token's own row has other experts.
 
     The parts sum to the k3 KL; NOWHERE has the tokens without such a layer. None without both records.
     """
@@ -67,6 +67,7 @@ def kl_by_first_layer(view: View) -> dict[int, float] | None:
         return None
     differs_nL = (view.difference_RL > 0)[view.row_n]
     k3_n = k3_kl_mu_old(view.old_n, view.mu_n) / len(view)
+    # argmax of a boolean row is its first True, but 0 for a row without any.
     first_n = torch.where(differs_nL.any(1), differs_nL.long().argmax(1), NOWHERE)
     return {
         NOWHERE if i == NOWHERE else record.layer_numbers[i]: k3_n[first_n == i].sum().item()
@@ -75,9 +76,9 @@ def kl_by_first_layer(view: View) -> dict[int, float] | None:
 
 
 def row_shift_gain(view: View) -> float | None:
-    """Equal (row, layer) of mu's row s and old's row s + 1 or s - 1, over those of equal rows; above 1: misplaced.
+    """Equal (row, layer) pairs of mu's row s and old's row s + 1 or s - 1, over those of row s; above 1: misplaced.
 
-    Within responses, the better of both directions; rows that either lacks count as unequal.
+    Within responses, the better of both directions. Rows that one side lacks count as unequal.
     """
     mu, old = view.trace.record_mu, view.trace.record_old
     if mu is None or old is None or len(mu.experts) < 2:
@@ -91,7 +92,7 @@ def row_shift_gain(view: View) -> float | None:
 
 
 def unrecorded_share(view: View) -> float | None:
-    """(row, layer) pairs that old has and mu lacks / those that old has, in [0, 1]."""
+    """Share of old's (row, layer) pairs that mu lacks, in [0, 1]."""
     mu, old = view.trace.record_mu, view.trace.record_old
     if mu is None or old is None or not bool(old.is_recorded.any()):
         return None

@@ -1,4 +1,4 @@
-"""Clues of what tokens were drawn from, held against what was scored: the link that log-probabilities alone hide."""
+"""Clues on the distribution that tokens were drawn from, which log-probabilities alone do not show."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from theory.divergences import surprise_gap
 
 
 def mean_surprise(view: View) -> float | None:
-    """Mean of -log old - entropy of old, nats per token: 0 in expectation if tokens are drawn from old."""
+    """Mean of -log old - entropy of old, nats per token: 0 in expectation for tokens drawn from old."""
     return None if view.entropy_n is None else surprise_gap(view.old_n, view.entropy_n).mean().item()
 
 
 def surprise_z(view: View) -> float | None:
-    """The same in standard errors of independent tokens: negative if they are too likely."""
+    """Mean surprise in standard errors of independent tokens: negative if tokens are too likely."""
     if view.entropy_n is None or len(view) < MIN_TOKENS:
         return None
     gap_n = surprise_gap(view.old_n, view.entropy_n)
@@ -24,13 +24,14 @@ def surprise_z(view: View) -> float | None:
 
 
 def collision_z(view: View) -> float | None:
-    """Repeats among draws from one context, over what they should be, in standard errors: positive if too many.
+    """Excess of repeats among draws from one context, in standard errors: positive if there are too many.
 
-    Of two draws y, y' from one context, E[1(y' = y) | y] = mu(y). Summed over the ordered pairs of each context, and
-    divided by the root of the sum of squares over contexts.
+    For two draws y, y' from one context, E[1(y' = y) | y] = mu(y). The excess is summed over the ordered pairs of each
+    context and divided by the root of the sum of squares over contexts.
     """
     _, context_n, visits = view.context_n.unique(return_inverse=True, return_counts=True)
     _, group_n, sizes = view.draw_n.unique(return_inverse=True, return_counts=True)
+    # A draw has (sizes - 1) equal others among (visits - 1) others from its context.
     excess_n = (sizes[group_n] - 1) - (visits[context_n] - 1) * view.mu_n.exp()
     excess = torch.zeros(len(visits), dtype=torch.float64).index_add(0, context_n, excess_n)
     if int((visits > 1).sum()) < MIN_TOKENS or not bool((excess != 0).any()):
@@ -39,13 +40,14 @@ def collision_z(view: View) -> float | None:
 
 
 def tail_share(view: View) -> float | None:
-    """Unlikely tokens (p < 1/2) that were drawn where entropy is below 0.325, over how many there should be.
+    """Number of unlikely tokens (p < 1/2) drawn where the entropy is below 0.325 nats, over the expected number.
 
-    Expected: sum of q with h(q) = entropy, h the entropy of two outcomes (q, 1 - q), q < 1/2; 0.325 = h(0.1). Absent
-    without entropies, or where fewer than 5 are expected.
+    Expected: sum of q with h(q) = entropy, h the entropy of two outcomes (q, 1 - q), q < 1/2; 0.325 = h(0.1). None
+    without entropies, or if fewer than 5 are expected.
     """
     if view.entropy_n is None:
         return None
+    # h has no inverse in closed form: it is tabulated on (0, 0.1], where it is increasing, and searched.
     q = torch.linspace(1e-9, 0.1, 20001, dtype=torch.float64)
     h = -(q * q.log() + (1 - q) * torch.log1p(-q))
     is_sure_n = view.entropy_n < h[-1]

@@ -1,6 +1,6 @@
-"""The parts of a step's KL: on which kinds of tokens it sits, and at which layer their routes part.
+"""The KL of a step split by kind of token, and by the layer at which routes part.
 
-Each token is counted once, with the first kind that it has, so that the parts sum to the whole.
+Each token counts once, under the first kind that fits, so that the parts sum to the whole.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from theory.divergences import k3_kl_mu_old
 
 OWN, EARLIER, SAME = "own<br>experts<br>differ", "earlier<br>experts<br>differ", "same<br>experts"
 FILLED, LAST, OTHERS = "one<br>side<br>is 0", "last<br>token", "all<br>others"
-"""Kinds of tokens, in lines that five bars leave room for on a phone."""
+"""Kinds of tokens, broken into lines short enough for five bars on a phone."""
 
 
 def kinds(view: View) -> dict[str, Bool[Tensor, " n"]]:
-    """Masks by kind, disjoint and covering all sampled tokens; by routes only where both sides have theirs.
+    """Masks by kind, disjoint and covering all sampled tokens; kinds by routes only if both sides have routes.
 
-    A token's own row is that of its input. Earlier rows are those of its response and prompt: their experts reach it
+    A token's own row is that of its input. Earlier rows are those of its prompt and response: their experts reach it
     through the keys and values.
     """
     is_filled, is_any = (view.mu_n == 0) != (view.old_n == 0), torch.ones(len(view), dtype=torch.bool)
@@ -42,16 +42,17 @@ def kinds(view: View) -> dict[str, Bool[Tensor, " n"]]:
 
 
 def _after_a_difference(view: View) -> Bool[Tensor, " n"]:
-    """Tokens of whose response some row before their own has other experts."""
+    """Tokens with other experts in some row of their sequence before their own row."""
     assert view.difference_RL is not None
     differs_R = (view.difference_RL > 0).any(1).long()
     before_R = torch.cat([differs_R.new_zeros(1), differs_R.cumsum(0)])
+    # Sequence b has S_b - 1 rows, so its first row is b places before its first token.
     first_n = view.trace.offsets[view.response_n] - view.response_n
     return before_R[view.row_n] > before_R[first_n]
 
 
 def shares(view: View) -> dict[str, tuple[float, float]] | None:
-    """Of each kind its share of the sum of k3 and of the tokens, in [0, 1]; None where that sum is 0 or not finite."""
+    """Each kind's share of the sum of k3 and of the tokens, in [0, 1]; None where that sum is 0 or not finite."""
     k3_n = k3_kl_mu_old(view.old_n, view.mu_n)
     total = float(k3_n.sum())
     if not 0 < total < float("inf"):
@@ -64,7 +65,7 @@ def shares(view: View) -> dict[str, tuple[float, float]] | None:
 
 
 def by_kind(patients: Sequence[Any]) -> Figure | None:
-    """Bars of the KL's share on each kind of token, beside the kind's share of the tokens when hovered."""
+    """Bars of each kind's share of the KL; hovering adds its share of the tokens."""
     data = []
     for patient in patients:
         if (found := shares(View.of(patient.newest_trace))) is None:
@@ -80,14 +81,15 @@ def by_kind(patients: Sequence[Any]) -> Figure | None:
         "yaxis": {"title": {"text": "share of the KL"}, "range": [0, 1.02]}, "bargap": 0.25,
     }  # fmt: skip
     formula = (
-        "sum of k3 over the tokens of a kind, over all; each with the first kind that it has: a log-probability of 0 "
-        "on one side, other experts in its own row or in an earlier one, the last of its response, none of these"
+        "sum of k3 over the tokens of a kind / over all tokens; each token has the first kind that fits: a "
+        "log-probability of 0 on one side, other experts in its own row or in an earlier one, the last token of its "
+        "response, none of these"
     )
     return Figure("kl-by-kind", "The KL by kind of token", Caption(formula, "fraction", "here"), data, layout)
 
 
 def by_layer(patients: Sequence[Any]) -> Figure | None:
-    """Bars of the KL's share by the first layer at which the token's own row has other experts."""
+    """Bars of the share of the KL by the first layer at which the token's own row has other experts."""
     data = []
     for patient in patients:
         parts = kl_by_first_layer(View.of(patient.newest_trace))
@@ -102,7 +104,10 @@ def by_layer(patients: Sequence[Any]) -> Figure | None:
         "xaxis": {"title": {"text": "first layer with other experts"}, "type": "category"},
         "yaxis": {"title": {"text": "share of the KL"}, "range": [0, 1.02]}, "bargap": 0.25,
     }  # fmt: skip
-    formula = "sum of k3 over the tokens whose own row first differs at that layer, over all; none: the same everywhere"
+    formula = (
+        "sum of k3 over the tokens whose own row first differs at that layer / over all tokens; none: same experts "
+        "everywhere"
+    )
     return Figure("kl-by-first-layer", "The KL by layer", Caption(formula, "fraction", "here"), data, layout)
 
 

@@ -1,4 +1,4 @@
-"""The standing of a trace among the figures that others have published (published.py)."""
+"""The standing of a trace among published figures (published.py)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from lab.doctor.published import (
 from lab.doctor.view import View
 from lab.report.style import number
 from lab.traces import Trace
-from theory.divergences import chi2_token, k1_kl_mu_old, k3_kl_mu_old
+from theory.divergences import chi2_token, k1_kl_mu_old
 
 FEW = 2
-"""A group of fewer values than this is no range."""
+"""Fewest values of a group that make a range."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure that is published: its name in words, its formula, and its value for a trace, None without data."""
+    """A published figure: its title, its formula, and its value for a trace, None without data."""
 
     title: str
     formula: str
@@ -51,10 +51,7 @@ def _pearson(view: View) -> float | None:
 
 
 MEASURES: dict[str, Measure] = {
-    K3: Measure(
-        "k3 KL(mu, old)", "mean of rho - 1 - log rho, nats per token",
-        lambda view: k3_kl_mu_old(view.old_n, view.mu_n).mean().item(),
-    ),
+    K3: Measure("k3 KL(mu, old)", "mean of rho - 1 - log rho, nats per token", gap.k3_kl),
     K1: Measure(
         "k1 KL(mu, old)", "mean of -log rho, nats per token",
         lambda view: k1_kl_mu_old(view.old_n, view.mu_n).mean().item(),
@@ -72,7 +69,7 @@ MEASURES: dict[str, Measure] = {
     PEARSON: Measure("Pearson correlation of probabilities", "of old and mu over tokens", _pearson),
     ROUTERS: Measure("routers that differ", "share of (row, layer) with other experts", disagreement),
 }  # fmt: skip
-"""Every figure that is published, rho = old/mu of a token sampled from mu, in the order of the page."""
+"""Every published figure, rho = old/mu of a token sampled from mu, in the order of the page."""
 
 
 def _is_plain(report: Report) -> bool:
@@ -85,7 +82,7 @@ GROUPS: dict[str, Callable[[Report], bool]] = {
     "bf16 against bf16 with replayed routes": lambda report: report.formats == BF16 and report.replay,
     "FP8 or MXFP8": lambda report: any("fp8" in form for form in report.formats),
 }
-"""The reports that a trace is compared with; those of a fault are in none."""
+"""The groups of reports that a trace is compared with; reports of a fault are in none."""
 
 
 def figures_of(trace: Trace) -> dict[str, float]:
@@ -104,7 +101,7 @@ def reported(name: str, group: str) -> list[float]:
 
 
 def place(name: str, value: float, group: str) -> str | None:
-    """The value's place in the group, as words; None where too few values are published."""
+    """The value's place in the group, in words; None with fewer than FEW published values."""
     known = reported(name, group)
     if len(known) < FEW:
         return None
@@ -113,11 +110,11 @@ def place(name: str, value: float, group: str) -> str | None:
         return f"above every figure reported for {group} ({span})"
     if value < known[0]:
         return f"below every figure reported for {group} ({span})"
-    return f"within what is reported for {group} ({span})"
+    return f"within the figures reported for {group} ({span})"
 
 
 def lines(figures: Mapping[str, float]) -> list[str]:
-    """One line for each figure that others have published: its value, and where that stands."""
+    """A line per published figure: its value, and its place in each group."""
     out = []
     for name, value in figures.items():
         places = [words for group in GROUPS if (words := place(name, value, group)) is not None]

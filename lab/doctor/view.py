@@ -1,4 +1,4 @@
-"""A trace as the doctor reads it: one row a sampled token, with its place, its context and the routers that made it.
+"""A trace as the doctor reads it: one row per sampled token, with its position, its context and its routing row.
 
 Letters beyond theory/contracts.py: n sampled tokens of all responses together, R routing rows, L MoE layers.
 """
@@ -16,7 +16,7 @@ from lab.traces import Trace
 from theory.routing.measures import difference_counts
 
 MIN_TOKENS = 20
-"""Fewer tokens than this make no clue."""
+"""Fewest tokens for a clue."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,22 +29,24 @@ class View:
     token_n: Int[Tensor, " n"]
     response_n: Int[Tensor, " n"]
     position_n: Int[Tensor, " n"]
-    """Place in the response, from 0; observations count as places."""
+    """Position in the response, from 0; observations count as positions."""
     context_n: Int[Tensor, " n"]
-    """The same number for tokens that follow the same prompt and tokens."""
+    """A number of the tokens before it, prompt included: equal for equal contexts."""
     row_n: Int[Tensor, " n"]
-    """The routing row of the token's input: that of the token before it."""
+    """The routing row of the token's input, which is the token before it."""
     entropy_n: Float[Tensor, " n"] | None
 
     @staticmethod
     def of(trace: Trace) -> View:
         """The view of a trace; ValueError where no token was sampled."""
+        # A runs over response tokens, observations included; offsets and `tokens` run over prompts too.
         mask_A = trace.is_response
         if not bool(mask_A.any()):
             raise ValueError(f"is_response: expected at least 1 sampled token, got 0 of {len(mask_A)}")
         lengths_B = trace.offsets.diff() - trace.num_prompt
         response_A = torch.repeat_interleave(torch.arange(len(trace)), lengths_B)
         position_A = torch.arange(len(mask_A)) - (lengths_B.cumsum(0) - lengths_B)[response_A]
+        # Places in `tokens`: the start of the sequence, its prompt, and the position in the response.
         place_A = trace.offsets[response_A] + trace.num_prompt[response_A] + position_A
         return View(
             trace=trace,
@@ -54,7 +56,7 @@ class View:
             response_n=response_A[mask_A],
             position_n=position_A[mask_A],
             context_n=_contexts(trace)[place_A - 1][mask_A],
-            # Response b has S_b - 1 rows, so its rows start b places before its tokens; the input stands one before.
+            # Sequence b has S_b - 1 rows, so its rows start b places before its tokens; the input is one token before.
             row_n=(place_A - response_A - 1)[mask_A],
             entropy_n=None if trace.entropy_old is None else trace.entropy_old[mask_A].double(),
         )
@@ -64,7 +66,8 @@ class View:
 
     @cached_property
     def draw_n(self) -> Int[Tensor, " n"]:
-        """The same number for the same token after the same context."""
+        """A number of (context, token): equal for the same token after the same context."""
+        # Exact in int64: contexts and the vocabulary are far below 2^31.
         return self.context_n * (self.token_n.max() + 1) + self.token_n
 
     @cached_property
@@ -74,22 +77,23 @@ class View:
 
     @cached_property
     def doubt_n(self) -> Float[Tensor, " n"]:
-        """1 - p, p = old's probability of the token: d = (1 - p) delta, to first order, if its logit alone moves."""
+        """1 - p, p old's probability of the token; d = (1 - p) delta, to first order, if its logit moves by delta."""
         return -torch.expm1(self.old_n)
 
     @cached_property
     def size_n(self) -> Float[Tensor, " n"]:
-        """|d| / (1 - p): the deviation as if the token's logit alone had moved, in logit units; inf where p = 1."""
+        """|d| / (1 - p), the deviation in logit units as if only the token's logit had moved; inf where p = 1."""
+        # d = 0 with p = 1 would be 0 / 0.
         return torch.where(self.d_n == 0, 0.0, self.d_n.abs() / self.doubt_n)
 
     @cached_property
     def is_open_n(self) -> Bool[Tensor, " n"]:
-        """Tokens that were no foregone conclusion, p < 0.99: elsewhere nothing that moves can be seen."""
+        """Tokens with p < 0.99: on surer ones a moved logit hardly shows."""
         return self.doubt_n > 0.01
 
     @cached_property
     def is_last_n(self) -> Bool[Tensor, " n"]:
-        """The last sampled token of its response."""
+        """Whether it is the last sampled token of its response."""
         is_last_n = torch.ones(len(self), dtype=torch.bool)
         is_last_n[:-1] = self.response_n[1:] != self.response_n[:-1]
         return is_last_n
@@ -102,12 +106,13 @@ class View:
 
     @cached_property
     def differs_n(self) -> Bool[Tensor, " n"] | None:
-        """Tokens whose own row has a layer at which the experts differ."""
+        """Tokens whose own row has other experts at some layer."""
         return None if self.difference_RL is None else (self.difference_RL > 0).any(1)[self.row_n]
 
 
 def _contexts(trace: Trace) -> Int[Tensor, " N"]:
-    """For each token a number of all tokens up to and with it, equal where these are the same."""
+    """A number of each token's prefix, itself included: equal for equal prefixes."""
+    # A trie: a prefix is the pair (number of the prefix without the last token, last token).
     numbers: dict[tuple[int, int], int] = {}
     starts = set(trace.offsets.tolist())
     out, before = [], -1

@@ -1,6 +1,6 @@
 """Exact training as a study: problems x engine errors x objectives x (N, B), one run each, without samples or seeds.
 
-`flow(load_config(path))` gives a pandas dataframe, a row per observed update of each run.
+`flow(load_config(path))` gives a pandas dataframe, with a row per observed update of each run.
 """
 
 from lab.flow.config import FlowConfig, load_config

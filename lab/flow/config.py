@@ -1,4 +1,4 @@
-"""The runs of a flow, a cell each: problems, engine errors, objectives, updates per rollout (N) and batch sizes (B).
+"""The config of a flow: a run per problem, engine error, objective, updates per rollout (N) and batch size (B).
 
 Paper: MiniRL (arXiv 2512.01374) Eq. 5, whose two gaps are the errors and N.
 """
@@ -31,7 +31,7 @@ BatchSize = Annotated[float, Field(gt=0)]
 
 
 class PolicyBlock(Strict):
-    """A random first policy. `backend: sandbox` has the kind moe besides (sandbox/exact/flow.py)."""
+    """A random first policy. `backend: sandbox` also has the kind moe (sandbox/exact/flow.py)."""
 
     kind: Literal["network", "linear", "tabular"] = Field(
         default="network", description="one hidden layer, a linear map of the prefix, or free logits at every node"
@@ -76,7 +76,7 @@ class ProblemsBlock(Strict):
 
 
 class ErrorBlock(Strict):
-    """An engine error, by the KL at which it starts, or by its scale (top_p, rounded and floating have no other)."""
+    """An engine error, by its KL at the start, or by its scale (top_p, rounded and floating by scale alone)."""
 
     kind: str = Field(description=f"exact, or one of {', '.join(ERRORS)}")
     token_kl: float | None = Field(
@@ -98,14 +98,14 @@ class ErrorBlock(Strict):
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
+        """The error's name in tables."""
         if self.kind == "exact":
             return "exact"
         return f"{self.kind}, KL {self.token_kl:g}" if self.scale is None else f"{self.kind}, scale {self.scale:g}"
 
     @property
     def level(self) -> float:
-        """The number on the gap's axis; 0 for an exact engine."""
+        """The dial's value, the number on the gap's axis; 0 for an exact engine."""
         return (self.token_kl or 0.0) if self.scale is None else self.scale
 
 
@@ -134,7 +134,7 @@ class TrainingBlock(Strict):
 
 
 class FlowConfig(Strict):
-    """One study by exact training. `backend` says which kinds of policies and engine errors there are."""
+    """One study by exact training. `backend` decides the kinds of policies and engine errors."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+=-]*$", description="the records' folder is <output>/<name>/<time>-<hash>"
@@ -177,7 +177,7 @@ class FlowConfig(Strict):
         )  # fmt: skip
 
     def objective(self, label: str) -> FlowObjective:
-        """The objective of that label; ValueError for another."""
+        """The objective with this label; ValueError for an unknown one."""
         for one in self.objectives:
             if one.name == label:
                 return one
@@ -189,8 +189,8 @@ class FlowConfig(Strict):
 def load_config(
     path: str | Path, overrides: Sequence[str] = (), sandbox: Callable[[], type[FlowConfig]] | None = None
 ) -> FlowConfig:
-    """The flow config in a YAML file, after overrides such as `--seed 1`; ConfigError, one line, if it is none.
+    """The flow config in a YAML file, after overrides such as `--seed 1`; ConfigError in one line for any other file.
 
-    `sandbox` gives the schema for `backend: sandbox`, where that world is at hand.
+    `sandbox` gives the schema for `backend: sandbox`, where that world is installed.
     """
     return load(path, overrides, Schemas(FlowConfig, sandbox))

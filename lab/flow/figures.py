@@ -25,7 +25,7 @@ BANDS = "Bands: 95% intervals of the mean over problems."
 
 
 def curves(part: pd.DataFrame, name: str) -> dict[str, Points]:
-    """Of each objective the interval over problems at every observed update; updates with a nan are left out."""
+    """The interval over problems at every observed update, by objective; updates with a nan are omitted."""
     found: dict[str, Points] = {}
     for place, own in parts(part, ["objective", "error", "N", "B"]):
         points = found.setdefault(place["objective"], [])
@@ -38,7 +38,7 @@ def curves(part: pd.DataFrame, name: str) -> dict[str, Points]:
 
 @dataclass(frozen=True)
 class Course:
-    """A column over updates, a line and a band an objective."""
+    """A column over updates, with one line and one band per objective."""
 
     id: str
     title: str
@@ -46,7 +46,7 @@ class Course:
     axis: Literal["linear", "log"] = "linear"
 
     def __call__(self, part: pd.DataFrame, labels: Sequence[str], scale: Scale | None = None) -> Figure | None:
-        """The figure, on a scale of its own where none is given; None where the column has no data."""
+        """The figure, on its own scale by default; None where the column has no data."""
         found = curves(part, self.name)
         if not found:
             return None
@@ -71,7 +71,7 @@ COURSES = (
 
 
 def scale_of(found: Sequence[Mapping[str, Points]], axis: str) -> Scale:
-    """The scale on which all of these lines and bands have room."""
+    """A scale that holds all of these lines and bands."""
     values = [v for each in found for points in each.values() for _, one in points for v in (one.low, one.high)]
     return Scale.of([tidy(v) for v in values], axis)
 
@@ -79,7 +79,7 @@ def scale_of(found: Sequence[Mapping[str, Points]], axis: str) -> Scale:
 def panels(blocks: Sequence[pd.DataFrame], labels: Sequence[str], name: str) -> list[Figure]:
     """One small figure per block, on one scale for all."""
     found = [curves(part, name) for part in blocks]
-    # A collapse is a matter of factors; reward is one of differences.
+    # Entropy collapses by factors, so it needs a log axis; rewards compare by difference.
     scale = scale_of(found, "log" if name == "entropy" else "linear")
     drawn = []
     for i, each in enumerate(found):
@@ -139,6 +139,7 @@ def reward_maps(found: pd.DataFrame, optimum: float) -> list[Figure]:
         cells = [[means[objective, error, n] for n in degrees] for error in order]
         heat = {
             "type": "heatmap", "x": [f"{n:g}" for n in degrees], "y": order, "zmin": 0, "zmax": 1, "showscale": False,
+            # Colours take shares of the range over all maps; `or 1.0` is for cells that are all equal.
             "z": [[(value - low) / ((high - low) or 1.0) for value in row] for row in cells],
             "text": [[f"{value:.3f}" for value in row] for row in cells], "texttemplate": "%{text}", "name": objective,
             "hovertemplate": "%{y}, N = %{x}: %{text}<extra></extra>", "xgap": 2, "ygap": 2, "meta": {"role": "share"},

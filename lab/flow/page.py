@@ -1,4 +1,4 @@
-"""The page of a flow: the findings in words and one picture, then portraits, maps, curves and the table."""
+"""The page of a flow: findings in words and one picture, then the table, portraits, maps and curves."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lab.report.page import page
 from lab.report.style import number
 
 MAX_BLOCKS = 4
-"""Engine errors of the first picture."""
+"""Most engine errors in the first picture."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One engine error of the first picture: its name, and the figures under it."""
+    """One engine error of the first picture: its name and its figures."""
 
     title: str
     figures: Sequence[Figure]
@@ -32,7 +32,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Choice:
-    """One select of the page: its name, the column that it chooses a value of, and the options as values and words."""
+    """One select of the page: its name, the column whose value it chooses, and the options as values and words."""
 
     name: str
     column: str
@@ -46,7 +46,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, one sentence on what to look for, and the figures under it."""
+    """A heading, a question that the figures answer, and the figures."""
 
     id: str
     title: str
@@ -67,10 +67,11 @@ def render(config: FlowConfig, frame: pd.DataFrame, manifest: Mapping[str, Any],
         Choice("B", "B", sorted(distinct(frame, "B"), reverse=True)),
     ]
     drawn = _drawn(frame, labels, choices)
+    # One figure per id, that of its first cell: the page swaps in the data of the others.
     seen = {figure.id: figure for figure, _ in reversed(drawn)}
     own = [seen[id_] for id_ in dict.fromkeys(figure.id for figure, _ in drawn)]
     phases = portraits(errors, labels)
-    # At the least noise: a map has one B.
+    # A map has one B, the largest: the least noise.
     maps = reward_maps(of_cell(frame, B=max(distinct(frame, "B"))), float(numbers(frame, "optimum").mean()))
     sections = [
         Section("portraits", "Reward against entropy", "Which way do the policies go, and where do they end?", phases),
@@ -80,7 +81,7 @@ def render(config: FlowConfig, frame: pd.DataFrame, manifest: Mapping[str, Any],
             "How much reward does each engine error cost, as a rollout serves more updates?",
             maps,
         ),
-        Section("curves", "Over the updates", "At the engine error, N and B that are chosen above.", own),
+        Section("curves", "Over the updates", "At the engine error, N and B chosen above.", own),
     ]
     return page(
         "flow.html.jinja", [*drawn, *phases, *maps, *(figure for block in blocks for figure in block.figures)],

@@ -24,25 +24,25 @@ def resumable(config: FlowConfig) -> RunFolder | None:
 
 
 def read(path: str | Path) -> pd.DataFrame:
-    """The dataframe that a flow.json holds; ValueError with the file's name where it holds none."""
+    """The dataframe that a flow.json holds; ValueError names a file that holds none."""
     frame = casebook.read(path, "a flow")
     missing = [name for name in COLUMNS if name not in frame]
     if missing:
         raise ValueError(f"{path}: expected the records of a flow, got none of {', '.join(missing)}")
     for name in (name for name in COLUMNS if name not in WORDS):
         frame[name] = frame[name].astype("float64")
-    # JSON has no infinity: what it holds as missing is no noise.
+    # JSON has no infinity, so a null B means inf: no noise.
     frame["B"] = frame["B"].fillna(math.inf)
     return frame
 
 
 def write(folder: RunFolder, frame: pd.DataFrame) -> Path:
-    """Writes flow.json, which ends the flow; its path."""
+    """Writes flow.json, which marks the flow as done, and returns its path."""
     return casebook.write(folder, FILE, casebook.to_json(frame, COLUMNS))
 
 
 def newest(path: Path) -> Path | None:
-    """The flow.json that a path means: of a record folder, or of the newest one inside; None where there is none."""
+    """The flow.json in the record folder at `path`, or in the newest one inside it; None where there is none."""
     return casebook.newest(path, FILE)
 
 

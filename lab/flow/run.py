@@ -1,4 +1,4 @@
-"""The study itself: every problem, engine error, objective, N and B of a config, trained exactly, a row an observation.
+"""The study: every problem, engine error, objective, N and B of a config, trained exactly, a row per observation.
 
 A case is one problem under one error. Paper: MiniRL (arXiv 2512.01374) Eq. 5.
 """
@@ -32,9 +32,9 @@ def flow(
 ) -> pd.DataFrame:
     """One row per problem, error, objective, N, B and observed update, with the columns of `lab.flow.COLUMNS`.
 
-    `attrs` has the config's name and hash. `report(done, total, words)` is called after every case. `former` are the
-    rows of the first cases, from a call that was cut short; `keep(rows)` is given those of every other case. `world`
-    draws what is trained, where the config is not of policies on a tree.
+    `attrs` has the config's name and hash. `report(done, total, words)` is called after every case. `former` has the
+    rows of the first cases, from a call that was cut short; `keep(rows)` takes those of every other case. `world` draws
+    problems and engines; by default they are policies on a tree.
     """
     world = world or EXACT
     cases = [(problem, error) for problem in range(config.problems.count) for error in config.errors]
@@ -47,7 +47,7 @@ def flow(
         if report is not None:
             report(done + 1, len(cases), f"problem {problem}, {error.label}")
     frame = pd.DataFrame(rows, columns=[*COLUMNS])
-    # JSON has no infinity: what it holds as missing is no noise.
+    # `former` rows come from JSON, which has no infinity: a missing B means inf, no noise.
     frame["B"] = frame["B"].fillna(math.inf)
     frame.attrs |= {"name": config.name, "config_hash": config_hash(config)}
     return frame
@@ -62,7 +62,7 @@ class World:
 
 
 def task_of(config: FlowConfig, generator: torch.Generator) -> Task:
-    """The contexts, and rewards in those that pay."""
+    """The contexts with their rewards, 0 after the `lost` openings of each prompt."""
     block, forest = config.problems, config.problems.forest()
     reward_CY = torch.stack([REWARDS[block.reward](forest.tree, generator) for _ in range(forest.num_contexts)])
     for prompt in range(block.prompts):
@@ -81,7 +81,8 @@ def problem_of(config: FlowConfig, number: int) -> tuple[Task, MovablePolicy]:
 def engine_of(
     config: FlowConfig, number: int, error: ErrorBlock, objective: FlowObjective, first: MovablePolicy
 ) -> Engine:
-    """The engine of one problem: its draw is the same at every level of a kind."""
+    """The engine of one problem; its draw is the same at every level of a kind."""
+    # The stream is named by the kind alone, so that levels differ in size, not in direction.
     generator = stream(config.seed, "flow", "engine", number, error.kind)
     if error.token_kl is not None:
         return engine_at(error.kind, error.token_kl, first, generator)
@@ -101,7 +102,7 @@ def run_of(
     batch_size: float,
     world: World = EXACT,
 ) -> Trajectory:
-    """One run of the study; its noise is the same for every error and objective."""
+    """One run of the study; its noise is the same for every error and objective, so that runs are paired."""
     task, first = world.problem(config, number)
     block = config.objective(objective)
     settings = config.settings(block, num_minibatches, batch_size)
@@ -134,6 +135,7 @@ def _case(config: FlowConfig, number: int, error: ErrorBlock, world: World) -> R
 def lost_entropy(task: Task, policy: MovablePolicy) -> float:
     """Entropy of pi's next token in the contexts that never pay, nats; nan where each pays."""
     forest = task.forest
+    # The responses of a context are adjacent in Y.
     is_lost_C = task.reward_Y.view(forest.num_contexts, -1).max(1).values == 0
     if not is_lost_C.any():
         return math.nan

@@ -1,6 +1,6 @@
-"""The dataframe of a flow: its columns, where its runs end, means over problems with their intervals, and in words.
+"""The dataframe of a flow: its columns, the ends of its runs, means over problems with their intervals, and tables.
 
-Units are problems: an interval is a 95% bootstrap interval of a mean over them.
+The unit is the problem: an interval is a 95% bootstrap interval of a mean over problems.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COLUMNS: dict[str, str] = {
 """Name to meaning of every column."""
 
 CELL = ("error", "kind", "level", "objective", "N", "B")
-"""The columns that a mean over problems keeps apart."""
+"""The columns that identify a cell, over whose problems means are taken."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Interval:
 
     @property
     def leaves_out_0(self) -> bool:
-        """Whether 0 is outside."""
+        """Whether 0 lies outside the interval."""
         return self.low > 0 or self.high < 0
 
 
 def interval(values: NDArray[np.float64], *names: str | int) -> Interval:
-    """The mean of the values, one per problem, and its interval; `names` is the stream of the resampling.
+    """The mean of the values, one per problem, and its interval; `names` names the random stream of the resampling.
 
     Equal values are their own interval. Raises ValueError for none, and for a value that is not finite.
     """
@@ -81,7 +81,7 @@ def ends(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def means(frame: pd.DataFrame, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Of each cell the intervals of these columns at the end."""
+    """The intervals of these columns at the end of the runs, by cell."""
     rows = []
     for place, part in parts(ends(frame), CELL):
         found = {name: interval(numbers(part, name), name, *map(str, place.values())) for name in names}
@@ -92,17 +92,18 @@ def means(frame: pd.DataFrame, names: Sequence[str]) -> list[dict[str, Any]]:
 def difference(frame: pd.DataFrame, name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Interval:
     """The interval over problems of a column at the end in the cells `first`, less that in `second`.
 
-    Both name columns with the values that they want; the runs of one problem are paired. Raises ValueError where they
-    are not as many.
+    Both map columns to wanted values; the runs of one problem are paired. Raises ValueError where their numbers differ.
     """
     pair = []
     for wanted in (first, second):
+        # The same order in both, so that subtraction pairs the runs.
         pair.append(of_cell(ends(frame), **wanted).sort_values(["problem", *CELL]))
     if len(pair[0]) != len(pair[1]) or pair[0].empty:
         raise ValueError(f"expected as many runs of both, got {len(pair[0])} and {len(pair[1])}")
     gaps = pd.DataFrame(
         {"problem": pair[0]["problem"].to_numpy(), "gap": numbers(pair[0], name) - numbers(pair[1], name)}
     )
+    # Problems are the independent units: average each one's runs before the bootstrap.
     means = pd.DataFrame({"gap": gaps.groupby("problem")["gap"].mean()})
     return interval(numbers(means, "gap"), name, *map(str, [*first.values(), *second.values()]))
 
@@ -115,13 +116,13 @@ def of_cell(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
 
 
 def focus(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows at the least N and the largest B: bias of the engine error alone, as far as it was asked for."""
+    """The rows at the least N and the largest B: the bias of the engine error alone, as far as the config has it."""
     least, largest = min(distinct(frame, "N")), max(distinct(frame, "B"))
     return where(frame, (frame["N"] == least) & (frame["B"] == largest))
 
 
 TEXT = {"reward": "reward", "entropy": "entropy", "kl_mu_pi": "KL mu, pi", "bias": "bias", "cosine": "cosine"}
-"""Column to heading of the terminal's and the page's table."""
+"""Column to heading, for the tables of the terminal and the page."""
 
 
 def table_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ class Turn:
 
 
 def by_objective(found: pd.DataFrame, name: str) -> dict[str, NDArray[np.float64]]:
-    """The values of a column at the end of each objective's runs, one per problem, in the order of problems."""
+    """The values of a column at the end of each objective's runs, in the order of problems."""
     each = parts(ends(found).sort_values("problem", kind="stable"), ["objective"])
     return {key["objective"]: numbers(part, name) for key, part in each}
 
@@ -50,7 +50,7 @@ def turns(frame: pd.DataFrame) -> list[Turn]:
     for place, part in parts(focus(frame), ["error"]):
         values = by_objective(part, "entropy")
         for objective, own in values.items():
-            # Two have no middle; each is then held against the other.
+            # The median of two is their mean; each is then compared with the other.
             among = [each for name, each in values.items() if len(values) != 2 or name != objective]
             rest = np.median(among, axis=0)
             gap = interval(own - rest, "turn", place["error"], objective)
@@ -63,7 +63,7 @@ def turns(frame: pd.DataFrame) -> list[Turn]:
 
 
 def headline(frame: pd.DataFrame) -> str:
-    """The objectives whose entropy leaves the others', by the engine errors under which it does."""
+    """One objective whose entropy leaves the others', with the engine errors under which it does."""
     found = turns(frame)
     if not found:
         return "No objective's entropy ends at twice or at half of the others'"
@@ -77,7 +77,7 @@ def headline(frame: pd.DataFrame) -> str:
 
 
 def sentences(frame: pd.DataFrame) -> list[str]:
-    """The findings: entropies that leave the others', rewards at the end, what N changes, and what was trained."""
+    """The findings: entropies that leave the others', final rewards, the effect of N, and the scope of the study."""
     return [*_entropy(frame), *_reward(frame), *_staleness(frame), _scope(frame)]
 
 
@@ -95,7 +95,7 @@ def _entropy(frame: pd.DataFrame) -> list[str]:
 
 
 def _reward(frame: pd.DataFrame) -> list[str]:
-    """Under each engine error the objective that ends highest, and how far below it the lowest does."""
+    """The objective that ends highest under each engine error, and its distance from the lowest."""
     said, alike = [], []
     for place, part in parts(focus(frame), ["error"]):
         values = by_objective(part, "reward")
@@ -136,7 +136,7 @@ def _staleness(frame: pd.DataFrame) -> list[str]:
 
 def _scope(frame: pd.DataFrame) -> str:
     num, runs = len(distinct(frame, "problem")), len(ends(frame))
-    noise = "no sampling noise" if math.isinf(max(distinct(frame, "B"))) else "the least noise that was asked for"
+    noise = "no sampling noise" if math.isinf(max(distinct(frame, "B"))) else "the least noise of the config"
     return (
         f"{runs:,} runs of exact expected updates on {num} problems: means, and 95% intervals over problems. These "
         f"sentences and the first picture are at N = {min(distinct(frame, 'N')):g} with {noise}."

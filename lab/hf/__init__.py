@@ -1,6 +1,6 @@
 """Hugging Face models, read and named once for both worlds: config.json, weight names and shapes, refusals.
 
-`families.py` has a row for each architecture; a new one is a row there and its models in the tests. `ModelShape` is
+`families.py` has a row per architecture; a new one needs a row there and its models in the tests. `ModelShape` is
 the model that a config.json states, with the table of its weights.
 """
 

@@ -1,6 +1,6 @@
-"""The architectures, a row each: what a public class fixes and its config.json does not say.
+"""The architectures, a row each: the conventions that a public class fixes and its config.json does not state.
 
-A model is written under the first row that computes exactly it (`writer.py`), else under our own, which stands last.
+A model is written under the first row that computes exactly it (`writer.py`), else under our own, the last row.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ BOTH: tuple[World, ...] = ("sandbox", "scaled")
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture. Defaults are those of most rows; the defaults of fields are what transformers assumes.
+    """One architecture. Defaults are those of most rows; defaults for absent config fields are those of transformers.
 
-    worlds: which open it; a row of `scaled` needs tests on Megatron-core and vLLM.
-    qk_norm: RMSNorm of queries and keys per `head`, over the whole `projection`, or `none`; None: the file says.
+    worlds: those that open it; a row of `scaled` needs tests on Megatron-core and vLLM.
+    qk_norm: RMSNorm of queries and keys per `head`, over the whole `projection`, or `none`; None: as the file states.
     dense: layers without experts: `all`, `none`, the `first` (first_k_dense_replace), or as `listed` (mlp_only_layers,
     decoder_sparse_step).
     num_experts, expert_size: the fields that hold them.
     gate: `qwen` is a softmax over all experts, `deepseek` has groups, a factor and shared experts besides.
     score: of an expert in a `deepseek` gate; with `states_score` the file's scoring_func comes first.
-    norm_topk_prob: where the file is silent; `always`: whatever it says. softmax_after: our files of it may say that
-    the softmax comes after the choice of experts, which is the renormalised one but for rounding.
+    norm_topk_prob: its value where the file is silent; `always`: whatever the file states. softmax_after: our files of
+    it may put the softmax after the choice of experts, which equals the renormalised one but for rounding.
     window: a sliding window is on where use_sliding_window says so (`switched`), where it has a width (`set`), or in
     the layers above max_window_layers (`layers`).
-    block, projections, shared: how its weights are called.
+    block, projections, shared: the names of its weights.
     is_own: our own architecture, whose file states every convention.
     """
 

@@ -1,4 +1,4 @@
-"""The kind that a field of config.json has to be of: a text is no number, and "false" is not false."""
+"""The kinds of config.json's fields: a string is no number, and "false" is not false."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LAYERS = 1_000
 MOST_EXPERTS = 2**15
 MOST_SIZE = 2**20
 MOST_POSITIONS = 2**31
-"""Bounds of what a file may state, above any model of today: what is beyond them is a slip, and no memory holds it."""
+"""Bounds above any model of today: a value beyond them is a mistake, and no memory holds such a model."""
 
 _BOUNDS = {
     "num_hidden_layers": MOST_LAYERS,
@@ -37,16 +37,16 @@ _BOUNDS = {
     ),
     MOST_SIZE,
 )  # fmt: skip
-_GROUPS = ("n_group", "topk_group")  # the only ones of which 0 says nothing; what else may be 0 is checked with its use
+_GROUPS = ("n_group", "topk_group")  # only here 0 means absent; other fields that may be 0 are checked at their use
 _FLAGS = ("tie_word_embeddings", "norm_topk_prob", "shared_expert_gate")
 _NUMBERS = ("rms_norm_eps", "rope_theta", "routed_scaling_factor")
 _LISTS = {"architectures": str, "mlp_only_layers": int, "layer_types": str}
 
 
 def check_kinds(fields: dict[str, Any]) -> None:
-    """ValueError with the field, what came and what was expected; a field that is absent or null is a default.
+    """ValueError names the field, the expected kind and the value; an absent or null field has its default.
 
-    A shape is not read from `int(...)` and `bool(...)` of whatever the file has: 2.7 layers are not 2.
+    A shape is never the `int(...)` or `bool(...)` of an unchecked value: 2.7 layers are not 2.
     """
     for name, most in _BOUNDS.items():
         _check(
@@ -65,7 +65,7 @@ def check_kinds(fields: dict[str, Any]) -> None:
 
 
 def check_dense(fields: dict[str, Any], family: Family) -> None:
-    """ValueError where a layer that has no experts is not one of the model's, or the step between them is no number."""
+    """ValueError where a dense layer is not one of the model's, or the step between MoE layers is no integer."""
     if family.dense != "listed":
         return
     step = fields.get("decoder_sparse_step")
@@ -88,7 +88,7 @@ def _wrong(name: str, wanted: str, value: Any) -> ValueError:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool)  # bool is an int in Python
 
 
 def _is_between(least: int, most: int, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""config.json into a ModelShape: the only reader of it, for both worlds."""
+"""The one reader of config.json, for both worlds: from its fields to a ModelShape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWN_GATE = "firstorder_gate"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a Hugging Face folder. FileNotFoundError or ValueError, naming it, in one line."""
+    """The object in a JSON file of a Hugging Face folder. FileNotFoundError or ValueError names it in one line."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent}: no such folder")
     if not path.is_file():
@@ -36,7 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def parse_shape(fields: dict[str, Any], where: str = "config.json", world: World | None = None) -> ModelShape:
     """The shape that a config.json states, of an architecture that `world` opens (None: any of the table).
 
-    Raises ValueError that names `where`, the field, what came and what was expected.
+    Raises ValueError that names `where`, the field, the expected value and the one found.
     """
     try:
         check_kinds(fields)
@@ -63,6 +63,7 @@ def _shape(fields: dict[str, Any], family: Family) -> ModelShape:
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=int(num_kv_heads or num_heads),
+        # MLA's values have a width of their own; null or 0 in the file means the family's default.
         head_dim=latent.value_dim
         if latent
         else int(fields.get("head_dim") or family.head_dim or hidden_size // num_heads),
@@ -112,7 +113,7 @@ def _dense_layers(fields: dict[str, Any], family: Family, num_layers: int) -> tu
 
 
 def _num_experts(fields: dict[str, Any], family: Family) -> int:
-    # transformers 5 saves Qwen3-MoE under Mixtral's name for it.
+    # transformers 5 saves Qwen3-MoE with Mixtral's name for this field.
     other = "num_local_experts"
     return int(fields[other] if family.gate == "qwen" and other in fields else fields[family.num_experts])
 
@@ -124,6 +125,7 @@ def _experts(fields: dict[str, Any], family: Family) -> dict[str, Any]:
         shared = {"shared_expert_size": size * _num_shared(fields, family)}
     elif family.is_own:
         shared = {name: fields[name] for name in ("shared_expert_size", "shared_expert_gate")}
+    # Sigmoid gates choose with a bias; a DeepSeek file may state one for any score, by its topk_method.
     is_biased = family.score == "sigmoid" or (family.is_own and gate.score == "sigmoid")
     return {
         "num_experts": _num_experts(fields, family),

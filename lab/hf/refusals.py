@@ -1,4 +1,4 @@
-"""Refusals of config.json, and why: one list for both worlds. All that is not refused is computed as it says."""
+"""Refusals of config.json with their reasons, one list for both worlds; every other field is computed as stated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lab.hf.families import BOTH, FAMILIES, Family, World
 
 @dataclass(frozen=True)
 class Plain:
-    """A field that must be absent, null or `value`; `why` says what it means."""
+    """A field that must be absent, null or `value`; `why` is the reason in the message."""
 
     field: str
     value: Any
@@ -69,13 +69,13 @@ def _refuse_latent(fields: dict[str, Any], rows: list[Family], names: list[str])
 
 
 def refuse(fields: dict[str, Any], family: Family, world: World | None) -> None:
-    """ValueError with the field, its plain value and the reason, where a field would change what the model computes."""
+    """ValueError names the field, its plain value and the reason, where it would change the model's computation."""
     for row in PLAIN:
         value = fields.get(row.field)
         if value is not None and value != row.value and (world is None or world in row.worlds):
             raise _refusal(row.field, row.value, row.why, value)
     _refuse_windows(fields, family)
-    for name in ("rope_parameters", "rope_scaling"):  # transformers 5 repeats the parameters under the old name
+    for name in ("rope_parameters", "rope_scaling"):  # transformers 5 writes the parameters under the old name, too
         value = fields.get(name)
         if value is not None and not _is_default_rope(value):
             raise ValueError(f"{name}: expected the default rotation, got {_json(value)}")
@@ -85,7 +85,7 @@ def refuse(fields: dict[str, Any], family: Family, world: World | None) -> None:
 
 def _refuse_windows(fields: dict[str, Any], family: Family) -> None:
     window, why = fields.get("sliding_window"), "a token sees all before it"
-    # Qwen files carry a window that their use_sliding_window switches off; elsewhere a window is a window.
+    # Qwen files have a window that use_sliding_window switches off; elsewhere a width alone switches it on.
     if family.window == "set" and window is not None:
         raise _refusal("sliding_window", None, why, window)
     layers = fields.get("layer_types") or []
@@ -106,5 +106,5 @@ def _refusal(field: str, plain: Any, why: str, value: Any) -> ValueError:
 
 
 def _json(value: Any) -> str:
-    """A field's value as it stands in the file, on one line."""
+    """A field's value as in the file, on one line."""
     return json.dumps(value)

@@ -1,6 +1,6 @@
 """A model as its config.json states it, and the one table of its weights: Hugging Face name and shape of each.
 
-The table comes in parts (of a layer, of an expert): what one part is called in an engine is that engine's to say.
+The table comes in parts (of a layer, of an expert), which each engine maps to names of its own.
 Letters beyond theory/contracts.py: F hidden width of an MLP, H query heads, h key-value heads, d head width.
 """
 
@@ -24,7 +24,7 @@ class Weight(NamedTuple):
 
 
 Parts = dict[str, Weight]
-"""Weights by what they are in the model, in the order in which files have them."""
+"""Weights by their role in the model, in the order of the files."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class LatentAttention:
 class ModelShape:
     """Sizes and conventions of a decoder. `dense_layers` have a plain MLP of `dense_size`, the others experts.
 
-    family: a row of `families.py`, whose names the weights have.
-    shared_expert_size: hidden width of what every token uses beside its experts, 0 for none; with `shared_expert_gate`
-    its output is multiplied by sigmoid(x . g).
+    family: a row of `families.py`, which names the weights.
+    shared_expert_size: hidden width of the MLP that every token uses beside its experts, 0 for none; with
+    `shared_expert_gate` its output is multiplied by sigmoid(x . g).
     """
 
     family: str
@@ -92,19 +92,19 @@ class ModelShape:
         return [*parts, self.router(number), *experts, self.shared_expert(number)]
 
     def outer(self) -> Parts:
-        """Of no layer: `embedding`, `norm`, and `head` where it is not tied."""
+        """Weights outside the layers: `embedding`, `norm`, and `head` where it is not tied."""
         V, D = self.vocab_size, self.hidden_size
         parts = {"embedding": Weight("model.embed_tokens.weight", (V, D)), "norm": Weight("model.norm.weight", (D,))}
         return parts if self.tied_head else parts | {"head": Weight("lm_head.weight", (V, D))}
 
     def norms(self, layer: int) -> Parts:
-        """Of a layer: `attention` and `mlp`, the norms before them."""
+        """Norms of a layer: those before `attention` and before `mlp`."""
         prefix, shape = f"model.layers.{layer}.", (self.hidden_size,)
         names = {"attention": "input_layernorm", "mlp": "post_attention_layernorm"}
         return {part: Weight(f"{prefix}{name}.weight", shape) for part, name in names.items()}
 
     def attention(self, layer: int) -> Parts:
-        """Of a layer's attention, by the last word of the name: `q_proj`, or MLA's `kv_a_layernorm`."""
+        """Weights of a layer's attention, by the last word of the name: `q_proj`, or MLA's `kv_a_layernorm`."""
         prefix = f"model.layers.{layer}.self_attn."
         shapes = self._grouped_query() if self.latent_attention is None else self._latent(self.latent_attention)
         return {part: Weight(f"{prefix}{part}.weight", shape) for part, shape in shapes.items()}
@@ -137,7 +137,7 @@ class ModelShape:
         return f"model.layers.{layer}.{FAMILIES[self.family].block}."
 
     def router(self, layer: int) -> Parts:
-        """Of a MoE layer: `router`, and `selection_bias` where there is one (a buffer)."""
+        """Weights of a MoE layer's `router`, and its `selection_bias` where it has one (a buffer)."""
         prefix, E = self.block(layer) + "gate.", self.num_experts
         parts = {"router": Weight(prefix + "weight", (E, self.hidden_size))}
         if self.has_selection_bias:
@@ -145,12 +145,12 @@ class ModelShape:
         return parts
 
     def expert(self, layer: int, number: int) -> Parts:
-        """Of one expert: `gate`, `up` and `down`."""
+        """Weights of one expert: `gate`, `up` and `down`."""
         names = FAMILIES[self.family].projections
         return self._mlp(f"{self.block(layer)}experts.{number}.", self.expert_size, names)
 
     def stacked_experts(self, layer: int) -> dict[str, list[str]]:
-        """Experts as transformers 5 holds them in memory: gate and up, then down; what each stack covers."""
+        """Names of the weights in each stack of experts that transformers 5 holds in memory: gate and up, then down."""
         experts = [self.expert(layer, e) for e in range(self.num_experts)]
         stacks = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
         return {
@@ -159,11 +159,11 @@ class ModelShape:
         }
 
     def in_files(self, name: str) -> str:
-        """A weight's name in files: in memory transformers calls every block `mlp`, Mixtral's too."""
+        """A weight's name in files; in memory, transformers calls every block `mlp`, Mixtral's too."""
         return name.replace(".mlp.", f".{FAMILIES[self.family].block}.")
 
     def shared_expert(self, layer: int) -> Parts:
-        """Of what every token uses beside its experts: `gate`, `up`, `down`, and its own `shared_gate`; or nothing."""
+        """Weights of the shared expert, `gate`, `up`, `down`, and its own `shared_gate`; empty without one."""
         name = FAMILIES[self.family].shared
         parts = self._mlp(f"{self.block(layer)}{name}.", self.shared_expert_size) if self.shared_expert_size else {}
         if self.shared_expert_gate:
@@ -171,7 +171,7 @@ class ModelShape:
         return parts
 
     def mlp(self, layer: int) -> Parts:
-        """Of a dense layer: `gate`, `up` and `down`."""
+        """Weights of a dense layer's MLP: `gate`, `up` and `down`."""
         return self._mlp(f"model.layers.{layer}.mlp.", self.dense_size)
 
     def _mlp(self, prefix: str, F: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> Parts:
@@ -183,26 +183,26 @@ class ModelShape:
 
     @property
     def num_attention_parameters(self) -> int:
-        """Weights of one layer's attention, its norms of queries and keys included."""
+        """Number of weights of one layer's attention, its norms of queries and keys included."""
         return _size(self.attention(0))
 
     @property
     def num_expert_parameters(self) -> int:
-        """Weights of one expert (gate, up and down projections)."""
+        """Number of weights of one expert (gate, up and down projections)."""
         return _size(self.expert(0, 0))
 
     @property
     def num_shared_parameters(self) -> int:
-        """Weights of what every token uses beside its experts, in one layer."""
+        """Number of weights of one layer's shared expert; 0 without one."""
         return _size(self.shared_expert(0))
 
     @property
     def num_router_parameters(self) -> int:
-        """Weights of one router; the selection bias is a buffer and not counted."""
+        """Number of weights of one router; the selection bias is a buffer and not counted."""
         return self.hidden_size * self.num_experts
 
     def num_layer_parameters(self, number: int, num_experts: int | None = None) -> int:
-        """Weights of decoder layer `number`, with `num_experts` of its experts (all by default)."""
+        """Number of weights of decoder layer `number`, with `num_experts` of its experts (all by default)."""
         outside = _size(self.norms(number)) + self.num_attention_parameters
         if number in self.dense_layers:
             return outside + _size(self.mlp(number))
@@ -211,17 +211,17 @@ class ModelShape:
 
     @property
     def num_embedding_parameters(self) -> int:
-        """Weights of the embedding and, where it is not tied to it, of the head."""
+        """Number of weights of the embedding and, unless tied to it, of the head."""
         return self.vocab_size * self.hidden_size * (1 if self.tied_head else 2)
 
     @property
     def num_parameters(self) -> int:
-        """All weights."""
+        """Number of all weights."""
         return sum(self.num_layer_parameters(n) for n in range(self.num_layers)) + _size(self.outer())
 
     @property
     def num_active_parameters(self) -> int:
-        """Weights that one token passes through, embedding and head included."""
+        """Number of weights that one token passes through, embedding and head included."""
         layers = sum(self.num_layer_parameters(n, self.experts_per_token) for n in range(self.num_layers))
         return layers + _size(self.outer())
 

@@ -1,7 +1,7 @@
 """The weights of a Hugging Face folder, written one tensor at a time: safetensors of a bounded size, and an index.
 
-safetensors' own writer takes all tensors of a file at once, which for a large model is more than a machine has. The
-format itself is a header with every tensor's place, then the bytes: the header is known before the first tensor is.
+safetensors' own writer needs all tensors of a file in memory, too much for a large model. The format itself is a header
+with every tensor's place, then the bytes: the header needs names, shapes and types alone.
 Source of the format: https://github.com/huggingface/safetensors#format.
 """
 
@@ -21,7 +21,7 @@ from lab.hf.shape import Shape
 
 INDEX = "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
-"""Bytes of a file, as transformers writes them; a larger tensor has a file of its own."""
+"""Largest size of a file in bytes, as transformers has it; a larger tensor gets its own file."""
 
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
@@ -34,10 +34,10 @@ def write_weights(
 ) -> None:
     """Writes model.safetensors, or several files and their index where it would have more than `max_shard_bytes`.
 
-    `read` is called once per name and may return a view of what the next call overwrites: one tensor is held at a time.
+    `read` is called once per name and may return a view that the next call overwrites: one tensor is held at a time.
     Raises ValueError where a tensor that it returns is not of the stated shape and type.
     """
-    # On the meta device: names and sizes, no bytes. The names' types too, for the files are aligned by them.
+    # On the meta device: shapes and types without bytes, all that the plan of the files needs.
     empty = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in stated.items()}
     plan = split_torch_state_dict_into_shards(empty, max_shard_size=max_shard_bytes)
     for file, names in plan.filename_to_tensors.items():
@@ -57,7 +57,7 @@ def _write_file(path: Path, stated: Stated, read: Callable[[str], Tensor]) -> No
 
 
 def _header(names: Sequence[str], stated: Stated) -> bytes:
-    """Its length as a little-endian 64-bit number, then JSON, filled up with spaces to a multiple of eight bytes."""
+    """The header: its length as a little-endian 64-bit number, then JSON, space-padded to a multiple of 8 bytes."""
     fields: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name in names:
@@ -73,7 +73,7 @@ def _header(names: Sequence[str], stated: Stated) -> bytes:
 def _write_tensor(file: IO[bytes], name: str, stated: tuple[Shape, torch.dtype], tensor: Tensor) -> None:
     if (tuple(tensor.shape), tensor.dtype) != (tuple(stated[0]), stated[1]):
         raise ValueError(f"{name}: expected {tuple(stated[0])} {stated[1]}, got {tuple(tensor.shape)} {tensor.dtype}")
-    # numpy knows no bfloat16: bytes are bytes.
+    # As uint8, because numpy has no bfloat16.
     file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 

@@ -14,12 +14,14 @@ def family_of(shape: ModelShape) -> str:
     """The first architecture whose config.json states this model exactly, whatever `shape.family` says."""
     wanted = _without_what_is_unused(shape)
     for row in FAMILIES.values():
+        # `config_fields` writes grouped-query attention alone.
         if not row.is_latent and _states(row, wanted):
             return row.model_type
     return OWN
 
 
 def _states(family: Family, shape: ModelShape) -> bool:
+    # A round trip is the proof: what the file states, read back, must be this model.
     named = replace(shape, family=family.model_type)
     try:
         return parse_shape(config_fields(named)) == named
@@ -42,9 +44,9 @@ _OF_EXPERTS = (
 
 
 def in_full(fields: dict[str, Any], shape: ModelShape) -> dict[str, Any]:
-    """A config.json's own fields, with those that vLLM needs and transformers 5 leaves out where a family has them.
+    """A config.json's fields, with those of the selection bias that vLLM needs and transformers 5 omits.
 
-    Without them vLLM has no selection bias, and a softmax.
+    Without them vLLM computes a softmax without the bias.
     """
     if not shape.has_selection_bias:
         return dict(fields)
@@ -83,7 +85,7 @@ def _mlp_fields(shape: ModelShape, family: Family) -> dict[str, Any]:
         return dense
     fields: dict[str, Any] = {
         "num_experts_per_tok": shape.experts_per_token,
-        # A softmax over the chosen ones is the renormalised softmax over all, but for rounding.
+        # A softmax over the chosen experts equals the renormalised softmax over all, but for rounding.
         "norm_topk_prob": shape.gate.renormalise or shape.gate.order == "after",
         family.num_experts: shape.num_experts,
     }
@@ -98,7 +100,7 @@ def _mlp_fields(shape: ModelShape, family: Family) -> dict[str, Any]:
         fields |= {"n_group": shape.gate.num_groups, "topk_group": shape.gate.num_top_groups}
         fields["routed_scaling_factor"] = shape.gate.scaling
     if family.window == "layers":
-        fields["sliding_window"] = None
+        fields["sliding_window"] = None  # absent, it would be transformers' default of 4096
     return fields | _own_fields(shape, family)
 
 
@@ -108,5 +110,5 @@ def _own_fields(shape: ModelShape, family: Family) -> dict[str, Any]:
         names = ("qk_norm", "shared_expert_size", "shared_expert_gate")
         return {name: getattr(shape, name) for name in names} | {OWN_GATE: asdict(gate)}
     is_plain_after = gate.order == "after" and (gate.scaling, gate.num_groups) == (1.0, 1)
-    # Read here to the bit; transformers passes the field over and computes the renormalised softmax.
+    # Our reader takes the gate exactly; transformers ignores the field and computes the renormalised softmax.
     return {OWN_GATE: asdict(gate)} if family.softmax_after and is_plain_after else {}

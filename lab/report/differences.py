@@ -1,4 +1,4 @@
-"""The fields in which the configs of several runs differ: found by comparing them, whatever the fields are."""
+"""The fields in which the configs of several runs differ, found by comparison, whatever the fields are."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lab.config.load import NOT_HASHED
 from lab.report.runs import ReportRun
 
 UNSET = "not set"
-"""The value of a field that one config has and another has not."""
+"""The value of a field that a config lacks."""
 OWN_COLUMN = {
     "seed": "label", "engine": "engine", "rollout.precision": "engine", "training.precision": "engine",
     "algorithm.objective.preset": "objective", "algorithm.replay.mode": "replay",
     "algorithm.batch.num_minibatches": "minibatches",
 }  # fmt: skip
-"""Fields, or the blocks that they are in, that have a column of their own in the table of runs."""
+"""Fields, or blocks of fields, with a column of their own in the table of runs."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Difference:
 
     @property
     def usual(self) -> str | None:
-        """The value of more than half of the runs; None where there is no such value."""
+        """The value of more than half of the runs; None without one."""
         return next((v for v in self.values if 2 * self.values.count(v) > len(self.values)), None)
 
 
 def differences(runs: Sequence[ReportRun]) -> list[Difference]:
     """Every field whose value differs between the runs' configs, in the order of the configs.
 
-    Left out are the name and what cannot change a result, and a field whose own column in the table of runs already
-    tells every two values apart.
+    Omitted are the name, fields that cannot change a result, and a field whose own column in the table of runs already
+    distinguishes all of its values.
     """
     found: dict[str, tuple[str, ...]] = {}
     for path, values in _leaves([run.config for run in runs], ()):
@@ -49,7 +49,7 @@ def differences(runs: Sequence[ReportRun]) -> list[Difference]:
 
 
 def _leaves(blocks: Sequence[Mapping[str, Any]], path: tuple[str, ...]) -> list[tuple[tuple[str, ...], list[Any]]]:
-    """Path and values of all that differs; a block is entered only where every config has one."""
+    """Path and values of every difference; blocks are compared key by key only where every config has one."""
     found = []
     for key in dict.fromkeys(key for block in blocks for key in block):
         values = [block.get(key, UNSET) for block in blocks]
@@ -61,17 +61,18 @@ def _leaves(blocks: Sequence[Mapping[str, Any]], path: tuple[str, ...]) -> list[
 
 
 def _is_told(field: str, values: Sequence[str], columns: Sequence[Mapping[str, str]]) -> bool:
-    """Whether wherever the field differs the text of its own column differs, too."""
+    """Whether the text of the field's own column differs wherever the field does."""
     column = next((c for block, c in OWN_COLUMN.items() if field == block or field.startswith(f"{block}.")), None)
     if column is None:
         return False
     pairs = {(value, row[column]) for value, row in zip(values, columns, strict=True)}
+    # Distinct pairs: if two values share a text, that text comes twice.
     texts = [text for _, text in pairs]
     return len(set(texts)) == len(texts)
 
 
 def _short(field: str, fields: Sequence[str]) -> str:
-    """The last names of the field, at least two of them and as many as tell it from the other fields."""
+    """The last names of the field, at least two, and as many as distinguish it from the other fields."""
     parts = field.split(".")
     for num in range(2, len(parts)):
         end = ".".join(parts[-num:])
@@ -81,7 +82,7 @@ def _short(field: str, fields: Sequence[str]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value on one line, different for different values: a block by its values, null as none."""
+    """A value on one line, distinct for distinct values: a block by its values, null as none."""
     if isinstance(value, Mapping):
         named = [_text(v) if k in ("name", "kind") else f"{k} {_text(v)}" for k, v in value.items()]
         return ", ".join(named) or "none"

@@ -1,7 +1,7 @@
-"""The figures of the report: each is one function from the runs to a plotly figure, or to None where there is no data.
+"""The figures of the report: each is a function from the runs to a plotly figure, or to None without data.
 
 To add a figure, write such a function and put it into a list in `lab/report/sections.py`. A metric's caption (formula,
-unit, source) comes from `theory.metrics.REGISTRY`; colours are left to the page, which knows if it is light or dark.
+unit, source) comes from `theory.metrics.REGISTRY`; the page adds the colours, for a light or a dark screen.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from theory.metrics import REGISTRY
 HEIGHT = 280
 MARGIN = {"l": 58, "r": 14, "t": 10, "b": 40}
 PLOT_HEIGHT = float(HEIGHT - MARGIN["t"] - MARGIN["b"])
-"""Pixels between the axis and the upper edge."""
+"""Height of the plot area, pixels."""
 LABEL_SIZE, LABEL_GAP = 12, 14.0
-"""Pixels of the letters at the ends of lines, and between the baselines of two such labels."""
+"""Font size of the labels at the ends of lines, and the distance of their baselines, pixels."""
 MAX_LABEL = 18
 
 
 @dataclass(frozen=True)
 class Caption:
-    """The content of a figure: the formula, its unit, and where it comes from."""
+    """The content of a figure: the formula, its unit and its source."""
 
     formula: str
     unit: str
@@ -41,7 +41,7 @@ class Caption:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plotly figure without colours: every trace says its run in `meta`, every label in `name`."""
+    """A plotly figure without colours: every trace has its run in `meta`, every label in `name`."""
 
     id: str
     title: str
@@ -69,8 +69,8 @@ FigureFunction = Callable[[Sequence[ReportRun]], Figure | None]
 class Lines:
     """One metric over the global steps, one line per run.
 
-    On a log axis a value of 0 (an exact engine has one) is drawn at the bottom, on a tick of its own. A `noisy` series
-    is drawn faint under its trailing mean; the values of a sparse one are marked by `points`.
+    On a log axis a value of 0 (that of an exact engine) is drawn at the bottom, on a tick of its own. A `noisy` series
+    is drawn faint under its trailing mean; `points` marks the values of a sparse one.
     """
 
     id: str
@@ -107,7 +107,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Scale:
-    """A value axis with its range settled in advance, so that labels can be kept apart in pixels.
+    """A value axis with its range fixed in advance, so that labels can be kept apart in pixels.
 
     `floor` is where a log axis draws 0; None where it draws none.
     """
@@ -124,6 +124,7 @@ class Scale:
         if axis == "log" and positive:
             low, high = math.log10(min(positive)), math.log10(max(positive))
             has_zero = len(positive) < len(values)
+            # A whole decade below the smallest value, so that 0 is not taken for a value near it.
             floor = 10.0 ** (math.floor(low) - 1) if has_zero else None
             low = math.log10(floor) if floor is not None else low
             pad = 0.06 * max(high - low, 0.5)
@@ -131,6 +132,7 @@ class Scale:
         low, high = min(values), max(values)
         if low == high == 0:
             high = 1.0
+        # An axis that would begin near 0 begins there.
         if 0 <= low < 0.5 * high:
             low = 0.0
         span = high - low or abs(high)
@@ -141,7 +143,7 @@ class Scale:
         return self.floor if self.floor is not None and value <= 0 else value
 
     def height(self, value: float) -> float:
-        """The value as drawn, in the axis's own terms: its logarithm on a log axis."""
+        """The value as drawn, in the axis's coordinates: its logarithm on a log axis."""
         placed = self.place(value)
         return math.log10(placed) if self.is_log else placed
 
@@ -150,7 +152,7 @@ class Scale:
         return (self.height(value) - self.low) / (self.high - self.low) * height
 
     def axis(self) -> dict[str, Any]:
-        """plotly's axis; a log axis has whole decades, or 1, 2, 5 where they are few, and the floor's tick reads 0."""
+        """plotly's axis; log ticks stand at decades, or at 1, 2, 5 where those are few, and the floor's reads 0."""
         if not self.is_log:
             return {"range": [self.low, self.high]}
         zero = None if self.floor is None else round(math.log10(self.floor))
@@ -174,14 +176,14 @@ def caption(name: str) -> Caption:
 
 
 def smoothing_window(num_values: int) -> int:
-    """Steps of the trailing mean that a noisy figure draws: a fifteenth of the run, at least 3 from 20 steps on."""
+    """Steps of the trailing mean in a noisy figure: a fifteenth of the run, at least 3, from 20 values on; else 1."""
     return 1 if num_values < 20 else max(3, num_values // 15)
 
 
 def run_lines(
     found: Sequence[tuple[ReportRun, Series]], window: int, scale: Scale, *, marked: bool = False
 ) -> list[dict[str, Any]]:
-    """A line per run, its trailing mean where `window` > 1, with the values themselves faint under it."""
+    """A line per run: its values, or for `window` > 1 their trailing mean over the faint values."""
     data: list[dict[str, Any]] = []
     for run, values in found:
         smooth = trailing_mean(values, window)
@@ -208,7 +210,7 @@ def collapse_cross(run: ReportRun, smooth: Series, scale: Scale) -> dict[str, An
     step = first_step(run)
     if step is None or not smooth[0][0] <= step <= smooth[-1][0]:
         return None
-    # A sparse curve may have no value at that step: the cross stands on the line that joins its neighbours.
+    # A sparse curve may have no value at that step: interpolate, so that the cross lies on the drawn line.
     heights = [scale.height(value) for _, value in smooth]
     y = float(np.interp(step, [at for at, _ in smooth], heights))
     return {
@@ -219,7 +221,7 @@ def collapse_cross(run: ReportRun, smooth: Series, scale: Scale) -> dict[str, An
         "name": run.label,
         "cliponaxis": False,
         "meta": {"run": run.index, "role": "collapse"},
-        # In short lines: the hover box of a phone is narrow.
+        # Wrapped, because the hover box of a phone is narrow.
         "customdata": ["<br>".join(textwrap.wrap(f"collapsed: {reasons(run)[0]}", 40))],
         "hovertemplate": "%{customdata}",
     }
@@ -241,7 +243,7 @@ def end_labels(
 ) -> list[dict[str, Any]]:
     """The names at the ends of lines (name, x and y of its end), moved up or down where they would overlap.
 
-    `suffixes` stand behind the names; labels of `where` = " narrow" take the place of the others on a narrow page.
+    `suffixes` follow the names; labels with `where` = " narrow" replace the others on a narrow page.
     """
     wanted = [scale.pixels(value, height) for _, _, value in ends]
     placed = spread(wanted, LABEL_GAP * size / LABEL_SIZE, 4.0, height - 4.0)
@@ -271,14 +273,14 @@ def _trace(run: ReportRun, values: Series, scale: Scale, role: str, marked: bool
         "y": [scale.place(value) for _, value in values],
         "name": run.label,
         "line": {"dash": DASHES[run.index // len(PALETTE) % len(DASHES)]},
-        # Markers of the first and last step would be cut at the edges otherwise.
+        # Otherwise the edges cut the markers of the first and last step.
         "cliponaxis": False,
         "meta": {"run": run.index, "role": role},
     }
 
 
 def hover(texts: Iterable[str]) -> dict[str, Any]:
-    """The part of a trace that shows these texts, one per point, and nothing else."""
+    """The part of a trace that shows these texts on hovering, one per point, and nothing else."""
     return {"customdata": list(texts), "hovertemplate": "%{customdata}"}
 
 

@@ -1,4 +1,4 @@
-"""The words of the field that pages use, each in a sentence: linked where they stand, listed at the end of the page."""
+"""The terms of the field on the pages, each in a sentence: linked in the text, listed at the end of the page."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ TERMS: dict[str, str] = {
     "F(2)": "share of sampled tokens whose probabilities under mu and old differ by a factor of more than 2 (R3 Eq. 3)",
     "F(tau)": "share of sampled tokens whose probabilities under mu and old differ by a factor of more than tau",
     "nats": "the unit of entropy and KL by the natural logarithm; 1 nat is 1.44 bits",
-    "N": "mini-batches of a global step: as many updates are made with one set of responses; 1 is on-policy",
+    "N": "mini-batches of a global step, each an update on the same set of responses; 1 is on-policy",
     "staleness": "the distance of pi from old: the updates made since the responses were sampled",
     "discrepancy": "the distance of old from mu: two engines that compute the same weights differently",
-    "entropy": "the mean of -log pi over the tokens that pi may choose; near 0 the policy explores nothing",
+    "entropy": "the mean of -log pi over the tokens that pi may choose; near 0 the policy no longer explores",
     **{mode: f"a mode that {plan.effect}" for mode, plan in PASSES.items() if plan.effect},
     "global step": "one round: sample responses, score them, make N updates, hand the weights to the inference engine",
 }
-"""Word to its meaning; a word is found as it is written here."""
+"""Word to its meaning; a word is found in the spelling used here."""
 
+# Longest first, because an alternation takes the first alternative that fits.
 _PATTERN = re.compile(rf"(?<!\w)({'|'.join(re.escape(word) for word in sorted(TERMS, key=len, reverse=True))})(?!\w)")
 
 
@@ -41,6 +42,7 @@ class Glossary:
     def explained(self, text: object) -> Markup:
         """The text as HTML in which the first use of each word links to its meaning, which hovering shows."""
         marked, seen = [Markup("")], set[str]()
+        # re.split puts the captured words at the odd places.
         for place, part in enumerate(_PATTERN.split(str(text))):
             is_first = place % 2 == 1 and part not in seen
             marked.append(self._link(part) if is_first else escape(part))

@@ -1,4 +1,4 @@
-"""The large picture at the top of the report: the reward of every run over its steps, and where runs collapsed."""
+"""The large picture at the top of the report: the reward of every run over its steps, with its collapse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lab.verdict import REWARD
 
 HEIGHT = 440
 LABEL_SIZE = 14
-"""Pixels of the letters at the ends of lines."""
+"""Font size of the labels at the ends of lines, pixels."""
 
 
 def reward_picture(runs: Sequence[ReportRun]) -> Figure | None:
@@ -44,19 +44,19 @@ def reward_picture(runs: Sequence[ReportRun]) -> Figure | None:
         layout["annotations"] = _labels(smooth, scale)
     note = smoothing_note(window)
     if any(trace["meta"]["role"] == "collapse" for trace in data):
-        note += "A cross marks the step from which the first rule of the verdict held; hovering tells the rule."
+        note += "A cross marks the step from which the first rule of the verdict held; hovering shows the rule."
     return Figure("reward", "Reward in training", caption(REWARD), data, layout, note, HEIGHT)
 
 
 def _window(runs: Sequence[ReportRun], num_values: int) -> int:
-    """The window of the verdicts' own rule where all runs have one and are long enough to be read at it."""
+    """The window of the verdicts' rule, if all runs share it and are at least three times as long; else the default."""
     windows = {(run.verdict or {}).get("thresholds", {}).get("window") for run in runs}
     window = windows.pop() if len(windows) == 1 else None
     return window if window is not None and 3 * window <= num_values else smoothing_window(num_values)
 
 
 def _labels(smooth: Sequence[tuple[ReportRun, Series]], scale: Scale) -> list[dict[str, Any]]:
-    """Names at the ends of the curves: with the step of a collapse where the page is wide, with a cross on a phone."""
+    """Names at the ends of the curves, with the step of a collapse on a wide page, with a cross alone on a phone."""
     ends = [(run, *values[-1]) for run, values in smooth]
     steps = [first_step(run) for run, _ in smooth]
     wide = ["" if step is None else f" ✕ step {step}" for step in steps]

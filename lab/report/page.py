@@ -1,6 +1,6 @@
-"""The one shell of every page: style, script, palette and glossary around a template of its own.
+"""The one shell of every page: style, script, palette and glossary around the page's own template.
 
-A page is one HTML file that needs nothing else: plotly.js is inside it once, and no address is loaded.
+A page is one HTML file that needs nothing else: it holds plotly.js once, and loads no address.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from lab.report.style import PALETTE
 TEMPLATES = Path(__file__).parent / "template"
 
 Drawn = Figure | tuple[Figure, str]
-"""A figure, or a figure with the slice of the page in which alone it is shown."""
+"""A figure, or a figure with the one slice of the page in which it is shown."""
 
 
 def page(template: str, drawn: Iterable[Drawn], *, num_runs: int = 0, own: Path | None = None, **words: Any) -> str:
-    """The page of a template that extends base.html.jinja, as text; `words` are what the template shows.
+    """The page of a template that extends base.html.jinja, as text; `words` fill the template.
 
-    `own` is the folder of the template where it is not the report's; `num_runs` counts the buttons of the legend. In a
-    template the filter `explained` links words of the field to the glossary that ends the page.
+    `own` is the template's folder, by default the report's; `num_runs` counts the buttons of the legend. In a
+    template the filter `explained` links terms to the glossary that ends the page.
     """
     folders = [TEMPLATES] if own is None else [own, TEMPLATES]
     environment = jinja2.Environment(
@@ -48,7 +48,7 @@ def page(template: str, drawn: Iterable[Drawn], *, num_runs: int = 0, own: Path 
 
 
 def _payload(drawn: Sequence[Drawn], num_runs: int) -> Markup:
-    """JSON of what the page's script draws from; no `<` can end its element early."""
+    """The data of the page's script as JSON; it has no `<`, so nothing in it can end the script element."""
     payload = {
         "height": HEIGHT, "margin": MARGIN, "num_runs": num_runs, "palette": [asdict(ink) for ink in PALETTE],
         "figures": [_figure(*one) if isinstance(one, tuple) else _figure(one) for one in drawn],

@@ -1,4 +1,4 @@
-"""Pictures that are no lines over the steps: what the engines made of the tokens of one step, and shares of a whole.
+"""Figures other than lines over the steps: both engines on the tokens of one step, and shares of a whole.
 
 Papers: R3 (arXiv 2510.11370) Fig. 2 and 3, sec. 3.1 and 3.2, App. H.
 """
@@ -22,7 +22,7 @@ from theory.routing.measures import router_level_histogram, sequence_level_histo
 from theory.routing.record import RoutingRecord
 
 MAX_POINTS = 5000
-"""Points of one scatter, all runs together: more make an SVG page slow."""
+"""Most points of one scatter, all runs together; more make an SVG page slow."""
 TAUS = torch.logspace(0, 1, 61, dtype=torch.float64).tolist()
 """Thresholds of F(tau): from 1 to 10, evenly on a log axis."""
 
@@ -32,12 +32,12 @@ Traced = Any
 
 
 def probability_scatter(runs: Sequence[Traced]) -> Figure | None:
-    """Each sampled token at (its probability under mu, its probability under old), as R3 Fig. 2 draws it."""
+    """Scatter of the sampled tokens: probability under mu, probability under old (R3 Fig. 2)."""
     found = _traces(runs)
     clouds = []
     for run, trace in found:
         mu, old = trace.logp_mu[trace.is_response].exp(), trace.logp_old[trace.is_response].exp()
-        # Evenly spaced tokens: the same trace gives the same picture.
+        # Evenly spaced, not random, so that the same trace gives the same picture.
         chosen = torch.linspace(0, len(mu) - 1, min(len(mu), MAX_POINTS // len(found))).long()
         points = {"x": _rounded(mu[chosen].tolist()), "y": _rounded(old[chosen].tolist())}
         hover = {"hovertemplate": "mu %{x:.3f}, old %{y:.3f}"}
@@ -59,7 +59,7 @@ def probability_scatter(runs: Sequence[Traced]) -> Figure | None:
 
 
 def extreme_curve(runs: Sequence[Traced]) -> Figure | None:
-    """F(tau) over tau, as R3 Fig. 2d draws it: how the shares of ever more extreme tokens fall off."""
+    """F(tau) over tau, the share of tokens beyond each threshold (R3 Fig. 2d)."""
     found = _traces(runs)
     if not found:
         return None
@@ -69,6 +69,7 @@ def extreme_curve(runs: Sequence[Traced]) -> Figure | None:
         shares = [extreme_fraction(trace.logp_old, trace.logp_mu, mask, tau=tau).item() for tau in TAUS]
         data.append(
             {"type": "scatter", "mode": "lines", "name": run.label, "meta": {"run": run.index, "role": "line"}}
+            # None for 0, which a log axis cannot draw.
             | {"x": [round(tau, 4) for tau in TAUS], "y": [share or None for share in shares]}
             | {"customdata": [number(share) for share in shares], "hovertemplate": "%{customdata}"}
         )
@@ -100,7 +101,7 @@ class Level:
         found, data = [], []
         for run, trace in _traces(runs):
             mu, old = trace.record_mu, trace.record_old
-            # A whole row at least: what is known at some layers only says nothing of a token.
+            # At least one whole row: a token known at some layers only has no difference.
             if mu is None or old is None or not bool((mu.is_recorded & old.is_recorded).all(dim=1).any()):
                 continue
             found.append((run, trace))
@@ -156,7 +157,7 @@ ROUTING_LEVELS = (
 
 
 def deviation_tails(runs: Sequence[ReportRun]) -> Figure | None:
-    """The number of its K experts that the cached route has wrong at the last step that replayed, as Pr2 Fig. 4b."""
+    """Shares by the number of K experts that the cached route has wrong, at the last replayed step (Pr2 Fig. 4b)."""
     data, steps = [], set()
     for run in runs:
         rows = [row for row in run.metrics if row.get("routing/one_deviation") is not None]
@@ -164,7 +165,7 @@ def deviation_tails(runs: Sequence[ReportRun]) -> Figure | None:
             continue
         zero, one = (rows[-1][f"routing/{name}_deviation"] for name in ("zero", "one"))
         shares = [zero, one, max(0.0, 1.0 - zero - one)]
-        # The rest of 1 after two rounded shares may be rounding itself.
+        # A remainder this small is rounding of the two shares.
         shares[2] = 0.0 if shares[2] < 1e-12 else shares[2]
         steps.add(rows[-1]["step"])
         data.append(
@@ -182,7 +183,7 @@ def deviation_tails(runs: Sequence[ReportRun]) -> Figure | None:
     }
     caption = Caption("share of (token, layer) with K - |I_cached & I_pi| = x", "fraction", "Pr2 sec. 5.4, Fig. 4b")
     note = f"Last step of each run: {', '.join(str(step) for step in sorted(steps))}."
-    return Figure("deviation-tails", "How far the cached route is off", caption, data, layout, note)
+    return Figure("deviation-tails", "Deviation of the cached route", caption, data, layout, note)
 
 
 RATIO_PARTS = {
@@ -215,11 +216,11 @@ def ratio_parts(runs: Sequence[ReportRun]) -> Figure | None:
     formula = "mean over steps of k3[KL] of each factor of pi/mu = (old/mu) (pi/old)"
     caption = Caption(formula, "nats/token", "MiniRL Eq. 5, Pr2 Eq. 21")
     note = "The logarithms of the factors add up token by token; their k3 need not."
-    return Figure("ratio-parts", "What the importance ratio is made of", caption, data, layout, note)
+    return Figure("ratio-parts", "Parts of the importance ratio", caption, data, layout, note)
 
 
 def _log_axis(data: Sequence[dict[str, Any]], title: str) -> dict[str, Any]:
-    """A log axis over the positive values of these traces, with room under the smallest: a bar of it must be seen."""
+    """A log axis over the positive values of these traces, with room below the smallest, so that its bar shows."""
     values = [y for trace in data for y in trace["y"] if y]
     return Scale.of([*values, min(values, default=1.0) / 2], "log").axis() | {"title": {"text": title}}
 

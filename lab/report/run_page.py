@@ -1,4 +1,4 @@
-"""The page of one run, or of several side by side: story, table, what differs, figures and records."""
+"""The page of one run, or of several side by side: story, table, differing fields, figures and records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lab.report.story import story
 def write_report(run_folders: Sequence[RunFolder], out: Path, *, refresh_s: int | None = None) -> None:
     """Writes the page for one run, or for several side by side in this order, to the file `out`.
 
-    With `refresh_s` an open page loads itself again after that many seconds.
+    With `refresh_s` an open page reloads itself after that many seconds.
     """
     atomic_write(out, render(run_folders, refresh_s=refresh_s))
 
@@ -54,13 +54,13 @@ Made = TypeVar("Made")
 
 
 def _made(functions: Sequence[Callable[[Sequence[ReportRun]], Made | None]], runs: Sequence[ReportRun]) -> list[Made]:
-    """The figures or tables that these runs have data for."""
+    """The figures or tables for which these runs have data."""
     return [found for found in (function(runs) for function in functions) if found is not None]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A field by its dotted and its short name, with the value that the page shows, None for the usual one."""
+    """A field by its dotted and its short name, with the value to show, None for the usual one."""
 
     field: str
     name: str
@@ -81,6 +81,6 @@ def _title(runs: Sequence[ReportRun]) -> str:
 
 
 def _rules(runs: Sequence[ReportRun]) -> dict[str, str]:
-    """The rules of the verdict where all finished runs were judged by the same ones; nothing otherwise."""
+    """The rules of the verdict, if they are the same for all finished runs; empty otherwise."""
     found = [run.verdict.get("rules", {}) for run in runs if run.verdict is not None]
     return found[0] if found and all(rules == found[0] for rules in found) else {}

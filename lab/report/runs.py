@@ -1,4 +1,4 @@
-"""The part of a run folder that the report reads, and its line of the summary table."""
+"""A run folder as the report reads it, and its line of the summary table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXTREME = "rollout_corr/extreme_frac_tau2"
 
 @dataclass(frozen=True)
 class ReportRun:
-    """One run as the report sees it; `index` decides its colour, `label` is its name without what all runs share."""
+    """One run as the report sees it; `index` decides its colour, `label` is its name without the shared prefix."""
 
     folder: RunFolder
     index: int
@@ -33,7 +33,7 @@ class ReportRun:
 
     @cached_property
     def config_text(self) -> str:
-        """config.yaml as it stands in the folder."""
+        """The text of config.yaml."""
         return (self.folder.path / "config.yaml").read_text()
 
     @cached_property
@@ -50,7 +50,7 @@ class ReportRun:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, with the times of their steps where those stand apart."""
+        """The lines of metrics.jsonl, with the times of their steps where timing.jsonl has them."""
         timing = self.folder.timing()
         return [timing.get(row["step"], {}) | row for row in self.folder.metrics()]
 
@@ -84,7 +84,7 @@ class ReportRun:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """manifest.json, or nothing."""
+        """manifest.json; empty without one."""
         return self.folder.manifest()
 
     @cached_property
@@ -95,13 +95,13 @@ class ReportRun:
 
     @property
     def engine(self) -> str:
-        """The inference engine in words: vLLM's precision, or what the sandbox's said of itself when the run began."""
+        """The inference engine in words: vLLM's precision, or the sandbox engine's own description."""
         precision = self.setting("rollout", "precision")
         if isinstance(precision, dict):
             coarse = {"weights": "weights", "kv_cache": "cache"}
             parts = [f"{precision[key]} {word}" for key, word in coarse.items() if precision.get(key, "same") != "same"]
             if self.manifest.get("engine_kernels") == "rounded":
-                parts.append("rounded")  # on the precision's grid, computed in the wider type
+                parts.append("rounded")  # values on the precision's grid, computed in a wider type
             return ", ".join([f"vLLM {precision.get('compute')}", *parts])
         engine = self.setting("engine")
         if not isinstance(engine, dict):
@@ -139,12 +139,13 @@ class ReportRun:
 
 
 def load_runs(folders: Sequence[RunFolder]) -> list[ReportRun]:
-    """The runs in the given order, under names that tell them apart; ValueError for none at all."""
+    """The runs in the given order, under distinct names; ValueError for no folder."""
     if not folders:
         raise ValueError("expected at least one run folder, got none")
     configs = [_config(folder) for folder in folders]
     names = [str(c.get("name") or f.path.parent.name) for c, f in zip(configs, folders, strict=True)]
     seeds = [c.get("seed") for c in configs]
+    # Only equal names are lengthened, by the seed first and the folder's time next.
     if len(set(names)) < len(names):
         names = [f"{n} seed {s}" if names.count(n) > 1 else n for n, s in zip(names, seeds, strict=True)]
     if len(set(names)) < len(names):
@@ -155,7 +156,7 @@ def load_runs(folders: Sequence[RunFolder]) -> list[ReportRun]:
 
 
 def shared_prefix(names: Sequence[str]) -> str:
-    """The common prefix of all names, up to a hyphen or underscore, with a rest of each; empty for one name."""
+    """The common prefix of all names, up to a hyphen, underscore or space; empty for one name."""
     if len(names) < 2:
         return ""
     prefix = names[0]
@@ -166,13 +167,13 @@ def shared_prefix(names: Sequence[str]) -> str:
 
 
 def _defect_words(defect: Mapping[str, Any]) -> str:
-    """A defect from its block of the config, for runs of before engines named themselves: kind and all values."""
+    """A defect from its config block, kind and all values, for older runs without a manifest entry."""
     dials = [value for key, value in defect.items() if key != "kind"]
     values = [number(value) if isinstance(value, float) else str(value) for value in dials]
     return " ".join([str(defect.get("kind")).replace("_", " "), *values])
 
 
 def _config(folder: RunFolder) -> dict[str, Any]:
-    """The run's config, of whichever version, as nested mappings; ConfigError where what the page needs is no such."""
+    """The run's config, of any version, as nested mappings; ConfigError where the page cannot read it."""
     path = folder.path / "config.yaml"
     return validate(StoredConfig, read_mapping(path), str(path)).model_dump(exclude_unset=True)

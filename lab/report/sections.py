@@ -1,4 +1,4 @@
-"""The order of the report: which figures and tables stand under which heading. A new one is one function in a list."""
+"""The order of the report: the figures and tables under each heading. A new one is one function in a list."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TIMING: tuple[FigureFunction, ...] = (
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, one sentence on what to look for, and the figures and tables under it."""
+    """A heading, a question that the section answers, its figures and tables."""
 
     id: str
     title: str
@@ -71,14 +71,16 @@ class Section:
 
 
 SECTIONS = (
-    Section("learning", "Learning", "Does the policy get better, also on problems that it never trained on?", LEARNING),
+    Section("learning", "Learning", "Does the policy improve, also on problems that it never trained on?", LEARNING),
     Section(
         "discrepancy",
         "Training-inference discrepancy",
         "How far is the engine that sampled the tokens (mu) from the one that scores them (old)?",
         DISCREPANCY,
     ),
-    Section("optimisation", "Optimisation", "Do the updates stay small and the policy open?", OPTIMISATION),
+    Section(
+        "optimisation", "Optimisation", "Do the updates stay small, and does the policy keep exploring?", OPTIMISATION
+    ),
     Section(
         "routing",
         "Routing",
@@ -89,7 +91,7 @@ SECTIONS = (
     Section(
         "timing",
         "Timing",
-        "How long does a global step take, where does the time go, what travels, and what ended?",
+        "How long does a global step take, where does the time go, how much data travels, and what was interrupted?",
         TIMING,
         (payloads, interruptions),
     ),

@@ -1,6 +1,6 @@
-"""The story of the runs in words: which collapsed, when and by which rule, which held, and their KL with and without.
+"""The story of the runs in words: collapses with their steps and rules, runs that held, accuracy and KL.
 
-Every number is one of the records'. The words say what was measured and what a remedy does, never why a run held.
+Every number comes from the records. The words state measurements and the effect of a remedy, never why a run held.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from lab.report.treatments import Group, Treatment, groups
 from lab.verdict import KL
 
 OUTCOMES = {"collapsed": "collapsed", "stable": "held", "undecided": "is undecided", "unfinished": "is unfinished"}
-"""The words of a verdict as verbs, in the order of the telling."""
+"""The verb of each verdict, in the order of the story."""
 MANY = 8
-"""Groups beyond which the runs are counted rather than named: their names are in the table."""
+"""Most groups that are named; more are counted, and their names are in the table."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """Some words, in the colour of a run where they name it."""
+    """Words of a sentence, in a run's colour where they name it."""
 
     text: str
     run: int | None = None
@@ -35,7 +35,7 @@ Sentence = list[Words]
 
 @dataclass(frozen=True)
 class Story:
-    """The headline, the sentences under it, and the small print: what the remedies do, and how far to trust it."""
+    """The headline, the sentences under it, and notes on the remedies and on chance."""
 
     headline: list[Sentence]
     sentences: list[Sentence]
@@ -56,7 +56,7 @@ def story(runs: Sequence[ReportRun]) -> Story:
 
 
 def first_step(run: ReportRun) -> int | None:
-    """The step at which the first rule that fired began to hold; None for a run that did not collapse."""
+    """The first step at which a fired rule held; None for a run that did not collapse."""
     step = (run.verdict or {}).get("first_step") if run.verdict_word == "collapsed" else None
     return None if step is None else int(step)
 
@@ -89,6 +89,7 @@ def _headline(found: Sequence[Group]) -> list[Sentence]:
     words = [run.verdict_word for run in runs]
     if len(runs) == 1:
         return [[Words(f"{alone(runs[0])}.")]]
+    # Groups are named by outcome only if the seeds of each agree.
     pure = all(len({run.verdict_word for run in group.runs}) == 1 for group in found)
     if len(set(words)) == 1 or len(found) > MANY or not pure:
         return [[Words(f"{_counts(words)}.")]]
@@ -122,7 +123,7 @@ def _verb(num: int, word: str) -> str:
 
 
 def _collapse(group: Group) -> Sentence:
-    """The steps and rules by which the runs of a group collapsed; nothing where none did."""
+    """The steps and rules by which the runs of a group collapsed; empty where none did."""
     fallen = [run for run in group.runs if (run.verdict or {}).get("reasons")]
     if not fallen:
         return []
@@ -140,12 +141,12 @@ def _remarks(group: Group) -> Sentence:
     if not remarks:
         return []
     if len(group.runs) > 1:
-        return [*_start(group), Words(f" {len(remarks)} of {len(group.runs)} runs are remarked on: see the table.")]
+        return [*_start(group), Words(f" {len(remarks)} of {len(group.runs)} runs have remarks: see the table.")]
     return [*_start(group), Words(" " + " ".join([remarks[0][0].lower() + remarks[0][1:], *remarks[1:]]))]
 
 
 def _accuracy(found: Sequence[Group]) -> Sentence:
-    """Held-out accuracy at the first and at the last evaluation, runs of one group averaged."""
+    """Held-out accuracy at the first and last evaluation, as means over each group."""
     ends = [(group, _ends(group)) for group in found]
     known = [(group, pair) for group, pair in ends if pair is not None]
     if not known:
@@ -159,7 +160,7 @@ def _accuracy(found: Sequence[Group]) -> Sentence:
 
 
 def _kl(found: Sequence[Group]) -> Sentence:
-    """The mean KL of each group's runs."""
+    """The mean KL of each group, nats per token."""
     means = [(group, [kl for run in group.runs if (kl := run.mean(KL)) is not None]) for group in found]
     known = [(group, _two(fmean(values))) for group, values in means if values]
     if not known:
@@ -188,12 +189,12 @@ def _ends(group: Group) -> tuple[float, float] | None:
 
 
 def _two(value: float | None) -> str:
-    """Two significant digits: what is read in passing; the table has three."""
+    """Two significant digits, enough for a sentence; the table has three."""
     return number(value if value is None else float(f"{value:.2g}"))
 
 
 def _named(group: Group, *, preposition: bool = True) -> Sentence:
-    """`with R3`, `without a remedy`; the name in its run's colour, and with it a preposition that belongs to it."""
+    """`with R3`, `without a remedy`; the name in its run's colour, with a preposition that is part of it."""
     ink = group.runs[0].index if len(group.runs) == 1 else None
     if group.preposition == "without":
         return [Words(group.words if preposition else group.name, ink)]
@@ -207,7 +208,7 @@ def _start(group: Group) -> Sentence:
 
 
 def _adverbial(some: Sequence[Group]) -> Sentence:
-    """`without a remedy and with R2, R3`: the groups' names, each preposition once in a row of the same."""
+    """`without a remedy and with R2, R3`: the groups' names, with one preposition for adjacent groups that share it."""
     rows = [list(row) for _, row in itertools.groupby(some, key=lambda group: group.preposition)]
     sentence: Sentence = []
     for place, row in enumerate(rows):

@@ -16,8 +16,8 @@ class Ink:
     text_dark: str
 
 
-# The colours of Okabe and Ito (2008), which colour-blind readers tell apart, without the yellow that a white page
-# swallows. Text is the same hue, darker or lighter until it reads (contrast of 4.5 or more against the page).
+# The colours of Okabe and Ito (2008), distinct for colour-blind readers, without the yellow, which is invisible on
+# white. Text has the same hue, darker or lighter until it is legible (contrast of 4.5 or more against the page).
 PALETTE = (
     Ink("#0072B2", "#00639B", "#3D9BD9", "#6CB6E6"),
     Ink("#D55E00", "#B04E00", "#F0792A", "#F5935A"),
@@ -29,7 +29,7 @@ PALETTE = (
 )
 
 DASHES = ("solid", "dash")
-"""The dashes that tell runs apart once the palette is used up."""
+"""The dashes that distinguish runs of one colour, once the palette is used up."""
 
 
 def number(value: float | int | None) -> str:
@@ -67,7 +67,7 @@ def spread(positions: list[float], gap: float, low: float, high: float) -> list[
             before, others = clusters[-1]
             if centre - half - (before + gap * (len(others) - 1) / 2) >= gap:
                 break
-            # Clusters that touch are merged around the mean of where their members wanted to be.
+            # Clusters that touch are merged around the mean of their members' wanted positions.
             members = [*others, *members]
             centre = sum(positions[m] for m in members) / len(members)
             clusters.pop()

@@ -23,7 +23,7 @@ TIME_PARTS = {
 }
 
 TRAINING = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor")
-"""The parts in which the trainer is at work."""
+"""The parts of a step in which the trainer works."""
 
 
 def time_parts(runs: Sequence[ReportRun]) -> Figure | None:
@@ -31,7 +31,7 @@ def time_parts(runs: Sequence[ReportRun]) -> Figure | None:
     found = {run.index: {words: run.mean(name) for words, name in TIME_PARTS.items()} for run in runs}
     caption = Caption("mean over steps of the time in each part of a global step", "s", "verl")
     note = "Parts may overlap where sampling and training run at the same time; the rest goes to rewards and metrics."
-    return _bars(runs, found, Figure("time-parts", "Where the time goes", caption, [], {}, note), "seconds", " s")
+    return _bars(runs, found, Figure("time-parts", "Time by part of a step", caption, [], {}, note), "seconds", " s")
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class Throughput(Lines):
     """Response tokens per second of a global step."""
 
     def series(self, run: ReportRun) -> Series:
-        """Tokens over seconds, step by step, where both are recorded."""
+        """Tokens per second of each step that recorded both."""
         seconds = dict(run.series(STEP))
         rates = [(step, tokens / seconds[step]) for step, tokens in run.series(self.name) if seconds.get(step)]
         return [(step, rate) for step, rate in rates if math.isfinite(rate)]
 
     @property
     def caption(self) -> Caption:
-        """Both metrics, and the unit of their ratio."""
+        """The ratio of both metrics, with its unit."""
         return Caption("response tokens that the global step trains on / its wall-clock time", "tokens/s", "here")
 
 
 def shares(runs: Sequence[ReportRun]) -> Figure | None:
-    """Mean shares of a step in which engines and trainer are at work, and of their processors; None without times."""
+    """Mean shares of a step in which engines and trainer work, and of their processors; None without times."""
     found = {run.index: _shares(run) for run in runs}
     caption = Caption(
         "mean over steps of (time in the engines, or in old, reference and gradient passes) / time of the step; "
@@ -74,7 +74,7 @@ def _shares(run: ReportRun) -> dict[str, float | None]:
 
 
 def _share(run: ReportRun, names: Sequence[str], processes: int) -> float | None:
-    """The mean over steps of the sum of these times over the step's time and the number of processes."""
+    """The mean over steps of (sum of these times) / (the step's time x processes)."""
     seconds = dict(run.series(STEP))
     sums: dict[int, float] = {}
     for name in names:
@@ -82,13 +82,13 @@ def _share(run: ReportRun, names: Sequence[str], processes: int) -> float | None
             sums[step] = sums.get(step, 0.0) + value
     found = [value / seconds[step] / processes for step, value in sums.items() if seconds.get(step)]
     mean = sum(found) / len(found) if found else math.nan
-    return mean if math.isfinite(mean) else None  # an edited file may hold times whose ratio is beyond float64
+    return mean if math.isfinite(mean) else None  # the times of an edited file may have a ratio beyond float64
 
 
 def _bars(
     runs: Sequence[ReportRun], found: Mapping[int, Mapping[str, float | None]], empty: Figure, title: str, unit: str
 ) -> Figure | None:
-    """The figure with a bar per run and word; words that no run has a value for are left out."""
+    """The figure with a bar per run and part; parts without a value in any run are omitted."""
     words = list(next(iter(found.values()), {}))
     shown = [word for word in words if any(values[word] is not None for values in found.values())]
     if not shown:
@@ -112,7 +112,7 @@ def _bars(
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table, of the run whose colour it has."""
+    """A line of a table, in the colour of its run."""
 
     run: ReportRun
     cells: tuple[str, ...]
@@ -120,7 +120,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table under a section's figures; `is_number` says which columns after the run's hold numbers."""
+    """A table under a section's figures; `is_number` marks the columns of numbers, after the run's own column."""
 
     id: str
     title: str
@@ -155,8 +155,8 @@ def payloads(runs: Sequence[ReportRun]) -> Table | None:
     if not rows:
         return None
     note = (
-        "Means over the steps, in units of 1e6 bytes. firstorder plan counts responses of full length, the most that "
-        "there can be; bytes from the engines hold tokens and log-probabilities besides."
+        "Means over the steps, in units of 1e6 bytes. firstorder plan counts responses of full length, an upper "
+        "bound; bytes from the engines also hold tokens and log-probabilities."
     )
     columns = ("payload", "MB per step", "MB planned", "share")
     return Table("payloads", "Payloads", columns, (False, True, True, True), tuple(rows), note)
@@ -178,8 +178,8 @@ def interruptions(runs: Sequence[ReportRun]) -> Table | None:
     if not rows:
         return None
     note = (
-        "Steps done are those before the loss; those after the last checkpoint are computed again. Seconds lie between "
-        "the loss, or the new start of a run, and the moment when the run continued."
+        "Steps done are those before the loss; those after the last checkpoint are computed again. Seconds run from "
+        "the loss, or from the new start of a run, until the run continued."
     )
     columns = ("ended", "steps done", "steps again", "seconds", "reason")
     return Table("interruptions", "Interruptions", columns, (False, True, True, True, False), tuple(rows), note)

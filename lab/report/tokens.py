@@ -20,20 +20,20 @@ from lab.traces import Trace
 from theory.routing.measures import difference_counts
 
 MOST_TOKENS = 24
-"""Tokens that the ranking shows."""
+"""Most tokens in the ranking."""
 LEAST_SHARE = 2e-4
-"""Rarer tokens are left out of the ranking, as in R3's Table 11."""
+"""Share of the places below which the ranking omits a token, as R3's Table 11 does."""
 COLUMNS, MOST_ROWS = 24, 6
-"""Size of the piece of a response that is shown token by token."""
+"""Size of the grid that shows a response token by token."""
 LONGEST, IN_CELL = 5, 2
-"""Letters of a token's text under a bar and in a cell; hovering tells the rest."""
+"""Most characters of a token's text under a bar and in a cell; hovering shows the rest."""
 NO_TEXT = "□"
-"""A token that says nothing, in a cell: the stop token, others that are special."""
+"""A token without text, in a cell: the stop token and other special ones."""
 PROMPT, OBSERVED, SAMPLED = "prompt", "answered by the task", "sampled"
 
 
 def token_difference(runs: Sequence[ReportRun]) -> Figure | None:
-    """The mean routing difference of each kind of token, the largest first, as R3 Table 11 ranks them."""
+    """Bars of the mean routing difference per vocabulary token, the largest first (R3 Table 11)."""
     found = []
     for run in runs:
         trace = run.newest_trace
@@ -64,16 +64,16 @@ def token_difference(runs: Sequence[ReportRun]) -> Figure | None:
         "bargap": 0.25,
     }
     formula = "mean over a token's places of d = sum_l (K - |I_mu & I_old|), at most L K; the largest first"
-    note = f"{_step(found)} Tokens of less than {LEAST_SHARE:.2%} of the places are left out."
+    note = f"{_step(found)} Tokens at less than {LEAST_SHARE:.2%} of the places are omitted."
     caption = Caption(formula, "choices/token", "R3 Table 11")
     return Figure("token-difference", "Routing differences by token", caption, data, layout, note)
 
 
 def token_map(runs: Sequence[ReportRun]) -> Figure | None:
-    """The beginning of one response, each token the stronger coloured the more its routes differ, as R3 Fig. 11.
+    """The beginning of one response, each token coloured by its routing difference (R3 Fig. 11).
 
-    Of the run whose engines differ the most; the response with the largest mean difference. What was sampled is bold,
-    what the task answered between two turns is framed.
+    The response has the largest mean difference of all runs. Sampled tokens are bold; the task's answers between two
+    turns are framed.
     """
     best: tuple[float, ReportRun, Trace, Differences, int] | None = None
     for run in runs:
@@ -82,6 +82,7 @@ def token_map(runs: Sequence[ReportRun]) -> Figure | None:
             continue
         b_R = differences.response_R
         sums, sizes = torch.bincount(b_R, differences.d_R, len(trace)), torch.bincount(b_R, minlength=len(trace))
+        # -1 where a response has no whole row, so that argmax never picks it.
         means_B = torch.where(sizes > 0, sums / sizes.clamp(min=1), -1.0)
         if best is None or float(means_B.max()) > best[0]:
             best = (float(means_B.max()), run, trace, differences, int(means_B.argmax()))
@@ -119,14 +120,14 @@ def token_map(runs: Sequence[ReportRun]) -> Figure | None:
     }  # fmt: skip
     formula = f"d of each input token, from 0 (pale) to {int(top)} (full)"
     note = f"{run.label}, step {trace.step}, response {b}, the one that differs most. Bold: sampled; plain: its prompt"
-    note += "; framed: what the task answered." if observed else "."
+    note += "; framed: the task's answers." if observed else "."
     caption = Caption(formula, "choices", "R3 Fig. 11")
     data = [cells, frames] if observed else [cells]
     return Figure("token-map", "Routing differences along a response", caption, data, layout, note)
 
 
 class Differences(NamedTuple):
-    """The R routing rows that both engines recorded at every layer, each with its response and its place in it."""
+    """The R routing rows that both engines recorded at every layer, each with its response and position."""
 
     token_R: Int[Tensor, " R"]
     d_R: Float[Tensor, " R"]
@@ -143,7 +144,7 @@ def differences_of(trace: Trace) -> Differences | None:
     is_whole = (d_RL >= 0).all(dim=1)
     if not bool(is_whole.any()):
         return None
-    # Row s is input token s: every token of a response but its last.
+    # A routing row per input token, that is every token of a response but its last.
     is_input = torch.ones(len(trace.tokens), dtype=torch.bool)
     is_input[trace.offsets[1:] - 1] = False
     response_R = torch.repeat_interleave(torch.arange(len(trace)), trace.offsets.diff() - 1)
@@ -154,7 +155,7 @@ def differences_of(trace: Trace) -> Differences | None:
 
 def mean_by_token(tokens_R: Int[Tensor, " R"], d_R: Float[Tensor, " R"]) -> dict[int, float]:
     """The mean d of each token with at least LEAST_SHARE of the rows."""
-    tokens, place_R = tokens_R.unique(return_inverse=True)  # a trace may have ids of any size
+    tokens, place_R = tokens_R.unique(return_inverse=True)  # dense ids for bincount: a trace's ids may be of any size
     sums, sizes = torch.bincount(place_R, d_R), torch.bincount(place_R)
     kept = sizes >= LEAST_SHARE * len(tokens_R)
     return {int(tokens[i]): float(sums[i] / sizes[i]) for i in kept.nonzero()[:, 0]}
@@ -162,7 +163,7 @@ def mean_by_token(tokens_R: Int[Tensor, " R"], d_R: Float[Tensor, " R"]) -> dict
 
 def _sources(trace: Trace, b: int) -> list[str]:
     """The origin of each token of response b: its prompt, the task, or the policy mu."""
-    # is_response begins with the first token after each prompt.
+    # is_response has no prompt tokens: leave out those of the earlier responses.
     num_prompt, S = int(trace.num_prompt[b]), int(trace.offsets[b + 1] - trace.offsets[b])
     first = int(trace.offsets[b] - trace.num_prompt[:b].sum())
     is_sampled = trace.is_response[first : first + S - num_prompt].tolist()
@@ -175,9 +176,9 @@ def _cell(token: int, source: str, texts: dict[int, str]) -> str:
 
 
 def token_name(token: int, texts: dict[int, str]) -> str:
-    """The token's text with white space made visible; its number, in brackets of its own, where it has no text.
+    """The token's text with white space made visible; its id, in angle brackets, where it has no text.
 
-    A trace without any texts has numbers alone.
+    In a trace without any texts the ids have no brackets.
     """
     text = texts.get(token, "")
     if not text:
@@ -186,7 +187,7 @@ def token_name(token: int, texts: dict[int, str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """The text as plotly shows it: a token may look like one of the tags that plotly reads."""
+    """The text escaped for plotly, which would read a token such as `<b>` as a tag."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -195,7 +196,7 @@ def _short(text: str, length: int) -> str:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """The names, repeated ones told apart: a category axis would draw them on one another."""
+    """The names with repeated ones numbered: a category axis would draw equal ones on one another."""
     return [name if names.index(name) == i else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)]
 
 

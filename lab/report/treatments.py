@@ -1,4 +1,4 @@
-"""The differences between the runs of a report, read from their configs: the engine's gap and the remedies.
+"""The treatment of each run of a report, read from its config: the engine's gap and the remedies.
 
 A remedy is a correction of the gap or a replay mode. Runs of one config under several seeds are one group.
 """
@@ -24,13 +24,13 @@ REPLAY = {mode: f"{mode} {plan.effect}" for mode, plan in PASSES.items() if plan
 
 @dataclass(frozen=True)
 class Treatment:
-    """Engine and remedies by one run's config; None where it cannot be read."""
+    """Engine and remedies by one run's config; a property is None where the config cannot be read."""
 
     run: ReportRun
 
     @cached_property
     def is_exact(self) -> bool:
-        """Whether the inference engine computes what the training engine computes."""
+        """Whether the inference engine computes exactly as the training engine."""
         return self.run.engine == "exact" or self.run.engine.startswith("exact (")
 
     @cached_property
@@ -44,34 +44,34 @@ class Treatment:
 
     @property
     def preset(self) -> str | None:
-        """The objective's preset, as papers spell it."""
+        """The objective's preset in the papers' spelling."""
         return None if self.objective is None else self.objective.title
 
     @property
     def own_correction(self) -> str | None:
-        """The correction that the config puts in the place of the preset's."""
+        """The correction by which the config replaces the preset's."""
         block = self.run.setting("algorithm", "objective", "correction")
         name = block.get("name") if isinstance(block, dict) else None
         return None if name is None else CORRECTIONS[name].title if name in CORRECTIONS else str(name)
 
     @property
     def replay(self) -> str | None:
-        """The replay mode, without `none`."""
+        """The replay mode; None for `none`."""
         mode = self.run.setting("algorithm", "replay", "mode")
         return None if mode in (None, "none") else str(mode)
 
     @property
     def is_untreated(self) -> bool:
-        """A gap, and neither a correction nor replay."""
+        """Whether there is a gap, and neither a correction nor replay."""
         corrected = self.objective is None or {self.objective.correction.name, self.objective.rejection.name} != {
             "none"
         }
         return not (self.is_exact or corrected or self.replay)
 
     def parts(self, baseline: str | None, engines: Literal["same", "exact", "differ"]) -> list[str]:
-        """Its particulars in words: the preset where it is not the baseline's, correction, replay, engine.
+        """The treatment in words: preset if not the baseline's, correction, replay, engine.
 
-        `engines` says how those of the report differ: not at all, in being exact or not, or in more.
+        `engines` describes the report's engines: all the same, one inexact engine beside an exact one, or more kinds.
         """
         rejection = self.objective.rejection.title if self.objective and self.objective.rejection.rejection else None
         found = [None if self.preset == baseline else self.preset, self.own_correction, rejection, self.replay]
@@ -82,7 +82,7 @@ class Treatment:
         return [part for part in found if part]
 
     def clauses(self) -> list[str]:
-        """The effects of its remedies, one clause each: replay by its mode, a correction by its formula."""
+        """The effects of the remedies, one clause each: replay by its mode, a correction by its formula."""
         clauses = [REPLAY[self.replay]] if self.replay in REPLAY else []
         if self.objective is None:
             return clauses
@@ -98,7 +98,7 @@ class Treatment:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one config under several seeds, and what sets them apart: `without a remedy`, `with R3`."""
+    """Runs of one config under several seeds, with a name for them: `without a remedy`, `with R3`."""
 
     runs: tuple[ReportRun, ...]
     preposition: str
@@ -111,7 +111,7 @@ class Group:
 
 
 def groups(runs: Sequence[ReportRun]) -> list[Group]:
-    """The runs by config, seeds apart, each group under words that no other has."""
+    """The runs grouped by config without the seed, each group under distinct words."""
     by_config: dict[str, list[ReportRun]] = {}
     for run in runs:
         by_config.setdefault(_fingerprint(run), []).append(run)
@@ -121,6 +121,7 @@ def groups(runs: Sequence[ReportRun]) -> list[Group]:
     differ = "differ" if len(engines) > 1 else "exact" if len({t.is_exact for t in treatments}) > 1 else "same"
     presets = [treatment.preset for treatment in treatments]
     untreated = [treatment.preset for treatment in treatments if treatment.is_untreated]
+    # The untreated runs' preset goes without saying; without such runs, the most frequent one.
     baseline = untreated[0] if untreated else max(presets, key=presets.count)
     names = [_named(treatment, baseline, differ) for treatment in treatments]
     return [
@@ -130,7 +131,7 @@ def groups(runs: Sequence[ReportRun]) -> list[Group]:
 
 
 def _named(treatment: Treatment, baseline: str | None, engines: Literal["same", "exact", "differ"]) -> tuple[str, str]:
-    """Preposition and name of what a run has; its label where its config says nothing."""
+    """Preposition and name of a run's treatment; its label where the config has none."""
     parts = treatment.parts(baseline, engines)
     if treatment.is_untreated and (not parts or engines == "differ"):
         return "without", " under ".join(["a remedy", *parts])
@@ -140,6 +141,6 @@ def _named(treatment: Treatment, baseline: str | None, engines: Literal["same", 
 
 
 def _fingerprint(run: ReportRun) -> str:
-    """Everything in the config that may change the numbers, but the seed; the folder where it cannot be read."""
+    """Everything in the config but the seed that may change the numbers; the folder where it cannot be read."""
     kept: dict[str, Any] = {key: value for key, value in run.config.items() if key not in ("seed", *NOT_HASHED)}
     return json.dumps(kept, sort_keys=True, default=str) if kept else str(run.folder.path)

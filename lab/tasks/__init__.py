@@ -20,14 +20,14 @@ from theory.contracts import Task
 TaskConfig = Annotated[
     ArithmeticConfig | CalculatorConfig | CountdownConfig | JsonlConfig | DatasetConfig, Field(discriminator="kind")
 ]
-"""The `task:` block of a run's config; its `kind` says which task."""
+"""The `task:` block of a run's config; its `kind` selects the task."""
 
 
 def build(config: TaskBlock, tokenizer: Tokenizer | None = None) -> TextTask:
     """The task of a config; a `DemonstratedTask` where it has demonstrations.
 
-    `tokenizer` is that of the model's folder: jsonl and dataset tasks need it (else ValueError), the others have their
-    own characters and no use for it. Raises ValueError for what the task finds wrong with its config or file.
+    `tokenizer` is that of the model's folder: jsonl and dataset tasks need it (else ValueError), the others use
+    their own characters. Raises ValueError for an error in the config or in the task's file.
     """
     if config.needs_tokenizer and tokenizer is None:
         kind = config.kind

@@ -5,9 +5,8 @@ in a minute, with a difficulty dial that is also a dial of response length.
     47+85=         7+5+0=12;4+8+1=13#132$
     23+48+61=      3+8+1+0=12;2+4+6+1=13#132$
 
-The other two teachers are in arithmetic_styles.py. Every step of any of them is local, and what is hard is to get all
-of them right. Only the final answer, after `#`, is verified.
-All terms of a problem have the same number of digits.
+The other two teachers are in arithmetic_styles.py. Every step is local; the difficulty is to get all of them right.
+Only the final answer, after `#`, is verified. All terms of a problem have the same number of digits.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def num_problems(digits: int, num_terms: int) -> int:
 class ArithmeticTask:
     """`theory.contracts.Task` with demonstrations; see the module for the format and `ArithmeticConfig` for the dials.
 
-    What is held out (held_out.py) goes by the sorted terms: both sides are disjoint also up to the order of the terms.
+    The held-out share (held_out.py) depends on the sorted terms: both sides are disjoint also up to the terms' order.
     """
 
     def __init__(self, config: ArithmeticConfig) -> None:
@@ -110,7 +109,7 @@ class ArithmeticTask:
         return self._held_out
 
     def reward(self, prompt: Prompt, response: Response) -> float:
-        """1.0 if the response ends, and what stands after its last `#` is the answer to the character; else 0.0."""
+        """1.0 if the response ends, and the text after its last `#` equals the answer exactly; else 0.0."""
         tokens = response.tokens.tolist()
         if self.tokenizer.eos_id not in tokens:
             return 0.0
@@ -133,6 +132,7 @@ class ArithmeticTask:
         config = self.config
         if digits is None:
             digits = int(torch.randint(config.min_digits, config.max_digits + 1, (), generator=generator))
+        # Digits are drawn before the rejection, which must not change their distribution.
         while True:
             terms = draw_terms(digits, config.num_terms, generator)
             if self._is_held_out(terms) == held_out:
@@ -155,6 +155,7 @@ class ArithmeticTask:
             return self._draw(generator, held_out=True, digits=config.levels[index % len(config.levels)])
 
         def key(prompt: Prompt) -> str:
+            # Unambiguous without separators: the terms of a problem have equally many digits.
             return "".join(sorted(prompt.id.replace("-", "+").split("+")))
 
         advice = "lower it, raise min_digits or change the seed"

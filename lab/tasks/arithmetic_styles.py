@@ -1,7 +1,7 @@
 """Three ways to write out a sum or a difference: the cold-start teachers of the arithmetic task.
 
 MiniRL (arXiv 2512.01374, Sec. 4.5) starts RL from models that three other models taught. Here the teachers differ in
-what they write, not in whether they are right: each ends in `#answer`, and only the answer is verified.
+their text, not in their correctness: each ends in `#answer`, and only the answer is verified.
 
     503-278=    columns         3-8-0=15;0-7-1=12;5-2-1=02#225
                 place_values    500-200=300;0-70=-70;3-8=-5;300-70=230;230-5=225#225
@@ -19,9 +19,9 @@ Style = Callable[[Sequence[int], str], str]
 
 
 def columns(numbers: Sequence[int], sign: str) -> str:
-    """From the last column to the first, a step a column: its digits, the carry of the step before, and two figures.
+    """One step per column, from the last to the first: its digits, the carry of the step before, and two figures.
 
-    The figures are the carry that is passed on and the digit that stays. In a difference the first is the borrow:
+    The figures are the carry to the next column and the digit of this one. In a difference the first is the borrow:
     3-8-0 = -5 = 5 - 10*1 is written 15.
     """
     width = max(len(str(number)) for number in numbers)
@@ -37,7 +37,7 @@ def columns(numbers: Sequence[int], sign: str) -> str:
 
 
 def place_values(numbers: Sequence[int], sign: str) -> str:
-    """From the first column to the last, each column with its value; then the columns' results, one after another."""
+    """One step per column, from the first to the last, by place value; then the columns' results, added one by one."""
     columns = [[value for _, value in parts] for parts in zip(*map(_places, numbers), strict=True)]
     parts = [values[0] + sum(values[1:]) * (1 if sign == "+" else -1) for values in columns]
     steps = [f"{sign.join(map(str, values))}={part}" for values, part in zip(columns, parts, strict=True)]
@@ -49,7 +49,7 @@ def place_values(numbers: Sequence[int], sign: str) -> str:
 
 
 def running(numbers: Sequence[int], sign: str) -> str:
-    """The first number, and to it each figure of the others with its value, one after another; a 0 takes no step."""
+    """The first number, plus or minus each figure of the others by place value, one per step; a 0 takes no step."""
     total, steps = numbers[0], []
     for number in numbers[1:]:
         for figure, value in _places(number):
@@ -65,7 +65,7 @@ STYLES: dict[str, Style] = {"columns": columns, "place_values": place_values, "r
 
 
 def longest(digits: int, num_terms: int, sign: str) -> int:
-    """Characters of the longest response of any style to problems of that many digits; it is reached."""
+    """Characters of the longest response of any style to problems of that many digits, a bound that is reached."""
     low, high = int("1" * digits), int("9" * digits)
     # Sums are longest where all figures are 9; differences where no step loses a figure, or where most are negative.
     mixed = (int("9" + "1" * (digits - 1)), int("1" + "9" * (digits - 1)))
@@ -74,7 +74,7 @@ def longest(digits: int, num_terms: int, sign: str) -> int:
 
 
 def _places(number: int) -> list[tuple[int, int]]:
-    """Each figure with its value, the first one first: 503 is (5, 500), (0, 0), (3, 3)."""
+    """Each figure with its place value, from the first: 503 is (5, 500), (0, 0), (3, 3)."""
     text = str(number)
     return [(int(c), int(c) * 10 ** (len(text) - 1 - i)) for i, c in enumerate(text)]
 

@@ -1,4 +1,4 @@
-"""A task with a tokenizer, and the config block of every kind of task: what it is, and how it is made."""
+"""A task with a tokenizer, and the base of the config blocks: each declares its kind of task and makes it."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ class TextTask(Task, Protocol):
 
 @runtime_checkable
 class DemonstratedTask(TextTask, Protocol):
-    """A task that can show right responses, so that a model can be cold-started on it."""
+    """A task with demonstrations of right responses, on which a model can be cold-started."""
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """The styles in which it can show them, at least one; the first is the default."""
+        """The styles of its demonstrations, at least one; the first is the default."""
         ...
 
     def demonstration(self, prompt: Prompt, generator: torch.Generator, teacher: str) -> tuple[int, ...]:
-        """Response tokens of that teacher that earn reward 1, end tokens included; its choices are from `generator`.
+        """The teacher's response tokens, which earn reward 1, end tokens included; random choices use `generator`.
 
-        Of a task with turns: all of them, with the observations in between, exactly as the task makes them.
+        In a task with turns: all turns, with the observations in between exactly as the task makes them.
         """
         ...
 
 
 class TaskBlock(Strict):
-    """Base of the `task:` blocks; what a kind of task is, and no config sets, is said in its class."""
+    """Base of the `task:` blocks; class variables declare the properties of a kind of task, which no config sets."""
 
     has_turns: ClassVar[bool] = False
-    """Whether it answers responses, so that they have several turns (`theory.contracts.Environment`)."""
+    """Whether the task answers responses, so that they have several turns (`theory.contracts.Environment`)."""
 
     needs_tokenizer: ClassVar[bool] = False
-    """Whether it is written in the tokens of the model's folder; else it brings a tokenizer of its own characters."""
+    """Whether the task uses the tokenizer of the model's folder; else it has one of its own characters."""
 
     grades_in_processes: ClassVar[bool] = False
-    """Whether its rewards come from processes of their own, so that several can be computed at a time."""
+    """Whether separate processes compute its rewards, so that several can be computed at a time."""
 
     reads_problems: ClassVar[bool] = False
-    """Whether its problems are rows of a file, so that `file_prompts` reads another file as this block says."""
+    """Whether its problems are rows of a file, so that `file_prompts` can read another file by this block."""
 
     kind: str
 
     @abstractmethod
     def task(self, tokenizer: Tokenizer | None) -> TextTask:
-        """The task; `tokenizer` is there where `needs_tokenizer`. ValueError for what is wrong with config or file."""
+        """The task; `tokenizer` is given where `needs_tokenizer`. ValueError for an error in the config or the file."""
 
     def file_prompts(self, path: str, tokenizer: Tokenizer) -> tuple[Prompt, ...]:
-        """Every problem of that file, read as this block says, of a task that `reads_problems`.
+        """Every problem of that file, read by this block, for a task that `reads_problems`.
 
         ValueError `path:number: expected ..., got ...` for the first bad row.
         """

@@ -1,14 +1,14 @@
-"""A task with turns: the model calls a calculator, reads what it says, calls again, and states the answer.
+"""A task with turns: the model calls a calculator, reads its reply, calls again, and states the answer.
 
 Copying numbers into calls is easy and learned in a minute; knowing when to stop, and what the last result was, takes
-several turns. What the calculator says is in the response but not the model's: it is in no loss.
+several turns. The calculator's replies are in the response but not sampled by the model: they are in no loss.
 
     prompt      37*6+58=
     response    <37*6>$=222;<222+58>$=280;#280$        `$` ends a turn; `=222;` and `=280;` are the calculator's
 
 A call is a number, a sign and a number without a sign of its own; to anything else without the mark `#` the calculator
-says `=?;`. A turn with the mark is the last one. Of the signs only the first may be a `*`, so that reckoning from left
-to right is what the problem means. Only the answer after `#` is verified: how it was found is the model's affair.
+replies `=?;`. A turn with the mark is the last one. Only the first sign may be a `*`, so that evaluation from left to
+right is the problem's value. Only the answer after `#` is verified, not the way to it.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class CalculatorConfig(TaskBlock):
             raise ValueError(
                 f"max_operations: expected at least min_operations = {self.min_operations}, got {self.max_operations}"
             )
+        # The fewest operations have the fewest problems, and get the rounded-up share.
         share = -(-self.num_held_out // len(self.levels))
         limit = most_held_out(self.num_problems(self.min_operations))
         if share > limit:
@@ -85,8 +86,7 @@ class CalculatorConfig(TaskBlock):
 class CalculatorTask:
     """`theory.contracts.Environment` with demonstrations; see the module for the format, the config for the dials.
 
-    A problem is held out if SHA-256 of the seed and its text falls in one residue class of eight: training and held-out
-    problems are disjoint by construction, with nothing to remember.
+    The held-out share (held_out.py) depends on the problem's text.
     """
 
     def __init__(self, config: CalculatorConfig) -> None:
@@ -94,7 +94,8 @@ class CalculatorTask:
         self.tokenizer = CharTokenizer(ALPHABET)
         d, k = config.max_digits, config.max_operations
         largest = 10**d - 1
-        # The widest value with a minus; `<value+number>`, its end and `=value;` of each call; `#value` and its end.
+        # Width of the widest value with its minus sign; each call is `<value+number>`, an end token and `=value;`; then
+        # `#value` and its end token.
         width = 1 + len(str((largest**2 if config.multiply else largest) + k * largest))
         self.max_response_tokens = k * ((width + d + 3) + 1 + (width + 2)) + (width + 1) + 1
         self._held_out = tuple(self._draw_held_out())
@@ -125,7 +126,7 @@ class CalculatorTask:
         return self.tokenizer.encode(UNREADABLE if call is None else f"={apply(*call.groups())};")
 
     def reward(self, prompt: Prompt, response: Response) -> float:
-        """1.0 if the last turn ends, and what stands after its last `#` is the answer to the character; else 0.0."""
+        """1.0 if the last turn ends, and the text after its last `#` equals the answer exactly; else 0.0."""
         if int(response.tokens[-1]) != self.tokenizer.eos_id:
             return 0.0
         _, mark, answer = self._last_turn(response).rpartition(MARK)
@@ -137,7 +138,7 @@ class CalculatorTask:
         return self.config.teachers
 
     def demonstration(self, prompt: Prompt, generator: torch.Generator, teacher: str = "calls") -> tuple[int, ...]:
-        """All turns that solve the problem, with what the calculator says in between. One way to write it: no draws."""
+        """All turns that solve the problem, with the calculator's replies in between; no draws, as there is one way."""
         turns, end = worked_turns(prompt.text), self.tokenizer.eos_id
         return tuple(token for said, turn in turns for token in (*self.tokenizer.encode(said + turn), end))
 

@@ -1,10 +1,10 @@
-"""Countdown: reach a target from given numbers, each used once. A task of search, with many right answers to a problem.
+"""Countdown: reach a target from given numbers, each used once. A search task, with many right answers per problem.
 
     prompt             response (`$` stands for the end token)
     2,4,16>18:         4-2=2;16+2=18#16+(4-2)$
     2,4,16>18:         16-4=12;12-2=10x4-2=2;16+2=18#16+(4-2)$
 
-What stands after the last `#` is verified, by computing it: any expression over the given numbers that reaches the
+The expression after the last `#` is verified by its value: any expression over the given numbers that reaches the
 target earns the reward, whatever was written before. The three teachers write steps from the numbers to the target
 (`forward`), from the target to the numbers (`backward`), or forward after attempts that fail, each closed by `x`
 (`attempts`): responses of varying length.
@@ -31,7 +31,7 @@ MARK, FAILED = "#", "x"
 ALPHABET = f"0123456789+-*/()=,;:>{FAILED}{MARK}"
 TEACHERS = ("forward", "backward", "attempts")
 
-# Draws that find no problem of the dials are an error after so many.
+# Draws without a problem within the dials after which that is an error.
 MAX_DRAWS = 2_000
 
 Operation = Literal["+", "-", "*", "/"]
@@ -71,7 +71,7 @@ class CountdownConfig(TaskBlock):
 
 @dataclass(frozen=True)
 class Term:
-    """A value and how it was made, in parentheses where it was; a given number is itself."""
+    """A value and its expression, in parentheses where it is a result; a given number is itself."""
 
     value: int
     text: str
@@ -79,7 +79,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Step:
-    """Two terms made into one: `left operation right = result`."""
+    """A merge of two terms into one: `left operation right = result`."""
 
     left: Term
     operation: str
@@ -93,7 +93,7 @@ class Step:
 class CountdownTask:
     """`theory.contracts.Task` with demonstrations; every problem is made from a solution, so that it has one.
 
-    What is held out (held_out.py) goes by the numbers and the target.
+    The held-out share (held_out.py) depends on the numbers and the target.
     """
 
     def __init__(self, config: CountdownConfig) -> None:
@@ -105,8 +105,8 @@ class CountdownTask:
     def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
         """`num_prompts` training problems, independent and with replacement; they depend on seed and step alone.
 
-        Numbers are uniform, the target is what uniform steps make of them, and what is no training problem is drawn
-        again. The first n of a longer list are the list of n.
+        Numbers are uniform, the target is the result of uniform steps, and draws that are no training problem are
+        repeated. The first n of a longer list are the list of n.
         """
         generator = stream(self.config.seed, "prompts", step)
         return tuple(self._draw(generator, held_out=False) for _ in range(num_prompts))
@@ -116,7 +116,7 @@ class CountdownTask:
         return self._held_out
 
     def reward(self, prompt: Prompt, response: Response) -> float:
-        """1.0 if the response ends, and what stands after its last `#` reaches the target by the rules; else 0.0."""
+        """1.0 if the response ends, and the text after its last `#` reaches the target by the rules; else 0.0."""
         tokens = response.tokens.tolist()
         if self.tokenizer.eos_id not in tokens:
             return 0.0
@@ -131,7 +131,7 @@ class CountdownTask:
     def demonstration(self, prompt: Prompt, generator: torch.Generator, teacher: str) -> tuple[int, ...]:
         """The tokens of the teacher's response, end token included; failed attempts are drawn from `generator`.
 
-        The solution is the first of the shortest ones in the order of `merges`: one problem has one.
+        The solution is the first of the shortest ones in the order of `merges`, so the same for a problem every time.
         """
         numbers, target = problem_of(prompt)
         steps = solution(numbers, target, self.config)
@@ -140,6 +140,7 @@ class CountdownTask:
             num = int(torch.randint(self.config.num_attempts + 1, (), generator=generator))
             attempts = "".join(self._failed_attempt(numbers, target, generator) for _ in range(num))
         written = written_backward(steps) if teacher == "backward" else ";".join(map(str, steps))
+        # Without the outermost parentheses, those of the last step.
         answer = steps[-1].result.text.removeprefix("(").removesuffix(")")
         return (*self.tokenizer.encode(f"{attempts}{written}{MARK}{answer}"), self.tokenizer.eos_id)
 
@@ -157,14 +158,14 @@ class CountdownTask:
         for _ in range(MAX_DRAWS):
             drawn = torch.randint(1, config.max_number + 1, (config.num_numbers,), generator=generator)
             numbers = sorted(drawn.tolist())
-            # Where not all numbers must be used, a target may be one of few of them: one step at least.
+            # Where not all numbers must be used, the target may use a few of them: at least one step.
             most = config.num_numbers - 1
             num_steps = most if config.use_all else int(torch.randint(1, most + 1, (), generator=generator))
             steps = walk(numbers, config, generator, num_steps)
             if len(steps) < num_steps:
                 continue
             target = steps[-1].result.value
-            if target in numbers and not config.use_all:
+            if target in numbers and not config.use_all:  # a given number alone would be an answer
                 continue
             if self._is_held_out(numbers, target) == held_out:
                 id = f"{','.join(map(str, numbers))}>{target}"
@@ -208,7 +209,7 @@ def is_right(answer: str, numbers: Sequence[int], target: int, config: Countdown
 
 
 def merges(terms: Sequence[Term], config: CountdownConfig) -> Iterator[tuple[Step, tuple[Term, ...]]]:
-    """Every step from these terms with its remaining terms: pairs in order, operations in the config's order.
+    """Every step from these terms, with the terms after it: pairs in order, operations in the config's order.
 
     A result is a whole number in [1, max_value]; the larger term stands on the left.
     """
@@ -225,6 +226,7 @@ def merges(terms: Sequence[Term], config: CountdownConfig) -> Iterator[tuple[Ste
 
 def solution(numbers: Sequence[int], target: int, config: CountdownConfig) -> tuple[Step, ...]:
     """The first of the shortest lists of steps that end in the target; ValueError where there is none."""
+    # A step makes one term of two, so all n numbers are used after exactly n - 1 steps.
     lengths = range(len(numbers) - 1, len(numbers)) if config.use_all else range(1, len(numbers))
     found = next((steps for n in lengths if (steps := _search(_given(numbers), target, config, n))), None)
     if found is None:
@@ -254,6 +256,7 @@ def written_backward(steps: Sequence[Step]) -> str:
 def longest(config: CountdownConfig) -> int:
     """A bound on the characters of every teacher's response: all values as wide as the widest."""
     n, width = config.num_numbers, len(str(max(config.max_value, config.max_number)))
+    # n - 1 steps of three values and two signs, with separators; n values, their signs, n - 2 pairs of parentheses.
     chain = (n - 1) * (3 * width + 2) + (n - 2)
     expression = n * width + (n - 1) + 2 * (n - 2)
     return config.num_attempts * (chain + len(FAILED)) + chain + len(MARK) + expression
@@ -277,5 +280,5 @@ def _given(numbers: Sequence[int]) -> tuple[Term, ...]:
 def _result(left: int, operation: str, right: int) -> int | None:
     """The value of a step; None for a quotient that is no whole number."""
     if operation == "/":
-        return left // right if left % right == 0 else None
+        return left // right if left % right == 0 else None  # terms are at least 1: right is never 0
     return {"+": left + right, "-": left - right, "*": left * right}[operation]

@@ -1,4 +1,4 @@
-"""The value of an integer expression that a policy wrote: untrusted text, so nothing is executed, nothing recurses."""
+"""The value of an integer expression that a policy wrote: the text is untrusted, so nothing executes or recurses."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class BadExpression(ValueError):
 def evaluate(text: str, operations: Collection[str], given: Counter[str]) -> tuple[int, Counter[str]]:
     """The exact value, and how often each number was used; BadExpression for anything malformed.
 
-    Grammar: numbers of `given`, as they are written there and each at most as often; the binary `operations`, those of
-    equal precedence from the left; parentheses. No signs, no spaces. A quotient must be a whole number. Two stacks, so
-    that depth is only memory; no number comes more often than it was given, so that no value can grow without end.
+    Grammar: numbers of `given`, written as there and each at most as often; the binary `operations`, from the left at
+    equal precedence; parentheses. No signs, no spaces. A quotient must be a whole number. Depth costs only memory, on
+    two stacks, and no value grows without bound, because no number is used more often than given.
     """
     values: list[int] = []
     waiting: list[str] = []  # operations and open parentheses whose right side is not complete
@@ -37,6 +37,7 @@ def evaluate(text: str, operations: Collection[str], given: Counter[str]) -> tup
                 raise BadExpression("a parenthesis is closed that was not open")
             waiting.pop()
         elif not wants_value and token in operations:
+            # An open parenthesis has precedence 0, so that nothing before it is applied.
             while waiting and PRECEDENCE.get(waiting[-1], 0) >= PRECEDENCE[token]:
                 _apply(values, waiting.pop())
             waiting.append(token)

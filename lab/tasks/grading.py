@@ -1,9 +1,9 @@
-r"""Grading of mathematical answers with Math-Verify, in a process of its own, so that a hostile answer ends only that.
+r"""Grading of mathematical answers with Math-Verify, in a separate process, so that a hostile answer ends only that.
 
-What a policy writes is untrusted input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy for ever, deep
+The text of a policy is untrusted input: `\boxed{9^{9^{9^{9}}}}` keeps a computer algebra system busy for ever, deep
 nesting exhausts its stack. Math-Verify's own limit is an alarm signal, which works in a main thread only and cannot
-interrupt arithmetic in C; here the kernel ends the worker, whoever asked. The limit is CPU time, so that a busy machine
-gives the same rewards. Windows has no timer of CPU time: there the worker is ended after WALL times the limit.
+interrupt arithmetic in C; here the kernel ends the worker, from any thread. The limit is CPU time, so that a busy
+machine gives the same rewards. Windows has no timer of CPU time: there the worker is ended after WALL times the limit.
 
 The verifier is that of R3 (arXiv 2510.11370), App. K: the last parseable expression of the response against the answer.
 """
@@ -23,14 +23,14 @@ import threading
 from typing import Any
 
 LIMIT_S = 5.0
-"""CPU seconds that one answer may take."""
+"""CPU seconds allowed per answer."""
 
 HAS_CPU_TIMER = hasattr(signal, "setitimer")
 WALL = 4.0
-"""Seconds by the clock for each of CPU time, where only the clock can be asked."""
+"""Seconds of wall time per second of CPU time, where only wall time can be limited."""
 
 OUT_OF_BOUNDS = tuple(-getattr(signal, name) for name in ("SIGPROF", "SIGSEGV", "SIGABRT") if hasattr(signal, name))
-"""Exit statuses of a worker that ran out of time, of stack, of memory."""
+"""Exit statuses of a worker that ran out of time, stack or memory."""
 
 MEMORY_BYTES = 4 << 30
 """Address space of the worker, where the system can limit it."""
@@ -41,18 +41,18 @@ def grade(response_text: str, answer: str, limit_s: float = LIMIT_S) -> float:
 
     The final expression is the content of the last complete `\boxed{...}` that parses; in a response without a box, the
     last expression that Math-Verify finds. Equality is of values, not of text: 1/2, 0.5 and \frac12 are equal, as are
-    (x+1)^2 and x^2+2x+1; [0,1) and (0,1) are not. What cannot be parsed, or takes longer than `limit_s` CPU seconds,
-    earns 0.0. Raises RuntimeError only if the worker process cannot run at all.
+    (x+1)^2 and x^2+2x+1; [0,1) and (0,1) are not. Text that cannot be parsed, or takes longer than `limit_s` CPU
+    seconds, earns 0.0. Raises RuntimeError only if the worker process cannot run at all.
     """
     return float(_POOL.ask({"response": response_text, "answer": answer, "limit_s": limit_s}))
 
 
 _NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?")
-"""Answers that Math-Verify can read whatever their digits are."""
+"""Plain numbers, which Math-Verify reads whatever their digits."""
 
 
 def is_parseable(answer: str, limit_s: float = LIMIT_S) -> bool:
-    """Whether Math-Verify can read the answer of a problem, within the limit; plain numbers need not be asked for."""
+    """Whether Math-Verify can read the answer of a problem, within the limit; plain numbers need no worker."""
     return _NUMBER.fullmatch(answer) is not None or _is_read(answer, limit_s)
 
 
@@ -72,7 +72,7 @@ class _Clock:
         self._timer.start()
 
     def stop(self) -> bool:
-        """Whether the time was not up; after this nothing is killed."""
+        """Stops the clock; False if the time was up. After this nothing is killed."""
         self._timer.cancel()
         self._timer.join()
         return not self._rang
@@ -83,14 +83,14 @@ class _Clock:
 
 
 class _Worker:
-    """One grading process of this process, started when first asked and again after it was ended by its limit."""
+    """One grading process, started at the first request and again after a limit has ended it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: dict[str, Any]) -> bool:
-        """The worker's yes or no; no if the request took the worker down."""
+        """The worker's yes or no; no if the request ended the worker."""
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
             process = self._process = self._process or self._start()
@@ -103,7 +103,7 @@ class _Worker:
             except BrokenPipeError:
                 reply = b""
             except BaseException:
-                # Interrupted between question and reply: the next reply would belong to this question.
+                # Interrupted between request and reply: the next reply read would be this request's.
                 self._end(process)
                 raise
             finally:
@@ -116,21 +116,21 @@ class _Worker:
             raise RuntimeError(f"the grading process ended with status {status}, which no answer should cause")
 
     def stop(self) -> None:
-        """Ends the process, if there is one; the next question starts another."""
+        """Ends the process, if there is one; the next request starts another."""
         with self._lock:
             if self._process is not None:
                 self._end(self._process)
 
     def forget(self) -> None:
-        """After a fork: the process and its pipes belong to the parent, and its lock may be held by nobody here."""
+        """After a fork: process and pipes are the parent's, and no thread here could release a lock held there."""
         self._lock = threading.Lock()
         if self._process is not None:
-            self._process.returncode = 0  # not ours to wait for
+            self._process.returncode = 0  # so that Popen does not wait for the parent's child
             self._process = None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # -P: this folder must not come first on the path, or its `tokenizers` would stand for the library of that name.
-        # A fixed hash seed: the order of sets inside the algebra system must not decide a reward.
+        # -P keeps this folder off the path, or its tokenizers.py would shadow the library of that name. A fixed hash
+        # seed: the order of sets inside the algebra system must not decide a reward.
         process = subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", __file__],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -144,10 +144,10 @@ class _Worker:
         return process
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:
-        """Its exit status. The end of its input ends an idle worker; a busy one is killed after a second."""
+        """Ends the process, by the end of its input, or by a kill after a second; its exit status."""
         self._process = None
         assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # what was still buffered was meant for a dead process
+        with contextlib.suppress(BrokenPipeError):  # buffered bytes for a dead process
             process.stdin.close()
         try:
             status = process.wait(timeout=1.0)
@@ -159,14 +159,14 @@ class _Worker:
 
 
 class _Pool:
-    """As many workers as threads ask at the same time, up to the machine's cores; one that asks alone needs one."""
+    """One worker per thread that asks at the same time, up to the machine's cores; a thread alone needs one."""
 
     def __init__(self, first: _Worker) -> None:
         self._first = first
         self.forget()
 
     def ask(self, request: dict[str, Any]) -> bool:
-        """The answer of an idle worker, the first one where it is idle; waits where all are busy."""
+        """The reply of an idle worker, by preference the first; waits while all are busy."""
         with self._places:
             with self._lock:
                 worker = self._idle.pop(0) if self._idle else _Worker()
@@ -175,6 +175,7 @@ class _Pool:
             finally:
                 with self._lock:
                     self._idle.append(worker)
+                    # The first worker comes first, so that a thread alone reuses it and starts no other.
                     self._idle.sort(key=lambda one: one is not self._first)
 
     def stop(self) -> None:
@@ -184,7 +185,7 @@ class _Pool:
                 worker.stop()
 
     def forget(self) -> None:
-        """After a fork: every process but this one's own belongs to the parent."""
+        """After a fork: every worker process belongs to the parent."""
         self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(os.cpu_count() or 1)
         for worker in getattr(self, "_idle", []):
@@ -204,6 +205,7 @@ def boxed(text: str) -> list[str]:
     r"""The contents of all complete `\boxed{...}` in the order in which they close; braces inside are balanced."""
     found: list[str] = []
     opened: list[int | None] = []
+    # `\\.` consumes escaped characters, so that the braces in \{ and \} do not count.
     for match in re.finditer(r"\\boxed\s*\{|\\.|[{}]", text, re.DOTALL):
         token = match.group()
         if token == "}":
@@ -218,7 +220,7 @@ def boxed(text: str) -> list[str]:
 def _parse(text: str) -> list[Any]:
     from math_verify import parse
 
-    # Without its alarm signals, which are not for every thread, and without the fallback that compares raw strings.
+    # Without its alarm signals, which work in the main thread only, and without the fallback that compares strings.
     return parse(text, fallback_mode="no_fallback", parsing_timeout=0)
 
 
@@ -235,6 +237,7 @@ def _reply(request: dict[str, Any]) -> bool:
     if not answer or "response" not in request:
         return bool(answer)
     boxes = boxed(request["response"])
+    # Lazy, from the last box back: those before the first that parses cost no time.
     candidates = (_parse(rf"\boxed{{{content}}}") for content in reversed(boxes))
     prediction = next(filter(None, candidates), []) if boxes else _parse(request["response"])
     return bool(prediction) and verify(answer, prediction, timeout_seconds=None)
@@ -244,17 +247,17 @@ def _serve() -> None:
     """The worker: one line of JSON in, `1` or `0` out, each under its own CPU limit."""
     import math_verify  # noqa: F401  # seconds to import, outside of any answer's limit
 
-    # Libraries below print and log as they like; replies have a channel of their own.
+    # Libraries may print to stdout; replies have a channel of their own.
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end closes our input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too, whose end closes our input
     if HAS_CPU_TIMER:
         signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, also in the middle of arithmetic in C
     if sys.platform == "linux":
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dumps of killed workers
     replies.write(b"ready\n")
     for line in sys.stdin.buffer:
         request = json.loads(line)
@@ -262,7 +265,7 @@ def _serve() -> None:
             signal.setitimer(signal.ITIMER_PROF, request["limit_s"])
         try:
             verdict = _reply(request)
-        except Exception:  # whatever the answer did to the parser, it is not a right answer
+        except Exception:  # an answer that breaks the parser is not right
             verdict = False
         if HAS_CPU_TIMER:
             signal.setitimer(signal.ITIMER_PROF, 0.0)

@@ -1,7 +1,7 @@
-"""The held-out problems of a task that makes its own: a partition by hash, with nothing to remember.
+"""The held-out problems of a task that makes its own: a partition by hash, which needs no list.
 
-A problem is held out if SHA-256 of the seed and what it is falls in one residue class of HELD_OUT_MODULUS: training and
-held-out problems are disjoint by construction.
+A problem is held out if SHA-256 of the seed and its identity falls in one residue class of HELD_OUT_MODULUS: training
+and held-out problems are disjoint by construction.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from theory.contracts import Prompt
 from theory.streams import derive_seed
 
 HELD_OUT_MODULUS = 8
-"""One problem in so many is held out."""
+"""One problem in this many is held out."""
 HELD_OUT_MARGIN = 4
-"""A kind of problem must have so many times the held-out ones that are asked for."""
+"""Least number of problems on the held-out side per problem requested from it."""
 MAX_REPEATS = 1000
 
 
 def most_held_out(num_problems: int) -> int:
-    """The largest number of held-out problems, of so many, for which draws find distinct ones soon."""
+    """The largest number of held-out problems, of `num_problems`, that draws find distinct and soon."""
     return num_problems // (HELD_OUT_MODULUS * HELD_OUT_MARGIN)
 
 

@@ -1,4 +1,4 @@
-r"""A user's own problems with verified answers, one per line or a row, graded by Math-Verify.
+r"""A user's own problems with verified answers, one per line or row, graded by Math-Verify.
 
     {"problem": "What is 1/2 + 1/3?", "answer": "5/6"}
     {"problem": "Expand (x+1)^2.", "answer": "x^2+2x+1", "source": "other keys are left alone"}
@@ -27,7 +27,7 @@ from theory.streams import derive_seed, stream
 
 
 class ProblemFileConfig(ProblemsConfig):
-    """The part of both kinds of problem files that makes tasks and prompts of them."""
+    """The part of both kinds of problem files that makes tasks and prompts from them."""
 
     def task(self, tokenizer: Tokenizer | None) -> ProblemTask:
         """The task; with demonstrations where the rows have solutions."""
@@ -65,9 +65,9 @@ class ProblemTask:
     def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
         """The next `num_prompts` problems: numbers [step * num_prompts, (step + 1) * num_prompts) of the endless walk.
 
-        Epoch e of the walk is a uniform permutation of them drawn from the stream "epoch", e. The walk is without gaps
-        as long as `num_prompts` stays the same and every step is asked for: dynamic sampling passes over the problems
-        of the rounds that it does not need.
+        Epoch e of the walk is a uniform permutation of them drawn from the stream "epoch", e. The walk has no gaps as
+        long as `num_prompts` stays the same and every step is requested: dynamic sampling skips the problems of the
+        rounds that it does not need.
         """
         n = len(self._train)
         numbers = range(step * num_prompts, (step + 1) * num_prompts)
@@ -117,7 +117,7 @@ class DemonstratedProblemTask(ProblemTask):
 
 
 class Prompts(Sequence[Prompt]):
-    """The prompts of problems, all checked at once and each made when it is asked for: tokens take much memory."""
+    """The prompts of problems, all checked here and made again on access, because their tokens take much memory."""
 
     def __init__(self, problems: list[Problem], config: ProblemsConfig, tokenizer: Tokenizer) -> None:
         self.problems, self._config, self._tokenizer = problems, config, tokenizer
@@ -158,7 +158,7 @@ def reward_of(prompt: Prompt, response: Response, tokenizer: Tokenizer) -> float
     return grade(tokenizer.decode(tokens[: tokens.index(eos_id)] if eos_id in tokens else tokens), prompt.answer)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=4)  # a batch may span the end of one epoch and the start of the next
 def _epoch_order(seed: int, epoch: int, n: int) -> list[int]:
     return torch.randperm(n, generator=stream(seed, "epoch", epoch)).tolist()
 
@@ -167,7 +167,7 @@ def split(config: ProblemsConfig) -> tuple[list[Problem], list[Problem]]:
     """Training and held-out problems, both in the order of their files.
 
     Without `held_out_path`, the round(fraction * n) problems with the smallest hash of seed and text are held out: the
-    share is exact, and adding lines moves few problems across. ValueError if either side would be empty.
+    share is exact, and added lines move few problems across. ValueError if either side would be empty.
     """
     problems = read_problems(config, config.path)
     if config.held_out_path is not None:

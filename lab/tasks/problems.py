@@ -23,12 +23,12 @@ from lab.tasks.tokenizers import ROLES, Message
 
 PROBLEM = "{problem}"
 SAID_EVERY = 100_000
-"""Problems after which reading a file says how far it is."""
+"""Problems between two lines of progress while a file is read."""
 R3_TEMPLATE = PROBLEM + "\nPlease reason step by step,\nand put your final answer within \\boxed{ }."
 
 
 class ProblemsConfig(TaskBlock):
-    """The problems' place and form, and those of them that are held out."""
+    """Place and form of the problems, and the held-out share."""
 
     needs_tokenizer: ClassVar[bool] = True
     grades_in_processes: ClassVar[bool] = True
@@ -67,7 +67,7 @@ class ProblemsConfig(TaskBlock):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Row `number` of the file `path`. `before` are the messages before the problem's own, if any."""
+    """Row `number` of the file `path`. `before` holds the messages before the problem's own, if any."""
 
     path: str
     number: int
@@ -78,7 +78,7 @@ class Problem:
 
     @property
     def where(self) -> str:
-        """`path:number`, for messages; a million of them would take as much memory as the problems."""
+        """`path:number`, for messages; made on access, as a million of them take as much memory as the problems."""
         return f"{self.path}:{self.number}"
 
     @property
@@ -92,8 +92,8 @@ class Problem:
 def read_problems(config: ProblemsConfig, path: str) -> list[Problem]:
     """Every row as a problem; ValueError `path:number: what was expected, what came` for the first bad one.
 
-    Keys besides the configured ones are ignored. A problem that comes twice is bad: its copies could fall on both sides
-    of the held-out split.
+    Keys besides the configured ones are ignored. A repeated problem is an error: its copies could fall on both sides of
+    the held-out split.
     """
     first: dict[str, Problem] = {}
     for where, row in _rows(config, path):
@@ -135,12 +135,13 @@ def _problem(config: ProblemsConfig, row: dict[str, Any], where: str) -> Problem
         raise ValueError(
             f"{where}: {config.answer_key}: expected an expression that Math-Verify can parse, got {begins!r}"
         )
+    # One string for the path of all problems, not a copy in each.
     path, _, number = where.rpartition(":")
     return Problem(sys.intern(path), int(number), text, answer, solution, before)
 
 
 def _messages(value: Any, key: str, where: str) -> tuple[tuple[Message, ...], str]:
-    """The messages before the problem's, and its text; a plain text is a user message with none before it."""
+    """The messages before the problem's, and its text; a plain string is a user message with none before it."""
     if not isinstance(value, list):
         return (), _text(value, key, where)
     if not value:
@@ -160,7 +161,7 @@ def _message(value: Any, key: str, where: str) -> Message:
 
 
 def _value(row: dict[str, Any], key: str, where: str) -> Any:
-    """The value at a key; one that the row does not have as it stands is taken apart at its dots."""
+    """The value at a key; a key that the row does not have verbatim is split at its dots."""
     if key in row:
         return row[key]
     block: Any = row

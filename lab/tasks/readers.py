@@ -15,17 +15,17 @@ Row = tuple[str, dict[str, Any]]
 
 TABLES = (".parquet", ".arrow")
 SAVED = "state.json"
-"""The file that `datasets.save_to_disk` leaves in the folder of a split."""
+"""The file that marks a folder of `datasets.save_to_disk` with one split."""
 SPLITS = "dataset_dict.json"
-"""The file that it leaves in a folder of splits."""
+"""The file that marks a folder of splits."""
 
 
 def read_rows(path: str, example: str) -> Iterator[Row]:
-    """The rows of a file or folder, by what it is.
+    """The rows of a file or folder, by its kind.
 
     `.parquet` and `.arrow` files; a folder that `datasets.save_to_disk` wrote (of one split); a folder of Parquet or
     Arrow files, in the order of their names; any other file is JSON Lines. Raises ValueError in one line, beginning
-    with the path, for what cannot be read; `example` is a row such as was expected.
+    with the path, for anything unreadable; `example` is an expected row.
     """
     place = Path(path)
     if place.suffix in TABLES and place.is_file():
@@ -54,17 +54,18 @@ def read_lines(path: str, example: str) -> Iterator[Row]:
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    """The lines one by one, without their ends: a large file is never held whole."""
+    """The lines one by one, without line breaks: a large file is never held whole."""
     try:
         with open(path, "rb") as file:
             for line in file:
+                # A file is iterated by \n; splitlines also takes \r\n and a lone \r for an end.
                 yield from line.splitlines()
     except OSError as error:
         raise ValueError(f"{path}: expected a file of problems, got: {error.strerror or error}") from error
 
 
 def files(path: str) -> list[Path]:
-    """The files that a problem file or folder consists of, by name; empty where there is none."""
+    """The files of a problem file or folder, sorted by name; empty where there is none."""
     place = Path(path)
     return sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place] if place.is_file() else []
 
@@ -99,11 +100,12 @@ def _saved_rows(folder: Path) -> Iterator[Row]:
         import datasets
     except ModuleNotFoundError as error:
         raise ValueError(_not_installed(folder, "datasets")) from error
-    for table in sorted(folder.glob("*.arrow")):  # which datasets maps into memory, faults and all
+    # Checked first: datasets maps the files into memory, where a torn one ends the process by a signal.
+    for table in sorted(folder.glob("*.arrow")):
         for _ in _arrow_batches(table):
             pass
     try:
-        # Not pyarrow alone: the folder may hold a selection or an order of the rows beside them.
+        # Not pyarrow alone: the folder may also hold a selection or an order of the rows.
         rows = iter(datasets.load_from_disk(str(folder)).with_format(None))
     except Exception as error:  # a broken file makes datasets raise errors of any kind
         raise _not_saved(folder, error) from error
@@ -132,7 +134,7 @@ def _table_rows(path: Path) -> Iterator[Row]:
 
 
 def _parquet_batches(path: Path) -> Iterator[Any]:
-    """The rows of a Parquet file, some thousands at a time; ValueError where it is none."""
+    """The rows of a Parquet file, 4096 at a time; ValueError for any other file."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -140,6 +142,7 @@ def _parquet_batches(path: Path) -> Iterator[Any]:
         raise ValueError(_not_installed(path, "pyarrow")) from error
     try:
         for batch in pq.ParquetFile(path).iter_batches(4096):
+            # Unchecked offsets of a damaged file could be read out of bounds.
             batch.validate(full=True)
             yield batch
     except (OSError, pa.ArrowException) as error:
@@ -147,9 +150,9 @@ def _parquet_batches(path: Path) -> Iterator[Any]:
 
 
 def _arrow_batches(path: Path) -> Iterator[Any]:
-    """The rows of an Arrow file, as it has them together; ValueError where it is none.
+    """The rows of an Arrow file, in its own batches; ValueError for any other file.
 
-    Read, not mapped into memory: an offset beyond the end of a torn file would be a signal there, and no error.
+    Read, not mapped into memory, where an offset beyond the end of a torn file would be a signal, not an error.
     """
     try:
         import pyarrow as pa
@@ -165,7 +168,7 @@ def _arrow_batches(path: Path) -> Iterator[Any]:
 
 
 def _batches(source: Any, pa: Any) -> Iterator[Any]:
-    """Arrow has two layouts under one suffix: `datasets` writes streams, most others write files."""
+    """The batches of either Arrow layout under the one suffix: `datasets` writes streams, most others files."""
     try:
         file = pa.ipc.open_file(source)
     except pa.ArrowInvalid:
@@ -181,5 +184,5 @@ def _not_installed(path: Path, package: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """An error's first line, and its kind where it has no words."""
+    """An error's first line, or its type where it has no message."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,8 +1,8 @@
 """Tokenizers behind one small interface: characters for tasks that write their own text, and the tokenizer of a Hugging
 Face folder for a model that was opened from one.
 
-`encode` adds nothing to the text and `decode` drops special tokens; `prompt` and `chat` put around it what the model
-expects at the start of a sequence.
+`encode` adds nothing to the text and `decode` drops special tokens; `prompt` and `chat` add the tokens that the model
+expects around the start of a sequence.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Tokenizer(Protocol):
 
     @property
     def pad_id(self) -> int:
-        """The id that fills up shorter sequences of a batch; never trained on."""
+        """The id that pads the shorter sequences of a batch; never trained on."""
         ...
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids, special tokens left out."""
+        """The text of the ids, without special tokens."""
         ...
 
     def prompt(self, text: str) -> tuple[int, ...]:
@@ -59,16 +59,16 @@ class Tokenizer(Protocol):
     def chat(self, text: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
         """The ids of a user message, and those before it, in the model's chat template, up to where its answer starts.
 
-        ValueError where there is no template, or where it does not take these messages.
+        ValueError where there is no template, or where it refuses these messages.
         """
         ...
 
 
 class CharTokenizer:
-    """One id a character: 0 pads, 1 ends a response, and character i of `alphabet` is i + 2.
+    """One id per character: 0 pads, 1 ends a response, and character i of `alphabet` is i + 2.
 
     Law: `decode(encode(text)) == text` for every text over the alphabet. Raises ValueError for an alphabet with a
-    repeated character, a character outside of it, and an id outside [0, vocab_size).
+    repeated character, a character outside it, and an id outside [0, vocab_size).
     """
 
     pad_id = 0
@@ -82,14 +82,14 @@ class CharTokenizer:
         self._ids = {c: i + 2 for i, c in enumerate(alphabet)}
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of the characters; ValueError names the first one outside the alphabet and where it stands."""
+        """The ids of the characters; ValueError names the first one outside the alphabet and its position."""
         for position, c in enumerate(text):
             if c not in self._ids:
                 raise ValueError(f"expected only characters of {self.alphabet!r}, got {c!r} at position {position}")
         return tuple(self._ids[c] for c in text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The characters of the ids; end and padding leave no trace."""
+        """The characters of the ids, without end and padding."""
         ids = [int(i) for i in ids]
         for i in ids:
             if not 0 <= i < self.vocab_size:
@@ -105,7 +105,7 @@ class CharTokenizer:
         raise ValueError("chat_template: expected a tokenizer with a chat template, got a character tokenizer")
 
     def save(self, folder: Path) -> None:
-        """Writes the same tokenizer as Hugging Face's files, for a model that was trained here to read texts elsewhere.
+        """Writes this tokenizer as Hugging Face files, with which a model trained here can read text elsewhere.
 
         Law: `load_tokenizer(folder)` has the same ids, end and padding, and refuses the same characters.
         """
@@ -113,7 +113,7 @@ class CharTokenizer:
 
         special = ["<pad>", "<eos>"]
         ids = {name: i for i, name in enumerate([*special, *self.alphabet])}
-        # Words of one character, and no token for unknown ones: an error here, they must not be lost in silence there.
+        # Words of one character, and no token for unknown ones: they are an error here, so must not vanish there.
         written = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab=ids))  # pyright: ignore[reportCallIssue]
         written.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
         written.decoder = tokenizers.decoders.Fuse()
@@ -142,16 +142,16 @@ class HuggingFaceTokenizer:
         self._start = tuple(around[:1]) if around and around[0] == tokenizer.bos_token_id else ()
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of the text alone, without special tokens; ValueError where the tokenizer has none for some of it."""
+        """The ids of the text alone, without special tokens; ValueError for text that the tokenizer cannot encode."""
         try:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False))
-        except Exception as error:  # the tokenizers library raises nothing more special
+        except Exception as error:  # the tokenizers library raises no narrower type
             raise ValueError(
                 f"expected a text that the tokenizer of {self._where} knows, got {text!r}: {error}"
             ) from error
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids, special tokens left out."""
+        """The text of the ids, without special tokens."""
         return self._tokenizer.decode(
             [int(i) for i in ids], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -167,7 +167,7 @@ class HuggingFaceTokenizer:
         messages = [*before, {"role": "user", "content": text}]
         try:
             written = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # templates are programs, and some refuse roles by an error of their own
+        except Exception as error:  # templates are programs, and some raise errors of their own for a role
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(
                 f"chat_template: expected messages that the template of {self._where} takes, got {roles}: {error}"
@@ -176,7 +176,7 @@ class HuggingFaceTokenizer:
         return self.encode(written)
 
 
-# transformers would invent an empty tokenizer from config.json alone, so the files are looked for first.
+# transformers would make an empty tokenizer from config.json alone, so the files are checked first.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -191,8 +191,8 @@ def load_tokenizer(hf_folder: str | Path) -> HuggingFaceTokenizer:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # whatever a broken file makes transformers raise, the user needs the one line
-        if fault := _config_fault(folder):  # which transformers reads to find the tokenizer's class
+    except Exception as error:  # a broken file makes transformers raise errors of any type
+        if fault := _config_fault(folder):  # transformers reads it to find the tokenizer's class
             raise ValueError(f"{folder / 'config.json'}: {fault}") from error
         raise ValueError(f"{folder}: expected a readable tokenizer, got: {first_line(error)}") from error
     return HuggingFaceTokenizer(tokenizer, str(folder))

@@ -1,1 +1,1 @@
-"""The subjects of `firstorder bench`: our engine and steps beside those of transformers and TRL, and their memory."""
+"""The work that `firstorder bench` times: our engine and steps beside transformers' and TRL's, and their memory."""

@@ -1,7 +1,7 @@
-"""The benchmark: the pieces of a global step beside transformers' and TRL's, and what replay adds to a step.
+"""The benchmark: the pieces of a global step beside transformers' and TRL's, and the cost of replay.
 
-All sides run in one process, one after the other in every round, so that a change of the machine's speed meets all of
-them alike. Ratios are this row's time over that of the row it is compared with: above 1 means that this row is slower.
+All sides run in one process, in turn in every round, so that a change of the machine's speed affects all of them alike.
+Ratios are this row's time over that of the row it is compared with: above 1 means that this row is slower.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from theory.routing.passes import Mode
 OURS, THEIRS, TRAINER = "firstorder", "transformers", "TRL"
 EXACT_TRAINING = f"exact training, {NUM_UPDATES} updates"
 QUIET = 0.12
-"""CPUs that other processes may use before the figures count as contended."""
+"""CPUs that other processes may use before the figures are called contended."""
 LOGP_TOLERANCE = 1e-4
-"""Nats by which the two sides' log-probs may differ: float32 sums in another order give some 1e-6."""
+"""Nats by which the sides' log-probs may differ; float32 sums in another order differ by some 1e-6."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Something to time; `over` is the side of the same piece with which it is compared.
+    """A piece of work to time; `over` is the side of the same piece with which it is compared.
 
-    `set_threads` is how its side is told its number of threads.
+    `set_threads` sets the number of threads of its side.
     """
 
     piece: str
@@ -62,9 +62,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Row:
-    """The times of one piece on one side, one value per round, in seconds; ratios are absent where nothing is compared.
+    """The times of one piece on one side, one value per round, in seconds; no ratios if nothing is compared.
 
-    `peak_bytes` is the most that one run of the piece holds at any time in tensors of its own.
+    `peak_bytes` is the peak memory of one run of the piece in its own tensors.
     """
 
     piece: str
@@ -80,11 +80,11 @@ class Row:
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """All rows, and what they were measured on.
+    """All rows and the conditions of their measurement.
 
-    `other_cpus` is the mean number of CPUs that other processes used meanwhile, None where the system does not say.
-    `logp_difference` is the largest difference of log-probs between the sides, in nats; `grad_norm_difference` that of
-    the gradient's norms, relative.
+    `other_cpus` is the mean number of CPUs that other processes used meanwhile, None if the system does not report it.
+    `logp_difference` is the largest difference of log-probs between the sides, in nats; `grad_norm_difference` the
+    relative difference of gradient norms.
     """
 
     rows: tuple[Row, ...]
@@ -99,11 +99,11 @@ class BenchmarkResult:
 
     @property
     def is_contended(self) -> bool:
-        """Whether other processes used more of the machine than the figures can bear."""
+        """Whether other processes used more than QUIET CPUs."""
         return self.other_cpus is not None and self.other_cpus > QUIET
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as plain JSON values."""
+        """All fields as plain JSON values."""
         return asdict(self) | {"is_contended": self.is_contended}
 
 
@@ -114,19 +114,19 @@ def benchmark(
     report: Callable[[str], None] = lambda line: None,
     kernels: Kernels = EAGER,
 ) -> BenchmarkResult:
-    """Times every piece `rounds` times on `threads` threads, ours with these kernels; `report` hears what is done.
+    """Times every piece `rounds` times on `threads` threads, ours with these kernels; `report` gets progress lines.
 
-    Raises ValueError for fewer than 1 round or thread, and RuntimeError where the two sides compute different things.
+    Raises ValueError for fewer than 1 round or thread, and RuntimeError if the two sides compute different results.
     """
     for name, value in (("threads", threads), ("rounds", rounds)):
         if value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
     with _threads(kernels), torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)  # transformers samples from the global generator
-        report("warming up, and comparing what both sides compute")
+        report("warming up, and comparing both sides' results")
         kernels.set_threads(threads)
         pieces, logp_difference, grad_norm_difference = _prepare(work, kernels, threads)
-        report("counting memory")
+        report("measuring memory")
         peaks = [peak_bytes(piece.call) for piece in pieces]
         seconds, other_cpus = _time(pieces, threads, rounds, report)
         return BenchmarkResult(
@@ -143,7 +143,7 @@ def benchmark(
 
 
 def _prepare(work: Work, kernels: Kernels, threads: int) -> tuple[list[Piece], float, float]:
-    """The pieces, each run once, and the differences between the sides in log-probs and gradient norm."""
+    """The pieces, each warmed up once, and the differences between the sides in log-probs and gradient norm."""
     model = reference_model(kernels)
     ours, theirs = Sandbox(work, model), Transformers(work, model)
     rollouts = ours.ragged()
@@ -187,7 +187,7 @@ def _step_pieces(name: str, num_minibatches: int, ours: Sandbox, theirs: Transfo
 
 
 def _replay_pieces(name: str, ours: Sandbox) -> Iterator[Piece]:
-    """The cost that replay adds to a step, and prediction to replay, with features on all rows and on T_c of them."""
+    """Steps that show the cost of replay, and of prediction over replay, with features on all rows or on T_c."""
     over: dict[Mode, Mode | None] = {"R2": None, "R3": None, "Pr2": "R2", "Pr3": "R3"}
     for num, suffix in ((None, ""), (ours.work.few_positions, f", T_c = {ours.work.few_positions}")):
         for mode, plain in over.items():
@@ -212,7 +212,7 @@ def _time(
     for done in range(rounds):
         report(f"round {done + 1} of {rounds}")
         order = range(len(pieces))
-        # Forth and back, so that no side always runs right after the same other one.
+        # Alternate the direction, so that no side always runs right after the same other one.
         for i in order if done % 2 == 0 else reversed(order):
             pieces[i].set_threads(threads)
             start = time.perf_counter()
@@ -221,7 +221,7 @@ def _time(
     if busy is None or (busy_now := _busy_cpu_seconds()) is None:
         return seconds, None
     elapsed = time.perf_counter() - started
-    # The kernel counts in ticks of 10 ms, so that on a quiet machine the difference may come out below 0.
+    # The kernel counts in ticks of 10 ms, so the difference can be negative on a quiet machine.
     return seconds, max(0.0, (busy_now - busy - (time.process_time() - own)) / elapsed)
 
 
@@ -239,7 +239,7 @@ def _rows(pieces: Sequence[Piece], seconds: Sequence[Sequence[float]], peaks: Se
 
 @contextlib.contextmanager
 def _threads(kernels: Kernels) -> Iterator[None]:
-    """Inside, numbers of threads may be set; the kernels have one afterwards, torch what it had."""
+    """A context in which numbers of threads may be set; afterwards the kernels have one, torch its former number."""
     before = torch.get_num_threads()
     try:
         yield
@@ -249,12 +249,12 @@ def _threads(kernels: Kernels) -> Iterator[None]:
 
 
 def _busy_cpu_seconds() -> float | None:
-    """CPU seconds that all processes have used since the system started; None where it has no /proc/stat."""
+    """CPU seconds that all processes have used since the system started; None without /proc/stat."""
     try:
         ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     except (OSError, ValueError, IndexError):
         return None
-    # user, nice, system; then, after idle and iowait: irq, softirq, steal
+    # user, nice, system; then, after idle and iowait, irq, softirq, steal
     return (sum(ticks[:3]) + sum(ticks[5:8])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -286,7 +286,7 @@ def table(result: BenchmarkResult) -> Table:
 
 
 def memory_table(result: BenchmarkResult) -> Table:
-    """The most that one run of each piece holds at any time in tensors of its own, in megabytes."""
+    """The peak memory of one run of each piece in its own tensors, in megabytes."""
     found = Table("piece", "side", title="peak memory", box=box.SIMPLE_HEAD, padding=0)
     found.add_column("MB", justify="right")
     for row in result.rows:
@@ -295,22 +295,22 @@ def memory_table(result: BenchmarkResult) -> Table:
 
 
 def remarks(result: BenchmarkResult) -> list[str]:
-    """The conditions of the table: the things compared, the machine, and whether it was otherwise idle."""
+    """The conditions of the table: the agreement of both sides, the machine, and whether it was otherwise idle."""
     machine, versions = result.machine, result.machine["versions"]
     lines = [
-        f"Both sides compute the same: log-probs to {result.logp_difference:.1e} nats, "
+        f"Both sides agree: log-probs to {result.logp_difference:.1e} nats, "
         f"the gradient's norm to {result.grad_norm_difference:.1e} relative.",
         f"Machine: {machine['cpu']}, {machine['num_cpus']} cores; Python {machine['python']}, "
         f"torch {versions['torch']}, transformers {versions['transformers']}.",
     ]
     lines.append("Peak memory counts the tensors that a piece allocates and holds, without weights and inputs.")
     if result.kernels == "compiled":
-        lines.append("What compiled kernels keep outside tensors (working space that grows and stays) is not in it.")
+        lines.append("It leaves out the working space that compiled kernels keep outside tensors.")
     if not reference_trl.is_installed():
-        lines.append("TRL is not installed, so no row is its GRPOTrainer's: pip install 'firstorder[bench]'.")
+        lines.append("TRL is not installed, so its GRPOTrainer has no rows: pip install 'firstorder[bench]'.")
     if result.other_cpus is None:
-        return [*lines, "How much other processes used of the machine is unknown here."]
+        return [*lines, "The load from other processes is unknown on this system."]
     lines.append(f"Other processes used {result.other_cpus:.2f} CPUs meanwhile.")
     if result.is_contended:
-        lines.append(f"That is more than {QUIET}: these figures are contended, measure again on a quiet machine.")
+        lines.append(f"That is more than {QUIET}: these figures are contended; measure again on a quiet machine.")
     return lines

@@ -1,6 +1,4 @@
-"""Exact training as a subject of the benchmark: updates of a small network, and of the sandbox's MoE, on every response
-of some prompts.
-"""
+"""Exact training in the benchmark: updates of a small network and of the sandbox's MoE on all responses of prompts."""
 
 from __future__ import annotations
 
@@ -23,14 +21,14 @@ from theory.streams import stream
 
 NUM_UPDATES = 20
 NUM_PROMPTS, NUM_OPENINGS, VOCABULARY, LENGTH = 6, 3, 3, 5
-"""The setting of docs/exact-training.md: T = 6, of which the environment draws the first token."""
+"""The setting of docs/exact-training.md: T = 6, where the environment draws the first token."""
 
 MOE_PROMPTS, MOE_VOCABULARY, MOE_LENGTH, MOE_MINIBATCHES, MOE_DRAWS = 4, 4, 5, 8, 2
 """4 prompts of 1,024 responses each, 8 updates per rollout, and 2 fixed draws of the router's noise."""
 
 
 def updates(length: int = LENGTH) -> Callable[[], object]:
-    """A run of NUM_UPDATES at this length, without a weight under a fixed error; observed at its ends."""
+    """A run of NUM_UPDATES at this length, without an importance weight, under a fixed error, observed at its ends."""
     forest = Forest.uniform(PrefixTree(VOCABULARY, length), NUM_PROMPTS, NUM_OPENINGS)
     generator = stream(0, "benchmark", "exact training", length)
     task = Task(forest, REWARDS["sparse"](forest, generator))
@@ -41,7 +39,7 @@ def updates(length: int = LENGTH) -> Callable[[], object]:
 
 
 def moe_updates() -> Callable[[], object]:
-    """A run of NUM_UPDATES of the MoE of `firstorder flow`, without replay under a router that errs."""
+    """A run of NUM_UPDATES of the MoE of `firstorder flow`, without replay, under a noisy router."""
     forest = Forest.uniform(PrefixTree(MOE_VOCABULARY, MOE_LENGTH), MOE_PROMPTS)
     generator = stream(0, "benchmark", "exact training", "moe")
     task = Task(forest, REWARDS["sparse"](forest, generator))

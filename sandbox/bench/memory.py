@@ -11,10 +11,10 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """The most bytes of tensors that `call` holds at any time beyond what is held before it, at least 0.
+    """The largest number of bytes of tensors that `call` holds at any time, beyond those held before it; at least 0.
 
-    Its result counts; older tensors that it frees do not. Only torch's allocator on the CPU is measured; freed memory
-    that the process keeps does not count, so that the figure is the same in every process.
+    Its result counts; older tensors that it frees do not. Only torch's CPU allocator is measured; freed memory that the
+    process keeps does not count, so that the figure is the same in every process.
     """
     held, peak = 0, 0
     for num_bytes in _changes(call):
@@ -29,11 +29,11 @@ def largest_allocation(call: Callable[[], object]) -> int:
 
 
 def _changes(call: Callable[[], object]) -> Iterator[int]:
-    """Bytes allocated (positive) and freed (negative) during the call, in order of time."""
+    """Bytes allocated (positive) and freed (negative) during the call, in time order."""
     with _no_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         result = call()  # held until the profile ends
     del result
-    # Torch's own averages attribute memory to operators and lose what one holds only while it runs.
+    # The profiler's own averages attribute memory to operators and miss what one holds only while it runs.
     events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
     memory = (event for event in events if event.name() == "[memory]")
     changes = sorted((event.start_ns(), event.nbytes()) for event in memory)  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ def _changes(call: Callable[[], object]) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _no_stderr() -> Iterator[None]:
-    """Drops what is written to stderr below Python: the profiler reports every start and stop there."""
+    """Drops writes to stderr below Python, where the profiler reports every start and stop."""
     sys.stderr.flush()
     before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -1,7 +1,7 @@
 """The benchmark's third side: TRL's GRPOTrainer over the same model, prompts and loss, one global step at a time.
 
-TRL owns its training loop, so it runs on a stack of its own that waits wherever a global step begins. Written for TRL
-1.16 and transformers 5; its figures stand for that loop as documented, with its fastest settings that we know of.
+TRL owns its training loop, so the loop runs on its own stack and waits wherever a global step begins. Written for TRL
+1.16 and transformers 5; its figures are those of the documented loop, with the fastest settings that we know.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from sandbox.bench.reference_work import MODEL, OPTIMIZER, SEED, STOP, EvenToken
 from theory.contracts import Prompt
 
 STEPS = 10_000
-"""Global steps that the trainer is told to take: more than anyone times."""
+"""Global steps that the trainer is configured to take: more than anyone times."""
 
 
 def is_installed() -> bool:
     """Whether TRL can be imported here (`pip install firstorder[bench]`)."""
-    # TRL's trainer imports accelerate, which a TRL without its dependencies (`make test-peers`) does not bring.
+    # TRL's trainer imports accelerate, which is missing if TRL is installed without dependencies (`make test-peers`).
     needed = ("trl", "accelerate", "datasets", "tokenizers", "greenlet")
     return all(importlib.util.find_spec(name) is not None for name in needed)
 
 
 class StepByStep:
-    """Runs a loop that calls `pause` where a step begins, one step per call of `advance`, on a stack of its own.
+    """Runs a loop that calls `pause` where a step begins, one step per call of `advance`, on its own stack.
 
-    In the caller's thread: OpenMP keeps a team of threads for every thread that computes, and where those are more
-    than there are processors, no team waits actively any more. On two cores that made every side two to four times as
-    slow.
+    It uses a greenlet, not a thread: OpenMP keeps a team of threads for every thread that computes, and once these
+    outnumber the processors, no team waits actively any more. On two cores that made every side two to four times
+    slower.
     """
 
     def __init__(self, loop: Callable[[], object]) -> None:
@@ -39,16 +39,16 @@ class StepByStep:
         self._outer: Any = None
 
     def advance(self) -> None:
-        """Runs the loop from one pause to the next. Raises what the loop raises, RuntimeError once it has ended."""
+        """Runs the loop from one pause to the next. Raises the loop's errors, and RuntimeError once it has ended."""
         from greenlet import greenlet
 
         if self._inner is None:
             self._inner = greenlet(self._loop)
-            self._run()  # what comes before the first step
+            self._run()  # up to the first step
         self._run()
 
     def pause(self) -> None:
-        """Called by the loop where a step begins: waits until that step is wanted."""
+        """Called by the loop where a step begins: waits for the next `advance`."""
         self._outer.switch()
 
     def _run(self) -> None:
@@ -62,14 +62,14 @@ class StepByStep:
 
 
 class TRL:
-    """Global steps of TRL's GRPOTrainer: N mini-batches of one generation, AdamW at the learning rate of the others."""
+    """Global steps of TRL's GRPOTrainer: N mini-batches per generation, AdamW at the other sides' learning rate."""
 
     def __init__(self, work: Work, peer: Transformers, num_minibatches: int) -> None:
         self._steps = StepByStep(lambda: self._trainer.train())
         self._trainer = _trainer(work, peer, num_minibatches, self._steps.pause)
 
     def step(self) -> None:
-        """One global step: generation, old log-probs where N > 1, N updates."""
+        """Takes one global step: generation, old log-probs if N > 1, N updates."""
         self._steps.advance()
 
 
@@ -120,7 +120,7 @@ def _trainer(work: Work, peer: Transformers, num_minibatches: int, pause: Callab
     import trl  # type: ignore[import-not-found]
 
     class PauseAtGlobalSteps(transformers.TrainerCallback):
-        """Hands the turn back before the first mini-batch of every global step."""
+        """Pauses before the first mini-batch of every global step."""
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step % num_minibatches == 0:
@@ -146,11 +146,11 @@ def as_text(prompt: Prompt) -> str:
 
 
 def word_tokenizer() -> Any:
-    """A tokenizer whose word `t17` is token 17: TRL takes text. Tokens 0 and 1, which no prompt has, pad and stop."""
+    """A tokenizer whose word `t17` is token 17, as TRL takes text. Tokens 0 (pad) and 1 (stop) occur in no prompt."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    # A special word is found inside others too, as `t1` would be in `t17`.
+    # Names that are no part of another word: a special `t1` would be found inside `t17`.
     special = {0: "<pad>", STOP: "<stop>"}
     vocabulary = {special.get(token, f"t{token}"): token for token in range(MODEL.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))

@@ -1,7 +1,7 @@
-"""The work that the benchmark times, and the two sides that do it: this sandbox, and Hugging Face transformers.
+"""The work that the benchmark times, and the two sides that do it: this sandbox and Hugging Face transformers.
 
-Both sides hold the same weights and get the same tokens, so that their log-probs and gradients can be compared before
-their times are. The learning rate is 0: every repetition does the same work, the optimiser's included.
+Both sides have the same weights and get the same tokens, so that their log-probs and gradients can be compared first.
+The learning rate is 0, so that every repetition does the same work, the optimiser's included.
 Papers: MiniRL (arXiv 2512.01374) Eq. 7 for the loss, R3 (2510.11370) and Pr2 (2606.00395) for replay.
 """
 
@@ -49,16 +49,16 @@ SEED = 0
 STOP = 1
 NUM_TURNS = 4
 TURNS_MODEL = replace(MODEL, vocab_size=8, max_positions=192)
-"""The same decoder over so few tokens that a turn ends after some eight of them."""
+"""The same decoder with a vocabulary so small that a turn ends after some eight tokens."""
 OFF_POLICY = 4
-"""N of the off-policy global steps."""
+"""N, the number of updates of an off-policy global step."""
 OPTIMIZER = OptimizerSettings(learning_rate=0.0, weight_decay=0.0)
 OBJECTIVE = preset("minirl")
 
 
 @dataclass(frozen=True)
 class Work:
-    """One global step: P prompts x G responses. ValueError where the model or the mini-batches cannot hold it."""
+    """One global step: P prompts x G responses. ValueError if the model or the mini-batches cannot hold it."""
 
     num_prompts: int = 16
     num_responses: int = 8
@@ -76,7 +76,7 @@ class Work:
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling of both sides."""
+        """The sampling settings of both sides."""
         return Sampling(max_tokens=self.max_tokens, num_responses=self.num_responses, seed=SEED)
 
     @property
@@ -85,7 +85,7 @@ class Work:
         return max(1, self.max_tokens // 8)
 
     def algorithm(self, mode: Mode, num_minibatches: int, num_positions: int | None = None) -> Algorithm:
-        """One global step of this size, with router features on every response row or on `num_positions` of them."""
+        """The algorithm of such a global step, with router features on all response rows or on `num_positions`."""
         return Algorithm(
             OBJECTIVE,
             mode=mode,
@@ -99,7 +99,7 @@ class Work:
 
 
 class EvenTokens:
-    """A task that costs nothing: random prompts; the share of even tokens as reward, so that no group is uniform."""
+    """A task without cost: random prompts, and the share of even tokens as reward, so that no group is uniform."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -111,7 +111,7 @@ class EvenTokens:
         return [Prompt(f"{step}-{p}", tuple(tokens_S), "") for p, tokens_S in enumerate(tokens_PS.tolist())]
 
     def held_out(self) -> Sequence[Prompt]:
-        """None: nothing is evaluated here."""
+        """No prompts: nothing is evaluated here."""
         return ()
 
     def reward(self, prompt: Prompt, response: Response) -> float:
@@ -130,7 +130,7 @@ class Sandbox:
         self.engine = SandboxEngine(MODEL, (), kernels=model.kernels)
         self.engine.load_model(model, version=0)
         self.trainer = SandboxTrainingEngine(model, OPTIMIZER)
-        # The gradient is timed, the optimiser is not: its row is the global step.
+        # `gradient` must not time the optimiser, which the row of the global step includes.
         self.trainer.take_step = _nothing
 
     def generate(self) -> Rollouts:
@@ -138,7 +138,7 @@ class Sandbox:
         return self.engine.generate(self.prompts, self.work.sampling)
 
     def ragged(self) -> Rollouts:
-        """Responses that end at a stop token, so that their lengths differ: what scoring and training get."""
+        """Responses of different lengths, which end at a stop token: the inputs of scoring and training."""
         engine = SandboxEngine(MODEL, (), stop_token=STOP, kernels=self.model.kernels)
         engine.load_model(self.model, version=0)
         return engine.generate(self.prompts, self.work.sampling)
@@ -148,17 +148,17 @@ class Sandbox:
         return self.trainer.score(rollouts, RoutingPlan("natural"))
 
     def minibatch(self, rollouts: Rollouts) -> MiniBatch:
-        """All responses as one mini-batch, with the advantages that the loop would give them."""
+        """All responses as one mini-batch, with the loop's advantages."""
         rewards_B = torch.tensor([self.task.reward(r.prompt, r) for r in rollouts.responses])
         advantages_B = group_mean(rewards_B.view(-1, self.work.num_responses)).reshape(-1)
         return MiniBatch(rollouts, self.score(rollouts).logp_BT, advantages_B, index=0, num_minibatches=1)
 
     def gradient(self, minibatch: MiniBatch) -> UpdateStats:
-        """Forward and backward of MiniRL, with the gradient's norm, metrics and routing record."""
+        """MiniRL's forward and backward, with the gradient's norm, metrics and routing record."""
         return self.trainer.update(minibatch, OBJECTIVE, RoutingPlan("natural"))
 
     def step(self, mode: Mode, num_minibatches: int, num_positions: int | None = None) -> Callable[[], StepResult]:
-        """A whole global step, to be called again and again, on engines of its own."""
+        """A whole global step on its own engines, as a function that can be called repeatedly."""
         algorithm = self.work.algorithm(mode, num_minibatches, num_positions)
         model = MoE(MODEL, kernels=self.model.kernels)
         model.load_state_dict(self.model.state_dict())
@@ -172,7 +172,7 @@ class Sandbox:
 
 
 class ToolTalk(EvenTokens):
-    """Conversations: prompts of 64 tokens, and 12 tokens that come back after every turn but the last."""
+    """Conversations: prompts of 64 tokens, and observations of 12 tokens after every turn but the last."""
 
     def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
         """Random tokens; the same ones for the same step."""
@@ -187,7 +187,7 @@ class ToolTalk(EvenTokens):
 
 
 class Turns:
-    """Rollouts in turns by our engine, with its prefix cache or without it."""
+    """Rollouts in turns by our engine, with or without its prefix cache."""
 
     def __init__(self, work: Work, has_cache: bool, kernels: Kernels = EAGER) -> None:
         self.work, self.task = work, ToolTalk(work)
@@ -198,7 +198,7 @@ class Turns:
         self.engine.load_model(MoE(TURNS_MODEL, stream(SEED, "bench-turns-model")), version=0)
 
     def roll_out(self) -> Rollouts:
-        """All conversations, as the first ones under new weights: nothing is cached."""
+        """All conversations, as the first under new weights: the cache is empty at the start."""
         if self.engine.prefixes is not None:
             self.engine.prefixes.clear()
         sampling = replace(self.work.sampling, max_tokens=TURNS_MODEL.max_positions - 64)
@@ -233,7 +233,7 @@ class Transformers:
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt]) -> Tensor:
-        """Samples the same number of tokens from the same prompts; log-probs and routes are not asked for."""
+        """Samples the same number of tokens from the same prompts, without log-probs and routes."""
         tokens_BS = torch.tensor([p.tokens for p in prompts]).repeat_interleave(self.work.num_responses, 0)
         return self.model.generate(
             input_ids=tokens_BS, attention_mask=torch.ones_like(tokens_BS), generation_config=self.generation
@@ -241,11 +241,11 @@ class Transformers:
 
     @torch.inference_mode()
     def score(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
-        """log-probs of the response tokens; what stands at the padding has no meaning."""
+        """The log-probs of the response tokens; those of padding have no meaning."""
         return self._logp(batch)
 
     def gradient(self, batch: TokenBatch, minibatch: MiniBatch) -> float:
-        """Forward and backward of the same loss; the norm of the gradient."""
+        """The gradient's norm after forward and backward of the same loss."""
         self.model.zero_grad(set_to_none=True)
         output = OBJECTIVE(
             self._logp(batch), minibatch.logp_old_BT, batch.logp_mu_BT, minibatch.advantages_B, batch.is_response_BT
@@ -254,7 +254,7 @@ class Transformers:
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), OPTIMIZER.max_grad_norm).item()
 
     def _logp(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
-        # All prompts have one length here, so the rows that predict responses are the last T of every sequence.
+        # All prompts have equal lengths here, so the last T rows of every sequence predict the response.
         inputs_BS, T = batch.tokens_BS[:, :-1], batch.is_response_BT.shape[1]
         is_token_BS = (torch.arange(inputs_BS.shape[1]) < batch.num_tokens_B[:, None]).long()
         logits_BTV = self.model(

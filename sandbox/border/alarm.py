@@ -1,13 +1,13 @@
-"""An alarm that a person can set: one metric, one limit. Chosen on some runs, tried on others.
+"""An alarm that a person can set: one metric and one limit, chosen on some runs and tried on others.
 
 A row holds each metric's means over windows of a run. The alarm of a rule goes off at the end of the first window whose
-mean lies beyond the limit; where the rule is `relative`, its ratio to the mean of the run's first two windows. It is
+mean is beyond the limit; if the rule is `relative`, whose ratio to the mean of the run's first two windows is. It is
 *in time* for a run that collapses if it goes off before the collapse (see `ledger/course.py`), and *false* in a run
 that does not collapse.
 
-The rule is chosen by its score: the share of collapsing runs in which it is in time, less the share of others in which
-it is false. Its limit is a quantile of the values of the runs that it is chosen on. A score on those flatters it; the
-one on other runs counts.
+The rule is chosen by its score: the share of collapsing runs in which it is in time minus the share of others in which
+it is false. Its limit is a quantile of the values in the runs on which it is chosen. Its score on those is too
+optimistic; the score on other runs counts.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ WATCHED: Mapping[str, int] = {
     "rollout_corr/eff_sample_size": -1, "staleness/k3_kl": 1, "staleness/extreme_frac_tau2": 1, "actor/grad_norm": 1,
     "actor/entropy": -1, "actor/pg_clipfrac": 1, "reward/mean": -1, "response_length/mean": -1,
 }  # fmt: skip
-"""Metrics that a trainer logs, with the direction that is feared: 1 up, -1 down."""
+"""Metrics that a trainer logs, with the direction of harm: 1 up, -1 down."""
 
 BASE = 2
-"""Windows at the beginning that a relative rule compares with; no alarm goes off within them."""
+"""Number of initial windows with which a relative rule compares; no alarm goes off within them."""
 
 GRID = 60
-"""Limits that are tried for each metric: quantiles of the values seen."""
+"""Number of limits tried per metric: quantiles of the observed values."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """An alarm: `metric`, or where `relative` its ratio to the run's beginning, beyond `limit` where it is feared."""
+    """An alarm: `metric`, or its ratio to the run's first windows if `relative`, is beyond `limit` on the bad side."""
 
     metric: str
     relative: bool
@@ -57,8 +57,8 @@ class Rule:
 class Trial:
     """The counts of a rule on some runs.
 
-    in_time of num_collapsed, false of num_others, and late: alarms after the collapse. lead: median share of the run
-    between an alarm in time and its collapse, in [0, 1]; nan without one.
+    in_time out of num_collapsed, false out of num_others, and late: alarms after the collapse. lead: median share of
+    the run between an alarm in time and its collapse, in [0, 1]; nan without one.
     """
 
     num_collapsed: int
@@ -70,14 +70,14 @@ class Trial:
 
     @property
     def score(self) -> float:
-        """Share of collapses told in time less share of false alarms, in [-1, 1]; nan without runs of both kinds."""
+        """The share of alarms in time minus that of false alarms, in [-1, 1]; nan without runs of both kinds."""
         if not self.num_collapsed or not self.num_others:
             return math.nan
         return self.in_time / self.num_collapsed - self.false / self.num_others
 
 
 def alarm_at(rule: Rule, row: Row) -> float | None:
-    """The share of a run after which the rule's alarm goes off, the end of a window; None where it stays silent."""
+    """The share of a run after which the rule's alarm goes off, at the end of a window; None if it stays silent."""
     return _first_beyond(_signal(row, rule.metric, rule.relative), rule)
 
 
@@ -87,13 +87,13 @@ def _first_beyond(signal: Float[np.ndarray, " windows"], rule: Rule) -> float | 
 
 
 def tried(rule: Rule, rows: Sequence[Row]) -> Trial:
-    """The rule on the rows whose end is known."""
+    """The trial of the rule on the rows with a known end."""
     known, ends = _ends(rows)
     return _trial(rule, [_signal(row, rule.metric, rule.relative) for row in known], ends)
 
 
 def _ends(rows: Sequence[Row]) -> tuple[list[Row], list[float | None]]:
-    """The rows whose end is known, and the share of each run before its collapse; None without one."""
+    """The rows with a known end, and the share of each run before its collapse (None without one)."""
     known = [row for row in rows if not math.isnan(collapsed(row))]
     return known, [None if (step := collapse_step(row)) is None else step / row["num_steps"] for row in known]
 
@@ -113,13 +113,13 @@ def _trial(rule: Rule, signals: Sequence[Float[np.ndarray, " windows"]], ends: S
 
 
 def choose(rows: Sequence[Row], metrics: Sequence[str] = tuple(WATCHED)) -> list[tuple[Rule, Trial]]:
-    """The best rule of each metric, relative or not, with its trial on these very rows; the largest score first."""
+    """The best rule of each metric, relative or not, with its trial on these rows; the largest score first."""
     found = []
     known, ends = _ends(rows)
     for metric in metrics:
         pairs = []
         for relative in (False, True):
-            signals = [_signal(row, metric, relative) for row in known]  # 60 rules share them
+            signals = [_signal(row, metric, relative) for row in known]  # shared by all GRID rules
             trials = [(rule, _trial(rule, signals, ends)) for rule in _candidates(metric, relative, rows)]
             pairs += [pair for pair in trials if not math.isnan(pair[1].score)]
         if pairs:
@@ -141,11 +141,12 @@ def _candidates(metric: str, relative: bool, rows: Sequence[Row]) -> list[Rule]:
     if not len(values):
         return []
     limits = np.unique(np.quantile(values, np.linspace(0.0, 1.0, GRID)))
+    # Rounded to the digits of `Rule.words`, so that the rule on the page is the one that was tried.
     return [Rule(metric, relative, float(f"{WATCHED[metric] * limit:.3g}")) for limit in limits]
 
 
 def _signal(row: Row, metric: str, relative: bool) -> Float[np.ndarray, " windows"]:
-    """The metric's windows, those of the beginning nan, with its sign turned so that more is worse."""
+    """The metric's windows, the first BASE set to nan, with the sign such that more is worse."""
     series = row["series"].get(metric) or []
     values = np.array([math.nan if value is None else value for value in series], dtype=np.float64)
     if relative and len(values):

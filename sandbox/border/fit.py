@@ -1,8 +1,8 @@
-"""In which one number is the border a line? Logistic regressions of collapse on candidate numbers, side by side.
+"""One number for the border: logistic regressions of collapse on candidate numbers.
 
-A candidate x is known before training: it is made of N and of the engine gap of the initial model. P(collapse) =
-1 / (1 + exp(-(a + b log x))); the border is x* = exp(-a / b), where half of the runs collapse. The candidate with the
-largest likelihood is the best of those tried; the others stand beside it.
+A candidate x is known before training: it depends on N and on the engine gap of the initial model. P(collapse) =
+1 / (1 + exp(-(a + b log x))); the border is x* = exp(-a / b), where half of the runs collapse. The best candidate has
+the largest likelihood; the page shows all of them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ CANDIDATES: Mapping[str, Callable[[Mapping[str, Numbers]], Numbers]] = {
     "chi2 x N": lambda r: r["chi2"] * r["N"],
     "KL x length x N": lambda r: r["kl"] * r["length"] * r["N"],
 }
-"""Each candidate from the table of runs; KL, F(2), chi2 per token and the length of responses before training."""
+"""The candidates, from the table of runs: KL, F(2) and chi2 per token, and response length, before training."""
 
 RIDGE = 1e-2
-"""Penalty on b^2 / 2: where a candidate separates the runs completely the likelihood has no maximum without one."""
+"""Penalty on b^2 / 2: without it the likelihood has no maximum if a candidate separates the runs completely."""
 
 
 @dataclass(frozen=True)
 class Fit:
     """A candidate's regression: its deviance, the area under its ROC curve, and the border x* with a 95% interval.
 
-    deviance: -2 log likelihood, in [0, inf); less is better, and that of no candidate is in `null`. auc: share of pairs
-    of a collapsed and another run that x orders rightly, in [0, 1]. The interval is a percentile bootstrap over seeds.
+    deviance: -2 log likelihood, in [0, inf); less is better, and `null` is that without a candidate. auc: share of
+    pairs of a collapsed and another run that x orders correctly, in [0, 1]. The interval is a percentile bootstrap over
+    seeds.
     """
 
     name: str
@@ -55,9 +56,9 @@ class Fit:
 
 
 def fit_all(runs: pd.DataFrame, names: Sequence[str] | None = None, num_draws: int = 200) -> list[Fit]:
-    """A Fit for each candidate, the least deviance first; ValueError where no run or every run collapsed.
+    """A Fit per candidate, the least deviance first; ValueError if no run or every run collapsed.
 
-    `runs` has the columns of `table.runs`; those with an exact engine, whose gap has no logarithm, are left out.
+    `runs` has the columns of `table.runs`; runs with an exact engine, whose gap has no logarithm, are left out.
     """
     found = _known(runs)
     if not 0 < found["collapsed"].to_numpy(dtype=float).sum() < len(found):
@@ -67,9 +68,9 @@ def fit_all(runs: pd.DataFrame, names: Sequence[str] | None = None, num_draws: i
 
 
 def expected(name: str, unaided: pd.DataFrame, runs: pd.DataFrame) -> float:
-    """The expected collapses among `runs` if the regression on the `unaided` ones held, in [0, len(runs)].
+    """The expected number of collapses among `runs` by the regression on the `unaided` ones, in [0, len(runs)].
 
-    The number is that of each run's own first step: under R3 the trainer replays mu's experts there already.
+    x is that of each run's own first step: under R3 the trainer replays mu's experts there already.
     """
     a, b = logistic(*_points(name, _known(unaided)))
     x, _ = _points(name, _known(runs))
@@ -77,7 +78,7 @@ def expected(name: str, unaided: pd.DataFrame, runs: pd.DataFrame) -> float:
 
 
 def _known(runs: pd.DataFrame) -> pd.DataFrame:
-    """Those whose gap has a logarithm and whose end is known."""
+    """The runs whose gap has a logarithm and whose end is known."""
     found = runs.loc[(runs["kl"] > 0) & runs["collapsed"].notna()]
     assert isinstance(found, pd.DataFrame)
     return found
@@ -93,6 +94,7 @@ def _fit(name: str, runs: pd.DataFrame, num_draws: int) -> Fit:
     a, b = logistic(x, y)
     share = y.mean()
     null = -2 * len(y) * (share * math.log(share) + (1 - share) * math.log(1 - share))
+    # Runs of one seed share an initial model, so the bootstrap draws seeds.
     groups = [np.flatnonzero(runs["seed"].to_numpy() == seed) for seed in runs["seed"].unique()]
     generator, borders = np.random.default_rng(0), []
     for _ in range(num_draws):
@@ -112,10 +114,10 @@ def _border(a: float, b: float) -> float:
 
 def logistic(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> tuple[float, float]:
     """(a, b) with the least deviance(a, b) + RIDGE b^2, of P(y = 1) = 1 / (1 + exp(-(a + b x)))."""
-    middle = x.mean()
+    middle = x.mean()  # centred, so that a and b are nearly uncorrelated and BFGS converges fast
 
     def loss(ab: np.ndarray) -> tuple[float, np.ndarray]:
-        """Half of the objective, and its gradient: sum of P(y = 1) - y, and of its product with x."""
+        """Half of the objective and its gradient: the sums of P(y = 1) - y and of its product with x."""
         excess = special.expit(ab[0] + ab[1] * (x - middle)) - y
         gradient = np.array([excess.sum(), (excess * (x - middle)).sum() + RIDGE * ab[1]])
         return 0.5 * deviance(ab[0], ab[1], x - middle, y) + 0.5 * RIDGE * ab[1] ** 2, gradient
@@ -131,7 +133,7 @@ def deviance(a: float, b: float, x: Float[np.ndarray, " n"], y: Float[np.ndarray
 
 
 def auc(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
-    """Share of pairs (1, 0) of y with the larger x at 1, ties half: Mann and Whitney's U over its maximum."""
+    """The share of pairs (1, 0) of y with the larger x at 1, ties half: Mann and Whitney's U over its maximum."""
     ranks = stats.rankdata(x)
     ones = y == 1
     n1, n0 = int(ones.sum()), int((~ones).sum())

@@ -1,4 +1,4 @@
-"""Does the border move with the length of responses? The runs on sums, whose digits are a dial of length."""
+"""The border and the length of responses: the runs on sums, whose digits set the length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBERS = ("KL x N", "KL x length x N")
 def lengths(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
     """One line per run on sums: digits, gap, remedy, seed, FIRST, area and whether pi's accuracy collapsed.
 
-    Rows whose config is no longer that of their arm are left out.
+    Rows whose arm has changed its config since are left out.
     """
     arms = {sums(*place).name: place for place in SUMS}
     found = []
@@ -42,7 +42,7 @@ def lengths(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
 
 
 def places(found: pd.DataFrame) -> pd.DataFrame:
-    """One line per place that has runs, in the order of SUMS: n, how many collapsed, means, and both NUMBERS."""
+    """One line per place that has runs, in the order of SUMS: n, number of collapses, means, and both NUMBERS."""
     lines = []
     for digits, gap, remedy in SUMS:
         own = where(found, digits=digits, gap=gap, remedy=remedy)
@@ -57,7 +57,7 @@ def places(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def orders(long: Mapping[str, Any], short: Mapping[str, Any], name: str) -> bool:
-    """Whether a number is larger for the one of two places of which the larger share collapsed."""
+    """Whether a number is larger at the place where the larger share of runs collapsed."""
     shares = long["collapsed"] / long["n"], short["collapsed"] / short["n"]
     return bool((long[name] - short[name]) * (shares[0] - shares[1]) > 0)
 
@@ -80,14 +80,15 @@ def markdown(rows: Mapping[str, Row], regime: Regime) -> str:
 
 WORDS = """## Longer responses
 
-All responses of the map have one length, so that it cannot tell `KL x N` from `KL x length x N`. Sums have a dial of
-length: 2 digits take 22 tokens, 6 digits 61. The same model and format, GRPO at N = 8, a quarter of the rate (at the
-map's own rate runs on sums fall even with an exact engine), from an accuracy of 0.3.
+All responses of the map have one length, so it cannot distinguish `KL x N` from `KL x length x N`. The digits of sums
+set the length: 2 digits take 22 tokens, 6 digits 61. The model and format are the same, with GRPO at N = 8 and a
+quarter of the learning rate (at the map's own, runs on sums collapse even with an exact engine), from an accuracy of
+0.3.
 """
 
 
 def _said(found: pd.DataFrame) -> str:
-    """The numbers that order the two lengths as their collapses do."""
+    """A sentence on which numbers order the two lengths as their collapses do."""
     both = [where(found, digits=digits, gap=gap, remedy="none") for digits, gap in ((6, "r0.2"), (2, "r0.5"))]
     if any(one.empty for one in both):
         return ""
@@ -111,7 +112,7 @@ def least_power(long: Mapping[str, Any], short: Mapping[str, Any]) -> float:
 
 
 def alarm_elsewhere(rows: Mapping[str, Row], regime: Regime) -> str:
-    """The alarm chosen on Countdown, tried on sums, a task that it was not chosen on; empty without runs."""
+    """The alarm chosen on Countdown, tried on another task, sums; empty without runs."""
     own = [row for row in rows.values() if row["regime"] == regime.name]
     chosen = choose([row for row in own if row["seed"] < FRESH and not is_on_sums(row)])
     others = [row for row in own if is_on_sums(row)]
@@ -120,7 +121,7 @@ def alarm_elsewhere(rows: Mapping[str, Row], regime: Regime) -> str:
     rule = chosen[0][0]
     trial = tried(rule, others)
     return (
-        f"On another task, the {len(others)} runs on sums, {rule.words} tells "
+        f"On another task, the {len(others)} runs on sums, {rule.words} warns of "
         f"{share_text(trial.in_time, trial.num_collapsed)} collapses in time, and goes off in "
         f"{share_text(trial.false, trial.num_others)} runs that do not collapse.\n"
     )

@@ -1,4 +1,4 @@
-"""docs/border.md from the ledger's rows: every number on it is computed, and it says what is not there yet."""
+"""docs/border.md from the ledger's rows: every number is computed, and missing runs are named."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAPERS = (
     ("R3 (arXiv 2510.11370) sec. 3.1, 5.1", 1.535e-3, 1, 30720),
     ("Pr2 (arXiv 2606.00395) App. E.1, at R3's KL", 1.535e-3, 8, 16384),
 )
-"""Settings of papers: source, k3 KL(mu || old) per token, N, and the largest response length, an upper bound."""
+"""Settings of papers: source, k3 KL(mu || old) per token, N, and the largest response length (an upper bound)."""
 
 STORY = (
     ("exact", "none", "an exact engine"), ("r0.5", "none", "no remedy"), ("r0.5", "R2", "R2"),
@@ -36,11 +36,11 @@ STORY = (
 """The places of the page's first table, at N = 8: gap, remedy and words."""
 
 STALE = (("stale", "none", "no remedy"), ("stale", "R3", "R3"), ("stale", "tis", "token TIS"))
-"""The places of the control by stale weights."""
+"""The places of the control with stale weights."""
 
 
 def markdown(rows: Mapping[str, Row], regime: Regime, found: Sequence[Finding], waiting: str) -> str:
-    """The page as text; `found` are the findings of the study's claims, `waiting` the ledger's `waiting_text`."""
+    """The page; `found` are the findings of the study's claims, `waiting` is the ledger's `waiting_text`."""
     table = runs(rows, regime)
     grpo = where(table, preset="grpo")
     parts = [
@@ -55,52 +55,53 @@ INTRO = """# Where training breaks
 
 <!-- Written by `python -m tests.pages.border` from results/claims/cells.jsonl. -->
 
-One engine samples the responses, another trains on them. How far may the two be apart before training breaks, and
+One engine samples the responses, another trains on them. How far apart may the two be before training breaks, and
 on what does that depend? {num_runs} runs of a small Mixture of Experts that plays Countdown, on {num_seeds} seeds, each
-with an initial model of its own; 400 updates on 64 responses each. There are two dials. The *gap* is the k3
-KL(mu ‖ old) between the engines before training. The *staleness* is N, the number of updates that one rollout serves.
+with its own initial model; 400 updates on 64 responses each. There are two dials. The *gap* is the k3 KL(mu ‖ old)
+between the engines before training. The *staleness* is N, the number of updates per rollout.
 The design and its predictions were written before the runs that decide them
 ([decision 8](decisions/0008-border-study.md)).
 """
 
 PICTURE = """![Accuracy over gap and staleness, a panel per remedy](images/border.svg)
 
-*Mean held-out accuracy of pi over the run, sampled by an exact engine. A run has collapsed where its last quarter is
-below half of its highest level, the one before training included; below the accuracy stands how many of the runs did,
-where any did. Grey: not run yet.*
+*Mean held-out accuracy of pi over the run, sampled by an exact engine. A run has collapsed if its last quarter is below
+half of its highest level, the one before training included; the number of collapsed runs is below the accuracy, unless
+it is 0. Grey: not run yet.*
 """
 
 STALE_WEIGHTS = """## A gap without an error
 
-Is it routing that ends training, or any gap? Here the engine computes exactly but holds the weights of the previous
-rollout. It makes no numerical error, and its KL is 0 until the second rollout (claim 49).
+Does routing end training, or any gap? Here the engine computes exactly but has the weights of the previous rollout. It
+makes no numerical error, and its KL is 0 until the second rollout (claim 49).
 """
 
 SIGN = """## The sign of the weight
 
-![What each remedy adds, by N](images/border-gains.svg)
+![The gain of each remedy, by N](images/border-gains.svg)
 
-*At router noise 0.5: the difference of mean accuracy to no remedy, with Welch's 95% interval over seeds.*
+*At router noise 0.5: the difference in mean accuracy from no remedy, with Welch's 95% interval over seeds.*
 """
 
 ALARM = """## An alarm
 
-Which one metric, with which limit, tells of a collapse in time? For each metric the best limit was chosen on the
-{num_chosen} runs of seeds up to {last} (all gaps, N and remedies), by the share of collapses told in time less the
-share of false alarms, and tried on the {num_others} runs of seeds from {fresh} on.
+Which metric, with which limit, warns of a collapse in time? For each metric the best limit was chosen on the
+{num_chosen} runs of seeds up to {last} (all gaps, N and remedies), by the share of collapses with an alarm in time
+minus the share of false alarms, and tried on the {num_others} runs of seeds from {fresh} on.
 """
 
-SAID = """The best one where it was chosen, {metric}, tells {told} collapses in time on the others, and goes off in
+SAID = """The best of the chosen ones, {metric}, warns of {told} collapses in time on the other runs, and goes off in
 {false} runs that do not collapse.
 """
 
 NUM_ALARMS = 5
-"""Alarms that the page shows: the best ones where they were chosen."""
+"""Number of alarms on the page: those with the best scores where they were chosen."""
 
-MOVED = """Does a remedy move the gap, or the border? For runs with a remedy, each with `{name}` as its own first step
-has it (under R3 the gap is smaller there already): how many would collapse if the line of no remedy held for them, and
-how many did. As many as expected: the remedy leaves the border where it is. Fewer: it moves the border. The same for
-runs without a remedy whose engine errs in another way: if that number were all that matters, as many would collapse.
+MOVED = """Does a remedy move the gap, or the border? The table compares the collapses of runs with a remedy with the
+number expected from the fit without one, at each run's own `{name}` of the first step (under R3 the gap is smaller
+there already). As many as expected: the remedy leaves the border where it is. Fewer: it moves the border. The same for
+runs without a remedy whose engine has another kind of error: if that number were all that matters, as many would
+collapse as expected.
 """
 
 CONTROLS = {
@@ -108,14 +109,14 @@ CONTROLS = {
     "logits1.6": "noise on the logits (KL of router noise 0.5)",
     "int4": "INT4 weights (KL of router noise 0.3)",
 }
-"""Engines whose errors are not the map's, matched in KL before training."""
+"""Engines with other errors than the map's, matched in KL before training."""
 
 LIMITS = """## What this does not say
 
 - One shape of model. The map is one task, responses of some 21 tokens, one learning rate (2e-3).
-- A longer sum is also a harder one, each of whose tokens must be right.
-- The fits and the map are a look at the data; what was decided stands in the table of predictions.
-- With 400 updates nothing is said of a gap that needs thousands of updates to do harm.
+- A longer sum is also harder, as each of its tokens must be right.
+- The fits and the map are exploratory; the table of predictions has the decisions.
+- 400 updates say nothing about a gap that needs thousands of updates to do harm.
 """
 
 
@@ -135,7 +136,7 @@ def _story(table: pd.DataFrame) -> str:
 
 
 def _ends(table: pd.DataFrame, wanted: Sequence[tuple[str, str, str]], head: str) -> str:
-    """Ends of runs at N = 8, a line for each gap and remedy that has any."""
+    """The outcomes of runs at N = 8, a line for each gap and remedy that has any."""
     lines = []
     for gap, remedy, name in wanted:
         for place in places(where(table, N=8, gap=gap, remedy=remedy)).to_dict("records"):
@@ -147,25 +148,25 @@ def _ends(table: pd.DataFrame, wanted: Sequence[tuple[str, str, str]], head: str
 
 
 def _stale(table: pd.DataFrame) -> str:
-    """Ends of runs whose engine holds the previous rollout's weights: a gap without an error."""
+    """The outcomes of runs whose engine has the previous rollout's weights: a gap without an error."""
     found = _ends(table, STALE, "GRPO, N = 8, weights one rollout old")
     return f"{STALE_WEIGHTS}\n{found}" if found else ""
 
 
 def _demo(table: pd.DataFrame) -> str:
-    """The share of seeds on which the demo's story comes out, over those that have its six runs."""
+    """The number of seeds that reproduce the demo's story, among those that have its six runs."""
     found = story(table)
     if found.empty:
         return ""
     parts = ", ".join(f"{name} {found[name].sum()}" for name in found.columns[1:-1]).replace(" none", "")
     return (
-        "`make demo` is these runs with one initial model. Its story, in which no remedy and R2 collapse and the\n"
-        f"others hold, came out whole on {found['all'].sum()} of {len(found)} seeds; run by run: {parts}.\n"
+        "`make demo` has these runs with one initial model. Its story, in which no remedy and R2 collapse and the\n"
+        f"others hold, came out in full on {found['all'].sum()} of {len(found)} seeds; run by run: {parts}.\n"
     )
 
 
 def _predictions(found: Sequence[Finding], waiting: str) -> str:
-    """Every prediction of the study with its effect, the claim's verdict, and how many seeds are there."""
+    """Every prediction of the study with its effect, the claim's verdict, and its number of seeds."""
     lines, said = [], []
     for finding in (one for one in found if one.decides):
         claim, has_runs = finding.claim, finding.word is not None
@@ -174,15 +175,13 @@ def _predictions(found: Sequence[Finding], waiting: str) -> str:
             stand = word_text(one) if has_runs else f"– ({len(one.values)} of {len(finding.seeds)} seeds)"
             lines.append((str(claim.number), one.prediction.words, effect_text(one), stand))
     table = markdown_table(("claim", "prediction", "effect, 95%", "by its own test"), lines)
-    return "\n".join(
-        ["## What was predicted, and what came\n", *said, *([f"\n{waiting}"] if waiting else []), f"\n{table}"]
-    )
+    return "\n".join(["## Predictions and results\n", *said, *([f"\n{waiting}"] if waiting else []), f"\n{table}"])
 
 
 def _gap(table: pd.DataFrame) -> str:
     """The gap of each engine before training, from the first global step of its runs without a remedy.
 
-    Under R3 the trainer replays mu's experts, so that its first step has less of a gap already.
+    Under R3 the trainer replays mu's experts, which makes the gap of its first step smaller.
     """
     lines = []
     for gap in ROUTER_GAPS:
@@ -196,9 +195,9 @@ def _gap(table: pd.DataFrame) -> str:
 
 
 def _number(table: pd.DataFrame, rows: Mapping[str, Row]) -> str:
-    """The fits of the candidates on the map's runs without a remedy, and where the papers' settings would lie.
+    """The fits of the candidates on the map's runs without a remedy, and the places of the papers' settings.
 
-    The fits leave out the controls, whose errors are of other kinds, and what lies beyond the map.
+    The fits leave out the controls, whose errors are of other kinds, and gaps beyond the map.
     """
     own = where(_on_map(table), remedy="none")
     try:
@@ -222,8 +221,8 @@ def _number(table: pd.DataFrame, rows: Mapping[str, Row]) -> str:
 
 
 def _moved(table: pd.DataFrame, name: str) -> str:
-    """For every remedy and control: how many of its runs would collapse by the regression on the map's without a
-    remedy, and how many did."""
+    """For every remedy and control: the number of collapses expected by the regression on the map's runs without a
+    remedy, and the actual number."""
     unaided = where(_on_map(table), remedy="none")
     tried = [(title, where(_on_map(table), remedy=remedy)) for remedy, title in TITLES.items() if remedy != "none"]
     tried += [(f"no remedy, {words}", where(table, gap=gap, remedy="none")) for gap, words in CONTROLS.items()]
@@ -251,15 +250,15 @@ def _papers(fits: Sequence[Fit]) -> str:
         lines.append((source, number(kl), str(n), str(length), *shown))
     table = markdown_table(("setting", "KL", "N", "longest response", *(f"`{name}`" for name in wanted)), lines)
     return (
-        "Where the papers' settings lie on two of these numbers. Their longest response stands for the length, so\n"
-        "that the last column is an upper bound. All responses of the map have nearly one length: these runs cannot\n"
-        "tell the two numbers apart.\n"
+        "The papers' settings on two of these numbers. The length is their longest response, so the last column is\n"
+        "an upper bound. All responses of the map have nearly one length: these runs cannot distinguish the two\n"
+        "numbers.\n"
         f"\n{table}"
     )
 
 
 def _alarm(rows: Mapping[str, Row], regime: Regime) -> str:
-    """The best alarms on the seeds that explore, and how they did on those that decide."""
+    """The best alarms on the exploratory seeds, and their trials on the deciding ones."""
     own = [row for row in rows.values() if row["regime"] == regime.name and not is_on_sums(row)]
     chosen_on, others = ([row for row in own if (row["seed"] >= FRESH) == is_fresh] for is_fresh in (False, True))
     lines = []
@@ -270,7 +269,7 @@ def _alarm(rows: Mapping[str, Row], regime: Regime) -> str:
                       share_text(then.false, then.num_others), lead))  # fmt: skip
     if not lines:
         return ""
-    titles = ("alarm", "score where chosen", "collapses told in time", "false alarms", "median lead")
+    titles = ("alarm", "score where chosen", "alarms in time", "false alarms", "median lead")
     words = ALARM.format(num_chosen=len(chosen_on), num_others=len(others), last=FRESH - 1, fresh=FRESH)
     said = SAID.format(metric=lines[0][0], told=lines[0][2], false=lines[0][3])
     elsewhere = alarm_elsewhere(rows, regime)

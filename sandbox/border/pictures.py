@@ -1,4 +1,4 @@
-"""The border study as pictures that can be printed: the phase diagram, and what a remedy gains at each N."""
+"""Printable figures of the border study: the phase diagram, and the gain of each remedy by N."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ TITLES = {
 }  # fmt: skip
 GAP_WORDS = {"exact": "exact", "r0": "FP8"} | {f"r{x}": f"FP8, noise {x}" for x in ("0.1", "0.2", "0.3", "0.5")}
 COLOURS = "cividis"
-"""Dark is low. Even in lightness, and read alike with any colour vision."""
+"""Dark is low. It is perceptually uniform, and readable with any colour vision."""
 NOT_RUN = "#e6e6e6"
 
-# Text stays text, so that a page can be searched; no random names, so that the same rows give the same file.
+# Text stays text, so that a page can be searched; a fixed salt, so that the same rows give the same file.
 matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "firstorder", "font.size": 9}
 
 
@@ -39,10 +39,10 @@ def svg(figure: Figure) -> str:
 
 
 def phase_diagram(places: pd.DataFrame, remedies: Sequence[str] = tuple(REMEDIES)) -> Figure:
-    """A panel per remedy: mean area by N and engine gap, and the share of runs that collapsed where any did.
+    """A panel per remedy: mean area by N and engine gap, and the number of collapsed runs unless it is 0.
 
-    `places` is `table.places` of GRPO's runs. Places that are not run are grey and say so; those that equal another by
-    construction show it.
+    `places` is `table.places` of GRPO's runs. Places without runs are grey; those that equal another by construction
+    show that one.
     """
     top = float(places["area"].to_numpy(dtype=float).max())
     columns = min(4, len(remedies))
@@ -86,10 +86,7 @@ def _panel(axis: Axes, places: pd.DataFrame, remedy: str, top: float) -> None:
 
 
 def gains(runs: pd.DataFrame, gap: str = "r0.5", remedies: Sequence[str] = ("tis", "R2", "R3")) -> Figure:
-    """By N, what each remedy adds to the area of no remedy: a point per seed's difference of means, 95% intervals.
-
-    Welch's interval of the difference of two means over seeds.
-    """
+    """The gain in mean area of each remedy over no remedy, by N, with Welch's 95% interval over seeds."""
     figure = Figure(figsize=(5.2, 3.2), layout="constrained")
     axis = figure.subplots()
     axis.axhline(0.0, color="#888888", lw=0.8)
@@ -102,6 +99,7 @@ def gains(runs: pd.DataFrame, gap: str = "r0.5", remedies: Sequence[str] = ("tis
                 points.append((n, *welch(one, none)))
         if points:
             x, mean, low, high = (np.array(column) for column in zip(*points, strict=True))
+            # Shifted a little on the log axis, so that intervals do not overlap.
             shifted = x * 2 ** (0.08 * (place - (len(remedies) - 1) / 2))
             ink = PALETTE[place].line
             axis.plot(shifted, mean, color=ink, marker="o", ms=4, lw=1.2, label=TITLES[remedy])
@@ -115,7 +113,7 @@ def gains(runs: pd.DataFrame, gap: str = "r0.5", remedies: Sequence[str] = ("tis
 
 
 def welch(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
-    """mean(a) - mean(b) and its 95% interval by Welch's t; both sides need two values and some spread."""
+    """mean(a) - mean(b) and its 95% interval by Welch's t; both sides need two values and a spread above 0."""
     mean = float(a.mean() - b.mean())
     found = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
     return mean, float(found.low), float(found.high)

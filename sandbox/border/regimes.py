@@ -1,4 +1,4 @@
-"""Where the ledger's regimes lie on the map: at what N their gap reaches the border, and so how each is called."""
+"""The places of the ledger's regimes on the map: the N at which their gap reaches the border, and a name for each."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ ARMS = ("minirl-N1", "minirl-N4", "minirl-N8")
 """Arms of every regime that sample with its engine and replay nothing."""
 
 BEYOND = "r1.0"
-"""The gap of the study that lies off the map, at twice the router noise of `border`."""
+"""The study's gap beyond the map, at twice the router noise of `border`."""
 
 WORDS = """## The ledger's regimes on this map
 
-A regime is an engine gap, and in `hot` a higher learning rate; its claims choose N. Where `KL x N` passes
-x* = {border} at an N of the map ({least} to {most}), the border runs through the regime. Where even the largest N stays
-below, the regime is quiet; where the least is above, it lies beyond. x* is that of GRPO at the learning rate of
-`border`; half the rate moves it (claim 45). KL is the mean over the first twentieth of MiniRL's runs without replay,
-and for claim 44 that of the first step.
+A regime is an engine gap, and in `hot` a higher learning rate; its claims choose N. If `KL x N` passes x* = {border} at
+an N of the map ({least} to {most}), the border runs through the regime. If even the largest N stays below, the regime
+is quiet; if the smallest is above, it is beyond. x* is that of GRPO at the learning rate of `border`; half the rate
+moves it (claim 45). KL is the mean over the first twentieth of MiniRL's runs without replay, and for claim 44 that of
+the first step.
 """
 
 
 def place(kl: float, border: float) -> str:
-    """*quiet*, *border* or *beyond*: whether KL x N reaches the border x* at no N of the map, at some, or at every one.
+    """*quiet*, *border* or *beyond*: whether KL x N reaches the border x* at no N of the map, at some, or at all.
 
     kl: k3 KL(mu || old) at the start of training, nats per token, above 0. border: x* of `KL x N`, where half of the
     runs without a remedy collapse.
@@ -43,14 +43,14 @@ def place(kl: float, border: float) -> str:
 
 
 def first_kl(rows: Sequence[Row]) -> float:
-    """Mean k3 KL over the first window of the rows that have one, nats per token; nan where none does."""
+    """The mean k3 KL over the first window of the rows that have one, nats per token; nan if none does."""
     found = [row["series"][KL][0] for row in rows if row["series"].get(KL)]
     known = [value for value in found if value is not None]
     return math.fsum(known) / len(known) if known else math.nan
 
 
 def markdown(rows: Mapping[str, Row], table: pd.DataFrame, border: float) -> str:
-    """A line per regime with runs of ARMS, and one for the gap off the map: KL, N at the border, place."""
+    """A line per regime with runs of ARMS, and one for the gap beyond the map: KL, N at the border, place."""
     of_regime: dict[str, list[Row]] = {}
     for row in rows.values():
         if row["arm"] in ARMS:

@@ -19,19 +19,19 @@ from sandbox.ledger.course import area, collapse_step, collapsed, final, initial
 from sandbox.ledger.measures import FINAL_ENTROPY, FINAL_KL
 
 PLACE = ["preset", "gap", "N", "remedy"]
-"""The columns that tell one place of the map from another."""
+"""The columns that identify a place of the map."""
 
 FIRST = {"kl": "rollout_corr/k3_kl", "f2": "rollout_corr/extreme_frac_tau2", "chi2": "rollout_corr/chi2_token",
          "routers": "routing/router_disagreement", "length": "response_length/mean"}  # fmt: skip
-"""Columns that hold a metric of the first global step: the engine gap of the initial model."""
+"""Columns with metrics of the first global step: the engine gap of the initial model."""
 
 
 def runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
-    """One line per run: its place, seed and course; columns PLACE, seed, FIRST and what pi's accuracy did.
+    """One line per run: columns PLACE, FIRST, seed and the course of pi's accuracy.
 
-    `collapse` is the update (not the global step) from which on a collapsed run stays fallen, nan for the others.
-    A run belongs to the place whose config it has, whichever claim's arm it was made for. Rows whose config is no
-    longer that of their arm are left out.
+    `collapse` is the update (not the global step) from which a collapsed run stays low, nan for the others. A run
+    belongs to the place whose config it has, whichever claim's arm it was made for. Rows whose arm has changed its
+    config since are left out.
     """
     names, found = _place_of_arm(regime), []
     for name, row in rows.items():
@@ -84,18 +84,19 @@ def _places() -> list[tuple[tuple[str, str, int, str], Arm]]:
 
 
 def places(found: pd.DataFrame) -> pd.DataFrame:
-    """One line per place: runs n, mean area with its 95% Student interval, share of runs that collapsed, mean ends."""
+    """One line per place: runs n, mean area with its 95% Student interval, share of collapsed runs, final values."""
     grouped = found.groupby(PLACE, sort=False)
     table = grouped.agg(
         n=("seed", "size"), area=("area", "mean"), sd=("area", "std"), collapsed=("collapsed", "mean"),
         final=("final", "mean"), kl=("kl", "mean"), kl_final=("kl_final", "median"), collapse=("collapse", "median"),
     )  # fmt: skip
+    # A single run has no spread: its interval is nan, as its standard deviation is.
     half = stats.t.ppf(0.975, np.maximum(table["n"] - 1, 1)) * table["sd"] / np.sqrt(table["n"])
     return table.assign(low=table["area"] - half, high=table["area"] + half).reset_index()
 
 
 def by_staleness(found: pd.DataFrame, gap: str, measure: str) -> dict[str, dict[int, float]]:
-    """Remedy to N to the mean of a column of `places`, at one gap: the lines of a figure, N ascending."""
+    """A column of `places` at one gap, by remedy and N (ascending): the lines of a figure."""
     lines: dict[str, dict[int, float]] = {}
     for place in places(where(found, gap=gap)).sort_values("N").to_dict("records"):
         lines.setdefault(place["remedy"], {})[int(place["N"])] = float(place[measure])
@@ -106,11 +107,11 @@ STORY = {
     ("grpo", "exact", "none"): False, ("grpo", "r0.5", "none"): True, ("grpo", "r0.5", "R2"): True,
     ("grpo", "r0.5", "tis"): False, ("grpo", "r0.5", "R3"): False, ("minirl", "r0.5", "none"): False,
 }  # fmt: skip
-"""The story of `make demo` at N = 8: preset, gap and remedy of its runs, and whether the run collapses in it."""
+"""The story of `make demo` at N = 8: preset, gap and remedy of its runs, and whether the run collapses."""
 
 
 def story(found: pd.DataFrame) -> pd.DataFrame:
-    """One line per seed with all six runs of the demo: whether each came out as in the story, and `all` of them."""
+    """One line per seed with all six runs of the demo: whether each agrees with the story, and `all` of them."""
     lines = []
     for seed, own in where(found, N=8).groupby("seed"):
         collapsed = own.set_index(["preset", "gap", "remedy"])["collapsed"].to_dict()
@@ -121,10 +122,10 @@ def story(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def same_as(gap: str, n: int, remedy: str) -> str:
-    """The remedy whose runs stand for this one: equal by construction, so made once.
+    """The remedy whose runs are used for this one: they are equal by construction and run only once.
 
-    With one mini-batch R2 and Pr2 replay what pi routes anyway, and Pr3 is R3; an exact engine has nothing to weigh and
-    its routes are the trainer's, so that R3 is R2 under it.
+    With one mini-batch R2 and Pr2 replay pi's own routes, and Pr3 is R3; an exact engine has weights of 1 and the
+    trainer's routes, so that R3 is R2 under it.
     """
     if gap == "exact":
         remedy = {"tis": "none", "R3": "R2", "tis-R3": "R2"}.get(remedy, remedy)

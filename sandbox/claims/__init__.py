@@ -1,6 +1,6 @@
-"""The claims of the ledger, a file each, and the regimes in which they are tried.
+"""The claims of the ledger, one file each, and the regimes in which they are tried.
 
-A new claim is a new file with a CLAIM; nothing else is to be edited. It says what it predicts before its runs are made.
+A new claim is a new file with a CLAIM; nothing else needs an edit. Its predictions are written before its runs.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from theory.names import unknown_name
 FOLDER = shipped.FOLDER / "claims"
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "claims"
-"""The rows and pages that the project keeps."""
+"""The folder of the project's rows and pages."""
 
 CLAIMS: tuple[Claim, ...] = tuple(
     importlib.import_module(f"{__name__}.{module.name}").CLAIM
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name)
     if module.name not in ("arms", "border_arms")
 )
-"""Every claim, by number: one for each module of this folder."""
+"""All claims by number, one for each module of this folder."""
 
 REGIMES: tuple[Regime, ...] = (
     *(Regime.open(FOLDER / f"{name}.yaml") for name in ("paper", "stress", "hot", "noisy")),
     Regime.open(FOLDER / "border.yaml", norms=NORMS, own_cold_starts=True),
     Regime.open(FOLDER / "vllm.yaml"),
 )
-"""The settings in which claims are tried; what each is stands at the top of its file. In `border` every arm has the
-gradient clipping of its preset and each seed an initial model of its own."""
+"""The settings in which claims are tried; the top of each file describes it. In `border` every arm has the gradient
+clipping of its preset, and every seed its own initial model."""
 
 
 def chosen_claims(words: Sequence[str]) -> tuple[Claim, ...]:
-    """The claims of these numbers and names, each once and by number; ValueError for an unknown one, or for none."""
+    """The claims with these numbers or names, ordered by number; ValueError for an unknown one, or for none."""
     if not words:
         raise ValueError("missing CLAIM: numbers or names of claims, or all; --list shows them")
     by_word = {word: claim for claim in CLAIMS for word in (str(claim.number), claim.name)}
@@ -49,7 +49,7 @@ def chosen_claims(words: Sequence[str]) -> tuple[Claim, ...]:
 
 
 def chosen_regimes(words: Sequence[str]) -> tuple[Regime, ...]:
-    """The regimes of these names, all where none is named; ValueError for an unknown one."""
+    """The regimes with these names, or all without names; ValueError for an unknown one."""
     for word in words:
         if word not in {regime.name for regime in REGIMES}:
             raise unknown_name("regime", word, [regime.name for regime in REGIMES])

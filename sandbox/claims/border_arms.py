@@ -1,6 +1,6 @@
-"""The arms of the border study: an engine gap, a remedy and N, each seed with an initial model of its own.
+"""The arms of the border study: an engine gap, a remedy and N; every seed has its own initial model.
 
-Claims 36 to 42 and the map share them, so that no run is made twice. docs/decisions/0008 is the study's design.
+Claims 36 to 49 and the map share them, so that nothing is run twice. docs/decisions/0008 is the study's design.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ GAPS: dict[str, str | None] = {
     "int4": "[{kind: weight_precision, format: int4, scale: block, block_size: 16}, {kind: activation_precision}]",
     "stale": "[{kind: stale_weights, versions: 1}]",
 }
-"""Engines: FP8 with router noise of 0 to 1 (None: the regime's own), and controls that leave the routers alone or do
-not redraw their error. KL before training on three models: r0.3 0.127, logits1.1 and int4 near it (0.13); r0.5 0.307,
-logits1.6 0.311. stale: exact numerics at the weights of one rollout before, with no KL before training."""
+"""Engines: FP8 with router noise of 0 to 1 (None: the regime's own), and controls that leave the routers unchanged or
+do not redraw their error. KL before training on three models: r0.3 0.127, logits1.1 and int4 near it (0.13); r0.5
+0.307, logits1.6 0.311. stale: exact numerics at the weights of the previous rollout, without a KL before training."""
 
 ROUTER_GAPS = ("exact", "r0", "r0.1", "r0.2", "r0.3", "r0.5")
 DEGREES = (1, 2, 4, 8, 16)
@@ -36,7 +36,7 @@ REMEDIES: dict[str, tuple[str, bool]] = {
     "none": ("none", False), "tis": ("none", True), "R2": ("R2", False), "R3": ("R3", False),
     "tis-R3": ("R3", True), "Pr2": ("Pr2", False), "Pr3": ("Pr3", False),
 }  # fmt: skip
-"""Replay mode and whether tokens are weighted by old/mu, cut at 2."""
+"""Replay mode, and whether tokens are weighted by old/mu, truncated at 2."""
 
 NORMS = {"grpo": "1.0", "gspo": "0.7", "minirl": "7.0", "minirl_no_is": "7.0", "minirl_lengthnorm": "0.5"}
 """Gradient clipping at three times each preset's median norm in an exact engine's run (seed 20)."""
@@ -60,20 +60,20 @@ def slower(arm: Arm) -> Arm:
 
 
 def of_batch(arm: Arm, num_responses: int) -> Arm:
-    """The arm with that many responses per update, a multiple of the 8 of a prompt; the study's own are 64."""
+    """The arm with so many responses per update, a multiple of the 8 per prompt; the study's own number is 64."""
     changes = (*arm.changes, ("algorithm.batch.num_prompts", str(num_responses // 8)))
     return replace(arm, name=f"{arm.name}-B{num_responses}", changes=changes)
 
 
 SUM_NORMS = {2: "1.6", 6: "0.9"}
-"""Gradient clipping of sums of that many digits: three times GRPO's median norm in an exact engine's run (seed 20)."""
+"""Gradient clipping by number of digits: three times GRPO's median norm in an exact engine's run (seed 20)."""
 
 
 def sums(digits: int, gap: str, remedy: str = "none", n: int = 8) -> Arm:
     """The arm of GRPO on sums of two numbers instead of Countdown, worked out by columns, at a quarter of the rate.
 
     A response has 10 tokens per digit and a few more: 22 for 2 digits, 61 for 6. At the study's own rate even an exact
-    engine's runs fall.
+    engine's runs collapse.
     """
     changes = (
         ("task", f"{{kind: arithmetic, min_digits: {digits}, max_digits: {digits}, num_held_out: 64}}"),
@@ -90,12 +90,12 @@ SUMS: tuple[tuple[int, str, str], ...] = (
     (2, "exact", "none"), (2, "r0.5", "none"), (6, "exact", "none"), (6, "r0.1", "none"), (6, "r0.2", "none"),
     (6, "r0.2", "tis"), (6, "r0.2", "R3"),
 )  # fmt: skip
-"""The places of longer responses that have runs, all at N = 8: digits, gap and remedy."""
+"""The places on sums that have runs, all at N = 8: digits, gap and remedy."""
 
 
 def remedies_at(gap: str, n: int) -> tuple[str, ...]:
-    """The remedies that differ there: with one mini-batch R2 and Pr2 are none and Pr3 is R3; an exact engine has no gap
-    to weigh, and R3 is R2 under it."""
+    """The remedies that differ there: with one mini-batch R2 and Pr2 equal no remedy and Pr3 is R3; an exact engine has
+    no gap to weigh, and R3 is R2 under it."""
     if gap == "exact":
         return ("none",) if n == 1 else ("none", "R2", "Pr2")
     return ("none", "tis", "R3", "tis-R3") if n == 1 else tuple(REMEDIES)
@@ -104,10 +104,10 @@ def remedies_at(gap: str, n: int) -> tuple[str, ...]:
 MAP: tuple[Arm, ...] = tuple(
     at(gap, remedy, n) for gap in ROUTER_GAPS for n in DEGREES for remedy in remedies_at(gap, n)
 )
-"""Every arm of the phase diagram."""
+"""All arms of the phase diagram."""
 
 DEMO: dict[str, Arm] = {
     "exact": at("exact", "none", 8), "none": at("r0.5", "none", 8), "r2": at("r0.5", "R2", 8),
     "tis": at("r0.5", "tis", 8), "r3": at("r0.5", "R3", 8), "minirl": at("r0.5", "none", 8, "minirl"),
 }  # fmt: skip
-"""The runs of `make demo`, here with initial models of their own."""
+"""The runs of `make demo`, here with an initial model per seed."""

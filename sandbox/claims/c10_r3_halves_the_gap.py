@@ -16,7 +16,7 @@ SHAPES = {
 
 
 def of_shape(name: str, replay: str = "none") -> Arm:
-    """The shape's first 40 updates under the replay mode."""
+    """The first 40 updates of a shape under the replay mode."""
     return short("minirl", replay, name=name, changes=SHAPES[name])
 
 

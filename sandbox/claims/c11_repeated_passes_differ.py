@@ -1,6 +1,6 @@
 """Two forward passes of one training engine over the same tokens differ.
 
-R3 reports a KL of 8.4e-4 between them (Fig. 4), in bf16 on GPUs; that is the size asked for here, in fp32 on a CPU.
+R3 reports a KL of 8.4e-4 between them (Fig. 4), in bf16 on GPUs; the same size is predicted here, in fp32 on a CPU.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from sandbox.claims.arms import arm
 from sandbox.ledger.claim import Claim, Prediction
 from sandbox.ledger.measures import between
 
-# At N = 2 the micro-batches of the old pass hold other rows than those of the gradient pass: at equal weights, sums
-# differ in their order alone.
+# At N = 2 the micro-batches of the old pass have other rows than those of the gradient pass: at equal weights, only the
+# order of sums differs.
 REPEATED = replace(arm("minirl", n=2, name="repeated", changes=(
     ("training.reduction_order", "{units: 8}"), ("training.micro_batch_size", "48"),
     ("algorithm.optimizer.learning_rate", "0.0"), ("num_steps", "40"),

@@ -1,7 +1,7 @@
 """A frozen router does not prevent the collapse.
 
-R3 has one mini-batch per global step there. GRPO stands at N = 1 in `border` (as it did in the regimes before, where
-this claim was not applicable), so it is tried at N = 8, where GRPO collapses.
+R3 has one mini-batch per global step there. GRPO is stable at N = 1 in `border` (as in the earlier regimes, where this
+claim was not applicable), so it is tried at N = 8, where GRPO collapses.
 """
 
 from __future__ import annotations

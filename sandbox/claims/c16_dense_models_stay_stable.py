@@ -1,7 +1,7 @@
 """Dense models stay stable where Mixtures of Experts collapse.
 
-R3 has one mini-batch per global step there. GRPO stands at N = 1 in `border`, so it is tried at N = 8, where GRPO
-collapses. The dense twin keeps the engine's FP8 weights and activations and has no router to be noisy.
+R3 has one mini-batch per global step there. GRPO is stable at N = 1 in `border`, so it is tried at N = 8, where GRPO
+collapses. The dense twin keeps the engine's FP8 weights and activations and has no noisy router.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ TURNS = (
     ("engine.prefix_cache", "true"),
     ("num_steps", "40"),
 )
-"""The calculator's task over a prefix cache that keeps routes beside keys and values (R3 sec. 4.2)."""
+"""The calculator task over a prefix cache that keeps routes beside keys and values (R3 sec. 4.2)."""
 
 
 def in_turns(replay: str) -> Arm:
-    """GRPO's first 40 updates on responses of several turns."""
+    """The first 40 updates of GRPO on responses of several turns."""
     return arm("grpo", replay, name="turns", changes=TURNS)
 
 

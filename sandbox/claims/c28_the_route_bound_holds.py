@@ -1,4 +1,4 @@
-"""Along real training a router's shift stays within the bound of Pr2 Prop. B.1, a layer."""
+"""Along real training a router's shift stays within the bound of Pr2 Prop. B.1, in every layer."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 docs/audit-claims.md: under the three regimes' engines, T = 5, length normalisation has a relative bias of 0.44, of
 which no step size repairs 0.18 to 0.19; the token weight, none and the prefix weight have at most 0.04, and differ by
-less. So what the audit predicts is one thing: length normalisation does worse, and the other three do alike. `hot` is
-its home: of the engines that were audited, the one under which runs fall.
+less. So the audit predicts that length normalisation does worse and that the other three do alike. `hot` is its home:
+of the audited engines, the one under which runs collapse.
 """
 
 from __future__ import annotations

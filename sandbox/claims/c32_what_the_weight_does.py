@@ -1,8 +1,8 @@
 """The token weight matters by damping what mu samples and pi disbelieves, not by the gradient's bias.
 
-From the exact lab: with a baseline the token weight changes the gradient's bias by a quarter in the median
-(docs/token-weight.md). If that were its benefit, a weight that may only shrink (a cap of 1) would do worse,
-since it is biased anew; if what it does is to damp tokens that pi disbelieves, the cap of 1 keeps all of it.
+From exact enumeration: with a baseline the token weight changes the gradient's bias by a quarter in the median
+(docs/token-weight.md). If that were its benefit, a weight that may only shrink (a cap of 1) would do worse, as it adds
+a bias; if its benefit is to damp tokens that pi disbelieves, the cap of 1 keeps all of it.
 """
 
 from __future__ import annotations

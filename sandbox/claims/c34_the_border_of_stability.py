@@ -63,7 +63,7 @@ CLAIM = Claim(
     shown=(),
     also=tuple(
         build(preset, mode, n)
-        # With one mini-batch R2 and Pr2 replay what pi routes anyway, and Pr3 is R3.
+        # With one mini-batch R2 and Pr2 replay pi's own routes, and Pr3 is R3.
         for n, modes in ((1, ("none", "R3")), *((n, ("none", "R2", "R3", "Pr2", "Pr3")) for n in (2, 4, 8)))
         for mode in modes
         for build, preset in ((arm, "minirl"), (without_clipping, "minirl"), (arm, "minirl_no_is"))

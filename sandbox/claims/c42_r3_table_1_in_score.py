@@ -1,7 +1,7 @@
 """R3's Table 1 in score, off-policy: GRPO below TIS, TIS below R3, TIS adds nothing to R3, GSPO below R3.
 
 Claim 12 (GRPO collapses, with TIS later or not, with R3 not; TIS adds nothing to R3) was the same table by survival, in
-regimes where GRPO does not collapse. Its runs are in cells.jsonl; this claim stands for it.
+regimes where GRPO does not collapse. Its runs are in cells.jsonl; this claim replaces it.
 """
 
 from __future__ import annotations

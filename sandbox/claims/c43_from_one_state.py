@@ -1,7 +1,7 @@
-"""From one state: what an arm's engine and remedy do to the next 64 updates, and to the gradient, of the same policy.
+"""From one state: the effect of an arm's engine and remedy on the next 64 updates, and on the gradient.
 
 Runs of different arms drift to different states. Here every arm continues from the same ones (see `ledger/branch.py`),
-so that a pair differs in its arm alone.
+so that the two sides of a pair differ only in their arm.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sandbox.ledger.claim import FRESH, Arm, Claim, Prediction
 from sandbox.ledger.measures import probe
 
 _EVALUATION = (("evaluation.num_samples", "16"), ("evaluation.max_prompts", "64"))
-"""1,024 held-out responses before and after: a standard error of 0.013 at an accuracy of 0.3 were all independent."""
+"""1,024 held-out responses before and after: a standard error of 0.013 at an accuracy of 0.3 if all are independent."""
 
 _SHORT = (("num_steps", "64"), *((f"{block}.every", "64") for block in ("evaluation", "traces", "checkpoint")))
 

@@ -1,7 +1,7 @@
 """Truncated importance sampling lowers accuracy with one update per rollout and raises it with four.
 
-Claim 37 asks for 0.05 on either side; 15 seeds left it open, at N = 1 by -0.106 (-0.184 to -0.028). Its sign is asked
-for here, on seeds after those.
+Claim 37 predicts 0.05 on either side; 15 seeds left it open, at N = 1 by -0.106 (-0.184 to -0.028). This claim is about
+the sign alone, on later seeds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Long responses collapse at a smaller engine gap per token than short ones.
 
-Every response of the border's map has some 21 tokens, so that the map cannot tell KL x N from KL x length x N. Sums
-have a dial of length: 2 digits take 22 tokens, 6 digits 61. Tried before it was written down, with seed 20: sums of
-2 digits stood at router noise 0.3 and 0.5, sums of 6 digits fell at 0.2 and 0.3 and stood with an exact engine.
+Every response of the border's map has some 21 tokens, so the map cannot distinguish KL x N from KL x length x N. The
+digits of sums set the length: 2 digits take 22 tokens, 6 digits 61. Tried before the claim was written, with seed 20:
+sums of 2 digits were stable at router noise 0.3 and 0.5; sums of 6 digits collapsed at 0.2 and 0.3 and were stable with
+an exact engine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bias or variance: either alone ends training at the border.
 
-A bias stays whatever the number of responses per update; what they scatter falls as 1/sqrt(B). Tried before the runs
-that decide: with seeds 20 to 22 an exact engine's runs fell at 16 responses per update, and with 20 and 21 those under
-router noise fell at 256. The other half is asked of exact expected updates: docs/exact-training.md, (f).
+A bias does not depend on the number B of responses per update; the gradient's noise falls as 1/sqrt(B). Tried before
+the deciding runs: with seeds 20 to 22 an exact engine's runs collapsed at 16 responses per update, and with 20 and 21
+those under router noise collapsed at 256. Exact expected updates answer the other half: docs/exact-training.md, (f).
 """
 
 from __future__ import annotations

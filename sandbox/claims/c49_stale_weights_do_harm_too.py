@@ -1,7 +1,7 @@
 """An engine gap without any numerics: weights that are one rollout old end training too, and replay is no help.
 
-Is it routing that ends training at the border, or any gap? An exact engine with older weights routes as they did. With
-seeds 20 and 21, tried before this was written down, runs fell without a remedy and with R3, and one of two with TIS.
+Does routing end training at the border, or any gap? An exact engine with older weights routes as they did. With seeds
+20 and 21, tried before the claim was written, runs collapsed without a remedy and with R3, and one of two with TIS.
 """
 
 from __future__ import annotations

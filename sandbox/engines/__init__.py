@@ -1,6 +1,6 @@
-"""Simulated inference engines: the exact one plus named defects. A new defect is a new file of this folder.
+"""Simulated inference engines: the exact one plus named defects. A new defect is a new file in this folder.
 
-Its class says all that others ask of it: its dials and words, the links that it breaks, its rows of the defect table.
+Its class states everything about it: its dials and words, the links that it breaks, its rows of the defect table.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from sandbox.engines.weight_precision import WeightPrecision
 
 
 def _kinds() -> Iterator[type[Defect]]:
-    """The defects that stand in the files of this folder."""
+    """The defects that the files of this folder define."""
     for file in pkgutil.iter_modules(__path__):
         module = import_module(f"{__name__}.{file.name}")
-        # A file's names are its own and those that it imports: the latter are another file's.
+        # A module's names include those that it imports, which another file defines.
         own = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
         yield from (value for value in own if isinstance(value, type) and issubclass(value, Defect))
 
@@ -46,23 +46,23 @@ KINDS: tuple[type[Defect], ...] = tuple(
 if TYPE_CHECKING:
     AnyDefect = Defect
 else:
-    # pydantic chooses the member by its `kind`; type checkers cannot follow a union that is made at run time.
+    # pydantic picks the member by its `kind`; type checkers cannot follow a union that is made at run time.
     AnyDefect = Annotated[Union[KINDS], Field(discriminator="kind")]  # noqa: UP007
 
 
 class EngineConfig(Strict):
-    """The inference engine: the training engine's own maths, plus these defects in order. None gives `exact`."""
+    """The inference engine: the training engine's own maths plus these defects, in order; `exact` without defects."""
 
     defects: tuple[AnyDefect, ...] = Field(
         default=(), description="departures from the training engine; none: the exact engine"
     )
     prefix_cache: bool = Field(
-        default=True, description="later turns of a response compute only what is new, and take the rest's routes along"
+        default=True, description="a response's later turns reuse the KV cache and the routes of its earlier ones"
     )
 
     @property
     def words(self) -> str:
-        """The engine as a report names it: its defects in order, or `exact`."""
+        """The engine's name in reports: its defects in order, or `exact`."""
         return "; ".join(defect.words for defect in self.defects) or "exact"
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Defect: activations rounded to a low-precision format on their way into the matrix unit."""
+"""Defect: activations rounded to a low-precision format before a matrix product."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from sandbox.kernels.rounding import Format, Rounding, Step
 class ActivationPrecision(Defect):
     """Inputs of the large matrix products rounded to `format`; bf16 and fp16 round all inputs, and the outputs too.
 
-    Breaks only trainer == engine where each token is rounded by itself (bf16, fp16, a scale per token or per
-    block of it). One scale per tensor depends on whatever else is in the batch: it breaks batch invariance and
-    prefill == decode.
-    Blocks are of 1 x 128, as in DeepSeek-V3 (arXiv 2412.19437, sec. 3.3.2).
+    Breaks only trainer == engine if each token is rounded by itself (bf16, fp16, a scale per token or per block of a
+    token). One scale per tensor depends on the rest of the batch: it breaks batch invariance and prefill == decode too.
+    Blocks are 1 x 128, as in DeepSeek-V3 (arXiv 2412.19437, sec. 3.3.2).
     """
 
     place: ClassVar[float] = 2
@@ -52,7 +51,7 @@ class ActivationPrecision(Defect):
 
     def numerics(self, generator: Generator) -> Numerics:
         if self.format in ("bf16", "fp16"):
-            # Such an engine keeps router and vocabulary logits in float32.
+            # Outputs of the large products only: such an engine keeps router and vocabulary logits in float32.
             steps = (Step(self.format),)
             return Rounded(Rounding(inputs=steps, other_inputs=steps, outputs=steps))
         block_size = self.block_size if self.scale == "block" else 0

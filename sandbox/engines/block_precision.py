@@ -1,4 +1,4 @@
-"""Defect: weights and activations in blocks whose scales have a low-precision format of their own."""
+"""Defect: weights and activations in blocks whose scales have a low-precision format too."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ BlockFormat = Literal["fp8_ue8m0", "mxfp8", "nvfp4"]
 
 
 class BlockPrecision(Defect):
-    """The large matrices, and the inputs of their products, rounded to a format of blocks with rounded scales.
+    """The large matrices, and the inputs of their products, rounded to a block format with rounded scales.
 
-    `fp8_ue8m0`: FP8 e4m3 in DeepSeek-V3's blocks, with powers of two as scales (DeepSeek-V3.1). `mxfp8`: e4m3 in blocks
+    `fp8_ue8m0`: FP8 e4m3 in DeepSeek-V3's blocks, scaled by powers of two (DeepSeek-V3.1). `mxfp8`: e4m3 in blocks
     of 32 with E8M0 scales (OCP MX v1.0). `nvfp4`: e2m1 in blocks of 16 with e4m3 scales, and a float32 scale per tensor
     (arXiv 2509.25149).
 
-    Breaks only trainer == engine where each token is rounded by itself. NVFP4's float32 scale of activations
-    depends on whatever else is in the batch: it breaks batch invariance and prefill == decode too.
+    Breaks only trainer == engine if each token is rounded by itself. NVFP4's float32 scale of activations depends on
+    the rest of the batch: it also breaks batch invariance and prefill == decode.
     """
 
     place: ClassVar[float] = 3
     kind: Literal["block_precision"] = "block_precision"
     format: BlockFormat = Field(default="mxfp8", description="fp8_ue8m0, mxfp8 or nvfp4")
-    of: Literal["weights", "activations", "both"] = Field(default="both", description="what is kept in the format")
+    of: Literal["weights", "activations", "both"] = Field(default="both", description="tensors in this format")
 
     @classmethod
     def rungs(cls) -> Mapping[str, Defect]:
@@ -74,7 +74,7 @@ class BlockPrecision(Defect):
 
 
 class _Inputs(Numerics):
-    """The inputs of the large products, as the matrix unit gets them."""
+    """The numerics that round the inputs of the large products."""
 
     def __init__(self, form: BlockFormat):
         self.form = form

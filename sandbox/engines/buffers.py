@@ -1,4 +1,4 @@
-"""The buffers of one generate call: the routing of every forward pass, and the tokens of responses while they grow.
+"""The buffers of one generate call: the routing of every forward pass, and the tokens of growing responses.
 
 Extra letters: W rows of a response's buffer, n rows of one forward pass, F feature rows.
 """
@@ -20,7 +20,7 @@ from theory.top_tokens import TopTokens
 
 
 class PassRecorder:
-    """Natural routing that keeps what one forward pass did: experts, router inputs and logits by layer."""
+    """Natural routing that records one forward pass: experts, router inputs and logits by layer."""
 
     def __init__(self, keep_features: bool):
         self.keep_features = keep_features
@@ -45,7 +45,7 @@ class PassRecorder:
         return experts_NK, weights_NK
 
     def take(self, experts_LNK: Tensor, hidden_LND: Tensor | None, logits_LNE: Tensor | None) -> None:
-        """The natural routing of layers in a row; router inputs and logits where `keep_features` asks."""
+        """Records the natural routing of consecutive layers; router inputs and logits are given if `keep_features`."""
         self.experts.extend(experts_LNK)
         if hidden_LND is not None and logits_LNE is not None:
             self.hidden.extend(hidden_LND)
@@ -53,9 +53,9 @@ class PassRecorder:
 
 
 class FeatureLog:
-    """Router inputs and logits of every forward pass, kept as the passes computed them and copied once, at the end.
+    """Router inputs and logits of every forward pass, kept by reference and copied once, at the end.
 
-    A decoding step so pays for where its rows stand, and not for what is in them.
+    So a decoding step stores only the places of its rows and copies no features.
     """
 
     def __init__(self, num_responses: int, width: int):
@@ -69,7 +69,7 @@ class FeatureLog:
         self, recorder: PassRecorder, num_copies: int, rows: Tensor, positions: Tensor, places: Tensor | None
     ) -> None:
         """Keeps a pass; the arguments are those of `Buffers.store`."""
-        # Rows are counted over all passes of the call, as `take` lays the passes one after the other.
+        # Places count rows over all passes of the call, as `take` concatenates the passes.
         where = torch.arange(self._num_rows, self._num_rows + len(rows)) if places is None else self._num_rows + places
         self._stands += [(rows + copy, positions, where) for copy in range(num_copies)]
         self._hidden.append(recorder.hidden)
@@ -77,9 +77,9 @@ class FeatureLog:
         self._num_rows += len(recorder.logits[0])
 
     def repeat(self, num: int) -> FeatureLog:
-        """A log of `num` adjacent copies of each response, which shares what has been kept so far."""
+        """A log with `num` adjacent copies of each response, which shares the tensors kept so far."""
         other = FeatureLog(self._shape[0] * num, self._shape[1])
-        # New lists of the same tensors: passes that are added later belong to one log alone.
+        # New lists of the same tensors: a pass added later belongs to one log only.
         other._hidden, other._logits, other._num_rows = [*self._hidden], [*self._logits], self._num_rows
         for rows, *where in self._stands:
             copies = (rows[:, None] * num + torch.arange(num)).flatten()
@@ -88,19 +88,20 @@ class FeatureLog:
         return other
 
     def take(self, rows_B: Sequence[Int[Tensor, " _"]]) -> tuple[Float[Tensor, "F L D"], Float[Tensor, "F L E"]]:
-        """Router inputs and logits of these input tokens of each response, which some pass computed."""
+        """Router inputs and logits of these input tokens of each response; some pass must have computed them."""
         rows, positions, where = (torch.cat(parts) for parts in zip(*self._stands, strict=True))
         place_BW = torch.full(self._shape, -1)
         place_BW[rows, positions] = where
         response_F = torch.arange(len(rows_B)).repeat_interleave(torch.tensor([len(rows) for rows in rows_B]))
         place_F = place_BW[response_F, torch.cat(list(rows_B))]
-        assert bool((place_F >= 0).all()), "features were asked for on a row that no pass of this call computed"
+        assert bool((place_F >= 0).all()), "features requested for a row that no pass of this call computed"
         return _gathered(self._hidden, place_F), _gathered(self._logits, place_F)
 
 
 def _gathered(passes: Sequence[Sequence[Tensor]], place_F: Tensor) -> Tensor:
-    """(F, L, .): these rows of all passes one after the other, a layer at a time, so that one layer is held twice."""
+    """(F, L, .): these rows of all passes, concatenated."""
     first = passes[0]
+    # One layer at a time, so that no more than one layer is in memory twice.
     out_LFD = first[0].new_empty(len(first), len(place_F), first[0].shape[1])
     for layer, out_FD in enumerate(out_LFD):
         torch.index_select(torch.cat([by_layer[layer] for by_layer in passes]), 0, place_F, out=out_FD)
@@ -108,7 +109,7 @@ def _gathered(passes: Sequence[Sequence[Tensor]], place_F: Tensor) -> Tensor:
 
 
 class TopLog:
-    """mu's likeliest tokens of every step, kept as they come and put in the responses' order once, at the end."""
+    """mu's likeliest tokens of every step, kept as they come and sorted by response once, at the end."""
 
     def __init__(self, num: int, vocab_size: int):
         self.num, self.vocab_size = num, vocab_size
@@ -116,16 +117,16 @@ class TopLog:
         self._steps: list[TopTokens] = []
 
     def add(self, rows_A: Int[Tensor, " A"], logp_AV: Float[Tensor, "A V"]) -> None:
-        """Keeps the distributions from which these responses' next tokens are scored."""
+        """Keeps the top of the distributions under which these responses' next tokens are scored."""
         self._rows.append(rows_A)
         self._steps.append(TopTokens.of(logp_AV, self.num, torch.tensor([0, len(rows_A)])))
 
     def take(self, lengths_B: Int[Tensor, " B"]) -> TopTokens:
-        """The rows of all responses, one response after the other."""
+        """The rows of all responses, in response order."""
         t_n = torch.arange(len(self._rows)).repeat_interleave(torch.tensor([len(rows) for rows in self._rows]))
         b_n = torch.cat(self._rows)
         is_there_n = t_n < lengths_B[b_n]  # a response that has ended may still be decoded with the others
-        # Steps came one after the other, each with many responses: (b, t) as one number sorts by response first.
+        # Rows are in step order: sorting by b * steps + t puts them in response order.
         order = torch.argsort((b_n * len(self._rows) + t_n)[is_there_n])
         whole = TopTokens.concat(self._steps)
         ids, logp = whole.ids[is_there_n][order], whole.logp[is_there_n][order]
@@ -134,7 +135,7 @@ class TopLog:
 
 @dataclass
 class Buffers:
-    """The buffers of B responses while they grow; rows are input tokens, t are response positions."""
+    """The buffers of B growing responses; rows are input tokens, t are response positions."""
 
     tokens_BT: Tensor
     logp_BT: Tensor
@@ -145,7 +146,7 @@ class Buffers:
     top: TopLog | None = None
 
     def repeat(self, num: int) -> Buffers:
-        """`num` adjacent copies of each response and of its routes so far; likeliest tokens are not kept."""
+        """`num` adjacent copies of each response and of its routes so far, without the likeliest tokens."""
         first = (self.tokens_BT, self.logp_BT, self.lengths_B, self.has_stopped_B)
         tokens_BT, logp_BT, lengths_B, stopped_B = (x.repeat_interleave(num, 0) for x in first)
         experts = None if self.experts_BWLK is None else self.experts_BWLK.repeat_interleave(num, 0)
@@ -162,14 +163,14 @@ class Buffers:
     ) -> None:
         """Writes a forward pass: its row places[n] (None: n) is input token positions[n] of `num_copies` responses.
 
-        These are rows[n] and the ones after it.
+        These responses are rows[n] and the ones after it.
         """
         if self.experts_BWLK is None:
             return
         experts_nLK = torch.stack(recorder.experts, 1)
         if places is not None:
             experts_nLK = experts_nLK[places]
-        # The buffer has the narrowest type that holds the experts, and index assignment asks for its own type.
+        # The buffer has the narrowest dtype that holds the ids, and index assignment needs equal dtypes.
         experts_nLK = experts_nLK.to(self.experts_BWLK.dtype)
         for copy in range(num_copies):
             self.experts_BWLK[rows + copy, positions] = experts_nLK
@@ -186,11 +187,11 @@ def empty_buffers(
     keep_features: bool,
     num_top: int = 0,
 ) -> Buffers:
-    """Buffers of G responses of at most T tokens per prompt, of which nothing is known yet."""
+    """Empty buffers for G responses of at most T tokens per prompt."""
     B, W, L = len(prompts) * G, max(len(p.tokens) for p in prompts) + T, len(config.moe_layers)
     experts = None
     if L > 0:
-        # -1: a row that no pass computes is missing from the record; 0 would be an expert.
+        # -1 marks a row that no pass has computed; 0 would be an expert.
         experts = torch.full((B, W, L, config.experts_per_token), -1, dtype=index_dtype(config.num_experts))
     return Buffers(
         tokens_BT=torch.zeros(B, T, dtype=torch.int64),

@@ -1,8 +1,8 @@
-"""The form of an engine defect: one departure of an inference engine from the training engine's maths, with one dial.
+"""The interface of an engine defect: one departure of an inference engine from the training engine's maths.
 
-A defect may change the weights as they are handed over, touch a forward pass where `Numerics` lets it, and change what
-tokens are drawn from or what is written down about them. It declares which links of the chain it breaks
-(docs/engine-defects.md), and tests/sandbox/engines/test_defect_chain.py holds it to that, bit by bit.
+A defect may change the weights at hand-over, override hooks of `Numerics` in a forward pass, and change the logits that
+tokens are drawn from or scored with. It declares which links of the chain it breaks (docs/engine-defects.md), and
+tests/sandbox/engines/test_defect_chain.py checks that, bit by bit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Link = Literal["batch", "prefill", "trainer", "sampler"]
 """The chain of equalities that the exact engine keeps:
 batch: a response has the same bits alone and in any batch.
 prefill: a decoded token has the log-probability and routes that a prefill of the whole sequence gives it.
-trainer: both are what the training engine's pass gives at its own weights.
-sampler: tokens are drawn from the distribution whose log-probabilities are written down."""
+trainer: both equal those of the training engine's pass at its own weights.
+sampler: tokens are drawn from the distribution whose log-probabilities are reported."""
 
 LINKS: tuple[Link, ...] = get_args(Link)
 
@@ -36,57 +36,57 @@ class Defect(Strict, ABC):
     """Base of all defects; each subclass has a literal `kind`, its dial, and overrides the hooks that it needs."""
 
     place: ClassVar[float] = math.inf
-    """Where the kind stands among the others in the schema and in tables; kinds without a place come last, by name."""
+    """The kind's position in the schema and in tables; kinds without one come last, by name."""
 
     at_most_one: ClassVar[bool] = False
-    """Whether an engine may have this kind once alone: it has one sampler, and one history of weights."""
+    """Whether an engine may have this kind only once: it has one sampler and one history of weights."""
 
     @classmethod
     @abstractmethod
     def rungs(cls) -> Mapping[str, Defect]:
-        """The settings that `firstorder defects` measures, by their names in its table."""
+        """The settings that `firstorder defects` measures, by name in its table."""
 
     @property
     def words(self) -> str:
-        """The defect as a report names it: its kind and its setting, as in `weight precision fp8_e4m3 block 128`."""
+        """The defect's name in reports: its kind and setting, as in `weight precision fp8_e4m3 block 128`."""
         return f"{vars(self)['kind'].replace('_', ' ')} {self.setting}".strip()
 
     @property
     def setting(self) -> str:
-        """The dials that act, in words; here the value of every field."""
+        """The active dials in words; by default the value of every field."""
         return " ".join(dial(value) for name, value in vars(self).items() if name != "kind")
 
     @property
     @abstractmethod
     def breaks(self) -> frozenset[Link]:
-        """The links that break at this setting of the dial; none at a dial's neutral setting."""
+        """The links that break at this setting; none at a neutral setting."""
 
     def weights(self, names: Sequence[str], stacked: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
-        """The weights as this engine keeps them: n of one shape, with their Hugging Face names, each by itself."""
+        """The weights as this engine stores them: n of equal shape, with Hugging Face names, each changed by itself."""
         return stacked
 
     def numerics(self, generator: torch.Generator) -> Numerics:
-        """The effect of this defect on one generate call, whose random draws come from `generator`."""
+        """The hooks of this defect for one generate call, whose random draws come from `generator`."""
         return EXACT
 
     def drawn(self, logits_AV: Float[Tensor, "A V"]) -> Float[Tensor, "A V"]:
-        """The logits that tokens are drawn from, given those at the temperature that was asked for."""
+        """The logits that tokens are drawn from, given those at the requested temperature."""
         return logits_AV
 
     def scored(
         self, tempered_AV: Float[Tensor, "A V"], raw_AV: Float[Tensor, "A V"], temperature: float
     ) -> Float[Tensor, "A V"]:
-        """The logits whose log-softmax is written down, given those at the temperature asked for, and the model's."""
+        """The logits whose log-softmax is reported, given those at the requested temperature and the model's own."""
         return tempered_AV
 
 
 def dial(value: object) -> str:
-    """A dial's value in words: a number to three digits."""
+    """A dial's value in words; a float has three digits."""
     return number(value) if isinstance(value, float) else str(value)
 
 
 def rounding(defect: Any) -> str:
-    """The setting of a defect that rounds: its format, and its scales where the format has any."""
+    """The setting of a rounding defect: its format, and its scale if the format has one."""
     if defect.format in ("bf16", "fp16"):
         return defect.format
     block = f" {defect.block_size}" if defect.scale == "block" else ""
@@ -94,9 +94,9 @@ def rounding(defect: Any) -> str:
 
 
 def kept_weights(defects: Sequence[Defect], named_tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
-    """The weights as an engine with these defects keeps them, each defect after the one before it.
+    """The weights as an engine with these defects stores them; the defects apply in order.
 
-    A hundred experts' matrices are of two shapes: all of one shape go through the defects at once.
+    All weights of one shape go through the defects as one stack: a hundred experts have only two shapes.
     """
     changing = [defect for defect in defects if type(defect).weights is not Defect.weights]
     if not changing:

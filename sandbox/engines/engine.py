@@ -1,8 +1,8 @@
-"""The sandbox's rollout engine: KV-cached sampling with the routing of every input token recorded.
+"""The sandbox's rollout engine: KV-cached sampling that records the routing of every input token.
 
-Without defects it computes what the training engine computes, bit for bit, alone or in any batch; each defect departs
-from that in one named way. Extra letters: A active rows of a decoding step, W rows of a response's buffer; n nodes and
-Y responses of a tree (theory/exact/tree.py).
+Without defects its results equal the training engine's bit for bit, alone or in any batch; each defect departs from
+that in one named way. Extra letters: A active rows of a decoding step, W rows of a response's buffer; n nodes and Y
+responses of a tree (theory/exact/tree.py).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from theory.exact.tree import PrefixTree
 from theory.streams import stream
 from theory.temperature import tempered
 
-# Rows of finished responses are dropped from the batch once they are this share of it.
+# Finished rows leave the batch once they are this share of it: dropping them copies the KV cache.
 DROP_AT = 0.25
 
 
 class SandboxEngine:
-    """RolloutEngine over a sandbox MoE with the given defects; no defects is the `exact` engine.
+    """RolloutEngine over a sandbox MoE with the given defects; the `exact` engine has none.
 
-    `numerics` is the training engine's own arithmetic, which defects depart from. With `prefixes` a prompt that begins
-    as an earlier sequence did is computed from where they part; the cache is this engine's own.
+    `numerics` is the training engine's own arithmetic, from which defects depart. With `prefixes`, a prompt that shares
+    a prefix with an earlier sequence is computed only after that prefix; engines must not share the cache.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class SandboxEngine:
         self.first = FirstWeights(self.defects)
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Takes the weights through every defect's storage, in order; `version` is then what it samples from.
+        """Stores the weights as every defect changes them, in order; the engine then samples from `version`.
 
-        Under stale weights it continues to sample from an older set, with that one's version; withheld tensors stay the
-        first ones.
+        Under stale weights it samples from an older set, with that set's version; withheld tensors keep their first
+        values.
         """
         stored = kept_weights(self.defects, self.first.arrived(named_tensors))
         if self.history is None:
@@ -78,7 +78,7 @@ class SandboxEngine:
         else:
             version = self.history.push(stored, version, self.model)
         if self.prefixes is not None:
-            self.prefixes.clear()
+            self.prefixes.clear()  # its keys and values are those of the old weights
         self.version = version
 
     @contextmanager
@@ -87,12 +87,12 @@ class SandboxEngine:
             yield
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The state of a resumed run besides the newest weights, which it hands over: older sets and tensors."""
+        """The state that a resumed run needs besides the newest weights, which it hands over again."""
         older = {} if self.history is None else self.history.state_tensors()
         return older | self.first.state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_tensors`, before the newest weights are loaded; other tensors are passed over."""
+        """The inverse of `state_tensors`, called before the newest weights are loaded; other tensors are ignored."""
         if self.history is not None:
             self.history.load_state_tensors(tensors)
         self.first.load_state_tensors(tensors)
@@ -101,9 +101,9 @@ class SandboxEngine:
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
         """Samples `num_responses` responses per prompt by inverse transform from the distribution at `temperature`.
 
-        Response b uses the b-th row of the sampling stream alone, or its own stream where it has one, so that other
-        responses change nothing in it. Under stale weights that are switched, tokens from the switch's position on
-        are the newest weights', and nothing goes to the prefix cache.
+        Response b uses only row b of the sampling stream, or its own stream if it has one, so that it does not depend
+        on other responses. If stale weights are switched, the newest weights sample from the switch's position on, and
+        nothing goes to the prefix cache.
         """
         self.check_loaded("generate")
         with self._held():
@@ -132,9 +132,10 @@ class SandboxEngine:
             num_running = int(running_A.sum())
             if num_running == 0:
                 break
-            # Rows of long prompts that have finished would run out of positions before the others are done.
+            # Finished rows are decoded too: those of long prompts would run out of positions before the others end.
             is_full = int(cache.lengths_B.max()) == self.model.config.max_positions
             if is_full or num_running <= (1 - DROP_AT) * len(active_A):
+                # Before finished rows leave the KV cache: later turns need their keys, values and routes.
                 if prefixes is not None:
                     prefixes.keep(cache, ~running_A, active_A, prompts, buffers)
                 kept = running_A.nonzero()[:, 0]
@@ -150,13 +151,13 @@ class SandboxEngine:
 
     @torch.no_grad()
     def enumerate(self, prompt: Prompt, tree: PrefixTree, seed: int = 0, temperature: float = 1.0) -> Rollouts:
-        """Every response of the tree, in the tree's order, with the log-probabilities and routes of generation.
+        """Every response of the tree, in tree order, with generation's log-probabilities (at `temperature`) and routes.
 
-        The same prefill and decoding steps as `generate`, which take every continuation instead of a sampled one; each
-        node is one row of one step. A defect's random draw is so made once a node: mu is a function of the prefix, and
-        `seed` names it. (In `generate` two responses with a common prefix draw apart.)
-        They are those at `temperature`. Raises ValueError where vocabulary or end token are not the tree's, and for an
-        engine whose mu is not what is scored (a sampling mismatch) or not of one set of weights (a switch).
+        It runs the prefill and decoding steps of `generate` with every continuation instead of a sampled one; each node
+        is one row of one step. So a defect draws once per node: mu is a function of the prefix and of `seed`. (In
+        `generate` two responses with a common prefix have separate draws.)
+        Raises ValueError if the tree has another vocabulary or end token, if the engine does not score the distribution
+        that it samples from (a sampling mismatch), or if it samples from two sets of weights (a switch).
         """
         found = self.walk([prompt], tree, seed, temperature)
         sampling = Sampling(
@@ -173,13 +174,13 @@ class SandboxEngine:
         temperature: float = 1.0,
         keep_features: bool = False,
     ) -> Walk:
-        """The tree below each of several prompts in the passes of one; see `enumerate`, which has the errors."""
+        """The tree below each of several prompts, in shared passes; errors as in `enumerate`."""
         self.check_loaded("enumerate")
         self._check_tree(tree, temperature)
         return walk(self, prompts, tree, seed, temperature, keep_features)
 
     def check_loaded(self, call: str) -> None:
-        """Raises ValueError, naming the call, where no weights have been loaded."""
+        """Raises ValueError, naming the call, if no weights have been loaded."""
         if self.version < 0:
             raise ValueError(f"{call}: expected weights to have been loaded, got none")
 
@@ -196,7 +197,7 @@ class SandboxEngine:
                 raise ValueError(f"enumerate: expected an engine that samples from one scored policy, got {defect!r}")
 
     def numerics(self, seed: int) -> Numerics:
-        """The arithmetic of one call: the trainer's, then each defect's, whose draws are a stream of its own."""
+        """The arithmetic of one call: the trainer's, then each defect's, which draws from its own stream."""
         parts, seen = [self.base], Counter[str]()
         for defect in self.defects:
             name = type(defect).__name__
@@ -205,7 +206,7 @@ class SandboxEngine:
         return compose(parts)
 
     def scored(self, logits_AV: Float[Tensor, "A V"], temperature: float = 1.0) -> Float[Tensor, "A V"]:
-        """The logits whose log-softmax this engine writes down: those at the temperature, but for its defects."""
+        """The logits whose log-softmax this engine reports: those at the temperature, changed by its defects."""
         scored_AV = tempered(logits_AV, temperature)
         for defect in self.defects:
             scored_AV = defect.scored(scored_AV, logits_AV, temperature)
@@ -214,7 +215,7 @@ class SandboxEngine:
     def _advance(
         self, running_A: Tensor, tokens_A: Tensor, t: int, limits_B: Tensor, active_A: Tensor, buffers: Buffers
     ) -> Bool[Tensor, " A"]:
-        """The responses that continue after their token t; lengths and ends of the others are written down."""
+        """The responses that continue after their token t; records the lengths and ends of those that do not."""
         goes_on_A = running_A & (t + 1 < limits_B[active_A])
         if self.stop_token is not None:
             goes_on_A &= tokens_A != self.stop_token
@@ -231,11 +232,12 @@ class SandboxEngine:
     def _switched(
         self, cache: KVCache, prompts: Sequence[Prompt], active_A: Tensor, buffers: Buffers, numerics: Numerics
     ) -> KVCache:
-        """The newest weights' cache, which continues `cache`: the same, or their own for the same tokens."""
+        """The cache with which the newest weights continue: `cache` itself, or their own for the same tokens."""
         if self.stale is None or self.stale.cache == "kept":
             return cache
         sequences = []
         for prompt, b, length in zip(prompts, active_A.tolist(), cache.lengths_B.tolist(), strict=True):
+            # Without the token that was just sampled: it is the next decoding step's input.
             sequences.append([*prompt.tokens, *buffers.tokens_BT[b, : length - len(prompt.tokens)].tolist()])
         fresh = KVCache(self.model.config, len(sequences), cache.capacity, self.model.norm.dtype)
         self._newest().forward_hidden(padded(sequences), numerics=numerics, cache=fresh)
@@ -246,6 +248,7 @@ class SandboxEngine:
     def decode(
         model: MoE, tokens_A: Tensor, active_A: Tensor, cache: KVCache, numerics: Numerics, buffers: Buffers
     ) -> Float[Tensor, "A V"]:
+        """The logits after these tokens, one per row; their routes go to the buffers."""
         recorder = PassRecorder(buffers.features is not None)
         positions_A = cache.lengths_B.clone()
         hidden_ASD = model.forward_hidden(tokens_A[:, None], recorder, numerics=numerics, cache=cache)
@@ -253,7 +256,7 @@ class SandboxEngine:
         return model.logits(hidden_ASD[:, 0], numerics=numerics)
 
     def drawn(self, logits_AV: Float[Tensor, "A V"], temperature: float) -> Float[Tensor, "A V"]:
-        """The logits of the distribution that tokens are drawn from; float64, as V terms are summed."""
+        """The logits of the distribution that tokens are drawn from, in float64 for the sum over V terms."""
         logits_AV = logits_AV.double() / temperature
         for defect in self.defects:
             logits_AV = defect.drawn(logits_AV)
@@ -262,17 +265,18 @@ class SandboxEngine:
     @staticmethod
     def _sample(drawn_AV: Tensor, draws_A: Tensor) -> Int[Tensor, " A"]:
         """The smallest token whose cumulative probability exceeds the draw."""
+        # The draw is scaled by the last cumulative probability, which rounding keeps from being exactly 1.
         cdf_AV = torch.softmax(drawn_AV, -1).cumsum(-1)
         target_A1 = draws_A[:, None] * cdf_AV[:, -1:]
         return torch.searchsorted(cdf_AV, target_A1, right=True)[:, 0].clamp(max=drawn_AV.shape[1] - 1)
 
     def load_model(self, model: MoE, version: int) -> None:
-        """`load_weights` from a model in this process."""
+        """Calls `load_weights` with the weights of a model in this process."""
         self.load_weights(to_hf(model), version)
 
 
 def _draws(sampling: Sampling, B: int) -> tuple[Float[Tensor, "B T"], Int[Tensor, " B"]]:
-    """The uniform numbers that each response draws its tokens with, and its longest length."""
+    """The uniform random numbers for each response's tokens, and each response's largest length."""
     T, limits = sampling.max_tokens, torch.tensor(sampling.limits(B))
     if not sampling.draws:
         return torch.rand(B, T, dtype=torch.float64, generator=stream(sampling.seed, "sampling")), limits

@@ -1,4 +1,4 @@
-"""Enumeration: every continuation of a prompt instead of a sampled one, with generation's own passes and routes.
+"""Enumeration of every continuation of a prompt, with generation's own passes and routes.
 
 Extra letters: C prompts, n nodes and Y responses of a tree (theory/exact/tree.py), W rows of a response's buffer.
 """
@@ -35,7 +35,7 @@ class Decodes(Protocol):
         ...
 
     def scored(self, logits_AV: Float[Tensor, "A V"], temperature: float) -> Float[Tensor, "A V"]:
-        """The logits whose log-softmax the engine writes down."""
+        """The logits whose log-softmax the engine reports."""
         ...
 
     def decode(
@@ -53,7 +53,7 @@ class Decodes(Protocol):
 
 @dataclass(frozen=True)
 class Walk:
-    """All nodes below C prompts: log mu of every edge, a depth at a time and prompt by prompt, and each row's routes.
+    """All nodes below C prompts: log mu of every edge, by depth and then prompt, and each row's routes.
 
     A row of the buffers is a node of the last depth: its prompt and the tokens that lead to it.
     """
@@ -88,10 +88,10 @@ def walk(
     temperature: float = 1.0,
     keep_features: bool = False,
 ) -> Walk:
-    """Prefill and decoding steps of generation over the whole tree below each prompt, all prompts of one length.
+    """The walk over the whole tree below each prompt, by generation's prefill and decoding steps.
 
-    Each node is one row of one step, so that a random draw of a defect is made once a node: mu is a function of the
-    prefix, and `seed` names it. A prompt that comes twice is drawn for twice. Raises ValueError for several lengths.
+    Each node is one row of one step, so that a defect draws once per node: mu is a function of the prefix and of
+    `seed`. A repeated prompt has draws of its own. Raises ValueError unless all prompts have one length.
     """
     lengths = sorted({len(prompt.tokens) for prompt in prompts})
     if len(lengths) != 1:
@@ -101,6 +101,7 @@ def walk(
     cache, logits_nV = run_prompts(model, prompts, 1, tree.max_length, numerics, buffers)
     logp = [torch.log_softmax(engine.scored(logits_nV, temperature), -1)]
     for _ in range(tree.max_length - 1):
+        # All children of a node are adjacent; the end token, the tree's last, has none.
         num_parents = len(logits_nV)
         cache, tokens_n, buffers = cache.repeat(W), torch.arange(W).repeat(num_parents), buffers.repeat(W)
         logits_nV = engine.decode(model, tokens_n, torch.arange(num_parents * W), cache, numerics, buffers)
@@ -109,10 +110,10 @@ def walk(
 
 
 def by_response(tree: PrefixTree, of: Walk) -> Buffers:
-    """The buffers of all responses of one prompt, from the conditionals of every node and the deepest ones' rows."""
+    """The buffers of all responses of one prompt, from the log-probabilities of nodes and the deepest nodes' rows."""
     paths = tree.paths(0, tree.num_responses)
     last_Y1 = paths.length_B[:, None] - 1
-    # The rows of a deepest node that descends from a response's last node begin with that response's rows.
+    # A response's rows are the first rows of any deepest node below its last node: the first such node is taken.
     below_Y1 = tree.num_continuing ** (tree.max_length - 1 - last_Y1)
     deepest_Y = (paths.nodes_BT.gather(1, last_Y1) * below_Y1)[:, 0]
     is_end_Y = tree.has_end & (paths.tokens_BT.gather(1, last_Y1)[:, 0] == tree.num_tokens - 1)

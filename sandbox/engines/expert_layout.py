@@ -1,6 +1,6 @@
-"""Defect: expert matrices that a weight sync puts into the wrong places.
+"""Defect: expert matrices that a weight sync writes to the wrong places.
 
-vllm#42821, verl#7986, verl#7195: a reload writes tensors of the checkpoint's layout into a kernel's own layout.
+vllm#42821, verl#7986, verl#7195: a reload writes tensors in the checkpoint's layout into a kernel's own layout.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ SWAPPED = {"gate_proj": "up_proj", "up_proj": "gate_proj", "w1": "w3", "w3": "w1
 
 
 class ExpertLayout(Defect):
-    """In the last `layers` MoE layers an expert's matrices are another's, or its gate and up projections change places.
+    """In the last `layers` MoE layers, experts have each other's matrices, or gate and up projections are swapped.
 
-    `experts`: expert e has the matrices of expert e + 1, the last one those of the first; the router is right.
+    `experts`: expert e has the matrices of expert e + 1, the last one those of the first; the router is correct.
     `halves`: silu(up x) * gate x instead of silu(gate x) * up x. Breaks only trainer == engine; `layers` = 0 is exact.
     """
 
     place: ClassVar[float] = 10
     kind: Literal["expert_layout"] = "expert_layout"
-    moved: Literal["experts", "halves"] = Field(default="experts", description="what is in the wrong place")
-    layers: int = Field(default=1, ge=0, description="MoE layers, from the last one back, that are hit")
+    moved: Literal["experts", "halves"] = Field(default="experts", description="the tensors that are misplaced")
+    layers: int = Field(default=1, ge=0, description="number of affected MoE layers, counted from the last")
 
     @classmethod
     def rungs(cls) -> Mapping[str, Defect]:
@@ -55,7 +55,7 @@ class ExpertLayout(Defect):
         return stacked[order]
 
     def _source(self, match: re.Match[str], num_experts: int) -> str:
-        """The name of the tensor that stands where this one should."""
+        """The name of the tensor that is written in place of this one."""
         start, _, expert, kind, rest = match.groups()
         if self.moved == "halves":
             return f"{start}{expert}.{SWAPPED.get(kind, kind)}{rest}"

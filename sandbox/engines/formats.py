@@ -1,8 +1,8 @@
-"""Rounding to a storage format and back: what a value becomes when an engine keeps it in fewer bits.
+"""Rounding to a storage format and back: the value that an engine computes with when it stores fewer bits.
 
 The products themselves stay in float32, as low-precision matrix units accumulate in float32 (INT8 ones in int32, which
-is exact here). bf16 and fp16 are rounded as they are; FP8 and INT8 first meet a scale that maps the largest magnitude
-of a tensor, a row or a block to the format's largest value. Letters: r, c rows and columns of a block.
+is exact here). bf16 and fp16 need no scale; FP8 and INT8 are scaled so that the largest magnitude of a tensor, a row or
+a block becomes the format's largest value. Letters: r, c rows and columns of a block.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ INT4_MAX = 7.0  # likewise
 
 
 def round_bf16(x: Tensor) -> Tensor:
-    """x rounded to the nearest bfloat16 (relative error at most 2^-9), in x's own dtype; a gradient is rounded too."""
+    """x rounded to the nearest bfloat16 (relative error at most 2^-9), in x's own dtype; gradients are rounded too."""
     return x.to(torch.bfloat16).to(x.dtype)
 
 
 def round_fp16(x: Tensor) -> Tensor:
     """x rounded to the nearest float16 (relative error at most 2^-11, steps of 2^-24 below 2^-14), in x's own dtype.
 
-    Raises OverflowError where a magnitude rounds beyond 65504, the format's largest value.
+    Raises OverflowError if a magnitude rounds beyond 65504, the format's largest value.
     """
     rounded = x.to(torch.float16).to(x.dtype)
     if bool((rounded.isinf() & ~x.isinf()).any()):
@@ -38,16 +38,17 @@ def round_fp16(x: Tensor) -> Tensor:
 
 
 def round_fp8_e4m3(x: Tensor, amax: Tensor) -> Tensor:
-    """x scaled so that `amax` meets the format's largest value (448), rounded to FP8 e4m3 and scaled back.
+    """x scaled so that `amax` becomes the format's largest value (448), rounded to FP8 e4m3 and scaled back.
 
-    `amax` broadcasts against x: a scalar for a scale per tensor, (..., 1) for one per row. A zero amax keeps zeros.
+    `amax` broadcasts against x: a scalar for one scale per tensor, (..., 1) for one per row. A zero amax keeps zeros.
     """
+    # A quotient that rounding puts just above 448 becomes 448: the cast overflows to NaN only above 464.
     scale = _scale(amax, FP8_MAX)
     return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
 
 
 def round_fp8_saturating(x: Tensor) -> Tensor:
-    """x rounded to FP8 e4m3 with scale 1: magnitudes above 448 become 448, as an engine's saturating cast makes them.
+    """x rounded to FP8 e4m3 with scale 1: magnitudes above 448 become 448, as in an engine's saturating cast.
 
     The smallest step is 2^-9: magnitudes of at most 2^-10 become 0.
     """
@@ -55,12 +56,12 @@ def round_fp8_saturating(x: Tensor) -> Tensor:
 
 
 def round_int8(x: Tensor, amax: Tensor) -> Tensor:
-    """x on the 255 even steps from -amax to amax, to the nearest (error at most amax / 254); `amax` as in FP8."""
+    """x rounded to the nearest of 255 even steps from -amax to amax (error at most amax / 254); `amax` as in FP8."""
     return _round_int(x, amax, INT8_MAX)
 
 
 def round_int4(x: Tensor, amax: Tensor) -> Tensor:
-    """x on the 15 even steps from -amax to amax, to the nearest (error at most amax / 14); `amax` as in FP8."""
+    """x rounded to the nearest of 15 even steps from -amax to amax (error at most amax / 14); `amax` as in FP8."""
     return _round_int(x, amax, INT4_MAX)
 
 
@@ -75,19 +76,19 @@ def round_scaled(x: Tensor, fmt: ScaledFormat, amax: Tensor) -> Tensor:
 
 
 def amax_of_tensor(x: Tensor) -> Float[Tensor, ""]:
-    """The largest magnitude of all."""
+    """The largest magnitude in x."""
     return x.abs().amax()
 
 
 def amax_of_rows(x: Tensor) -> Tensor:
-    """The largest magnitude along the last axis, which is kept with size 1."""
+    """The largest magnitude along the last axis, which stays with size 1."""
     return x.abs().amax(dim=-1, keepdim=True)
 
 
 def amax_of_blocks(x: Tensor, num_rows: int, num_columns: int) -> Tensor:
-    """For every element the largest magnitude of its block of num_rows x num_columns over the last two axes.
+    """For every element, the largest magnitude in its block of num_rows x num_columns over the last two axes.
 
-    Blocks start at the first row and column; those at the far edges are what is left.
+    Blocks start at the first row and column; those at the far edges may be smaller.
     """
     R, C = x.shape[-2:]
     padded = F.pad(x.abs(), (0, -C % num_columns, 0, -R % num_rows))
@@ -97,6 +98,6 @@ def amax_of_blocks(x: Tensor, num_rows: int, num_columns: int) -> Tensor:
 
 
 def _scale(amax: Tensor, largest: float) -> Tensor:
-    # Subnormal magnitudes have a quotient of 0: scale 1 then rounds them to 0.
+    # The quotient of zero or subnormal magnitudes is 0: a scale of 1 rounds them to 0.
     scale = amax / largest
     return torch.where(scale > 0, scale, 1.0)

@@ -1,4 +1,4 @@
-"""Defect: keys and values cached in a low-precision format, which a training engine, having no cache, never meets."""
+"""Defect: keys and values cached in a low-precision format; a training engine has no cache and never rounds them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from sandbox.kernels.rounding import Rounding, Step
 
 
 class KVPrecision(Defect):
-    """Keys (rotated) and values rounded to `format` when they are written to the cache; everyone reads the cache.
+    """Keys (rotated) and values rounded to `format` when they are written to the cache; all passes read the cache.
 
-    A prefill attends to what it has just written, as vLLM's attention does (it takes keys and values from the paged
-    cache in both passes), so prefill == decode holds and only trainer == engine breaks: training has no cache.
-    A scale per tensor spans what one forward pass writes: it depends on the batch, and breaks batch invariance and
-    prefill == decode as well. `unit` is vLLM's default (k_scale = v_scale = 1): no scale, magnitudes above 448 saturate
-    and small ones fall to 0.
+    A prefill reads the keys and values that it has just written, as in vLLM (attention reads the paged cache in both
+    passes), so prefill == decode holds and only trainer == engine breaks: training has no cache.
+    A scale per tensor spans all that one forward pass writes: it depends on the batch, and also breaks batch invariance
+    and prefill == decode. `unit` is vLLM's default (k_scale = v_scale = 1): no scale, so magnitudes above 448 saturate
+    and small ones become 0.
     """
 
     place: ClassVar[float] = 4
     kind: Literal["kv_precision"] = "kv_precision"
     format: Literal["bf16", "fp8_e4m3", "int8"] = Field(default="fp8_e4m3", description="format of the cache")
     scale: Literal["unit", "token", "tensor"] = Field(
-        default="unit", description="FP8: 1, or as INT8 one scale per token and head, or one per forward pass and layer"
+        default="unit", description="unit: 1 (FP8 only); token: one per token and head; tensor: one per pass and layer"
     )
 
     @model_validator(mode="after")
     def _has_a_scale(self) -> KVPrecision:
         if self.format == "int8" and self.scale == "unit":
-            raise ValueError("scale: expected token or tensor with int8 (a step of 1 keeps nothing), got unit")
+            raise ValueError("scale: expected token or tensor with int8 (steps of 1 are too coarse), got unit")
         return self
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Defect: Gaussian noise on the next-token logits, the dial that moves the policy and leaves routing alone."""
+"""Defect: Gaussian noise on the next-token logits; it changes the policy but not the routing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Noise(Numerics):
 class LogitNoise(Defect):
     """Independent noise of standard deviation `std` on every next-token logit, before sampling and scoring.
 
-    Tokens are drawn from the noisy distribution and scored under it. Every forward pass draws new noise: all three
+    Tokens are drawn from the noisy distribution and scored under it. Every forward pass draws new noise, so all three
     numerical links break. Routes and hidden states keep the exact engine's bits. For small std the mean of
     KL(mu || old) is std^2 (1 - sum_v p_v^2) / 2 nats, to order std^3.
     """

@@ -1,6 +1,6 @@
-"""Defect: a hand-over that leaves tensors out, so that the engine continues with those it was started with.
+"""Defect: a hand-over that omits tensors, so that the engine keeps their first values.
 
-verl#7495: a weight sync that carried no LoRA tensor, so that the engine sampled from the initial policy all along.
+verl#7495: a weight sync omitted the LoRA tensors, so the engine always sampled from the initial policy.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "attention": (".self_attn.",),
     "routers": (".mlp.gate.", ".block_sparse_moe.gate."),
 }
-"""The tensors that are left out, by parts of their Hugging Face names."""
+"""The omitted tensors, by parts of their Hugging Face names."""
 
 
 class PartialWeights(Defect):
-    """Tensors of one part of the model stay what they were at the first hand-over; all others follow the trainer.
+    """The tensors of one part of the model keep the values of the first hand-over; all others follow the trainer.
 
-    Breaks trainer == engine from the second hand-over on, the more the further those tensors have been trained.
+    Breaks trainer == engine from the second hand-over on, by more the further those tensors have been trained.
     """
 
     place: ClassVar[float] = 9
     at_most_one: ClassVar[bool] = True
     kind: Literal["partial_weights"] = "partial_weights"
     missing: Literal["all", "experts", "attention", "routers"] = Field(
-        default="all", description="the tensors that never arrive; all: the engine keeps its first weights"
+        default="all", description="the tensors that later hand-overs omit; all: the engine keeps its first weights"
     )
 
     @classmethod
@@ -51,19 +51,19 @@ class PartialWeights(Defect):
         return BREAKS_TRAINER
 
     def withholds(self, name: str) -> bool:
-        """Whether the tensor of that Hugging Face name stays what it was first."""
+        """Whether the tensor of that Hugging Face name keeps its first value."""
         return any(part in name for part in PARTS[self.missing])
 
 
 class FirstWeights:
-    """The tensors of the first hand-over that these defects withhold from later ones."""
+    """The first values of the tensors that these defects withhold from later hand-overs."""
 
     def __init__(self, defects: Sequence[Defect]):
         self._defects = [defect for defect in defects if isinstance(defect, PartialWeights)]
         self._first: dict[str, Tensor] = {}
 
     def arrived(self, named_tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
-        """The part of a hand-over that arrives: a withheld tensor is the first one of its name."""
+        """The tensors as they arrive: a withheld one is replaced by the first of its name."""
         for name, tensor in named_tensors:
             if not any(defect.withholds(name) for defect in self._defects):
                 yield name, tensor
@@ -77,6 +77,6 @@ class FirstWeights:
         return {PREFIX + name: tensor for name, tensor in self._first.items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_tensors`; other tensors are passed over."""
+        """The inverse of `state_tensors`; other tensors are ignored."""
         found = {key.removeprefix(PREFIX): tensor for key, tensor in tensors.items() if key.startswith(PREFIX)}
         self._first = {name: tensor.clone() for name, tensor in found.items()}

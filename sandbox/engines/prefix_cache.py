@@ -1,9 +1,9 @@
-"""The prefix cache: what an engine computed of earlier sequences, keys, values and routes, found again by their tokens.
+"""The prefix cache: keys, values and routes of earlier sequences, found by their tokens.
 
-A turn of a conversation begins with all that was said before. Its keys and values are here, and beside them the experts
-that every row was routed to: a rollout of several turns has its whole routing record without a second prefill
-(R3, arXiv 2510.11370, sec. 4.2). Router features are not kept: a call returns them only on rows that predict its own
-tokens, and computes all of these.
+A turn of a conversation begins with everything before it. The cache holds its keys and values together with the experts
+of every row: a rollout of several turns has its whole routing record without a second prefill (R3, arXiv 2510.11370,
+sec. 4.2). Router features are not kept: a call returns them only on rows that predict its own tokens, all of which it
+computes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Found:
-    """Keys, values and routes of a sequence's S tokens; no routes where the model has no routers."""
+    """Keys, values and routes of a sequence's S tokens; no routes if the model has no routers."""
 
     k_LhSd: Float[Tensor, "layers h S d"]
     v_LhSd: Float[Tensor, "layers h S d"]
@@ -38,26 +38,26 @@ class Found:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all of it."""
+        """The bytes of all tensors."""
         tensors = [self.k_LhSd, self.v_LhSd, *([] if self.experts_SLK is None else [self.experts_SLK])]
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def first(self, length: int) -> Found:
-        """The entry of the first tokens alone."""
+        """The entry of the first `length` tokens."""
         experts = None if self.experts_SLK is None else self.experts_SLK[:length]
         return Found(self.k_LhSd[:, :, :length], self.v_LhSd[:, :, :length], experts)
 
     def copy(self) -> Found:
-        """The same in memory of its own: a view would keep a whole batch's buffers."""
+        """A copy with its own memory: a view would keep a whole batch's buffers alive."""
         experts = None if self.experts_SLK is None else self.experts_SLK.clone()
         return Found(self.k_LhSd.clone(), self.v_LhSd.clone(), experts)
 
 
 class PrefixCache:
-    """At most `max_bytes` of sequences, all of the weights that the engine holds (`clear` when it takes others).
+    """At most `max_bytes` of sequences, all computed with the engine's present weights (`clear` when they change).
 
-    To make room for a new one, those kept or found least recently are dropped. None is the beginning of another: a
-    longer sequence takes the place of its own beginning, whose every use it serves.
+    The least recently used sequences are dropped to make room. No sequence is a prefix of another: a longer one
+    replaces its own prefix, as it serves every use of it.
     Laws: tests/sandbox/engines/test_prefix_cache.py.
     """
 
@@ -66,7 +66,7 @@ class PrefixCache:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Drops all sequences."""
         self._kept: OrderedDict[tuple[int, ...], Found] = OrderedDict()
         self._sorted: list[tuple[int, ...]] = []
         self.nbytes = 0
@@ -75,10 +75,10 @@ class PrefixCache:
         return len(self._kept)
 
     def find(self, prompt: tuple[int, ...]) -> Found | None:
-        """The longest known beginning of a prompt, its last token left out: that one's logits have to be computed."""
+        """The longest known prefix of a prompt without its last token, whose logits must be computed."""
         wanted = prompt[:-1]
         place = bisect_left(self._sorted, wanted)
-        # In lexicographic order the sequence with which most is shared stands next to the place of the wanted one.
+        # In lexicographic order the sequence with the longest common prefix is next to the place of the wanted one.
         shared = {known: _num_shared(known, wanted) for known in self._sorted[max(0, place - 1) : place + 1]}
         best = max(shared, key=lambda known: shared[known], default=())
         if shared.get(best, 0) == 0:
@@ -94,9 +94,9 @@ class PrefixCache:
         prompts: Sequence[Prompt],
         buffers: Buffers,
     ) -> None:
-        """Takes the chosen rows of a generate call's cache: responses active_A, each all but its last token.
+        """Stores the chosen rows of a generate call's KV cache: responses active_A, each without its last token.
 
-        The last sampled token was never an input, so that nothing is known of it.
+        The last sampled token was never an input, so it has no keys, values or routes.
         """
         num_copies = len(buffers.lengths_B) // len(prompts)
         for row in is_kept_A.nonzero()[:, 0].tolist():
@@ -108,17 +108,18 @@ class PrefixCache:
             self.put(tokens, Found(cache.k_LBhCd[:, row, :, :S], cache.v_LBhCd[:, row, :, :S], experts))
 
     def put(self, tokens: tuple[int, ...], found: Found) -> None:
-        """Takes a copy of what was computed of these tokens, unless it is known."""
+        """Stores a copy of the entry of these tokens, unless they are known."""
         place = bisect_left(self._sorted, tokens)
         if place < len(self._sorted) and self._sorted[place][: len(tokens)] == tokens:
             self._kept.move_to_end(self._sorted[place])
             return
-        # As no sequence is the beginning of another, only the one just before can be the beginning of this one.
+        # As no stored sequence is a prefix of another, only the one just before can be a prefix of this one.
         if place > 0 and tokens[: len(self._sorted[place - 1])] == self._sorted[place - 1]:
             self._drop(self._sorted[place - 1])
         insort(self._sorted, tokens)
         self._kept[tokens] = found.copy()
         self.nbytes += found.nbytes
+        # This drops the new entry too if it alone exceeds the limit.
         while self.nbytes > self.max_bytes:
             self._drop(next(iter(self._kept)))
 
@@ -128,7 +129,7 @@ class PrefixCache:
 
 
 def _num_shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """The number of tokens that both begin with."""
+    """The length of the common prefix."""
     num = min(len(a), len(b))
     return next((i for i in range(num) if a[i] != b[i]), num)
 

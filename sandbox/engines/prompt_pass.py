@@ -1,4 +1,4 @@
-"""The pass over the prompts of a generate call: what a prefix cache holds is taken from it, the rest is computed.
+"""The pass over the prompts of a generate call: prefixes come from the prefix cache, the rest is computed.
 
 Extra letters: W rows of a response's buffer; p prompts of one forward pass, n their computed tokens, packed.
 """
@@ -30,8 +30,8 @@ def run_prompts(
 ) -> tuple[KVCache, Float[Tensor, "B V"]]:
     """Runs each prompt once; its keys, values, routes and first logits go to the `num_copies` responses of its group.
 
-    The cache has room for `room` tokens more. One forward pass for the prompts of which nothing was found, and as few
-    as fit for the others, whose passes start where the found prefix ends.
+    The KV cache has room for `room` more tokens. One forward pass runs all prompts without a known prefix; the others,
+    which start where their prefix ends, run in as few passes as fit.
     """
     found = [None if prefixes is None else prefixes.find(prompt.tokens) for prompt in prompts]
     capacity = max(len(prompt.tokens) for prompt in prompts) + room
@@ -44,28 +44,30 @@ def run_prompts(
         tokens_pS = padded([prompts[p].tokens[start:] for p, start in zip(chosen, starts, strict=True)])
         recorder = PassRecorder(buffers.features is not None)
         hidden_pSD = model.forward_hidden(tokens_pS, recorder, numerics=numerics, cache=cache)
+        # `truncate` drops the right padding of shorter parts.
         counts_p = lengths_p - torch.tensor(starts)
         cache.truncate(lengths_p)
         _store_routes(recorder, torch.tensor(chosen), torch.tensor(starts), counts_p, num_copies, buffers)
+        # The row of a prompt's last token predicts the first sampled one.
         caches.append(cache)
         logits.append(model.logits(hidden_pSD[torch.arange(len(chosen)), counts_p - 1], numerics=numerics))
         order += chosen
     for p, hit in enumerate(found):
         if hit is not None and buffers.experts_BWLK is not None:
-            assert hit.experts_SLK is not None, "a prefix of a model with routers was kept without their routes"
+            assert hit.experts_SLK is not None, "a prefix of a model with routers was kept without routes"
             buffers.experts_BWLK[p * num_copies : (p + 1) * num_copies, : hit.length] = hit.experts_SLK
     in_order = torch.tensor(order).argsort().repeat_interleave(num_copies)
     return KVCache.concat(caches).select(in_order), torch.cat(logits)[in_order]
 
 
 def _passes(prompts: Sequence[Prompt], found: Sequence[Found | None], limit: int) -> Iterator[list[int]]:
-    """Prompts by shared forward pass: padded to its longest computed part, none may reach beyond `limit`."""
+    """Prompts grouped by forward pass; padded to the pass's longest part, none may reach beyond `limit`."""
     missed = [p for p, hit in enumerate(found) if hit is None]
     if missed:
         yield missed
     starts = {p: hit.length for p, hit in enumerate(found) if hit is not None}
     chosen, furthest = [], 0
-    # Shortest parts first: each pass takes prompts until the next one's width would push one of them too far.
+    # Shortest parts first: a pass takes prompts until the next one's width would push one of them beyond the limit.
     for width, p in sorted((len(prompts[p].tokens) - start, p) for p, start in starts.items()):
         furthest = max(furthest, starts[p])
         if chosen and furthest + width > limit:
@@ -77,7 +79,7 @@ def _passes(prompts: Sequence[Prompt], found: Sequence[Found | None], limit: int
 
 
 def _take(hit: Found | None, cache: KVCache, row: int) -> int:
-    """Puts the found keys and values into the row, and says how many tokens they are of."""
+    """Copies the found keys and values into the row; returns their number of tokens."""
     if hit is None:
         return 0
     cache.k_LBhCd[:, row, :, : hit.length] = hit.k_LhSd
@@ -88,7 +90,7 @@ def _take(hit: Found | None, cache: KVCache, row: int) -> int:
 def _store_routes(
     recorder: PassRecorder, prompts_p: Tensor, starts_p: Tensor, counts_p: Tensor, num_copies: int, buffers: Buffers
 ) -> None:
-    """Writes what the pass recorded of each prompt's computed tokens to all copies of it; padding goes nowhere."""
+    """Writes the routes of each prompt's computed tokens, without padding, to all copies of the prompt."""
     if buffers.experts_BWLK is None:
         return
     width = int(counts_p.max())
@@ -97,7 +99,7 @@ def _store_routes(
 
 
 def padded(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "B S"]:
-    """Token sequences as one tensor, zeros to the right."""
+    """Token sequences as one tensor, padded with zeros on the right."""
     tokens_BS = torch.zeros(len(sequences), max(len(tokens) for tokens in sequences), dtype=torch.int64)
     for b, tokens in enumerate(sequences):
         tokens_BS[b, : len(tokens)] = torch.tensor(tokens)

@@ -1,6 +1,6 @@
 """Defect: large products summed in an order that depends on the batch, as split-K and stream-K kernels do.
 
-No noise is added: float32 addition is not associative, and the same terms in other groups round to other bits (He and
+No noise is added: float32 addition is not associative, so the same terms in other groups round to other bits (He and
 Thinking Machines Lab 2025, cited by R3 (arXiv 2510.11370) sec. 2.1 under "violation of batch invariance").
 """
 
@@ -17,7 +17,7 @@ from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_NONE, Defect, Lin
 from sandbox.engines.formats import round_bf16
 from sandbox.kernels.numerics import EXACT, LARGE_PRODUCTS, Numerics, Part, Site
 
-# Columns in one part, at least: below, a part is no longer a matrix product.
+# The smallest number of columns in a part: below it, a part is no longer a matrix product.
 MIN_COLUMNS = 8
 
 
@@ -31,6 +31,7 @@ class _Split(Numerics):
         num_parts = min(num_splits(num_rows, self.units, self.tile_rows), width // MIN_COLUMNS)
         if num_parts <= 1:
             return part(0, width)
+        # A multiple of MIN_COLUMNS, rounded up: the last part may be smaller.
         size = -(-width // (num_parts * MIN_COLUMNS)) * MIN_COLUMNS
         total = self._kept(part(0, size))
         for start in range(size, width, size):
@@ -44,18 +45,18 @@ class _Split(Numerics):
 def num_splits(num_rows: int, units: int, tile_rows: int) -> int:
     """The number of parts into which the inner axis of a product of `num_rows` rows is split, in [1, units].
 
-    A machine works on `units` tiles of `tile_rows` rows at the same time. Where the last wave of tiles does not fill
-    it, their inner axis is split so that it does: units // (tiles mod units). One lone row is split most.
+    A machine works on `units` tiles of `tile_rows` rows at the same time. If the last wave of tiles does not fill it,
+    their inner axis is split so that it does: units // (tiles mod units). A single row is split most.
     """
     left_over = -(-num_rows // tile_rows) % units
     return units // left_over if left_over else 1
 
 
 class ReductionOrder(Defect):
-    """The sums of the large products split into parts, as many as `num_splits` says for the rows in the batch.
+    """The sums of the large products, split into `num_splits` parts by the number of rows in the batch.
 
-    Breaks batch invariance; and as decoding, prefill and training run on other numbers of rows, prefill == decode and
-    trainer == engine too. `units` = 1 never splits: the exact order.
+    Breaks batch invariance, and also prefill == decode and trainer == engine, as decoding, prefill and training run on
+    different numbers of rows. `units` = 1 never splits: the exact order.
     """
 
     place: ClassVar[float] = 5
@@ -86,5 +87,5 @@ class ReductionOrder(Defect):
         return self.order()
 
     def order(self) -> Numerics:
-        """The numerics of this order of summation; it draws nothing, and gradients flow through it."""
+        """The numerics of this order of summation; it draws no random numbers, and gradients flow through it."""
         return EXACT if self.units == 1 else _Split(self.units, self.tile_rows, self.partials)

@@ -1,4 +1,4 @@
-"""The output of the engine: rollouts, made of the buffers of one call."""
+"""The engine's output: rollouts, made from the buffers of one call."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from theory.streams import stream
 def rollouts_of(
     prompts: Sequence[Prompt], sampling: Sampling, buffers: Buffers, config: ModelConfig, version: int
 ) -> Rollouts:
-    """`num_responses` responses per prompt, in the buffers' order, with their routes and the features asked for."""
+    """`num_responses` responses per prompt, in buffer order, with their routes and the requested features."""
     lengths = buffers.lengths_B.tolist()
-    # One copy of all tokens, and each response a part of it.
+    # One copy of all tokens; each response is a view of it.
     exists_BT = torch.arange(buffers.tokens_BT.shape[1]) < buffers.lengths_B[:, None]
     tokens, logp = (whole_BT[exists_BT].split(lengths) for whole_BT in (buffers.tokens_BT, buffers.logp_BT))
     is_response = torch.ones(sum(lengths), dtype=torch.bool).split(lengths)
@@ -37,7 +37,7 @@ def rollouts_of(
     top = None if buffers.top is None else buffers.top.take(buffers.lengths_B)
     if buffers.experts_BWLK is None:
         return Rollouts(tuple(responses), temperature=sampling.scored_temperature, top=top)
-    num_rows = [r.num_tokens - 1 for r in responses]
+    num_rows = [r.num_tokens - 1 for r in responses]  # the last token was never an input
     is_row_BW = torch.arange(buffers.experts_BWLK.shape[1]) < torch.tensor(num_rows)[:, None]
     experts = buffers.experts_BWLK[is_row_BW]
     record = RoutingRecord(experts, offsets_of(num_rows), config.moe_layers, config.num_experts)
@@ -48,7 +48,7 @@ def rollouts_of(
 def _features(
     responses: Sequence[Response], sampling: Sampling, buffers: Buffers, layers: tuple[int, ...]
 ) -> RouterFeatures | None:
-    """Router inputs and logits of drawn rows; a response with its own draw has its own stream for them."""
+    """Router inputs and logits of randomly drawn rows; a response with its own draw has its own stream for them."""
     if buffers.features is None:
         return None
     rows_B = [sampling_rows(len(r.prompt.tokens), r.is_response) for r in responses]

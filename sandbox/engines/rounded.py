@@ -1,4 +1,4 @@
-"""Numerics that round as `Rounding` says: the hooks of the precision defects, done with torch's operators."""
+"""Numerics that apply a `Rounding` with torch's operators: the hooks of the precision defects."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from sandbox.kernels.rounding import Rounding, Step
 
 @final
 class Rounded(Numerics):
-    """Rounds at every hook what its `Rounding` names there, and nothing else."""
+    """Applies the steps of its `Rounding` at every hook."""
 
     def __init__(self, steps: Rounding):
-        assert not steps.asks_router, "rounding has no draws to put on router logits"
+        assert not steps.asks_router, "rounding does not touch router logits"
         self.steps = steps
 
     def activation(self, x: Float[Tensor, "*rows D"], site: Site) -> Float[Tensor, "*rows D"]:
@@ -38,9 +38,9 @@ class Rounded(Numerics):
         return rounded(k_BSHd, self.steps.kv), rounded(v_BSHd, self.steps.kv)
 
     def rounding(self) -> Rounding | None:
-        """The steps, where rows are rounded each by itself and nothing is refused on the way.
+        """The steps, if each row is rounded by itself and no step can raise.
 
-        None with a scale per tensor, which depends on the batch, and with fp16, whose overflow is an error of its hook.
+        None with a scale per tensor, which depends on the batch, and with fp16, whose hook raises on overflow.
         """
         steps = self.steps
         every = steps.inputs + steps.other_inputs + steps.outputs + steps.kv
@@ -49,7 +49,7 @@ class Rounded(Numerics):
 
 
 def rounded(x: Float[Tensor, "*rows D"], steps: tuple[Step, ...]) -> Float[Tensor, "*rows D"]:
-    """x after these steps; x itself where there are none."""
+    """x after these steps; x itself if there are none."""
     for step in steps:
         x = _rounded(x, step)
     return x

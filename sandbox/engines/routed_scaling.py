@@ -1,4 +1,4 @@
-"""Defect: the routed experts' sum is scaled by a factor that the trainer does not have.
+"""Defect: the sum of the routed experts is scaled by a factor that the trainer does not have.
 
 miles#1033: an engine that dropped `routed_scaling_factor`; the mean log-probability difference was 0.28.
 """
@@ -16,18 +16,18 @@ from torch import Tensor
 from sandbox.engines.defect import BREAKS_NONE, BREAKS_TRAINER, Defect, Link
 
 LAST = (".down_proj.", ".w2.")
-"""The matrices that an expert's output is linear in."""
+"""The matrices in which an expert's output is linear."""
 
 
 class RoutedScaling(Defect):
-    """The routed experts' part of the residual stream, times `factor`; shared experts and routers are left alone.
+    """The routed experts' contribution to the residual stream times `factor`; shared experts and routers are unchanged.
 
     A dropped routed_scaling_factor of 2.5 is a factor of 0.4. Breaks only trainer == engine; `factor` = 1 is exact.
     """
 
     place: ClassVar[float] = 11
     kind: Literal["routed_scaling"] = "routed_scaling"
-    factor: float = Field(default=0.4, ge=0, description="the engine's scale of the routed sum over the trainer's")
+    factor: float = Field(default=0.4, ge=0, description="scale of the routed sum, relative to the trainer's")
 
     @classmethod
     def rungs(cls) -> Mapping[str, Defect]:

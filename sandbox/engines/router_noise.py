@@ -1,4 +1,4 @@
-"""Defect: Gaussian noise on the router logits, the dial that moves routing alone."""
+"""Defect: Gaussian noise on the router logits; it changes only the routing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Noise(Numerics):
 class RouterNoise(Defect):
     """Independent noise of standard deviation `std` on every router logit, drawn from the generate call's stream.
 
-    Every forward pass draws new noise, in the order of its rows: all three numerical links break.
+    Every forward pass draws new noise, in row order, so all three numerical links break.
     """
 
     place: ClassVar[float] = 6

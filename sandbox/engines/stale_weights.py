@@ -1,7 +1,7 @@
-"""Defect: an engine that samples from weights of some versions ago, as asynchronous and off-policy RL do.
+"""Defect: an engine that samples from weights some versions old, as in asynchronous and off-policy RL.
 
 A response may begin under old weights and continue under the newest (an in-flight weight update): MiniRL (arXiv
-2512.01374) sec. 2.3 counts both as policy staleness; here they stand between mu and old.
+2512.01374) sec. 2.3 counts both as policy staleness; here they are part of the gap between mu and old.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ class StaleWeights(Defect):
     """Samples from the weights of `versions` hand-overs ago, or the oldest it has; `Response.version` says which.
 
     With `switch_at` < 1 every response continues with the newest weights after its first ceil(switch_at max_tokens)
-    tokens. The cache is kept, so that the old weights' keys and values stay in it (as in an in-flight update), or
-    recomputed under the new weights (as by aborting and resuming). Such a response has two versions, and
-    `Response.version` is the older one: no token is staler than it says. Routes are those of the pass that computed a
-    token's successor, also where the cache is recomputed.
+    tokens. The cache is kept, with the old weights' keys and values (as in an in-flight update), or recomputed under
+    the new weights (as after an abort and resume). Such a response has two versions, and `Response.version` is the
+    older one: no token is staler than that. Routes are those of the pass that computed a token's successor, even if the
+    cache is recomputed.
 
-    Breaks trainer == engine, by an update's worth for each version; with a switch also prefill == decode, as no single
-    set of weights gives these log-probabilities. `versions` = 0 is exact.
+    Breaks trainer == engine, by one update per version; with a switch also prefill == decode, as no single set of
+    weights gives these log-probabilities. `versions` = 0 is exact.
     """
 
     place: ClassVar[float] = 8
     at_most_one: ClassVar[bool] = True
     kind: Literal["stale_weights"] = "stale_weights"
-    versions: int = Field(default=1, ge=0, description="hand-overs that the weights are behind")
+    versions: int = Field(default=1, ge=0, description="number of hand-overs by which the weights lag")
     switch_at: float = Field(
         default=1.0, gt=0, le=1, description="share of max_tokens after which the newest weights take over; 1: never"
     )
     cache: Literal["kept", "recomputed"] = Field(
-        default="kept", description="what the newest weights find in the cache: old keys and values, or their own"
+        default="kept", description="cache after the switch: old keys and values, or those of the newest weights"
     )
 
     @classmethod
@@ -70,13 +70,13 @@ class StaleWeights(Defect):
         return BREAKS_TRAINER if self.switch_at == 1 else frozenset({"prefill", "trainer"})
 
     def switch_position(self, max_tokens: int) -> int | None:
-        """The first response position that the newest weights sample; None where none may be."""
+        """The first response position that the newest weights sample; None if there is none."""
         position = math.ceil(self.switch_at * max_tokens)
         return position if self.versions > 0 and position < max_tokens else None
 
 
 class WeightHistory:
-    """The newest weights and up to `versions` sets before them, as an engine stores them (after its other defects)."""
+    """The newest weights and up to `versions` earlier sets, as an engine stores them (after its other defects)."""
 
     def __init__(self, model: MoE, versions: int):
         self.versions = versions
@@ -85,10 +85,9 @@ class WeightHistory:
 
     @torch.no_grad()
     def push(self, named_tensors: NamedTensors, version: int, oldest: MoE) -> int:
-        """Takes the newest set, puts the oldest that is kept into `oldest`, and gives that one's version.
+        """Stores the newest set, loads the oldest kept set into `oldest`, and returns that set's version.
 
-        A version that is there already is replaced. Raises ValueError for one older than the newest, and what `load_hf`
-        raises.
+        An equal version is replaced. Raises ValueError for a version older than the newest, and as `load_hf` does.
         """
         if self._sets and version < max(self._sets):
             raise ValueError(f"load_weights: expected a version of at least {max(self._sets)}, got {version}")
@@ -101,12 +100,12 @@ class WeightHistory:
         return first
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """All sets but the newest, which whoever resumes hands over again."""
+        """All sets but the newest, which a resumed run hands over again."""
         older = sorted(self._sets)[:-1]
         return {f"{PREFIX}{version}.{name}": t for version in older for name, t in self._sets[version].items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_tensors`; other tensors are passed over. ValueError where one is not the model's."""
+        """The inverse of `state_tensors`; other tensors are ignored. ValueError if a set does not fit the model."""
         sets: dict[int, dict[str, Tensor]] = {}
         for version, name, tensor in _entries(tensors):
             sets.setdefault(version, {})[name] = tensor.clone()

@@ -1,4 +1,4 @@
-"""Defect: weights kept in a low-precision format, as inference engines quantise them at hand-over."""
+"""Defect: weights stored in a low-precision format, as inference engines quantise them at hand-over."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNQUANTISED = (
 def round_large(
     names: Sequence[str], stacked: Float[Tensor, "n ..."], change: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "n ..."]:
-    """The weights, of which the large matrices alone are `change`d, all at once; the others keep their bits."""
+    """The weights with `change` applied to the stack of large matrices; the others keep their bits."""
     is_large = [not any(part in name for part in UNQUANTISED) for name in names]
     if not any(is_large):
         return stacked
@@ -48,7 +48,7 @@ def round_large(
 class WeightPrecision(Defect):
     """Every attention, MLP and expert matrix rounded to `format`; with bf16 and fp16, every weight.
 
-    Breaks only trainer == engine: all rows meet the same rounded weights, in any batch and pass.
+    Breaks only trainer == engine: all rows, in any batch and pass, use the same rounded weights.
     Blocks of 128 x 128 are DeepSeek-V3's (arXiv 2412.19437, sec. 3.3.2).
     """
 
@@ -94,4 +94,5 @@ class WeightPrecision(Defect):
             return amax_of_blocks(stacked, self.block_size, self.block_size)
         if self.scale == "channel":
             return amax_of_rows(stacked)
+        # One scale per matrix of the stack.
         return amax_of_rows(stacked.flatten(1)).reshape(-1, *[1] * (stacked.dim() - 1))

@@ -1,4 +1,4 @@
-"""The decoder as an exact problem: its policy on a tree of responses, its bias and variance without sampling.
+"""The decoder as an exact problem: its policy on a tree of responses, with bias and variance computed without sampling.
 
-`audit` builds and measures the problems, `cases` are those of `firstorder audit`.
+`audit` builds and measures problems; `cases` has those of `firstorder audit`.
 """

@@ -1,7 +1,7 @@
-"""The sandbox's own MoE as an exact problem: every response of a small vocabulary, its routes included.
+"""The sandbox's own MoE as an exact problem: every response over a small vocabulary, with its routes.
 
-mu is a rollout engine with any defect, old and pi are the training engine, and theory/loop.py decides which pass routes
-how: nothing is modelled a second time here. A float64 model gives exact sums; in float32 they are off by about 1e-7.
+mu is a rollout engine with any defect, old and pi are the training engine, and theory/loop.py decides how each pass
+routes: nothing is modelled a second time here. A float64 model gives exact sums; in float32 they are off by about 1e-7.
 
 Letters beyond theory/contracts.py: n nodes, Y responses (theory/exact/tree.py), Q trainable parameters, R rows.
 Papers: MiniRL (arXiv 2512.01374) Table 1; R3 (2510.11370) Eq. 8; Pr2 (2606.00395) Eq. 4-7.
@@ -54,17 +54,17 @@ ENGINES: dict[str, EngineConfig] = {
     "activations-fp8": EngineConfig(defects=(ActivationPrecision(format="fp8_e4m3"),)),
     "router-noise": EngineConfig(defects=(RouterNoise(std=0.1),)),
 }
-"""The engines of an audit, by name: one departure each, from none to noise that moves routing alone."""
+"""The engines of an audit, by name, with one departure each: from none to noise that changes only the routing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoutedProblem(Problem):
-    """A problem whose policies are one MoE's passes, and where their routes part.
+    """A problem whose policies are passes of one MoE, and the differences of their routes.
 
-    differs_Y: whether any route of a response under `trained` is not the one that `target` takes.
-    disagreement: the share of (row, layer) pairs, prompt rows included, of responses from mu, at which mu's experts are
-    not those that old's live logits choose. staleness: the same share, the experts of `trained` against those of
-    `target`; 0 where nothing is replayed.
+    differs_Y: whether any route of a response under `trained` differs from that of `target`.
+    disagreement: the share in [0, 1] of (row, layer) pairs, prompt rows included, of responses from mu, at which mu's
+    experts differ from those that old's live logits choose. staleness: the same share for the experts of `trained`
+    against those of `target`; 0 without replay.
     """
 
     mode: Mode
@@ -77,7 +77,7 @@ class RoutedProblem(Problem):
 
 
 def tiny_moe(num_tokens: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> MoE:
-    """Two layers, width 8, the best 2 of 4 experts: some 2,100 parameters, drawn in float32 and kept as `dtype`."""
+    """A model of two layers, width 8, the top 2 of 4 experts: some 2,100 parameters, drawn in float32, then cast."""
     config = ModelConfig(
         vocab_size=num_tokens, hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4,
         num_experts=4, experts_per_token=2, expert_size=8, max_positions=64,
@@ -91,20 +91,20 @@ def trainable(model: MoE) -> list[torch.nn.Parameter]:
 
 
 def random_direction(model: MoE, generator: torch.Generator) -> Float[Tensor, " Q"]:
-    """Standard normal for each trainable parameter, in the order of `named_parameters`."""
+    """A standard normal number per trainable parameter, in the order of `named_parameters`."""
     num = sum(parameter.numel() for parameter in trainable(model))
     return torch.randn(num, generator=generator, dtype=torch.float64).to(model.norm.dtype)
 
 
 def moved(model: MoE, step_Q: Float[Tensor, " Q"]) -> MoE:
-    """A copy at parameters + step. Raises ValueError for a step of another length than the trainable parameters."""
+    """A copy at parameters + step. Raises ValueError unless the step has one number per trainable parameter."""
     copy = deepcopy(model)
     parameters = trainable(copy)
     sizes = [p.numel() for p in parameters]
     if len(step_Q) != sum(sizes):
         raise ValueError(f"step_Q: expected {sum(sizes)} numbers, one per trainable parameter, got {len(step_Q)}")
     with torch.no_grad():
-        # In place: a view into one long vector would start where no kernel wants a matrix to start.
+        # In place: a view into one long vector may start at an address that is not aligned for the kernels.
         for parameter, part in zip(parameters, step_Q.split(sizes), strict=True):
             parameter.add_(part.view_as(parameter))
     return copy
@@ -115,7 +115,7 @@ def step_at(
 ) -> Float[Tensor, " Q"]:
     """The step along `direction_Q` after which pi is at KL(old || pi) = `kl` nats per token, both naturally routed.
 
-    A flipped route is a jump of the KL: the step found may then stand on either side of it.
+    The KL jumps where a route flips: the step found may then be on either side of the jump.
     """
     old = natural_logp(model, tree, prompt)
 
@@ -126,9 +126,9 @@ def step_at(
 
 
 def router_drift(model: MoE, step_Q: Float[Tensor, " Q"]) -> dict[int, Float[Tensor, "D E"]]:
-    """W_p by layer for that step, with hindsight: what the gate weights themselves move, (W_pi - W_old)^T.
+    """W_p by layer for that step, in hindsight: the change of the gate weights themselves, (W_pi - W_old)^T.
 
-    The minimiser of Pr2's loss where all else stands still (Eq. 8); routes still differ where the routers' inputs move.
+    It minimises Pr2's loss if nothing else changes (Eq. 8); routes still differ where the routers' inputs change.
     """
     after = moved(model, step_Q).router_parameters()
     pairs = zip(model.config.moe_layers, model.router_parameters(), after, strict=True)
@@ -154,16 +154,16 @@ def moe_problem(
     target: RoutedPolicy | None = None,
     known: Sequence[RoutedPolicy] = (),
 ) -> RoutedProblem:
-    """One global step on one prompt, enumerated: `model` holds the weights that were rolled out, pi is a step further.
+    """One global step on one prompt, enumerated: `model` has the weights that were rolled out, pi is `step_Q` further.
 
-    mu: `engine` at `model`'s weights (under Pr3 with the predictor in its gates), its random draws named by `seed`.
+    mu: `engine` at `model`'s weights (under Pr3 with the predictor in its gates), with random draws seeded by `seed`.
     old: the training engine's old pass. `trained`: pi under the routes that the gradient passes of `mode` replay, None
-    where they are natural. `target`: pi at `model` + `step_Q`, naturally routed, computed unless it is given. All of
-    them at `temperature`.
-    `predictor` is W_p by layer, for Pr2 and Pr3 alone; `old_gates` is Pr2's choice (Algorithm). `known` are policies at
-    pi's weights, tree and prompt: one that has used the very routes is `trained`, instead of being computed again.
-    Raises ValueError for a model without MoE layers, an engine of stale weights, a predictor where none or another is
-    asked for, and sizes that do not fit.
+    if they are natural. `target`: pi at `model` + `step_Q`, naturally routed, computed unless given. All are at
+    `temperature`.
+    `predictor` is W_p by layer, for Pr2 and Pr3 only; `old_gates` is Pr2's choice (Algorithm). `known` are policies at
+    pi's weights, tree and prompt: one with the same routes is reused as `trained`.
+    Raises ValueError for a model without MoE layers, an engine with stale weights, a missing or superfluous predictor,
+    and sizes that do not fit.
     """
     if not model.config.moe_layers:
         raise ValueError("model: expected at least 1 MoE layer, got 0")
@@ -181,7 +181,7 @@ def moe_problem(
     if mode != "none":
         trained = next((policy for policy in known if _has_used(policy, old.gradient)), None)
         trained = routed_policy(now, tree, rollouts, old.gradient) if trained is None else trained
-    # Gradients are taken on the replayed routes, where there are any.
+    # Gradients are taken on the replayed routes, if there are any.
     used = target if trained is None else trained
     shift_YT = router_shift(now, rollouts, algorithm.passes, old)
     assert rollouts.experts is not None and old.scores.natural is not None, "a pass over MoE layers left no record"
@@ -202,9 +202,9 @@ def _has_used(policy: RoutedPolicy, plan: RoutingPlan) -> bool:
 
 
 def learner_of(model: MoE, mode: Mode, predictor: Mapping[int, Float[Tensor, "D E"]] | None) -> SandboxTrainingEngine:
-    """The training engine of that mode over this very model, with W_p in its predictor.
+    """The training engine of that mode around `model` itself, with W_p in its predictor.
 
-    Raises ValueError where there is a predictor and the mode has no predicted pass, or the other way round.
+    Raises ValueError if there is a predictor but the mode has no predicted pass, or the other way round.
     """
     if PASSES[mode].trains_predictor != (predictor is not None):
         got = "none" if predictor is None else f"one for layers {sorted(predictor)}"
@@ -216,14 +216,14 @@ def learner_of(model: MoE, mode: Mode, predictor: Mapping[int, Float[Tensor, "D 
 
 
 def _differing_pairs(a: RoutingRecord, b: RoutingRecord) -> Int[Tensor, " Y"]:
-    """The (row, layer) pairs of each response at which the experts differ."""
+    """The number of (row, layer) pairs of each response at which the experts differ."""
     num_R = (difference_counts(a, b) > 0).sum(1)
     response_R = torch.repeat_interleave(torch.arange(len(a)), a.offsets.diff())
     return torch.zeros(len(a), dtype=torch.int64).index_add_(0, response_R, num_R)
 
 
 def _share(a: RoutingRecord, b: RoutingRecord, mu_Y: Float[Tensor, " Y"]) -> float:
-    """E_mu[differing pairs] / E_mu[pairs]: what a run's router disagreement comes to over many responses."""
+    """E_mu[differing pairs] / E_mu[pairs]: the limit of a run's router disagreement over many responses."""
     pairs_Y = a.offsets.diff() * len(a.layer_numbers)
     return float((mu_Y * _differing_pairs(a, b)).sum() / (mu_Y * pairs_Y).sum())
 
@@ -240,9 +240,9 @@ def moe_cells(
     predictor: Mapping[int, Float[Tensor, "D E"]] | None = None,
     seed: int = 0,
 ) -> Iterator[tuple[str, Mode, RoutedProblem]]:
-    """(engine's name, mode, problem) for every pairing; the target, which is the same in all, is computed once.
+    """(engine's name, mode, problem) for every pair; the target, the same for all, is computed once.
 
-    `predictor` is by default the hindsight of `router_drift` for the step (zero without one).
+    `predictor` defaults to `router_drift` for the step (zero without a step).
     """
     if step_Q is None:
         step_Q = model.norm.new_zeros(sum(parameter.numel() for parameter in trainable(model)))
@@ -256,6 +256,7 @@ def moe_cells(
                 model, engine, mode, tree, prompt, reward_Y,
                 step_Q=step_Q, predictor=own, seed=seed, target=target, known=known,
             )  # fmt: skip
+            # Modes that replay the same routes share the policy.
             known += [problem.trained] if isinstance(problem.trained, RoutedPolicy) else []
             yield name, mode, problem
 
@@ -263,7 +264,7 @@ def moe_cells(
 def replay_bias(problem: RoutedProblem) -> Bound:
     """||E_mu[W' R grad log pi'] - grad J_seq|| <= 2 M mu(routes differ), with pi' = `trained` and W' = pi'/mu.
 
-    The left side is what replay alone puts in: the gradient of J_seq under pi' against that under pi.
+    The left side is the bias that replay alone adds: the gradient of J_seq under pi' against that under pi.
     Proof and tightness: `theory.bounds.routing.replay_bias`.
     """
     trained = problem.target if problem.trained is None else problem.trained

@@ -1,6 +1,6 @@
-"""The sandbox's MoE as a kind of policies in an audit: its own passes, engine defects and replay modes, enumerated.
+"""The sandbox's MoE as a kind of policy in an audit: its own passes, engine defects and replay modes, enumerated.
 
-One case is a model (a seed), an engine, a replay mode and a reward; `problem` sets staleness by a step of the weights.
+A case is a model (a seed), an engine, a replay mode and a reward; `problem` sets staleness by a step of the weights.
 The engine is the discrepancy: it has no dial, so its effect on the policy is measured. Papers: MiniRL (arXiv
 2512.01374) Table 1; R3 (2510.11370); Pr2 (2606.00395) Eq. 4-8.
 """
@@ -41,7 +41,7 @@ from theory.routing.passes import MODES, PASSES, Mode
 from theory.streams import stream
 
 PROMPT = Prompt("audit", (0,), answer="")
-"""The prompt of every response: one token."""
+"""The prompt of every response, one token long."""
 
 
 class MoeModel(Strict):
@@ -57,7 +57,7 @@ class MoeModel(Strict):
     expert_size: int = Field(default=8, ge=1, description="hidden width F of one expert")
 
     def build(self, num_tokens: int, max_length: int, generator: torch.Generator) -> MoE:
-        """The model with random weights, in float64; ValueError for sizes that do not fit together."""
+        """A model with random weights, in float64; ValueError for sizes that do not fit together."""
         sizes = ModelConfig(vocab_size=num_tokens, max_positions=max_length + 1, **self.model_dump())
         return MoE(sizes, generator).to(torch.float64)
 
@@ -93,7 +93,7 @@ class SandboxAudit(AuditConfig):
 
 
 def moe_cases(config: AuditConfig, block: MoePolicies) -> Cases:
-    """Each engine and mode of each model, with rewards of its own seed. `discrepancy` of the config plays no part."""
+    """A case per engine and mode of each model, with rewards of its own seed; `discrepancy` is not used."""
     levels = [(math.inf, s) for s in config.staleness.token_kl]
     labels = [objective.name for objective in config.objectives_of(block)]
 
@@ -114,7 +114,7 @@ def moe_cases(config: AuditConfig, block: MoePolicies) -> Cases:
 
 @dataclass
 class _World:
-    """One model with one reward: the parts that its engines and modes share are computed once."""
+    """One model with one reward; the parts that its engines and modes share are computed once."""
 
     config: AuditConfig
     block: MoePolicies
@@ -138,11 +138,12 @@ class _World:
 
     @cached_property
     def direction_Q(self) -> Float[Tensor, " Q"]:
-        """The direction in which the weights move on."""
+        """The direction in which the weights move, with about the length of a random one."""
         if self.config.staleness.direction == "random":
             return random_direction(self.model, self._stream("learner"))
         policy = target_policy(self.model, self.tree, PROMPT)
         gradient_Q = true_gradient(Problem(policy, policy.logp(), policy.logp(), self.reward_Y))
+        # As long as a standard normal vector, so that both directions have comparable steps.
         return gradient_Q * math.sqrt(len(gradient_Q)) / gradient_Q.norm()
 
     def step(self, staleness: float) -> Float[Tensor, " Q"]:
@@ -157,10 +158,11 @@ class _World:
         return self._targets[staleness]
 
     def problems(self, engine: str, mode: Mode) -> Callable[[float, float], Problem]:
-        """The problem under that engine (distance inf) or the exact one (0), at each staleness."""
+        """The problem as a function of discrepancy (inf: that engine, 0: the exact one) and staleness."""
 
         def problem(discrepancy: float, staleness: float) -> Problem:
             name = "exact" if discrepancy == 0 else engine
+            # The prefix separates an engine that the config calls `exact` from the exact one.
             key = (name if discrepancy == 0 else f"engine {name}", mode, staleness)
             if key not in self._problems:
                 defects = EngineConfig() if discrepancy == 0 else self.block.engines[engine]

@@ -1,6 +1,6 @@
-"""The sandbox's MoE in `firstorder flow`: its problems, its engines as errors, and a replay mode for each objective.
+"""The sandbox's MoE in `firstorder flow`: its problems, its engines as errors, and a replay mode per objective.
 
-The contexts of a prompt are prompts of two tokens: which prompt it is, and which opening the environment drew.
+A context is a prompt of two tokens: the prompt's number, and the opening that the environment drew.
 Papers: MiniRL (arXiv 2512.01374) Table 1; R3 (2510.11370); Pr2 (2606.00395).
 """
 
@@ -51,14 +51,14 @@ class MoeProblems(ProblemsBlock):
 
 
 class EngineError(ErrorBlock):
-    """An engine with defects, under a name and a number of its own for tables."""
+    """An engine with defects, with a name and a number for tables."""
 
     engine: EngineConfig = Field(default_factory=EngineConfig, description="as in a run's config; none: exact")
     kind: str = Field(description="name of the error; `exact` for an engine without defects")
 
     @model_validator(mode="after")
     def _has_one_dial(self) -> EngineError:
-        """An engine has the dials of its defects; `scale` is the one that tables show."""
+        """Checks that an engine has the dials of its defects only; `scale` is the one that tables show."""
         if self.token_kl is not None:
             raise ValueError(
                 f"{self.kind}: expected the engine's defects, got token_kl: an engine is not set by its KL"
@@ -74,14 +74,14 @@ class EngineError(ErrorBlock):
 class MoeObjective(FlowObjective):
     """An objective under a replay mode."""
 
-    mode: Mode = Field(default="none", description=f"whose experts are replayed, one of {', '.join(MODES)}")
+    mode: Mode = Field(default="none", description=f"routing replay, one of {', '.join(MODES)}")
 
 
 class MoeTraining(TrainingBlock):
-    """The training of every run; the variance, which takes one gradient per response, is left out unless asked for."""
+    """The training of every run; the variance, which takes one gradient per response, is optional."""
 
     variance: bool = Field(default=False, description="whether rows have the variance (slow)")
-    num_draws: int = Field(default=2, ge=1, description="fixed draws of an engine's noise, each a mu of its own")
+    num_draws: int = Field(default=2, ge=1, description="fixed draws of an engine's noise; each gives its own mu")
     predictor_rate: float = Field(
         default=PREDICTOR_RATE, gt=0, description="learning rate of Pr2's and Pr3's predictor"
     )
@@ -91,9 +91,9 @@ class SandboxFlow(FlowConfig):
     """A flow of MoE policies."""
 
     backend: Literal["sandbox"] = "sandbox"
-    problems: MoeProblems = Field(default_factory=MoeProblems, description="what is trained on")
-    errors: tuple[EngineError, ...] = Field(min_length=1, description="engines that sample")
-    objectives: tuple[MoeObjective, ...] = Field(min_length=1, description="remedies that are compared")
+    problems: MoeProblems = Field(default_factory=MoeProblems, description="the problems to train on")
+    errors: tuple[EngineError, ...] = Field(min_length=1, description="the engines that sample")
+    objectives: tuple[MoeObjective, ...] = Field(min_length=1, description="the remedies to compare")
     training: MoeTraining = Field(default_factory=MoeTraining, description="optimizer, updates, groups, draws")
 
 
@@ -102,7 +102,7 @@ def moe_problem_of(config: FlowConfig, number: int) -> tuple[Task, MovablePolicy
     assert isinstance(config, SandboxFlow), f"a flow of the sandbox, got {type(config).__name__}"
     block, generator = config.problems, stream(config.seed, "flow", "problem", number)
     task = task_of(config, generator)
-    # A prompt is two tokens long.
+    # Positions: the second token of the prompt, and `length` for the responses.
     model = block.policy.model.build(block.num_tokens, block.length + 1, generator)
     assert model.head is not None, "an output matrix of its own"
     with torch.no_grad():
@@ -118,7 +118,7 @@ def moe_problem_of(config: FlowConfig, number: int) -> tuple[Task, MovablePolicy
 def moe_engine_of(
     config: FlowConfig, number: int, error: ErrorBlock, objective: FlowObjective, first: MovablePolicy
 ) -> MoeEngine:
-    """The engine of one run; its draws are the same for every objective and level."""
+    """The engine of one run; its draws are the same for every objective and scale."""
     assert isinstance(config, SandboxFlow) and isinstance(error, EngineError) and isinstance(objective, MoeObjective)
     seed = derive_seed(config.seed, "flow", "engine", number, error.kind)
     num_draws = config.training.num_draws if error.engine.defects else 1

@@ -1,7 +1,7 @@
 """pi of the sandbox's MoE on a prefix tree: its log-probabilities, their Jacobian, and the routes of every response.
 
-The training engine's own forward and backward, under any RoutingPlan. Routes are functions of the prefix, because a
-replayed record is one: rows that two responses share hold the same experts in both.
+It uses the training engine's own forward and backward, under any RoutingPlan. Routes are functions of the prefix, as a
+replayed record is one: rows that two responses share have the same experts in both.
 
 Letters beyond theory/contracts.py: n nodes, Y responses (theory/exact/tree.py), Q trainable parameters.
 Paper: R3 (arXiv 2510.11370) Eq. 8, replayed experts under live gates.
@@ -30,7 +30,7 @@ from theory.routing.passes import ModePlan, RoutingPlan
 from theory.routing.record import RoutingRecord
 
 SHIFTED = preset("grpo", router_shift_floor=0.5)
-"""An objective whose old pass keeps the scores of its routers."""
+"""An objective whose old pass keeps its routers' scores."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ def target_policy(model: MoE, tree: PrefixTree, prompt: Prompt, temperature: flo
 
 
 def routed_policy(model: MoE, tree: PrefixTree, rollouts: Rollouts, plan: RoutingPlan) -> RoutedPolicy:
-    """pi at the model's weights, routed as `routing` says over `rollouts`, which are all responses of the tree.
+    """pi at the model's weights, routed by `plan` over `rollouts`, which are all responses of the tree.
 
-    It has the rollouts' temperature. The training engine's own forward and backward, one backward per edge; each edge
-    is read from a response through it.
+    It has the rollouts' temperature. The training engine takes one backward per edge; each edge is read from the first
+    response through it.
     """
     learner = SandboxTrainingEngine(model, OptimizerSettings())
     values, jacobians = [], []
     for t, owner_nV in enumerate(_owners(tree)):
-        # A node's V edges at a time.
+        # The V edges of one node at a time.
         rows = [learner.token_gradients(rollouts.select(b), plan.select(b), t) for b in owner_nV.tolist()]
         values.append(torch.stack([logp_V for logp_V, _ in rows]).double())
         jacobians.append(torch.stack([gradient_VQ for _, gradient_VQ in rows]).double())
@@ -65,6 +65,7 @@ def routed_policy(model: MoE, tree: PrefixTree, rollouts: Rollouts, plan: Routin
 
 def _owners(tree: PrefixTree) -> list[Int[Tensor, "_n V"]]:
     """The first response through each edge."""
+    # Initially beyond any index, so that `amin` finds the first response.
     owners = [torch.full((n * tree.num_tokens,), tree.num_responses) for n in tree.sizes]
     for rows, paths in tree.chunks():
         index_B = torch.arange(rows.start, rows.stop)
@@ -78,19 +79,20 @@ def _owners(tree: PrefixTree) -> list[Int[Tensor, "_n V"]]:
 def router_shift(model: MoE, rollouts: Rollouts, passes: ModePlan, old: OldPass) -> Float[Tensor, "B T"]:
     """Delta of every token, nats: the shift of this model's routers, routed as in its gradient pass, from old's.
 
-    The loop's own preparation of a mini-batch that holds all of these responses. The old pass must have kept its
+    It is the loop's own preparation of a mini-batch with all of these responses. The old pass must have kept its
     routers' scores (`SHIFTED`).
     """
     chosen = list(range(len(rollouts)))
+    # Index 1 of 2: in the first mini-batch pi equals old, and its shift would be set to 0 without a pass.
     minibatch = take(rollouts, old, torch.zeros(len(rollouts), dtype=model.norm.dtype), chosen, index=1, num=2)
     learner = SandboxTrainingEngine(model, OptimizerSettings())
     found, _ = prepared(SHIFTED, passes, learner, minibatch, old.scores, old.gradient, chosen)
-    assert found.router_shift_BT is not None, "it was asked for"
+    assert found.router_shift_BT is not None, "SHIFTED needs the shift"
     return found.router_shift_BT
 
 
 def edges_of(tree: PrefixTree, values_YT: Float[Tensor, "Y T"]) -> list[Float[Tensor, "_n V"]]:
-    """A value of every response at every position, as one value per edge, in float64."""
+    """The values of all responses and positions, as one value per edge, in float64."""
     return [values_YT[owner_nV, t].double() for t, owner_nV in enumerate(_owners(tree))]
 
 
@@ -100,14 +102,14 @@ def natural_logp(model: MoE, tree: PrefixTree, prompt: Prompt) -> list[Float[Ten
 
 
 def exact_rollouts(model: MoE, tree: PrefixTree, prompt: Prompt, temperature: float = 1.0) -> Rollouts:
-    """Every response of the tree with pi's own log-probabilities: those of the engine without defects."""
+    """Every response of the tree with pi's own log-probabilities, from the engine without defects."""
     engine = rollout_engine(model, EngineConfig(), tree)
     engine.load_model(model, version=0)
     return engine.enumerate(prompt, tree, temperature=temperature)
 
 
 def rollout_engine(model: MoE, engine: EngineConfig, tree: PrefixTree) -> SandboxEngine:
-    """The configured engine for the model's sizes and type and the tree's end token; it holds no weights yet."""
+    """The configured engine for the model's sizes and dtype and the tree's end token; it has no weights yet."""
     stop_token = tree.num_tokens - 1 if tree.has_end else None
     return SandboxEngine(model.config, engine.defects, stop_token, dtype=model.norm.dtype, kernels=model.kernels)
 

@@ -1,9 +1,9 @@
 """The sandbox's MoE in exact training: its policy on a forest, and its engines with their replay modes.
 
-mu is a rollout engine with any defect, old and pi are the training engine, and theory/loop.py decides which pass routes
-how, as in sandbox/exact/audit.py, which has one step of this. The predictor learns by its own trainer, rows weighted by
-their probabilities. An engine's noise is K fixed draws, each a mu of its own; a trajectory states the error that so few
-leave (`draw_error`).
+mu is a rollout engine with any defect, old and pi are the training engine, and theory/loop.py decides how each pass
+routes, as in sandbox/exact/audit.py, which takes one such step. The predictor's own trainer weights rows by their
+probabilities. An engine's noise is K fixed draws, each with its own mu; a trajectory reports the error left by so few
+draws (`draw_error`).
 
 A *deepest* response is a node of the last depth with any last token: these cover every node, and all tokens are scored
 at each. Letters beyond theory/exact/forest.py: K draws, b deepest responses, F feature rows, Q trainable parameters.
@@ -48,7 +48,7 @@ PREDICTOR_RATE = 1e-3
 class MoePolicy:
     """pi of a model on a forest, each context a prompt; its parameters are the trainable ones, in the model's order.
 
-    `sequences` are the deepest responses, whose temperature is the policy's. `routing` is natural, or a replay.
+    `sequences` are the deepest responses, at the policy's temperature. `routing` is natural or a replay.
     """
 
     tree: Forest
@@ -58,7 +58,7 @@ class MoePolicy:
 
     @staticmethod
     def of(forest: Forest, model: MoE, prompts: Sequence[Prompt], temperature: float = 1.0) -> MoePolicy:
-        """The naturally routed policy; ValueError unless there is a prompt of one length for each context."""
+        """The naturally routed policy; ValueError unless there is one prompt per context."""
         if len(prompts) != forest.num_contexts:
             raise ValueError(f"prompts: expected one for each of {forest.num_contexts} contexts, got {len(prompts)}")
         return MoePolicy(forest, model, _deepest(forest, prompts, model.norm.dtype, temperature))
@@ -79,12 +79,12 @@ class MoePolicy:
         return MoePolicy(self.tree, moved(self.model, step), self.sequences)
 
     def routed(self, routing: RoutingPlan) -> MoePolicy:
-        """The same weights under another routing of the deepest responses."""
+        """The same weights, with another routing of the deepest responses."""
         return replace(self, routing=routing)
 
     @cached_property
     def _pass(self) -> tuple[list[torch.nn.Parameter], Float[Tensor, "N V"], RouterFeatures | None]:
-        """The parameters, log pi of every node as a function of them, and the live logits of the rows asked for."""
+        """The parameters, log pi of every edge with its graph, and the routers' live logits of the rows in the plan."""
         learner = SandboxTrainingEngine(self.model, OptimizerSettings())
         forward, routing = learner.differentiable(self.sequences, self.routing)
         assert forward.logp_top_BTK is not None, "the deepest responses were scored without all tokens"
@@ -93,7 +93,7 @@ class MoePolicy:
 
     @property
     def features(self) -> RouterFeatures | None:
-        """The routers' live logits in this pass, on the rows that its routing asks for."""
+        """The routers' live logits in this pass, on the rows that its routing requests."""
         return self._pass[2]
 
     def logp(self) -> list[Float[Tensor, "_n V"]]:
@@ -104,11 +104,12 @@ class MoePolicy:
         """sum over edges of cotangent x grad log pi(edge)."""
         parameters, logp_NV, _ = self._pass
         weights_NV = torch.cat(list(cotangents)).to(logp_NV)
+        # The graph is kept: `_pass` is cached, and several pull-backs share it.
         parts = torch.autograd.grad(logp_NV, parameters, weights_NV, retain_graph=True)
         return torch.cat([part.reshape(-1) for part in parts]).double()
 
     def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
-        """||sum_t c_t grad log pi_t||^2 of each path: a pull-back each."""
+        """||sum_t c_t grad log pi_t||^2 of each path, with one pull-back per path."""
         norms = []
         for b, c_T in enumerate(coefficients_BT):
             edges = self.tree.zero_edges()
@@ -122,7 +123,7 @@ def _parts(paths: Paths) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def owners(forest: Forest) -> list[Int[Tensor, " _n"]]:
-    """The first deepest response through each node, a depth at a time."""
+    """The first deepest response through each node, by depth."""
     T, W = forest.max_length, forest.num_continuing
     return [torch.arange(forest.num_nodes(t)) * W ** (T - 1 - t) for t in range(T)]
 
@@ -136,7 +137,7 @@ def _deepest(forest: Forest, prompts: Sequence[Prompt], dtype: torch.dtype, temp
         for c, tokens_T in zip(forest.context_of_node(T - 1).tolist(), tokens_bT, strict=True)
     )
     num = len(responses) * T
-    # All tokens at every position, in their order: what is asked of a pass is the whole distribution.
+    # All V tokens as the "likeliest" ones of every position: a pass then scores the whole distribution.
     top = TopTokens(
         torch.arange(V).repeat(num, 1), torch.zeros(num, V, dtype=dtype), offsets_of([T] * len(responses)), V
     )
@@ -148,7 +149,7 @@ def _deepest(forest: Forest, prompts: Sequence[Prompt], dtype: torch.dtype, temp
 
 @dataclass(frozen=True)
 class MoeRollout(Rollout):
-    """A rollout with its old pass, and the probability of each of its feature rows, with the sum 1."""
+    """A rollout with its old pass, and the probabilities of its feature rows, which sum to 1."""
 
     old: OldPass | None = None
     weight_F: Float[Tensor, " F"] | None = None
@@ -156,7 +157,7 @@ class MoeRollout(Rollout):
 
 @dataclass
 class _Replayed:
-    """pi under the routing of the gradient passes; rollouts that share a routing share the pass."""
+    """pi under the routing of the gradient passes; rollouts with the same routing share the pass."""
 
     routing: RoutingPlan
     _last: tuple[MovablePolicy, MoePolicy] | None = None
@@ -169,7 +170,7 @@ class _Replayed:
 
 @dataclass
 class _Shift:
-    """The shift of pi's routers from old's at every node, from a scoring pass of pi that rollouts share."""
+    """The shift of pi's routers from old's at every node, from one scoring pass of pi that rollouts share."""
 
     rolled: Rollouts
     passes: ModePlan
@@ -179,13 +180,14 @@ class _Shift:
     def __call__(self, policy: MovablePolicy) -> list[Float[Tensor, " _n"]]:
         if self._last is None or self._last[0] is not policy:
             now = moe(policy)
+            # Without the V tokens per position: only the routers' scores are needed.
             shift_bT = router_shift(now.model, replace(self.rolled, top=None), self.passes, self.old).double()
             self._last = (policy, [shift_bT[owner_n, t] for t, owner_n in enumerate(owners(now.tree))])
         return self._last[1]
 
 
 def moe(policy: MovablePolicy) -> MoePolicy:
-    """The policy as an MoE's; ValueError for another kind."""
+    """The policy, as an MoePolicy; ValueError for another kind."""
     if not isinstance(policy, MoePolicy):
         raise ValueError(f"policy: expected that of an MoE, got {type(policy).__name__}")
     return policy
@@ -193,10 +195,10 @@ def moe(policy: MovablePolicy) -> MoePolicy:
 
 @dataclass
 class MoeEngine:
-    """A rollout engine with defects, under a replay mode; one object serves one run, whose predictor it holds.
+    """A rollout engine with defects and a replay mode; one object serves one run, whose predictor it holds.
 
-    `num_draws` is K, fixed draws of its noise, named by `seed`; without noise one is enough. The predictor learns at
-    `predictor_rate`, whatever the policy's rate is.
+    `num_draws` is K, the number of fixed draws of its noise, seeded by `seed`; without noise one is enough. The
+    predictor learns at `predictor_rate`, whatever the policy's rate.
     """
 
     config: EngineConfig
@@ -207,15 +209,15 @@ class MoeEngine:
     _trainer: PredictorTrainer | None = None
 
     def roll_out(self, sampling: MovablePolicy, policy: MovablePolicy) -> list[MoeRollout]:
-        """The rollouts of all draws, and the old pass of each; those that replay nothing of mu share one."""
+        """The rollouts of all draws, each with its old pass; without a replay of mu, all share one old pass."""
         now, forest = moe(policy), moe(policy).tree
         temperature = now.sequences.temperature
-        # Old's routers are scored whether an objective looks at them or not: it is one look-up a row.
+        # Old's routers are scored whether or not an objective needs them: it is one look-up per row.
         algorithm = Algorithm(objective=SHIFTED, mode=self.mode, temperature=temperature)
         engine, predictor = rollout_engine(now.model, self.config, forest.tree), self._predictor(now.model)
         hand_over(algorithm, engine, learner_of(moe(sampling).model, self.mode, predictor), version=0)
         keeps = algorithm.passes.rollout == "predicted"
-        # Prompts that come K times are drawn for K times, in the passes of one.
+        # A repeated prompt has noise of its own: one walk makes all K draws, in shared passes.
         found = engine.walk(now.prompts * self.num_draws, forest.tree, self.seed, temperature, keeps)
         logp_mu = list(zip(*(x_nV.double().chunk(self.num_draws) for x_nV in found.logp), strict=True))
         record = found.record(now.model)
@@ -233,9 +235,9 @@ class MoeEngine:
         return rollouts
 
     def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> float | None:
-        """One step of the predictor on the live logits of `trained`, rows weighted by their probabilities under mu.
+        """Takes one step of the predictor on the live logits of `trained`, rows weighted by their probability under mu.
 
-        Its expected loss before the step, in nats; None where no pass is predicted.
+        Returns its expected loss before the step, in nats; None if no pass is predicted.
         """
         if self._trainer is None:
             return None
@@ -252,11 +254,11 @@ class MoeEngine:
         return self._trainer.step(features, torch.cat(logits), rate, weight_F=weight_F)["predictor/loss"]
 
     def predictor_weights(self) -> dict[int, Float[Tensor, "D E"]]:
-        """W_p by layer; empty before the first rollout, and where no pass is predicted."""
+        """W_p by layer; empty before the first rollout, and if no pass is predicted."""
         return {} if self._trainer is None else self._trainer.weights()
 
     def _predictor(self, model: MoE) -> dict[int, Float[Tensor, "D E"]] | None:
-        """W_p by layer, zero at the start; None where no pass is predicted."""
+        """W_p by layer, initially zero; None if no pass is predicted."""
         if not PASSES[self.mode].trains_predictor:
             return None
         if self._trainer is None:
@@ -274,8 +276,8 @@ def _with(sequences: Rollouts, experts: RoutingRecord, features: RouterFeatures 
 def _scored(
     algorithm: Algorithm, learner: SandboxTrainingEngine, rolled: Rollouts, forest: Forest, seed: int
 ) -> tuple[Edges, OldPass, Callable[[MovablePolicy], TreePolicy]]:
-    """log old of every edge, the old pass, and whose gradients are taken after it."""
-    rewards_PG = torch.zeros(1, len(rolled))  # no part of an old pass looks at them
+    """log old of every edge, the old pass, and the map from a policy to the one whose gradients are taken."""
+    rewards_PG = torch.zeros(1, len(rolled))  # an old pass does not read them
     old = old_pass(0, algorithm, learner, Collected(rolled, rewards_PG, {}), seed)
     assert old.scores.logp_top_BTK is not None, "the deepest responses were scored without all tokens"
     logp_old = [old.scores.logp_top_BTK[owner_n, t].double() for t, owner_n in enumerate(owners(forest))]
@@ -285,9 +287,9 @@ def _scored(
 
 
 def row_weights(forest: Forest, logp_mu: Edges) -> Float[Tensor, " F"]:
-    """The share of each row of the deepest responses among all rows that mu's responses have, in expectation.
+    """The expected share of each row of the deepest responses among all rows of mu's responses.
 
-    A node stands in as many rows as it has deepest descendants; together they have its probability.
+    A node occurs in one row per deepest descendant; together these rows have its probability.
     """
     T, W = forest.max_length, forest.num_continuing
     length = expected_length(forest, logp_mu)

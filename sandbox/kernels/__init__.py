@@ -1,9 +1,9 @@
 """Batch-invariant arithmetic: a row's result has the same bits alone or in any batch, in prefill, decode and training.
 
-Matrix libraries choose another order of summation for one to three rows, for long inner axes and for the ragged end of
-an elementwise pass; so no product here has fewer than MIN_ROWS rows, no sum over keys is longer than KEY_BLOCK at once,
-and every sum over experts runs in ascending expert order. Forward passes are invariant, gradients only deterministic.
-All of it was measured with one thread (more may split rows off); `probe` checks it on the machine at hand.
+Matrix libraries change the order of summation for one to three rows, for long inner axes and at the ragged end of an
+elementwise pass. So a product here has at least MIN_ROWS rows, sums over keys run in blocks of KEY_BLOCK, and sums over
+experts run in ascending expert order. Forward passes are invariant, gradients only deterministic. This was measured
+with one thread (more threads may split rows); `probe` checks it on the machine at hand.
 
 Letters beyond theory/contracts.py: N rows, O output width, M token-expert pairs, R pairs sorted by expert (padded), F
 expert hidden width, H query heads, h key heads, P keys with padding, d head width.
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def choose(compiled: bool) -> Kernels:
-    """The kernels of a run: torch's operators, or C++ built at first use (ConfigError where it cannot be built)."""
+    """The kernels of a run: torch's operators, or C++ built at first use (ConfigError if the build fails)."""
     if not compiled:
         return EAGER
     from sandbox.kernels.compiled import compiled_kernels

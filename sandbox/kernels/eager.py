@@ -1,4 +1,4 @@
-"""The kernels that are made of torch's operators."""
+"""The kernels made of torch's operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations on one row at a time: norms, activations and rotations, each with a gradient in few passes over memory."""
+"""Row-wise operations: norms, activations and rotations, with gradients that take few passes over memory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from torch.nn import functional as F
 
 
 def sigmoid(x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
-    """1 / (1 + exp(-x)), as a softmax over {x, 0}: that works row by row, sigmoid's last lanes depend on the batch."""
+    """1 / (1 + exp(-x)), batch-invariant."""
+    # A softmax over {x, 0} works row by row; the last SIMD lanes of torch.sigmoid depend on the batch.
     return torch.stack([x, torch.zeros_like(x)], dim=-1).softmax(dim=-1)[..., 0]
 
 
 def apply(function: type[Function], *arguments: Any) -> Tensor:
-    """The function without autograd's bookkeeping where no gradient is taken: it costs more than a small operator."""
+    """The function's result; without gradients, autograd is bypassed: it costs more than a small operator."""
     if torch.is_grad_enabled():
         return function.apply(*arguments)  # type: ignore[return-value]
     return function.forward(_NO_CONTEXT, *arguments)  # type: ignore[return-value]
 
 
 class _NoContext:
-    """Takes what a forward saves for its backward, and keeps none of it."""
+    """Accepts the tensors that a forward saves for its backward, and keeps none of them."""
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         pass
@@ -34,7 +35,7 @@ _NO_CONTEXT = _NoContext()
 
 
 class _RMSNorm(Function):
-    """x w / rms(x), with 1 / rms kept and both gradients from one product of rows."""
+    """x w / rms(x); 1 / rms is kept, and both gradients come from one product of rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -48,19 +49,19 @@ class _RMSNorm(Function):
         normed = torch.mul(x, rstd)
         product = torch.mul(grads[0], normed)
         grad_weight = product.flatten(0, -1 - weight.dim()).sum(0)
-        # d rms: along the row itself, by the mean of grad * weight * normed.
+        # The gradient through rms points along the row; its size is the mean of grad * weight * normed.
         along = product.mul_(weight).sum(dim=-1, keepdim=True).div_(x.shape[-1])
         grad_x = torch.mul(grads[0], weight).sub_(normed.mul_(along)).mul_(rstd)
         return grad_x, grad_weight, None
 
 
 def rms_norm(x: Float[Tensor, "*rows D"], weight: Float[Tensor, "*heads D"], eps: float) -> Float[Tensor, "*rows D"]:
-    """x w / sqrt(mean(x^2) + eps) over the last axis; `weight` may differ by head, its axes are the last ones of x."""
+    """x w / sqrt(mean(x^2) + eps) over the last axis; `weight` may differ by head: its axes are the last axes of x."""
     return apply(_RMSNorm, x, weight, eps)
 
 
 class _SwiGLU(Function):
-    """silu(g) u with its gradient written into one buffer of both halves."""
+    """silu(g) u; the gradients of both halves share one buffer."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ class _SwiGLU(Function):
 def swiglu(gate_up: Float[Tensor, "*rows F2"]) -> Float[Tensor, "*rows F"]:
     """silu(g) u of rows that hold g and u side by side.
 
-    As a strided half, g is worked on row by row, so that silu's ragged end falls on the same columns in every batch.
+    g is a strided view, so silu runs row by row and its ragged end falls on the same columns in every batch.
     """
     return apply(_SwiGLU, gate_up)
 
@@ -94,6 +95,7 @@ class _Rotate(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
+        # (x1 cos - x2 sin, x2 cos + x1 sin): the table of sines has the minus sign.
         return _swapped(x).mul_(sin).add_(x * cos)
 
     @staticmethod
@@ -103,12 +105,12 @@ class _Rotate(Function):
 
 
 def _swapped(x: Tensor) -> Tensor:
-    """The second half before the first."""
+    """x with the halves of its last axis swapped."""
     return x.roll(x.shape[-1] // 2, -1)
 
 
 def rotation_tables(angle_Pd: Float[Tensor, "P half"]) -> tuple[Float[Tensor, "P d"], Float[Tensor, "P d"]]:
-    """Cosine and sine of every position for both halves of a head, the sine with its sign."""
+    """Cosines and sines at every position, for both halves of a head; the sines of the first half are negated."""
     cos_Pd, sin_Pd = angle_Pd.cos(), angle_Pd.sin()
     return torch.cat([cos_Pd, cos_Pd], -1), torch.cat([-sin_Pd, sin_Pd], -1)
 
@@ -116,9 +118,9 @@ def rotation_tables(angle_Pd: Float[Tensor, "P half"]) -> tuple[Float[Tensor, "P
 def rotation(
     table_Pd: Float[Tensor, "P d"], positions_BS: Int[Tensor, "B S"], num_heads: int
 ) -> Float[Tensor, "B S H d"]:
-    """A table of `rotate` at these positions, made once per pass for every head.
+    """The rows of a table of `rotate` at these positions, repeated for every head; made once per pass.
 
-    Written out, since an operator that broadcasts over heads, or works on half a head, runs in steps of that width.
+    The repetition is written to memory: an operator that broadcasts over heads vectorises over one head's width only.
     """
     rows = table_Pd.index_select(0, positions_BS.flatten())
     return rows[:, None].expand(-1, num_heads, -1).reshape(*positions_BS.shape, num_heads, -1)

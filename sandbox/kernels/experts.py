@@ -19,7 +19,7 @@ from sandbox.kernels.products import ALIGNMENT, MIN_ROWS, aligned, product
 
 
 class _Plan(NamedTuple):
-    """Sorted by expert: row r holds token token_R[r], slot (n, k) is row row_KN[k, n], group e ends at ends_E[e]."""
+    """Pairs by expert: row r holds token token_R[r], slot (n, k) is row row_KN[k, n], group e ends at ends_E[e]."""
 
     token_R: Tensor
     row_KN: Tensor
@@ -27,18 +27,19 @@ class _Plan(NamedTuple):
 
 
 def _plan(experts_NK: Tensor, num_experts: int) -> _Plan:
-    """Sorts token-expert pairs by expert; a small group that is not empty is filled up to MIN_ROWS with token 0."""
-    # In numpy: a dozen operators on a few hundred integers, which cost torch ten times as much to start as to run.
+    """Sorts token-expert pairs by expert; a non-empty group is padded to MIN_ROWS with token 0."""
+    # In numpy: torch would spend ten times as long on starting a dozen operators on a few hundred integers.
     N, K = experts_NK.shape
+    # int16 holds every id, and numpy's stable sort of 16-bit integers is a radix sort.
     expert_M = experts_NK.numpy().astype(np.int16).T.reshape(K * N)
     order_M = expert_M.argsort(kind="stable")
     count_E = np.bincount(expert_M, minlength=num_experts)
     size_E = np.maximum(count_E, MIN_ROWS) * (count_E > 0)
     end_E = size_E.cumsum()
-    # A pair's row: its place among the sorted pairs, moved on by the padding of the groups before its own.
+    # A pair's row: its rank among the sorted pairs plus the padding of the groups before its own.
     row_M = np.arange(K * N) + (end_E - size_E - count_E.cumsum() + count_E).repeat(count_E)
     token_R = np.zeros(end_E[-1], dtype=np.int64)
-    token_R[row_M] = order_M % N  # pairs are counted slot by slot: pair k * N + n is token n
+    token_R[row_M] = order_M % N  # pairs are numbered slot by slot: pair k * N + n is token n
     row_KN = np.empty(K * N, dtype=np.int64)
     row_KN[order_M] = row_M
     return _Plan(*(torch.from_numpy(a) for a in (token_R, row_KN.reshape(K, N), end_E.astype(np.int32))))
@@ -53,7 +54,7 @@ def _gather_sum(x_RD: Tensor, row_KN: Tensor) -> Tensor:
 
 
 class _Dispatch(Function):
-    """Tokens to sorted rows. Its gradient gathers a token's K rows: no scattered additions in either direction."""
+    """Tokens to sorted rows. The gradient gathers a token's K rows, so that neither direction scatters additions."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, token_R: Tensor, row_KN: Tensor) -> Tensor:
@@ -67,21 +68,21 @@ class _Dispatch(Function):
 
 
 class _Combine(Function):
-    """Sorted rows back to tokens: sum_k w_k y_k, in slot order. Padding rows are in no slot: they get no gradient."""
+    """Sorted rows back to tokens: sum_k w_k y_k, in slot order. Padding rows belong to no slot and get no gradient."""
 
     @staticmethod
     def forward(ctx: Any, y_RD: Tensor, weights_NK: Tensor, token_R: Tensor, row_KN: Tensor) -> Tensor:
         ctx.save_for_backward(y_RD, weights_NK, token_R, row_KN)
         out_ND = y_RD.index_select(0, row_KN[0]).mul_(weights_NK[:, :1])
         for k in range(1, row_KN.shape[0]):
-            # Product and sum are rounded apart: a fused multiply-add is used for some lanes only.
+            # Product and sum round separately: torch fuses a multiply-add in some SIMD lanes only.
             out_ND += y_RD.index_select(0, row_KN[k]).mul_(weights_NK[:, k : k + 1])
         return out_ND
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         y_RD, weights_NK, token_R, row_KN = ctx.saved_tensors
-        # Rows of padding keep the weight 0: they stand for token 0, which must not learn from them.
+        # Padding rows keep the weight 0: they are copies of token 0, which must not learn from them.
         weight_R = weights_NK.new_zeros(y_RD.shape[0]).index_copy_(0, row_KN.flatten(), weights_NK.t().flatten())
         grad_rows_RD = grads[0].index_select(0, token_R)
         dot_R = (grad_rows_RD * y_RD).sum(dim=-1)
@@ -89,13 +90,14 @@ class _Combine(Function):
 
 
 def _loop_mm(x_RD: Tensor, weight_EDO: Tensor, ends_E: Tensor) -> Tensor:
-    """The definition of `grouped_mm`, and its stand-in where the operator or the dtype is missing."""
+    """The definition of `grouped_mm`, and the fallback where torch lacks the operator or the dtype."""
     ends = ends_E.tolist()
     return torch.cat(
         [x_RD[start:end] @ weight_EDO[e] for e, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
     )
 
 
+# Older torch has it under the private name only.
 _fused_mm: Callable[..., Tensor] | None = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 
 
@@ -116,7 +118,7 @@ def grouped_experts(
     down_EFD: Float[Tensor, "E F D"],
     numerics: Numerics = EXACT,
 ) -> Float[Tensor, "N D"]:
-    """sum_k w_k down_k(silu(g_k) u_k), (g_k, u_k) = x gate_up_k: the SwiGLU experts of each row, weighed and summed.
+    """sum_k w_k down_k(silu(g_k) u_k), (g_k, u_k) = x gate_up_k: the weighted sum of each row's SwiGLU experts.
 
     The sum runs in ascending expert order, whatever the order of the slots. The gradient reaches x, the weights and
     both parameters; an expert that no row chose gets a zero gradient.
@@ -125,11 +127,11 @@ def grouped_experts(
 
 
 def ascending(experts_NK: Tensor, weights_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Slots in ascending expert order."""
+    """Ids and weights with their slots in ascending expert order."""
     ids = experts_NK.numpy()
     if (ids[:, 1:] > ids[:, :-1]).all():
         return experts_NK, weights_NK
-    # A floating-point sum depends on its order, and a replayed record lists experts in another order than a top-k.
+    # A floating-point sum depends on its order, and a replayed record may list experts in another order than top-k.
     experts_NK, slot_NK = experts_NK.sort(dim=1, stable=True)
     return experts_NK, weights_NK.gather(1, slot_NK)
 
@@ -147,7 +149,7 @@ def grouped_experts_by(
     down_EFD: Tensor,
     numerics: Numerics,
 ) -> Float[Tensor, "N D"]:
-    """`grouped_experts` made of this grouped product and this SwiGLU."""
+    """`grouped_experts` with the given grouped product and SwiGLU."""
     experts_NK, weights_NK = ascending(experts_NK, weights_NK)
     plan = _plan(experts_NK, gate_up_EDF.shape[0])
     x_RD = apply(_Dispatch, numerics.activation(x_ND, "gate_up"), plan.token_R, plan.row_KN)

@@ -1,4 +1,4 @@
-"""The interface of kernels: a model computes with one set, chosen when it is made."""
+"""The interface of a set of kernels; a model computes with one set."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ class Heads(Protocol):
 
 @dataclass(frozen=True)
 class Kernels:
-    """A set of kernels; each field is documented where the eager one is defined.
+    """A set of kernels; the eager kernels document each field.
 
-    key_mask: how `attention` is told how many of the key slots each query sees: (num_seen_BS, num_slots, dtype).
-    gate: the gate convention, as it is computed here.
-    set_threads: how many threads the process may compute with, torch's included.
-    self_attention: what stands between the product of queries, keys and values and that of the heads, in one operator;
-    gives None where the set has none for a model's sizes.
-    has_passes: whether a model takes whole passes without gradients in one call (sandbox/model/compiled_passes.py).
+    key_mask: the argument of `attention` for the number of key slots that each query sees, from (num_seen_BS,
+    num_slots, dtype).
+    gate: the gate convention, computed by this set.
+    set_threads: sets the number of threads that the process may compute with, torch's included.
+    self_attention: all that lies between the qkv product and the output product, in one operator; returns None where
+    the set has no such operator for a model's sizes.
+    has_passes: whether a model runs whole passes without gradients in one call (sandbox/model/compiled_passes.py).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The places in a forward pass where an engine's arithmetic may depart from the exact one; by default it does not.
+"""Hooks in a forward pass at which an engine's arithmetic may depart from the exact one; by default it does not.
 
 A defect overrides hooks of `Numerics`; `compose` chains several. `EXACT` costs one call per site and keeps all bits.
 """
@@ -25,9 +25,9 @@ Part = Callable[[int, int], Tensor]
 
 
 class Numerics:
-    """The hooks of one forward pass. Rows are tokens (for `down` of experts: token-expert pairs, some of them twice).
+    """The hooks of one forward pass. Rows are tokens (for `down` of experts: token-expert pairs and padding).
 
-    A hook must keep shape and dtype. Gradients flow through whatever it does; defects run without gradients.
+    A hook must keep shape and dtype. Gradients flow through it; defects run without gradients.
     """
 
     def activation(self, x: Float[Tensor, "*rows D"], site: Site) -> Float[Tensor, "*rows D"]:
@@ -59,10 +59,10 @@ class Numerics:
         return logits_NV
 
     def rounding(self) -> Rounding | None:
-        """The effect of the hooks before `logits` on a pass, as data with which it can be computed without them.
+        """The effect of all hooks but `logits`, as data from which a pass can be computed without calling them.
 
-        None where a hook does more than this says: such a pass must ask its hooks. So a class that overrides one and
-        states nothing is never computed without it; `router_logits` alone is asked also in between.
+        None if a hook does more than `Rounding` can express: such a pass must call its hooks. A class that overrides a
+        hook but not this method gets None too; only `router_logits` can be called inside a whole pass.
         """
         hooks = ("activation", "weight", "product", "output", "kv")
         if any(getattr(type(self), hook) is not getattr(Numerics, hook) for hook in hooks):
@@ -74,7 +74,7 @@ class Numerics:
 class _Chain(Numerics):
     def __init__(self, parts: Sequence[Numerics]):
         self.parts = tuple(parts)
-        # Once: every pass asks for it, and a decoding step is short.
+        # Computed once: every pass reads it, and a decoding step is short.
         self._rounding = _in_order([part.rounding() for part in self.parts])
 
     def rounding(self) -> Rounding | None:
@@ -91,6 +91,7 @@ class _Chain(Numerics):
         return weight
 
     def product(self, part: Part, width: int, num_rows: int, site: Site) -> Tensor:
+        # Nested: the last numerics splits the whole axis, and earlier ones sum each of its pieces.
         for numerics in self.parts:
             part = partial(_within, numerics, part, num_rows, site)
         return part(0, width)
@@ -122,7 +123,7 @@ def _in_order(parts: Sequence[Rounding | None]) -> Rounding | None:
 
 
 def _within(numerics: Numerics, part: Part, num_rows: int, site: Site, start: int, stop: int) -> Tensor:
-    """The part from start to stop, summed as these numerics sum a whole product of that width."""
+    """The part from start to stop, summed as these numerics would sum a whole product of that width."""
     return numerics.product(lambda a, b: part(start + a, start + b), stop - start, num_rows, site)
 
 
@@ -131,7 +132,7 @@ EXACT = Numerics()
 
 
 def compose(parts: Sequence[Numerics]) -> Numerics:
-    """All of `parts` at every hook, the first one first; `EXACT` among them adds nothing."""
+    """Numerics that apply all of `parts`, in order, at every hook; `EXACT` among them adds nothing."""
     parts = [part for part in parts if part is not EXACT]
     if not parts:
         return EXACT

@@ -1,4 +1,4 @@
-"""Checks of these kernels' promises on the machine at hand."""
+"""Checks that kernels are batch-invariant on the machine at hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandbox.kernels.products import MIN_KEYS, round_up
 
 
 def probe(kernels: Kernels = EAGER) -> list[str]:
-    """The links that do not hold on this machine, one line each; empty where all hold. Takes some milliseconds."""
+    """One line for each check that fails on this machine; empty if none does. Takes some milliseconds."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -59,7 +59,7 @@ def _probe_attention(kernels: Kernels, draw: Callable[..., Tensor]) -> list[str]
         )
         if not torch.equal(last, whole[:, s - 1 : s]):
             decode.append(s)
-    broken = [f"attention: a sequence alone differs from the same in a batch at lengths {prefill}"] if prefill else []
+    broken = [f"attention: a sequence alone differs from itself in a batch at lengths {prefill}"] if prefill else []
     return broken + ([f"attention: prefill differs from decode at positions {decode}"] if decode else [])
 
 

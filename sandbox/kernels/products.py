@@ -1,4 +1,4 @@
-"""Matrix products whose rows do not depend on the batch, and attention made of them."""
+"""Matrix products whose rows do not depend on the batch, and attention built from them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.nn import functional as F
 
 from sandbox.kernels.numerics import EXACT, Numerics, Site
 
-# Measured at fault: 1 to 3 rows (AVX2), 1 row (AVX512). Twice the margin costs little.
+# Measured failures: 1 to 3 rows (AVX2), 1 row (AVX512). Twice the margin costs little.
 MIN_ROWS = 8
-# Queries of one sequence in a product: never at fault from 4 rows on, and a decoded token pays for every row.
+# Rows of queries of one sequence: no failure from 4 rows on, and a decoded token pays for every row.
 MIN_QUERIES = 4
-# Key lengths are rounded up to a multiple of this: a vector unit's softmax sums 16 lanes at most.
+# Numbers of keys are rounded up to a multiple of this: a vectorised softmax sums at most 16 lanes.
 MIN_KEYS = 16
-# Measured at fault: sums over 193 to 383 keys, which one library splits in halves.
+# Measured failures: sums over 193 to 383 keys, which one library splits in halves.
 KEY_BLOCK = 128
-# Measured at fault: rows and matrices inside a batch that start at no multiple of 16 bytes.
+# Measured failures: rows, and matrices of a batch, that do not start at a multiple of 16 bytes.
 ALIGNMENT = 8
 
 
@@ -33,11 +33,11 @@ def linear(x: Float[Tensor, "*rows D"], weight_OD: Float[Tensor, "O D"]) -> Floa
     """x W^T, with at least MIN_ROWS rows and columns in the product (one column is a matrix-vector product)."""
     num_out, width = weight_OD.shape
     if num_out >= MIN_ROWS and width % ALIGNMENT == 0 and x.numel() >= MIN_ROWS * width:
-        # The usual case, without the views of the other: a decoding step calls this often, for little work.
+        # The usual case, without views and padding: a decoding step calls this often, for little work.
         return F.linear(x.contiguous(), weight_OD)
     x_ND, weight_OD = aligned(x.reshape(-1, width), -1), aligned(weight_OD, -1)
     N = x_ND.shape[0]
-    # Below these sizes a library takes another kernel, whose sums run in another order than those of a large batch.
+    # Below these sizes a library picks another kernel, which sums in another order than for a large batch.
     if num_out < MIN_ROWS:
         weight_OD = F.pad(weight_OD, (0, 0, 0, MIN_ROWS - num_out))
     if N < MIN_ROWS:
@@ -53,9 +53,9 @@ def product(
     site: Site,
     numerics: Numerics,
 ) -> Tensor:
-    """multiply(x, weight), summed over the inner axis (the last of x, axis 1 of the weight) as the numerics want it.
+    """multiply(x, weight), summed over the inner axis (the last of x, axis 1 of the weight) in the numerics' order.
 
-    `num_rows` is the number of tokens in the batch, by which a kernel may choose its order of summation.
+    `num_rows` is the number of tokens in the batch; a kernel may choose its order of summation by it.
     """
     if numerics is EXACT:
         return multiply(x, weight)
@@ -63,14 +63,14 @@ def product(
 
 
 def _part(multiply: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, start: int, stop: int) -> Tensor:
-    # No function inside `product`: under the shape checks of the tests every new one is compiled with its checks.
+    # Not nested inside `product`: the tests' shape checks would instrument a new function on every call.
     if stop - start == x.shape[-1]:
         return multiply(x, weight)
     return multiply(x[..., start:stop].contiguous(), weight.narrow(1, start, stop - start).contiguous())
 
 
 def key_mask(num_seen_BS: Int[Tensor, "#B S"], num_slots: int, dtype: torch.dtype) -> Float[Tensor, "#B S P"]:
-    """The mask that `attention` adds to scores: 0 for the first so many of the key slots, -inf for the others."""
+    """The mask that `attention` adds to scores: 0 for a query's first `num_seen` key slots, -inf for the others."""
     slot_P = torch.arange(num_slots)
     return torch.where(slot_P >= num_seen_BS[:, :, None], float("-inf"), 0.0).to(dtype)
 
@@ -83,8 +83,8 @@ def attention(
 ) -> Float[Tensor, "B S H d"]:
     """softmax(q k^T / sqrt(d) + bias) v, where the H / h query heads of a group share one key head.
 
-    P is a multiple of MIN_KEYS; `bias_BSP` is 0 where query s sees key slot p and -inf elsewhere (padding included). A
-    group's heads are rows of one product, so that one decoded token is G rows, padded to MIN_QUERIES.
+    P is a multiple of MIN_KEYS; `bias_BSP` is 0 where query s sees key slot p and -inf elsewhere (padding included).
+    The heads of a group are rows of one product: a decoded token has G rows, padded to MIN_QUERIES.
     """
     B, S, H, d = q_BSHd.shape
     h, P = k_BhPd.shape[1], k_BhPd.shape[2]
@@ -93,10 +93,10 @@ def attention(
     q = q_BSHd.view(B, S, h, G, d).permute(0, 2, 3, 1, 4).reshape(B * h, G * S, d) * d**-0.5
     q, k, v = (aligned(t, -1) for t in (q, k_BhPd.flatten(0, 1), v_BhPd.flatten(0, 1)))
     scores = torch.bmm(_repeated(q), k.transpose(1, 2))[:, : G * S].view(B, h, G, S, P)
-    # In place, but for a few rows of many: their copy is made here, or else by the softmax.
+    # In place, except where padding rows were sliced off: the copy made here saves the softmax from making one.
     add = scores.add_ if scores.is_contiguous() else scores.add
     probs = _repeated(add(bias_BSP[:, None, None]).softmax(dim=-1).view(B * h, G * S, P))
-    # Blocks of one size, added in order: the same split for a row whatever the number of keys of its neighbours.
+    # Blocks of fixed size, added in order: a row's split does not depend on how many keys its neighbours have.
     if P <= KEY_BLOCK:
         out = torch.bmm(probs, v)
     else:
@@ -106,7 +106,7 @@ def attention(
 
 
 def aligned(x: Tensor, axis: int) -> Tensor:
-    """x with this axis, -1 or -2, padded with zeros to a multiple of ALIGNMENT; x itself where it is one already."""
+    """x with this axis, -1 or -2, padded with zeros to a multiple of ALIGNMENT; x itself if it needs no padding."""
     missing = -x.shape[axis] % ALIGNMENT
     if missing == 0:
         return x
@@ -114,6 +114,6 @@ def aligned(x: Tensor, axis: int) -> Tensor:
 
 
 def _repeated(x_MRD: Tensor) -> Tensor:
-    """The rows of every matrix, repeated until they are MIN_QUERIES at least: cheaper than rows of zeros."""
+    """The rows of every matrix, repeated until there are at least MIN_QUERIES; cheaper than padding with zeros."""
     rows = x_MRD.shape[1]
     return x_MRD if rows >= MIN_QUERIES else torch.cat([x_MRD] * -(-MIN_QUERIES // rows), dim=1)

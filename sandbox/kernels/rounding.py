@@ -1,6 +1,6 @@
-"""The rounding of an engine inside a forward pass, as plain data that any set of kernels can follow.
+"""The rounding of an engine inside a forward pass, as plain data that any set of kernels can apply.
 
-sandbox/engines/rounded.py does it with torch's operators, sandbox/kernels/compiled in a whole pass, in the same bits.
+sandbox/engines/rounded.py applies it with torch's operators, sandbox/kernels/compiled in a whole pass; the bits agree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ Scale = Literal["unit", "tensor", "token", "block"]
 class Step:
     """One rounding of rows to `format` and back (sandbox/engines/formats.py).
 
-    `scale`: what shares one: nothing (`unit`: there is none), all rows, a row, or `block_size` of its numbers in turn.
+    `scale`: the numbers that share a scale: none (`unit`: no scale), all rows (`tensor`), one row (`token`), or
+    `block_size` consecutive numbers of a row (`block`).
     """
 
     format: Format
@@ -26,16 +27,16 @@ class Step:
     def __post_init__(self) -> None:
         assert (self.scale == "block") == (self.block_size > 0), f"{self.scale} of {self.block_size}"
         is_scaled = self.scale != "unit"
-        assert self.format == "fp8_e4m3" or is_scaled == (self.format == "int8"), f"{self.format} a {self.scale}"
+        assert self.format == "fp8_e4m3" or is_scaled == (self.format == "int8"), f"{self.format} per {self.scale}"
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """The steps of one pass, taken one after the other at each place where it rounds.
+    """The rounding steps of one pass, applied in order at each place.
 
     inputs, other_inputs: of the large matrix products (`LARGE_PRODUCTS`), and of the others.
-    outputs: of the large products. kv: keys (rotated) and values, a row being one head's.
-    asks_router: the hook `router_logits` stands between the router's product and the choice of experts.
+    outputs: of the large products. kv: keys (rotated) and values; a row is one head's.
+    asks_router: whether the hook `router_logits` is called between the router's product and the choice of experts.
     """
 
     inputs: tuple[Step, ...] = ()
@@ -45,7 +46,7 @@ class Rounding:
     asks_router: bool = False
 
     def then(self, other: Rounding) -> Rounding:
-        """These steps, and the other's after them."""
+        """These steps, followed by those of `other`."""
         return Rounding(
             self.inputs + other.inputs,
             self.other_inputs + other.other_inputs,

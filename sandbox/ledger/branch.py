@@ -1,11 +1,11 @@
-"""Rows of branches: every arm continues from the same states, so that arms are paired by state and not by seed alone.
+"""Rows of branches: all arms continue from the same states, so that they are paired by state, not only by seed.
 
-A cell's seed names its state: where the run of the arm's `start`, with that seed, stands after NUM_UPDATES[seed mod 5]
-updates, Adam's moments included. Fresh moments would make the first updates steps of a full rate in every parameter, a
-kick that no run has; those of the state's run are the same for all arms. From there the arm takes the global steps of
-its config. Problems and sampling streams depend on the seed and, for arms of another N, on the step.
-Beside what pi is worth before and after, a row has the arm's gradient at the state, and that of its first step's last
-mini-batch, against the exact policy gradient at the same weights (`gradients.py`).
+A cell's seed determines its state: the run of the arm's `start` with that seed, after NUM_UPDATES[seed mod 5] updates,
+Adam's moments included. Fresh moments would make the first updates full-rate steps in every parameter, a kick that no
+run has; the moments of the state's run are the same for all arms. From the state the arm takes the global steps of its
+config. Problems and sampling streams depend on the seed and, for arms of another N, on the step.
+Besides pi's accuracy before and after, a row compares the arm's gradient at the state, and that of its first step's
+last mini-batch, with the exact policy gradient at the same weights (`gradients.py`).
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from theory.step_metrics import old_pass_metrics
 from theory.streams import derive_seed
 
 NUM_UPDATES = (0, 40, 80, 160, 240)
-"""Updates before a state, by the seed modulo 5."""
+"""Updates before a state, indexed by the seed modulo 5."""
 
 PROCEDURE = 1
-"""Part of a state's key: raise it when what makes states changes."""
+"""Part of a state's key: raise it when the procedure that makes states changes."""
 
 NON_FINITE = VerdictRules(min_steps=20_000, early_steps=1, patience=10_000)
-"""A branch is too short for the rules of what lasts: only a number that is not finite counts."""
+"""Rules that only a non-finite number triggers: a branch is too short for rules on lasting changes."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Sample sizes: `rounds` times `num_minibatches` for an arm's gradient at the state, one round for that of
-    its last mini-batch, and responses for the rest.
+    """Sample sizes: `rounds` x `num_minibatches` mini-batches for an arm's gradient at the state, one round for that of
+    its last mini-batch; the other fields are numbers of responses.
 
-    Under the token weight the noise of a mean over 32 is 1.2 to 2.2 times as long as the mean (border, seeds 0 to 4),
-    over 128 0.6 to 1.1 times.
+    Under the token weight the noise of a mean over 32 mini-batches is 1.2 to 2.2 times as large as the mean (border,
+    seeds 0 to 4); over 128, 0.6 to 1.1 times.
     """
 
     num_minibatches: int = 32
@@ -82,10 +82,10 @@ class State:
 
 
 def state_of(start: SandboxRun, folder: Path, budget: Budget = FULL) -> State:
-    """The state of a run with this config, from `folder`, where the first process that asks for it makes it.
+    """The state of a run with this config, read from `folder`; the first process that needs it creates it.
 
-    Its place there is named by a hash of all that goes into it; a killed process leaves none. ValueError where N does
-    not divide the state's updates.
+    Its subfolder is named by a hash of its inputs; a killed process leaves none. ValueError if N does not divide the
+    state's updates.
     """
     updates, n = NUM_UPDATES[start.seed % len(NUM_UPDATES)], start.algorithm.batch.num_minibatches
     if updates % n:
@@ -116,12 +116,12 @@ def _make(start: SandboxRun, num_steps: int, folder: Path, budget: Budget) -> No
 
 
 def branch_row(cell: Cell, root: str, compiled: bool, budget: Budget = FULL) -> dict[str, Any]:
-    """The row of the cell: its metrics over the branch, and as probes what the module's head says.
+    """The row of the cell: its metrics over the branch, and these probes.
 
     accuracy_before, accuracy_after: pi's held-out accuracy, sampled by an exact engine with the same draws; cosine,
     bias, variance and the rest of `gradients.alignment`, at the state; late_cosine and the rest: of mini-batch N of a
-    step whose first N - 1 are trained on, at the weights that this leaves (N > 1); reference_error and
-    late_reference_error; kl_before, kl_after: k3 KL(mu || old) in nats per token.
+    step, at the weights after training on its first N - 1 (N > 1); reference_error and late_reference_error; kl_before,
+    kl_after: k3 KL(mu || old) in nats per token.
     """
     assert cell.start is not None, "a branch has a start"
     begun = time.monotonic()
@@ -165,16 +165,17 @@ def _at_the_state(
 
 
 def _learner_at(config: SandboxRun, task: TextTask, state: State) -> Learner:
-    """The arm's engines with the state's weights and moments; a predictor, where there is one, is fresh."""
+    """The arm's engines with the state's weights and moments; a predictor, if any, is fresh."""
     learner = build_learner(config, task, initial_model(config, task, "none"))
     training = learner.training_engine
+    # The state has no predictor: the arm's own fills the missing tensors.
     training.load_state_tensors(training.state_tensors() | state.tensors)
     hand_over(learner.algorithm, learner.rollout, training, version=0)
     return learner
 
 
 def _continued(learner: Learner, config: SandboxRun) -> list[dict[str, Any]]:
-    """The metrics of the arm's global steps, counted from 1; the last one says so where a gradient was not finite."""
+    """The metrics of the arm's global steps, counted from 1; a non-finite gradient ends them, with norm inf."""
     first, metrics = _first_step(config, "training"), []
     for number in range(config.num_steps):
         try:
@@ -188,14 +189,14 @@ def _continued(learner: Learner, config: SandboxRun) -> list[dict[str, Any]]:
 
 
 def _accuracy(start: SandboxRun, task: TextTask, model: MoE) -> float:
-    """avg@k of the model on the held-out problems by an exact engine; the draws depend on the seed alone."""
+    """avg@k of the model on the held-out problems by an exact engine; the draws depend only on the seed."""
     exact = build_engine(start, model.config, task, ())
     found = Evaluation(start, exact).of(model, task, _first_step(start, "evaluation"))
     return float(found[ACCURACY])
 
 
 def _kl(learner: Learner, config: SandboxRun, budget: Budget) -> float:
-    """k3 KL(mu || old) at the weights as they are, from fresh responses of the arm's engine."""
+    """k3 KL(mu || old) in nats per token at the present weights, from fresh responses of the arm's engine."""
     algorithm, step = learner.algorithm, _first_step(config, "kl")
     num = budget.kl // algorithm.num_responses
     algorithm = replace(algorithm, num_prompts=num, num_minibatches=1)
@@ -207,7 +208,7 @@ def _kl(learner: Learner, config: SandboxRun, budget: Budget) -> float:
 
 
 def _first_step(config: SandboxRun, purpose: str) -> int:
-    """The number of the first global step for a purpose, below 2^40, so that its problems and draws are its own."""
+    """The number of the first global step for a purpose, below 2^40, so that every purpose has its own draws."""
     return derive_seed(config.seed, "branch", purpose) >> 23
 
 

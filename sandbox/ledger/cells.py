@@ -1,7 +1,7 @@
-"""Cells: the runs that decide claims. A cell is an arm of a regime with a seed, and has one row when it has run.
+"""Cells: the runs that decide claims. A cell is an arm of a regime with a seed; it has one row once it has run.
 
-A cell's key is the hash of its config as stated (the regime's file, the arm's changes, the seed), before defaults, so
-that a new field of the schema makes no row void; a regime's file states what matters.
+A cell's key is the hash of its config as stated (the regime's file, the arm's changes, the seed), before defaults: a
+new field of the schema invalidates no row. A regime's file states all that matters.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from sandbox.config import SandboxRun
 from sandbox.ledger.claim import Arm, Row
 
 Changes = Sequence[tuple[str, str]]
-"""Dotted keys and YAML values, in the order in which they are applied."""
+"""Dotted keys and YAML values, in order of application."""
 
 ACCURACY = "eval/accuracy"
 MAX_GRAD_NORM = "algorithm.optimizer.max_grad_norm"
 
 NUM_WINDOWS = 20
-"""A row keeps the means of metrics over this many equal windows of a run's planned global steps."""
+"""Number of equal windows of a run's planned global steps; a row keeps each metric's mean over each."""
 
 KEPT = (
     "reward/mean", "eval/accuracy", "response_length/mean", "rollout_corr/k3_kl", "rollout_corr/extreme_frac_tau2",
@@ -40,7 +40,7 @@ KEPT = (
     "actor/k3_kl_mu_pi", "routing/router_disagreement", "routing/token_disagreement", "routing/topk_agreement",
     "routing/zero_deviation", "routing/route_kl", "routing/route_tv", "routing/staleness_tv",
 )  # fmt: skip
-"""Those metrics: what measures and figures use."""
+"""The metrics that a row keeps, for measures and figures."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Regime:
     words: str
     stated: str
     norms: tuple[tuple[str, str], ...] = ()
-    """Objective's preset and the gradient clipping of its arms there; an arm that states its own keeps it."""
+    """Pairs of an objective's preset and the gradient clipping of its arms; an arm that states its own keeps it."""
     own_cold_starts: bool = False
-    """Whether every arm has an initial model per seed there, whatever it says."""
+    """Whether every arm has one initial model per seed, whatever the arm states."""
 
     @staticmethod
     def open(path: Path, norms: Mapping[str, str] | None = None, own_cold_starts: bool = False) -> Regime:
-        """The regime in a file like those in configs/claims/; its words are the comment at the file's top."""
+        """The regime in a file like those in configs/claims/; its words are the comment at the top."""
         lines = path.read_text(encoding="utf-8").splitlines()
         comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
         words, stated = " ".join(line.lstrip("# ") for line in comment), json.dumps(read(path))
@@ -66,7 +66,7 @@ class Regime:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run to make: its place in the ledger, its complete config and its key, 12 hex digits."""
+    """One run: its place in the ledger, its complete config and its key of 12 hex digits."""
 
     regime: str
     arm: str
@@ -96,7 +96,7 @@ def _key(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str], ..
 
 
 def cell(regime: Regime, arm: Arm, seed: int, changes: Changes = ()) -> Cell:
-    """The cell of an arm; `changes` come after the arm's. ConfigError where the config does not hold together."""
+    """The cell of an arm; `changes` come after the arm's own. ConfigError if the config is invalid."""
     stated = _stated(regime, arm, seed, tuple(changes))
     named = json.loads(stated) | {"name": f"{regime.name}-{arm.name}-{seed}"}
     config = validate(SandboxRun, named, f"regime {regime.name}, arm {arm.name}")
@@ -108,12 +108,12 @@ def _stated(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str],
     raw = json.loads(_unseeded(regime, arm, changes))
     if arm.own_cold_start or regime.own_cold_starts:
         raw["cold_start"]["seed"] = seed
-    return json.dumps(raw | {"seed": seed}, sort_keys=True)
+    return json.dumps(raw | {"seed": seed}, sort_keys=True)  # sorted: a key does not depend on the order of fields
 
 
 @functools.cache
 def _unseeded(regime: Regime, arm: Arm, changes: tuple[tuple[str, str], ...]) -> str:
-    """The part that all seeds of an arm's cell share, read once: its YAML values take milliseconds."""
+    """The part that all seeds of an arm's cell share, cached because parsing its YAML values takes milliseconds."""
     raw = json.loads(regime.stated)
     apply(raw, arm.changes)
     norm = dict(regime.norms).get(raw["algorithm"].get("objective", {}).get("preset"))
@@ -125,9 +125,9 @@ def _unseeded(regime: Regime, arm: Arm, changes: tuple[tuple[str, str], ...]) ->
 
 
 def _spread(raw: dict[str, Any], n: int, where: str) -> None:
-    """N mini-batches per global step with N times the prompts; all that is counted in steps is divided by N.
+    """Sets N mini-batches per global step with N times the prompts, and divides all numbers of steps by N.
 
-    So the rules of the verdict, too, look at as many responses whatever N is.
+    So the verdict's rules see the same number of responses for every N.
     """
     batch, rules = raw["algorithm"]["batch"], raw.get("verdict", {})
     if raw["num_steps"] % n or batch.get("num_minibatches", 1) != 1:
@@ -142,7 +142,7 @@ def _spread(raw: dict[str, Any], n: int, where: str) -> None:
 
 
 def row(cell: Cell, folder: RunFolder, probes: Mapping[str, Callable[[RunFolder], float]]) -> dict[str, Any]:
-    """The row of a finished run, with what the probes find in its folder."""
+    """The row of a finished run, with the values of the probes in its folder."""
     verdict = json.loads((folder.path / "verdict.json").read_text(encoding="utf-8"))
     return row_of(cell, folder.metrics(), verdict, {name: probe(folder) for name, probe in probes.items()})
 
@@ -153,8 +153,8 @@ def row_of(
     """The row of these records: identity, verdict, means of the KEPT metrics over NUM_WINDOWS windows, probes.
 
     `evaluations` has each held-out accuracy with its global step; step 0 is before training. `first` has the metrics of
-    the first global step, whose rollouts no update precedes: the engine gap of the initial model. A window without a
-    value is null, as are those after a run that stopped early.
+    the first global step, sampled before any update: the engine gap of the initial model. A window without a value is
+    null, such as those after an early stop.
     """
     found, planned = manifest(cell.seed), cell.config.num_steps
     names = [name for name in KEPT if any(_is_number(name, record.get(name)) for record in metrics)]
@@ -180,7 +180,7 @@ def _first(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 def windows(metrics: Sequence[Mapping[str, Any]], name: str, num_steps: int) -> list[float | None]:
     """The mean of the metric over each of NUM_WINDOWS equal windows of steps 1 to `num_steps`, to 4 digits.
 
-    Step s is in window floor((s - 1) NUM_WINDOWS / num_steps); step 0, the evaluation before training, is in the first.
+    Step s is in window floor((s - 1) NUM_WINDOWS / num_steps); step 0, the evaluation before training, in the first.
     """
     kept: list[list[float]] = [[] for _ in range(NUM_WINDOWS)]
     for record in metrics:
@@ -199,12 +199,12 @@ def _plain(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class Cells:
-    """The rows on disk, a JSON line per cell; a process that is killed while it adds one loses no other."""
+    """The rows on disk, a JSON line per cell; a process killed while adding a row loses no other."""
 
     path: Path
 
     def rows(self) -> dict[str, Row]:
-        """Key to row, the first where two have one key; ValueError with the line of a damaged one."""
+        """The rows by key, the first of equal keys; ValueError with the line number of a damaged row."""
         rows: dict[str, Row] = {}
         for number, line in enumerate(whole_lines(self.path), start=1):
             try:
@@ -215,7 +215,7 @@ class Cells:
         return rows
 
     def add(self, row: Row) -> None:
-        """Adds the row, and waits until the disk has it."""
+        """Appends the row, and waits until it is on disk."""
         append_line(self.path, json.dumps(row, allow_nan=False).encode())
 
 

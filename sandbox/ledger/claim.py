@@ -1,4 +1,4 @@
-"""The parts of a claim: a sentence of a paper, what was predicted before the run, and the runs that decide it."""
+"""The parts of a claim: a paper's finding, the predictions written before the runs, and the runs that decide it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from sandbox.ledger.exact import Link
 from sandbox.ledger.statistics import Expected
 
 FRESH = 104
-"""Seeds below were seen when the statistics and the border study were designed (docs/decisions/0007 and 0008): from
-here on they decide."""
+"""The first seed that decides: those below were seen when the statistics and the border study were designed
+(docs/decisions/0007 and 0008)."""
 
 Row = Mapping[str, Any]
-"""One finished cell, as results/claims/cells.jsonl holds it (see `cells.py`)."""
+"""One finished cell, as in results/claims/cells.jsonl (see `cells.py`)."""
 
 
 @dataclass(frozen=True)
 class OnMap:
-    """The place of an arm in a phase diagram: the diagram's title, and the replay mode of its row; N is its column."""
+    """An arm's place in a phase diagram: the diagram's title and the replay mode of its row; N is its column."""
 
     title: str
     mode: str
@@ -27,11 +27,11 @@ class OnMap:
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to train: what it changes in its regime's config, as dotted keys and YAML values, and N.
+    """A way to train: its changes to its regime's config, as dotted keys and YAML values, and N.
 
     A regime's config is on-policy: `num_steps` updates on mini-batches of `num_prompts` prompts. With N mini-batches a
-    global step holds N times the prompts and there are 1/N as many, so that arms of all N take the same number of
-    updates on mini-batches of one size, as MiniRL (arXiv 2512.01374) sec. 4.4 has it.
+    global step has N times the prompts and there are 1/N as many steps, so that arms of all N take the same number of
+    updates on mini-batches of one size, as in MiniRL (arXiv 2512.01374) sec. 4.4.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Arm:
     """The source of its rows: a training run, an engine fitted to a real one (`engine_fit.py`), or a branch of another
     arm's run (`branch.py`)."""
     own_cold_start: bool = False
-    """Whether each seed has an initial model of its own, as a claim on models asks; else all share one."""
+    """Whether each seed has its own initial model, as a claim about models needs; else all share one."""
     start: Arm | None = None
-    """The arm from whose run a branch starts; None for what is made otherwise."""
+    """The arm from whose run a branch starts; None for other rows."""
     on_map: OnMap | None = field(default=None, compare=False)
-    """Its place in the maps of stability; None: in none of them. Not part of its identity."""
+    """Its place in the phase diagrams, if any; not part of its identity."""
 
     def __post_init__(self) -> None:
         if (self.made_by == "branch") != (self.start is not None):
@@ -57,17 +57,17 @@ class Arm:
 
 @dataclass(frozen=True)
 class Measure:
-    """One number of a finished cell: `of(row)` in `unit`, what it is in `words`; nan where the row has no such data."""
+    """One number of a finished cell: `of(row)` in `unit`, described by `words`; nan if the row has no such data."""
 
     name: str
     words: str
     unit: str
     of: Callable[[Row], float]
     same: tuple[str, ...] = ()
-    """Fields in which the two rows of a pair must agree, or the pair counts as missing: times are of one machine."""
+    """Fields in which both rows of a pair must agree, or the pair counts as missing: a time needs one machine."""
     kind: Literal["number", "event", "time"] = "number"
-    """The kind of a measure: a number that varies between seeds, 1 or 0 for an event, or the share of a run before an
-    event and 1 without it. It decides how an effect is tested (contrasts.py, events.py)."""
+    """The kind of measure: a number that varies between seeds, 1 or 0 for an event, or the share of a run before an
+    event (1 without it). It determines how an effect is tested (contrasts.py, events.py)."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Prediction:
 
     f is the measure on the scale `difference`; its logarithm on `ratio`; on `spread`, |measure - the arm's median over
     seeds| (Brown and Forsythe). On `ratio_of_means` the effect is log(mean treatment / mean control), by Fieller's
-    method, for what may be 0 in a seed. Effects on the two ratios are shown as factors, and their margin is a factor
-    >= 1. `control` may be a number: the effect is then f(treatment) - f(number). The prediction holds where the effect
-    lies as `expected` says, beyond (or within) `margin`, the smallest effect that counts.
+    method, for measures that may be 0 in a seed. Effects on the two ratios are shown as factors, and their margin is a
+    factor >= 1. `control` may be a number: the effect is then f(treatment) - f(number). The prediction holds if the
+    effect is as `expected`, beyond (or within) `margin`, the smallest effect that counts.
     """
 
     words: str
@@ -92,9 +92,9 @@ class Prediction:
     margin: float
     scale: Literal["difference", "ratio", "ratio_of_means", "spread"] = "difference"
     planned: float | None = None
-    """The true effect, or factor, that its seeds are planned for; None: twice the margin (see power.py)."""
+    """The true effect, or factor, for which its seeds are planned; None: twice the margin (see power.py)."""
     premise: Arm | None = None
-    """An arm that must have collapsed with one seed at least: else there is nothing to predict of (not applicable)."""
+    """An arm that must have collapsed with at least one seed, or the prediction is not applicable."""
 
     def __post_init__(self) -> None:
         if self.measure.kind != "number" and self.scale != "difference":
@@ -116,7 +116,7 @@ class Prediction:
 
     @property
     def sides(self) -> tuple[tuple[Arm, ...], tuple[Arm, ...]]:
-        """The arms of the treatment and of the control; no arm where the control is a number."""
+        """The arms of the treatment and of the control; no arm if the control is a number."""
         return _arms_of(self.treatment), _arms_of(self.control)
 
     @property
@@ -137,7 +137,7 @@ def _arms_of(side: Arm | tuple[Arm, ...] | float | None) -> tuple[Arm, ...]:
 
 @dataclass(frozen=True)
 class Claim:
-    """A finding and its predictions. It is reproduced where every one of them is."""
+    """A finding and its predictions. It is reproduced if all of them hold."""
 
     number: int
     name: str
@@ -145,27 +145,27 @@ class Claim:
     source: str
     predictions: tuple[Prediction, ...]
     home: str
-    """The regime that decides it, on seeds from FRESH on; what any other says is exploratory."""
+    """The regime that decides it, on seeds from FRESH on; all others are exploratory."""
     fresh_seeds: int = 0
-    """Seeds FRESH to FRESH + fresh_seeds - 1 at home, as many as power.py asks for; 0: none is asked for."""
+    """Number of deciding seeds at home, from FRESH on, as power.py recommends; 0: none."""
     num_seeds: int = 5
     """Seeds of each of its cells in `regimes`: first_seed to first_seed + num_seeds - 1."""
     first_seed: int = 0
-    """The first of those: FRESH, or a larger one, for claims that were stated after looking at runs of smaller ones."""
+    """The first of those: FRESH or larger for claims that were stated after looking at runs of smaller seeds."""
     seeds_in: Mapping[str, int] = field(default_factory=dict)
-    """Regimes with another number of seeds, larger than `num_seeds`: those in which runs collapse."""
+    """Number of seeds in regimes that have more than `num_seeds`: those in which runs collapse."""
     regimes: tuple[str, ...] = ("paper", "stress", "hot")
-    """The regimes that it was tried in on those seeds."""
+    """The regimes in which it was tried on those seeds."""
     shown: tuple[str, ...] = ("reward/mean", "rollout_corr/k3_kl", "actor/entropy")
-    """The metrics that its figure draws over the updates, one line per arm."""
+    """The metrics that its figures draw over the updates, one line per arm."""
     also: tuple[Arm, ...] = ()
-    """Arms that are run for its pictures alone: no prediction is of them."""
+    """Arms that are run for its figures only, without a prediction."""
     also_seeds: int = 0
     """Seeds of those; 0: `num_seeds`."""
     remarks: Mapping[str, str] = field(default_factory=dict)
-    """Regime to what is to be said of its outcome: what was tried, the likely reason. Never the outcome itself."""
+    """Remarks on its outcome by regime: what was tried, the likely reason; never the outcome itself."""
     exact: tuple[Link, ...] = ()
-    """Questions of exact training that bear on it; none where it is not about an expectation, or nothing was asked."""
+    """Questions of exact training that bear on it; none if it is not about an expectation, or none was asked."""
 
     def __post_init__(self) -> None:
         if not self.predictions:
@@ -179,40 +179,40 @@ class Claim:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Its home, then the other regimes that it was tried in."""
+        """Its home, then the other regimes in which it was tried."""
         return tuple(dict.fromkeys((self.home, *self.regimes)))
 
     def deciding(self, asked: int | None = None) -> range:
-        """The seeds that decide it at home: its own number of them, or as many as `asked` for; none below FRESH."""
+        """The seeds that decide it at home: its own number of them, or `asked`; all are at least FRESH."""
         own = self.num_seeds if self.first_seed >= FRESH else self.fresh_seeds
         first = max(FRESH, self.first_seed)
         return range(first, first + (own if asked is None else asked))
 
     def seen(self, regime: str, asked: int | None = None) -> range:
-        """The seeds below FRESH of a regime, which explore: none where it was not tried on them."""
+        """The exploratory seeds, below FRESH, of a regime; none if it was not tried on them."""
         if regime not in self.regimes or self.first_seed >= FRESH:
             return range(0)
         number = self.seeds_in.get(regime, self.num_seeds) if asked is None else asked
         return range(self.first_seed, self.first_seed + number)
 
     def seeds(self, regime: str, asked: int | None = None) -> tuple[int, ...]:
-        """All its seeds in a regime, those seen before and those that decide."""
+        """All its seeds in a regime, exploratory and deciding."""
         return (*self.seen(regime, asked), *(self.deciding(asked) if regime == self.home else ()))
 
     def runs(self, regime: str, asked: int | None = None) -> list[tuple[Arm, int]]:
-        """Every arm with each of its seeds in a regime; those of the pictures alone have `also_seeds`."""
+        """Every arm with each of its seeds in a regime; arms for figures only have `also_seeds`."""
         few = (self.also_seeds or self.num_seeds) if asked is None else asked
         seen, fresh = self.seen(regime, asked), self.deciding(asked) if regime == self.home else range(0)
         drawn = (*seen[:few], *(fresh[:few] if self.first_seed >= FRESH else ()))
         return [(arm, seed) for arm in self.arms for seed in (drawn if self.is_drawn_alone(arm) else (*seen, *fresh))]
 
     def is_drawn_alone(self, arm: Arm) -> bool:
-        """Whether an arm is for the pictures: no prediction is of it."""
+        """Whether an arm is for figures only: it has no prediction."""
         return not any(arm in prediction.arms for prediction in self.predictions)
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """Its arms, each once, in the order of its predictions, then those of its pictures."""
+        """Its arms without repeats: those of its predictions, in order, then those of its figures."""
         predicted = (arm for prediction in self.predictions for arm in prediction.arms)
         return tuple(dict.fromkeys((*predicted, *self.also)))
 

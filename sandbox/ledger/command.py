@@ -1,4 +1,4 @@
-"""The work of `firstorder reproduce`: choosing the wanted cells, running the missing ones, writing the pages."""
+"""The work of `firstorder reproduce`: selects cells, runs those without a row, and writes the pages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SMOKE = (
     ("num_steps", "2"), ("algorithm.batch.num_responses", "4"), ("evaluation.max_prompts", "8"),
     ("evaluation.every", "1"), ("traces.every", "1"), ("checkpoint.every", "2"),
 )  # fmt: skip
-"""The changes of a smoke cell to its arm: two global steps, small groups, few held-out problems."""
+"""The changes of a smoke run to its arm: two global steps, small groups, few held-out problems."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Claims, regimes and seeds of a ledger; smoke ones are short runs that only show that all of it runs."""
+    """The selected claims, regimes and seeds; with `smoke`, short runs that only show that everything runs."""
 
     claims: tuple[Claim, ...]
     regimes: tuple[Regime, ...]
@@ -34,8 +34,8 @@ class Wanted:
     smoke: bool
 
     def cells(self) -> list[Cell]:
-        """The cells in the order in which they are run: those of predictions before those of pictures alone, and of
-        either all arms with one seed before any with the next, so that a queue that is stopped leaves whole seeds."""
+        """The cells in the order of their runs: predictions before figures, and within each all arms of one seed before
+        the next seed, so that a stopped queue leaves complete seeds."""
         changes = SMOKE if self.smoke else ()
         places = [(c, r) for c in self.claims for r in self.regimes if r.name in c.places]
         found = [(c.is_drawn_alone(arm), seed, cell(r, arm, seed, changes))
@@ -43,13 +43,13 @@ class Wanted:
         return list({one.key: one for *_, one in sorted(found, key=lambda item: item[:2])}.values())
 
     def findings(self, store: Cells) -> list[Finding]:
-        """Every finding that the store's rows allow."""
+        """All findings from the store's rows."""
         return findings(self.claims, self.regimes, store.rows(), self.seeds, changes=SMOKE if self.smoke else ())
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of the rows and pages, and the one of the runs."""
+    """The folder of rows and pages, and the folder of runs."""
 
     results: Path
     runs: Path
@@ -69,8 +69,8 @@ def run(
     compiled: bool,
     say: Callable[[str], None],
 ) -> int:
-    """Runs the cells that have no row, with a line as each ends; how many could not be run."""
-    from sandbox.ledger.queue import missing, work  # Ray is asked for only where there is something to run
+    """Runs the cells without a row, with a line as each ends; returns the number of failures."""
+    from sandbox.ledger.queue import missing, work  # here, so that only running cells needs Ray
 
     with disk_errors(place.results, "make folder"):
         place.results.mkdir(parents=True, exist_ok=True)
@@ -97,9 +97,9 @@ def _time(seconds: float) -> str:
 
 
 def listing(wanted: Wanted, place: Place, ledger: Wanted) -> str:
-    """The wanted claims as a table: number, name, home, runs done of those it needs, and the verdict.
+    """The wanted claims as a table: number, name, home, runs done out of those needed, and verdict.
 
-    Verdicts are corrected over the whole `ledger`, as on its pages, however few of its claims are listed.
+    Verdicts are corrected over the whole `ledger`, as on its pages, even if few of its claims are listed.
     """
     done = place.store.rows()
     words = {one.claim.number: one.word for one in ledger.findings(place.store) if one.decides}
@@ -114,14 +114,14 @@ def listing(wanted: Wanted, place: Place, ledger: Wanted) -> str:
 
 
 def power(wanted: Wanted, place: Place, ledger: Wanted) -> str:
-    """The wanted claims' table of seeds needed, at the level that the whole `ledger` asks for."""
+    """The wanted claims' table of needed seeds, at the level for the whole `ledger`."""
     numbers = {claim.number for claim in wanted.claims}
     found = needs(ledger.claims, ledger.regimes, place.store.rows())
     return page.power_table({number: need for number, need in found.items() if number in numbers})
 
 
 def write_pages(wanted: Wanted, place: Place) -> str:
-    """Writes ledger.md and ledger.html from the rows alone; the table of verdicts."""
+    """Writes ledger.md and ledger.html from the rows; returns the table of verdicts."""
     with disk_errors(place.results, "make folder"):
         place.results.mkdir(parents=True, exist_ok=True)
     found = wanted.findings(place.store)

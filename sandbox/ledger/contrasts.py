@@ -1,18 +1,18 @@
-"""Effects of what every seed has a number for: one test per prediction, chosen by a rule from the runs themselves.
+"""Effects on measures that are numbers: one test per prediction, chosen from the runs themselves.
 
-Arms share their seeds, hence prompts and streams. Pairing by seed takes out what seeds have in common and costs degrees
-of freedom; in most of the sandbox's measures they have nothing in common. So, over the arms of a claim in one regime
-and one measure, on the scale of the prediction:
+Arms share seeds, hence prompts and streams. Pairing by seed removes the effect that a seed has on all arms, and costs
+degrees of freedom; in most of the sandbox's measures seeds have no such effect. So, over the arms of a claim in one
+regime and one measure, on the scale of the prediction:
 
-1. *paired* (Student, n - 1 degrees of freedom) where the seeds' intraclass correlation across arms is significantly
-   above 0 (F test of the two-way layout without replication, 5%), and for what can only be compared within a pair
-   (times of one kind of machine);
-2. *Welch* otherwise (an arm has its own variance, Satterthwaite's degrees of freedom); Student's for an arm and a
+1. *paired* (Student, n - 1 degrees of freedom) if the seeds' intraclass correlation across arms is significantly
+   above 0 (F test of the two-way layout without replication, 5%), and for measures that can only be compared within a
+   pair (times on one kind of machine);
+2. *Welch* otherwise (each arm has its own variance, Satterthwaite's degrees of freedom); Student's for an arm and a
    number.
 
-A positive correlation that the F test misses makes Welch's test wider than need be, never narrower. A variance pooled
-over the claim's arms would have more degrees of freedom and was given up: runs that collapse and runs that do not have
-unlike spreads, which 5 to 8 seeds cannot tell (docs/decisions/0007 has its level: up to 13% at 5%).
+A positive correlation that the F test misses makes Welch's interval too wide, never too narrow. A variance pooled over
+the claim's arms would have more degrees of freedom but was rejected: runs that collapse have other spreads than runs
+that do not, which 5 to 8 seeds cannot show (docs/decisions/0007 has its level: up to 13% at 5%).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from scipy import special, stats
 from sandbox.ledger.statistics import ALPHA, Effect, Test
 
 Column = NDArray[np.float64]
-"""An arm's numbers, a seed each in the same order for all arms; nan where a seed has none.
+"""An arm's numbers, one per seed, in the same order for all arms; nan where a seed has none.
 
-On the scales `ratio` and `spread`, which are not linear, it is a side's: the mean over its arms, then the scale."""
+On the nonlinear scales `ratio` and `spread` it belongs to a side: the mean over its arms, put on the scale."""
 
 
 def seeds_matter(columns: Sequence[Column]) -> bool:
-    """Whether what seeds have in common across arms is more than chance at ALPHA: F = MS(seeds) / MS(residual).
+    """Whether seeds have a common effect across arms, significant at ALPHA: F = MS(seeds) / MS(residual).
 
-    Over the seeds that all arms have; False with fewer than two arms or three such seeds, where there is no test.
+    It uses the seeds that all arms have; False with fewer than two arms or three such seeds, where no test exists.
     """
     table = np.stack(columns) if columns else np.empty((0, 0))
     table = table[:, np.isfinite(table).all(axis=0)] if table.size else table
@@ -46,19 +46,19 @@ def seeds_matter(columns: Sequence[Column]) -> bool:
     by_seed, by_arm, mean = table.mean(axis=0), table.mean(axis=1, keepdims=True), table.mean()
     between = arms * float(((by_seed - mean) ** 2).sum()) / (seeds - 1)
     residual = float(((table - by_seed - by_arm + mean) ** 2).sum()) / ((seeds - 1) * (arms - 1))
-    if residual <= 1e-24 * max(between, 1e-300):
+    if residual <= 1e-24 * max(between, 1e-300):  # only rounding is left: F would divide by 0
         return between > 0.0
     return float(special.fdtrc(seeds - 1, (seeds - 1) * (arms - 1), between / residual)) < ALPHA
 
 
 def choose(columns: Sequence[Column]) -> Test:
-    """The test for predictions about arms with these numbers, by the module's rule."""
+    """The test for predictions about arms with these columns, by the module's rule."""
     return "paired" if seeds_matter(columns) else "Welch"
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Means a and b of a prediction's two sides, the variances and covariance of those means, and what they rest on."""
+    """Means a and b of a prediction's sides, the variances and covariance of those means, df, n and test."""
 
     a: float
     b: float
@@ -74,7 +74,7 @@ def moments(left: Sequence[Column], right: Sequence[Column] | float, test: Test,
     """The moments of two sides, each the mean over its arms, for the test `paired` or `Welch`.
 
     `right` may be a number, without a spread. `ratio`: Satterthwaite's degrees of freedom are those of a - (a / b) b.
-    ValueError for a side with fewer than two seeds, or with a number that is none.
+    ValueError for a side with fewer than two seeds, or with a value that is not finite.
     """
     others = [] if isinstance(right, float | int) else list(right)
     sizes = [len(column) for column in (*left, *others)]
@@ -101,7 +101,7 @@ def difference(found: Moments, fall: float | None = None) -> Effect:
     """a - b with its 95% Student interval."""
     mean = found.a - found.b
     error = math.sqrt(max(0.0, found.aa - 2 * found.ab + found.bb))
-    if error <= 1e-12 * max(abs(mean), abs(found.a)):  # what rounding leaves of equal numbers
+    if error <= 1e-12 * max(abs(mean), abs(found.a)):  # rounding of equal numbers
         error = 0.0
     half = float(stats.t.ppf(0.975, found.df)) * error
     return Effect(found.n, mean, error, mean - half, mean + half, found.df, found.test, fall)
@@ -111,8 +111,8 @@ def difference(found: Moments, fall: float | None = None) -> Effect:
 class RatioOfMeans(Effect):
     """log(a / b), by Fieller's method.
 
-    That the ratio is above rho is tested as a - rho b > 0, which holds where single seeds of b are 0; the interval is
-    of the rho > 0 that the two-sided test at 5% keeps, so it may reach to 0 or without end: -inf or inf on this scale.
+    A ratio above rho is tested as a - rho b > 0, which is valid even if single seeds of b are 0. The interval has the
+    rho > 0 that the two-sided test at 5% does not reject: it may extend to 0 or infinity, -inf or inf on this scale.
     """
 
     of: Moments | None = None
@@ -131,17 +131,17 @@ class RatioOfMeans(Effect):
 
 
 def ratio_of_means(found: Moments) -> RatioOfMeans:
-    """log(a / b) with Fieller's interval; ValueError where a mean is not above 0."""
+    """log(a / b) with Fieller's interval; ValueError if a mean is not above 0."""
     a, b, aa, ab, bb = found.a, found.b, found.aa, found.ab, found.bb
     if not (a > 0 and b > 0):
         raise ValueError(f"sides: expected means above 0, got {a:g} and {b:g}")
     t2 = float(stats.t.ppf(0.975, found.df)) ** 2
-    # (a - rho b)^2 <= t^2 (aa - 2 rho ab + rho^2 bb), a quadratic in rho that rho = a / b satisfies
+    # (a - rho b)^2 <= t^2 (aa - 2 rho ab + rho^2 bb): quadratic in rho, and true for rho = a / b
     square, linear, constant = b * b - t2 * bb, a * b - t2 * ab, a * a - t2 * aa
     root = math.sqrt(max(0.0, linear * linear - square * constant))
     if square > 0:
         low, high = (linear - root) / square, (linear + root) / square
-    else:  # b may be 0: no upper end; a lower one where a is not 0
+    else:  # b may be 0: no upper end, and a lower one only if a is significantly above 0
         low, high = (constant / (linear + root) if constant > 0 and linear + root > 0 else 0.0), math.inf
     error = math.sqrt(max(0.0, aa / a**2 - 2 * ab / (a * b) + bb / b**2))
     ends = (math.log(low) if low > 0 else -math.inf, math.log(high))
@@ -149,7 +149,7 @@ def ratio_of_means(found: Moments) -> RatioOfMeans:
 
 
 def on_scale(column: Column, scale: str) -> Column:
-    """Numbers as the scale compares them: themselves, logarithms (nan at or below 0), distances from their median."""
+    """The column on a scale: itself, its logarithms (nan at or below 0), or its distances from the median."""
     if scale == "ratio":
         return np.log(np.where(column > 0, column, np.nan))
     return np.abs(column - np.nanmedian(column)) if scale == "spread" else column

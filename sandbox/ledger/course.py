@@ -1,8 +1,8 @@
-"""The course of a run: what pi's held-out accuracy did from before training to the end.
+"""The course of a run: pi's held-out accuracy from before training to the end.
 
 Accuracy is avg@k on the held-out problems, sampled by an exact engine, so that engines are compared by the policy that
-they leave behind and not by their own rewards. A level is a trailing mean over SMOOTHED evaluations (before there are
-as many: over those that there are), so that one unlucky evaluation is neither a peak nor a fall.
+they produce and not by their own rewards. A level is a trailing mean over SMOOTHED evaluations (fewer at the start), so
+that one unlucky evaluation is neither a peak nor a fall.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from statistics import fmean
 from sandbox.ledger.claim import Measure, Row
 
 SMOOTHED = 3
-"""Evaluations of a level: some 50 updates, 768 sampled responses, a standard error of 0.016 at an accuracy of 0.3."""
+"""Evaluations per level: some 50 updates, 768 sampled responses, a standard error of 0.016 at an accuracy of 0.3."""
 
 FALL = 0.5
-"""A level below this share of the highest level so far, the one before training included, has fallen."""
+"""A level has fallen if it is below this share of the highest level so far, the one before training included."""
 
 
 def evaluations(row: Row) -> list[tuple[float, float]]:
     """Global step and accuracy of every evaluation; step 0 is before training.
 
-    A row of before these were kept has them as means over its windows, which are what they were where none holds two:
-    the first window's is then step 0, and the others' are of their last steps.
+    Older rows have only means over windows; they equal the evaluations if no window has two: the first is then that of
+    step 0, and each other one that of its window's last step.
     """
     if "evaluations" in row:
         return [(float(step), float(value)) for step, value in row["evaluations"]]
@@ -34,25 +34,26 @@ def evaluations(row: Row) -> list[tuple[float, float]]:
 
 
 def area(row: Row) -> float:
-    """Mean of the evaluations after step 0, in [0, 1]: the area under the accuracy, per update.
+    """The mean of the evaluations after step 0, in [0, 1]: the area under the accuracy, per update.
 
-    A run that stopped early keeps its last value to the planned end. nan without an evaluation after step 0.
+    An early-stopped run keeps its last value to the planned end. nan without an evaluation after step 0.
     """
     after = [(step, value) for step, value in evaluations(row) if step > 0]
     if not after:
         return math.nan
     every = after[0][0]
+    # The number of evaluations that an early stop left out.
     lost = max(0, int((row["num_steps"] - after[-1][0]) // every))
     return fmean([value for _, value in after] + [after[-1][1]] * lost)
 
 
 def initial(row: Row) -> float:
-    """Accuracy before training, in [0, 1]; nan where it was not evaluated."""
+    """The accuracy before training, in [0, 1]; nan if it was not evaluated."""
     return next((value for step, value in evaluations(row) if step == 0), math.nan)
 
 
 def final(row: Row) -> float:
-    """Mean accuracy over the evaluations of the last quarter of the planned steps; the last one where it has none."""
+    """The mean accuracy in the last quarter of the planned steps, or the last one if that has no evaluation."""
     found = evaluations(row)
     late = [value for step, value in found if step > 0.75 * row["num_steps"]]
     return fmean(late) if late else found[-1][1] if found else math.nan
@@ -66,22 +67,22 @@ def peak(row: Row) -> float:
 def drawdown(row: Row) -> float:
     """1 - final / peak, at most 1: the share of its highest level that a run has lost by its end; nan for a peak of 0.
 
-    Slightly below 0 where the last quarter's mean is the highest of all.
+    It is slightly below 0 if the mean of the last quarter exceeds every level.
     """
     top = peak(row)
     return 1.0 - final(row) / top if top > 0 else math.nan
 
 
 def collapsed(row: Row) -> float:
-    """1 where a run ends below FALL times its highest level, else 0. One that fell and rose again did not collapse."""
+    """1 if a run ends below FALL times its highest level, else 0; a run that fell and recovered did not collapse."""
     lost = drawdown(row)
     return lost if math.isnan(lost) else float(lost > 1.0 - FALL)
 
 
 def collapse_step(row: Row) -> float | None:
-    """The global step from which on the level of a collapsed run stays below FALL times the highest so far; else None.
+    """The global step from which the level of a collapsed run stays below FALL times the highest so far; else None.
 
-    Of a run whose last quarter is low on average but whose last level is not: the first step of that quarter.
+    If the last quarter is low on average but the last level is not, it is the first step of that quarter.
     """
     if collapsed(row) != 1.0:
         return None
@@ -93,10 +94,11 @@ def collapse_step(row: Row) -> float | None:
 
 
 def lasting(row: Row) -> float:
-    """Share of the planned steps before the collapse, in [0, 1]; 1 without one, nan where that is not known."""
+    """The share of the planned steps before the collapse, in [0, 1]; 1 without one, nan if unknown."""
     if math.isnan(collapsed(row)):
         return math.nan
     step = collapse_step(row)
+    # Below 1, which means that the run lasted to its end.
     return 1.0 if step is None else min(step / row["num_steps"], math.nextafter(1.0, 0.0))
 
 

@@ -1,10 +1,10 @@
-"""Does a metric warn of a collapse before it comes? Over all rows of the ledger, whatever their arms.
+"""Early warning: whether a metric signals a collapse before it comes, over all rows of the ledger.
 
-A run is cut into its windows. A window is *before a collapse* if the first rule of the run's verdict fires within the
-next LEAD windows, and *quiet* if the run continues for at least LEAD windows more without one; others count as neither.
-The signal of a metric is the logarithm of its mean over the window by its mean over the run's first two windows.
-A window is compared with quiet ones of its own regime and place in the run alone: metrics drift in every run. Where
-there is none it is left out.
+A window of a run is *before a collapse* if the first rule of the run's verdict fires within the next LEAD windows, and
+*quiet* if the run continues for at least LEAD more windows without one; other windows are neither. The signal of a
+metric is the logarithm of its mean over the window divided by its mean over the run's first two windows. A window is
+compared only with quiet ones of the same regime at the same place in the run, as metrics drift in every run; it is left
+out if there are none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIGNALS: Mapping[str, int] = {
     "actor/entropy": -1, "reward/mean": -1, "rollout_corr/eff_sample_size": -1, "actor/pg_clipfrac": 1,
     "routing/router_disagreement": 1, "routing/zero_deviation": -1,
 }  # fmt: skip
-"""Metrics that may warn, with the direction that is feared: 1 up, -1 down."""
+"""Metrics that may warn, with the direction that does: 1 up, -1 down."""
 
 FALSE_ALARMS = 0.05
 NUM_DRAWS = 1000
@@ -38,10 +38,10 @@ NUM_DRAWS = 1000
 class Signal:
     """A metric as a warning: the area under its ROC curve with a 95% interval, and its hits at 5% false alarms.
 
-    auc: mean over windows before a collapse of the share of their quiet ones that have a weaker signal, ties half, in
-    [0, 1]; 0.5 knows nothing. The interval is a percentile bootstrap over runs, whose windows stay together. by_lead:
-    the same for the windows that stand 1, 2, ... LEAD before the collapse; nan where there is none. hits: the share of
-    windows before a collapse above the 95% quantile of their quiet ones.
+    auc: the mean, over windows before a collapse, of the share of their quiet windows that have a weaker signal (ties
+    count half), in [0, 1]; 0.5 is chance. The interval is a percentile bootstrap over runs, whose windows stay
+    together. by_lead: the same for windows 1, 2, ... LEAD before the collapse; nan if there are none. hits: the share
+    of windows before a collapse above the 95% quantile of their quiet ones.
     """
 
     metric: str
@@ -55,7 +55,7 @@ class Signal:
 
 
 class Window(NamedTuple):
-    """One window of a run: its place, its signal, and how many windows ahead of the collapse it stands (0: quiet)."""
+    """One window of a run: its place, its signal, and its number of windows before the collapse (0: quiet)."""
 
     place: int
     signal: float
@@ -63,9 +63,9 @@ class Window(NamedTuple):
 
 
 def warnings(rows: Sequence[Row], seed: int = 0) -> list[Signal]:
-    """A Signal for each signal that has windows of both kinds, the largest area first.
+    """A Signal for each metric of SIGNALS that has windows of both kinds, the largest area first.
 
-    Of runs long enough for their verdict: one of 40 updates has no quiet window at the same place as one of 400.
+    Runs too short for a verdict are left out: a window of 40 updates compares with none of 400.
     """
     rows = [row for row in rows if row["verdict"] != "undecided"]
     found = [one for name in SIGNALS if (one := _warning(name, rows, seed)) is not None]
@@ -73,7 +73,7 @@ def warnings(rows: Sequence[Row], seed: int = 0) -> list[Signal]:
 
 
 def windows(row: Row, name: str) -> list[Window]:
-    """The run's windows before its collapse and its quiet ones, where the metric is above 0."""
+    """The run's quiet windows and those before its collapse, if the metric is above 0 there."""
     series = row["series"].get(name, [])
     base = [value for value in series[:2] if value is not None and value > 0]
     if not base:
@@ -92,11 +92,11 @@ def windows(row: Row, name: str) -> list[Window]:
 def shares(
     stronger: Float[np.ndarray, "before runs"], weights: Float[np.ndarray, "draws runs"]
 ) -> Float[np.ndarray, "draws before"]:
-    """Of the quiet windows of a window before a collapse, the share with a weaker signal; nan where it has none.
+    """The share of quiet windows with a weaker signal, for each window before a collapse; nan if it has none.
 
-    stronger: 1 where the window's signal is above that of the run's quiet window at its place, 0.5 where equal, 0
-    below, nan without one. weights: how often each run counts. With one place this is Mann and Whitney's U by the
-    number of pairs.
+    stronger: 1 if the window's signal is above that of the run's quiet window at its place, 0.5 if equal, 0 if below,
+    nan without one. weights: how often each run counts. With one place this is Mann and Whitney's U over the number of
+    pairs.
     """
     with np.errstate(invalid="ignore"):
         return (weights @ np.nan_to_num(stronger).T) / (weights @ (~np.isnan(stronger)).T)
@@ -123,6 +123,7 @@ def _warning(name: str, rows: Sequence[Row], seed: int) -> Signal | None:
             line[i] = 0.5 * ((one.signal > other) + (one.signal >= other))
     owners, ahead = np.array([i for i, _, _ in before]), np.array([one.ahead for _, one, _ in before])
     own = shares(stronger, np.ones((1, len(runs))))[0]
+    # A bootstrap draw is the number of times that each run occurs in it.
     drawn = np.random.default_rng(seed).multinomial(len(runs), np.full(len(runs), 1 / len(runs)), size=NUM_DRAWS)
     low, high = np.nanquantile(_areas(stronger, owners, drawn.astype(np.float64)), [0.025, 0.975])
     limits = np.array([np.quantile(list(others.values()), 1 - FALSE_ALARMS) for _, _, others in before])
@@ -134,7 +135,7 @@ def _warning(name: str, rows: Sequence[Row], seed: int) -> Signal | None:
 
 
 def _areas(stronger: np.ndarray, owners: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The area in each draw of runs; nan where it has no pair."""
+    """The area in each draw of runs; nan if a draw has no pair."""
     each = shares(stronger, weights)
     counts = weights[:, owners] * ~np.isnan(each)
     with np.errstate(invalid="ignore"):

@@ -1,8 +1,8 @@
-"""Rows of engines that were fitted: the sandbox's engine set as far off as a real vLLM engine on one model, then held
-against that engine on another model.
+"""Rows of fitted engines: the sandbox's engine is fitted to a real vLLM engine on one model, then compared with it on
+another.
 
-Seed s stands for the models of cold starts 2s and 2s + 1: the first is fitted to, the second is not seen before.
-Both models go to vLLM and Megatron-core as Hugging Face folders, through `firstorder ladder` in a process of its own.
+Seed s uses the models of cold starts 2s and 2s + 1: the first for the fit, the second unseen. Both models go to vLLM
+and Megatron-core as Hugging Face folders, through `firstorder ladder` in its own process.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from sandbox.run import open_task
 LADDER = shipped.FOLDER / "demo_scaled" / "base.yaml"
 RUNG = "bf16, fp8 weights"
 NUM_DRAWS = 4
-"""Batches that the real engine samples from a model, and that the fitted one does."""
+"""Batches that each of the real and the fitted engine samples from a model."""
 NUM_TRIALS = 30
-"""Trials of the search for each format of the weights."""
+"""Trials of the search per format."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """A model, and what the real engine sampled from it."""
+    """A model and the traces that the real engine sampled from it."""
 
     config: SandboxRun
     traces: tuple[Trace, ...]
 
     def calibration(self) -> Calibration:
-        """The model on the sandbox's bench, with the means of its traces' figures to be met."""
+        """The model on the sandbox's bench, with the means of its traces' figures as the target."""
         targets = [target_of(trace) for trace in self.traces]
         num_tokens = sum(int(trace.is_response.sum()) for trace in self.traces)
         means = {name: fmean(target[name] for target in targets) for name in targets[0]}
@@ -52,7 +52,7 @@ class Sampled:
 
 
 def sampled(config: SandboxRun, number: int, folder: Path) -> Sampled:
-    """The model of cold start `number`, sampled by the real engine; RuntimeError with its last line where it fails."""
+    """The model of cold start `number`, sampled by the real engine; RuntimeError with its last line if it fails."""
     assert config.cold_start is not None
     start = config.cold_start.model_copy(update={"seed": number})
     config = config.model_copy(update={"seed": number, "cold_start": start})
@@ -76,7 +76,7 @@ def sampled(config: SandboxRun, number: int, folder: Path) -> Sampled:
 
 
 def fitted_row(cell: Cell, root: str) -> dict[str, Any]:
-    """The row of the cell: the ratio of every figure on the unseen model, fitted engine over the real one, as a probe.
+    """The row of the cell, with the ratio of each figure on the unseen model, fitted over real engine, as a probe.
 
     A figure's ratio is exp of its residual, so that a tail of few tokens counts little (`sandbox.measure.calibrate`).
     """

@@ -1,15 +1,15 @@
-"""Effects of what happens or not, and of when: exact unconditional tests of two shares, and the log-rank test.
+"""Effects on events and their times: exact unconditional tests of two shares, and the log-rank test.
 
-Shares (measure of the kind `event`): p1 - p2 against a margin. A table is as extreme as its score statistic of
-Farrington and Manning (1990), whose variance is that of the likeliest shares at the margin; p is the probability of a
-table as extreme, its largest over the nuisance share (Chan 1998; Barnard at margin 0). Exact for every n, and seeds
-that agree need no other rule: 0 of 14 against 0 of 14 rules out what it rules out. Against a number: binomial, with
-the interval of Clopper and Pearson. Several arms on a side are counted together: of independent runs with unequal
-shares that count spreads less than a binomial one (Hoeffding 1956), so the test stays on the safe side.
+Shares (measures of kind `event`): p1 - p2 against a margin. Tables are ordered by the score statistic of Farrington and
+Manning (1990), whose variance is that of the likeliest shares at the margin; p is the probability of a table at least
+as extreme, maximised over the nuisance share (Chan 1998; Barnard at margin 0). It is exact for every n, and seeds that
+all agree need no special rule. Against a number: binomial, with the interval of Clopper and Pearson. Several arms on a
+side are counted together: the count of independent runs with unequal shares varies less than a binomial one (Hoeffding
+1956), so the test is conservative.
 
-Times (`time`): the log-rank test at margin 0, where runs that last are censored. With a margin, a mean of shares of the
-run is compared, within a seed, by Student's t with the floor of `Effect.fall`: nothing else that is sound at 5 to 40
-seeds is known to us for a difference of means of which most are 1.
+Times (kind `time`): the log-rank test at margin 0, where runs that last are censored. With a margin, shares of the run
+are compared within a seed by Student's t with the floor of `Effect.fall`: we know no other sound test at 5 to 40 seeds
+for a difference of means most of whose values are 1.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from sandbox.ledger.contrasts import Column
 from sandbox.ledger.statistics import Effect
 
 GRID = 128
-"""Values of the nuisance share at which a p is taken; then 33 around the largest."""
+"""Number of values of the nuisance share at which p is computed; then 33 more around the largest."""
 
 
 def score(n1: int, n2: int, margin: float) -> NDArray[np.float64]:
     """Farrington and Manning's statistic of p1 - p2 = margin for all (n1 + 1) (n2 + 1) tables; 0 / 0 is 0."""
+    # Rounded, so that margins that differ by rounding share a cache entry.
     return _score(n1, n2, round(margin, 12))
 
 
@@ -38,7 +39,7 @@ def score(n1: int, n2: int, margin: float) -> NDArray[np.float64]:
 def _score(n1: int, n2: int, margin: float) -> NDArray[np.float64]:
     one, two = np.arange(n1 + 1)[:, None] / n1, np.arange(n2 + 1)[None, :] / n2
     theta = n2 / n1
-    # The likeliest p1 with p2 = p1 - margin: the root of a x^3 + b x^2 + c x + d that is a share.
+    # The likeliest p1 with p2 = p1 - margin: the root in [0, 1] of a x^3 + b x^2 + c x + d.
     a = 1.0 + theta
     b = -(1.0 + theta + one + theta * two + margin * (theta + 2.0))
     c = margin**2 + margin * (2.0 * one + theta + 1.0) + one + theta * two
@@ -53,12 +54,12 @@ def _score(n1: int, n2: int, margin: float) -> NDArray[np.float64]:
     top = one - two - margin
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.where(np.abs(top) < 1e-9, 0.0, top / np.where(error < 1e-9, 0.0, error))
-    found.setflags(write=False)
+    found.setflags(write=False)  # all callers share the cached array
     return found
 
 
 def tail(region: NDArray[np.bool_], margin: float) -> float:
-    """The largest probability, over shares with p1 - p2 = margin, that a table falls into the region."""
+    """The largest probability, over shares with p1 - p2 = margin, of a table in the region."""
     low, high = max(0.0, -margin), min(1.0, 1.0 - margin)
     n1, n2 = (size - 1 for size in region.shape)
 
@@ -74,25 +75,26 @@ def tail(region: NDArray[np.bool_], margin: float) -> float:
 
 
 def _chances(number: int, shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Binomial probabilities of 0 to `number` events, a row each share."""
+    """Binomial probabilities of 0 to `number` events, a row per share."""
     k = np.arange(number + 1)
     return special.comb(number, k) * shares[:, None] ** k * (1.0 - shares[:, None]) ** (number - k)
 
 
 @functools.lru_cache(maxsize=65536)
 def exact_p(k1: int, n1: int, k2: int, n2: int, margin: float) -> float:
-    """One-sided p of p1 - p2 <= margin from k1 of n1 and k2 of n2: small where p1 is larger by more than that."""
+    """One-sided p of p1 - p2 <= margin from k1 of n1 and k2 of n2: small if p1 - p2 is above the margin."""
     if margin >= 1.0:
         return 1.0
     if margin < -1.0:
         return 0.0
     found = score(n1, n2, margin)
+    # The tolerance keeps ties, which rounding separates, in the region.
     return tail(found >= found[k1, k2] - 1e-9, margin)
 
 
 @dataclass(frozen=True)
 class Shares(Effect):
-    """p1 - p2 of two counts, or p1 - a number; the interval is of the margins that the tests of either side keep."""
+    """p1 - p2 of two counts, or p1 - a number; the interval has the margins that neither one-sided test rejects."""
 
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Events and runs of the treatment, then of the control."""
@@ -114,7 +116,7 @@ class Shares(Effect):
 
 
 def shares(left: Column, right: Column | float) -> Shares:
-    """The effect of 0's and 1's on those of the other side, or on a number; ValueError for anything else."""
+    """The effect between two sides of 0s and 1s, or a side and a number; ValueError for other values."""
     every = np.concatenate([left, right]) if isinstance(right, np.ndarray) else left
     if not np.isin(every, (0.0, 1.0)).all():
         raise ValueError("event: expected 0 or 1 for every run")
@@ -138,7 +140,7 @@ def _ends(k1: int, n1: int, k2: int, n2: int, number: float | None) -> tuple[flo
 
 
 def _end(p: Callable[[float], float], outer: float, inner: float) -> float:
-    """Between a bound that is ruled out, if any is, and the estimate: the last one that a p of 2.5% rules out."""
+    """The end of the interval between `outer` and the estimate: the bound at which p reaches 2.5%, by bisection."""
     if p(outer) > 0.025:
         return outer
     for _ in range(11):
@@ -149,10 +151,10 @@ def _end(p: Callable[[float], float], outer: float, inner: float) -> float:
 
 @dataclass(frozen=True)
 class Times(Effect):
-    """A difference of mean times whose p at 0 is the log-rank test's; at other bounds, Student's with the floor."""
+    """A difference of mean times; p at 0 is the log-rank test's, at other bounds Student's with the floor."""
 
     later: float = 1.0
-    """One-sided p that the treatment lasts longer; small where it does."""
+    """One-sided p that the treatment lasts longer: small if it does."""
     sooner: float = 1.0
 
     def p_above(self, bound: float) -> float:
@@ -163,14 +165,14 @@ class Times(Effect):
 
 
 def times(left: Column, right: Column, student: Effect) -> Times:
-    """The effect of lasting: times in [0, 1], 1 for a run that lasts to its end; `student` has the means' difference.
+    """The effect on times in [0, 1], 1 for a run that lasts to its end; `student` has the difference of means.
 
-    Mantel's statistic with its hypergeometric variance; 0 events on both sides decide nothing.
+    It uses Mantel's statistic with its hypergeometric variance; without any event both p's are 1.
     """
     later, sooner = 1.0, 1.0
     if (left < 1.0).any() or (right < 1.0).any():
         one, two = (stats.CensoredData(uncensored=x[x < 1.0], right=x[x >= 1.0]) for x in (left, right))
-        z = float(stats.logrank(one, two).statistic)  # above 0 where the first side falls more often than expected
+        z = float(stats.logrank(one, two).statistic)  # above 0 if the first side has more events than expected
         later, sooner = float(stats.norm.cdf(z)), float(stats.norm.sf(z))
     numbers = (student.n, student.mean, student.error, student.low, student.high, student.df)
     return Times(*numbers, "log-rank", student.fall, later, sooner)

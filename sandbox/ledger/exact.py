@@ -1,7 +1,7 @@
-"""Exact training beside a claim: links to questions of its studies, whose answers are computed from kept rows.
+"""Exact training beside a claim: links to questions of its studies, whose answers are computed from stored rows.
 
-A study's runs are expectations (lab/flow), so that its units are problems and not seeds. `python -m
-tests.pages.verdicts` writes the answers. Beside a verdict they explain; they decide nothing: their policies are others.
+A study's runs are expectations (lab/flow), so its units are problems, not seeds. `python -m tests.pages.verdicts`
+writes the answers. They explain a verdict but decide nothing, as their policies are different ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 KEPT = Path(__file__).resolve().parents[2] / "results" / "flow" / "verdicts.csv"
-"""The answers that the project keeps."""
+"""The project's stored answers."""
 
 Word = Literal["for", "against", "open"]
 OPPOSITE: dict[str, Word] = {"holds": "against", "fails": "for", "open": "open"}
@@ -23,7 +23,7 @@ SAME: dict[str, Word] = {"holds": "for", "fails": "against", "open": "open"}
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one question: its sentence, the interval found, holds, fails or open, and how many problems."""
+    """The answer to one question: its sentence, the interval, holds, fails or open, and the number of problems."""
 
     name: str
     words: str
@@ -34,7 +34,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Link:
-    """A question that bears on a claim. The claim says that it holds, or the opposite; `why` it bears on it."""
+    """A question that bears on a claim, which says that it holds (or the opposite), and `why` it does."""
 
     question: str
     why: str
@@ -42,7 +42,7 @@ class Link:
 
 
 def answers(path: Path = KEPT) -> Mapping[str, Answer]:
-    """The kept answers by question; none where there is no such file."""
+    """The stored answers by question; none if there is no such file."""
     if not path.exists():
         return {}
     return _read(path)
@@ -59,16 +59,16 @@ def _read(path: Path) -> Mapping[str, Answer]:
 
 
 def word(link: Link, of: Mapping[str, Answer]) -> Word | None:
-    """The word of one question on the claim; None where its answer is not kept."""
+    """The word of one question on the claim; None if its answer is not stored."""
     if link.question not in of:
         return None
     return (OPPOSITE if link.is_opposite else SAME)[of[link.question].verdict]
 
 
 def cell(links: Sequence[Link], of: Mapping[str, Answer]) -> str:
-    """The column's text: against where one question is, for where all are, else open; with the fewest problems.
+    """The column's text: `against` if any question is, `for` if all are, else `open`; with the fewest problems.
 
-    Empty without a link, and where an answer is not kept.
+    Empty without links, or if an answer is missing.
     """
     words = [word(link, of) for link in links]
     if not words or None in words:
@@ -78,7 +78,7 @@ def cell(links: Sequence[Link], of: Mapping[str, Answer]) -> str:
 
 
 def lines(links: Sequence[Link], of: Mapping[str, Answer]) -> list[str]:
-    """One line per question: its word, its sentence with what was found, and why it bears on the claim."""
+    """One line per question: its word, its sentence with the interval, and why it bears on the claim."""
     told = []
     for link in links:
         said, answer = word(link, of), of.get(link.question)

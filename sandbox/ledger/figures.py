@@ -1,4 +1,4 @@
-"""The figures of the ledger's page: a claim's metrics over its updates, one line per arm, and the maps of stability."""
+"""The figures of the ledger's page: a claim's metrics over its updates, one line per arm, and the phase diagrams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Line:
 
 
 def over_updates(claim: Claim, regime: Regime, rows: Mapping[str, Row], seeds: int | None = None) -> list[Figure]:
-    """A figure for each metric that the claim shows: mean over seeds, with a band from the least to the largest."""
+    """A figure per metric that the claim shows: mean over seeds, with a band from the least to the largest."""
     found = [
         (Line(i, one.name), _rows(regime, one, claim.seeds(regime.name, seeds), rows))
         for i, one in enumerate(claim.arms)
@@ -64,6 +64,7 @@ def _figure(id_: str, name: str, lines: Sequence[tuple[Line, Sequence[Point]]]) 
         "log" if name in LOGARITHMIC else "linear",
     )
     data: list[dict[str, Any]] = []
+    # All bands before the lines, so that lines are drawn on top.
     for line, points in lines:
         x = [point[0] for point in points]
         low, high = ([scale.place(point[side]) for point in points] for side in (2, 3))
@@ -90,7 +91,7 @@ Map = Mapping[tuple[str, int], Arm]
 
 
 def maps(claims: Sequence[Claim]) -> dict[str, Map]:
-    """The phase diagrams that the claims' arms are drawn in, by title; those with the most arms first."""
+    """The phase diagrams of the claims' arms, by title; those with the most arms first."""
     found: dict[str, dict[tuple[str, int], Arm]] = {}
     for claim in claims:
         for one in claim.arms:
@@ -102,9 +103,9 @@ def maps(claims: Sequence[Claim]) -> dict[str, Map]:
 def phase_diagram(
     title: str, arms: Map, regimes: Sequence[Regime], seeds: Sequence[int], rows: Mapping[str, Row]
 ) -> Figure | None:
-    """Survival over the regimes (the engine gap) and off-policiness N, for each replay mode; None with under 2 cells.
+    """Survival over regimes (the engine gap) and off-policiness N, for each replay mode; None with fewer than 2 cells.
 
-    Means over the seeds that are there.
+    Means are over the seeds that have run.
     """
     places = [(mode, regime) for mode in MODES for regime in regimes]
     values = [[survival(arms.get((mode, n)), regime, seeds, rows) for n in DEGREES] for mode, regime in places]
@@ -127,7 +128,7 @@ def phase_diagram(
 
 
 def survival(one: Arm | None, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row]) -> float | None:
-    """Mean survival of an arm over the seeds that are there, in [0, 1]; None without any, or without an arm."""
+    """The mean survival of an arm over the seeds that have run, in [0, 1]; None without any, or without an arm."""
     found = [] if one is None else _rows(regime, one, seeds, rows)
     return fmean(SURVIVAL.of(row) for row in found) if found else None
 

@@ -16,9 +16,9 @@ from sandbox.ledger.verdicts import Finding
 
 def outcomes_frame(found: Sequence[Finding]) -> pd.DataFrame:
     """One row per prediction and finding: claim, regime, whether it decides, arms, n, effect with its 95% interval,
-    test, one-sided p's that it holds and fails, where it stands by itself, and the claim's verdict there.
+    test, one-sided p's that it holds and fails, its own reading, and the claim's verdict there.
 
-    Effects on the scales `ratio` and `ratio_of_means` are factors. What is missing has missing numbers, or no word.
+    Effects on the scales `ratio` and `ratio_of_means` are factors. Missing values are nan or empty.
     """
     rows = []
     for finding in found:
@@ -39,7 +39,7 @@ def outcomes_frame(found: Sequence[Finding]) -> pd.DataFrame:
 
 
 def means(claim: Claim, regime: Regime, rows: Mapping[str, Row], metric: str) -> dict[str, dict[float, float]]:
-    """Arm to the metric's means over seeds: from a window's middle, as a share of the updates; no arm without a run."""
+    """The metric's means over seeds, by arm and window middle (a share of the updates), for arms that have runs."""
     found: dict[str, dict[float, float]] = {}
     for arm in claim.arms:
         keys = [key(regime, arm, seed) for seed in claim.seeds(regime.name)]

@@ -1,7 +1,7 @@
-"""Gradients at a state: of an arm's objective on single mini-batches, and the exact policy gradient beside them.
+"""Gradients at a state: of an arm's objective on single mini-batches, and the exact policy gradient for comparison.
 
-The *reference* is grad J, J = E_pi[R], from responses of an exact engine: the objective `reinforce`, advantages R less
-the mean of their group (which shrinks grad J by (G - 1) / G and turns nothing).
+The *reference* is grad J, J = E_pi[R], from responses of an exact engine: the objective `reinforce`, advantages R minus
+their group's mean (which scales grad J by (G - 1) / G and keeps its direction).
 Letters: K mini-batches, Q parameters.
 """
 
@@ -23,7 +23,7 @@ from theory.loop import collect, hand_over, learn
 from theory.objectives import preset
 
 PIECE = 512
-"""Responses that the reference samples and differentiates at a time."""
+"""Responses per global step of the reference."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,21 @@ class Reference:
 
     @property
     def square(self) -> float:
-        """|grad J|^2 without bias: the product of the halves. Below 0 where there is little but noise."""
+        """An unbiased estimate of |grad J|^2: the product of the halves; it may be below 0 if noise dominates."""
         return float(self.halves_2Q[0].double() @ self.halves_2Q[1].double())
 
     @property
     def error(self) -> float:
-        """Standard error of `mean_Q` over |grad J|: |first half - second half| / 2, over sqrt(square); else nan."""
+        """Standard error of `mean_Q` over |grad J|: |first half - second half| / 2 / sqrt(square), nan if undefined."""
         difference = float((self.halves_2Q[0] - self.halves_2Q[1]).double().norm())
         return difference / 2 / math.sqrt(self.square) if self.square > 0 else math.nan
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of K mini-batches, the ascent direction of their objective, and the metrics of their global step.
+    """The gradients of K mini-batches (the ascent directions of the objective), and their global step's metrics.
 
-    Parameters are in the order of `named_parameters`; what is not trained, or has no gradient, is 0.
+    Parameters are in the order of `named_parameters`; entries of untrained parameters are 0.
     """
 
     of_KQ: Float[Tensor, "K Q"]
@@ -63,9 +63,9 @@ class Gradients:
 def gradients(learner: Learner, step: int, num: int, after: int = 0) -> Gradients:
     """The unclipped gradients of `num` mini-batches of global step `step`, each at the weights after `after` updates.
 
-    One global step on `after` + `num` mini-batches of the algorithm's own size, all sampled with the weights of its
-    start: the first `after` are trained on, as ever; of the others the gradient is kept and no step is taken. With
-    `after` = 0 the weights are those that were handed to the rollout engine, so that pi = old.
+    It is one global step on `after` + `num` mini-batches of the algorithm's own size, all sampled at its start: the
+    first `after` are trained on as usual; for the others the gradient is kept and no step is taken. With `after` = 0
+    the weights are those of the rollout engine, so pi = old.
     """
     algorithm, training, seed = learner.algorithm, learner.training_engine, learner.seed
     size = algorithm.num_prompts // algorithm.num_minibatches
@@ -73,7 +73,7 @@ def gradients(learner: Learner, step: int, num: int, after: int = 0) -> Gradient
     settings, take_step, first = training.settings, training.take_step, training.num_updates + after
     found: list[Tensor] = []
 
-    def prepare(number: int) -> None:  # an update clips before it comes to `step_or_keep`
+    def prepare(number: int) -> None:  # an update clips before it calls `step_or_keep`: no limit for kept gradients
         training.settings = settings if number < first else replace(settings, max_grad_norm=math.inf)
 
     def step_or_keep() -> None:
@@ -94,16 +94,16 @@ def gradients(learner: Learner, step: int, num: int, after: int = 0) -> Gradient
 
 
 def _ascent(model: MoE) -> Float[Tensor, " Q"]:
-    """The gradient of the objective: minus what the backward pass of the loss left."""
+    """The gradient of the objective: minus that of the loss."""
     parts = [torch.zeros_like(p) if p.grad is None else -p.grad for p in model.parameters()]
     return torch.cat([part.reshape(-1) for part in parts])
 
 
 def reference(config: SandboxRun, task: TextTask, model: MoE, step: int, num_responses: int) -> Reference:
-    """grad J at the model's weights from `num_responses` of an exact engine, in pieces, every other one for a half.
+    """grad J at the model's weights from `num_responses` of an exact engine, in pieces that alternate between halves.
 
-    `config` says how responses are sampled and how the passes are computed; its objective, replay mode and engine are
-    not used. The pieces are global steps from `step` on. At least two pieces (ValueError).
+    `config` determines sampling and arithmetic; its objective, replay mode and engine are not used. The pieces are
+    global steps from `step` on. ValueError for fewer than two pieces.
     """
     algorithm = config.algorithm.build()
     per_piece = max(1, PIECE // algorithm.num_responses)
@@ -133,17 +133,17 @@ def alignment(of_KQ: Float[Tensor, "K Q"], truth: Reference) -> dict[str, float]
     """Cosine, bias and variance of K independent mini-batches' gradients g_k, of mean m, against grad J = r; no unit.
 
     S = sum_k |g_k - m|^2 / (K - 1), the trace of the covariance of one mini-batch's gradient. |m|^2 and |r|^2 are
-    without the bias that noise brings: |m|^2 = |mean_k g_k|^2 - S / K, and `Reference.square`. Objectives differ in
-    scale: s = m.r / |r|^2 fits m by s r with the least squares, and the rest is in units of s |r|.
+    corrected for noise: |m|^2 = |mean_k g_k|^2 - S / K, and `Reference.square`. Objectives differ in scale: s = m.r /
+    |r|^2 is the least-squares fit of m by s r, and the rest is in units of s |r|.
 
-        cosine       m.r / (|m| |r|), noise corrected for, so at times above 1; nan where |m|^2 is not above 0
-        raw_cosine   the same of the means as they are: the smaller, the more noise
-        bias_square  |m / s - r|^2 / |r|^2 = (|m| / s |r|)^2 - 1 = tan^2 of their angle; below 0 by chance where it is 0
+        cosine       m.r / (|m| |r|), corrected for noise, so it may exceed 1; nan if |m|^2 is not above 0
+        raw_cosine   the same, uncorrected: more noise makes it smaller
+        bias_square  |m / s - r|^2 / |r|^2 = (|m| / s |r|)^2 - 1 = tan^2 of their angle; if 0, its estimate may be below
         bias         its root, with its sign
         variance     S / (s |r|)^2
 
-    `_error`: standard errors by the jackknife over k, of `variance` that of its logarithm. The reference's own is in
-    none of them: the arms of a state share it. All but raw_cosine are nan where |r|^2 is not above 0.
+    `_error`: standard errors by the jackknife over k; that of `variance` is of its logarithm. They leave out the error
+    of the reference, which the arms of a state share. All but raw_cosine are nan if |r|^2 is not above 0.
     """
     gradients_KQ, r_Q = of_KQ.double(), truth.mean_Q.double()
     products_KK, along_K = gradients_KQ @ gradients_KQ.T, gradients_KQ @ r_Q
@@ -162,6 +162,7 @@ def alignment(of_KQ: Float[Tensor, "K Q"], truth: Reference) -> dict[str, float]
 def _figures(products_KK: Tensor, along_K: Tensor, square: float) -> dict[str, float]:
     """cosine, bias_square and variance from the products of all pairs of gradients, those with r, and |r|^2."""
     K, along = len(along_K), float(along_K.mean())
+    # Products of different mini-batches only: their mean is |m|^2 without the noise that the diagonal adds.
     mean_square = float((products_KK.sum() - products_KK.trace()) / (K * (K - 1)))
     spread = float(products_KK.trace()) / K - mean_square
     if square <= 0 or along == 0:
@@ -175,7 +176,7 @@ def _figures(products_KK: Tensor, along_K: Tensor, square: float) -> dict[str, f
 
 
 def _jackknife(values: list[float]) -> float:
-    """The standard error of an estimate, from its values with one of K left out: sqrt((K - 1) / K sum (v - mean)^2)."""
+    """The standard error of an estimate from its K leave-one-out values: sqrt((K - 1) / K sum (v - mean)^2)."""
     K = len(values)
     mean = math.fsum(values) / K
     return math.sqrt((K - 1) / K * math.fsum((value - mean) ** 2 for value in values))

@@ -1,4 +1,4 @@
-"""The ledger's page as one self-contained HTML file, in the report's style: verdicts, maps, then every claim."""
+"""The ledger's page as one self-contained HTML file in the report's style: verdicts, phase diagrams, all claims."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def render(
     rows: Mapping[str, Row],
     seeds: int | None = None,
 ) -> str:
-    """The page as text."""
+    """The HTML of the page."""
     needed = needs(claims, regimes, rows)
     made = lines(claims, found, needed)
     drawn: list[Drawn] = []
@@ -90,14 +90,14 @@ def render(
 
 
 def mapped_regimes(claims: Sequence[Claim], regimes: Sequence[Regime]) -> list[Regime]:
-    """The regimes of the claims that run arms for the phase diagrams alone: the steps of the engine gap."""
+    """The regimes of the claims that run arms for the phase diagrams: the steps of the engine gap."""
     drawing = [claim for claim in claims if any(arm.on_map for arm in claim.also)]
     names = {name for claim in drawing for name in claim.regimes}
     return [regime for regime in regimes if regime.name in names]
 
 
 def _fullest(regimes: Sequence[Regime], found: Sequence[Finding]) -> int:
-    """The place of the regime with the most claims that have all their runs, which the page shows first."""
+    """The index of the regime with the most complete claims, which the page shows first."""
     counts = Counter(one.regime for one in found if one.joint is not None)
     return max(range(len(regimes)), key=lambda i: (counts[regimes[i].name], -i))
 
@@ -110,7 +110,7 @@ def _sentence(made: Sequence[Line]) -> str:
 
 
 def _tiles(made: Sequence[Line]) -> list[dict[str, Any]]:
-    """The claims by state, in the table's order: the page's picture, one tile per claim."""
+    """The claims by state, in the table's order, drawn as one tile per claim."""
     states = dict.fromkeys(line.state for line in made)
     return [
         {"text": "without all runs" if state == OPEN else state, "word": "none" if state == OPEN else state,
@@ -128,7 +128,7 @@ def _cells(line: Line) -> dict[str, Any]:
 
 
 def _explored(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Finding]) -> list[dict[str, Any]]:
-    """A row for each claim that was tried on seeds which decide nothing, with one word per regime."""
+    """A row for each claim that was tried on exploratory seeds, with one word per regime."""
     rows = []
     for claim in claims:
         texts = [explored(claim, regime.name, found) for regime in regimes]

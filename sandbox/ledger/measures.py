@@ -1,4 +1,4 @@
-"""The measures of claims: each one number of a finished cell, from its row alone. Fractions are of planned steps."""
+"""The measures of claims: each is one number of a finished cell, from its row. Fractions are of planned steps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sandbox.ledger.claim import Measure, Row
 def between(metric: str, start: float, stop: float, words: str, unit: str) -> Measure:
     """The metric's mean over the windows between the fractions `start` and `stop` of the planned steps.
 
-    Windows without a value are left out; where none has one, the last value before them stands for them: a run that
-    stopped keeps what it had. nan where the run has no such metric.
+    Windows without a value are left out; if none has one, the last value before them is used: a stopped run keeps its
+    last value. nan if the run has no such metric.
     """
     first, last = round(start * NUM_WINDOWS), round(stop * NUM_WINDOWS)
     if not 0 <= first < last <= NUM_WINDOWS:
@@ -79,11 +79,11 @@ CLIP_FRACTION = between("actor/pg_clipfrac", 0.0, 1.0, "clip fraction over the r
 AGREEMENT = between("routing/topk_agreement", 0.0, 1.0, "top-k agreement of cached and live routes", "fraction")
 ZERO_DEVIATION = between("routing/zero_deviation", 0.0, 1.0, "rows whose cached route is the live one", "fraction")
 ROUTE_KL = between("routing/route_kl", 0.0, 1.0, "KL of cached and live router distributions, over the run", "nats")
-"""Measures that many claims share."""
+"""Measures shared by several claims, `SURVIVAL` to this one."""
 
 
 def probe(name: str, words: str, unit: str) -> Measure:
-    """The finding of the probe of that name (see `probes.py`) in a run's traces; nan where there is none."""
+    """The value of the probe of that name (see `probes.py`) in a row; nan if there is none."""
 
     def of(row: Row) -> float:
         value = row["probes"].get(name)

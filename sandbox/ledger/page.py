@@ -1,4 +1,4 @@
-"""The ledger's page: the table of verdicts, what is out of reach, what explores, then every claim with its numbers."""
+"""The ledger's page: the verdicts, claims out of reach, exploratory results, then every claim with its numbers."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from sandbox.ledger.verdicts import Finding
 
 INTRO = f"""# The claims ledger
 
-Findings of the source papers, tried again in the sandbox. Written by `firstorder reproduce` from the rows in
-cells.jsonl; no verdict is typed by hand. Each prediction names runs, measure and the smallest effect that counts,
-and stood in `sandbox/claims/` before the runs that decide it were made.
+Findings of the source papers, tried again in the sandbox. `firstorder reproduce` writes this page from the rows in
+cells.jsonl; no verdict is typed by hand. Each prediction names runs, a measure and the smallest effect that counts,
+and was written in `sandbox/claims/` before the runs that decide it.
 
 - A claim is decided in one regime, its home, on seeds from {FRESH} on. **reproduced**: all its predictions hold.
-  **not reproduced**: one fails. **opposite**: it lies beyond its margin on the other side. **inconclusive**: the seeds
-  do not decide. **not applicable**: it is of a collapse, and no run of the arm that should have one collapsed.
-  **–**: runs are missing. **out of reach**: {POWER:.0%} power asks for more than {MOST} seeds; none are made.
-- That all predictions hold is an intersection-union test, with the largest of their p's; that one fails has their
-  number times the least. Holm's correction runs over every claim that has seeds to decide it, with p = 1 while it lacks
+  **not reproduced**: one fails. **opposite**: it is beyond its margin on the other side. **inconclusive**: the seeds
+  do not decide. **not applicable**: it is about a collapse, and no run of the arm that should collapse did.
+  **–**: runs are missing. **out of reach**: {POWER:.0%} power needs more than {MOST} seeds; none are run.
+- All predictions hold by an intersection-union test, with the largest of their p's; for one to fail, p is their
+  number times the least. Holm's correction runs over every claim that has deciding seeds, with p = 1 while it lacks
   runs: the level is 5% for all of them together at every look, and no verdict is lost when another claim's runs come.
-- *Effect*, with its 95% interval, is that of the prediction on which the word rests. *Power* is the chance that its
-  least powerful prediction is found to hold at the effect its seeds are planned for (sandbox/ledger/power.py), at the
-  level of Holm's first step. *Cost* is hours of one thread.
-- Every other regime, and seeds below {FRESH}, explore: *for*, *against* and *open* by the same tests without any
-  correction. They decide nothing; these statistics were designed when they had been seen (docs/decisions/0007).
-- *Exact* is what exact training says of claims that are about an expectation (docs/exact-training.md): *for* where
-  every question that bears on the claim says so, *against* where one says the opposite, else *open*, with the number
-  of problems. Its policies are small ones on a tree, so that it explains and decides nothing. **–**: no question bears
-  on the claim. Questions w1 to w5 were put to rows that had been made.
-- Words such as *stable* in rows made before the rule was mended (LOG.md, 2026-11-23) compare with a run's first
-  tenth. No decision rests on them: collapse is measured on pi's accuracy (sandbox/ledger/course.py).
+- *Effect*, with its 95% interval, is that of the prediction on which the verdict rests. *Power* is the chance that the
+  claim's least powerful prediction is found to hold at the effect for which its seeds are planned
+  (sandbox/ledger/power.py), at the level of Holm's first step. *Cost* is hours of one thread.
+- All other regimes, and seeds below {FRESH}, are exploratory: *for*, *against* and *open* by the same tests without
+  correction. They decide nothing; these statistics were designed after they had been seen (docs/decisions/0007).
+- *Exact* is the answer of exact training to claims about an expectation (docs/exact-training.md): *for* if every
+  question that bears on the claim says so, *against* if one says the opposite, else *open*, with the number of
+  problems. Its policies are small ones on a tree, so it explains but decides nothing. **–**: no question bears on the
+  claim. Questions w1 to w5 were asked of existing rows.
+- Words such as *stable* in rows older than the mended rule (LOG.md, 2026-11-23) compare with a run's first tenth. No
+  decision rests on them: collapse is measured on pi's accuracy (sandbox/ledger/course.py).
 """
 
 
@@ -63,7 +63,7 @@ def markdown(
     made = lines(claims, found, needed)
     parts = [INTRO, _verdicts(made, found, rows), _unreachable(made, needed), _exploratory(claims, regimes, found)]
     parts += [
-        "## Regimes\n\nWhere each lies, quiet, at the border or beyond, is in docs/border.md.\n\n"
+        "## Regimes\n\ndocs/border.md says which are quiet, at the border or beyond it.\n\n"
         + "".join(f"- {regime.words}\n" for regime in regimes),
         _early_warning(rows),
     ]
@@ -85,7 +85,7 @@ def _verdicts(made: Sequence[Line], found: Sequence[Finding], rows: Mapping[str,
 
 
 def exact_text(claim: Claim) -> str:
-    """The column `exact` of a claim; a dash where no question bears on it."""
+    """The column `exact` of a claim; a dash if no question bears on it."""
     return exact.cell(claim.exact, exact.answers()) or OPEN
 
 
@@ -111,7 +111,7 @@ POWER_TITLES = ("claim", "home", "effect assumed", "SD (of)", "seeds needed", "c
 
 
 def power_row(need: Need) -> tuple[str, ...]:
-    """A claim's line in the table of powers: the seeds that it needs, and the power of those that are asked for."""
+    """A claim's line in the table of powers: the seeds that it needs, and the power of its deciding seeds."""
     asked, sd = len(need.claim.deciding()), need.spread.sd
     seeds = OPEN if need.seeds is None else f"{need.seeds}{'' if need.seeds <= MOST else ' (out of reach)'}"
     power = need.power(asked) if asked else math.nan
@@ -132,14 +132,14 @@ def power_table(needed: Mapping[int, Need]) -> str:
 
 
 def explored(claim: Claim, regime: str, found: Sequence[Finding]) -> str:
-    """A claim's standing in a regime by seeds that decide nothing, with their number; empty where not tried."""
+    """A claim's reading in a regime by exploratory seeds, with their number; empty if it was not tried."""
     own = [one for one in found if one.claim == claim and one.regime == regime and not one.decides]
     words = ["not applicable" if not one.applicable else one.stand or OPEN for one in own]
     return ", ".join(f"{word} ({len(one.seeds)})" for word, one in zip(words, own, strict=True) if word != OPEN)
 
 
 def _exploratory(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Finding]) -> str:
-    note = f"Exploratory: where seeds below {FRESH} stand, without correction, and how many they are."
+    note = f"The reading of seeds below {FRESH}, without correction, and the number of seeds."
     table = [(f"{c.number}. {title(c)}", *(explored(c, r.name, found) for r in regimes)) for c in claims]
     table = [row for row in table if any(row[1:])]
     titles = ("claim", *(regime.name for regime in regimes))
@@ -147,11 +147,11 @@ def _exploratory(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequ
 
 
 WARNING = (
-    f"How often does a metric stand further from its beginning in a window within the {LEAD * 100 // NUM_WINDOWS}% of "
-    "the updates before a collapse than in quiet windows of the same regime at the same place of a run? The area under "
-    "the ROC curve (0.5 knows nothing), with a 95% bootstrap interval over runs; the same for windows that are "
+    f"How often is a metric further from its initial value in a window within the {LEAD * 100 // NUM_WINDOWS}% of "
+    "the updates before a collapse than in quiet windows of the same regime at the same place in a run? The area under "
+    "the ROC curve (0.5 is chance), with a 95% bootstrap interval over runs; the same for windows that are "
     f"{', '.join(str(k) for k in range(1, LEAD + 1))} windows ahead of it, each {100 // NUM_WINDOWS}% of a run; the "
-    "share of windows seen at 5% false alarms. The reward is what the verdict itself reads."
+    "share of windows detected at 5% false alarms. The verdict itself reads the reward."
 )
 
 
@@ -179,7 +179,7 @@ def _early_warning(rows: Mapping[str, Row]) -> str:
     elif num_collapsed == 0:
         table = "No run has collapsed.\n"
     else:
-        table = f"Collapsed runs: {num_collapsed}. None was late enough to have windows before it.\n"
+        table = f"Collapsed runs: {num_collapsed}. None collapsed late enough to have windows before it.\n"
     return f"## Early warning\n\n{WARNING}\n\n{table}"
 
 

@@ -1,18 +1,18 @@
-"""Power before the runs: how many seeds a claim needs at home, from spreads that were recorded, and what they cost.
+"""Power before the runs: the number of seeds that a claim needs at home, from recorded spreads, and their cost.
 
-A claim is reproduced where all its predictions are, so the least powerful one counts. Each should be found to hold with
-a chance of 80% at the level of Holm's first step, ALPHA over twice the number of claims (two-sided), if in truth
+A claim is reproduced if all its predictions hold, so the least powerful one counts. Each should be found to hold with a
+chance of 80% at the level of Holm's first step, ALPHA over twice the number of claims (two-sided), if in truth
 
-- `more`, `less` of a number: the effect is the one `planned`, else twice the margin; one residual SD where that is 0;
-- `same`, `at_most`: it is 0 (one residual SD inside of a margin of 0);
-- `more`, `less` of an event: half of the runs more than the margin, at most all, on either side of one half; against a
-  number, all of the runs or none; `same`, `at_most`: one half on both sides;
+- `more`, `less` of a number: the effect is the `planned` one, else twice the margin; one residual SD if that is 0;
+- `same`, `at_most`: it is 0 (one residual SD inside a margin of 0);
+- `more`, `less` of an event: the difference is the margin plus half of the runs, at most all, centred at one half;
+  against a number, all of the runs or none; `same`, `at_most`: one half on both sides;
 - a time at margin 0: events come at four times the rate, so that 3/4 and 29% of the runs fall.
 
 Numbers: noncentral t with the degrees of freedom of the prediction's own arms. Events: the exact test's own region.
-Times: Schoenfeld's formula (where it says 82%, simulated runs have 78%). The SD is that of the prediction's arms at
+Times: Schoenfeld's formula (where it gives 82%, simulated runs have 78%). The SD is that of the prediction's arms at
 home, else of all arms that the ledger's predictions compare by that measure there, else the largest of the other
-regimes; NUM_DF degrees of freedom at least.
+regimes, with at least NUM_DF degrees of freedom.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from sandbox.ledger.verdicts import margin_of
 
 POWER = 0.8
 LEAST = 5
-"""The least number of seeds asked for: a spread recorded elsewhere may differ here."""
+"""The smallest number of seeds: a spread recorded elsewhere may differ here."""
 MOST = 40
 """A claim that needs more seeds is out of reach: its cost is shown, and it is not run."""
 NUM_DF = 10
-"""The least degrees of freedom of a spread that is used."""
+"""The smallest number of degrees of freedom of a usable spread."""
 SEARCHED = 4096
-"""The largest number of seeds that is tried."""
+"""The largest number of seeds in the search."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class Need:
-    """The needs of a claim at home: seeds for POWER (None where no spread is known), hours of one thread for the runs
-    of a seed (nan without a row), and the prediction that asks for most, with its spread."""
+    """The needs of a claim at home: seeds for POWER (None without a spread), hours of one thread for the runs of a seed
+    (nan without a row), and the prediction that needs the most seeds, with its spread."""
 
     claim: Claim
     seeds: int | None
@@ -65,16 +65,16 @@ class Need:
 
     @property
     def is_out_of_reach(self) -> bool:
-        """Whether more than MOST seeds would be needed, and none are asked for."""
+        """Whether it would need more than MOST seeds, and has no deciding seeds."""
         return self.seeds is not None and self.seeds > MOST and not self.claim.deciding()
 
     @property
     def hours(self) -> float:
-        """Hours of one thread for the seeds that are needed, in h; nan where they are not known."""
+        """Hours of one thread for the needed seeds; nan if unknown."""
         return math.nan if self.seeds is None else self.seeds * self.hours_per_seed
 
     def power(self, seeds: int) -> float:
-        """The power of its least powerful prediction with that many seeds, in [0, 1]; nan without a spread."""
+        """The power of its least powerful prediction with so many seeds, in [0, 1]; nan without a spread."""
         return power(self.limiting, self.spread.sd, seeds, self.level) if seeds > 1 else math.nan
 
 
@@ -84,7 +84,7 @@ def level_of(num_claims: int) -> float:
 
 
 def distance(prediction: Prediction, sd: float) -> float:
-    """The distance beyond (or within) its margin at which a number's effect is assumed, on the prediction's scale."""
+    """The assumed distance of a number's effect beyond (or within) its margin, on the prediction's scale."""
     margin = margin_of(prediction)
     if prediction.planned is not None:
         return abs(_planned(prediction)) - margin
@@ -97,26 +97,28 @@ def _planned(prediction: Prediction) -> float:
 
 
 def power(prediction: Prediction, sd: float, seeds: int, level: float) -> float:
-    """The chance that a true prediction is found to hold with that many seeds, in [0, 1]; nan without a spread."""
+    """The chance that a true prediction is found to hold with so many seeds, in [0, 1]; nan without a spread."""
     kind, sides = prediction.measure.kind, prediction.sides
     if kind == "event":
         return _event_power(prediction, seeds, level)
     if kind == "time" and prediction.margin == 0.0:
+        # Events on both sides: 3/4 of the runs, and 1 - (1/4)^(1/4) = 29% at a quarter of the rate.
         fell = seeds * (0.75 + 1.0 - 0.25**0.25)
         return float(stats.norm.sf(stats.norm.isf(level) - math.log(4.0) * math.sqrt(fell) / 2.0))
     if margin_of(prediction) == 0.0 and kind == "number" and prediction.planned is None:
-        sd = 1.0  # what is found does not depend on it
+        sd = 1.0  # the effect is assumed in units of it
     if not math.isfinite(sd):
         return math.nan
     if kind == "time" and (1.0 - prediction.margin) ** seeds > level:
         return 0.0  # the floor of Effect.fall
     if sd == 0.0:
-        return float(0.5**seeds < level)
+        return float(0.5**seeds < level)  # equal seeds: the sign test of `Effect`
     arms = [len(side) for side in sides if side]
     error = sd * math.sqrt(sum(1.0 / number for number in arms) / seeds)
     df, far = sum(arms) * (seeds - 1), distance(prediction, sd) / error
     quantile = float(stats.t.isf(level, df))
-    found = float(stats.nct.sf(quantile, df, far)) if far < 30.0 + quantile else 1.0  # nct is nan far out
+    found = float(stats.nct.sf(quantile, df, far)) if far < 30.0 + quantile else 1.0  # scipy's nct gives nan far out
+    # `same` needs both one-sided tests: at least 1 - 2 (1 - found).
     return max(0.0, 2.0 * found - 1.0) if prediction.expected == "same" else found
 
 
@@ -125,6 +127,7 @@ def _event_power(prediction: Prediction, seeds: int, level: float) -> float:
     if not prediction.sides[1]:
         share = float(prediction.control)  # pyright: ignore
         bound = share + (margin if expected in ("more", "at_most") else -margin)
+        # All runs (or none) have the event: p is the binomial probability of that at the bound.
         return float((1.0 - bound if expected != "more" else bound) ** seeds < level)
     one, other = (len(side) * seeds for side in prediction.sides)
     if expected in ("more", "less"):
@@ -137,13 +140,13 @@ def _event_power(prediction: Prediction, seeds: int, level: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _region_power(n1: int, n2: int, margin: float, level: float, p1: float, p2: float) -> float:
-    """The chance that p1 - p2 is found above the margin by the exact test; beyond MOST runs by normal quantiles."""
+    """The chance that the exact test finds p1 - p2 above the margin; beyond MOST runs, by normal quantiles."""
     if min(n1, n2) > MOST:
         error = math.sqrt(p1 * (1 - p1) / n1 + p2 * (1 - p2) / n2)
         return 1.0 if error == 0.0 else float(stats.norm.sf(stats.norm.isf(level) - (p1 - p2 - margin) / error))
     found = events.score(n1, n2, margin)
     values = np.unique(found[found > 0])
-    low, high = 0, len(values)  # the least value whose tail is within the level
+    low, high = 0, len(values)  # bisection for the smallest value whose tail is within the level
     while low < high:
         middle = (low + high) // 2
         if events.tail(found >= values[middle] - 1e-9, margin) <= level:
@@ -157,7 +160,7 @@ def _region_power(n1: int, n2: int, margin: float, level: float, p1: float, p2: 
 
 
 def seeds_needed(prediction: Prediction, sd: float, level: float) -> int | None:
-    """The least number of seeds with POWER, from LEAST on, SEARCHED where none below has it; None without a spread."""
+    """The smallest number of seeds with POWER, in [LEAST, SEARCHED]; None without a spread."""
     return _least(lambda seeds: power(prediction, sd, seeds, level))
 
 
@@ -183,7 +186,7 @@ class Spreads:
             self.by_arm.setdefault((row["regime"], row["arm"]), []).append(row)
 
     def of(self, prediction: Prediction, home: str) -> Spread:
-        """The spread to plan a prediction with, by the module's rule."""
+        """The spread with which a prediction is planned, by the module's rule."""
         if prediction.measure.kind == "event":
             return Spread(0.5, "the exact test")
         if prediction.measure.kind == "time" and prediction.margin == 0.0:
@@ -207,12 +210,12 @@ class Spreads:
         return Spread(math.nan, "unknown") if worst is None else Spread(others[worst], worst)
 
     def rows_of(self, arm: Arm, home: str) -> list[Row]:
-        """An arm's rows at home, whatever its name was when they were made."""
+        """An arm's rows at home, by key, so that a renamed arm keeps them."""
         keys = [key(self.regimes[home], arm, seed) for seed in self.seeds] if home in self.regimes else []
         return [self.rows[name] for name in keys if name in self.rows]
 
     def seconds(self, claim: Claim) -> float:
-        """Mean seconds of one thread for a run of the claim's, else of its home, else of all; nan without any."""
+        """Mean seconds of one thread per run of the claim, else of its home, else of all; nan without any."""
         own = [row for arm in claim.arms for row in self.rows_of(arm, claim.home)]
         for found in (own, [row for row in self.rows.values() if row["regime"] == claim.home], self.rows.values()):
             times = [row.get("cpu_seconds") or row.get("seconds") for row in found]
@@ -253,7 +256,7 @@ def needs(claims: Sequence[Claim], regimes: Sequence[Regime], rows: Mapping[str,
 
 
 def assumed_text(prediction: Prediction, sd: float) -> str:
-    """The true effect that the power is computed at, in the measure's unit or as a factor."""
+    """The true effect at which the power is computed, in the measure's unit or as a factor."""
     expected, margin, kind = prediction.expected, prediction.margin, prediction.measure.kind
     if kind == "event":
         if not prediction.sides[1]:

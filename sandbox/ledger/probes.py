@@ -1,4 +1,4 @@
-"""Numbers of a run that its metrics do not hold, read from its last trace when it ends."""
+"""Numbers of a run that are not among its metrics, read from its last trace when it ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lab.traces import Trace
 
 
 def token_share_of_routing(folder: RunFolder) -> float:
-    """Share of the variance of the routing difference d that a token's type explains, in [0, 1] (eta squared).
+    """The share of the variance of the routing difference d that a token's type explains, in [0, 1] (eta squared).
 
     eta^2 = sum_v n_v (mean d of type v - mean d)^2 / sum_s (d_s - mean d)^2, d of R3 (arXiv 2510.11370) App. H; about
-    (types - 1) / tokens where types do not matter. nan without experts of both engines, or where d never varies.
+    (types - 1) / tokens if types do not matter. nan without experts of both engines, or if d is constant.
     """
     trace = _last(folder)
     found = None if trace is None else differences_of(trace)
@@ -36,4 +36,4 @@ def _last(folder: RunFolder) -> Trace | None:
 
 
 PROBES = {"token_share_of_routing": token_share_of_routing}
-"""Every probe by name; each finished cell has them all."""
+"""All probes by name; each finished cell has every one."""

@@ -1,7 +1,7 @@
-"""The queue: cells that have no row yet, as Ray tasks of one thread each, on one machine or on many.
+"""The queue: cells without a row run as one-thread Ray tasks, on one machine or many.
 
 A row is added when its run has ended. A killed queue continues where it stopped: finished cells are not run again,
-and a run in flight continues from its checkpoint.
+and an interrupted run continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from sandbox.ledger.engine_fit import fitted_row
 from sandbox.run import NonFiniteError, initial_model, open_task, run
 
 OBJECT_STORE_BYTES = 128 * 2**20
-"""Rows are a few kB; this is near the least that Ray takes."""
+"""Rows are a few kB; this is near the least that Ray accepts."""
 
 Probes = Mapping[str, Callable[[RunFolder], float]]
 
 
 def run_cell(cell: Cell, root: str, probes: Probes, compiled: bool) -> dict[str, Any]:
-    """Runs the cell, or continues it, below the folder `root`; its row, with the seconds that this took.
+    """Runs or continues the cell below the folder `root`; returns its row, with the seconds that it took.
 
-    `compiled`: with the compiled kernels, whose arithmetic is another machine's as it were: no part of the cell's key.
-    A run that turned non-finite has a row like any other: its verdict says so. `cpu_seconds` is the processor time of
-    the run after its cold start, which hardly knows who shares the machine; null where the run was resumed.
+    `compiled`: with the compiled kernels, whose rounding differs as another machine's would: not part of the key. A run
+    that became non-finite has a row too, and its verdict says so. `cpu_seconds` is the processor time of the run after
+    its cold start, which hardly depends on the machine's load; null if the run was resumed.
     """
     logging.getLogger("lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
@@ -46,12 +46,13 @@ def run_cell(cell: Cell, root: str, probes: Probes, compiled: bool) -> dict[str,
         return branch_row(cell, root, compiled)
     config = cell.config.model_copy(update={"output": root} | ({"compile": True} if compiled else {}))
     folder = RunFolder.find_resumable(Path(root), config.name, config_hash(config))
-    if config.cold_start is not None:  # the first run of a regime makes it for all
+    if config.cold_start is not None:  # before the clock starts: the first run of a regime makes it for all
         initial_model(config, open_task(config), "none")
     is_whole, started, worked = folder is None, time.monotonic(), time.process_time()
     try:
         folder = run(config, folder=folder, progress="none")
     except NonFiniteError:
+        # `run` has written record and verdict before it raised: the folder is the newest of this config.
         folder = _newest(config.name, config_hash(config), root)
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - worked
     times = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 2) if is_whole else None}
@@ -63,7 +64,7 @@ def _newest(name: str, hash_: str, root: str) -> RunFolder:
 
 
 def missing(cells: Sequence[Cell], store: Cells) -> list[Cell]:
-    """The cells without a row, each key once, in the order given."""
+    """The cells without a row, in the given order, without repeated keys."""
     done = store.rows()
     return list({cell.key: cell for cell in cells if cell.key not in done}.values())
 
@@ -78,10 +79,10 @@ def work(
     jobs: int | None = None,
     compiled: bool = False,
 ) -> Iterator[tuple[Cell, dict[str, Any] | Exception]]:
-    """Runs the cells that the store lacks and adds their rows; yields each with its row, or what kept it from one.
+    """Runs the cells without a row in the store and adds their rows; yields each with its row or its error.
 
-    `jobs` one-thread tasks at a time on this machine (None: one per CPU), or as many as the cluster at `address` has
-    CPUs.
+    `jobs` is the number of one-thread tasks at a time on this machine (None: one per CPU); the cluster at `address`
+    runs one per CPU.
     """
     wanted = missing(cells, store)
     if not wanted:

@@ -13,12 +13,12 @@ from sandbox.ledger.verdicts import Finding, Outcome, among_ready, mean_of
 
 OUT_OF_REACH, OPEN = "out of reach", "–"
 ORDER = ("reproduced", "not reproduced", "opposite", "not applicable", "inconclusive", OPEN, OUT_OF_REACH)
-"""States in the order in which the page has them: what is decided first."""
+"""States in the order of the page: decided ones first."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A claim's line: state, one of ORDER; its numbers in words, empty where there are none."""
+    """A claim's line: its state, one of ORDER, and its numbers as text, empty if there are none."""
 
     claim: Claim
     state: str
@@ -29,7 +29,7 @@ class Line:
 
 
 def lines(claims: Sequence[Claim], found: Sequence[Finding], needed: Mapping[int, Need]) -> list[Line]:
-    """A line for every claim, decided ones first, then by number."""
+    """A line for every claim, sorted by state (decided first), then by number."""
     deciding = {one.claim.number: one for one in found if one.decides}
     made = [_line(claim, deciding.get(claim.number), needed[claim.number]) for claim in claims]
     return sorted(made, key=lambda line: (ORDER.index(line.state), line.claim.number))
@@ -49,7 +49,7 @@ def _line(claim: Claim, found: Finding | None, need: Need) -> Line:
 
 
 def key_outcome(found: Finding) -> Outcome | None:
-    """The outcome on which a claim's word rests: the one least sure to hold, or, where it fails, the surest to fail."""
+    """The outcome on which a claim's verdict rests: the least sure to hold, or, if it fails, the surest to fail."""
     known = [one for one in found.applicable if one.p is not None]
     if not known or found.joint is None:
         return None
@@ -65,13 +65,13 @@ def counts_text(made: Sequence[Line]) -> str:
 
 
 def waiting_text(found: Sequence[Finding]) -> str:
-    """A sentence on the claims that are inconclusive only because others lack runs; empty where there are none."""
+    """A sentence on the claims that are inconclusive only because others lack runs; empty if there are none."""
     words = {one.claim.number: one.word for one in found if one.decides}
     other = [one for one in among_ready(found) if one.word != words[one.claim.number]]
     if not other:
         return ""
     named = ", ".join(f"{one.claim.number} ({one.word})" for one in sorted(other, key=lambda one: one.claim.number))
-    return f"Corrected over the claims that have their runs alone, these would be decided too: {named}."
+    return f"Corrected only over the claims that have their runs, these would be decided too: {named}."
 
 
 def spent(rows: Mapping[str, Row]) -> str:
@@ -89,7 +89,7 @@ def cost_text(hours: float) -> str:
 
 
 def word_text(outcome: Outcome) -> str:
-    """The reading of one prediction by its own test; its number of seeds where some are missing."""
+    """The reading of one prediction by its own test, or its number of seeds if some are missing."""
     if outcome.is_moot:
         return "not applicable"
     return f"{OPEN} ({len(outcome.values)} seeds)" if outcome.stand is None else outcome.stand
@@ -101,7 +101,7 @@ def means_text(outcome: Outcome, side: int) -> str:
 
 
 def effect_text(outcome: Outcome) -> str:
-    """The effect with its 95% interval, factors where the scale is a ratio."""
+    """The effect with its 95% interval, as factors if the scale is a ratio."""
     found = outcome.effect
     if found is None:
         return OPEN

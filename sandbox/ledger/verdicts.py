@@ -1,10 +1,10 @@
-"""From rows to words: every prediction's effect, and one decision per claim at its home, with Holm's correction.
+"""From rows to verdicts: every prediction's effect, and one decision per claim at its home, with Holm's correction.
 
-A claim is *reproduced* where all of its predictions hold: an intersection-union test, whose p is the largest of theirs,
-without a correction inside. It is *not reproduced* where one fails: p is the number of predictions times their least.
-Both stand beside each other two-sided, and Holm's correction runs over all the claims that are to be decided, with 1
-for the p of one that lacks runs: no verdict is lost when another claim's runs come, and the level holds at every look.
-Other regimes, and seeds below FRESH, explore: for, against and open, without correction; they decide nothing.
+A claim is *reproduced* if all of its predictions hold: an intersection-union test, whose p is the largest of theirs,
+without further correction. It is *not reproduced* if one fails: p is the number of predictions times their least. The
+two give a two-sided p, and Holm's correction runs over all claims to be decided, with p = 1 for one that lacks runs: no
+verdict is lost when another claim's runs come, and the level holds at every look. Other regimes, and seeds below FRESH,
+are exploratory: for, against and open, without correction; they decide nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from sandbox.ledger.statistics import ALPHA, Effect, Stand, Word, holm, opposite
 
 @dataclass(frozen=True)
 class Outcome:
-    """The evidence on one prediction; effect and p's are None while runs are missing, or where a 0 has no ratio.
+    """The evidence on one prediction; effect and p's are None while runs are missing, or if a 0 has no ratio.
 
-    `values`: (treatment, control) of the measure, a pair per seed. `effect` is on the prediction's scale: a difference,
+    `values`: (treatment, control) of the measure, a pair per seed. `effect` is on the prediction's scale: a difference
     or the logarithm of a factor.
     """
 
@@ -48,25 +48,25 @@ class Outcome:
 
     @property
     def stand(self) -> Stand | None:
-        """The reading of its own two-sided test, without any correction."""
+        """The reading of its own two-sided test, without correction."""
         return None if self.p is None else stand(*self.p)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim in one regime on one set of seeds: all its outcomes, and what they say together."""
+    """A claim in one regime on one set of seeds: all its outcomes and their joint reading."""
 
     claim: Claim
     regime: str
     seeds: range
     decides: bool
-    """Whether it is of the claim's home and of fresh seeds; else it explores."""
+    """Whether it is at the claim's home on fresh seeds; else it is exploratory."""
     outcomes: tuple[Outcome, ...]
     p: float | None = None
-    """Two-sided p of the claim: after Holm's correction where it decides, its own where not. None while runs are
-    missing, and where nothing is applicable."""
+    """Two-sided p of the claim: after Holm's correction if it decides, else its own. None while runs are missing, and
+    if no prediction is applicable."""
     word: Word | None = None
-    """The verdict, where it decides."""
+    """The verdict, if it decides."""
 
     @property
     def applicable(self) -> list[Outcome]:
@@ -88,7 +88,7 @@ class Finding:
 
     @property
     def stand(self) -> Stand | None:
-        """Its reading without a correction."""
+        """Its reading without correction."""
         return None if self.joint is None else stand(*self.joint)
 
 
@@ -100,9 +100,9 @@ def findings(
     *,
     changes: Changes = (),
 ) -> list[Finding]:
-    """For every claim: what decides it at home, then what explores in each regime that it was tried in.
+    """For every claim, its deciding finding at home, then its exploratory ones in each regime where it was tried.
 
-    On `seeds` seeds (None: each claim's own); `changes` as for `cells.cell`.
+    They are on `seeds` seeds (None: each claim's own); `changes` as for `cells.cell`.
     """
     by_name, found = {regime.name: regime for regime in regimes}, []
     for claim in claims:
@@ -119,9 +119,9 @@ def findings(
 
 
 def among_ready(found: Sequence[Finding]) -> list[Finding]:
-    """The deciding findings that have their runs, with the p and word of Holm's correction over these alone.
+    """The deciding findings that have their runs, with the p and verdict of Holm's correction over these only.
 
-    Words that would be the verdicts if no other claim were to be tried; they may be lost when other runs come.
+    They would be the verdicts if no other claim were to be tried; they may be lost when other runs come.
     """
     ready = [one for one in found if one.decides and one.joint is not None]
     adjusted = holm([two_sided(*joint) for one in ready if (joint := one.joint)])
@@ -138,8 +138,8 @@ def _decided(one: Finding, adjusted: float | None) -> Finding:
 
 
 def _word(one: Finding, joint: tuple[float, float], adjusted: float) -> Word:
-    """The verdict at an adjusted p; `opposite` where a prediction that compares arms is beyond its margin on the other
-    side (its p times their number, two-sided) and none of the claim's holds by its own test."""
+    """The verdict at an adjusted p; `opposite` if a prediction that compares arms is beyond its margin on the other
+    side (its p times their number, two-sided) and none of the claim's predictions holds by its own test."""
     if adjusted >= ALPHA:
         return "inconclusive"
     if joint[0] < joint[1]:
@@ -177,11 +177,11 @@ class _Numbers:
     kept: dict[tuple[Arm, Measure], Column] = field(default_factory=dict)
 
     def found(self, arm: Arm) -> list[Row | None]:
-        """The arm's rows, a seed each."""
+        """The arm's rows, one per seed; None where it has not run."""
         return [self.rows.get(key(self.regime, arm, seed, self.changes)) for seed in self.seeds]
 
     def column(self, arm: Arm, measure: Measure) -> Column:
-        """The arm's numbers, nan where there is none."""
+        """The arm's numbers, one per seed; nan where there is none."""
         if (arm, measure) not in self.kept:
             numbers = [math.nan if row is None else measure.of(row) for row in self.found(arm)]
             self.kept[arm, measure] = np.array(numbers)
@@ -193,13 +193,13 @@ class _Numbers:
         return all(row is not None and collapsed(row) == 0.0 for row in self.found(prediction.premise))
 
     def pairs(self, prediction: Prediction) -> tuple[tuple[float, float], ...]:
-        """(treatment, control) of the seeds with both numbers, of runs that may be compared."""
+        """(treatment, control) for the seeds that have both numbers, from comparable runs."""
         left, right = self._means(prediction)
         kept = np.isfinite(left) & np.isfinite(right) & self._comparable(prediction)
         return tuple((float(a), float(b)) for a, b in zip(left[kept], right[kept], strict=True))
 
     def _means(self, prediction: Prediction) -> tuple[Column, Column]:
-        """Each side's mean over its arms, a seed each; a number stands for itself."""
+        """Each side's mean over its arms, one per seed; a control that is a number is repeated."""
         one, other = (
             np.mean([self.column(arm, prediction.measure) for arm in side], axis=0) if side else None
             for side in prediction.sides
@@ -215,8 +215,8 @@ class _Numbers:
         return np.array([all(len({row.get(n) for row in one if row is not None}) < 2 for n in fields) for one in rows])
 
     def effect(self, prediction: Prediction) -> Effect | None:
-        """The effect on the prediction's scale, by the test that contrasts.py or events.py has for it; None where it
-        has none. Every seed has its numbers."""
+        """The effect on the prediction's scale, by the test of contrasts.py or events.py; None if it has none. Every
+        seed must have its numbers."""
         measure, scale = prediction.measure, prediction.scale
         (left, group), (right, _) = self._columns(prediction, 0), self._columns(prediction, 1)
         if measure.kind == "event":
@@ -248,13 +248,13 @@ class _Numbers:
 
 
 def _number(prediction: Prediction) -> float:
-    """The number that a treatment is compared with, on the prediction's scale; on `spread`: 0."""
+    """The number with which a treatment is compared, on the prediction's scale; on `spread`: 0."""
     number = float(prediction.control)  # pyright: ignore
     return math.log(number) if prediction.scale == "ratio" else 0.0 if prediction.scale == "spread" else number
 
 
 def margin_of(prediction: Prediction) -> float:
-    """The margin on the scale of its effect."""
+    """The margin on the scale of the effect."""
     return math.log(prediction.margin) if prediction.is_factor else prediction.margin
 
 

@@ -1,4 +1,4 @@
-"""Measurements of engines on a trained model: the table of defects and its page, calibration, pass rates.
+"""Measurements of engines on a trained model: the table of defects and its page, calibration, pass rates, layers.
 
-Each module is the work behind one command: `firstorder defects`, `calibrate` and `filter`.
+The modules do the work of `firstorder defects`, `calibrate`, `filter` and `doctor --localise`.
 """

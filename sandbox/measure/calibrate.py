@@ -1,10 +1,10 @@
-"""The sandbox's engine made as wrong as a real one: dials fitted to a trace's KL, its tail of ratios and its routes.
+"""Calibration: the sandbox engine's dials fitted to a real engine's trace, by its KL, tail of ratios and routes.
 
 The target is three kinds of figures of a trace: k3 KL(mu, old), F(tau) at several tau, and the share of routers that
-differ. The dials are the formats that engines compute in (of weights, activations and cache) and the noise on router
+differ. The dials are the formats in which engines compute (of weights, activations and cache) and the noise on router
 logits and on next-token logits. Each trial samples one fixed batch of problems, with the same random numbers, and the
-trainer scores it. (Re-scoring the trainer's own tokens instead costs half, and sees half of the tail: tokens that mu
-alone likes are not among them.)
+trainer scores it. (Re-scoring the trainer's own tokens instead would cost half but miss half of the tail: the tokens
+that only mu finds likely.)
 Papers: R3 (arXiv 2510.11370) Eq. 2 and 3, sec. 3.2.
 """
 
@@ -44,22 +44,24 @@ FORMATS: tuple[Format, ...] = (
 )
 """The number formats in which engines compute, each tried by itself."""
 NUM_SEARCHED = 2
-"""Formats that noise is tried beside: those that fit best by themselves, and none."""
+"""Number of best-fitting formats with which noise is combined; it is also tried without a format."""
 GRID = (1e-4, 0.02, 0.2)
-"""Standard deviations that a search starts from."""
+"""Standard deviations from which a search starts."""
 LARGEST = 3.0
+"""Largest standard deviation that a search may reach."""
 SIMPLER = 1.05
-"""A dial is left out where the fit without it is at most this much worse."""
+"""A dial is omitted if the loss without it is at most this factor larger."""
 
 
 ALIKE = 0.01
-"""Figures that agree to a percent are equal for any purpose."""
+"""Losses that differ by less than a percent of the figures are considered equal."""
 GOOD = math.log(1.25)
+"""Residual up to which a fit is called good, and noise is not searched."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of the target and of the fit; `floor` is about what chance adds to either, e.g. two tokens' share."""
+    """One figure of the target and of the fit; `floor` is about the chance error of either, e.g. two tokens' share."""
 
     name: str
     target: float
@@ -68,7 +70,7 @@ class Figure:
 
     @property
     def residual(self) -> float:
-        """log((fitted + floor) / (target + floor)): 0 for a perfect fit, and little for a tail of few tokens."""
+        """log((fitted + floor) / (target + floor)): 0 for a perfect fit, and small for a tail of few tokens."""
         return math.log((self.fitted + self.floor) / (self.target + self.floor))
 
 
@@ -81,7 +83,7 @@ class Fit:
 
     @property
     def residual(self) -> float:
-        """Root of the mean square over the kinds of figures (KL, tail, routes) of log(fitted / target)."""
+        """The root mean square of log(fitted / target) over the kinds of figures (KL, tail, routes)."""
         return loss(self.figures)
 
     @property
@@ -91,7 +93,7 @@ class Fit:
         worst = max(self.figures, key=lambda figure: abs(figure.residual))
         grade = "good" if self.residual < GOOD else "fair" if factor < 2 else "poor"
         off = f"{worst.name} is off most, by a factor of {math.exp(abs(worst.residual)):.2f}"
-        return f"{grade}: the figures are off by a factor of {factor:.2f} as a rule; {off}"
+        return f"{grade}: the figures are off by a factor of {factor:.2f} on average; {off}"
 
     def yaml(self) -> str:
         """The engine block of a sandbox config."""
@@ -105,12 +107,12 @@ def _yaml(value: object) -> str:
 
 
 def kind_of(name: str) -> str:
-    """KL, tail or routes: each kind weighs as much as another."""
+    """The kind of a figure: KL, tail or routes; all kinds have equal weight."""
     return "tail" if name.startswith("F(") else name
 
 
 def loss(figures: Sequence[Figure]) -> float:
-    """Root over the kinds of the mean of the mean squares of their residuals."""
+    """The root of the mean over kinds of the mean squared residual of each."""
     kinds: dict[str, list[float]] = {}
     for figure in figures:
         kinds.setdefault(kind_of(figure.name), []).append(figure.residual**2)
@@ -118,10 +120,10 @@ def loss(figures: Sequence[Figure]) -> float:
 
 
 def target_of(trace: Trace) -> dict[str, float]:
-    """The figures of a trace; ValueError where log-probabilities are not finite."""
+    """The figures of a trace; ValueError if log-probabilities are not finite."""
     seen, mask = gather(trace), trace.is_response
     if "nonfinite_share" in seen:
-        raise ValueError("logp_mu, logp_old: expected finite log-probabilities to fit to, got some that are not")
+        raise ValueError("logp_mu, logp_old: expected finite log-probabilities, got some that are not")
     figures = {"k3 KL": seen["k3_kl"]} | _tail(trace.logp_old[mask], trace.logp_mu[mask])
     if "router_disagreement" in seen:
         figures["routers that differ"] = seen["router_disagreement"]
@@ -134,14 +136,14 @@ def _tail(logp_old_n: torch.Tensor, logp_mu_n: torch.Tensor) -> dict[str, float]
 
 
 class Calibration:
-    """A model to try engines on, and the figures that they should have."""
+    """A model on which engines are tried, and the figures that they should match."""
 
     def __init__(self, bench: Bench, target: Mapping[str, float], num_tokens: int):
         self.bench, self.target = bench, dict(target)
         if not bench.trainer.model.config.moe_layers:
             self.target.pop("routers that differ", None)
         ours = sum(len(response.tokens) for response in bench.sample(bench.engine(), draw=0).responses)
-        # Two tokens of the side that has fewer; for the KL what float32 makes of equal engines.
+        # Two tokens of the side with fewer; for the KL, the rounding error of float32 between equal engines.
         self.floors = {kind: 2 / min(ours, num_tokens) for kind in ("tail", "routers that differ")} | {"k3 KL": 1e-9}
 
     def engine(self, defects: Sequence[Defect]) -> SandboxEngine:
@@ -165,7 +167,7 @@ class Calibration:
         return tuple(Figure(name, t, found[name], self.floors[kind_of(name)]) for name, t in self.target.items())
 
     def measured(self, defects: Sequence[Defect], draws: Sequence[int]) -> tuple[Figure, ...]:
-        """The figures of what an engine with these defects samples: means over these draws of the batch."""
+        """The figures of an engine with these defects: means over these draws of the batch."""
         engine, found = self.engine(defects), []
         for draw in draws:
             rollouts = self.bench.sample(engine, draw)
@@ -173,15 +175,17 @@ class Calibration:
         return tuple(replace(f[0], fitted=fmean(g.fitted for g in f)) for f in zip(*found, strict=True))
 
     def fitted_stds(self, formats: Format, num_trials: int) -> tuple[float, float]:
-        """Noise of router and next-token logits that fit best beside this format: a grid, then a simplex from there."""
+        """The best noise of router and next-token logits beside this format: a grid, then Nelder-Mead from its best."""
         has_routers = bool(self.bench.trainer.model.config.moe_layers)
 
+        # In logarithms, so that a step is a factor; clamped, as Nelder-Mead knows no bounds.
         def trial(logs: Iterable[float]) -> float:
             stds = [min(math.exp(x), LARGEST) for x in logs]
             return loss(self.measured(defects_of(formats, stds[0] if has_routers else 0.0, stds[-1]), (0,)))
 
         axes = [[math.log(std) for std in GRID]] * (2 if has_routers else 1)
         start = min(itertools.product(*axes), key=trial)
+        # Steps of a factor of 2: scipy's default is 5% of a coordinate, here of a logarithm.
         simplex = [list(start)] + [
             [x + (0.7 if i == j else 0.0) for j, x in enumerate(start)] for i in range(len(start))
         ]
@@ -190,10 +194,10 @@ class Calibration:
         return (best[0] if has_routers else 0.0), best[-1]
 
     def fit(self, num_draws: int = 4, num_trials: int = 30, formats: Sequence[Format] = FORMATS) -> Fit:
-        """The best engine, without dials that it does not need, and its figures on other draws.
+        """The best engine, without superfluous dials, and its figures on other draws.
 
-        That is no defect, or a format by itself where one is good: engines round, while noise stands in for what has no
-        dial. Else noise beside the formats that are best; `num_trials` bounds the simplex search of each.
+        It has no defect, or only a format, if that fits well: engines round, while noise only models effects without a
+        dial. Otherwise noise is added to the best formats; `num_trials` bounds the simplex search of each.
         """
         tried, others = range(num_draws), range(num_draws, 2 * num_draws)
 
@@ -208,6 +212,7 @@ class Calibration:
             router, logit = self.fitted_stds(searched, num_trials)
             noises = [(router, 0.0), (0.0, logit), (router, logit)]
             candidates += [loss_of(defects_of(searched, *noise)) for noise in noises]
+        # Among fits that are about as good, the one with the fewest defects.
         least = min(value for value, _ in candidates)
         close = [(len(defects), value, defects) for value, defects in candidates if value <= least * SIMPLER + ALIKE]
         defects = min(close, key=lambda item: item[:2])[2]
@@ -215,7 +220,7 @@ class Calibration:
 
 
 def defects_of(formats: Format, router_std: float, logit_std: float) -> tuple[Defect, ...]:
-    """The defects of these dials; a dial at 0 is left out. Three digits, as they are written down."""
+    """The defects of these dials, rounded to three digits as in `Fit.yaml`; a dial at 0 is omitted."""
     out: list[Defect] = list(formats)
     out += [RouterNoise(std=float(f"{router_std:.3g}"))] if router_std > 0 else []
     out += [LogitNoise(std=float(f"{logit_std:.3g}"))] if logit_std > 0 else []

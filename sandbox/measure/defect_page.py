@@ -1,4 +1,4 @@
-"""docs/engine-defects.md from the measured rungs: what each defect is, in its docstring's words, and its numbers."""
+"""docs/engine-defects.md from the measured rungs: each defect's docstring and its numbers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from sandbox.measure.defect_table import METRICS, DefectRow
 
 INTRO = """# Engine defects
 
-What each simulated defect does to one trained model, and which links of the chain it breaks. Written by
+The effect of each simulated defect on one trained model, and the links of the chain that it breaks. Written by
 
 ```
 {command}
 ```
 
 The exact engine keeps four equalities to the bit; a defect breaks those that it declares, and no others
-(`tests/sandbox/engines/test_defect_chain.py` holds every one to that):
+(`tests/sandbox/engines/test_defect_chain.py` checks every defect):
 
 - **alone == in a batch**: a response has the same tokens, log-probabilities and routes alone and in any batch.
 - **prefill == decode**: a decoded token has the log-probability and routes that one prefill of the sequence gives it.
 - **trainer == engine**: the training engine's pass at its own weights gives the same log-probabilities.
-- **sampler == scorer**: tokens are drawn from the distribution whose log-probabilities are written down.
+- **sampler == scorer**: tokens are drawn from the distribution whose log-probabilities are reported.
 
 {setting}
 
@@ -37,20 +37,20 @@ of weights, whose particular rounding is part of each number.
 KL is the k3 estimate of KL(mu, old) in nats per token, F(2) the share of tokens whose probabilities differ by a factor
 of more than 2 (R3, arXiv 2510.11370, Eq. 2 and 3), and routers that differ are (token, layer) pairs with another set of
 experts, prompts included. "Surprise - entropy" is the mean of -log old(y) minus old's entropy, in nats per token: 0 up
-to noise where tokens were drawn from old, and the one column that sees a sampler that is not the scorer.
+to noise if tokens were drawn from old. It is the only column that shows a sampler that differs from the scorer.
 """
 
 REPEATED = """## Training numerics: repeated forward passes
 
 The same responses of an exact engine, scored twice by the training engine, in micro-batches of 64 and of 24 responses
-(`training:` in a config). With a fixed order both passes have the same bits. Otherwise the rows of the micro-batch
-decide how products are summed, and a global step whose mini-batches are not the old pass's micro-batches starts with
+(`training:` in a config). With a fixed order both passes have the same bits. Otherwise the order of sums depends on the
+rows of the micro-batch, and a global step whose mini-batches differ from the old pass's micro-batches starts with
 ratios that are not 1. R3 sec. 3.3 reports a KL of 8.4e-4 between two passes of one MoE model in Megatron.
 """
 
 
 def page(rungs: Sequence[DefectRow], repeated: Sequence[DefectRow], command: str, setting: str) -> str:
-    """The whole page. `setting` says on what model and how many tokens, in one sentence."""
+    """The whole page. `setting` names the model and the number of tokens, in one sentence."""
     where = f"torch {torch.__version__}, one thread, {manifest(0)['cpu']}."
     parts = [INTRO.format(command=command, setting=textwrap.fill(f"{setting} {where}", 120))]
     titles = ("dial", "breaks", *METRICS.values())
@@ -70,7 +70,7 @@ def page(rungs: Sequence[DefectRow], repeated: Sequence[DefectRow], command: str
 
 
 def _words(kind: type[Defect]) -> str:
-    """The defect's docstring; ValueError where it has none."""
+    """The defect's docstring; ValueError if it has none."""
     words = inspect.getdoc(kind)
     if not words:
         raise ValueError(f"{kind.__name__}: expected a docstring for the page, got none")

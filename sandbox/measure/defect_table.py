@@ -1,6 +1,6 @@
-"""The table of engine defects: what each dial does to a trained model's policy and routes, and which links it breaks.
+"""The table of engine defects: the effect of each dial on a trained model's policy and routes, and the broken links.
 
-Every engine holds the same weights as the trainer (a stale one: earlier ones of the same run), samples the same
+Every engine has the trainer's weights (a stale one: earlier weights of the same run), samples the same
 problems with the same seeds, and is scored by the training engine, as on the ladder of real engines.
 Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 3, sec. 3.2 and 3.3.
 """
@@ -35,7 +35,7 @@ from theory.streams import derive_seed
 RUNGS: dict[str, Defect | None] = {"exact": None} | {
     name: defect for kind in KINDS for name, defect in kind.rungs().items()
 }
-"""The engines of the table: a name and the defect; None is the exact engine."""
+"""The engines of the table, by name: the defect, or None for the exact engine."""
 
 REPEATED: dict[str, TrainingBlock] = {
     "fp32, fixed order": TrainingBlock(),
@@ -54,9 +54,9 @@ METRICS = {
     "routing/router_disagreement": "routers that differ",
     "surprise_gap": "surprise - entropy",
 }
-"""Registered metrics, and mean over tokens of (-log old(y_t) - entropy of old): 0 on average if y_t ~ old."""
+"""Registered metrics, and the mean over tokens of (-log old(y_t) - entropy of old): 0 on average if y_t ~ old."""
 
-# Global steps that are taken first: past a warm-up, so that one version is a full step from the next.
+# Global steps taken first: enough to pass a warm-up, so that versions are a full step apart.
 NUM_STEPS = 8
 
 
@@ -82,7 +82,7 @@ class Bench:
     """A trained model of some versions, its trainer, and the batches that every engine samples."""
 
     def __init__(self, config: SandboxRun, num_steps: int = NUM_STEPS):
-        """Makes the config's starting model (cold start from its cache), then takes steps with an exact engine."""
+        """Builds the config's starting model (cold start from its cache), then takes steps with an exact engine."""
         torch.set_num_threads(1)
         config = config.settled()
         self.config, self.algorithm = config, config.algorithm.build()
@@ -99,7 +99,7 @@ class Bench:
 
     @property
     def words(self) -> str:
-        """The model in half a sentence."""
+        """The model in words, without a full stop."""
         model = self.trainer.model.config
         experts = (
             f"{model.num_experts} experts, {model.experts_per_token} per token" if model.moe_layers else "no experts"
@@ -111,12 +111,12 @@ class Bench:
         )
 
     def _natural(self) -> Algorithm:
-        return replace(self.algorithm, mode="none")
+        return replace(self.algorithm, mode="none")  # the table measures engines, not remedies
 
     def build_trainer(
         self, model: MoE, block: TrainingBlock, micro_batch_size: int | None = None
     ) -> SandboxTrainingEngine:
-        """A training engine of this model that computes as the block says."""
+        """A training engine of this model with the block's arithmetic."""
         return SandboxTrainingEngine(
             model,
             self.algorithm.optimizer,
@@ -126,13 +126,14 @@ class Bench:
         )
 
     def engine(self, *defects: Defect) -> SandboxEngine:
-        """The engine with these defects, handed every version that it can remember, the newest last."""
+        """The engine with these defects, given every version that it can remember, the newest last."""
         model = self.trainer.model
         engine = SandboxEngine(
             model.config, defects, self.task.tokenizer.eos_id, numerics=self.numerics, kernels=model.kernels
         )
         newest = len(self.versions) - 1
         is_partial = any(isinstance(defect, PartialWeights) for defect in defects)
+        # Partial weights keep those of the first hand-over, so they need the whole history.
         num_older = newest if is_partial else engine.stale.versions if engine.stale else 0
         for version in range(max(0, newest - num_older), newest + 1):
             engine.load_weights(self.versions[version], version)
@@ -165,7 +166,7 @@ class Bench:
     def repeated(self, name: str, num_seeds: int) -> DefectRow:
         """Two old passes over the same responses under these training numerics, in micro-batches of two sizes.
 
-        R3 sec. 3.3: the first pass stands for mu, the second for old.
+        R3 sec. 3.3: the first pass is used as mu, the second as old.
         """
         block, exact, rows, num_tokens = REPEATED[name], self.engine(), [], 0
         passes = [self.build_trainer(self.trainer.model, block, size) for size in (64, 24)]

@@ -1,4 +1,4 @@
-"""`firstorder filter`: pass rates of a problem file under the model that a run would start from and its engine."""
+"""`firstorder filter`: pass rates of a problem file under a run's starting model and engine."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from theory.contracts import Sampling
 def filter_data(
     config: SandboxRun, data: str, *, num_samples: int, band: Band, progress: ProgressKind = "none"
 ) -> Summary:
-    """Filters the problems of `data`, read as the config's task block says; the block's own file is not filtered.
+    """Filters the problems of `data`, read by the config's task block; the block's own file is not filtered.
 
-    The model is that of `model.path`, after the cold start where the config has one; mu is its rollout engine, defects
-    included; temperature and length are those of `algorithm.sampling`. Raises what `filter_problems` raises, and
-    ConfigError where the config's task reads no problem file.
+    The model is that of `model.path`, after the cold start if the config has one; mu is its rollout engine, defects
+    included; temperature and length are those of `algorithm.sampling`. Raises the errors of `filter_problems`, and
+    ConfigError if the config's task reads no problem file.
     """
     config = config.settled()
     if not config.task.reads_problems:
-        raise ConfigError(f"task.kind: expected jsonl or dataset, as which DATA is read, got {config.task.kind}")
-    assert config.model.path is not None, "SandboxRun asks for the model folder of every problem file"
-    config.kernels().set_threads(config.threads or 1)  # as in a run: a rate is that of the run's own rollout engine
+        raise ConfigError(f"task.kind: expected jsonl or dataset (the format of DATA), got {config.task.kind}")
+    assert config.model.path is not None, "SandboxRun requires a model folder for every problem file"
+    config.kernels().set_threads(config.threads or 1)  # as in the run, whose own rollout engine samples
     tokenizer = load_tokenizer(config.model.path)
     file = ProblemFile.open(data, config.task, tokenizer)
     if config.cold_start is None:
@@ -51,7 +51,7 @@ def filter_data(
 
 
 def _sampler(config: SandboxRun, model: MoE) -> str:
-    """A hash of everything that makes mu: sizes, weights, precision, kernels and defects."""
+    """A hash of everything that defines mu: sizes, weights, precision, kernels and defects."""
     settings = [repr(model.config), config.training.precision, config.engine.model_dump(mode="json")]
     if config.compile:
         settings.append("compiled")

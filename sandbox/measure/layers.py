@@ -34,10 +34,10 @@ AS_PRECISION: dict[Precision, tuple[Defect, ...]] = {
     "fp16": (WeightPrecision(format="fp16"), ActivationPrecision(format="fp16")),
     "fp8": (WeightPrecision(format="fp8_e4m3"), ActivationPrecision(format="bf16"), ActivationPrecision()),
 }
-"""An engine of that precision: weights, inputs and outputs of products rounded; FP8 a scale per channel and token."""
+"""An engine of each precision: weights, inputs and outputs of products rounded; FP8 scales per channel and token."""
 NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
 ROWS = 2**14
-"""Rows of one pass at the most, padding included."""
+"""Largest number of rows in one pass, padding included."""
 
 
 class DecoderReference:
@@ -51,7 +51,7 @@ class DecoderReference:
 
     @staticmethod
     def load(folder: Path) -> DecoderReference:
-        """The model of a Hugging Face folder; ValueError where the sandbox does not open it."""
+        """The model of a Hugging Face folder; ValueError if the sandbox cannot open it."""
         return DecoderReference(load(folder))
 
     @property
@@ -61,16 +61,16 @@ class DecoderReference:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
+        """The number of decoder layers."""
         return self.model.config.num_layers
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """Those with a router."""
+        """The decoder layers with a router."""
         return self.model.config.moe_layers
 
     def rounded(self, precision: Precision) -> DecoderReference:
-        """The same weights as an engine of that precision keeps them, and its arithmetic."""
+        """The same weights as an engine of that precision stores them, with its arithmetic."""
         model = MoE(self.model.config)
         load_hf(model, kept_weights(AS_PRECISION[precision], to_hf(self.model)))
         return DecoderReference(model, precision)
@@ -83,14 +83,14 @@ class DecoderReference:
 
     @torch.no_grad()
     def norm(self, name: str, x_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-        """The RMS norm of this name."""
+        """The output of the RMS norm of this name."""
         parts = name.split(".")
         weight = self.model.norm if parts[1] == "norm" else getattr(self._layer(int(parts[2])), NORMS[parts[3]])
         return hand_on(EAGER.rms_norm(x_ND, weight, self.model.config.norm_eps), self.precision)
 
     @torch.no_grad()
     def attention(self, layer: int, x_ND: Float[Tensor, "N D"], lengths_B: Int[Tensor, " B"]) -> Float[Tensor, "N D"]:
-        """Attention over each sequence by itself."""
+        """The output of attention over each sequence by itself."""
         out = []
         for x_SD in x_ND.split(lengths_B.tolist()):
             shared = self._pass(len(x_SD), NaturalRouting())
@@ -99,12 +99,12 @@ class DecoderReference:
 
     @torch.no_grad()
     def router_logits(self, layer: int, x_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
-        """The router's logits, in float32 at every precision but for its inputs."""
+        """The router's logits, in float32 at every precision; only its inputs are rounded."""
         return linear(x_ND, self._mlp(layer).router, "router", self._pass(1, NaturalRouting()))
 
     @torch.no_grad()
     def weights(self, layer: int, logits_NE: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
-        """The gate's weights by these logits, in every expert's place."""
+        """The gate's weights for these logits; 0 for experts that are not chosen."""
         config = self.model.config
         experts, weights = route(logits_NE, config.experts_per_token, config.gate, self._mlp(layer).selection_bias)
         return torch.zeros_like(logits_NE).scatter(1, experts, weights)
@@ -113,13 +113,13 @@ class DecoderReference:
     def mlp(
         self, layer: int, x_ND: Float[Tensor, "N D"], weights_NE: Float[Tensor, "N E"] | None
     ) -> Float[Tensor, "N D"]:
-        """The MLP, or the experts on these routes."""
+        """The output of the MLP, or of the experts on these routes."""
         routing = NaturalRouting() if weights_NE is None else Given(weights_NE)
         return hand_on(self._mlp(layer)(x_ND, self._pass(1, routing)), self.precision)
 
     @torch.no_grad()
     def routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None) -> Routed:
-        """Passes over some sequences at a time, with the record's experts in every row that it has."""
+        """The routers' scores in passes over some sequences at a time, with the record's experts where it has rows."""
         if record is not None and record.layer_numbers != self.moe_layers:
             raise ValueError(f"layer_numbers: expected the model's {self.moe_layers}, got {record.layer_numbers}")
         scores: dict[int, list[Tensor]] = defaultdict(list)
@@ -139,7 +139,7 @@ class DecoderReference:
 
     def _routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None) -> Routed:
         num_rows = [len(tokens) - 1 for tokens in sequences]
-        tokens_BS = pad_sequence(list(sequences), batch_first=True)
+        tokens_BS = pad_sequence(list(sequences), batch_first=True)  # right padding: causal passes do not see it
         kept = tuple(torch.arange(n) for n in num_rows)
         how = RoutingPlan("natural" if record is None else "replay", record, feature_rows=kept)
         with ReplayContext(how, num_rows, max(num_rows), self.moe_layers) as routing:
@@ -158,6 +158,7 @@ class DecoderReference:
 
     def _scores(self, layer: int, logits_RE: Float[Tensor, "R E"]) -> Float[Tensor, "R E"]:
         bias = self._mlp(layer).selection_bias
+        # The numbers that top-k ranks, up to a monotone map.
         return logits_RE if self.model.config.gate.score == "softmax" else logits_RE.sigmoid() + bias
 
     def _layer(self, number: int) -> Layer:
@@ -174,7 +175,7 @@ class DecoderReference:
 
 
 class Given:
-    """The routing whose experts and weights are known."""
+    """A routing with given experts and weights."""
 
     def __init__(self, weights_NE: Float[Tensor, "N E"]) -> None:
         self.weights_NE = weights_NE
@@ -188,6 +189,6 @@ class Given:
         gate: Gate,
         selection_bias_E: Float[Tensor, " E"] | None = None,
     ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
-        """The slots with the largest weights, ascending, and these weights."""
+        """The experts with the largest weights, ascending, and these weights."""
         experts_NK = self.weights_NE.topk(num_slots, dim=-1).indices.sort(dim=-1).values
         return experts_NK, self.weights_NE.gather(1, experts_NK).to(logits_NE.dtype)

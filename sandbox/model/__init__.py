@@ -1,6 +1,6 @@
-"""The decoder: its layers, sizes and cache, and the Hugging Face folders that hold it.
+"""The decoder: its layers, sizes and KV cache, and its Hugging Face folders.
 
-`load(folder)(tokens_BS)` gives logits. The arithmetic is that of a set of kernels (sandbox/kernels).
+`load(folder)(tokens_BS)` gives logits. A set of kernels (sandbox/kernels) does the arithmetic.
 """
 
 from sandbox.model.checkpoint import load

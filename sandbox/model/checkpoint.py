@@ -1,9 +1,9 @@
-"""Hugging Face folders in and out: config.json and safetensors of the architectures in lab/hf/families.py.
+"""Reads and writes Hugging Face folders: config.json and safetensors of the architectures in lab/hf/families.py.
 
-One table of views binds every Hugging Face name to the part of our parameters that holds it; reading, writing and the
-weight hand-over between engines all go through it. What the decoder cannot do is refused, never ignored; pickles are
-never opened. A model that no public class can express (a gated shared expert, say) is written under our own
-architecture name: it opens here, not in transformers.
+One table of views maps every Hugging Face name to the part of our parameters that holds it; reading, writing and the
+weight hand-over between engines all use it. A folder that the decoder cannot compute is refused; pickles are never
+opened. A model that no public class can express (a gated shared expert, say) is written under our own architecture
+name: it opens here, not in transformers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def load(folder: str | Path) -> MoE:
-    """The model of a Hugging Face folder, in float32. Raises FileNotFoundError or ValueError with one clear line."""
+    """The model of a Hugging Face folder, in float32. Raises FileNotFoundError, or ValueError with one line."""
     folder = Path(folder)
     config = _config(folder / "config.json")
     try:
@@ -50,7 +50,7 @@ def _config(file: Path) -> ModelConfig:
 
 
 def save(model: MoE, folder: str | Path) -> None:
-    """Writes config.json and model.safetensors, each atomically, so that transformers and `load` open the folder."""
+    """Writes config.json and model.safetensors, each atomically, for transformers and `load`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(model.embedding.dtype).removeprefix("torch.")
@@ -69,10 +69,10 @@ def to_hf(model: MoE) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def load_hf(model: MoE, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Copies Hugging Face-named weights into the model, all of them or (on an error) none.
+    """Copies weights with Hugging Face names into the model: all of them, or none if an error is raised.
 
-    Also takes experts stacked as transformers 5 holds them in memory (`experts.gate_up_proj` (E, 2F, D) and
-    `experts.down_proj` (E, D, F)), and a tied model's redundant `lm_head.weight`. Raises ValueError that names the
+    Also accepts experts stacked as transformers 5 holds them in memory (`experts.gate_up_proj` (E, 2F, D) and
+    `experts.down_proj` (E, D, F)), and a tied model's redundant `lm_head.weight`. Raises ValueError naming the
     missing, unexpected, repeated and misshapen weights.
     """
     shape = model.config.shape()
@@ -83,7 +83,7 @@ def load_hf(model: MoE, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
     problems: dict[str, list[str]] = {"repeated": [], "unexpected": [], "misshapen": []}
     for name, tensor in named_tensors:
         if name.endswith("rotary_emb.inv_freq"):
-            continue  # older checkpoints carry this constant
+            continue  # a constant in older checkpoints
         given[name] = tensor
         if name == "lm_head.weight" and model.head is None:
             continue
@@ -102,6 +102,7 @@ def load_hf(model: MoE, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
     if found := misfits(problems):
         raise ValueError(f"weights do not fit the model: {found}")
     _check_tied(model, given)
+    # Only now: an error above leaves the model as it was.
     for target, tensor in copies:
         target.copy_(tensor)
 
@@ -114,7 +115,7 @@ def _check_tied(model: MoE, given: dict[str, Tensor]) -> None:
 
 
 def _views(model: MoE, shape: ModelShape) -> dict[str, Tensor]:
-    """Every Hugging Face name and the view of our parameters that it stands for, in its Hugging Face shape."""
+    """The view of our parameters behind every Hugging Face name, in its Hugging Face shape."""
     outer = {"embedding": model.embedding.data, "norm": model.norm.data}
     views = _bound(shape.outer(), outer if model.head is None else outer | {"head": model.head.data})
     layers: Any = model.layers
@@ -152,6 +153,7 @@ def _expert_views(mlp: Any, shape: ModelShape, layer: int) -> dict[str, Tensor]:
     bias, shared_gate = mlp.selection_bias, mlp.shared_gate
     router = {"router": mlp.router.data} | ({} if bias is None else {"selection_bias": bias})
     views = _bound(shape.router(layer), router)
+    # Experts are stored (E, in, out); a file has one (out, in) matrix per expert.
     stacks = *mlp.gate_up.data.transpose(1, 2).chunk(2, dim=1), mlp.down.data.transpose(1, 2)
     for e, of_expert in enumerate(zip(*(stack.unbind() for stack in stacks), strict=True)):
         views |= _bound(shape.expert(layer, e), dict(zip(("gate", "up", "down"), of_expert, strict=True)))
@@ -162,7 +164,7 @@ def _expert_views(mlp: Any, shape: ModelShape, layer: int) -> dict[str, Tensor]:
 
 
 def _stacked_views(model: MoE, shape: ModelShape) -> dict[str, tuple[Tensor, list[str]]]:
-    """The names of stacked experts: their view, and the per-expert names that they stand for."""
+    """The view behind every name of stacked experts, and the per-expert names that it covers."""
     layers: Any = model.layers
     return {
         name: (getattr(layers[number].mlp, parameter).data.transpose(1, 2), covers)
@@ -172,8 +174,7 @@ def _stacked_views(model: MoE, shape: ModelShape) -> dict[str, tuple[Tensor, lis
 
 
 def _check_size(shape: ModelShape, files: list[Path]) -> None:
-    """ValueError where the files cannot hold all weights, at least a byte each; asked before memory is taken for
-    them."""
+    """Raises ValueError, before memory is allocated, if the files are too small for all weights at one byte each."""
     there = sum(path.stat().st_size for path in files if path.is_file())
     if shape.num_parameters > there:
         raise ValueError(

@@ -1,8 +1,8 @@
 """Whole forward passes without gradients in a few C++ calls, for sampling, prefill and scoring.
 
-They are made of the row functions that the operators of sandbox/kernels/compiled/ops.py call, so both give the same
-bits; the tests hold them to it, and what they round to the hooks of `Numerics`. Where nobody asks for routes in
-between, all layers are one call.
+They use the row functions of the operators in sandbox/kernels/compiled/ops.py, so both give the same bits; tests
+compare them, and their rounding with the hooks of `Numerics`. Unless a routing must be asked in between, all layers are
+one call.
 """
 
 from __future__ import annotations
@@ -36,31 +36,32 @@ _POINTERS = (
 
 
 class _LayerStruct(ctypes.Structure):
-    """LayerWeights of pass.hpp."""
+    """`LayerWeights` of pass.hpp, field by field."""
 
     _fields_ = (*((name, ctypes.c_void_p) for name in _POINTERS), ("plain_size", ctypes.c_int64))
 
 
 class _BatchStruct(ctypes.Structure):
-    """Batch of pass.hpp."""
+    """`Batch` of pass.hpp, field by field."""
 
     _fields_ = (*((name, ctypes.c_int64) for name in ("B", "S", "capacity", "stride")), ("positions", ctypes.c_void_p))
 
 
 def passes(model: DecoderWeights, gate: Gate) -> CompiledPasses | None:
-    """The passes of a model at its present weights; None where a head's width is no multiple of LANES."""
+    """The passes of a model at its present weights; None if the head width is not a multiple of LANES."""
     return None if model.config.head_dim % LANES else CompiledPasses(model, gate)
 
 
 class CompiledPasses:
-    """Whole passes over packed copies of the large weights, in the bits of the operators one by one.
+    """Whole passes over packed copies of the large weights, with the bits of the separate operators.
 
-    They hold while the weights do not change, for numerics that state their `rounding()`; hooks that it does not cover
-    are not met. `gate` is the gate convention by which a routing that is asked weighs its experts.
+    They are valid until the weights change, for numerics that state their `rounding()`; other hooks are not called.
+    `gate` is the gate convention with which a routing weighs its experts.
     """
 
     def __init__(self, model: DecoderWeights, gate: Gate) -> None:
         self._model, self._gate = model, gate
+        # The structs hold bare addresses: `_tensors` and `_tables` keep the memory alive.
         self._tensors = [_layer_tensors(layer) for layer in cast(Iterable[Layer], model.layers)]
         self._layers = (_LayerStruct * len(self._tensors))()
         for struct, (tensors, plain_size) in zip(self._layers, self._tensors, strict=True):
@@ -80,19 +81,20 @@ class CompiledPasses:
         cache: KVCache | None,
         numerics: Numerics,
     ) -> Float[Tensor, "B S D"]:
-        """All layers and the last norm. `x_BSD`, the embedded tokens, is used up; positions are the cache's slots.
+        """All layers and the last norm. `x_BSD`, the embedded tokens, is overwritten; positions are the cache's slots.
 
-        A `NaturalRecorder` takes what all layers did at once, and NaturalRouting nothing; any other routing is asked
-        layer by layer, as are numerics with a hook for router logits.
+        A `NaturalRecorder` takes the routes of all layers in one call, and NaturalRouting none; any other routing is
+        called layer by layer, as are numerics with a hook for router logits.
         """
         rounding = numerics.rounding()
-        assert rounding is not None, "these numerics are known through their hooks alone"
+        assert rounding is not None, "these numerics do not state their rounding"
         B, S, D = x_BSD.shape
         config = self._model.config
         x_ND, positions_BS = plain(x_BSD).view(-1, D), positions_BS.expand(B, S).contiguous()
         if cache is None:
             P = -(-S // LANES) * LANES
             shape = 1, B, config.num_kv_heads, P, config.head_dim
+            # Without a cache every layer overwrites the same keys and values: a stride of 0.
             k, v, by_layer = x_BSD.new_empty(shape), x_BSD.new_empty(shape), 0
         else:
             k, v, by_layer = cache.k_LBhCd, cache.v_LBhCd, cache.k_LBhCd.stride(0)
@@ -109,7 +111,7 @@ class CompiledPasses:
     def logits(self, hidden_ND: Float[Tensor, "N D"], numerics: Numerics) -> Float[Tensor, "N V"]:
         """The next-token logits of these rows, before the hook `logits`."""
         rounding = numerics.rounding()
-        assert rounding is not None, "these numerics are known through their hooks alone"
+        assert rounding is not None, "these numerics do not state their rounding"
         return product_of(rounded(plain(hidden_ND), rounding.other_inputs), self._head, None, self._head_VD.shape[0])
 
     def _natural(
@@ -125,7 +127,7 @@ class CompiledPasses:
         (N, D), config = x_ND.shape, self._model.config
         L, E, K = len(config.moe_layers), config.num_experts, config.experts_per_token
         keeps = L > 0 and recorder is not None and recorder.keep_features
-        # One layer more than there are routers: dense layers leave their norm in the place of the next router's input.
+        # One more than there are routers: a dense layer writes its norm to the place of the next router's input.
         rooms = L + 1 if keeps else 1
         hidden, logits = x_ND.new_empty(rooms, N, D), x_ND.new_empty(rooms, N, E)
         ids, weights = torch.empty(L, N, K, dtype=torch.int64), x_ND.new_empty(N, K)
@@ -152,6 +154,7 @@ class CompiledPasses:
         for number, (tensors, _) in enumerate(self._tensors):
             layer = ctypes.addressof(self._layers) + number * size
             hidden, logits = x_ND.new_empty(N, D), x_ND.new_empty(N, model.config.num_experts)
+            # In bytes: four per float32.
             at = k.data_ptr() + 4 * number * by_layer, v.data_ptr() + 4 * number * by_layer
             call("fo_attention_half", sizes, layer, ctypes.addressof(batch), rounds, *at, x_ND, hidden, logits)
             ids = weights = None
@@ -169,7 +172,7 @@ class CompiledPasses:
         asked: Routing | None,
         recorder: NaturalRecorder | None,
     ) -> tuple[Tensor, Tensor]:
-        """The experts of one layer and their weights: natural ones where no routing is asked."""
+        """The experts of one layer and their weights: the natural ones if `asked` is None."""
         config = self._model.config
         K = config.experts_per_token
         if asked is not None:

@@ -1,4 +1,4 @@
-"""The sizes and conventions of the decoder in sandbox/model/decoder.py, checked when they are stated."""
+"""The sizes and conventions of the decoder in sandbox/model/decoder.py, checked on construction."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from theory.routing.gates import GATES, Gate, select
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The sizes and conventions of a decoder. Layers in `dense_layers` have a plain MLP, the others experts.
+    """The sizes and conventions of a decoder. Layers in `dense_layers` have a plain MLP; the others have experts.
 
     qk_norm: RMSNorm of queries and keys per `head` (Qwen3), over the whole `projection` (OLMoE), or `none` (Mixtral).
     shared_expert_size: hidden width of an expert that every token uses, 0 for none; with `shared_expert_gate` its
-    output is multiplied by sigmoid(x . g) (Qwen2-MoE). init_std: in units of 1 / sqrt(fan-in), see `MoE`.
+    output is multiplied by sigmoid(x . g) (Qwen2-MoE). init_std: in units of 1 / sqrt(fan-in), see `DecoderWeights`.
     """
 
     vocab_size: int
@@ -87,15 +87,15 @@ class ModelConfig:
                 f"shared_expert_size: expected {'at least 1 with' if self.shared_expert_gate else '0 or more without'} "
                 f"a shared_expert_gate, got {self.shared_expert_size}"
             )
-        select(torch.zeros(1, self.num_experts), self.experts_per_token, self.gate)  # raises where groups do not fit
+        select(torch.zeros(1, self.num_experts), self.experts_per_token, self.gate)  # raises if groups do not fit
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """The decoder layers that have a router, ascending: the layer numbers of a routing record."""
+        """The decoder layers that have a router, ascending; a routing record uses these numbers."""
         return tuple(n for n in range(self.num_layers) if n not in self.dense_layers)
 
     def shape(self) -> ModelShape:
-        """This model as Hugging Face folders state it, under the public architecture that computes exactly it."""
+        """This model as a Hugging Face config states it, under the public architecture that computes exactly this."""
         has_bias = self.gate.score == "sigmoid" and bool(self.moe_layers)
         shape = ModelShape("", **{name: getattr(self, name) for name in _SHARED}, has_selection_bias=has_bias)
         return replace(shape, family=family_of(shape))

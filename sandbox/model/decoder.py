@@ -1,8 +1,7 @@
 """The decoder: a Qwen3-MoE-shaped transformer whose routers ask a `Routing` which experts to use.
 
-One class covers Qwen3-MoE, OLMoE and Mixtral shapes and their dense twin; sandbox/model/checkpoint.py opens and writes
-them as Hugging Face folders. All arithmetic is that of the model's kernels (sandbox/kernels/), in training, prefill
-and decoding alike.
+One class covers Qwen3-MoE, OLMoE and Mixtral shapes and their dense twin; sandbox/model/checkpoint.py reads and writes
+their Hugging Face folders. The model's kernels (sandbox/kernels/) do all arithmetic, in training, prefill and decoding.
 
 Letters beyond theory/contracts.py: N = B S rows of a flattened batch, O output width, F MLP hidden width, H query
 heads, h key heads, d head width, P key slots (padded).
@@ -34,21 +33,21 @@ if TYPE_CHECKING:
 
 
 class MoE(DecoderWeights):
-    """The decoder: its weights and the passes over them, in the arithmetic of one set of kernels."""
+    """The decoder: its weights, and forward passes with one set of kernels."""
 
     def __init__(self, config: ModelConfig, generator: torch.Generator | None = None, kernels: Kernels = EAGER):
         super().__init__(config, generator)
         self.compute_with(kernels)
 
     def compute_with(self, kernels: Kernels) -> MoE:
-        """This model, with these kernels from now on."""
+        """Switches this model to these kernels and returns it."""
         self.kernels, self.gate = kernels, kernels.gate(self.config.gate)
         self._held: CompiledPasses | None = None
         return self
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Inside, the weights do not change: what whole passes make of them is made once."""
+        """A context in which the weights must not change: whole passes pack them only once."""
         before = self._held
         if before is None:
             self._held = self._passes()
@@ -79,16 +78,16 @@ class MoE(DecoderWeights):
         cache: KVCache | None = None,
         positions_B: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B S D"]:
-        """The normalised hidden state of every token, which `logits` turns into logits for the rows that are needed.
+        """The normalised hidden state of every token; `logits` turns the rows that are needed into logits.
 
-        Causal; right padding changes no bit of what stands before it. With a cache, row b's tokens go to the slots from
-        `positions_B[b]` (by default after the tokens it holds) and see the slots before; its length advances by S,
-        padding included: `KVCache.truncate` takes ragged prompts back. No gradients with a cache.
+        Causal; right padding changes no bit of the tokens before it. With a cache, row b's tokens go to the slots from
+        `positions_B[b]` on (default: after the tokens it holds) and see the slots before; its length advances by S,
+        padding included: `KVCache.truncate` shortens ragged prompts again. No gradients with a cache.
         Raises ValueError for tokens outside the vocabulary and positions outside the model or the cache.
         """
         positions_BS = self._positions(tokens_BS, cache, positions_B)
         x_BSD = F.embedding(tokens_BS, self.embedding)
-        # Without a cache keys stand in slots 0 to S - 1, whatever their positions.
+        # Without a cache keys are in slots 0 to S - 1 whatever their positions; a whole pass takes positions as slots.
         whole = self._whole(numerics) if cache is not None or positions_B is None else None
         if whole is not None:
             hidden_BSD = whole.forward(x_BSD, positions_BS, routing or NaturalRouting(), cache, numerics)
@@ -103,6 +102,7 @@ class MoE(DecoderWeights):
 
     def logits(self, hidden_ND: Float[Tensor, "N D"], *, numerics: Numerics = EXACT) -> Float[Tensor, "N V"]:
         """The next-token logits of these rows."""
+        # Only while held: otherwise packing all weights would cost more than this one product.
         whole = self._whole(numerics) if self._held is not None else None
         if whole is not None:
             return numerics.logits(whole.logits(hidden_ND, numerics))
@@ -110,7 +110,7 @@ class MoE(DecoderWeights):
         return numerics.logits(linear(hidden_ND, head_VD, "head", Products(self.kernels, numerics)))
 
     def _passes(self) -> CompiledPasses | None:
-        """Whole passes at the present weights; None with torch's operators, and for sizes that have none."""
+        """Whole passes at the present weights; None with torch's operators, and for sizes without whole passes."""
         if not self.kernels.has_passes:
             return None
         from sandbox.model.compiled_passes import passes  # loads C++ kernels, which only a model of them needs
@@ -118,13 +118,13 @@ class MoE(DecoderWeights):
         return passes(self, self.gate)
 
     def _whole(self, numerics: Numerics) -> CompiledPasses | None:
-        """Whole passes, where there are some and this is a pass for them: known as data, no gradients."""
+        """Whole passes if this pass can use them: it takes no gradients, and its numerics state their rounding."""
         if not self.kernels.has_passes or torch.is_grad_enabled() or numerics.rounding() is None:
             return None
         return self._held or self._passes()
 
     def _positions(self, tokens_BS: Tensor, cache: KVCache | None, positions_B: Tensor | None) -> Tensor:
-        """Each token's position, (1, S) where all rows begin at 0; checks tokens, positions and cache."""
+        """The position of each token, (1, S) if all rows begin at 0; checks tokens, positions and cache."""
         B, S = tokens_BS.shape
         low, high = (int(v) for v in tokens_BS.aminmax())
         if low < 0 or high >= self.config.vocab_size:
@@ -139,7 +139,7 @@ class MoE(DecoderWeights):
         return positions_B[:, None] + torch.arange(S)
 
     def prepare(self, positions_BS: Tensor, routing: Routing, numerics: Numerics, cache: KVCache | None) -> Pass:
-        """The tensors that the layers share in a pass over these positions."""
+        """The state that all layers share in a pass over these positions."""
         S = positions_BS.shape[1]
         if cache is None:
             query_BS, num_keys, slots_M = torch.arange(S)[None], S, None

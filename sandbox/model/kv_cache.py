@@ -1,4 +1,4 @@
-"""The keys and values of decoded sequences, in static buffers with one length per row, so that prompts may be ragged.
+"""The KV cache: static buffers with one length per row, so that prompts may be ragged.
 
 Letters beyond theory/contracts.py: h key heads, C capacity in tokens, d head width, H as h,
 M keys that one pass writes.
@@ -22,11 +22,12 @@ class KVCache:
     def __init__(self, config: ModelConfig, batch_size: int, capacity: int, dtype: torch.dtype = torch.float32):
         C = round_up(capacity, MIN_KEYS)
         shape = (config.num_layers, 2, batch_size, config.num_kv_heads, C, config.head_dim)
-        # Zeros, not empty: a masked slot has weight 0, and 0 times what was left in memory may be NaN.
+        # Zeros, not empty: a masked slot has weight 0, and 0 times uninitialised memory may be NaN.
         self._hold(torch.zeros(shape, dtype=dtype), torch.zeros(batch_size, dtype=torch.int64))
 
     def _hold(self, both_L2BhCd: Tensor, lengths_B: Tensor) -> KVCache:
         self._both_L2BhCd, self.lengths_B = both_L2BhCd, lengths_B
+        # Views: one index_copy_ in `write` fills keys and values.
         self.k_LBhCd, self.v_LBhCd = both_L2BhCd.unbind(1)
         return self
 
@@ -36,7 +37,7 @@ class KVCache:
         return self.k_LBhCd.shape[3]
 
     def check(self, positions_B: Tensor, B: int, S: int) -> None:
-        """Raises ValueError where S tokens per row cannot go to the slots from `positions_B`."""
+        """Raises ValueError if S tokens per row cannot be written to the slots from `positions_B` on."""
         if torch.is_grad_enabled():
             raise ValueError("expected torch.no_grad() with a cache, got a pass with gradients")
         if positions_B.shape != (B,) or self.lengths_B.shape != (B,):
@@ -55,32 +56,32 @@ class KVCache:
     def write(
         self, layer: int, slots_M: Int[Tensor, " M"], k_BSHd: Float[Tensor, "B S H d"], v_BSHd: Float[Tensor, "B S H d"]
     ) -> None:
-        """Puts keys and values into their slots; `lengths_B` is the caller's to advance."""
+        """Writes keys and values to their slots; the caller advances `lengths_B`."""
         d = k_BSHd.shape[-1]
         self._both_L2BhCd[layer].view(-1, d).index_copy_(0, slots_M, torch.cat((k_BSHd, v_BSHd)).view(-1, d))
 
     def truncate(self, lengths_B: Int[Tensor, " B"]) -> None:
-        """Drops the tokens beyond these lengths: the padding of ragged prompts, after their prefill."""
+        """Drops the tokens beyond these lengths, such as the padding of ragged prompts after prefill."""
         if bool((lengths_B > self.lengths_B).any()):
             raise ValueError(f"expected lengths of at most {self.lengths_B.tolist()}, got {lengths_B.tolist()}")
         self.lengths_B = lengths_B.clone()
 
     def repeat(self, num: int) -> KVCache:
-        """A cache of `num` adjacent copies of each row: prompts prefilled once, then continued by a group."""
+        """A cache with `num` adjacent copies of each row: a prompt is prefilled once for its group of responses."""
         return self.select(torch.arange(self.lengths_B.shape[0]).repeat_interleave(num))
 
     def select(self, indices_B: Int[Tensor, " B"]) -> KVCache:
-        """A cache of these rows in this order (a row may come twice); finished rows are dropped in this way."""
+        """A cache with these rows in this order (repeats allowed); this is how finished rows are dropped."""
         L, _, _, h, C, d = self._both_L2BhCd.shape
         both = self._both_L2BhCd.new_zeros(L, 2, len(indices_B), h, C, d)
-        # Only the slots in use are copied; the others are zero.
+        # Copy only the slots in use; the others stay zero.
         used = self._both_L2BhCd[:, :, :, :, : self._used]
         both[:, :, :, :, : self._used] = used.index_select(2, indices_B)
         return object.__new__(KVCache)._hold(both, self.lengths_B[indices_B])
 
     @staticmethod
     def concat(parts: Sequence[KVCache]) -> KVCache:
-        """The rows of all parts, which have one capacity, one part after the other."""
+        """The rows of all parts, in order; the parts must have equal capacities."""
         if len(parts) == 1:
             return parts[0]
         both = torch.cat([part._both_L2BhCd for part in parts], dim=2)
@@ -88,5 +89,5 @@ class KVCache:
 
     @property
     def _used(self) -> int:
-        """The slots up to the longest row's end."""
+        """The length of the longest row."""
         return int(self.lengths_B.max()) if self.lengths_B.numel() else 0

@@ -1,4 +1,4 @@
-"""The layers of the decoder in sandbox/model/decoder.py, and what they share in one forward pass.
+"""The layers of the decoder in sandbox/model/decoder.py, and the state that they share in one forward pass.
 
 Letters beyond theory/contracts.py: N = B S rows of a flattened batch, O output width, F MLP hidden width, H query
 heads, h key heads, d head width, P key slots (padded).
@@ -23,7 +23,7 @@ from theory.routing.gates import Gate
 
 @runtime_checkable
 class Arithmetic(Protocol):
-    """The properties of a pass that a product needs."""
+    """The part of a pass that a matrix product needs."""
 
     @property
     def kernels(self) -> Kernels: ...
@@ -34,7 +34,7 @@ class Arithmetic(Protocol):
 
 @dataclass(frozen=True)
 class Products:
-    """The arithmetic of products outside the layers."""
+    """The arithmetic of matrix products outside the layers."""
 
     kernels: Kernels
     numerics: Numerics
@@ -57,12 +57,12 @@ class Pass:
 
 
 def matrix(*shape: int) -> nn.Parameter:
-    """A matrix of zeros, to be drawn or loaded."""
+    """A parameter of zeros, to be drawn or loaded."""
     return nn.Parameter(torch.zeros(shape))
 
 
 def linear(x: Tensor, weight_OD: Tensor, site: Site, shared: Arithmetic) -> Tensor:
-    """x W^T as this arithmetic has it at this site."""
+    """x W^T in this arithmetic at this site."""
     multiply, numerics = shared.kernels.linear, shared.numerics
     if numerics is EXACT:
         return multiply(x, weight_OD)
@@ -72,7 +72,7 @@ def linear(x: Tensor, weight_OD: Tensor, site: Site, shared: Arithmetic) -> Tens
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped queries, rotary positions and normalised queries and keys."""
+    """Causal grouped-query attention with rotary positions and normalised queries and keys."""
 
     def __init__(self, config: ModelConfig, layer_number: int):
         super().__init__()
@@ -88,13 +88,14 @@ class Attention(nn.Module):
     def forward(self, x_BSD: Tensor, shared: Pass) -> Tensor:
         qkv = linear(x_BSD, self.qkv, "qkv", shared)
         out_BSD = None
+        # One fused operator, for passes without hooks and without a cache; None where the kernels have none.
         if shared.numerics is EXACT and shared.cache is None:
             norms = (None, None) if self.config.qk_norm == "none" else (self.q_norm, self.k_norm)
             out_BSD = shared.kernels.self_attention(self.config, qkv, shared.cos_BSHd, shared.sin_BSHd, *norms)
         return linear(self._attended(qkv, shared) if out_BSD is None else out_BSD, self.o, "o", shared)
 
     def _attended(self, qkv: Tensor, shared: Pass) -> Tensor:
-        """The heads' outputs side by side, operator by operator."""
+        """The concatenated outputs of the heads, operator by operator."""
         H, h, d = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         B, S, _ = qkv.shape
         qk, v = qkv.split_with_sizes([(H + h) * d, h * d], dim=-1)
@@ -139,7 +140,7 @@ class DenseMLP(nn.Module):
 
 
 class ExpertMLP(nn.Module):
-    """A router, its experts, and a shared expert where the config has one."""
+    """A router, its experts, and the shared expert if the config has one."""
 
     selection_bias: Tensor | None
 
@@ -150,7 +151,7 @@ class ExpertMLP(nn.Module):
         self.router = matrix(E, D)
         self.gate_up = matrix(E, D, 2 * width)
         self.down = matrix(E, width, D)
-        # Sigmoid gates come with a bias that moves the choice alone and that no gradient reaches (DeepSeek-V3).
+        # A sigmoid gate has a bias that affects the choice only and gets no gradient (DeepSeek-V3).
         self.register_buffer("selection_bias", torch.zeros(E) if config.gate.score == "sigmoid" else None)
         self.shared = DenseMLP(D, config.shared_expert_size) if config.shared_expert_size > 0 else None
         self.shared_gate = matrix(1, D) if config.shared_expert_gate else None
@@ -185,7 +186,7 @@ class Layer(nn.Module):
         self.mlp = DenseMLP(config.hidden_size, config.dense_size) if is_dense else ExpertMLP(config, layer_number)
 
     def forward(self, x_BSD: Tensor, shared: Pass) -> Tensor:
-        # Into the buffer of what is added: neither product's gradient needs its output.
+        # In place: the gradient of neither product needs its output.
         x_BSD = self.attention(shared.kernels.rms_norm(x_BSD, self.attention_norm, self.eps), shared).add_(x_BSD)
         hidden_ND = shared.kernels.rms_norm(x_BSD, self.mlp_norm, self.eps).flatten(0, 1)
         return self.mlp(hidden_ND, shared).add_(x_BSD.flatten(0, 1)).view_as(x_BSD)

@@ -1,4 +1,4 @@
-"""The decoder's interface to a routing: which experts each token goes to, layer by layer.
+"""The decoder's interface to a routing: the experts of each token, layer by layer.
 
 Letters beyond theory/contracts.py: N = B S rows of a flattened batch.
 """
@@ -15,7 +15,7 @@ from theory.routing.gates import Gate
 
 @runtime_checkable
 class Routing(Protocol):
-    """Decides the experts of a forward pass: NaturalRouting, or a ReplayContext that replays and records."""
+    """The choice of experts in a forward pass: NaturalRouting, or a ReplayContext that replays and records."""
 
     def route(
         self,
@@ -26,15 +26,15 @@ class Routing(Protocol):
         gate: Gate,
         selection_bias_E: Float[Tensor, " E"] | None = None,
     ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
-        """Expert ids, ascending in each row, and their weights; rows are the batch flattened, padding included."""
+        """Expert ids, ascending in each row, and their weights; rows are the flattened batch, padding included."""
         ...
 
 
 @runtime_checkable
 class NaturalRecorder(Routing, Protocol):
-    """A routing that leaves the choice of experts to the router and only wants to know it.
+    """A routing that leaves the choice of experts to the router and only records it.
 
-    A whole pass chooses by itself, then hands over several layers at once; it need not stop at each layer to ask.
+    A whole pass chooses experts itself and hands over several layers in one call, without a stop at each layer.
     """
 
     keep_features: bool
@@ -45,5 +45,5 @@ class NaturalRecorder(Routing, Protocol):
         hidden_LND: Float[Tensor, "L N D"] | None,
         logits_LNE: Float[Tensor, "L N E"] | None,
     ) -> None:
-        """The natural experts of consecutive layers; router inputs and logits where `keep_features` asks for them."""
+        """Records the natural experts of consecutive layers; router inputs and logits are given if `keep_features`."""
         ...

@@ -16,11 +16,11 @@ from sandbox.model.layers import ExpertMLP, Layer, matrix
 
 
 class DecoderWeights(nn.Module):
-    """A decoder's parameters: from a generator alone, or without one zero matrices, to be loaded.
+    """A decoder's parameters, drawn from a generator; without one, matrices are zero and must be loaded.
 
-    Matrices ~ N(0, init_std^2 / fan-in), norms 1; embeddings ~ N(0, init_std^2), or N(0, init_std^2 / D) where the head
-    is tied to them, so that logits start with unit variance. At the customary 0.02 a small model's experts hardly
-    matter: its policy would not feel a wrong route.
+    Matrices ~ N(0, init_std^2 / fan-in), norms 1; embeddings ~ N(0, init_std^2), or N(0, init_std^2 / D) if the head
+    is tied to them, so that logits start with unit variance. At the customary 0.02 the experts of a small model hardly
+    matter: a wrong route would not change its policy.
     """
 
     cos_Pd: Tensor
@@ -33,7 +33,7 @@ class DecoderWeights(nn.Module):
         self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_layers))
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
         self.head = None if config.tied_head else matrix(config.vocab_size, config.hidden_size)
-        # Positions in whole vector widths: the last lanes of a cosine would depend on the length of the table.
+        # Padded to whole SIMD widths: the last lanes of a cosine would depend on the length of the table.
         position_P = torch.arange(round_up(config.max_positions, 64), dtype=torch.float32)
         even_d = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
         angle_Pd = position_P[:, None] * (1.0 / config.rope_theta ** (even_d / config.head_dim))
@@ -48,10 +48,10 @@ class DecoderWeights(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 continue  # a norm
-            # Stacked experts are (E, in, out), everything else is (out, in).
+            # Stacked experts are (E, in, out), all other matrices (out, in): axis 1 is the fan-in of both.
             fan_in = parameter.shape[1]
             if name == "embedding" and self.head is not None:
-                fan_in = 1
+                fan_in = 1  # a look-up, not a sum
             parameter.normal_(0.0, self.config.init_std / fan_in**0.5, generator=generator)
 
     def router_parameters(self) -> Iterator[nn.Parameter]:

@@ -19,7 +19,7 @@ from theory.streams import derive_seed
 
 
 class Evaluation:
-    """avg@k of pi on the held-out problems: sampled by an exact engine, so that an engine's defect is not evaluated."""
+    """avg@k of pi on the held-out problems, sampled by an exact engine, without the defects of the run's engine."""
 
     def __init__(self, config: SandboxRun, engine: SandboxEngine):
         self.config = config
@@ -30,7 +30,7 @@ class Evaluation:
         return self.of(learner.model, learner.task, number)
 
     def of(self, model: MoE, task: Task, number: int) -> Scalars:
-        """The accuracy of these weights on the task; `number` names the draws."""
+        """The accuracy of these weights on the task; `number` seeds the draws."""
         self.engine.load_model(model, version=number)
         block = self.config.evaluation
         return evaluate(
@@ -46,7 +46,7 @@ class Evaluation:
 
 
 class Recording(L.Callback):
-    """Writes metrics, traces and checkpoints, under the number of global steps taken (0 is before the first)."""
+    """Writes metrics, traces and checkpoints, numbered by the global steps taken (0: before the first)."""
 
     def __init__(
         self,
@@ -85,5 +85,6 @@ class Recording(L.Callback):
             tensors = training.state_tensors() | rollout.state_tensors()
             self.folder.save_checkpoint(number, tensors, {}, keep=self.config.checkpoint.keep)
 
+        # The batch is the 0-based number of the step that has just ended.
         self.folder.append_timing(int(batch) + 1, pl_module.seconds)
         self.recorder.record(int(batch) + 1, pl_module.result, save)

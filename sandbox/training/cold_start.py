@@ -1,7 +1,7 @@
 """The cold start: supervised training on generated demonstrations until sampled accuracy reaches a target.
 
-RL needs a model that is sometimes right. The result is a Hugging Face folder, cached by the hash of all that went into
-it, so that runs which differ in engine or algorithm start from the same weights.
+RL needs a model that is sometimes right. The result is a Hugging Face folder, cached by the hash of its inputs, so that
+runs that differ in engine or algorithm start from the same weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from theory.contracts import Environment, Prompt
 from theory.streams import derive_seed, stream
 from theory.turns import sampled_tokens
 
-# Part of the cache key: raise it when the stage's own procedure changes.
+# Part of the cache key: raise it when the procedure changes.
 PROCEDURE = 1
 
 Report = Callable[[int, float, float], None]
@@ -47,17 +47,18 @@ def cold_start(
     max_turns: int = 1,
     report: Report | None = None,
 ) -> tuple[MoE, dict[str, float]]:
-    """The model after its supervised stage, and {"accuracy", "num_updates"}; from the cache where it was done before.
+    """The model after its supervised stage, and {"accuracy", "num_updates"}; from the cache if it is there.
 
-    `description` holds the parts of the config that made the model and the task. `report(update, loss, accuracy)` is
-    called at every check. Raises ValueError if the target is not reached within `max_updates`, or if every response
-    that the teacher shows is longer than `max_tokens`.
+    `description` holds the parts of the config that define the model and the task. `report(update, loss, accuracy)` is
+    called at every check. Raises ValueError if the target is not reached within `max_updates`, or if all of the
+    teacher's responses are longer than `max_tokens`.
     """
     block = block.model_copy(update={"teacher": block.teacher or task.teachers[0]})
     limits = {"max_tokens": max_tokens, "max_turns": max_turns}
-    # The first teacher, named or not, and a single turn have the key of the stage before there was a choice.
+    # The default teacher and a single turn are left out of the key: caches older than these options stay valid.
     unnamed = {"cache", "teacher"} if block.teacher == task.teachers[0] else {"cache"}
     limit = max_tokens if max_turns == 1 else limits
+    # torch's version, as another one may round differently.
     key = json.dumps([PROCEDURE, torch.__version__, description, block.model_dump(exclude=unnamed), limit])
     folder = Path(block.cache) / hashlib.sha256(key.encode()).hexdigest()[:12]
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -73,6 +74,7 @@ def _store(model: MoE, folder: Path, summary: dict[str, float]) -> None:
     try:
         save(model, scratch)
         (scratch / "cold_start.json").write_text(json.dumps(summary))
+        # Atomic: a killed process leaves no folder that looks finished.
         os.rename(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -118,7 +120,7 @@ def _train(
 
 
 def _check_fit(demonstrations: Sequence[Sequence[int]], block: ColdStartBlock, max_tokens: int) -> None:
-    """ValueError where none of the responses could be sampled whole: accuracy would stay at 0."""
+    """Raises ValueError if no response could be sampled in full: accuracy would stay at 0."""
     shortest = min(map(len, demonstrations))
     if shortest > max_tokens:
         raise ValueError(
@@ -130,7 +132,7 @@ def _check_fit(demonstrations: Sequence[Sequence[int]], block: ColdStartBlock, m
 def demonstration_loss(
     model: MoE, prompts: Sequence[Prompt], demonstrations: Sequence[Sequence[int]], masks: Sequence[Bool[Tensor, " _"]]
 ) -> Tensor:
-    """Mean negative log-likelihood, in nats per token, of the demonstrations' tokens where their masks are True."""
+    """The mean negative log-likelihood, in nats per token, of the demonstrations' tokens whose mask is True."""
     S = max(len(p.tokens) + len(d) for p, d in zip(prompts, demonstrations, strict=True))
     tokens_BS = torch.zeros(len(prompts), S, dtype=torch.int64)
     is_target_BS = torch.zeros(len(prompts), S, dtype=torch.bool)
@@ -139,12 +141,12 @@ def demonstration_loss(
         tokens_BS[b, :stop] = torch.tensor([*prompt.tokens, *demonstration])
         is_target_BS[b, start:stop] = mask
     hidden_BSD = model.forward_hidden(tokens_BS[:, :-1])
-    target_BS = is_target_BS[:, 1:]
+    target_BS = is_target_BS[:, 1:]  # row s predicts token s + 1
     return torch.nn.functional.cross_entropy(model.logits(hidden_BSD[target_BS]), tokens_BS[:, 1:][target_BS])
 
 
 class _Check:
-    """The task with its check problems in the place of the held-out ones, which the cold start must not see."""
+    """The task with check problems in place of the held-out ones, which the cold start must not see."""
 
     def __init__(self, task: DemonstratedTask, check: Sequence[Prompt]):
         self.prompts, self.reward = task.prompts, task.reward

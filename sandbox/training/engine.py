@@ -1,7 +1,7 @@
 """The sandbox's training engine: scores sampled tokens with `old`, and takes gradient steps with `pi`.
 
-Scoring and training run the same forward pass, so that before the first update of a global step pi equals old bit for
-bit; in float32 on the exact kernels, unless `numerics` says otherwise (sandbox/training/numerics.py).
+Scoring and training run the same forward pass, so pi equals old bit for bit before the first update of a global step.
+It computes in float32 on the exact kernels unless `numerics` says otherwise (sandbox/training/numerics.py).
 Extra letters: n, the valid response tokens of a micro-batch, packed; Q trainable parameters.
 """
 
@@ -33,7 +33,7 @@ from theory.temperature import tempered
 
 @dataclass
 class Forward:
-    """One micro-batch's forward pass; log-probs carry the graph when gradients are on."""
+    """The forward pass of one micro-batch; log-probs carry the graph if gradients are on."""
 
     batch: TokenBatch
     logp_BT: Float[Tensor, "B T"]
@@ -52,7 +52,7 @@ class BatchRoutes:
     scores: list[Tensor]
 
     def add(self, context: ReplayContext) -> None:
-        """Takes a finished pass's records; a dense model has none."""
+        """Adds the records of a finished pass; a dense model has none."""
         natural, features = context.natural, context.features
         used = natural if context.plan.source == "natural" else context.used
         if used is not None and natural is not None:
@@ -67,14 +67,14 @@ class BatchRoutes:
 
 @dataclass
 class Kept:
-    """An old pass whose graph waits for the update on the same responses."""
+    """An old pass whose graph is kept for the update on the same responses."""
 
     responses: tuple[Response, ...]
     forward: Forward
     context: ReplayContext
 
     def serves(self, rollouts: Rollouts, plan: RoutingPlan) -> bool:
-        """Whether a new pass would be this one: the same responses, and natural again or a replay of its experts."""
+        """Whether a new pass would equal this one: the same responses, both natural, or a replay of its experts."""
         if self.responses is not rollouts.responses:
             return False
         if plan.record is None:
@@ -86,10 +86,10 @@ class Kept:
 class SandboxTrainingEngine:
     """TrainingEngine over a sandbox MoE: AdamW, warm-up, clipping by global norm, optional predictor (Pr2, Pr3).
 
-    keep_old_pass: the old pass keeps its graph, and an update on the very responses that it scored last trains on it
-    instead of passing again: for global steps of one mini-batch, where pi's pass has the bits of old's, routes included
-    (for R2 by MiniRL, arXiv 2512.01374, Table 1). Not where it has not: inexact numerics, several micro-batches, Pr2,
-    and Pr3, whose old pass has no features.
+    keep_old_pass: the old pass keeps its graph, and an update on the same responses trains on it without a new pass.
+    For global steps of one mini-batch, where pi's pass has the bits of old's, routes included (for R2 by MiniRL, arXiv
+    2512.01374, Table 1). It has no effect where the two differ: inexact numerics, several micro-batches, Pr2, and Pr3,
+    whose old pass has no features.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class SandboxTrainingEngine:
             weight_decay=optimizer.weight_decay,
             fused=True,
         )
+        # Lightning replaces it by its own wrapper of the optimiser (sandbox/training/learner.py).
         self.take_step: Callable[[], object] = self.optimizer.step
         self.predictor: PredictorTrainer | None = None
         if predictor is not None:
@@ -133,18 +134,19 @@ class SandboxTrainingEngine:
             )
 
     def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
-        """log pi_old of every sampled token and the entropy of every next-token distribution, without gradients."""
+        """log pi_old of every sampled token and the entropy (nats) of every next-token distribution, detached."""
         B = len(rollouts)
         T = max(len(r.tokens) for r in rollouts.responses)
         logp_BT, entropy_BT, squares_BT = (self.model.norm.new_zeros(B, T) for _ in range(3))
         logp_top_BTK = None if rollouts.top is None else logp_BT.new_zeros(B, T, rollouts.top.ids.shape[1])
         seen = BatchRoutes([], [], [], [])
         keeps = self._keeps(rollouts, plan)
-        # Whole passes are without gradients: a pass that keeps its graph has no use for what they hold.
+        # `held` packs weights for whole passes, which take no gradients: a pass with a graph cannot use them.
         with torch.set_grad_enabled(keeps), nullcontext() if keeps else self.model.held():
             for chosen in self._micro_batches(B):
                 with self._context(rollouts, plan, chosen) as context:
                     forward = self._forward(rollouts.select(chosen).padded(), context, self.model)
+                # Micro-batches are contiguous, and as wide as their own longest response.
                 width = forward.logp_BT.shape[1]
                 logp_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
                 entropy_BT[chosen[0] : chosen[-1] + 1, :width] = forward.entropy_BT
@@ -157,7 +159,7 @@ class SandboxTrainingEngine:
         return TokenScores(logp_BT, entropy_BT, *_concat(seen), logp_top_BTK, router_logp, squares_BT)
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
-        """log pi_ref of every sampled token: the weights that this engine was built with, naturally routed."""
+        """log pi_ref of every sampled token, under the weights that this engine was built with, naturally routed."""
         if self.reference is None:
             raise ValueError("score_reference: expected an engine that keeps a reference, got keep_reference=False")
         T = max(len(r.tokens) for r in rollouts.responses)
@@ -172,6 +174,7 @@ class SandboxTrainingEngine:
         """One clipped AdamW step up the objective, then one predictor step if the mini-batch carries features."""
         rollouts, shift_BT, gains_BT = minibatch.rollouts, minibatch.router_shift_BT, minibatch.advantages_BT
         whole = rollouts.padded()
+        # Of the whole mini-batch, so that the objectives of micro-batches add up to its objective.
         totals = objective.totals(minibatch.logp_old_BT, whole.logp_mu_BT, whole.is_response_BT)
         logp_pi_BT = torch.zeros_like(minibatch.logp_old_BT)
         seen = BatchRoutes([], [], [], [])
@@ -202,7 +205,7 @@ class SandboxTrainingEngine:
         metrics |= self._take_step()
         _, natural, features = _concat(seen)
         if minibatch.features is not None and self.predictor is not None:
-            assert features is not None, "a mini-batch with cached features was run without capturing pi's logits"
+            assert features is not None, "a mini-batch with cached features ran without capturing pi's logits"
             rate = metrics["actor/lr"]
             metrics |= self.predictor.step(minibatch.features, features.logits, rate)
         return UpdateStats(metrics, logp_pi_BT, natural, features)
@@ -210,9 +213,9 @@ class SandboxTrainingEngine:
     def token_gradients(
         self, rollouts: Rollouts, plan: RoutingPlan, position: int
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B Q"]]:
-        """log pi of each response's token at `position`, and its gradient by the Q trainable parameters.
+        """log pi of each response's token at `position`, and its gradient in the Q trainable parameters.
 
-        The forward and backward of `update`, with one backward per response; the responses are one micro-batch.
+        It runs the forward and backward of `update`, with one backward per response; the responses are one micro-batch.
         """
         forward, _ = self.differentiable(rollouts, plan)
         rows = []
@@ -222,13 +225,13 @@ class SandboxTrainingEngine:
         return forward.logp_BT[:, position].detach(), torch.stack(rows)
 
     def differentiable(self, rollouts: Rollouts, plan: RoutingPlan) -> tuple[Forward, ReplayContext]:
-        """The forward of `update` with its graph, all responses as one micro-batch, and its context, which is over."""
+        """The forward of `update` with its graph, all responses as one micro-batch, and its closed context."""
         with self._context(rollouts, plan, range(len(rollouts))) as context:
             forward = self._forward(rollouts.padded(), context, self.model)
         return forward, context
 
     def named_tensors(self, folded: bool = False) -> NamedTensors:
-        """The present weights under their Hugging Face names, detached; `folded`: with the predictor in the gates."""
+        """The present weights under their Hugging Face names, detached; `folded` adds the predictor to the gates."""
         return fold(to_hf(self.model), self.predictor_weights()) if folded else to_hf(self.model)
 
     def predictor_weights(self) -> dict[int, Tensor]:
@@ -236,7 +239,7 @@ class SandboxTrainingEngine:
         return {} if self.predictor is None else self.predictor.weights()
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Everything that a resumed run needs to continue with the same bits: weights, AdamW moments, predictor."""
+        """The state from which a resumed run continues with the same bits: weights, AdamW moments, predictor."""
         tensors = {f"model.{name}": tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         for name, parameter in zip(self.names, self.parameters, strict=True):
             for key, tensor in self.optimizer.state.get(parameter, {}).items():
@@ -247,7 +250,7 @@ class SandboxTrainingEngine:
         return tensors
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `state_tensors`. Raises ValueError where the checkpoint is of another model or mode."""
+        """The inverse of `state_tensors`. Raises ValueError if the checkpoint is from another model or mode."""
         own = self.model.state_dict()
         given = _with_prefix(tensors, "model.")
         for name, tensor in own.items():
@@ -264,7 +267,7 @@ class SandboxTrainingEngine:
             raise ValueError(
                 f"checkpoint does not fit the config: it has {has} predictor, the replay mode needs {wants}"
             )
-        self._kept = None  # of the weights until now
+        self._kept = None  # its graph belongs to the weights until now
         self.model.load_state_dict(given)
         for name, parameter in zip(self.names, self.parameters, strict=True):
             state = {}
@@ -278,6 +281,7 @@ class SandboxTrainingEngine:
 
     def _take_step(self) -> dict[str, float]:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
+        # Checked before the step, so that weights stay finite and the error can name parameters.
         if not torch.isfinite(norm):
             bad = [
                 n
@@ -299,7 +303,7 @@ class SandboxTrainingEngine:
             yield list(range(start, min(B, start + self.micro_batch_size)))
 
     def _keeps(self, rollouts: Rollouts, plan: RoutingPlan) -> bool:
-        """Whether this old pass is one that the next update may train on."""
+        """Whether the next update may train on this old pass."""
         is_pass_of_pi = self.numerics is EXACT and plan.source != "predicted" and plan.feature_rows is not None
         return self.keep_old_pass and is_pass_of_pi and len(rollouts) <= self.micro_batch_size
 
@@ -307,8 +311,8 @@ class SandboxTrainingEngine:
     def _with_graph(
         self, rollouts: Rollouts, whole: TokenBatch, plan: RoutingPlan, chosen: Sequence[int]
     ) -> Iterator[tuple[Forward, ReplayContext]]:
-        """A micro-batch's pass with gradients: the old pass that was kept for it, or a new one, open until backward."""
-        kept, self._kept = self._kept, None
+        """A micro-batch's pass with gradients: the kept old pass, or a new one whose context is open until backward."""
+        kept, self._kept = self._kept, None  # a graph serves one backward only
         if kept is not None and kept.serves(rollouts, plan):
             yield kept.forward, kept.context
             return
@@ -323,7 +327,7 @@ class SandboxTrainingEngine:
     def _forward(self, batch: TokenBatch, routing: Routing, model: MoE) -> Forward:
         """Log-probs (with graph) and entropies of the response tokens at the batch's temperature.
 
-        Logits are made for those rows alone.
+        Logits are computed for those rows only.
         """
         hidden_BSD = model.forward_hidden(batch.tokens_BS[:, :-1], routing, numerics=self.numerics)
         T = batch.is_response_BT.shape[1]
@@ -332,7 +336,7 @@ class SandboxTrainingEngine:
         rows_n = batch.predicting_row_BT[b_n, t_n]
         logits_nV = tempered(model.logits(hidden_BSD[b_n, rows_n], numerics=self.numerics), batch.temperature)
         all_logp_nV = torch.log_softmax(logits_nV, dim=-1)
-        tokens_n = batch.tokens_BS[b_n, rows_n + 1]
+        tokens_n = batch.tokens_BS[b_n, rows_n + 1]  # row s predicts token s + 1
         logp_n = all_logp_nV.gather(-1, tokens_n[:, None])[:, 0]
         logp_BT = torch.zeros(exists_BT.shape, dtype=logp_n.dtype).index_put((b_n, t_n), logp_n)
         with torch.no_grad():
@@ -348,7 +352,7 @@ class SandboxTrainingEngine:
 
 
 def _top(forward: Forward, minibatch: MiniBatch, chosen: Sequence[int]) -> Top | None:
-    """mu's likeliest tokens of a micro-batch under all policies; None where the rollouts have none."""
+    """mu's likeliest tokens of a micro-batch under all policies; None if the rollouts have none."""
     pi_BTK, mu_BTK, record = forward.logp_top_BTK, forward.batch.top_logp_mu_BTK, minibatch.rollouts.top
     if pi_BTK is None or mu_BTK is None or record is None or minibatch.logp_old_top_BTK is None:
         return None

@@ -1,6 +1,6 @@
 """The Lightning side of a sandbox run: a thin LightningModule whose training step is one global step of the RL loop.
 
-Lightning brings the Trainer, its loggers and its callbacks; the mathematics is in `theory.loop.global_step`.
+Lightning provides the Trainer, loggers and callbacks; the mathematics is in `theory.loop.global_step`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from theory.step_metrics import version_lag_metrics
 
 
 class Learner(L.LightningModule):
-    """One batch is the number of a global step; `result` holds what the last one produced, `seconds` what it took."""
+    """The learner; a batch is the number of a global step. `result` and `seconds` are those of the last step."""
 
     step: int = -1
     result: StepResult
@@ -29,7 +29,7 @@ class Learner(L.LightningModule):
         self, training: SandboxTrainingEngine, rollout: SandboxEngine, task: Task, algorithm: Algorithm, seed: int
     ):
         super().__init__()
-        self.automatic_optimization = False
+        self.automatic_optimization = False  # the training engine takes its own backward passes and steps
         self.training_engine = training
         self.model = training.model
         self.rollout = rollout
@@ -38,7 +38,7 @@ class Learner(L.LightningModule):
         self.seed = seed
 
     def on_fit_start(self) -> None:
-        # Lightning counts optimiser steps through its own wrapper.
+        # Lightning counts optimiser steps in its own wrapper.
         self.training_engine.take_step = self.optimizers().step  # pyright: ignore[reportAttributeAccessIssue]
         self._watch = Stopwatch(self.rollout, self.training_engine)
 
@@ -56,4 +56,5 @@ class Learner(L.LightningModule):
 
 def step_loader(first: int, last: int) -> DataLoader:
     """Yields the numbers of the global steps first, ..., last - 1."""
+    # batch_size=None: a batch is one number, without a batch axis.
     return DataLoader(torch.arange(first, last), batch_size=None, num_workers=0)  # pyright: ignore[reportArgumentType]

@@ -1,8 +1,7 @@
 """The training engine's own arithmetic: fp32, or bf16 products over fp32 master weights, in a fixed or varying order.
 
-What stands here holds in the old pass, the gradient passes and, with the exception of the order of summation and of FP8
-products, in the exact inference engine, which is by definition the training engine's maths. Paper: R3 (arXiv
-2510.11370) sec. 3.3.
+It holds in the old pass and the gradient passes, and, except for the order of summation and FP8 products, in the exact
+inference engine, which is by definition the training engine's maths. Paper: R3 (arXiv 2510.11370) sec. 3.3.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from sandbox.kernels.numerics import EXACT, LARGE_PRODUCTS, Numerics, Site, comp
 
 Precision = Literal["fp32", "bf16"]
 Products = Literal["fp8_e4m3"]
-"""Formats of the large products' inputs and weights in the training passes alone."""
+"""Formats of the large products' inputs and weights, in the training passes only."""
 
 
 class _Bf16(Numerics):
-    """Mixed precision as autocast does it: bf16 inputs and weights, float32 sums, bf16 outputs; gradients likewise.
+    """Mixed precision as in autocast: bf16 inputs and weights, float32 sums, bf16 outputs; gradients likewise.
 
     Norms, the residual stream, attention's own products, softmaxes, router logits and vocabulary logits stay float32
     (Megatron-core's `moe_router_dtype: fp32`), and so do the weights that the optimiser updates.
@@ -39,9 +38,9 @@ class _Bf16(Numerics):
 
 
 class _Fp8(Numerics):
-    """Inputs and weights of the large products in FP8 e4m3 going forward, float32 sums; gradients pass the rounding.
+    """Inputs and weights of the large products in FP8 e4m3 in the forward pass only, straight-through gradients.
 
-    A scale per token, and one per output of each matrix: the bits of an engine with `weight_precision` and
+    One scale per token, and one per output of each matrix: the bits of an engine with `weight_precision` and
     `activation_precision` at their defaults. Gradients, and the weights that the optimiser updates, stay float32.
     """
 
@@ -51,12 +50,12 @@ class _Fp8(Numerics):
     def weight(self, weight: Float[Tensor, "*shape"], site: Site) -> Float[Tensor, "*shape"]:
         if site not in LARGE_PRODUCTS:
             return weight
-        # The inner axis is axis 1 of a matrix (O, D) and of experts' (E, D, F) alike.
+        # Axis 1 is the inner axis of a matrix (O, D) and of experts (E, D, F) alike.
         return _straight_through(weight, round_fp8_e4m3(weight, weight.abs().amax(dim=1, keepdim=True)))
 
 
 def _straight_through(x: Tensor, rounded: Tensor) -> Tensor:
-    """The values of `rounded` with the gradient of x: x - x is 0, and adding 0 rounds nothing."""
+    """The values of `rounded` with the gradient of x (x - x is exactly 0)."""
     return rounded.detach() + (x - x.detach())
 
 
@@ -66,9 +65,9 @@ def of_precision(precision: Precision) -> Numerics:
 
 
 def training_numerics(precision: Precision, order: ReductionOrder, products: Products | None = None) -> Numerics:
-    """The arithmetic of the training engine's passes, with `products` of another format than the engine's or without.
+    """The arithmetic of the training engine's passes; `products` is a format that the inference engine does not share.
 
-    With `order.units` > 1 products are summed as the rows of the micro-batch (padding included) command, so that two
-    passes over the same responses in other micro-batches differ: R3 sec. 3.3's repeated forward.
+    With `order.units` > 1 the order of sums depends on the rows of the micro-batch (padding included), so that two
+    passes over the same responses in different micro-batches differ: R3 sec. 3.3's repeated forward.
     """
     return compose([of_precision(precision), EXACT if products is None else _Fp8(), order.order()])

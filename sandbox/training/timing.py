@@ -1,4 +1,4 @@
-"""The time of a global step by its parts: a clock around the engines' methods, with the metric names of both worlds."""
+"""The time of each part of a global step: a timer around the engines' methods, with the metric names of both worlds."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ TRAINING = {
 
 
 class Stopwatch:
-    """Seconds by metric name since the last `take`; a part that was not called has none."""
+    """Seconds by metric name since the last `start`; a part that was not called has none."""
 
     def __init__(self, rollout: SandboxEngine, training: SandboxTrainingEngine) -> None:
         self._seconds: dict[str, float] = {}
         for engine, names in ((rollout, ROLLOUT), (training, TRAINING)):
             for method, metric in names.items():
+                # On the instance: the process's other engines are not timed.
                 setattr(engine, method, self._timed(getattr(engine, method), metric))
         self._began = time.perf_counter()
 
@@ -33,7 +34,7 @@ class Stopwatch:
         self._seconds, self._began = {}, time.perf_counter()
 
     def take(self) -> dict[str, float]:
-        """The parts of the step that ends now, and the whole of it as `timing_s/step`."""
+        """The seconds of the step that ends now, by part, and its total as `timing_s/step`."""
         return {**self._seconds, "timing_s/step": time.perf_counter() - self._began}
 
     def _timed(self, method: Callable[..., Any], metric: str) -> Callable[..., Any]:

@@ -31,10 +31,10 @@ def training_group(config: ScaledRun, places: Cluster, meter: Meter) -> Training
 def rollout_group(
     config: ScaledRun, stop_token: int | None, places: Cluster, meter: Meter, lost: Lost | None = None
 ) -> RolloutGroup:
-    """The rollout engine; its engines wait for weights. `lost` is told of each that another has replaced."""
+    """The rollout engine; its engines wait for weights. `lost` is called for each replaced one."""
     rollout = config.rollout
     config_json = (Path(config.model.path) / "config.json").read_text(encoding="utf-8")
-    # A graph is captured once: where mu's features are asked for later, it must hold what records them.
+    # A CUDA graph is captured once: where mu's features are needed later, it must contain their recorder.
     in_graphs = not rollout.enforce_eager and config.algorithm.build().passes.rollout == "predicted"
     return RolloutGroup(
         places,

@@ -1,4 +1,4 @@
-"""The processes of a run that ended, and how long it took to go on without them: lines of its `events.jsonl`."""
+"""The processes of a run that ended, and the time until it continued without them: lines of its `events.jsonl`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab.run_files import StoredEvent
 
 @dataclass
 class _Open:
-    """An interruption whose way back is not over."""
+    """An interruption from which the run has not yet recovered."""
 
     process: Literal["rank", "engine", "run"]
     step: int
@@ -24,13 +24,14 @@ class _Open:
 
 
 class Interruptions:
-    """The processes of a run that ended, written to its folder as soon as the run has gone on without them."""
+    """The processes of a run that ended, written to its folder as soon as it continues without them."""
 
     def __init__(self, folder: RunFolder):
         self.folder, self.step, self._resumed = folder, 0, 0
         self._lock = threading.Lock()  # an engine may be lost in the thread that samples ahead
         rows = folder.metrics()
         self._open: list[_Open] = []
+        # Rows in the folder are of an earlier process: this one continues a run that was stopped.
         if rows:
             self.step = int(rows[-1]["step"])
             self.begin("run", "it was stopped, and continued")
@@ -40,11 +41,11 @@ class Interruptions:
         self._open.append(_Open(process, self.step, time.monotonic(), reason, index))
 
     def resume(self, step: int) -> None:
-        """Notes the step from whose checkpoint the run goes on."""
+        """Notes the step from whose checkpoint the run continues."""
         self._resumed = step
 
     def end(self) -> None:
-        """Records all that was lost: the run is about to take its next step."""
+        """Records all losses; the run is about to take its next step."""
         for one in self._open:
             self._write(one, self._resumed)
         self._open, self.step = [], self._resumed

@@ -1,7 +1,7 @@
 """The check after every push: both engines score the same tokens at the same weights and must agree, or the run stops.
 
-A push can go wrong without an error (an expert layout that is not repacked, a tensor that is left out); what it leaves
-is an engine that samples from other weights than the trainer scores with, at a distance far beyond its precision's.
+A push can go wrong without an error (an expert layout that is not repacked, a tensor that is left out). The engine then
+samples from other weights than the trainer scores with, at a distance far beyond its precision's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from theory.contracts import Prompt, Response, Rollouts, TrainingEngine
 from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
-# Mean |log mu - log old|, nats per token, that each coarseness is allowed: about five times what tiny models were
-# measured at with nothing wrong, trained and untrained (fp16 0.005, bf16 0.009, int8 0.024, fp8 0.05, fp32 1e-6),
-# and below what exchanged experts cost (0.57 untrained, 1.2 trained).
+# Allowed mean |log mu - log old| of each format, nats per token: about five times the values measured on tiny models
+# with nothing wrong, trained and untrained (fp16 0.005, bf16 0.009, int8 0.024, fp8 0.05, fp32 1e-6), and below the
+# gap that exchanged experts cause (0.57 untrained, 1.2 trained).
 COMPUTE_LEVELS = {"fp32": 1e-4, "fp16": 0.025, "bf16": 0.05}
 WEIGHT_LEVELS = {"same": 0.0, "int8": 0.1, "fp8_block": 0.25}
 CACHE_LEVELS = {"same": 0.0, "fp8": 0.25}
@@ -40,9 +40,9 @@ class Scorer(Protocol):
 
 
 def allowed(block: ProbeBlock, precision: PrecisionBlock, training: TrainingBlock) -> float:
-    """Nats per token: the config's own limit, else the sum of what compute, weights and cache are allowed.
+    """The limit in nats per token: the config's own, else the sum of the levels of compute, weights and cache.
 
-    The coarser of the two engines' arithmetic counts.
+    The compute level is the coarser of the two engines'.
     """
     if block.max_mean_abs_diff is not None:
         return block.max_mean_abs_diff
@@ -63,8 +63,8 @@ class Probe:
     def __call__(self, engines: Scorer, learner: TrainingEngine, version: int, recent: Rollouts) -> dict[str, float]:
         """The probe's metrics at weights that both have as `version`. Raises ProbeError beyond the limit, or for NaN.
 
-        Tokens are the last ones of `recent` responses, drawn without replacement: what is sampled is what must agree,
-        and the model is far less certain, and two precisions far less alike, about random tokens.
+        Sequences are the ends of `recent` responses, drawn without replacement: engines must agree on sampled tokens.
+        On random ones the model is far less certain, and two precisions are far less alike.
         """
         sequences = self._sequences(version, recent)
         trainer = self._trainer_scores(learner, sequences, version)
@@ -72,7 +72,7 @@ class Probe:
         for i, scores in enumerate(engines.score(sequences)):
             diff = torch.cat([(mu.double() - old.double()).abs() for mu, old in zip(scores, trainer, strict=True)])
             mean = diff.mean().item()
-            if not mean <= self.limit:
+            if not mean <= self.limit:  # so that NaN fails too
                 raise ProbeError(
                     f"engine {i} ({self.precision}) disagrees with the trainer after the push of version {version}: "
                     f"mean |log mu - log old| on the probe is {mean:.3g} nats per token, allowed {self.limit:.3g} "

@@ -1,8 +1,8 @@
-"""GB/s of a push of weights on this machine: from ranks to engines, by the way that the bytes take and by format.
+"""GB/s of a push of weights on this machine, from ranks to engines, by the path of the bytes and by format.
 
 `python -m scaled.cluster.push_bench [GIB [ROUNDS]]`: each of two ranks in Ray actors holds GIB (default 1) of bf16
-matrices of 16 MiB and sends half of them, or one sends all, and two engines copy them into memory of their own. Rows
-take turns in every round; GB are those of the bf16 weights, also where fewer travel.
+matrices of 16 MiB and sends half of them, or one sends all, and two engines copy them into memory of their own. Every
+round times each row once; GB are those of the bf16 weights, also where fewer are sent.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ SHAPE = (2048, 4096)
 """One weight of 16 MiB: an expert's matrix of Qwen3-30B-A3B has 3 MiB, its attention's widest 16."""
 
 BUCKET_BYTES = 256 * 2**20
+# Never called: the bench neither scores nor updates.
 NO_PARTS: Any = Assembly(*(lambda parts: parts[0] for _ in range(3)))
 FP8: Convert = partial(quantised, precision=PrecisionBlock(weights="fp8_block"))
 
@@ -83,7 +84,7 @@ WAYS = {
 
 
 class HoldingRank:
-    """A rank that holds the weights and nothing else."""
+    """A rank that only holds weights."""
 
     def __init__(self, rank: int, num_bytes: int):
         draw = torch.randn(SHAPE, generator=stream(rank, "push-bench")).bfloat16()
@@ -94,7 +95,7 @@ class HoldingRank:
 
 
 class CopyingEngine:
-    """An engine that converts the weights as it is told and copies them into memory that it keeps between pushes."""
+    """An engine that converts the weights as its row says and copies them into memory that it keeps between pushes."""
 
     def __init__(self) -> None:
         self.weights: dict[str, Tensor] = {}
@@ -127,7 +128,7 @@ def config(gib: float) -> ScaledRun:
 
 
 def main(gib: float = 1.0, rounds: int = 5) -> str:
-    """A table of GB/s by row: median, least and most over the rounds, after one unmeasured, and the GB that travel."""
+    """A table of GB/s by row: median, least and most over the rounds after a warm-up, and the GB sent."""
     num_bytes = int(gib * 2**30)
     rates: dict[str, list[float]] = {name: [] for name in WAYS}
     travelled: dict[str, float] = {}

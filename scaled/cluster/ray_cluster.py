@@ -1,7 +1,7 @@
-"""A Ray cluster for one run: joined or started, with a place for every rank and every engine, and gone afterwards.
+"""A Ray cluster for one run: joined or started, with a place for every rank and every engine, and left afterwards.
 
-The ranks of a TP group, and of an EP group that fits, stand on one machine. Separate placement gives ranks and engines
-their own GPUs. Colocated placement lays engine i over the GPUs of ranks [i * TP, (i + 1) * TP); they take turns. Where
+The ranks of a TP group, and of an EP group that fits, share a machine. Separate placement gives ranks and engines
+their own GPUs. Colocated placement puts engine i on the GPUs of ranks [i * TP, (i + 1) * TP); they take turns. Where
 the cluster has no GPU, places are CPUs.
 """
 
@@ -61,7 +61,7 @@ class Cluster:
     devices: dict[int, str] = field(default_factory=dict)
 
     def spawn(self, role: Role, index: int, cls: type, *args: Any) -> Any:
-        """An actor of `cls(log file, *args)` at its place; a Ray actor handle."""
+        """Starts an actor `cls(log file, *args)` at its place; returns its Ray handle."""
         place = self.places[role, index]
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=place.bundle)
         options: dict[str, Any] = {
@@ -69,7 +69,7 @@ class Cluster:
             "num_gpus": place.num_gpus,
             "scheduling_strategy": strategy,
             "runtime_env": {"env_vars": self._environment(place)},
-            "max_restarts": 0,
+            "max_restarts": 0,  # the groups replace lost actors: a new one needs weights
         }
         actor = ray.remote(cls).options(**options).remote(str(self.logs / f"{role}-{index}.log"), *args)
         self.actors.append(actor)
@@ -82,14 +82,14 @@ class Cluster:
         variables = {"PYTHONPATH": path, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
         variables |= interface.variables(self.interface, self.is_alone)
         if not self.has_gpus:
-            variables["OMP_NUM_THREADS"] = "1"
+            variables["OMP_NUM_THREADS"] = "1"  # a place is one CPU
         if place.shares:
             # Ranks start first: only they know which of the machine's GPUs Ray gave to their bundle.
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices[rank] for rank in place.shares)
         return variables
 
     def kill(self, actor: Any) -> None:
-        """Ends an actor at once, whatever it is doing."""
+        """Ends an actor immediately, whatever it is doing."""
         if actor in self.actors:
             self.actors.remove(actor)
         ray.kill(actor, no_restart=True)
@@ -105,6 +105,7 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     memory = int(config.cluster.object_store_gib * 2**30)
+    # Without GPUs places are CPUs: a Ray of our own counts as many as there are actors, whatever the machine has.
     num_cpus = None if _sees_gpus() else num_places(config)
     name, is_alone = config.cluster.interface, config.cluster.address is None
     own = interface.LOOPBACK if name is None else interface.address_of(name)
@@ -170,6 +171,7 @@ def places_of(config: ScaledRun, node_gpus: int) -> tuple[list[dict[str, float]]
         places["rank", i] = Place(i // size, num_gpus=1.0)
     for i in range(engines):
         if is_colocated:
+            # No num_gpus: Ray gave the GPUs to the ranks, and `_environment` names them to the engine.
             places["engine", i] = Place(i * width // size, shares=tuple(range(i * width, (i + 1) * width)))
         else:
             places["engine", i] = Place(num_units + i, num_gpus=float(width))
@@ -178,9 +180,9 @@ def places_of(config: ScaledRun, node_gpus: int) -> tuple[list[dict[str, float]]
 
 
 def unit(config: ScaledRun, node_gpus: int) -> int:
-    """Ranks that stay on one machine of `node_gpus` GPUs: whole TP groups, colocated engines, and EP groups that fit.
+    """Ranks that share a machine of `node_gpus` GPUs: whole TP groups, colocated engines, and EP groups that fit.
 
-    Megatron numbers the ranks of a TP group, and those of an EP x ETP group, one after the other. Raises ValueError
+    Megatron numbers the ranks of a TP group consecutively, and those of an EP x ETP group. Raises ValueError
     where not even TP groups and engines fit; logs a line where EP groups do not.
     """
     training = config.training
@@ -206,9 +208,9 @@ def unit(config: ScaledRun, node_gpus: int) -> int:
 def by_node(
     places: dict[tuple[Role, int], Place], nodes: Sequence[str], num_units: int
 ) -> dict[tuple[Role, int], Place]:
-    """The places with the ranks' `num_units` bundles in the order of their machines; `nodes` names each bundle's.
+    """The places with the ranks' `num_units` bundles sorted by machine; `nodes` has the machine of each bundle.
 
-    So neighbours stand together as far as they can: pipeline stages, replicas, EP groups larger than a machine.
+    Neighbours then share machines as far as possible: pipeline stages, replicas, EP groups larger than a machine.
     """
     order = sorted(range(num_units), key=lambda b: (nodes.index(nodes[b]), b))
     return {
@@ -234,13 +236,14 @@ def _total(bundles: list[dict[str, float]]) -> str:
 
 
 class Worker:
-    """The base of every actor: its output goes to a file of the run, where its folder is on this machine."""
+    """The base of every actor: its output goes to a file of the run, if the run's folder is on this machine."""
 
     def __init__(self, log: str):
         with contextlib.suppress(FileNotFoundError):
             file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
+            # Descriptors, not sys.stdout: libraries in C++ and child processes write to them too.
             os.dup2(file, 1)
             os.dup2(file, 2)
 
@@ -249,7 +252,7 @@ class Worker:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def cpu_seconds(self) -> tuple[int, float]:
-        """The process, and the processor time that it and its children have taken so far, in s."""
+        """The process id, and the processor time that it and its children have used so far, in s."""
         own = psutil.Process()
         total = 0.0
         for process in (own, *own.children(recursive=True)):
@@ -259,5 +262,5 @@ class Worker:
         return own.pid, total
 
     def pid(self) -> int:
-        """The process, for tests that kill it."""
+        """The process id, for tests that kill it."""
         return os.getpid()

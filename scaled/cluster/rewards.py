@@ -1,6 +1,6 @@
 """Rewards computed several at a time: grading starts when responses come back, in threads over the graders' processes.
 
-The loop asks for one reward after the other; what it gets is the task's own reward, only sooner.
+The loop asks for one reward after the other, and gets the task's own rewards, only sooner.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from theory.contracts import NamedTensors, Prompt, Response, RolloutEngine, Roll
 
 
 class AheadTask:
-    """A Task whose rewards of expected responses are being computed already; others are computed when asked for."""
+    """A Task that computes the rewards of expected responses ahead, and all others on request."""
 
     def __init__(self, task: Task, num_threads: int | None = None):
         self.task = task
@@ -23,7 +23,7 @@ class AheadTask:
     def expect(self, rollouts: Rollouts) -> None:
         """Starts on the rewards of these responses; each may be asked for once."""
         for response in rollouts.responses:
-            # The response is kept with its reward, so that no other can come to have its id.
+            # The response is kept alive, because another object could get its id otherwise.
             future = self._threads.submit(self.task.reward, response.prompt, response)
             self._expected[id(response)] = (response, future)
 
@@ -41,7 +41,7 @@ class AheadTask:
         return self.task.reward(prompt, response) if future is None else future.result()
 
     def close(self) -> None:
-        """Gives up what nobody has asked for."""
+        """Cancels rewards that nobody has asked for."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 

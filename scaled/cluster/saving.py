@@ -1,7 +1,7 @@
 """The checkpoints of a run on a cluster: ranks write them, the driver publishes each once all have finished.
 
-One that is written while the run goes on is published between two steps, or before the next one begins. Until then its
-folder is a temporary one, so that a run that is killed continues from the checkpoint before.
+A checkpoint that is written while the run continues is published between two steps, or before the next one begins.
+Until then its folder is a temporary one, so that a killed run continues from the checkpoint before.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Saving(Protocol):
         ...
 
     def begin_save(self, folder: Path) -> None:
-        """Begins to."""
+        """Begins to write every rank's part."""
         ...
 
     def has_saved(self, wait: bool = False) -> bool:
-        """Whether all is written."""
+        """Whether all parts are written."""
         ...
 
 
@@ -37,7 +37,7 @@ class _Abandoned(Exception):
 class Checkpoints:
     """Saves into a run's folder and keeps the newest `keep`; at most one is being written.
 
-    Raises what the ranks raise, and RecordError where the disk refuses; the checkpoint at hand is then none.
+    Raises the ranks' errors, and RecordError where the disk fails; the checkpoint at hand is then not published.
     """
 
     def __init__(self, folder: RunFolder, ranks: Saving, keep: int, asynchronous: bool):
@@ -46,7 +46,7 @@ class Checkpoints:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is begun that is neither published nor given up."""
+        """Whether a checkpoint has been begun and is neither published nor abandoned."""
         return self._open is not None
 
     def save(self, step: int) -> None:
@@ -57,10 +57,10 @@ class Checkpoints:
         self.finish()
         with ExitStack() as stack:
             self.ranks.begin_save(stack.enter_context(self.folder.sharded(step, self.keep)))
-            self._open = stack.pop_all()
+            self._open = stack.pop_all()  # the folder's context stays open: its exit publishes
 
     def poll(self) -> None:
-        """Publishes what is written, and waits for nothing."""
+        """Publishes the checkpoint if it is written; does not wait."""
         self._settle(wait=False)
 
     def finish(self) -> None:
@@ -68,16 +68,17 @@ class Checkpoints:
         self._settle(wait=True)
 
     def abandon(self) -> None:
-        """Removes what is being written; ranks may still try to, and are of no further use."""
+        """Removes the unfinished checkpoint; ranks may still be writing it, and must not be used again."""
         stack, self._open = self._open, None
         if stack is not None:
+            # An exception makes the folder's context remove it.
             stack.__exit__(_Abandoned, _Abandoned(), None)
 
     def _settle(self, wait: bool) -> None:
         stack, self._open = self._open, None
         if stack is None:
             return
-        with stack:  # publishes at its end; of an error of the disk it makes a RecordError
+        with stack:  # its exit publishes, and turns an error of the disk into a RecordError
             if not self.ranks.has_saved(wait):
                 self._open = stack.pop_all()
 

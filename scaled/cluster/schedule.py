@@ -1,4 +1,4 @@
-"""In which order a global step's parts run: one after the other, or the next rollout while this batch trains.
+"""The order of a global step's parts: one after the other, or the next rollout while this batch trains.
 
 Both schedules call theory's `collect`, `learn` and `hand_over`, so every line of the algorithm is shared. Staleness is
 measured, not assumed: the version that the trainer has when it scores a response, minus the version that sampled it.
@@ -36,7 +36,7 @@ class Schedule(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives up what is in flight."""
+        """Drops the work in flight."""
         ...
 
 
@@ -104,12 +104,12 @@ class OneStepOff(Synchronous):
         self._remember()
 
     def step(self, step: int) -> StepResult:
-        """Learn from the batch that is there while the next one is sampled, then hand over."""
+        """Learns from the batch at hand while the next one is sampled, then hands the weights over."""
         collected = self._sample(step) if self.pending is None else self.pending.result()
         self.pending = self.thread.submit(self._sample, step + 1) if step + 1 < self.num_steps else None
         result = self._learn(step, collected)
         if self.pending is not None:
-            self.pending.exception()  # an engine keeps its weights until it has finished; an error is the next step's
+            self.pending.exception()  # wait: a rollout has one version of the weights; the next step raises its error
         hand_over(self.algorithm, self.rollout, self.learner, version=step + 1)
         self._remember()
         return result

@@ -1,4 +1,4 @@
-"""The use that a global step makes of its machines: processor time by role, and bytes of routes and features."""
+"""The resources that a global step uses: processor time by role, and bytes of routes and features."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 from theory.contracts import Rollouts
 
 ANSWER_S = 10.0
-"""Seconds that a process has to say how much processor time it took; without an answer the step has no such metric."""
+"""Seconds that a process has to report its processor time; without an answer the step lacks the metric."""
 
 
 def payloads(rollouts: Rollouts) -> dict[str, float]:
@@ -32,9 +32,9 @@ class Processors:
         self._before: dict[int, float] = {}
 
     def take(self, ranks: Sequence[Any], engines: Sequence[Any]) -> dict[str, float]:
-        """Seconds since the last call; a process that is new counts from its start, one that is gone not at all.
+        """Seconds since the last call; a new process counts from its start, a dead one not at all.
 
-        Actors answer between two calls of theirs: an engine that is sampling has none, and the metric is absent.
+        An actor answers between two of its calls: an engine that is sampling does not, and the metric is absent.
         """
         now = {"timing_s/cpu_ranks": _seconds(ranks), "timing_s/cpu_engines": _seconds(engines)}
         found = {
@@ -50,7 +50,7 @@ def _seconds(actors: Sequence[Any]) -> dict[int, float]:
     """Processor seconds by process; nothing where one of them does not answer."""
     try:
         return dict(ray.get([actor.cpu_seconds.remote() for actor in actors], timeout=ANSWER_S))
-    except RayError:  # a death is for the next call that needs the actor
+    except RayError:  # the next call that needs the actor reports its death
         return {}
 
 

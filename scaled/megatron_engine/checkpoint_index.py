@@ -1,9 +1,9 @@
-"""The pickles of a sharded checkpoint, read by their own classes alone before Megatron reads them.
+"""A safe reading of a sharded checkpoint's pickles, with listed classes only, before Megatron reads them.
 
 torch reads the index, `.metadata`, and every value that is no tensor by pickle, which calls whatever a file names.
 Whoever can write into a checkpoint's folder could run code in every rank that continues from it. So a file that names
-anything beyond the classes of an index is refused, and so is a value that `torch.load(weights_only=True)` refuses; what
-passes can do no more in torch's own reader. Source of the danger: Python's documentation of `pickle`.
+anything beyond the classes of an index is refused, and so is a value that `torch.load(weights_only=True)` refuses; the
+rest can do no harm in torch's own reader. Source of the danger: Python's documentation of `pickle`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CLASSES = {
     "pathlib": {"PosixPath", "PurePosixPath"},
     "collections": {"OrderedDict"},
 }  # fmt: skip
-"""The types of an index, by module: they do nothing but hold values."""
+"""The types of an index, by module: they only hold values."""
 
 DAMAGED = (OSError, EOFError, AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError)
-"""Errors that reading raises for bytes that are no pickle, or one of something else."""
+"""Errors of reading bytes that are no pickle, or a pickle of something else."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -45,7 +45,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def check_pickles(folder: Path) -> None:
-    """ValueError, with the file, where a checkpoint's index or a value in it names what no checkpoint is made of."""
+    """ValueError, naming the file, where a checkpoint's index or a value names a class that no checkpoint needs."""
     index = read_index(folder / INDEX)
     for key, place in (index.storage_data or {}).items():
         if not isinstance(index.state_dict_metadata.get(key.fqn), BytesStorageMetadata):
@@ -63,7 +63,7 @@ def check_pickles(folder: Path) -> None:
 
 
 def read_index(path: Path) -> Metadata:
-    """The index of a sharded checkpoint; ValueError, with the file, where it names what no index is made of."""
+    """The index of a sharded checkpoint; ValueError, naming the file, where it names a class that no index needs."""
     try:
         with open(path, "rb") as file:
             found = _Unpickler(file).load()

@@ -1,7 +1,7 @@
 """The weights in a sharded checkpoint, one parameter at a time, under their Hugging Face names; needs no Megatron.
 
-torch reads the files; the index, a pickle, is read by its own classes alone (`checkpoint_index`). A parameter is put
-together from the pieces of all the ranks that wrote one, whatever their layout was.
+torch reads the files; the index, a pickle, may name only the classes of an index (`checkpoint_index`). A parameter is
+joined from the pieces of all ranks, whatever their layout was.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from scaled.megatron_engine.checkpoint_index import DAMAGED, INDEX, read_index
 from scaled.megatron_engine.names import Stored, stored
 
 COMMON = "common.pt"
-"""Megatron's file of what is no tensor."""
+"""Megatron's file of values that are no tensors."""
 
 
 class _Into(LoadPlanner):
-    """Has torch's reader copy what it reads into one tensor."""
+    """Makes torch's reader copy into one tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -47,9 +47,9 @@ class _Into(LoadPlanner):
 
 
 class CheckpointReader:
-    """The weights of `shape` in a checkpoint's folder. ValueError, with the file, for what is none.
+    """The weights of `shape` in a checkpoint's folder. ValueError, naming the file, where there are none.
 
-    `about` is what the checkpoint says of itself: the shape, precision and mode of its run.
+    `about` has the shape, precision and mode of the run that wrote it.
     """
 
     def __init__(self, folder: Path, shape: ModelShape) -> None:
@@ -69,10 +69,10 @@ class CheckpointReader:
         }
 
     def read(self, name: str) -> Tensor:
-        """One tensor by its Hugging Face name, bit for bit as it was trained; holds one Megatron parameter besides."""
+        """One tensor by its Hugging Face name, bit for bit as trained; keeps one Megatron parameter in memory."""
         one, part = self._places[name]
         if self._held is None or self._held[0] is not one:
-            self._held = None  # before the next one is read
+            self._held = None  # freed before the next one is read
             self._held = one, self._parameter(one)
         return one.rule.parts(self._held[1])[part].reshape(one.rule.shapes[part])
 
@@ -85,14 +85,14 @@ class CheckpointReader:
     def _parameter(self, one: Stored) -> Tensor:
         entry: Any = self._index.state_dict_metadata[one.key]
         sizes = one.rule.shapes
-        rows = (sum(size[0] for size in sizes), *sizes[0][1:])  # without those that fill up a vocabulary
+        rows = (sum(size[0] for size in sizes), *sizes[0][1:])  # without the rows that pad a vocabulary
         start, size = ((), rows) if one.expert is None else ((one.expert,), (1, *rows))
         wanted = ChunkStorageMetadata(torch.Size((*start, *(0 for _ in rows))), torch.Size(size))
         items = create_read_items_for_chunk_list(one.key, entry, [wanted])
         if sum(prod(item.lengths) for item in items) != prod(size):
             raise ValueError(f"{self.folder / INDEX}: expected all pieces of {one.key}, got some of them")
         whole = torch.empty(size, dtype=entry.properties.dtype)
-        for item in items:  # one by one, so that a damaged file is known by its name
+        for item in items:  # one by one, so that the error names the damaged file
             file = self.folder / self._files.storage_data[item.storage_index].relative_path
             try:
                 self._files.read_data(LoadPlan([item]), _Into(whole)).wait()
@@ -108,7 +108,7 @@ def _about(path: Path) -> dict[str, Any]:
         return {"shape": str(found["about"]["shape"]), **found["about"]}
     except (pickle.UnpicklingError, *DAMAGED) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{path}: expected what a checkpoint says of itself, got a damaged file ({reason})") from None
+        raise ValueError(f"{path}: expected the description of a checkpoint, got a damaged file ({reason})") from None
 
 
 __all__ = ["COMMON", "CheckpointReader"]

@@ -1,8 +1,8 @@
 """Checkpoints of a rank's weights, optimiser states, number of updates and predictor, by Megatron's dist_checkpointing.
 
-The folder is in the torch_dist format and independent of the layout: every tensor lies in it whole, under its own name.
-It is written in the ranks' own processes; Megatron's writer would fork processes and leave a manager behind. With
-`Saver.begin` a thread of each writes a copy, and meets the others' threads in a process group of their own.
+The folder has the torch_dist format and does not depend on the layout: it holds every tensor whole, under its own name.
+Ranks write it in their own processes; Megatron's writer would fork processes and leave a manager behind. With
+`Saver.begin` a thread of each rank writes a copy, and the threads share a process group of their own.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from scaled.megatron_engine.parallel import Layout
 from scaled.megatron_engine.policy import Policy
 from scaled.megatron_engine.predictor import StagePredictor
 
-# Of Megatron's formats for the distributed optimiser the only one that another tensor or pipeline parallelism reads;
-# gathered over gloo, as the other way sends through a GPU.
+# The only format of Megatron's distributed optimiser that another tensor or pipeline parallelism can read. Gathered
+# over gloo, because the alternative sends through a GPU.
 FORMAT = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "distrib_optim_fully_reshardable_mem_efficient": True,
@@ -50,7 +50,7 @@ FORMAT = {
 
 @runtime_checkable
 class Checkpointed(Protocol):
-    """The content of a checkpoint of a rank, and the layout that it must fit."""
+    """The part of a rank that goes into a checkpoint, and the layout that it must fit."""
 
     shape: ModelShape
     training: TrainingBlock
@@ -65,7 +65,7 @@ class Checkpointed(Protocol):
 class _InProcess(TorchDistSaveShardedStrategy):
     """Megatron's torch_dist format, written by torch's own writer in this process.
 
-    `write` is called with the writing itself, after a copy of all tensors where it `is_copied`.
+    `write` is called with a function that writes; where `is_copied`, all tensors are copied to the CPU before.
     """
 
     def __init__(self, write: Callable[[Callable[[], Any]], Any], group: dist.ProcessGroup | None, is_copied: bool):
@@ -88,7 +88,7 @@ class _InProcess(TorchDistSaveShardedStrategy):
 def save(rank: Checkpointed, folder: Path) -> None:
     """Writes the checkpoint into `folder`, which must be empty or absent; a collective.
 
-    Raises ValueError where the folder has something in it, and OSError where the disk does not take a file.
+    Raises ValueError where the folder has something in it, and OSError where the disk refuses a file.
     """
     _save(rank, folder, _InProcess(lambda writing: writing(), None, is_copied=False))
 
@@ -96,6 +96,7 @@ def save(rank: Checkpointed, folder: Path) -> None:
 def _save(rank: Checkpointed, folder: Path, strategy: _InProcess) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"expected an empty folder for the checkpoint, got {folder}")
+    # All ranks have looked before rank 0 makes the folder, and it exists before any rank writes.
     dist.barrier()
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ def _save(rank: Checkpointed, folder: Path, strategy: _InProcess) -> None:
 class Saver:
     """Checkpoints that a thread writes while the rank continues, one at a time; `begin` is a collective.
 
-    The values are those of the moment of `begin`: tensors are copied to the CPU before it returns.
+    The values are those at the time of `begin`: tensors are copied to the CPU before it returns.
     """
 
     def __init__(self) -> None:
@@ -120,6 +121,7 @@ class Saver:
         """Starts to write the checkpoint into `folder`, as `save` does, once the one before is done."""
         self.is_done(wait=True)
         if self._group is None:
+            # Of its own: collectives of two threads in one group would meet in any order.
             timeout = timedelta(seconds=rank.training.timeout_s)
             self._group = dist.new_group(backend="gloo", timeout=timeout)
         found: list[Future[Any]] = []
@@ -127,7 +129,7 @@ class Saver:
         self._writing = (folder, found[0])
 
     def is_done(self, wait: bool) -> bool:
-        """Whether nothing is being written any more; with `wait` it is. Raises OSError as `save` does."""
+        """Whether no checkpoint is being written; `wait` blocks until then. Raises OSError as `save` does."""
         if self._writing is None:
             return True
         folder, future = self._writing
@@ -143,8 +145,8 @@ class Saver:
 def _plain_errors(folder: Path, otherwise: type[Exception]) -> Iterator[None]:
     """Errors of the disk as OSError, and others of torch's writer and reader as `otherwise`.
 
-    Torch puts them into a BaseException, which would end this process as if it had been killed, or, where the disk has
-    no room for a small file, behind a RuntimeError of its own.
+    torch wraps them in a BaseException, which would end this process like a kill, or, where the disk has no room for a
+    small file, in a RuntimeError.
     """
     try:
         yield
@@ -162,7 +164,7 @@ def _plain_errors(folder: Path, otherwise: type[Exception]) -> Iterator[None]:
 
 
 def load(rank: Checkpointed, folder: Path) -> None:
-    """Takes everything from `folder`, in this layout or another; a collective.
+    """Loads everything from `folder`, written in this layout or another; a collective.
 
     Raises ValueError where there is no checkpoint, where it is damaged or holds more than values, and where it is of
     another model or mode.
@@ -173,7 +175,7 @@ def load(rank: Checkpointed, folder: Path) -> None:
     found = dist_checkpointing.load_common_state_dict(str(folder))
     _check(rank, found["about"])
     if rank.predictor is not None:
-        # By the names of the tensors: rank 0, which writes what is no tensor, may be of a stage without routers.
+        # By the tensors' names: rank 0, which writes all other values, may be of a stage without routers.
         names = dist_checkpointing.load_tensors_metadata(str(folder))
         _prepare_predictor(rank, any(name.startswith("predictor.") and name.endswith(".step") for name in names))
     with _plain_errors(folder, ValueError):
@@ -225,7 +227,7 @@ def _optimizers(rank: Checkpointed) -> list[Any]:
 
 
 def _optimizer_state(optimizer: Any, models: dict[str, Any], is_loading: bool) -> dict[str, Any]:
-    # AdamW makes its states in the first step; the same zeros before it change nothing, and can be read into.
+    # AdamW makes its states in its first step; the same zeros made now change nothing, and can be read into.
     optimizer.init_state_fn(optimizer.optimizer, optimizer.config)
     if isinstance(optimizer.optimizer, torch.optim.AdamW):
         for parameter, state in optimizer.optimizer.state.items():
@@ -241,7 +243,7 @@ def _load_optimizers(rank: Checkpointed, tensors: dict[str, Any]) -> None:
         by_parameter = state.get("optimizer", state).get("state", {})
         by_parameter.pop("common_step", None)
         for one in by_parameter.values():
-            one["step"] = torch.tensor(0.0)
+            one["step"] = torch.tensor(0.0)  # a placeholder: the updates are counted below
         optimizer.load_state_dict(state)
         inner = optimizer.optimizer
         if isinstance(inner, torch.optim.AdamW):
@@ -257,7 +259,7 @@ def _models(rank: Checkpointed) -> dict[str, Any]:
 
 
 def _leaves(tree: Any, path: str) -> dict[str, ShardedBase]:
-    """The sharded tensors of nested dicts and lists, by their path: what depends on no layout's groups."""
+    """The sharded tensors of nested dicts and lists, by path; other state depends on the layout's groups."""
     if isinstance(tree, ShardedBase):
         return {path: tree}
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
@@ -268,7 +270,7 @@ def _leaves(tree: Any, path: str) -> dict[str, ShardedBase]:
 
 
 def _filled(tree: Any, tensors: dict[str, Any], path: str) -> Any:
-    """The tree with each sharded tensor replaced by what was read for its path."""
+    """The tree with each sharded tensor replaced by the one that was read for its path."""
     if isinstance(tree, ShardedBase):
         return tensors[path]
     if isinstance(tree, LocalNonpersistentObject):
@@ -288,7 +290,7 @@ def _sharded(rank: Checkpointed, name: str, tensor: Tensor) -> ShardedTensor:
 
 
 def _prepare_predictor(rank: Checkpointed, has_stepped: bool) -> None:
-    """Gives the trainer optimiser states to be read into, as the checkpoint has them, or none."""
+    """Makes optimiser states for the trainer to be read into if the checkpoint has them, else removes them."""
     assert rank.predictor is not None
     trainer = rank.predictor.trainer
     for parameter in trainer.parameters.values():

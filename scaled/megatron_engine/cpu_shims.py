@@ -1,7 +1,7 @@
 """The shims that megatron-core 0.16.1 needs where there is no CUDA, and where Transformer Engine and Apex are missing.
 
-Megatron's modules get a `torch` of their own, whose `cuda` answers for the CPU; torch itself is never changed, so that
-whatever else runs in the process (another engine, another thread) sees the torch that it knows.
+Megatron's modules get a `torch` of their own, whose `cuda` answers for the CPU. torch itself is not changed, but for
+tensor methods during single calls and in one thread, so that other code in the process sees the torch that it knows.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-# Everything that the engine uses, imported before the modules' `torch` is exchanged: a module that comes later
-# would keep the real one.
+# All modules that the engine uses, imported before their `torch` is replaced: a module imported later would keep the
+# real one.
 MODULES = (
     "megatron.core.parallel_state",
     "megatron.core.tensor_parallel",
@@ -54,7 +54,7 @@ class _Facade(ModuleType):
 _CUDA = _Facade(torch.cuda)
 _TORCH = _Facade(torch)
 _TORCH.__dict__["cuda"] = _CUDA
-# Megatron's tracker seeds and reads "the GPU's" generator: one of our own, so that the global one is left alone.
+# Megatron's tracker seeds and reads "the GPU's" generator: a private one, so that the global one is untouched.
 _GENERATOR = torch.Generator()
 _installed: set[str] = set()
 
@@ -87,7 +87,7 @@ def generator() -> None:
 
 
 class _Stream:
-    """A CUDA stream or event of a machine where everything happens in order."""
+    """A CUDA stream or event that does nothing: on a CPU everything happens in order."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -120,7 +120,7 @@ def streams() -> None:
 
 
 def synchronize() -> None:
-    """`torch.cuda.synchronize()` returns at once.
+    """`torch.cuda.synchronize()` returns immediately.
 
     Upstream: pipeline_parallel/p2p_communication.py:_communicate, after a batched send and receive.
     """
@@ -149,7 +149,7 @@ def device_keyword() -> None:
 def split_sizes() -> None:
     """The sizes of an all-to-all are numpy arrays, as they are on a GPU.
 
-    Megatron turns them into numpy only where they lie on a GPU, and torch 2.13 takes no tensor for them.
+    Megatron converts only those that are on a GPU, and torch 2.13 takes no tensors.
     Upstream: transformer/moe/moe_utils.py:maybe_move_tensor_to_cpu.
     """
     dispatcher = importlib.import_module("megatron.core.transformer.moe.token_dispatcher")
@@ -160,12 +160,13 @@ def split_sizes() -> None:
     dispatcher.__dict__["maybe_move_tensor_to_cpu"] = to_cpu
 
 
+# Held while a method is replaced, so that no other thread saves the replacement as the real one.
 _patching = threading.RLock()
 
 
 @contextlib.contextmanager
 def _method(name: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    """Within it a method of tensors is `replacement(the real one, tensor, ...)`, in this thread alone."""
+    """A context in which a tensor method is `replacement(real method, tensor, ...)`, in this thread only."""
     with _patching:
         real, owner = getattr(torch.Tensor, name), threading.get_ident()
 
@@ -186,7 +187,7 @@ def _type_as_on_cuda(real: Callable[..., Any], tensor: torch.Tensor, *args: Any,
 
 
 def type_names() -> None:
-    """The optimisers compare `tensor.type()` with "torch.cuda.FloatTensor": while one of these runs, it is so.
+    """The optimisers compare `tensor.type()` with "torch.cuda.FloatTensor": meanwhile CPU tensors have that name.
 
     Upstream: optimizer/distrib_optimizer.py:DistributedOptimizer.__init__,
     optimizer/optimizer.py:Float16OptimizerWithFloat16Params.__init__, optimizer/clip_grads.py.
@@ -221,7 +222,7 @@ def _under(method: str, replacement: Callable[..., Any], owner: Any, name: str) 
 def router_gemm() -> None:
     """`moe_utils.te_general_gemm` exists, as None, where Transformer Engine does not.
 
-    A defect of Megatron, on GPUs too: the name is bound only if Transformer Engine imports, and read always.
+    A defect of Megatron, on GPUs too: the name is bound only if Transformer Engine imports, but always read.
     Upstream: transformer/moe/moe_utils.py:RouterGatingLinearFunction.forward.
     """
     utils = importlib.import_module("megatron.core.transformer.moe.moe_utils")
@@ -231,7 +232,7 @@ def router_gemm() -> None:
 def latent_attention() -> None:
     """`multi_latent_attention.HAVE_TE` is False where Transformer Engine is not installed.
 
-    A defect of Megatron, on GPUs too: what stands for TELinear there is None, and is asked for as a class.
+    A defect of Megatron, on GPUs too: TELinear is None there, and `isinstance` needs a class.
     Upstream: transformer/multi_latent_attention.py:MultiLatentAttention.__init__.
     """
     attention = importlib.import_module("megatron.core.transformer.multi_latent_attention")
@@ -241,7 +242,7 @@ def latent_attention() -> None:
 def optimizer_load() -> None:
     """The distributed optimiser takes a checkpoint into torch's AdamW.
 
-    Megatron expects Apex' or Transformer Engine's Adam, whose state has no `step` by parameter, and writes into views
+    Megatron expects Apex's or Transformer Engine's Adam, whose state has no `step` by parameter, and writes into views
     of leaves that need gradients. `load_state_dict` has already set `step` when this runs; the tensor that the
     dp_reshardable format brings for it is the loader's own stale one. Needed on GPUs without the two, too.
     Upstream: optimizer/distrib_optimizer.py:DistributedOptimizer._set_main_param_and_optimizer_states.
@@ -281,9 +282,9 @@ REPAIRS: dict[str, Callable[[], None]] = {
 
 
 def install(names: Iterable[str] | None = None) -> None:
-    """Everything that this machine needs (or the shims of these names), each once; nothing on a GPU with everything.
+    """Installs the shims that this machine needs, or those named, each once; none on a GPU with Transformer Engine.
 
-    A second call does nothing but reach modules of Megatron that were imported since the first.
+    A second call only reaches Megatron's modules that were imported since the first.
     """
     if names is None:
         names = (*(() if torch.cuda.is_available() else SHIMS), *(() if has_fused_kernels() else REPAIRS))
@@ -294,6 +295,7 @@ def install(names: Iterable[str] | None = None) -> None:
             (SHIMS | REPAIRS)[name]()
             _installed.add(name)
     if _installed & SHIMS.keys():
+        # Only modules that hold torch itself: others are done already, or do not use it.
         for name, module in list(sys.modules.items()):
             if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
                 module.__dict__["torch"] = _TORCH

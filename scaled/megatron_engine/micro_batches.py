@@ -24,7 +24,7 @@ from scaled.megatron_engine.parallel import Layout
 from theory.contracts import TokenBatch
 
 SLOT_SHARE = 1 / 16
-"""Of the token budget: positions that take as long as all that a micro-batch costs however small it is."""
+"""The fixed cost of a micro-batch of any size, in positions, as a share of the token budget."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Slot:
 class MicroBatch:
     """Responses `indices` of the batch, then `num_filling` empty ones; `tokens_bS` are inputs, one width for all ranks.
 
-    Response token n stands at (response_n, position_n) of the (b, T) tensors, is the first of `targets_nJ`, before mu's
-    likeliest tokens there where the rollouts have them, and is predicted by row `rows_n` of the flattened (S, b) hidden
-    states. T is `num_positions`: the longest response of the batch, or, under a token budget, of these, as b T would
+    Response token n is at (response_n, position_n) of the (b, T) tensors and is predicted by row `rows_n` of the
+    flattened (S, b) hidden states. It is the first of `targets_nJ`; mu's likeliest tokens follow where the rollouts
+    have them. T is `num_positions`: the longest response of the batch, or, under a token budget, of these, as b T would
     exceed the budget otherwise. `num_rows_b` are the routing rows without padding; logits are divided by `temperature`.
     """
 
@@ -70,14 +70,15 @@ def arrange(num_rows_B: Sequence[int], training: TrainingBlock) -> list[Slot]:
     """The schedule of responses of every data-parallel rank, from the rows (input tokens) of each response.
 
     Without a token budget: adjacent responses in equal shares. With one: responses from the longest to the shortest,
-    cut into slots of equal micro-batches for all ranks, so that ranks compute equally much and a response is padded to
-    its neighbours' length. Of all such cuts that keep the budget it is the one with the fewest positions, where a
-    micro-batch counts as SLOT_SHARE of the budget more. A response longer than the budget is computed alone.
+    cut into slots of equal micro-batches for all ranks, so that ranks do equal work and a response is padded to its
+    neighbours' length. The cut has the fewest positions of all within the budget, where each micro-batch counts as
+    SLOT_SHARE of the budget more. A response longer than the budget is computed alone.
     """
     if training.max_tokens_per_micro_batch is None:
         return _adjacent(num_rows_B, training)
     dp, B = training.data_parallel, len(num_rows_B)
     order = sorted(range(B), key=lambda b: -num_rows_B[b])
+    # Every dp-th: the longest of the dp responses that the ranks compute side by side.
     widths = np.array([_multiple(num_rows_B[b], training.tensor_parallel) for b in order[::dp]])
     slots, start = [], 0
     for size in _sizes(widths, training.max_tokens_per_micro_batch):
@@ -94,6 +95,7 @@ def _sizes(widths: Int[np.ndarray, " U"], budget: int) -> list[int]:
     """
     num = len(widths)
     cost, best = np.zeros(num + 1), np.ones(num, dtype=np.int64)
+    # Backwards: cost[u] is the least cost of responses from u on.
     for u in range(num - 1, -1, -1):
         most = min(num - u, max(1, budget // int(widths[u])))
         sizes = np.arange(1, most + 1)
@@ -133,6 +135,7 @@ def _micro_batch(batch: TokenBatch, slot: Slot, rank: int, is_budgeted: bool, de
     mine, size, width = slot.shares[rank], slot.size, slot.width
     indices = list(mine)
     tokens_bS = torch.zeros(size, width, dtype=torch.int64)
+    # The last token is only ever a target.
     inputs = batch.tokens_BS[indices, :-1][:, :width]
     tokens_bS[: len(indices), : inputs.shape[1]] = inputs
     num_prompt_b, num_tokens_b = batch.num_prompt_B[indices], batch.num_tokens_B[indices]
@@ -140,6 +143,7 @@ def _micro_batch(batch: TokenBatch, slot: Slot, rank: int, is_budgeted: bool, de
     T = int(num_response_b.max()) if is_budgeted and indices else batch.is_response_BT.shape[1]
     exists_bT = torch.arange(T) < num_response_b[:, None]
     response_n, position_n = exists_bT.nonzero(as_tuple=True)
+    # Row s reads token s and predicts token s + 1.
     row_n = num_prompt_b[response_n] + position_n - 1
     targets_nJ = batch.tokens_BS[indices][response_n, row_n + 1][:, None]
     if batch.top_ids_BTK is not None:
@@ -151,6 +155,7 @@ def _micro_batch(batch: TokenBatch, slot: Slot, rank: int, is_budgeted: bool, de
         tokens_bS=tokens_bS.to(device),
         num_rows_b=(*(num_tokens_b - 1).tolist(), *[0] * num_filling),
         num_positions=T,
+        # Hidden states are (S, b): the position is the outer index.
         rows_n=(row_n * size + response_n).to(device),
         targets_nJ=targets_nJ.to(device),
         response_n=response_n.to(device),

@@ -1,7 +1,7 @@
-"""A ModelShape as Megatron-core modules, computing what the Hugging Face model of that family computes.
+"""A ModelShape as Megatron-core modules that compute the same as the Hugging Face model of that family.
 
-One configuration serves CPUs and GPUs. What ignores routing replay, and what Megatron would compute differently, is
-refused.
+One configuration serves CPUs and GPUs. Settings that ignore routing replay are refused, and so are models that Megatron
+would compute differently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scaled.megatron_engine import cpu_shims, parallel
 from scaled.megatron_engine.parallel import Layout, check_layout
 from scaled.megatron_engine.specs import layer_specs
 
-# Field, what it must be, and why: what a replayed row would not reach, or what a recomputed pass would not repeat.
+# Field, required value, reason: with another value a replayed row has no effect, or a recomputed pass differs.
 REPLAYABLE: tuple[tuple[str, Any, str], ...] = (
     ("moe_enable_routing_replay", True, "the hook that replay uses"),
     ("moe_router_fusion", False, "the fused router returns before the replay hook"),
@@ -77,7 +77,7 @@ def transformer_config(shape: ModelShape, training: TrainingBlock) -> Transforme
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "deterministic_mode": bool(training.deterministic),
-        # Zeros, drawn from no generator: every weight comes from `weights.load_hf`, which says so if one does not.
+        # Zeros need no generator: every weight comes from `weights.load_hf`, which names those that do not.
         "init_method": torch.nn.init.zeros_,
         "output_layer_init_method": torch.nn.init.zeros_,
         "embedding_init_method": torch.nn.init.zeros_,
@@ -141,6 +141,7 @@ def _gate_fields(shape: ModelShape) -> dict[str, Any]:
         raise ValueError(
             f"gate: expected renormalise {K > 1} with sigmoid scores and {K} experts, got {gate.renormalise}"
         )
+    # Softmax weights renormalised over the chosen experts are a softmax over the chosen logits.
     is_after = gate.score == "softmax" and (gate.order == "after" or gate.renormalise)
     if is_after and K == 1:
         raise ValueError("gate: expected at least 2 experts per token where weights sum to 1, got 1")
@@ -166,7 +167,7 @@ def _gate_fields(shape: ModelShape) -> dict[str, Any]:
 
 
 def build_model(shape: ModelShape, training: TrainingBlock, device: str | torch.device | None = None) -> list[GPTModel]:
-    """This rank's model chunks, one a virtual stage, in `training.precision`, with zeros for weights.
+    """This rank's model chunks, one per virtual stage, in `training.precision`, with zeros for weights.
 
     `parallel.initialize` must have run. `device` is the current GPU, else the CPU, unless given ("meta" for a dry run).
     Logits of vocabulary rows that only pad to a multiple of the tensor-parallel ranks are the type's lowest number.
@@ -182,7 +183,7 @@ def build_model(shape: ModelShape, training: TrainingBlock, device: str | torch.
     assert whole.layer_specs is not None
     gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     chunks = []
-    # Modules of torch draw their first weights: from a generator that is put back.
+    # torch's own modules draw initial weights from the global generator: its state is restored.
     with torch.device(device), torch.random.fork_rng(gpus):
         for number, layers in enumerate(layout.layers):
             spec = TransformerBlockSubmodules([whole.layer_specs[n] for n in layers], whole.layer_norm)
@@ -194,10 +195,10 @@ def build_model(shape: ModelShape, training: TrainingBlock, device: str | torch.
 
 
 def _mark_gradients(chunk: GPTModel, layout: Layout) -> None:
-    """Tells Megatron over which ranks gradients are summed where it does not know by itself.
+    """Marks gradients that Megatron would sum over the wrong ranks.
 
-    It takes experts for dense weights without expert parallelism, though with fewer expert-tensor than tensor-parallel
-    ranks they have more replicas (MLP experts: tensor_parallel/layers.py, `allreduce`); and a whole linear layer sees
+    Without expert parallelism it treats experts as dense weights, though with fewer expert-tensor than tensor-parallel
+    ranks they have more replicas (MLP experts: tensor_parallel/layers.py, `allreduce`). An unsplit linear layer sees
     only its rank's positions.
     """
     for name, parameter in chunk.named_parameters():
@@ -234,7 +235,7 @@ def _masks_from(num_real: int) -> Any:
     def hook(module: torch.nn.Module, inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
         logits, bias = output
         is_padding_V = torch.arange(logits.shape[-1], device=logits.device) >= num_real
-        # Not -inf: its probability is 0 as well, and 0 times it is 0 in an entropy.
+        # Not -inf: the probability is 0 as well, and in an entropy 0 times it is 0, not NaN.
         return logits.masked_fill(is_padding_V, torch.finfo(logits.dtype).min), bias
 
     return hook

@@ -1,6 +1,6 @@
-"""The name rules, stated once for both directions: which Hugging Face tensors make up a Megatron parameter.
+"""The name rules for both directions: the Hugging Face tensors that make up a Megatron parameter.
 
-Where there are several (queries, keys and values; gate and up) each is seen as `blocks` of adjacent rows, and block i
+Where there are several (queries, keys and values; gate and up), each is cut into `blocks` of adjacent rows, and block i
 of the parameter is the blocks i of its parts, one after the other: a tensor-parallel shard is then a run of blocks.
 The tensors' own names and shapes are lab/hf's. Imports nothing of Megatron.
 """
@@ -20,8 +20,8 @@ from lab.hf.shape import Parts
 class Rule:
     """One parameter's Hugging Face tensors: names, whole shapes, and the axis that tensor parallelism splits (or None).
 
-    `blocks` interleaves several parts in that many runs of rows (key-value groups); None: one a shard. `is_expert`
-    splits by expert-tensor instead of tensor parallelism. `is_copy`: another stage's parameter has the original.
+    `blocks` interleaves several parts in that many runs of rows (key-value groups); None: one per shard. `is_expert`
+    splits by expert-tensor instead of tensor parallelism. `is_copy`: another stage's parameter is the original.
     `is_router`: a gate or its selection bias.
     """
 
@@ -42,7 +42,7 @@ class Rule:
         return list(tensor.unflatten(0, (total // num_shards, sum(rows))).split(rows, dim=1))
 
 
-# Megatron's name without `.weight`: the parts of it in lab/hf's table, and the axis that is split.
+# Megatron's name without `.weight`: its parts in lab/hf's table, and the axis that is split.
 Named = Mapping[str, tuple[tuple[str, ...], int | None]]
 OUTER: Named = {
     "embedding.word_embeddings": (("embedding",), 0),

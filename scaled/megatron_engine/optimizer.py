@@ -1,6 +1,6 @@
 """Megatron's optimisers as theory's `OptimizerSettings` describe them: AdamW, warm-up, clipping by the global norm.
 
-Every parameter decays (Megatron by itself leaves out norms and biases), and a gradient that is not finite is an error
+Every parameter decays (Megatron's default excludes norms and biases), and a gradient that is not finite is an error
 before any weight has changed.
 """
 
@@ -58,7 +58,7 @@ class RankOptimizer:
                     group["fused"] = True
 
     def give_way(self) -> None:
-        """Frees the memory that `training.offload` names, and on a GPU all that torch keeps for later."""
+        """Frees the memory that `training.offload` names, and on a GPU torch's cached blocks."""
         is_gpu = torch.cuda.is_available()
         if "gradients" in self._offload:
             for chunk in self._chunks:
@@ -69,7 +69,7 @@ class RankOptimizer:
             torch.cuda.empty_cache()
 
     def take_back(self) -> None:
-        """The inverse of `give_way`, but for the gradients, which are zero; it may be called without it."""
+        """Undoes `give_way`, except that gradients are zero; may be called without it."""
         is_gpu = torch.cuda.is_available()
         if "gradients" in self._offload:
             for chunk in self._chunks:
@@ -78,7 +78,7 @@ class RankOptimizer:
             self.megatron.restore_from_cpu()
 
     def zero_grad(self) -> None:
-        """Forgets the gradients of the last update."""
+        """Sets the gradients to zero."""
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
         self.megatron.zero_grad()
@@ -88,6 +88,7 @@ class RankOptimizer:
 
         Raises NonFiniteError, on every rank and before any weight changes, where the norm is not finite.
         """
+        # The parts of Megatron's own `step`, with a check of the norm before any weight changes.
         self.megatron.prepare_grads()
         norm = float(self.megatron.get_grad_norm())
         if not torch.isfinite(torch.tensor(norm)):
@@ -101,6 +102,7 @@ class RankOptimizer:
 
     @torch.no_grad()
     def _clip(self, norm: float) -> None:
+        # 1e-6 as in torch.nn.utils.clip_grad_norm_.
         self.clipping = min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
         if self.clipping == 1.0:
             return

@@ -118,7 +118,7 @@ def initialize(training: TrainingBlock, rank: int, world_size: int, store: Store
     """Joins the process group that meets in `store` and makes Megatron's groups; gloo on CPUs, NCCL on GPUs.
 
     Nothing is drawn from a global generator; `seed` only names the states of Megatron's own tracker.
-    Raises ValueError where `world_size` is not what the layout asks for.
+    Raises ValueError where `world_size` is not the layout's.
     """
     if world_size != training.num_ranks:
         raise ValueError(
@@ -126,6 +126,7 @@ def initialize(training: TrainingBlock, rank: int, world_size: int, store: Store
         )
     is_gpu = torch.cuda.is_available()
     if is_gpu:
+        # Ray shows an actor only its own GPU.
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
@@ -135,23 +136,24 @@ def initialize(training: TrainingBlock, rank: int, world_size: int, store: Store
         timeout=timedelta(seconds=training.timeout_s),
     )
     set_deterministic(bool(training.deterministic))
+    # Megatron takes whole minutes.
     make_groups(training, seed, distributed_timeout_minutes=max(1, round(training.timeout_s / 60)))
 
 
 def set_deterministic(is_deterministic: bool) -> None:
-    """Whether this process' sums run in one order on a GPU: without it Megatron adds up a token's experts by atomics.
+    """Makes this process's GPU sums run in one order, or in any: Megatron then sums a token's experts by atomics.
 
-    It must be said before the first product: cuBLAS reads its workspace once.
+    Call it before the first matrix product: cuBLAS reads its workspace setting once.
     """
     if is_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         os.environ.setdefault("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nobody reads it
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no code reads such memory
     torch.use_deterministic_algorithms(is_deterministic)
 
 
 def make_groups(training: TrainingBlock, seed: int = 0, **options: Any) -> None:
-    """Megatron's groups of the layout, over a process group that is there already; `options` are for Megatron."""
+    """Megatron's groups of the layout, over an existing process group; `options` are for Megatron."""
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
@@ -178,6 +180,7 @@ def shutdown() -> None:
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.transformer.moe.router_replay import RouterReplay
 
+    # Process-wide state of torch and Megatron: without this the next `initialize` would inherit it.
     set_deterministic(False)
     RouterReplay.clear_global_router_replay_instances()
     parallel_state.destroy_model_parallel()

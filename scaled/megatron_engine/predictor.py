@@ -56,6 +56,7 @@ class StagePredictor:
         share = num_rows / int(total)
 
         def average(gradients: Sequence[Tensor]) -> None:
+            # A rank's gradient is a mean over its rows: weighted by its share, the sum is the mean over all rows.
             for gradient in gradients:
                 gradient.mul_(share)
                 dist.all_reduce(gradient, group=group)
@@ -76,6 +77,7 @@ class StagePredictor:
 def _on_rows(features: RouterFeatures, pi: RouterFeatures, width: int) -> RouterFeatures:
     """The cached features on the rows and layers of `pi`."""
     have_F, want_F = _keys(features, width), _keys(pi, width)
+    # Keys ascend, as responses and their rows do. A key past the end is clamped and fails the comparison below.
     where_F = torch.searchsorted(have_F, want_F).clamp(max=max(len(have_F) - 1, 0))
     if len(have_F) == 0 or not torch.equal(have_F[where_F], want_F):
         raise ValueError(f"expected cached features on the {len(want_F)} rows that the pass kept, got other rows")

@@ -1,6 +1,6 @@
 """Log-probabilities and entropies of tokens from hidden states, the vocabulary split over tensor-parallel ranks.
 
-Logits are made only for the rows that predict response tokens, one chunk at a time, and again in backward: the logits
+Logits are computed only for the rows that predict response tokens, a chunk at a time, and again in backward: the logits
 of a whole response would take more memory than anything else in training. Every tensor-parallel rank gets the
 same numbers. Megatron's own fused head and loss gives neither entropies nor values on a CPU.
 
@@ -28,11 +28,11 @@ from torch.distributed import ProcessGroup
 from theory.temperature import tempered
 
 ROWS = 1024
-"""Vocabulary rows of the head's gradient in bf16 that one matrix product makes."""
+"""Vocabulary rows of the head's bf16 gradient per matrix product."""
 
 
 class ResponseHead:
-    """Stands in for a GPTModel's output layer: instead of logits, the entropy and log p of the chosen tokens.
+    """Replaces a GPTModel's output layer: instead of logits, the entropy and log p of the chosen tokens.
 
     `expect` must be called before each forward.
     """
@@ -43,7 +43,7 @@ class ResponseHead:
         self._sequence_parallel = sequence_parallel
         self._vocab_size, self._chunk = vocab_size, chunk
         output_layer.forward = self.forward  # type: ignore[method-assign]
-        output_layer._forward_hooks.clear()  # model.py's masks logits of no token; scores are masked here
+        output_layer._forward_hooks.clear()  # model.py's hook masks padding in logits; `_Slice.logits` does it here
 
     def expect(self, rows_n: Int[Tensor, " n"], tokens_nJ: Int[Tensor, "n J"], temperature: float) -> None:
         """The next forward scores `tokens_nJ`, predicted by rows s * B + b of the flattened (S, B) hidden states."""
@@ -61,6 +61,7 @@ class ResponseHead:
         assert not runtime_gather_output, "the vocabulary stays split"
         assert self._asked is not None, "a forward without the tokens to score"
         (rows_n, tokens_nJ, temperature), self._asked = self._asked, None
+        # In backward both sum the gradient over ranks, as each has only its own slice of the vocabulary.
         if self._sequence_parallel:
             hidden_SBD = gather_from_sequence_parallel_region(hidden_SBD)
         else:
@@ -89,7 +90,8 @@ class _Slice:
         return is_mine_cJ, torch.where(is_mine_cJ, tokens_cJ - self.first, 0)
 
     def logits(self, hidden_cD: Tensor, weight_WD: Tensor) -> Tensor:
-        """(c, W) over T in float32, -inf for the rows that only fill up the vocabulary to a multiple of TP."""
+        """(c, W) over T in float32, -inf for the rows that only pad the vocabulary to a multiple of TP."""
+        # float32 before exp and log: in bf16 a log-probability has 3 digits.
         logits_cW = tempered(torch.nn.functional.linear(hidden_cD, weight_WD).float(), self.temperature)
         logits_cW[:, self.num_valid :] = float("-inf")
         return logits_cW
@@ -99,15 +101,17 @@ class _Slice:
         logits.
         """
         largest_c = logits_cW.amax(dim=-1)
+        # The largest of all ranks, so that no exp overflows and all ranks share one scale.
         dist.all_reduce(largest_c, op=dist.ReduceOp.MAX, group=self.group)
         logits_cW -= largest_c[:, None]
         is_mine_cJ, column_cJ = self.columns(tokens_cJ)
         logit_cJ = torch.where(is_mine_cJ, logits_cW.gather(1, column_cJ), 0.0)
         weights_cW = logits_cW.exp()
-        # 0 * -inf of the filling rows is left out: they carry no probability.
+        # Without the padding rows: they have no probability, and 0 * -inf is NaN.
         valid = slice(0, self.num_valid)
         moment_c = logits_cW[:, valid].mul_(weights_cW[:, valid]).sum(-1)
         square_c = torch.linalg.vector_norm(weights_cW, dim=-1).square()  # without a second (c, W)
+        # One all-reduce for all sums.
         sums_c = torch.cat([weights_cW.sum(-1, keepdim=True), moment_c[:, None], square_c[:, None], logit_cJ], dim=1)
         dist.all_reduce(sums_c, group=self.group)
         total_c, moment_c, square_c, logit_cJ = sums_c[:, 0], sums_c[:, 1], sums_c[:, 2], sums_c[:, 3:]
@@ -145,8 +149,10 @@ class _TokenScores(torch.autograd.Function):
         grad_hidden_nD, grad_WD = torch.empty_like(hidden_nD), None
         for part in _chunks(len(tokens_nJ), ctx.chunk):
             grad_cW = ctx.own.logits(hidden_nD[part], weight_WD)
+            # The softmax from its saved maximum and sum: backward needs no collective.
             grad_cW.sub_(largest_n[part, None]).exp_().div_(total_n[part, None]).mul_(-grad_n[part, None])
             is_mine_cJ, column_cJ = ctx.own.columns(tokens_nJ[part])
+            # Added, as mu's likeliest tokens may include the sampled one; other ranks' tokens add 0 to column 0.
             grad_cW.scatter_add_(1, column_cJ, torch.where(is_mine_cJ, grad_nJ[part], 0.0))
             grad_cW = tempered(grad_cW, ctx.own.temperature).to(weight_WD.dtype)  # d (z / T) / d z = 1 / T
             torch.mm(grad_cW, weight_WD, out=grad_hidden_nD[part])
@@ -166,7 +172,7 @@ def _added(sum_WD: Tensor | None, grad_cW: Tensor, hidden_cD: Tensor, is_alone: 
         sum_WD = hidden_cD.new_zeros((grad_cW.shape[1], hidden_cD.shape[1]), dtype=torch.float32)
     if hidden_cD.dtype == torch.float32:
         return sum_WD.addmm_(grad_cW.t(), hidden_cD)
-    for rows in _chunks(len(sum_WD), ROWS):  # no product of the head's own size beside the sum
+    for rows in _chunks(len(sum_WD), ROWS):  # in strips: a whole product would be one more tensor of the head's size
         sum_WD[rows] += grad_cW[:, rows].t() @ hidden_cD
     return sum_WD
 
@@ -184,7 +190,7 @@ def token_scores(
     sum_v p(v)^2 (in (0, 1]), in float32.
 
     Of softmax(z / T), z = hidden weight^T, for at most `chunk` rows at a time. Rank r of `group` has the weights of
-    tokens [r W, (r + 1) W); rows from `vocab_size` on fill the vocabulary up and have probability 0. The gradient is
+    tokens [r W, (r + 1) W); rows from `vocab_size` on pad the vocabulary and have probability 0. The gradient is
     that of log p, each rank's from its own slice of the vocabulary; backward computes the logits again.
     Raises ValueError for a token outside [0, vocab_size).
     """

@@ -1,6 +1,6 @@
-"""The layers as Megatron's specifications: one for both worlds, and the modules that Megatron lacks.
+"""The layers as Megatron's specifications, for CPUs and GPUs, and the modules that Megatron lacks.
 
-Transformer Engine's modules where it is installed, Megatron's local ones elsewhere, under the same parameter names but
+Transformer Engine's modules where it is installed, Megatron's local ones elsewhere, with the same parameter names but
 for the experts'. Letters beyond theory/contracts.py: d width of a head, W all heads' widths together.
 """
 
@@ -66,6 +66,7 @@ class ProjectionNorm(torch.nn.Module):
         # Summed forward, and backward too: every rank's output depends on every rank's input.
         total_SB1 = copy_to_tensor_model_parallel_region(reduce_from_tensor_model_parallel_region(squares_SB1))
         normed_SBW = wide_SBW * torch.rsqrt(total_SB1 / self.width + self.eps)
+        # As in transformers: statistics in fp32, the weight applied in the model's type.
         return (normed_SBW.to(x_SBHd.dtype) * self.weight).view_as(x_SBHd)
 
     def sharded_state_dict(
@@ -77,11 +78,11 @@ class ProjectionNorm(torch.nn.Module):
 
 
 class LatentDotProductAttention(DotProductAttention):
-    """Megatron's local attention for MLA: keys wider than values; it needs only the scale, which MLA gives."""
+    """Megatron's local attention for MLA, whose keys are wider than its values; MLA passes the scale."""
 
     def __init__(self, *args: Any, k_channels: int = 0, v_channels: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        assert v_channels in (0, self.config.kv_channels)  # the width of the output; Attention itself names none
+        assert v_channels in (0, self.config.kv_channels)  # the output's width; Attention itself passes none
 
 
 def layer_specs(shape: ModelShape) -> TransformerBlockSubmodules:

@@ -51,6 +51,7 @@ class Weight:
         return tuple(own if i == axis else slice(0, size) for i, size in enumerate(whole))
 
 
+# SequentialMLP's names, then TEGroupedMLP's.
 _EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(\d+)\.(linear_fc[12])\.weight|(linear_fc[12])\.weight(\d+))$")
 
 
@@ -80,7 +81,7 @@ def _weight(model: Any, name: str, tensor: Tensor, shape: ModelShape, layout: La
         else:
             found = rule(shape, inner, layer)
     size, rank = (layout.etp_size, layout.etp_rank) if found.is_expert else (layout.tp_size, layout.tp_rank)
-    # Transformer Engine keeps MLA's down-projections whole on every rank, Megatron's own layers split them.
+    # By size and not by rule: MLA's down-projections have an axis, but are whole on every rank (`specs`).
     is_split = found.axis is not None and tensor.shape[found.axis] != sum(part[found.axis] for part in found.shapes)
     return Weight(tensor, found, size if is_split else 1, rank if is_split else 0, is_buffer)
 
@@ -92,10 +93,10 @@ def load_hf(
     layout: Layout,
     source: str | Path | Iterable[tuple[str, Tensor]],
 ) -> None:
-    """Fills the rank's weights from a Hugging Face folder, or from named tensors as they come; types are converted.
+    """Fills the rank's weights from a Hugging Face folder, or from a stream of named tensors; types are converted.
 
     From a folder only the rows and experts of this rank are read. Rows that pad the vocabulary become 0. fp32 masters
-    of an optimiser that exists already are not touched: it must be told (`reload_model_params`).
+    of an existing optimiser are not updated: call its `reload_model_params`.
     Raises ValueError, naming them, for tensors that are missing, unexpected or of another shape.
     """
     places: dict[str, list[tuple[Weight, int]]] = {}
@@ -136,7 +137,7 @@ Read = Callable[[tuple[slice, ...]], Tensor]
 
 
 def _entries(source: str | Path | Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Sequence[int], Read]]:
-    """(name, shape, read), where `read` takes slices and brings only them from a file."""
+    """(name, shape, read), where `read` takes slices and reads only them from a file."""
     if not isinstance(source, str | Path):
         for name, tensor in source:
             yield name, tensor.shape, tensor.__getitem__
@@ -186,8 +187,8 @@ def export_hf(
 def _shared_out(found: Iterable[Weight], layout: Layout) -> Iterator[Weight]:
     """The weights that this replica yields: about as many elements as the others do, so that all work during a push.
 
-    Replicas hold the same bits and count alike, so no message is needed. Routers are the first replica's, which folds
-    the predictor into them.
+    Replicas hold the same bits and compute the same shares, so no message is needed. Routers are the first replica's,
+    which folds the predictor into them.
     """
     loads = {True: [0] * layout.edp_size, False: [0] * layout.dp_size}
     for weight in found:
@@ -203,12 +204,13 @@ def _shared_out(found: Iterable[Weight], layout: Layout) -> Iterator[Weight]:
 def _gathered(view: Tensor, weight: Weight, part: int, group: Any) -> Tensor:
     size, axis = weight.rule.shapes[part], weight.rule.axis
     if weight.num_shards == 1 or axis is None:
-        return view.reshape(size).clone()
+        return view.reshape(size).clone()  # the next update changes the parameter in place
     own = view.reshape(-1, *size[1:]).contiguous() if len(weight.rule.names) > 1 else view.contiguous()
     shards = [torch.empty_like(own) for _ in range(weight.num_shards)] if weight.shard == 0 else None
     dist.gather(own, shards, group=group, group_dst=0)
     if shards is None:
         return own
+    # narrow: without the rows that pad the vocabulary.
     return torch.cat(shards, dim=axis).narrow(axis, 0, size[axis])
 
 

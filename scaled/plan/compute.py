@@ -27,7 +27,7 @@ PUSH_GB_S = 2.8
 `python -m scaled.cluster.push_bench` on one machine of two cores. From machine to machine nothing was measured."""
 
 PUSH_SPILLED_GB_S = 0.14
-"""The same where the object store does not hold all weights at once, and spills to the disk."""
+"""The same where the object store cannot hold all weights and spills to disk."""
 
 QUANTISE_GB_S = 0.34
 """GB/s of training weights that one rank quantises, on one thread of a CPU. On a GPU nothing was measured."""
@@ -63,7 +63,7 @@ class StepCompute:
 
     @property
     def total_flops(self) -> float:
-        """All three."""
+        """FLOPs of rollout, score passes and updates."""
         return self.rollout_flops + self.score_flops + self.update_flops
 
     def to_json(self) -> dict[str, int | float]:
@@ -83,6 +83,7 @@ def decode_step_seconds(
     b = memory.ELEMENT_BYTES[precision.compute]
     whole = payloads.weight_bytes(shape, precision.weights, b)
     expert_share = len(shape.moe_layers) * shape.num_experts * shape.num_expert_parameters / shape.num_parameters
+    # A step reads every dense weight, but of the experts only those that some token of the batch chose.
     touched = flops.experts_touched(shape, num_seqs) / shape.num_experts
     weights = whole * (1 - expert_share + expert_share * touched) / tp
     kv = num_seqs * context * memory.sequence_kv_bytes(config, shape) / rollout.max_model_len
@@ -103,14 +104,15 @@ def rollout_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens:
     longest = config.algorithm.sampling.max_tokens
     together = min(share, rollout.max_num_seqs)
     steps = max(longest, share * mean_tokens / together)
+    # The mean batch over all steps; a context grows from nothing to the mean length.
     active = share * mean_tokens / steps
     return steps * decode_step_seconds(config, shape, gpu, active, mean_tokens / 2)
 
 
 def push_rate(config: ScaledRun, size: int) -> float:
-    """GB/s at which `size` bytes of weights reach the engines: all lie in an object store at once.
+    """GB/s at which `size` bytes of weights reach the engines; the object store must hold all of them together.
 
-    A cluster that runs already (cluster.address) is taken to have room for them in its object store.
+    A cluster that runs already (cluster.address) is assumed to have room for them.
     """
     fits = config.cluster.address is not None or size <= config.cluster.object_store_gib * memory.GIB
     return PUSH_GB_S if fits else PUSH_SPILLED_GB_S
@@ -181,9 +183,9 @@ def step_compute(
 ) -> StepCompute:
     """Tokens, FLOPs and seconds of one global step whose sequences have `mean_tokens` tokens on average.
 
-    By default R3's measured share of rollout.max_model_len; the longest of a batch, `longest_tokens`, is by default of
-    that length, as thousands of responses have one that reaches it. One draw of prompts: dynamic sampling multiplies
-    the rollout by its draws. Training takes turns with the rollout, unless the schedule is one step off.
+    The default is R3's measured share of rollout.max_model_len; `longest_tokens`, the longest of a batch, is by default
+    that limit, as among thousands of responses one reaches it. Prompts are drawn once: dynamic sampling multiplies the
+    rollout by its draws. Training takes turns with the rollout, unless the schedule is one step off.
     """
     algorithm = config.algorithm.build()
     num_responses = algorithm.num_prompts * algorithm.num_responses

@@ -1,6 +1,6 @@
-"""Whether a layout divides and fits: what does not, as a line with the field, both numbers and a way out.
+"""Whether a layout divides and fits; each misfit is a line with the field, both numbers and a way out.
 
-What divides is what Megatron-core and vLLM ask for; what fits is `memory.py`'s count against one GPU.
+Divisors are those that Megatron-core and vLLM require; memory is `memory.py`'s count against one GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check_divides(config: ScaledRun, shape: ModelShape) -> None:
 
 
 def _sizes_that_divide(config: ScaledRun, shape: ModelShape, message: str) -> str:
-    """The sizes up to 64 of the field that the message names with which the model divides, as a clause."""
+    """The sizes up to 64 of the field in the message that divide the model, as a clause."""
     field = message.split(":")[0].split(" ")[0].removeprefix("training.")
     if field not in type(config.training).model_fields:
         return ""
@@ -151,9 +151,9 @@ def rollout_budget(config: ScaledRun, gpu: Gpu) -> float:
 
 
 def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, rollout_s: float = 0.0) -> list[str]:
-    """A line for each pool whose GPU is too small: what is needed, what there is, and which single changes fit.
+    """A line for each pool that exceeds its GPU: the need, the limit, and single changes that fit.
 
-    And one where the estimated rollout, `rollout_s`, outlasts `rollout.timeout_s`.
+    One more where the estimated rollout, `rollout_s`, outlasts `rollout.timeout_s`.
     """
     lines = []
     need = memory.peak_training_memory(config, shape)
@@ -190,7 +190,7 @@ def _misfit(block: str, need: Memory, have: float, gpu: Gpu, config: ScaledRun, 
         f" ({config.cluster.placement})"
     )  # fmt: skip
     largest = max(need.parts, key=lambda part: need.parts[part])
-    way = f"fits with {', or '.join(ways)}" if ways else "no change of one field fits: a larger GPU, or several changes"
+    way = f"fits with {', or '.join(ways)}" if ways else "no single change fits: take a larger GPU, or change several"
     return (
         f"{block}: expected at most {have / GIB:.1f} GiB of {gpu.name}'s {gpu.memory_gib:g}{place}, got "
         f"{need.total / GIB:.1f}, of which {need.parts[largest] / GIB:.1f} are {largest}; {way}"
@@ -212,7 +212,7 @@ def _rollout_need(config: ScaledRun, shape: ModelShape) -> int:
 def _ways(
     changes: Iterable[tuple[str, ScaledRun]], need: Callable[[ScaledRun], int], have: Callable[[ScaledRun], float]
 ) -> list[str]:
-    """The first value of each field from which on the need is met, in the order of the changes."""
+    """The first value of each field that meets the need, in the order of the changes."""
     found: dict[str, str] = {}
     for change, config in changes:
         field = change.split(" ")[0]
@@ -231,7 +231,7 @@ def training_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator
         yield from _changed(config, shape, training={"recompute": value})
     budget, least = training.max_tokens_per_micro_batch, config.rollout.max_model_len
     if budget is None:
-        for value in _divisors(training.micro_batch_size)[-2::-1]:
+        for value in _divisors(training.micro_batch_size)[-2::-1]:  # without the size itself, the largest first
             yield from _changed(config, shape, training={"micro_batch_size": value})
     elif budget > least:
         yield from _changed(config, shape, training={"max_tokens_per_micro_batch": least})
@@ -263,8 +263,9 @@ def _smaller_shares(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[
 
 
 def rollout_changes(config: ScaledRun, shape: ModelShape) -> Iterator[tuple[str, ScaledRun]]:
-    """Configs that differ in one field of `rollout` and take less memory a GPU."""
+    """Configs that differ in one field of `rollout` and take less memory per GPU."""
     rollout = config.rollout
+    # Each value in turn: `_ways` names the first, and so the largest, that fits.
     for value in range(rollout.max_num_seqs - 1, 0, -1):
         fewer = rollout.model_copy(update={"max_num_seqs": value})
         yield f"rollout.max_num_seqs {value}", config.model_copy(update={"rollout": fewer})
@@ -273,7 +274,7 @@ def rollout_changes(config: ScaledRun, shape: ModelShape) -> Iterator[tuple[str,
 
 
 def _changed(config: ScaledRun, shape: ModelShape, **blocks: dict[str, Any]) -> Iterator[tuple[str, ScaledRun]]:
-    """The config with these fields changed, if it is one and divides; its places are not looked at."""
+    """The config with these fields changed, if it is valid and divides; its places are not checked."""
     raw = config.model_dump()
     for block, fields in blocks.items():
         raw[block] |= fields

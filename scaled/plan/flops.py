@@ -23,13 +23,15 @@ def matrix_flops(shape: ModelShape) -> int:
         attention_norms = {"head": 2 * d, "projection": (shape.num_heads + shape.num_kv_heads) * d, "none": 0}[
             shape.qk_norm
         ]
+    # Norms count as weights, but multiply elementwise.
     norms = (2 * shape.num_layers + 1) * shape.hidden_size + shape.num_layers * attention_norms
+    # An embedding is a look-up; a tied one is the head's matrix as well.
     embedding = 0 if shape.tied_head else shape.vocab_size * shape.hidden_size
     return 2 * (shape.num_active_parameters - embedding - norms)
 
 
 def attention_flops(shape: ModelShape, context: int | float) -> int | float:
-    """FLOPs of one token's attention to `context` earlier ones, forward: 2 context H (d_qk + d_v) a layer."""
+    """FLOPs of one token's attention to `context` earlier ones, forward: 2 context H (d_qk + d_v) per layer."""
     latent = shape.latent_attention
     query = shape.head_dim if latent is None else latent.no_position_dim + latent.position_dim
     return 2 * context * shape.num_heads * (query + shape.head_dim) * shape.num_layers
@@ -41,9 +43,9 @@ def forward_flops(shape: ModelShape, S: int) -> float:
 
 
 def update_factor(shape: ModelShape, training: TrainingBlock, S: int) -> float:
-    """Forward passes that one forward and backward with recomputation cost: 3 and what backward computes again.
+    """Cost of a forward and backward pass with recomputation, in forward passes: 3 plus the recomputed part.
 
-    Always the head, whose logits are not kept; under selective the experts too, under full everything (4).
+    That is always the head, whose logits are not kept; under selective the experts too, under full everything (4).
     """
     if training.recompute == "full":
         return 4.0

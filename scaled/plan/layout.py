@@ -1,7 +1,7 @@
 """The dry run of a layout: real Megatron-core builds every pipeline stage, without memory and without other ranks.
 
-In a process of its own, under a fake process group and on the meta device: what divides, where layers and experts go
-and how many parameters a rank holds are then Megatron's own answers.
+It runs in a process of its own, under a fake process group and on the meta device, so that divisors, the places of
+layers and experts, and the parameters of a rank are Megatron's own answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scaled.megatron_engine.parallel import check_layout
 from theory.routing.gates import Gate
 
 LIMIT_S = 300
-# Bytes a parameter: weights, gradients (always fp32), optimiser states (Adam's two moments and, in bf16, the master).
+# Bytes per parameter: weights, gradients (always fp32), optimiser states (Adam's two moments and, in bf16, the master).
 BYTES = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
 
 
@@ -60,8 +60,8 @@ class RankPlan:
 def dry_run(shape: ModelShape, training: TrainingBlock, ranks: Sequence[int] | None = None) -> list[RankPlan]:
     """The parameters of these ranks (default: the first of each pipeline stage), as Megatron-core builds it.
 
-    Raises ValueError, naming the field to change, for a layout that does not divide the model or a rank that it has
-    not; RuntimeError with the end of Megatron's own words where it refuses something else.
+    Raises ValueError, naming the field to change, for a layout that does not divide the model or a rank outside it;
+    RuntimeError with the end of Megatron's own message where it refuses something else.
     """
     check_layout(shape, training)
     per_stage = training.num_ranks // training.pipeline_parallel
@@ -137,7 +137,7 @@ def _plan(shape: ModelShape, training: TrainingBlock, rank: int) -> RankPlan:
         weight_bytes=weight * (dense + experts),
         gradient_bytes=gradient * (dense + experts),
         optimizer_bytes=math.ceil(state * dense / shards[0]) + math.ceil(state * experts / shards[1]),
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux gives KiB
     )
 
 

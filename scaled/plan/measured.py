@@ -16,7 +16,7 @@ from scaled.plan.hardware import Gpu
 from scaled.plan.simulation import Chance, Day, Rates, play_steps
 
 CERTAIN = Chance(gpu_hours_per_failure=math.inf, slow_std=0.0)
-"""No chance but the lengths'."""
+"""No chance except that of lengths."""
 
 PARTS = ("rollout", "training", "push", "step", "checkpoint")
 """The stages that are compared, in seconds per step; a checkpoint in seconds per save."""
@@ -75,11 +75,12 @@ def simulated(
 
 
 def _num_saves(config: ScaledRun, day: Day) -> int:
+    # Rounded up: the last step makes a checkpoint, too.
     return -(-day.num_steps // config.checkpoint.every)
 
 
 def rates_of(config: ScaledRun, shape: ModelShape, gpu: Gpu, found: Measured) -> Rates:
-    """Measured over planned seconds, stage by stage, of a run of that config; 1 for what it did not record.
+    """Measured over planned seconds, stage by stage, of a run of that config; 1 for stages that it did not record.
 
     Raises ValueError for a schedule that hides a part of the rollout.
     """

@@ -47,7 +47,7 @@ def lengths(num: int, mean: int, longest: int) -> list[int]:
     """Tokens of `num` sequences, ascending: quantiles (i + 1/2) / num of the law of that mean cut off at `longest`.
 
     Density proportional to exp(-rate x) on [0, longest]; a mean above the half has a negative rate. The last one is
-    `longest`. All are `longest` where the mean is.
+    `longest`. If the mean is `longest`, all are.
     """
     return [*quantiles((np.arange(num) + 0.5) / num, mean, longest)[:-1], longest]
 
@@ -58,6 +58,7 @@ def quantiles(u: Float[np.ndarray, " num"], mean: int, longest: int) -> list[int
     if share >= 1 - 1 / STEEPEST:
         return [longest] * len(u)
     rate = _rate(max(share, 1 / STEEPEST))
+    # The inverse of the law's distribution function; expm1 and log1p keep its digits at small rates.
     x = u if rate == 0 else -np.log1p(u * math.expm1(-rate)) / rate
     return np.clip(np.rint(x * longest), 2, longest).astype(int).tolist()
 
@@ -66,6 +67,7 @@ def _rate(share: float) -> float:
     """The rate a of the law on [0, 1] with that mean: 1 / a - 1 / (exp(a) - 1) = share."""
 
     def off(a: float) -> float:
+        # Near 0 the two terms cancel: the series serves there.
         return (0.5 - a / 12 if abs(a) < 1e-4 else 1 / a - 1 / math.expm1(a)) - share
 
     return float(root_scalar(off, bracket=(-STEEPEST, STEEPEST)).root)
@@ -87,6 +89,7 @@ def passes_of(
     updates = [arrange([n - 1 for n in one], training) for one in minibatches]
     algorithm = config.algorithm.build()
     num_scores = 2 if algorithm.objective.kl_coefficient > 0 else 1
+    # A look ahead before every update; before the first one only if its scores are not those of the old pass.
     again = updates[algorithm.passes.old != "predicted" :] if algorithm.objective.looks_ahead else []
     return Passes(
         score_positions=_positions(scores),

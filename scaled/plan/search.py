@@ -1,9 +1,8 @@
 """Layouts for the GPUs of a config: those that fit, the quickest first, and why the others do not.
 
-Searched are placement, ranks and engines, TP, PP and EP, recomputation, offloading, and the engines' TP, sequences and
-share of a colocated GPU. The algorithm, the lengths and the precision stay as they are. The time is that of `compute`,
-which has one rate for all layouts: of two that take equally long the one with less TP, then less PP, then less EP comes
-first, as these cost communication that is not counted.
+The search covers placement, ranks and engines, TP, PP and EP, recomputation, offloading, and the engines' TP, sequences
+and share of a colocated GPU. The algorithm, the lengths and the precision are fixed. Times are those of `compute`,
+which has one rate for all layouts. Ties go to less TP, then less PP, then less EP, whose communication is not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Shares of a colocated GPU for vLLM that are tried."""
 
 MOST_SEQS = 512
-"""Sequences of one engine that are tried at most."""
+"""The most sequences of one engine that are tried."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason why `count` layouts are not listed; `least` is that which misses by least, where numbers tell."""
+    """A reason why `count` layouts are not listed; `least` is the closest miss, where numbers tell."""
 
     what: str
     count: int
@@ -79,7 +78,7 @@ class Search:
 
     @property
     def num_tried(self) -> int:
-        """Their number."""
+        """The number of layouts tried."""
         return len(self.found) + sum(reason.count for reason in self.reasons)
 
 
@@ -113,6 +112,7 @@ def search(
             if fitting is None:
                 continue
             training = one.training
+            # The time depends on these fields alone: offloading and EP share it.
             key = (training.num_ranks, training.tensor_parallel, training.pipeline_parallel, training.recompute)
             if key not in seconds:
                 made = passes.passes(one, shape, *lengths)
@@ -165,7 +165,7 @@ def _engines(
             continue
         fields = {"num_engines": gpus // tp, "tensor_parallel": tp, "gpu_memory_utilization": share}
         need = partial(_rollout_need, config, shape, fields)
-        # Linear in the sequences.
+        # The need is linear in the sequences: two values of it give the largest number that fits.
         room, each = gpu.memory_gib * GIB * share - need(1), need(2) - need(1)
         num_seqs = min(1 + int(room // each), MOST_SEQS, config.rollout.max_num_batched_tokens)
         if num_seqs < 1:
@@ -202,7 +202,7 @@ def _fits(one: ScaledRun, shape: ModelShape, gpu: Gpu, engines: list[_Engines], 
         if not one.takes_turns or kept <= feasibility.resident_budget(_with(one, each.rollout), gpu):
             return each
     room = max(feasibility.resident_budget(_with(one, each.rollout), gpu) for each in engines)
-    tally.add("what ranks keep does not fit beside any engine", (kept - room) / GIB, one)
+    tally.add("the ranks' kept memory does not fit beside any engine", (kept - room) / GIB, one)
     return None
 
 
@@ -219,6 +219,7 @@ def _order(found: Found) -> tuple[float, ...]:
     training = found.config.training
     parallel = (training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
     is_offloaded = float(training.offload is not None)
+    # Rounded, so that equal times are ties.
     return (round(found.step_s, 3), *map(float, parallel), is_offloaded, found.update_gib)
 
 

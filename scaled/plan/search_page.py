@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SHOWN = 10
-"""Layouts of a table."""
+"""Layouts that a table shows."""
 
 
 def search_table(config: ScaledRun, made: Search) -> Table:
@@ -55,7 +55,7 @@ def _push(found: Found) -> float:
 
 
 def to_json(made: Search) -> dict[str, Any]:
-    """All of it under plain names."""
+    """The whole search under plain names."""
     return {
         "num_tried": made.num_tried,
         "found": [

@@ -1,7 +1,7 @@
 """Hours of a recipe, event by event: drawn lengths, engines that are slow or lost, ranks that die, checkpoints.
 
-`compute` gives the time of one global step of mean lengths; here every response of every step ends at a time of its
-own, and the step waits for the last. Rates are those of the plan, so that without chance both agree.
+`compute` gives the time of one global step of mean lengths; here every response of every step has its own end, and the
+step waits for the last. Rates are those of the plan, so that without chance both agree.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from scaled.plan.memory import CHECKPOINT_BYTES
 from theory.streams import derive_seed
 
 YEAR = 365 * 24
-"""The most hours that are played."""
+"""The longest simulated time, in hours."""
 
 
 @dataclass(frozen=True)
 class Chance:
-    """All that one step of the plan leaves out.
+    """The chances that the plan's one step leaves out.
 
     gpu_hours_per_failure: mean GPU hours between two failures; Llama 3 (arXiv 2407.21783) sec. 3.3.4 had 419 in 54 days
-    on 16,384 GPUs. restart_s: until ranks work again from their checkpoint; engine_restart_s: until a lost engine
+    on 16,384 GPUs. restart_s: until ranks continue from their checkpoint; engine_restart_s: until a lost engine
     samples again. slow_std: standard deviation of the logarithm of an engine's time in a rollout. save_gb_s: GB/s of a
     checkpoint. is_length_drawn: whether lengths are drawn; else every sequence has the mean.
     """
@@ -47,7 +47,7 @@ class Chance:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds of a stage over those of the plan, in (0, inf); 1 is the plan's own."""
+    """Seconds of each stage relative to the plan's, in (0, inf); 1 is the plan's own."""
 
     rollout: float = 1.0
     training: float = 1.0
@@ -57,11 +57,11 @@ class Rates:
 
 @dataclass
 class Day:
-    """The hours that were played: steps that count, and the seconds of each stage of them.
+    """The simulated hours: steps that count, and the seconds of each of their stages.
 
     idle_s: seconds that an engine waits for the others in a rollout, a mean over engines. lost_s: work since the last
-    checkpoint that a dead rank took with it; down_s: restarts of ranks. The stages, both and the rest of the hours (a
-    step that was under way at their end) make the whole.
+    checkpoint that a dead rank took with it; down_s: restarts of ranks. The stages, both and a step that was under
+    way at the end add up to the hours.
     """
 
     hours: float
@@ -80,7 +80,7 @@ class Day:
 
 
 STAGES = ("rollout", "training", "push", "checkpoint")
-"""One step off `rollout` is the time that training waits for it."""
+"""One step off, `rollout` is the time that training waits for it."""
 
 
 def play(
@@ -94,10 +94,10 @@ def play(
     seed: int = 0,
     rates: Rates | None = None,
 ) -> Day:
-    """Those hours of the recipe. The same arguments give the same hours; step k has the same lengths in all scenarios.
+    """The recipe's simulated `hours`. Equal arguments give equal results; step k has the same lengths in all scenarios.
 
-    Raises ValueError where `hours` are not more than 0 and at most a year's, and where the cluster fails more often
-    than it restarts: nothing would be done, event by event.
+    Raises ValueError unless `hours` are more than 0 and at most a year's, and where the cluster fails more often than
+    it restarts: no step would ever end.
     """
     chance = chance or Chance()
     if not 0 < hours <= YEAR:
@@ -127,7 +127,7 @@ def play_steps(
     seed: int = 0,
     rates: Rates | None = None,
 ) -> Day:
-    """A run of that many steps, the last of which makes a checkpoint, in which no rank dies; its hours are as found."""
+    """A run of `num_steps` steps, the last with a checkpoint, in which no rank dies; `hours` is its duration."""
     played = _Play(config, shape, gpu, (mean_tokens, longest_tokens), chance, seed, Day(0.0), rates, num_steps)
 
     def whole() -> Events:
@@ -174,13 +174,14 @@ class _Play:
             self._until_failure(config.rollout.tensor_parallel) if own else math.inf
             for _ in range(config.rollout.num_engines)
         ]
-        # A step that is done again has the lengths that it had.
+        # A repeated step has the same lengths.
         self.training_of = functools.lru_cache(self._training_of)
         self.decode = functools.cache(
             lambda active: self.rates.rollout * compute.decode_step_seconds(config, shape, gpu, active, tokens[0] / 2)
         )
 
     def _until_failure(self, num_gpus: int) -> float:
+        # Failures are a Poisson process in GPU hours.
         return float(self.breaks.exponential(3600 * self.chance.gpu_hours_per_failure / num_gpus))
 
     def lengths(self, step: int) -> list[int]:
@@ -192,7 +193,7 @@ class _Play:
         return passes.quantiles(u, mean, longest)
 
     def ranks_die(self, main: simpy.Process) -> Events:
-        """The failures of the ranks' GPUs."""
+        """Interrupts `main` at every failure of a rank's GPU."""
         while True:
             yield self.env.timeout(self._until_failure(self.config.training.num_ranks))
             main.interrupt()
@@ -208,13 +209,14 @@ class _Play:
                 saved += cast("int", working.value)
             except simpy.Interrupt:
                 working.interrupt()
+                # The steps since the last checkpoint are undone: their time is lost_s.
                 self.day.stages, self.day.idle_s = before
                 self.day.num_steps, self.day.num_failures = saved, self.day.num_failures + 1
                 self.day.lost_s += self.env.now - start
                 yield from self._restart()
 
     def _restart(self) -> Events:
-        """The ranks' restart; one more failure in it starts it again."""
+        """Waits for the ranks' restart; a failure during it starts it again."""
         while True:
             start = self.env.now
             try:
@@ -228,7 +230,7 @@ class _Play:
     def until_saved(self, step: int) -> Generator[simpy.Event, None, int]:
         """The steps from `step` to the next checkpoint; returns their number.
 
-        One step off the next rollout begins with training, and a push waits for both.
+        One step off, the next rollout begins with training, and a push waits for both.
         """
         start, num, checkpoint = self.env.now, 0, self.config.checkpoint
         try:
@@ -293,14 +295,17 @@ class _Play:
 
         A lost engine starts the responses that it was decoding again.
         """
+        # active: a heap of (token count of the engine at which a response ends, its length).
         start, waiting, active, tokens = self.env.now, list(reversed(lengths)), [], 0
         try:
             while waiting or active:
                 while waiting and len(active) < self.config.rollout.max_num_seqs:
                     length = waiting.pop()
                     heapq.heappush(active, (tokens + length, length))
+                # Until the next response ends, the batch and so the time per token are constant.
                 seconds = (active[0][0] - tokens) * self.decode(len(active)) * slow
                 if self.env.now + seconds > self.engine_failure[number]:
+                    # max: it may have failed before this rollout began.
                     yield self.env.timeout(max(0.0, self.engine_failure[number] - self.env.now))
                     waiting += [length for _, length in active]
                     active, self.day.num_engine_failures = [], self.day.num_engine_failures + 1

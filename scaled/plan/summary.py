@@ -1,4 +1,4 @@
-"""The whole plan of a config: what fits where, what moves, what it costs, as tables and as JSON."""
+"""The whole plan of a config: memory, payloads and cost, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ MB = 1e6
 
 @dataclass(frozen=True)
 class Budget:
-    """One kind of GPU of the cluster: what it must hold, and how much of it may be taken, in bytes."""
+    """The memory that a GPU must hold for one purpose, and its limit, in bytes."""
 
     memory: Memory
     limit: float
 
     @property
     def fits(self) -> bool:
-        """Whether it does."""
+        """Whether the memory is within the limit."""
         return self.memory.total <= self.limit
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All of it. `misfits` are the lines that say what does not fit; empty where everything does.
+    """The plan of a config. `misfits` has a line for everything that does not fit.
 
-    `resident` is what colocated ranks keep while engines are awake; None where they do not take turns.
+    `resident` is the memory that colocated ranks keep while engines are awake; None where they do not take turns.
     """
 
     config: ScaledRun
@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def budgets(self) -> dict[str, Budget]:
-        """By name, those that there are."""
+        """The budgets by name, without `resident` where it is None."""
         found = {"training": self.training, "resident": self.resident, "rollout": self.rollout}
         return {name: budget for name, budget in found.items() if budget is not None}
 
@@ -92,7 +92,7 @@ class Plan:
 
 
 def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens: int | None = None) -> Plan:
-    """The plan of a config; what does not fit is in its `misfits`.
+    """The plan of a config; its `misfits` name everything that does not fit.
 
     Raises ConfigError, naming the field, where something does not divide or the cluster has too few GPUs.
     """
@@ -125,7 +125,7 @@ def _resident(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Budget | None:
 def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     """Bytes that one global step moves, responses at full length; the papers' int32 records beside ours.
 
-    A push carries every weight once to each engine, in the format that the ranks brought it into.
+    A push carries every weight once to each engine, in the engines' format.
     """
     algorithm, rollout = config.algorithm.build(), config.rollout
     responses, S = algorithm.num_prompts * algorithm.num_responses, rollout.max_model_len
@@ -154,7 +154,7 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
 
 
 def metric_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
-    """The same by the name of the metric that measures it: bytes, those of routes and features at full length."""
+    """Bytes by the name of the metric that measures them; those of routes and features at full length."""
     algorithm = config.algorithm.build()
     num = algorithm.num_prompts * algorithm.num_responses
     b = memory.ELEMENT_BYTES[config.training.precision]
@@ -173,7 +173,7 @@ def assumptions(plan: Plan) -> list[str]:
     lines = [
         "Memory is for sequences of rollout.max_model_len tokens in every place; activations count fused attention "
         "and tokens spread evenly over experts.",
-        f"{memory.CONTEXT / GIB:g} GiB a process for CUDA context, NCCL buffers and workspaces.",
+        f"{memory.CONTEXT / GIB:g} GiB per process for CUDA context, NCCL buffers and workspaces.",
         f"Time and FLOPs are for sequences of {mean} tokens on average, {mean / longest:.0%} of rollout.max_model_len "
         "(R3, arXiv 2510.11370, Table 8, measured 30 %); --mean-tokens sets it.",
         _padding(plan),
@@ -190,7 +190,7 @@ def assumptions(plan: Plan) -> list[str]:
     if plan.config.takes_turns:
         lines.append(
             f"Colocated engines sleep while ranks train, and keep {memory.CONTEXT / GIB:g} GiB; while they are awake, "
-            "ranks keep all but what an update computes with, and what training.offload names."
+            "ranks keep all but the working memory of an update and what training.offload names."
         )
     elif plan.config.cluster.placement == "colocated":
         lines.append("Colocated ranks and engines stay resident together: vLLM keeps its gpu_memory_utilization.")
@@ -255,14 +255,14 @@ def _table(title: str, *columns: str) -> Table:
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 or columns == ("what", "value") else "right")
+        table.add_column(column, justify="left" if number == 0 or columns == ("item", "value") else "right")
     return table
 
 
 def _layout(plan: Plan) -> Table:
     config, shape = plan.config, plan.shape
     training, rollout, cluster = config.training, config.rollout, config.cluster
-    table = _table(f"{config.name}: layout", "what", "value")
+    table = _table(f"{config.name}: layout", "item", "value")
     table.add_row(
         "model", f"{shape.num_parameters / 1e9:.2f}B weights, {shape.num_active_parameters / 1e9:.2f}B per token"
     )
@@ -281,7 +281,7 @@ def _layout(plan: Plan) -> Table:
     size = f"of {training.micro_batch_size}" if budget is None else f"of at most {budget} tokens"
     table.add_row(
         "update", f"{batch.num_prompts} x {batch.num_responses} responses in {batch.num_minibatches} mini-batches; "
-        f"{plan.compute.num_micro} micro-batches {size} a rank",
+        f"{plan.compute.num_micro} micro-batches {size} per rank",
     )  # fmt: skip
     table.add_row("rollout", f"{rollout.num_engines} engines of {rollout.tensor_parallel} GPUs")
     for rank in plan.ranks:
@@ -301,14 +301,14 @@ def _memory(plan: Plan) -> Table:
     for name in dict.fromkeys(part for parts in pools for part in parts):
         table.add_row(name, *(f"{parts[name] / GIB:.2f}" if name in parts else "" for parts in pools))
     table.add_section()
-    table.add_row("together", *(f"{budget.memory.total / GIB:.2f}" for budget in budgets.values()))
+    table.add_row("total", *(f"{budget.memory.total / GIB:.2f}" for budget in budgets.values()))
     table.add_row("limit", *(f"{budget.limit / GIB:.2f}" for budget in budgets.values()))
     table.add_row("", *("fits" if budget.fits else "does not fit" for budget in budgets.values()))
     return table
 
 
 def _payloads(plan: Plan) -> Table:
-    table = _table("Payloads of a global step", "what", "MB (1e6)", "GiB")
+    table = _table("Payloads of a global step", "payload", "MB (1e6)", "GiB")
     for name, size in plan.payloads.items():
         table.add_row(name, f"{size / MB:,.1f}", f"{size / GIB:.2f}")
     for name, size in plan.host.parts.items():
@@ -326,6 +326,6 @@ def _compute(plan: Plan) -> Table:
                   f"{step.training_s:,.0f}")  # fmt: skip
     table.add_row("push", "", "", f"{step.push_s:,.0f}")
     table.add_section()
-    table.add_row("together", "", f"{step.total_flops / 1e15:,.0f}", f"{step.step_s:,.0f}")
+    table.add_row("total", "", f"{step.total_flops / 1e15:,.0f}", f"{step.step_s:,.0f}")
     table.add_row("GPU hours of the cluster", "", "", f"{step.gpu_hours:,.1f}")
     return table

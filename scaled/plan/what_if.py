@@ -1,4 +1,4 @@
-"""A recipe's hours as it is, and with one thing changed at a time: the worth of each, in steps."""
+"""A recipe's simulated hours as it is, and with one thing changed at a time, to compare their steps."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def sentence(day: Day) -> str:
     parts = ", ".join(f"{name} {day.stages[name] / whole:.0%}" for name in STAGES)
     return (
         f"{day.num_steps} steps in {day.hours:g} hours, {day.step_s:.0f} s each: {parts}; "
-        f"{day.idle_s / max(day.stages['rollout'], 1e-9):.0%} of the rollout is engines that wait for the last one. "
+        f"engines wait for the last one in {day.idle_s / max(day.stages['rollout'], 1e-9):.0%} of the rollout. "
         f"{_counted(day.num_failures, 'failure')} of ranks and {day.num_engine_failures} of engines cost "
-        f"{(day.lost_s + day.down_s) / 60:.0f} min of work done again and restarts."
+        f"{(day.lost_s + day.down_s) / 60:.0f} min of repeated work and restarts."
     )
 
 
@@ -84,7 +84,7 @@ def _counted(num: int, noun: str) -> str:
 
 
 def table(found: list[tuple[Scenario, Day]]) -> Table:
-    """Every scenario, a row each. wait: engines that wait for the last one, within rollout; lost: failures."""
+    """One row per scenario. wait: engines that wait for the last one, within rollout; lost: failures."""
     from rich import box
     from rich.table import Table
 

@@ -1,7 +1,7 @@
-"""A worker's memory of its steps: the routes of every row, and the features of a few, by request.
+"""The record of a worker's steps, by request: the routes of every row, and the features of a few.
 
-Routes stand beside the key-value cache: a row's route is kept under the cache slot that holds the row's keys and
-values, so that a request which finds its prefix cached finds the routes of exactly those keys and values with it.
+Routes mirror the KV cache: a row's route is kept under the cache slot of its keys and values, so that a request which
+finds its prefix cached also finds the routes of exactly those keys and values.
 
 Extra letters: N rows of one engine step, C cache slots.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from theory.routing.record import MISSING
 
-# An engine that schedules ahead of its samples may run a stopped request once or twice too often.
+# An engine that schedules ahead of its samples may run a stopped request for one or two rows too many.
 OVERRUN = 2
 
 Slots = Callable[[str, int, int], np.ndarray]
@@ -34,7 +34,7 @@ class Step:
     counts: Sequence[int]
 
     def spans(self) -> list[tuple[str, int, slice]]:
-        """Each request, its first row of this step, and where its rows stand in the batch."""
+        """Each request, its first row of this step, and its slice of the batch."""
         spans, offset = [], 0
         for name, start, count in zip(self.request_ids, self.starts, self.counts, strict=True):
             spans.append((name, start, slice(offset, offset + count)))
@@ -64,6 +64,7 @@ class RouteStore:
         for name, start, span in step.spans():
             chunks = self._chunks.setdefault(name, [])
             if has_cache and start > 0 and start != self._next_row.get(name, 0):
+                # Indexing by an array copies: later steps may reuse the slots.
                 chunks.append((0, self._cache_CLK[slots(name, 0, start)]))
             chunks.append((start, experts_NLK[span].astype(np.int16)))
             self._next_row[name] = start + span.stop - span.start
@@ -104,9 +105,9 @@ class FeatureStore:
     """Router inputs and logits on a uniform sample of rows, drawn while a response's length is still unknown.
 
     Every row that predicts a response token has its own independent uniform key, and the num_features smallest are
-    kept. The ranks of independent, equally distributed keys are a uniformly random order of however many rows there
-    come to be, so the smallest T_c of the first n are uniform without replacement for every n; the length may depend
-    on the tokens, as the keys do not.
+    kept. Independent, identically distributed keys put any number of rows into a uniformly random order, so the
+    smallest T_c of the first n are uniform without replacement for every n. The length may depend on the tokens,
+    because the keys do not.
     """
 
     def __init__(self) -> None:
@@ -114,7 +115,7 @@ class FeatureStore:
         self._kept: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
 
     def open(self, name: str, request: FeatureRequest) -> None:
-        """Starts a request; rows of requests that were not opened are passed over."""
+        """Starts a request; rows of requests that were not opened are ignored."""
         self._requests[name] = request
         self._kept[name] = {}
 
@@ -129,10 +130,13 @@ class FeatureStore:
                     where.append(span.start + row - start)
         if not rows:
             return
+        # Gathered on the device first: only the chosen rows travel to the CPU.
         hidden_FLD = hidden_LND[:, where].transpose(0, 1).cpu()
         logits_FLE = logits_LNE[:, where].transpose(0, 1).cpu()
         for i, (name, row) in enumerate(rows):
+            # clone: a view would keep the rows of the whole step alive.
             self._kept[name][row] = (hidden_FLD[i].clone(), logits_FLE[i].clone())
+        # Spare rows, because `take` drops those of an overrun.
         for name in {name for name, _ in rows}:
             self._drop_largest(name, self._requests[name].num_features + OVERRUN)
 

@@ -1,7 +1,7 @@
 """vLLM as a RolloutEngine: an engine core in this process, weights pushed into it, tokens, log-probs and routes out.
 
-Nothing is read from a checkpoint: the engine starts on config.json with unset weights and takes them as the training
-ranks send them, quantised there.
+The engine reads no checkpoint: it starts from config.json with unset weights and takes them from the training ranks,
+which quantise them.
 
 Extra letters: F feature rows of all responses together.
 """
@@ -34,18 +34,17 @@ from theory.routing.features import RouterFeatures
 from theory.routing.record import RoutingRecord, offsets_of
 
 BUCKET_BYTES = 256 * 2**20  # weights go to the workers in parts of this size
-LOWEST_TEMPERATURE = 0.01  # below it, other than at 0, vLLM's SamplingParams takes this one
-GREEDY_BELOW = 1e-5  # vLLM's _SAMPLING_EPS: what is below is greedy, with log-probabilities at temperature 1
+LOWEST_TEMPERATURE = 0.01  # vLLM's SamplingParams raises any lower one to this, other than 0
+GREEDY_BELOW = 1e-5  # vLLM's _SAMPLING_EPS: a lower one is greedy, with log-probabilities at temperature 1
 CPU_BLOCK = 32  # the smallest cache block of vLLM's CPU attention: the finest prefixes that can be shared
 
 
 class VllmEngine:
-    """RolloutEngine over vLLM. `routes` says whose routes it returns, `kernels` how it computes with weights in fewer
-    bits.
+    """RolloutEngine over vLLM; `routes` is the source of its routes, `kernels` are those of its quantised weights.
 
-    logp_mu is of what is sampled from, the model's distribution at the sampling temperature (`processed_logprobs`; vLLM
-    leaves temperature 0, greedy, at 1). `features_under_graphs` is needed for sampling.num_features > 0 where
-    rollout.enforce_eager is false, as graphs are captured once. One engine a process at a time; `close()` ends it.
+    logp_mu is of the sampling distribution, the model's at the sampling temperature (`processed_logprobs`; vLLM leaves
+    temperature 0, greedy, at 1). `features_under_graphs` is needed for sampling.num_features > 0 where
+    rollout.enforce_eager is false, as graphs are captured once. One engine per process at a time; `close()` ends it.
     `timeout_s` may be changed between calls.
     """
 
@@ -108,7 +107,7 @@ class VllmEngine:
             "max_num_seqs": rollout.max_num_seqs,
             "max_num_batched_tokens": rollout.max_num_batched_tokens,
             "enable_chunked_prefill": True,
-            # vLLM returns routes only with its prefix cache; a request can be told not to read it.
+            # vLLM returns routes only with its prefix cache; requests can skip reading it.
             "enable_prefix_caching": rollout.prefix_caching or is_official,
             "enforce_eager": rollout.enforce_eager,
             "worker_cls": "scaled.vllm_engine.worker.RolloutWorker",
@@ -132,9 +131,9 @@ class VllmEngine:
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """Takes all weights as `quantize.quantised` gives them for `rollout.precision`, one tensor per expert.
 
-        Later responses carry `version`. The tensors are held until all have come, and compared with the model before
-        the engine is touched: ValueError names those that are missing, unexpected, repeated or misshapen. Rows that the
-        cache keeps of the old weights are forgotten.
+        Later responses carry `version`. All tensors are collected and compared with the model before the engine is
+        touched: ValueError names those that are missing, unexpected, repeated or misshapen. Cached prefixes of the old
+        weights are dropped.
         """
         given: dict[str, Tensor] = {}
         repeated: list[str] = []
@@ -142,7 +141,8 @@ class VllmEngine:
             repeated += [name] if name in given else []
             given[name] = tensor
         check_weights(given, repeated, self._expected)
-        self.version = -1  # until the push is whole there are no weights to sample from
+        self.version = -1  # no weights to sample from until the push is complete
+        # In the table's order, in which a scale follows its weight; pop frees each tensor once it is loaded.
         in_order = ((name, given.pop(name)) for name in self._expected)
         loaded = quantize.rounded(in_order, self._rollout.precision) if self.kernels == "rounded" else in_order
         self._call("begin_push")
@@ -162,9 +162,9 @@ class VllmEngine:
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
         """`num_responses` responses per prompt, adjacent; response b draws from seed number first_response + b.
 
-        Law: two calls over parts of the prompts, numbered on, equal one call over all (in fp32, where the batch
-        changes no bits). With `sampling.draws` responses have their own seeds and no numbers. A prompt may hold earlier
-        responses (multi-turn). A response that `abort` cut short keeps its tokens and says so. Raises ValueError for a
+        Law: two calls over parts of the prompts, with consecutive numbers, equal one call over all (in fp32, where the
+        batch changes no bits). With `sampling.draws` responses have their own seeds and no numbers. A prompt may hold
+        earlier responses (multi-turn). A response that `abort` cut short keeps its tokens. Raises ValueError for a
         prompt that the engine cannot hold or draws that are not the responses', RuntimeError without weights, and
         TimeoutError, after aborting all, if no token comes for `timeout_s`.
         """
@@ -196,13 +196,13 @@ class VllmEngine:
             raise RuntimeError("generate: expected weights to have been loaded, got none since the start, wake or push")
         if 0 < sampling.temperature < GREEDY_BELOW:
             raise ValueError(
-                f"sampling.temperature: expected 0 or at least {GREEDY_BELOW:g} (vLLM takes what is between for 0), "
+                f"sampling.temperature: expected 0 or at least {GREEDY_BELOW:g} (vLLM takes lower ones as 0), "
                 f"got {sampling.temperature}"
             )
         if 0 < sampling.temperature < LOWEST_TEMPERATURE and self._rollout.tensor_parallel > 1:
             raise ValueError(
                 f"sampling.temperature: expected 0 or at least {LOWEST_TEMPERATURE} with rollout.tensor_parallel above "
-                f"1 (vLLM raises what it hands to other processes to that), got {sampling.temperature}"
+                f"1 (vLLM raises lower ones to that for other processes), got {sampling.temperature}"
             )
         if sampling.num_features > 0 and not self._rollout.enforce_eager and not self._has_graph_features:
             raise ValueError(
@@ -211,7 +211,7 @@ class VllmEngine:
             )
 
     def _add(self, request: Request, params: Any) -> str:
-        """Hands the request in; vLLM's outputs carry the name returned, its workers know request.name."""
+        """Adds the request; vLLM's outputs carry the returned name, its workers know request.name."""
         self._num_requests += 1
         name = str(self._num_requests)
         prompt = {"prompt_token_ids": list(request.prompt.tokens)}
@@ -235,10 +235,11 @@ class VllmEngine:
                         f"{sum(not r.finish for r in requests.values())} of {len(requests)} requests unfinished"
                     )
         finally:
+            # The engine must be idle for the next call, also after an error.
             self._engine.abort_request([r.name for r in requests.values() if not r.finish], internal=True)
 
     def abort(self) -> None:
-        """Ends the running `generate` after its present step, from another thread; it returns what it has."""
+        """Ends the running `generate` after its present step, from another thread; it returns the tokens so far."""
         self._abort.set()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Float[Tensor, " T"]]:
@@ -282,18 +283,18 @@ class VllmEngine:
     # Sharing a GPU
 
     def sleep(self) -> None:
-        """Gives the GPU's memory back, weights and cache; weights have to be pushed after `wake`. Nothing on a CPU."""
+        """Frees the GPU memory of weights and cache; weights must be pushed after `wake`. Does nothing on a CPU."""
         self.version = -1
         if not self._is_cpu:
-            self._engine.sleep(level=2)
+            self._engine.sleep(level=2)  # level 1 would keep the weights on the host, which the next push replaces
 
     def wake(self) -> None:
-        """Takes the GPU's memory again. Nothing on a CPU."""
+        """Takes the GPU's memory again. Does nothing on a CPU."""
         if not self._is_cpu:
             self._engine.wake_up()
 
     def close(self) -> None:
-        """Ends the engine and frees its memory, so that this process may start another; again it does nothing."""
+        """Ends the engine and frees its memory, so that this process may start another; a second call does nothing."""
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
         if self._engine is None:
@@ -306,7 +307,7 @@ class VllmEngine:
 
 
 def _buckets(named_tensors: Iterable[tuple[str, Tensor]], size: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """The tensors in lists of `size` bytes, or of one larger tensor."""
+    """The tensors in lists of at most `size` bytes, or of one larger tensor."""
     part: list[tuple[str, Tensor]] = []
     num_bytes = 0
     for name, tensor in named_tensors:

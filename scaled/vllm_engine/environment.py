@@ -12,7 +12,7 @@ OPTIONS = "firstorder"  # the key of our settings in vLLM's additional_config, a
 OLMOE_EPS = 1e-5  # written into vLLM's OLMoE
 
 DEFAULTS = {
-    "VLLM_LOGGING_LEVEL": "ERROR",  # it warns of the tokenizer that it is told not to load
+    "VLLM_LOGGING_LEVEL": "ERROR",  # else it warns of the tokenizer that it does not load
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
@@ -47,7 +47,7 @@ def check_model(shape: ModelShape, rollout: RolloutBlock, is_cpu: bool) -> None:
 
 
 def choose_routes(asked: Literal["auto", "official", "capture"]) -> Literal["official", "capture"]:
-    """The next engine's route to the routed experts, and the model runner that it needs.
+    """The source of the next engine's routes; sets the environment to the model runner that it needs.
 
     vLLM's own return path lives in its second model runner, which needs Triton; our capture lives in the first. Raises
     ValueError for `official` where there is no Triton. On a CPU `auto` is `capture`, as there Triton is an interpreter

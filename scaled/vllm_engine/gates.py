@@ -18,13 +18,14 @@ GATE = re.compile(r"layers\.(\d+)\.mlp\.gate$")
 
 
 class _RecordingGate:
-    """Mixed into a gate's class: what the gate does, and a copy of what came in and went out."""
+    """Mixin for a gate's class: runs the gate, and copies its input and output."""
 
     recorder: GateRecorder
     column: int
 
     def forward(self, x: Tensor) -> Any:
         out = super().forward(x)  # type: ignore[misc]
+        # vLLM's linear layers return (output, bias).
         self.recorder.write(self.column, x, out[0] if isinstance(out, tuple) else out)
         return out
 
@@ -55,6 +56,6 @@ class GateRecorder:
             gate.__class__ = type(f"Recording{kind.__name__}", (_RecordingGate, kind), {})  # type: ignore[assignment]
 
     def remove(self) -> None:
-        """Makes the gates what they were."""
+        """Gives the gates their own classes back."""
         for gate, kind in zip(self._gates, self._classes, strict=True):
             gate.__class__ = kind

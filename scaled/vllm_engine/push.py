@@ -1,8 +1,8 @@
-"""New weights into a running engine: vLLM's own layerwise reload, and the packing that it leaves out on a CPU.
+"""A push of weights into a running engine: vLLM's layerwise reload, and the packing that it omits on a CPU.
 
 vLLM 0.32 packs unquantised experts for its CPU matmul when they are first loaded, but a reload copies plain weights
 over the packed ones (`UnquantizedFusedMoEMethod._setup_kernel` processes the weights on the first load alone): the
-model then computes with scrambled experts and says nothing. Whether that happened is read off the weights.
+model then computes with scrambled experts and reports nothing. The weights themselves show whether that happened.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXPERTS = re.compile(r"layers\.(\d+)\.mlp\.experts\.routed_experts$")
 
 
 class Push:
-    """One set of weights on its way in, in parts of any size."""
+    """One push of a whole set of weights, in parts of any size."""
 
     def __init__(self, model: nn.Module):
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -34,12 +34,13 @@ class Push:
 
     def _noted(self, named_tensors: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         for name, tensor in named_tensors:
+            # Kept for `pack_cpu_experts`, which tells packed weights from plain ones by them.
             if match := FIRST_EXPERT.search(name):
                 self._first_expert[int(match[1]), match[2]] = tensor
             yield name, tensor
 
     def finish(self, model_config: Any, tensor_rank: int) -> int:
-        """Ends the reload; the number of layers whose experts had to be packed afterwards."""
+        """Ends the reload; returns the number of layers whose experts had to be packed afterwards."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self._model, model_config)
@@ -49,8 +50,8 @@ class Push:
 
 
 def tie_head(model: nn.Module) -> None:
-    """Gives a tied head the embeddings again: a reload processes the embeddings alone, and on a CPU the head keeps a
-    packed copy of what it was tied to before."""
+    """Ties the head to the embeddings again: a reload processes the embeddings alone, and on a CPU the head keeps a
+    packed copy of the old ones."""
     head: Any = model.lm_head
     embedding: Any = model.model.embed_tokens  # type: ignore[union-attr]
     head.weight = embedding.weight
@@ -58,10 +59,10 @@ def tie_head(model: nn.Module) -> None:
 
 
 def pack_cpu_experts(model: nn.Module, first_expert: dict[tuple[int, str], Tensor], tensor_rank: int) -> int:
-    """Packs the experts that hold plain weights where vLLM's CPU kernel reads packed ones; the number of such layers.
+    """Packs experts that hold plain weights where vLLM's CPU kernel reads packed ones; returns the number of layers.
 
-    A layer is judged by its first expert, which is compared with what was pushed, plain and packed. RuntimeError where
-    it is neither: the layout is then one that this code does not know.
+    A layer is judged by its first expert, which is compared with the pushed weights, plain and packed. RuntimeError
+    where it is neither: this code does not know the layout.
     """
     layers = [(int(m[1]), layer) for name, layer in model.named_modules() if (m := EXPERTS.search(name))]
     packed_layers = [(number, layer, isa) for number, layer in layers if (isa := _packed_isa(layer)) is not None]
@@ -71,7 +72,7 @@ def pack_cpu_experts(model: nn.Module, first_expert: dict[tuple[int, str], Tenso
 
         held: Tensor = layer.w13_weight.data[0]  # type: ignore[union-attr, index]
         F = held.shape[0] // 2
-        # vLLM cuts gate and up apart over the tensor-parallel ranks, and holds this rank's parts one below the other.
+        # vLLM splits gate and up separately over tensor-parallel ranks, and stacks this rank's two parts.
         own = slice(F * tensor_rank, F * (tensor_rank + 1))
         plain = torch.cat([first_expert[number, part][own].to(held) for part in ("gate", "up")])
         if torch.equal(held, cpu_prepack_moe_weight(plain[None].clone(), isa).view_as(held)):

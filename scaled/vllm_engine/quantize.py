@@ -1,8 +1,8 @@
-"""Weights into the rollout engine's precision, tensor by tensor, in the process that sends them.
+"""Conversion of weights to the rollout engine's precision, tensor by tensor, in the process that sends them.
 
 Linear weights become e4m3 in blocks of 128 x 128, or int8 with a scale per channel; gates, embeddings, norms, the head
-and the low-rank compressions of latent attention stay in the compute type, as a route or a softmax is decided there.
-Values and scales travel; an engine without kernels for them multiplies them out (`rounded`), in the compute type.
+and the low-rank compressions of latent attention stay in the compute type, because they decide routes and softmaxes.
+Values and scales are sent; an engine without kernels for them multiplies them (`rounded`), in the compute type.
 
 Extra letters: O, I output and input width of a weight; o, i their numbers of blocks.
 """
@@ -22,7 +22,7 @@ from scaled.config import PrecisionBlock, RolloutBlock
 
 BLOCK = 128
 STRIP = 2**18
-"""Elements quantised at once: 1 MiB of fp32, whose passes stay in a core's cache."""
+"""Elements quantised at a time: 1 MiB of fp32, which stays in a core's cache from pass to pass."""
 
 FP8_MAX = 448.0  # the largest finite e4m3fn value
 INT8_MAX = 127.0
@@ -47,7 +47,7 @@ def is_quantised(name: str) -> bool:
 
 
 def quantised(named_tensors: Iterable[tuple[str, Tensor]], precision: PrecisionBlock) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that travel to an engine of this precision, one weight at a time: whole weights in, never shards.
+    """The tensors sent to an engine of this precision, one weight at a time; the input is whole weights, never shards.
 
     fp8_block: `weight` e4m3 and `weight_scale_inv` fp32; int8: `weight` and `weight_scale` fp32; all that is not
     quantised: the compute type. A router's selection bias stays as it is: it is added in fp32.
@@ -111,7 +111,9 @@ def block_fp8(weight_OI: Float[Tensor, "O I"]) -> tuple[Tensor, Float[Tensor, "o
     rows = max(1, STRIP // (num_in * BLOCK)) * BLOCK
     for start in range(0, num_out, rows):
         strip_OI = weight_OI[start : start + rows]
+        # (block row, row in it, block column, column in it)
         blocks_oBiB = strip_OI.float().view(-1, BLOCK, num_in // BLOCK, BLOCK)
+        # No clamp: beside a normal scale the quotient exceeds the largest code by rounding alone.
         strip_oi = _scale(blocks_oBiB.abs().amax((1, 3)), FP8_MAX)
         weight_q_OI[start : start + rows] = (blocks_oBiB / strip_oi[:, None, :, None]).view_as(strip_OI)
         scale_oi[start // BLOCK : (start + rows) // BLOCK] = strip_oi
@@ -136,7 +138,7 @@ def channel_int8(weight_OI: Float[Tensor, "O I"]) -> tuple[Int8[Tensor, "O I"], 
 
 
 def _scale(largest: Tensor, largest_code: float) -> Tensor:
-    # By a tensor: on a GPU torch multiplies by the reciprocal of a number, which has other bits than a CPU's quotient.
+    # Divide by a tensor: for a number, torch on a GPU multiplies by the reciprocal; the bits differ from a CPU's.
     scale = largest / largest.new_tensor(largest_code)
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
@@ -151,9 +153,8 @@ def dequantised(weight_OI: Tensor, scale: Tensor) -> Float[Tensor, "O I"]:
 def choose_kernels(precision: PrecisionBlock, is_cpu: bool) -> Kernels:
     """Whether weights in fewer bits go into vLLM's own kernels (native) or are rounded to their grid.
 
-    vLLM's CPU kernels of fp8_block and int8, and its fp8 key-value cache, are there on some CPUs alone: ValueError says
-    which instructions are missing, where `native` or an fp8 cache was asked for. Its batch-invariant kernels
-    exist only for GPUs.
+    vLLM's CPU kernels of fp8_block and int8, and its fp8 KV cache, need instructions that some CPUs lack: ValueError
+    names them where `native` or an fp8 cache was asked for. Its batch-invariant kernels exist only for GPUs.
     """
     if is_cpu and precision.batch_invariant:
         raise ValueError("rollout.precision.batch_invariant: true needs a GPU; vLLM has no such kernels for CPUs")
@@ -184,7 +185,7 @@ def quantization_config(shape: ModelShape, precision: PrecisionBlock, kernels: K
         else [
             f"model.layers.{n}.self_attn.{name}"
             for n in range(shape.num_layers)
-            for name in (*UNQUANTISED, "fused_qkv_a_proj")
+            for name in (*UNQUANTISED, "fused_qkv_a_proj")  # the last is vLLM's name of both together
         ]
     )
     kept = ["lm_head", *gates, *latent]
@@ -227,7 +228,7 @@ def check_precision(shape: ModelShape, rollout: RolloutBlock, kernels: Kernels, 
             if width % BLOCK:
                 raise ValueError(
                     f"rollout.precision.weights: fp8_block needs widths in multiples of {BLOCK}, got {label} = {width} "
-                    f"at rollout.tensor_parallel = {tp}; use int8 or same, or fewer GPUs an engine"
+                    f"at rollout.tensor_parallel = {tp}; use int8 or same, or fewer GPUs per engine"
                 )
     if not is_cpu:
         return

@@ -1,6 +1,6 @@
-"""One request and what has come of it so far: vLLM's sampling parameters from theory's, and its deltas gathered.
+"""One request and its output so far: vLLM's sampling parameters from theory's, and the collected deltas.
 
-Kept apart from the engine because an aborted request returns nothing: what it has sampled must have been kept.
+Output is collected at every step, because an aborted request returns nothing at its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from theory.top_tokens import TopTokens, id_dtype
 
 @dataclass
 class Request:
-    """A response in the making; `name` is the engine's own name of it, `num_top` how many of mu's tokens it keeps."""
+    """An unfinished response; `name` is the engine's own name for it, `num_top` the number of mu's tokens it keeps."""
 
     prompt: Prompt
     name: str = ""
@@ -34,12 +34,13 @@ class Request:
     top: list[list[tuple[int, float]]] = field(default_factory=list)
 
     def add(self, output: Any) -> None:
-        """Takes what one engine step sampled.
+        """Adds the tokens that one engine step sampled.
 
         RuntimeError where the engine reports a failure of this request, or tokens without their log-probabilities.
         """
         completion = output.outputs[0]
         if output.prompt_logprobs:
+            # Nothing predicts the first token: vLLM gives None for it.
             pairs = zip(self.prompt.tokens[1:], output.prompt_logprobs[1:], strict=True)
             self.prompt_logp = [logp[token].logprob for token, logp in pairs]
         new = list(completion.token_ids)
@@ -56,7 +57,7 @@ class Request:
             self.finish, self.routes = completion.finish_reason, completion.routed_experts
 
     def _likeliest(self, logp: Any) -> list[tuple[int, float]]:
-        """The likeliest tokens of a position, which has the sampled one besides where that is not among them."""
+        """The likeliest tokens of a position; vLLM adds the sampled one where it is not among them."""
         each = sorted(((token, one.logprob) for token, one in logp.items()), key=lambda pair: -pair[1])
         if len(each) < self.num_top:
             raise RuntimeError(
@@ -66,7 +67,7 @@ class Request:
         return each[: self.num_top]
 
     def response(self, version: int) -> Response:
-        """The response as it stands; one that did not finish was aborted."""
+        """The response so far; one that did not finish was aborted."""
         return Response(
             prompt=self.prompt,
             tokens=torch.tensor(self.tokens, dtype=torch.int64),
@@ -82,8 +83,8 @@ def sampling_params(
 ) -> Any:
     """vLLM's parameters of response `index`, which draws from derive_seed(sampling.seed, "vllm", index).
 
-    Where `sampling.draws` has its own seed and longest length, from derive_seed(seed, "vllm"). Every position comes
-    with the log-probabilities of its `num_top` likeliest tokens.
+    Where `sampling.draws` gives the response its own seed and max_tokens, it draws from derive_seed(seed, "vllm").
+    Every position has the log-probabilities of its `num_top` likeliest tokens.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -101,7 +102,7 @@ def sampling_params(
         max_tokens=max_tokens,
         seed=derive_seed(seed, "vllm", *names),
         stop_token_ids=[] if stop_token is None else [stop_token],
-        ignore_eos=True,
+        ignore_eos=True,  # no token but `stop_token` ends a response
         detokenize=False,
         logprobs=num_top,
         skip_reading_prefix_cache=not rollout.prefix_caching,
@@ -109,13 +110,13 @@ def sampling_params(
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,  # a deep copy would run the constructor again
     )
-    # Not in the constructor, which raises a temperature below 0.01 to that.
+    # Set here because SamplingParams' constructor raises a temperature below 0.01 to 0.01.
     params.temperature = sampling.temperature
     return params
 
 
 def scoring_params() -> Any:
-    """vLLM's parameters for the log-probabilities of a prompt; one token has to be sampled, and is dropped."""
+    """vLLM's parameters for the log-probabilities of a prompt; vLLM must sample one token, which is dropped."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -150,7 +151,7 @@ def check_tokens(sequences: Sequence[Sequence[int]], field_name: str, longest: i
 
 
 def check_room(prompts: Sequence[Prompt], limits: Sequence[int], max_model_len: int) -> None:
-    """Raises ValueError for a prompt that leaves its response less than its limit: vLLM would cut it and say length."""
+    """Raises ValueError for a prompt that leaves its response less than its limit: vLLM would cut it short."""
     for prompt, limit in zip(prompts, limits, strict=True):
         if len(prompt.tokens) + limit > max_model_len:
             raise ValueError(

@@ -24,7 +24,7 @@ def joined(rows: np.ndarray) -> Integer[Tensor, "rows L K"]:
     """
     if rows.ndim != 3 or rows.dtype.kind not in "iu":
         raise ValueError(f"routed_experts: expected integer ids (rows, layers, slots), got {rows.dtype} {rows.shape}")
-    # No copy and no wider type: the routes of a whole engine's responses are held here at once.
+    # No copy and no wider type: the routes of all of an engine's responses are in memory here.
     return torch.from_numpy(rows if rows.flags.writeable else rows.copy())
 
 

@@ -1,6 +1,6 @@
-"""A push is compared with the model before the engine is touched.
+"""The comparison of a push with the model, before the engine is touched.
 
-vLLM takes a name that is missing for uninitialised memory, with a warning at most.
+vLLM leaves a missing weight uninitialised, with a warning at most.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""vLLM's worker of this platform, which also remembers routes and features, and takes pushed weights.
+"""vLLM's worker of this platform, which also records routes and features, and takes pushed weights.
 
-A subclass and not an extension, because what is captured must be bound while the model is loaded: a CUDA graph captures
-the writes with the rest of the forward pass, and graphs are captured before any extension method can be called.
+A subclass and not an extension, because the recorders must be bound while the model is loaded: a CUDA graph captures
+their writes with the rest of the forward pass, before any method of an extension can be called.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RolloutWorker(_platform_worker()):
     """One rank of the engine. Methods beyond vLLM's are called by name through `collective_rpc`."""
 
     def load_model(self, **kwargs: Any) -> None:
-        """Loads the model and binds what captures."""
+        """Loads the model and binds the recorders."""
         super().load_model(**kwargs)
         options = self.vllm_config.additional_config[OPTIONS]
         self._is_recorder = get_tp_group().is_first_rank
@@ -57,7 +57,7 @@ class RolloutWorker(_platform_worker()):
 
     @property
     def _num_buffer_rows(self) -> int:
-        """The rows of the largest step, with what CUDA graphs pad it to."""
+        """The rows of the largest step, with the padding of CUDA graphs."""
         graphs = self.vllm_config.compilation_config.cudagraph_capture_sizes or [0]
         return max(self.vllm_config.scheduler_config.max_num_batched_tokens, *graphs)
 
@@ -87,7 +87,7 @@ class RolloutWorker(_platform_worker()):
             self._has_feature_gates = is_on
 
     def _keep_batches(self) -> None:
-        """The second model runner makes a batch for every step and keeps none: its order of requests is needed."""
+        """Keeps each step's batch, for its order of requests; the second model runner itself keeps none."""
         prepare = self.model_runner.prepare_inputs
 
         def kept(*args: Any, **kwargs: Any) -> Any:
@@ -99,8 +99,9 @@ class RolloutWorker(_platform_worker()):
     # Steps
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        """One step of the model, and what it leaves in the buffers."""
+        """Runs one step of the model and records it."""
         output = super().execute_model(scheduler_output)
+        # Before the next step overwrites the buffers.
         if scheduler_output.total_num_scheduled_tokens > 0 and self._is_recorder:
             self._record(scheduler_output)
         return output
@@ -109,6 +110,7 @@ class RolloutWorker(_platform_worker()):
         for request in scheduler_output.scheduled_new_reqs:
             asked = (request.sampling_params.extra_args or {}).get(OPTIONS)
             if asked is not None:
+                # All keys in one draw of the request's own stream: they do not depend on its neighbours.
                 keys = torch.rand(asked["max_rows"], generator=stream(asked["seed"]), dtype=torch.float64)
                 self._features.open(
                     request.req_id, FeatureRequest(len(request.prompt_token_ids), asked["num_features"], keys)
@@ -130,11 +132,12 @@ class RolloutWorker(_platform_worker()):
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         starts |= {request.req_id: request.num_computed_tokens for request in scheduler_output.scheduled_new_reqs}
         counts = scheduler_output.num_scheduled_tokens
+        # input_batch has the order of the rows; the scheduler's tables do not.
         names = [name for name in self.model_runner.input_batch.req_ids if counts.get(name, 0) > 0]
         return Step(names, [starts[name] for name in names], [counts[name] for name in names])
 
     def _route_store(self, capturer: Any) -> RouteStore:
-        """Made at the first step, when the size of the cache is known."""
+        """The store of routes, made at the first step, when the size of the cache is known."""
         if self._routes is None:
             cache = self.vllm_config.cache_config
             tables = self.model_runner.input_batch.block_table.block_tables
@@ -152,13 +155,14 @@ class RolloutWorker(_platform_worker()):
         table = batch.block_table[0]
         positions = np.arange(start, stop)
         blocks = table.block_table.np[batch.req_id_to_index[name]]
+        # As in vLLM's slot mapping: the block's number, then the place in the block.
         return blocks[positions // table.block_size] * table.block_size + positions % table.block_size
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """Samples, and leaves the seeded generators of prompts that are not yet read to their end alone.
+        """Samples, without the seeded generators of prompts that are not yet read to their end.
 
-        vLLM's first model runner draws for those too and then winds their generators back by CUDA's offset, which a
-        CPU generator does not have.
+        vLLM's first model runner draws for those too and then rewinds their generators by CUDA's offset, which CPU
+        generators do not have.
         """
         if self.vllm_config.use_v2_model_runner:
             return super().sample_tokens(grammar_output)
@@ -186,7 +190,7 @@ class RolloutWorker(_platform_worker()):
             self._record_gates(with_features)
 
     def take_recorded(self, num_rows: Mapping[str, int], with_features: bool) -> dict[str, Any] | None:
-        """Routes (rows, L, K) and features by request; None from every rank but the one that records."""
+        """Routes (rows, L, K) and features by request; None from ranks that do not record."""
         if not self._is_recorder:
             return None
         routes = None if self._routes is None else {n: self._routes.take(n, rows) for n, rows in num_rows.items()}
@@ -200,13 +204,13 @@ class RolloutWorker(_platform_worker()):
             self._push = Push(self._model)
 
     def push(self, named_tensors: list[tuple[str, Tensor]]) -> None:
-        """Loads a part of them."""
+        """Loads some of the weights."""
         assert self._push is not None
         with set_current_vllm_config(self.vllm_config):
             self._push.add(named_tensors)
 
     def finish_push(self) -> int:
-        """Ends the push and forgets cached routes; the number of layers that had to be packed."""
+        """Ends the push and forgets cached routes; returns the number of layers that had to be packed."""
         assert self._push is not None
         with set_current_vllm_config(self.vllm_config):
             num_packed = self._push.finish(self.vllm_config.model_config, get_tp_group().rank_in_group)

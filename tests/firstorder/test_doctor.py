@@ -32,7 +32,7 @@ def test_words_and_page_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert told.index("good.safetensors:") < told.index("nothing wrong") < told.index("late.safetensors:")
     assert told.index("late.safetensors:") < told.index("shifted by one token")
     body = text[text.index("<body>") : text.index('<script type="application/json"')]
-    few = "tokens are few: the rules were tried on 2,500 and more"
+    few = "tokens are few: the rules were tested on 2,500 or more"
     assert told.count(few) == body.count(few) == 2
     assert "nothing wrong" in body and "shifted by one token" in body and "http" not in body
 
@@ -88,7 +88,7 @@ def test_rounding_too_small_to_matter_is_no_fault(tmp_path: Path, capsys: pytest
     tiny = trace_of(draw_rows(), lambda logp, b: [x * (1 + 1e-4 * (-1) ** t) for t, x in enumerate(logp)])
     tiny.save(tmp_path / "tiny.safetensors")
     assert main(["doctor", str(tmp_path / "tiny.safetensors")]) == 0
-    assert "nothing to mend; it looks like different arithmetic" in capsys.readouterr().out
+    assert "nothing to fix; it looks like different arithmetic" in capsys.readouterr().out
 
 
 def test_json_has_the_verdict_the_clues_and_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +155,7 @@ def test_a_folder_is_a_run(
         assert any("closest to log old of step 5" in line for line in rest)
         assert "grew from 0 to" in first and "  steps 1 to 5: nothing wrong, k3 KL 0" in rest
     else:
-        assert first.startswith("run: k3 KL(mu, old) is 0 at all 12 steps, no clear change; nothing to mend; ")
+        assert first.startswith("run: k3 KL(mu, old) is 0 at all 12 steps, no clear change; nothing to fix; ")
 
 
 def test_a_run_as_an_object_and_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,5 +221,5 @@ def test_steps_that_share_no_draw_say_what_they_cannot_tell(tmp_path: Path, caps
         trace.save(tmp_path / f"step-{step:06d}.safetensors")
     main(["doctor", str(tmp_path)])
     told = capsys.readouterr().out
-    assert "cannot be told from these steps: they share 0 draws" in told
-    assert "fewer than the 8 that tell a change" in told
+    assert "cannot show whether weights arrive: they share 0 draws" in told
+    assert "fewer than the 8 needed to see a change" in told

@@ -86,7 +86,7 @@ def test_misuse_is_one_line(folder: Path, tmp_path: Path, capsys: pytest.Capture
         (str(tmp_path / "lengths.safetensors"), *model): "lengths: expected counts above 0 that sum up to",
         (str(tmp_path / "nothing.safetensors"), *model): "expected inputs and outputs of modules",
         (str(tmp_path / "large.safetensors"), *model): "tokens: expected ids below 40",
-        (str(mu), str(tmp_path / "others.safetensors"), "--localise"): "both dumps to be of the same sequences",
+        (str(mu), str(tmp_path / "others.safetensors"), "--localise"): "the same sequences in both dumps",
         (str(mu), *model, "--fail-on", "stale"): "--fail-on: expected any or none with --localise",
     }.items():
         assert main(["doctor", *arguments]) == 2, arguments

@@ -1,4 +1,4 @@
-"""docs/border.md, its pictures, the README's words on it; `python -m tests.pages.border` writes all from the rows."""
+"""docs/border.md, its pictures and its lines in the README; `python -m tests.pages.border` writes all from the rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.pages.study import ROOT, Part
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PART = Part(README, "border")
 STUDY = range(36, 50)
-"""Numbers of the claims that the study tries."""
+"""Numbers of the claims that the study tests."""
 
 
 def page() -> str:
@@ -28,31 +28,32 @@ def page() -> str:
 
 
 def block(text: str) -> str:
-    """The README's words on the study, between its two marks: counts and the best number, from its tables."""
+    """The README's lines on the study, between its two marks: counts and the best number, from the page's tables."""
     own, stale = (_collapsed(part) for part in text.split("## A gap without an error"))
     name, border, low, high = re.findall(
         r"^\| `([^`]+)` \| [^|]+ \| [^|]+ \| ([\d.]+) \| ([\d.]+) to ([\d.]+) \|", text, re.MULTILINE
     )[0]
     (verdict,) = re.findall(r"^- Claim 49: .* \*\*(.+)\.\*\*$", text, re.MULTILINE)
     fallen = [own[name] for name in ("no remedy", "R2", "R3", "token TIS", "an exact engine")]
-    words = "{} runs without a remedy and in {} with R2,\n  in {} with R3, {} with Token-TIS, {} with an exact engine"
+    words = "{} runs without a remedy, {} with R2,\n  {} with R3, {} with Token-TIS and {} with an exact engine"
     return (
-        "- **The border of stability** (counts and a fit, exploratory). At eight\n"
+        "- **The border of stability** (counts and a fit, exploratory). With eight\n"
         f"  updates per rollout and the largest gap, training collapsed in {words.format(*fallen)}.\n"
-        "  Of all numbers made of gap and staleness (N updates per rollout) one tells collapse best: half of the runs\n"
-        f"  without a remedy collapse at {name} = {border} ({low} to {high}); [study](docs/border.md).\n"
-        f"  Weights one rollout old, in an engine that computes exactly, end training too (claim 49: {verdict}).\n"
-        f"  Collapsed: {stale['no remedy']} runs, {stale['R3']} with R3, {stale['token TIS']} with Token-TIS.\n"
+        "  Of all combinations of gap and staleness (N updates per rollout), one predicts collapse best: half of the\n"
+        f"  runs without a remedy collapse at {name} = {border} ({low} to {high}); [study](docs/border.md).\n"
+        f"  In an otherwise exact engine, weights that are one rollout old also end training (claim 49: {verdict}):\n"
+        f"  {stale['no remedy']} runs collapse, {stale['R3']} with R3 and {stale['token TIS']} with Token-TIS.\n"
     )
 
 
 def _collapsed(text: str) -> dict[str, str]:
-    """A remedy's runs that collapsed, of how many, in the first table of the text that has a line for it."""
+    """Per remedy, `n of m` collapsed runs, from the first table of the text that has a row for it."""
+    # Reversed, so that of several tables the first one wins.
     return dict(reversed(re.findall(r"^\| ([\w ]+) \| (\d+ of \d+) \|", text, re.MULTILINE)))
 
 
 def pictures() -> dict[str, str]:
-    """File name to SVG text: the phase diagram, and what each remedy gains by N."""
+    """File name to SVG text: the phase diagram, and the gain of each remedy by N."""
     (regime,) = (one for one in REGIMES if one.name == "border")
     table = runs(Cells(RESULTS / "cells.jsonl").rows(), regime)
     grpo = where(table, preset="grpo")

@@ -42,7 +42,7 @@ CUTS = ("token_tis_bias", "prefix_tis_bias", "seq_tis_bias")
 
 
 def problem_at(index: int, kind: str, T: int, level: float, reward: str, has_end: bool = False) -> Problem:
-    """A random policy, and a mu that is `level` nats per token away, KL(pi || mu), by noise on every node's logits."""
+    """A random policy, and a mu at KL(pi || mu) = `level` nats per token from it, by noise on every node's logits."""
     generator = stream(index, "bounds page", kind, str(T), reward)
     tree = PrefixTree(NUM_TOKENS, T, has_end)
     target = draw_policy(kind, tree, generator, 1.0)
@@ -61,7 +61,7 @@ def medians(
     reward: str,
     num_policies: int = NUM_POLICIES,
 ) -> list[float]:
-    """The median of each column's number over the first policies whose reward is not the same for all responses."""
+    """The median of each column over the first policies whose reward is not constant over responses."""
     rows = []
     for index in count():
         problem = problem_at(index, kind, T, level, reward)
@@ -78,12 +78,12 @@ def ratio(name: str, *numbers: float) -> Callable[[Problem], float]:
 
 
 def relative(gradient: Callable[[Problem], Tensor]) -> Callable[[Problem], float]:
-    """A gap's length over that of the true gradient."""
+    """A gap's norm over that of the true gradient."""
     return lambda problem: float(gradient(problem).norm() / true_gradient(problem).norm())
 
 
 def weight_bias(name: str, cap: float) -> Callable[[Problem], float]:
-    """The bias that a cap adds, over the length of the true gradient."""
+    """The bias that a cap adds, over the norm of the true gradient."""
 
     def measured(problem: Problem) -> float:
         bound: Bound = BOUNDS[name](problem, cap)

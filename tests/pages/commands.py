@@ -32,8 +32,8 @@ def config() -> str:
     parts = [
         "# Config schema\n\n<!-- Written by `python -m tests.pages.commands`. -->\n\n"
         "Every field of a run's config, with its meaning above it. The values are those of one config: other kinds\n"
-        "of task, defect or correction have other fields. `--print-config` prints this of any config, and an unknown\n"
-        "field is one line that names the nearest one.\n"
+        "of task, defect or correction have other fields. `--print-config` prints this for any config, and an unknown\n"
+        "field gives a one-line error with the nearest name.\n"
     ]
     for title, path in (("Sandbox", "configs/demo/none.yaml"), ("Cluster", "configs/scaled/minirl/n8_r3.yaml")):
         text = to_yaml(load(ROOT / path, [], Schemas()))

@@ -1,6 +1,6 @@
-"""Runs of some steps with a fault planted from a step on: what the doctor says of their traces together.
+"""Runs of several steps with a fault planted from a step on, and the doctor's diagnosis of each run.
 
-The model is small and its task has 45 problems, so that prompts come back and steps share draws.
+The model is small and its task has 45 problems, so that prompts recur and steps share draws.
 """
 
 from __future__ import annotations
@@ -60,20 +60,21 @@ class Fleet:
         self.engines = engines
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Every engine has the weights."""
+        """Loads the weights into every engine."""
+        # A list, since the stream of tensors can be read only once.
         tensors = list(named_tensors)
         for engine in self.engines:
             engine.load_weights(tensors, version)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
-        """The responses of all, in the order of the prompts."""
+        """The responses of all engines, in the order of the prompts."""
         size = -(-len(prompts) // len(self.engines))
         parts = [prompts[i * size : (i + 1) * size] for i in range(len(self.engines))]
         return Rollouts.concat([e.generate(part, sampling) for e, part in zip(self.engines, parts, strict=True)])
 
 
 def slot_is_off(trace: Trace) -> Trace:
-    """The log mu of the sixth response of the batch are those of a prefix that is not its own."""
+    """The trace with noise on the log mu of each batch's sixth response, as if scored after another prefix."""
     lengths_B = trace.offsets.diff() - trace.num_prompt
     start, stop = int(lengths_B[:5].sum()), int(lengths_B[:6].sum())
     logp_mu = trace.logp_mu.clone()
@@ -84,20 +85,20 @@ def slot_is_off(trace: Trace) -> Trace:
 
 @dataclass(frozen=True)
 class CoursePlant:
-    """A fault: the cause to be named, and the step (counted from 1) at which its engine takes over."""
+    """A fault: the cause to name, and the first step (from 1) of its engine."""
 
     cause: str
     defects: tuple[Defect, ...] = ()
     begins: int = 1
-    """The first step that the faulty engine samples; weights that stop arriving are those of this step."""
+    """The first step that the faulty engine samples; the last weights that arrive are those of this step."""
     in_fleet: bool = False
     overrides: tuple[str, ...] = ()
-    """Of the config: how the trainer departs from its engine."""
+    """Config overrides by which the trainer departs from its engine."""
     damage: Callable[[Trace], Trace] = lambda trace: trace
 
     @property
     def since(self) -> int | None:
-        """The first step of the fault, or of the weights that stay; None where it is there from the beginning."""
+        """The first step of the fault, or of the weights that stay; None if it is there from the start."""
         return self.begins if self.begins > 1 or self.cause == "stopped" else None
 
 
@@ -132,7 +133,7 @@ COURSES: dict[str, CoursePlant] = {
 
 
 def run(plant: CoursePlant, overrides: Sequence[str], num_steps: int = NUM_STEPS) -> Iterator[Trace]:
-    """The traces of a run whose engine is exact until the plant's step, and has its defects from then on."""
+    """The traces of a run whose engine is exact before the plant's step, and has its defects from then on."""
     config = load(CONFIG, [*overrides, *plant.overrides], Schemas()).settled()
     torch.set_num_threads(1)
     task = open_task(config)
@@ -162,14 +163,14 @@ def told(plant: CoursePlant, overrides: Sequence[str], num_steps: int = NUM_STEP
 
 
 def step_named(course: Course) -> int | None:
-    """The step that the verdict names: that of the last weights that arrived, else that of the KL's change."""
+    """The step in the verdict: that of the last weights that arrived, else that of the KL's change."""
     if course.named.name == "stopped":
         return int(course.seen["stopped_since"])
     return course.since()
 
 
 def is_step_right(plant: CoursePlant, course: Course) -> bool:
-    """Whether the fault's step is named; what arrives in part is seen a step after the weights that were whole."""
+    """Whether the fault's step is named; a partial push shows one step after the last whole weights."""
     if plant.since is None:
         return True
     return step_named(course) == plant.since + (plant.cause == "partly")

@@ -1,4 +1,4 @@
-"""Traces damaged as the field's dumps are: shifted by a token, padded with zeros, cut, of other responses."""
+"""Traces with the damage of real dumps: shifted by a token, padded with zeros, truncated, of other responses."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _by_response(values_A: Tensor, trace: Trace, change: Callable[[Tensor], Tens
 
 
 def shifted_mu(trace: Trace) -> Trace:
-    """log mu stands one token late: the first value twice, the last one lost."""
+    """log mu is one token late: the first value twice, the last one lost."""
     return replace(trace, logp_mu=_by_response(trace.logp_mu, trace, lambda x: torch.cat([x[:1], x[:-1]])))
 
 
 def shifted_old(trace: Trace) -> Trace:
-    """log old stands one token early, as where logits [prompt:] are taken for [prompt - 1 : -1]."""
+    """log old is one token early, as if logits [prompt:] were used instead of [prompt - 1 : -1]."""
     return replace(trace, logp_old=_by_response(trace.logp_old, trace, lambda x: torch.cat([x[1:], x[-1:]])))
 
 
@@ -62,6 +62,7 @@ def unrelated(trace: Trace) -> Trace:
 
 def without_end(trace: Trace) -> Trace:
     """Every response that stopped has lost its end token, on both sides."""
+    # Responses that stopped share their last token, so the most frequent last token is the end token.
     end = torch.mode(trace.tokens[trace.offsets[1:] - 1]).values
     is_kept_N = torch.ones(len(trace.tokens), dtype=torch.bool)
     is_kept_N[trace.offsets[1:] - 1] = trace.tokens[trace.offsets[1:] - 1] != end

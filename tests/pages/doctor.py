@@ -1,6 +1,6 @@
-"""The doctor's rate of naming planted faults: engines with defects, historic bugs in code, and damaged traces.
+"""The rate at which the doctor names planted faults: engines with defects, historic bugs in code, damaged traces.
 
-`python -m tests.pages.doctor` writes docs/doctor.md; test_doctor.py plants a part of it again, on another model.
+`python -m tests.pages.doctor` writes docs/doctor.md; test_doctor.py repeats a part of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMALL = (
     "--algorithm.sampling.max_tokens", "24", "--model.hidden_size", "32", "--model.num_heads", "2",
     "--model.num_kv_heads", "2", "--model.expert_size", "32", "--seed", "3",
 )  # fmt: skip
-"""A model of width 32 on sums of two figures, other problems and another seed than those the thresholds are from."""
+"""A model of width 32 on sums of two-digit numbers, with problems and a seed that set no threshold."""
 DEEP = (
     "--algorithm.batch.num_prompts", "16", "--seed", "5", "--model.num_layers", "3", "--model.num_experts", "16",
     "--model.hidden_size", "48", "--model.num_heads", "3", "--model.num_kv_heads", "3",
@@ -35,15 +35,15 @@ FRESH_DEEP = (
     "--algorithm.batch.num_prompts", "16", "--model.hidden_size", "72", "--model.num_layers", "3",
     "--model.num_experts", "12", "--seed", "10",
 )  # fmt: skip
-"""Two models that nothing was run on before the rule for *undecided* was written down."""
+"""Two models that were not run before the rule for *undecided* was written down."""
 COURSE_SEEDS = ("12",)
-"""Of the runs over steps: no rule was made on it."""
+"""Seeds of the runs over steps, on which no rule was set."""
 FIRST_DRAW, FRESH_DRAW = 20, 80
 NUM_DRAWS = 3
 
 
 def formats() -> str:
-    """The formats that can be read, as a table, and how to add the fields that a dump lacks."""
+    """The table of readable formats, and the hooks that add the fields that a dump lacks."""
     rows = [
         (
             about.name,
@@ -58,7 +58,7 @@ def formats() -> str:
 
 
 def page(wards: Mapping[str, tuple[Callable[[], Ward], int]], num_draws: int) -> str:
-    """docs/doctor.md."""
+    """The text of docs/doctor.md."""
     parts, whole = [], []
     for title, (make, first) in wards.items():
         found = findings(make(), list(PLANTS), range(first, first + num_draws))
@@ -77,7 +77,7 @@ def page(wards: Mapping[str, tuple[Callable[[], Ward], int]], num_draws: int) ->
 
 
 def run_courses(seeds: Sequence[str]) -> dict[str, list[tuple[str, bool]]]:
-    """For each course, by model and seed: the cause that was named, and whether it and its step are right."""
+    """For each course, by model and seed: the named cause, and whether it and its step are right."""
     out: dict[str, list[tuple[str, bool]]] = {}
     for name, plant in COURSES.items():
         found = [told(plant, [*model, "--seed", seed]) for model in (NARROW, TALL) for seed in seeds]
@@ -88,7 +88,7 @@ def run_courses(seeds: Sequence[str]) -> dict[str, list[tuple[str, bool]]]:
 
 
 def over_steps(found: Mapping[str, Sequence[tuple[str, bool]]]) -> str:
-    """The diagnoses of runs with planted faults, and how often they are right."""
+    """The table of diagnoses of runs with planted faults, and the counts of right ones."""
     rows, num, num_causes, num_steps = [], 0, 0, 0
     for name, results in found.items():
         plant = COURSES[name]
@@ -101,8 +101,8 @@ def over_steps(found: Mapping[str, Sequence[tuple[str, bool]]]) -> str:
     others = [cause for name, results in found.items() if COURSES[name].cause not in spanning for cause, _ in results]
     counts = (
         f"The cause is right in {num_causes} of {num} runs, the cause and its step in {num_steps}. Of {len(others)} "
-        f"runs without a fault that spans steps {sum(cause in spanning for cause in others)} were said to have one. "
-        "What is left is mostly weights that never arrive and hardly move the policy."
+        f"runs without a fault that spans steps, {sum(cause in spanning for cause in others)} were reported to have "
+        "one. The errors are mostly weights that never arrive and hardly move the policy."
     )
     return f"{OVER_STEPS}\n{counts}\n\n{markdown_table(('planted', 'cause', 'named', 'at the right step'), rows)}"
 

@@ -30,18 +30,18 @@ MUTANTS = {mutant.name: mutant for mutant in CAPTURE}
 
 @dataclass(frozen=True)
 class Plant:
-    """Something wrong: the cause that has to be named, and how it comes about."""
+    """A planted fault: the cause that must be named, and how to plant it."""
 
     cause: str
     defect: Defect | None = None
     products: Literal["fp8_e4m3"] | None = None
-    """The format of the trainer's products, beside an engine that does without."""
+    """The format of the trainer's products, if the engine does not share it."""
     mutant: str = ""
     then: tuple[Defect, ...] = ()
     """Further defects of the engine, after the first."""
     damage: Callable[[Trace], Trace] = field(default=lambda trace: trace)
     is_out_of_reach: bool = False
-    """Whether one step does not tell it, as the models of the thresholds show: the counts are also given without it."""
+    """Whether one step cannot show it, as the models that set the thresholds found."""
 
     @property
     def defects(self) -> tuple[Defect, ...]:
@@ -50,7 +50,7 @@ class Plant:
 
     @property
     def is_format(self) -> bool:
-        """Whether it is a format of blocks, or of the trainer's products: counted apart."""
+        """Whether it is a format of blocks or of the trainer's products, which is counted separately."""
         return self.products is not None or isinstance(self.defect, BlockPrecision)
 
 

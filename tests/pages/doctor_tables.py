@@ -1,4 +1,4 @@
-"""The tables of docs/doctor.md: what was named of each plant, how often that was right, and what a strength means."""
+"""The tables of docs/doctor.md: the named causes of each plant, and the counts of right ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Found:
 
     @classmethod
     def of(cls, planted: str, diagnosis: Diagnosis) -> Found:
-        """The same of a diagnosis."""
+        """The record of a diagnosis."""
         strongest, strength = next(iter(diagnosis.strengths.items()))
         others = tuple(cause.name for cause in diagnosis.candidates)
         return cls(planted, diagnosis.named[0].name, strongest.name, others, strength)
@@ -36,12 +36,12 @@ Findings = Mapping[str, Sequence[Found]]
 
 
 def every(found: Findings) -> list[Found]:
-    """All of them, one after the other."""
+    """All findings, one after the other."""
     return [one for of in found.values() for one in of]
 
 
 def decided(found: Iterable[Found]) -> list[Found]:
-    """Those that name one cause."""
+    """The findings that name one cause."""
     return [one for one in found if one.named != UNDECIDED.name]
 
 
@@ -61,7 +61,7 @@ def section(title: str, found: Findings) -> str:
     return (
         f"### {title}\n\n{num_right(named)} of {len(named)} named are right.\n\n*Undecided* are {len(unsure)} of "
         f"{len(whole)}, with the planted cause among the two in {among}. *Unknown* was named {unknown} times. The "
-        f"strongest cause, whether decided or not, is right in {_strongest(main)}, of the five plants of formats in "
+        f"strongest cause, decided or not, is right in {_strongest(main)}, and for the five plants of formats in "
         f"{_strongest(formats)}.\n\n{matrix(found)}\n{details(found)}"
     )
 
@@ -77,12 +77,12 @@ def counted(found: Sequence[Found]) -> str:
 
 
 def _strongest(found: Sequence[Found]) -> str:
-    """The number of times that the strongest cause is the planted one, out of how many."""
+    """The count of findings whose strongest cause is the planted one, out of all."""
     return f"{sum(one.strongest == one.planted for one in found)} of {len(found)}"
 
 
 def matrix(found: Findings) -> str:
-    """Planted causes down, named ones across: how many of each."""
+    """The table of counts, planted causes by named ones."""
     planted: dict[str, Counter[str]] = {}
     for name, of in found.items():
         planted.setdefault(PLANTS[name].cause, Counter()).update(one.named for one in of)
@@ -99,7 +99,7 @@ def matrix(found: Findings) -> str:
 
 
 def details(found: Findings) -> str:
-    """Planted against named causes, in one table."""
+    """The table of every plant with its named causes."""
     rows = [
         (name, PLANTS[name].cause, ", ".join(f"{cause} {n}" for cause, n in _counts(of))) for name, of in found.items()
     ]

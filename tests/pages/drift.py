@@ -1,7 +1,7 @@
 """The study of drift (docs/decisions/0010-drift-study.md): its kept rows, its verdicts, its part of a page.
 
 `python -m tests.pages.drift FOLDER ...` keeps the ends of the runs in these record folders of `firstorder flow`, cut
-after the last whole problem where a folder is not finished; without a folder it writes the page's part from these.
+after the last whole problem if a folder is unfinished; without a folder it writes the page's part from the kept rows.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Study:
 
 
 def independent(first: Values, second: Values, *names: str) -> Interval:
-    """The difference of the means over unpaired problems, with its 95% bootstrap interval."""
+    """The difference of the means over unpaired problems, with its 95% percentile-bootstrap interval."""
     rng = np.random.default_rng(derive_seed(0, "flow", "bootstrap", *names))
     drawn = stats.bootstrap(
         (first, second), lambda a, b, axis=-1: a.mean(axis=axis) - b.mean(axis=axis), n_resamples=2000,
@@ -153,10 +153,10 @@ def table(study: Study, name: str, head: str) -> str:
 
 
 def share(study: Study) -> str:
-    """The share of the harm without a weight that is drift, in a sentence."""
+    """A sentence on the share of the harm without a weight that is due to drift."""
     harm = interval(study.harm(FIXED, NONE), "drift", "harm")
     back = interval(study(FIXED, CENTRED, "reward") - study(FIXED, NONE, "reward"), "drift", "back")
-    words = f"Under the fixed error no weight costs {harm} of reward, and centring the score gives back {back}"
+    words = f"Under the fixed error no weight costs {harm} of reward, and centring the score recovers {back}"
     return f"{words}, {back.mean / harm.mean:.0%} of it." if harm.low > 0 else f"{words}."
 
 
@@ -167,7 +167,7 @@ def scope(study: Study) -> str:
         num = len(distinct(of_cell(study.frame, length=length), "problem"))
         planned = load_config(ROOT / f"configs/flow/{name}.yaml").problems.count
         said.append(f"{num} problems at T = {length}" + (f" (of {planned} planned)" if num < planned else ""))
-    cut = "; the machine's time ended first" if any("planned" in words for words in said) else ""
+    cut = "; machine time ran out" if any("planned" in words for words in said) else ""
     return f"{' and '.join(said)}{cut}"
 
 
@@ -181,8 +181,8 @@ def block() -> str:
         "(decisions/0010-drift-study.md), `configs/flow/drift.yaml`; the rows are in `results/flow/drift.csv`.\n"
         f"{counts(PREDICTIONS, study)} Brackets are 95% intervals over problems.",
         verdicts(PREDICTIONS, study),
-        f"{share(study)}\nWhere nothing is ever earned, entropy without a weight ends at {lost[0]} under the fixed "
-        f"error and at {lost[1]} under the sharper engine.",
+        f"{share(study)}\nIn contexts that never pay, entropy without a weight ends at {lost[0]} under the fixed error "
+        f"and at {lost[1]} under the sharper engine.",
         table(study, "reward", "reward at the end"),
         table(study, "entropy", "entropy at the end"),
         f"One response of {3**LONG} is right at T = {LONG}, one of {3**SHORT} at T = {SHORT}; the largest reward is "

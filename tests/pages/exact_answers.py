@@ -1,4 +1,4 @@
-"""The first words of docs/exact-training.md, and its questions answered, (a) to (g), from the rows of three studies.
+"""The summary of docs/exact-training.md and the answers to its questions, (a) to (g), from the rows of three studies.
 
 `python -m tests.pages.exact_answers` writes both between the page's marks.
 """
@@ -46,14 +46,14 @@ def of_drift() -> list[str]:
         return number(float(study(error, objective, "entropy").mean()))
 
     answers = {
-        "a": f"**Which part of the harm without a weight is drift?** {drift.share(study)} What centring leaves is "
+        "a": f"**Which part of the harm without a weight is drift?** {drift.share(study)} Centring leaves "
         f"{at['a5']}. Entropy ends at {entropy(FIXED, NONE)}, and at {entropy(FIXED, CENTRED)} with the score centred "
         f"(the true gradient: {entropy(FIXED, SEQUENCE)}). Under an engine that is too sharp it ends at "
         f"{entropy(SHARPER, NONE)} without a weight, and no weight earns {at['a6']} more than the token weight.",
-        "b": f"**When does the token weight suffice?** For entropy it does: {entropy(FIXED, TOKEN)}. For reward it "
-        f"falls short of the true gradient by {at['b1']} at T = {LONG}, which is {at['b5']} more than at T = "
-        f"{drift.SHORT}, and by {at['b3']} more than under the sharper engine. The prefix weight earns {at['b4']} more "
-        f"than it.",
+        "b": f"**When does the token weight suffice?** For entropy it does: it ends at {entropy(FIXED, TOKEN)}. In "
+        f"reward it falls short of the true gradient by {at['b1']} at T = {LONG}, which is {at['b5']} more than at T = "
+        f"{drift.SHORT} and {at['b3']} more than under the sharper engine. The prefix weight earns {at['b4']} more "
+        f"than the token weight.",
     }
     return [f"- ({letter}) {words} *{told(drift.PREDICTIONS, study, letter)}.*" for letter, words in answers.items()]
 
@@ -63,18 +63,19 @@ def of_kinds() -> list[str]:
     study = kinds.Kinds(kinds.kept())
     at = found(kinds.PREDICTIONS, study)
     why = (
-        " So it is the baseline that turns the engine's error into a force where nothing is earned."
+        " So the baseline turns the engine's error into a force in contexts that never pay."
         if at["k10"].low > 0
         else ""
     )
     fresh = number(float(study(kinds.FRESH, NONE, "entropy_lost").mean()))
     words = (
-        f"**Other kinds of error, and no baseline?** An error along one direction costs {at['k1']} without a weight, "
-        f"one of the weights {at['k3']}; centring gives back {at['k2']} and {at['k4']}. Drawn again in every pass, the "
-        f"fixed error costs {at['k5']} less ({at['k5'].num} problems), though entropy where nothing is earned ends at "
-        f"{fresh}; rounding to INT4 costs {at['k6']} less. Under top-p entropy ends {at['k8']} higher with the token "
-        f"weight than with the score centred, which costs {at['k9']} of reward. Under the fixed error no weight earns "
-        f"{at['k10']} more without a baseline than with it, and the token weight then adds {at['k11']} less.{why}"
+        f"**Other kinds of error, and no baseline?** Without a weight, an error along one direction costs {at['k1']} "
+        f"and one in the model's weights {at['k3']}; centring recovers {at['k2']} and {at['k4']}. Redrawn in every "
+        f"pass, the fixed error costs {at['k5']} less ({at['k5'].num} problems), though entropy in contexts that never "
+        f"pay ends at {fresh}; rounding to INT4 costs {at['k6']} less. Under top-p, entropy ends {at['k8']} higher "
+        f"with the token weight than with the score centred, and centring costs {at['k9']} of reward. Under the fixed "
+        f"error, no weight earns {at['k10']} more without a baseline than with it, and the token weight then adds "
+        f"{at['k11']} less.{why}"
     )
     return [f"- (k) {words} *{told(kinds.PREDICTIONS, study, 'k')}.*"]
 
@@ -95,32 +96,32 @@ def of_remedies() -> list[str]:
     low, high = (number(pick(one.mean for one in ranks.values())) for pick in (min, max))
     answers = {
         "c": f"**Off-policy, by bias alone?** Under an exact engine at N = 16 no weight costs {at['c1']}, "
-        f"{at['c2']} more than at N = 4. The clip takes back {at['c3']} of it, the mask a further {at['c4']}; under "
-        f"the fixed error the mask is ahead of the clip by {at['c5']}, the token weight alone by {at['c6']}.",
+        f"{at['c2']} more than at N = 4. The clip recovers {at['c3']} of it and the mask another {at['c4']}. Under the "
+        f"fixed error the mask is ahead of the clip by {at['c5']}, and the token weight alone by {at['c6']}.",
         "d": f"**R2, R3 or Pr2: whose bias is which?** {at['d1'].num} problems, {LARGE.replace(', scale', '')}, N = 8. "
-        f"Bias at step 0: {biases}. Reward at the end: {ends}. No replay less R2: {at['d1']}; no replay less R3: "
-        f"{at['d3']}; Pr2 less R2: {at['d4']}. From noise 0.5 to 2 R3's loss grows by {at['d5']}; from N = 2 to 8 that "
-        f"of R2 by {at['d6']} ({at['d6'].num} problems).",
+        f"Bias at step 0: {biases}. Reward at the end: {ends}. No replay minus R2: {at['d1']}; no replay minus R3: "
+        f"{at['d3']}; Pr2 minus R2: {at['d4']}. From noise 0.5 to 2 R3's loss grows by {at['d5']}; from N = 2 to 8 "
+        f"R2's loss grows by {at['d6']} ({at['d6'].num} problems).",
         "e": f"**Which number at step 0 predicts the loss?** Of five ({', '.join(ranks)}) "
-        f"{', '.join(telling) if telling else 'none'} is shown to: their rank correlations with the harm of no weight "
-        f"({harm}) are {low} to {high} over {at['e1'].num} problems. Bias has {at['e1']}.",
+        f"{', '.join(telling) if telling else 'none'} does so demonstrably: their rank correlations with the harm of "
+        f"no weight ({harm}) are {low} to {high} over {at['e1'].num} problems. For bias it is {at['e1']}.",
         "f": f"**Bias or variance at large N?** At N = 16 the noise of 8 responses adds {at['f1']} to the clip's harm "
-        f"under an exact engine, which is {at['f2']} more than the fixed error adds without noise; {at['f1'].num} "
-        f"problems. The noise of 512 adds less than a tenth of that by {at['f3']}. {at_the_border()}",
+        f"under an exact engine, which is {at['f2']} more than the fixed error adds without noise ({at['f1'].num} "
+        f"problems). A tenth of that harm exceeds the harm of the noise of 512 by {at['f3']}. {at_the_border()}",
         "g": f"**Does a bound predict the order?** The rank correlation of a weight's bound with its harm is "
         f"{at['g1']} for the token weight, {at['g2']} for the prefix weight. The prefix weight's bound is the smaller "
-        f"one in each of {at['g1'].num} problems, by {number(bounds[0].mean)} at least; its harm is {bounds[1]} beyond "
-        f"the token weight's.",
+        f"one in all {at['g1'].num} problems, by at least {number(bounds[0].mean)}; its harm exceeds the token "
+        f"weight's by {bounds[1]}.",
     }
     return [f"- ({letter}) {words} *{told(remedies.PREDICTIONS, study, letter)}.*" for letter, words in answers.items()]
 
 
 BIAS_OR_VARIANCE = 48
-"""The claim of the ledger that asks (f) of sampled runs."""
+"""The claim of the ledger that tests (f) on sampled runs."""
 
 
 def at_the_border() -> str:
-    """(f) for sampled runs of the sandbox's MoE at the border: what claim 48 counted, and its verdict."""
+    """(f) for sampled runs of the sandbox's MoE at the border: the counts of claim 48 and its verdict."""
     every = findings(CLAIMS, REGIMES, Cells(RESULTS / "cells.jsonl").rows())
     (one,) = (found for found in every if found.claim.number == BIAS_OR_VARIANCE and found.decides)
 
@@ -150,23 +151,24 @@ def summary() -> str:
     bare, weighed = (number(float(others(error, one).mean())) for error, one in ((kinds.BARE, NONE), (FIXED, TOKEN)))
     at = found(remedies.PREDICTIONS, replay)
     return (
-        f"**An engine error that stays (KL 0.18 nats per token) costs {harm} of a reward of at most {best} where "
-        f"nothing corrects it; centring the score gives back {back:.0%}.**\n"
-        f"Entropy then ends at {entropy['fixed']}, where the true gradient leaves {entropy['true']}; without a weight "
-        f"under an engine that is too sharp it ends at {entropy['sharper']}.\n"
-        f"The harm needs a baseline: where nothing is subtracted from rewards, no weight ends at {bare}, the token "
-        f"weight with a baseline at {weighed}.\n"
-        f"Where routers err, R2 ends below no replay by {at['d1']}; for R3 that difference is {at['d3']}\n"
-        "([100 problems each](exact-training-tables.md), predictions written first).\n"
+        f"**A persistent engine error (KL 0.18 nats per token), left uncorrected, costs {harm} of a reward of at most "
+        f"{best}; centring the score recovers {back:.0%} of that loss.**\n"
+        f"Entropy then ends at {entropy['fixed']}, compared with {entropy['true']} under the true gradient; without a "
+        f"weight under an engine that is too sharp it ends at {entropy['sharper']}.\n"
+        f"The harm needs a baseline: without one, no weight ends at a reward of {bare}, compared with {weighed} for "
+        f"the token weight with a baseline.\n"
+        f"Where routers err, R2 ends below no replay by {at['d1']}; for R3 the difference is {at['d3']}\n"
+        "([100 problems each](exact-training-tables.md); the predictions were written first).\n"
     )
 
 
 def block() -> str:
-    """The text between the page's marks: a bullet per question, with numbers and the fate of its predictions."""
+    """The text between the page's marks: a bullet per question, with numbers and the verdicts of its predictions."""
     head = (
         "Predictions were committed before the runs ([decision 10](decisions/0010-drift-study.md), "
-        "[12](decisions/0012-remedies-study.md)).\nBrackets are 95% intervals over problems; the fixed error stays, at "
-        "KL 0.18 nats per token; harm is the reward of the true\ngradient's run less a run's, of at most 0.333.\n\n"
+        "[12](decisions/0012-remedies-study.md)).\nBrackets are 95% intervals over problems. The fixed error is "
+        "constant, at KL 0.18 nats per token. Harm is the reward of the true\ngradient's run minus a run's own, at "
+        "most 0.333.\n\n"
     )
     return head + "\n".join([*of_drift(), *of_remedies(), *of_kinds()]) + "\n"
 

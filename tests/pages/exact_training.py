@@ -42,7 +42,7 @@ REMEDIES = {
 
 @cache
 def problem() -> tuple[Task, NetworkPolicy]:
-    """Six prompts with three openings each, of which two never pay; a quarter of the others' responses are right."""
+    """Six prompts with three openings each, two of which never pay; a quarter of the others' responses are right."""
     forest = Forest.uniform(PrefixTree(3, 5), NUM_PROMPTS, NUM_OPENINGS)
     generator = stream(SEED, "exact training page")
     reward_CY = REWARDS["sparse"](forest, generator).view(-1, forest.tree.num_responses)
@@ -72,7 +72,7 @@ def run(title: str, remedy: str, observe_every: int = 4) -> Trajectory:
 
 
 def figure() -> Figure:
-    """Entropy and reward over updates: one first policy, two engines, four remedies, each named with where it ends."""
+    """Entropy and reward over updates: one first policy, two engines, four remedies, each labelled at its end."""
     matplotlib.rcParams |= {"font.size": 9}
     titles = (FIXED, SHARPER)
     drawn = Figure(figsize=(8.6, 4.9), layout="constrained")
@@ -98,13 +98,14 @@ def figure() -> Figure:
 
 
 def _name_ends(axis: Axes, ends: Sequence[float], scale: str, best: float) -> None:
-    """The names of the lines and their last values at the right edge, kept apart."""
+    """Labels with name and last value at the right edge, spread so that they do not overlap."""
     if scale == "log":
         axis.set(yscale="log", ylim=(0.008, 1.4))
     else:
         axis.set_ylim(0, 1.12 * best)
     low, high = axis.get_ylim()
     height = [log(end / low) / log(high / low) if scale == "log" else (end - low) / (high - low) for end in ends]
+    # In percent of the axis: at least 8.5 apart, within 3 to 100.
     for place, at in enumerate(spread([100 * h for h in height], 8.5, 3.0, 100.0)):
         words = f"{tuple(REMEDIES.values())[place]} {ends[place]:.3f}"
         style = {"color": PALETTE[place].text, "fontsize": 8, "va": "center", "annotation_clip": False}

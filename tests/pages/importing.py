@@ -1,8 +1,8 @@
 """The cost of reading a million sampled tokens in every format: CPU seconds and peak memory of the whole diagnosis.
 
-`python -m tests.pages.importing [FORMAT...]` prints the table of docs/speed.md. A format's file is written in a process
-of its own by the writer of lab/doctor/dumps.py, and read by `firstorder doctor` in another, whose CPU time (starting
-and imports included) and largest resident memory are taken at its end.
+`python -m tests.pages.importing [FORMAT...]` prints the table of docs/speed.md. One process
+writes a format's file with the writer of lab/doctor/dumps.py. `firstorder doctor` reads it in another, whose CPU time
+(startup and imports included) and peak resident memory are read at its end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from theory.streams import stream
 NUM_RESPONSES, NUM_PROMPT, LENGTH = 500, 50, 2000
 """A million sampled tokens."""
 LAYERS, SLOTS, EXPERTS = 2, 2, 64
-"""Of the routes, in formats that have them."""
+"""Shape of the routes, in formats that have them."""
 AIM_SECONDS, AIM_GIB = 20.0, 2.0
 MAP = "tokens=ids,num_prompt=P,logp_mu=gen,logp_old=train"
 
@@ -39,6 +39,7 @@ def million(num_responses: int = NUM_RESPONSES) -> dumps.Rows:
         old = -torch.rand(LENGTH, generator=generator).exp()
         mu = old + 0.01 * torch.randn(LENGTH, generator=generator)
         experts = torch.randint(EXPERTS, (S - 1, LAYERS, SLOTS), generator=generator)
+        # The second slot is never the first one's expert.
         experts[..., 1] = (experts[..., 0] + 1 + experts[..., 1] % (EXPERTS - 1)) % EXPERTS
         row: dict[str, Any] = {"tokens": torch.randint(100_000, (S,), generator=generator).tolist()}
         row |= {"num_prompt": NUM_PROMPT, "reward": float(b % 2), "is_response": [True] * LENGTH}
@@ -78,7 +79,7 @@ def parquet(folder: Path, of: dumps.Rows) -> Path:
 
 
 def mapped(folder: Path, of: dumps.Rows) -> Path:
-    """A .jsonl of columns with names of its own."""
+    """A .jsonl whose columns have other names."""
     theirs = dict(pair.split("=") for pair in MAP.split(","))
     return dumps.lines(folder / "other.jsonl", [{theirs[name]: row[name] for name in theirs} for row in of])
 
@@ -119,7 +120,7 @@ def options(folder: Path, name: str) -> list[str]:
 
 
 def write(name: str, folder: Path, num_responses: int = NUM_RESPONSES) -> Path:
-    """The format's file in the folder, with the trainer's side where it has none."""
+    """The format's file in the folder, and a file of the trainer's side if the format lacks it."""
     of = million(num_responses)
     if name.endswith("--old"):
         dumps.lines(folder / "old.jsonl", [{"logp_old": row["logp_old"]} for row in of])
@@ -127,7 +128,7 @@ def write(name: str, folder: Path, num_responses: int = NUM_RESPONSES) -> Path:
 
 
 def cost(path: Path, extra: Sequence[str]) -> tuple[float, float, int]:
-    """CPU seconds and peak GiB of a diagnosis of the file, and the sampled tokens that it saw."""
+    """CPU seconds and peak GiB of a diagnosis of the file, and the number of its sampled tokens."""
     done = subprocess.run(
         [sys.executable, "-c", READ, str(path), *extra], capture_output=True, text=True, check=False
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Drift by kind of engine error (docs/decisions/0010-drift-study.md, last section): its rows, verdicts, part of a page.
 
 `python -m tests.pages.kinds FOLDER ...` keeps the ends of the runs in these record folders of `firstorder flow`;
-without a folder it writes the page's part from these.
+without a folder it writes the page's part from the kept rows.
 """
 
 from __future__ import annotations
@@ -125,21 +125,21 @@ def block() -> str:
     num = {error: len(study(error, NONE)) for error in ERRORS}
     few = "; ".join(f"{ERRORS[error]}: {n}" for error, n in num.items() if n < num[FIXED])
     parts = [
-        f"{num[FIXED]} problems{f' ({few})' if few else ''}, others than those above; design and predictions were "
-        "committed before the runs: the last section of\n[decision 10](decisions/0010-drift-study.md), "
+        f"{num[FIXED]} problems{f' ({few})' if few else ''}, different from those above; design and predictions "
+        "were committed before the runs: the last section of\n[decision 10](decisions/0010-drift-study.md), "
         "`configs/flow/kinds.yaml`; the rows are in `results/flow/kinds.csv`.\n"
-        f"{counts(PREDICTIONS, study)} Harm is the sequence weight's reward less no weight's.",
+        f"{counts(PREDICTIONS, study)} Harm is the sequence weight's reward minus that of no weight.",
         verdicts(PREDICTIONS, study),
         table(study, "reward", "reward at the end"),
-        table(study, "entropy_lost", "entropy at the end where nothing is earned"),
-        f"The true gradient leaves an entropy of {exact} there. Under top-p no weight follows the true gradient: a "
-        "token that mu never samples\nhas no weight.",
+        table(study, "entropy_lost", "entropy at the end in contexts that never pay"),
+        f"Under the true gradient it ends at {exact}. Under top-p no weight follows the true gradient: a token that mu "
+        "never samples\nhas no weight.",
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
 def rows_of(folder: Path) -> pd.DataFrame:
-    """The ends of a folder's runs; those without a baseline have an error label of their own."""
+    """The ends of a folder's runs; those without a baseline get their own error label."""
     rows = ends_in(folder)
     is_bare = folder.parent.name == "kinds-bare"
     return rows.assign(error=BARE) if is_bare else rows

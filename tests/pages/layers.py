@@ -69,7 +69,7 @@ class Plant:
 
 
 def defective(defect: Defect) -> Callable[[Tensors], Tensors]:
-    """The weights as an engine with this defect keeps them."""
+    """The weights after this defect."""
     return lambda own: list(kept_weights([defect], own))
 
 
@@ -94,7 +94,7 @@ PLANTS: Mapping[str, Plant] = {
 
 
 def planted(model: MoE, plant: Plant | None, layer: int) -> Tensors:
-    """The weights of the model with the plant in that layer."""
+    """The model's weights, with the plant in that layer."""
     tensors = list(to_hf(model))
     if plant is None:
         return tensors
@@ -124,6 +124,7 @@ def hidden_states(
 
         return hook
 
+    # Compiled passes bypass the modules, so hooks need the eager kernels.
     kernels, handles = model.kernels, []
     for name, module in model.compute_with(EAGER).named_modules():
         if match := re.fullmatch(r"layers\.(\d+)\.(attention|mlp)", name):
@@ -145,7 +146,7 @@ def hidden_states(
 
 
 class Patient:
-    """A fresh model, its trainer, and engines in bf16 that hold what was planted."""
+    """A fresh model, its trainer, and engines in bf16 with planted faults."""
 
     def __init__(self, config: ModelConfig, seed: int = 0, num_prompts: int = 24) -> None:
         self.model = MoE(config, stream(seed, "layers page"))
@@ -171,12 +172,12 @@ class Patient:
         return next((one.module for one in inspect(states, self.reference, "bf16") if one.is_out), "")
 
     def by_pair(self, engine: SandboxEngine) -> str:
-        """The module that it names against the trainer's dump."""
+        """The module that the engine's dump names against the trainer's dump, "" for none."""
         states = hidden_states(engine.model, self.sequences, engine.numerics(0))
         return next((one.module for one in compare(states, self.old, "bf16") if one.is_out), "")
 
     def by_trace(self, engine: SandboxEngine) -> tuple[str, str]:
-        """The places that a trace of the engine names before and after the fault; ("", "") for none."""
+        """The places before and after the fault that a trace of the engine names; ("", "") for none."""
         rollouts = engine.generate(self.prompts, Sampling(max_tokens=24, num_responses=4, seed=1))
         trainer = SandboxTrainingEngine(self.model, OptimizerSettings(learning_rate=1e-3))
         scores = trainer.score(rollouts, RoutingPlan("natural"))
@@ -242,23 +243,23 @@ def section(rows: Mapping[str, Sequence[Row]], alarms: Sequence[tuple[bool, bool
     table.append(("all", len(every), *totals))
     wrong = [sum(alarm[i] for alarm in alarms) for i in range(3)]
     return (
-        f"{INTRO}\nOf {len(every)} engines the module and its layer are named in {totals[0]} by a dump and the model,"
-        f" in {totals[1]} by two\ndumps; a trace alone puts the fault between the right two routers in {totals[2]}. Of "
-        f"{len(alarms)} sound engines in bf16\n{wrong[0]}, {wrong[1]} and {wrong[2]} are said to have a fault.\n\n"
+        f"{INTRO}\nOf {len(every)} engines, a dump with the model names the module and its layer in {totals[0]}, two "
+        f"dumps in {totals[1]};\na trace alone places the fault between the right two routers in {totals[2]}. Of "
+        f"{len(alarms)} sound engines in bf16,\nthey report a fault in {wrong[0]}, {wrong[1]} and {wrong[2]}.\n\n"
         + markdown_table(("planted in one layer", "engines", "dump and model", "two dumps", "trace and model"), table)
         + NOTE
     )
 
 
 NOTE = """
-A trace has no hidden states: FP8 in one layer moves hardly more routes of 2,000 tokens than rounding does, and a norm
-that scales a router's input changes no choice, so that the fault is put too late.
+A trace has no hidden states. FP8 in one layer changes hardly more routes of 2,000 tokens than rounding does, and a norm
+that scales a router's input changes no choice, so that the fault is placed too late.
 """
 INTRO = """## Where: the layer
 
-`firstorder doctor --localise` names the first layer and module whose output leaves the band of the precision:
-[how](how-to/find-the-layer.md). Counted on fresh models of three architectures (four layers, width 48) that no
-threshold was set on; the engine and the trainer's dump compute in bf16, and one layer of the engine has a fault.
+`firstorder doctor --localise` names the first layer and module whose output leaves the band of the precision
+([how](how-to/find-the-layer.md)). The counts are on fresh models of three architectures (four layers, width 48) that no
+threshold was set on. The engine and the trainer's dump compute in bf16, and one layer of the engine has a fault.
 """
 
 

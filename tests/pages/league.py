@@ -1,8 +1,8 @@
 """The league table of objectives and corrections: its kept rows, docs/league.md and its picture.
 
-`python -m tests.pages.league` enumerates configs/audit/league.yaml (every preset and correction that there is),
-league_tokens.yaml and league_moe.yaml, keeps the medians over policies in results/audit/, and writes page and picture;
-with `--page` it writes these from the kept rows.
+`python -m tests.pages.league` enumerates configs/audit/league.yaml (every preset and correction), league_tokens.yaml
+and league_moe.yaml, keeps the medians over policies in results/audit/, and writes page and picture; with `--page` it
+writes these from the kept rows.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ LARGE = 5.0
 
 
 def standing(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per objective: medians over all cells, the worst cell, and in how many it is best or within 2%; the least
-    times of 1,024 responses first."""
+    """One row per objective: medians over all cells, the worst cell, and the number of cells within 2% of the best;
+    sorted by `times_1024`."""
     rows = []
     for key, part in parts(frame, ["objective"]):
         row = dict(key)
@@ -60,7 +60,7 @@ HEADS = {
 
 
 def shown(value: float, name: str = "") -> str:
-    """A number in the table; rounding of the enumeration is 0, what is not there a dash."""
+    """A number in the table; the enumeration's rounding shows as 0, a missing value as a dash."""
     if np.isnan(value):
         return "–"
     return f"{value:.2f}" if name.startswith(("times", "worst")) else number(0.0 if abs(value) < 1e-7 else value)
@@ -73,7 +73,7 @@ def league(frame: pd.DataFrame) -> str:
 
 
 def _tied(part: pd.DataFrame, n: int, num: int = 3) -> list[tuple[str, float]]:
-    """The best objectives of some cells by median, with how many times the least error they make."""
+    """The best objectives of some cells by median, with their error over the least error."""
     each = {key["objective"]: float(np.median(numbers(of, f"times_{n}"))) for key, of in parts(part, ["objective"])}
     return sorted(each.items(), key=lambda pair: pair[1])[:num]
 
@@ -86,7 +86,7 @@ def regimes(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def when(frame: pd.DataFrame) -> str:
-    """For each regime and sample size, the three that err least, and the plain gradient."""
+    """For each regime and sample size, the three objectives with the least error, and the plain gradient."""
     rows = []
     for words, part in regimes(frame):
         cells = [words]
@@ -99,7 +99,7 @@ def when(frame: pd.DataFrame) -> str:
 
 
 def by_level(frame: pd.DataFrame, names: Sequence[str]) -> str:
-    """Median times of 1,024 responses by temperature, reward and staleness, the objectives of `names`."""
+    """Median `times_1024` of the objectives of `names` by temperature, reward and staleness."""
     columns: list[tuple[str, pd.DataFrame]] = []
     for policy in frame["policy"].unique():
         columns.append((f"T {heat_of(policy)}", where(frame, frame["policy"] == policy)))
@@ -131,7 +131,7 @@ PER_TOKEN_HEADS = {
 
 
 def per_token(frame: pd.DataFrame) -> str:
-    """For each objective and gap, the numbers under a baseline per token over those under the mean."""
+    """For each objective and gap, the ratios of the numbers under a baseline per token to those under the mean."""
     rows = []
     for plain, mine, theirs in beside(frame):
         for level in distinct(frame, "asked_discrepancy"):
@@ -151,7 +151,7 @@ def _least_gain(frame: pd.DataFrame) -> str:
         less += int((numbers(mine, "variance") < numbers(theirs, "variance")).sum())
         better += int((numbers(mine, "best_1024") < numbers(theirs, "best_1024")).sum())
         total += len(mine)
-    return f"It lowers the variance in {less} of {total} cells, and the error of 1,024 responses in {better}."
+    return f"It lowers the variance in {less} of {total} cells, and the error with 1,024 responses in {better}."
 
 
 def _shifted(moe: pd.DataFrame) -> str:
@@ -162,7 +162,7 @@ def _shifted(moe: pd.DataFrame) -> str:
     for name, words in (("direction_bias", "direction bias"), ("variance", "variance"), ("best_1024", "error")):
         ratio = numbers(rspo, name) / numbers(gmpo, name)
         said.append(f"{words} {ratio.min():.3g} to {ratio.max():.3g}")
-    return f"RSPO over GMPO off policy, at 1,024 responses: {', '.join(said)}; on policy they are one."
+    return f"RSPO over GMPO off policy, with 1,024 responses: {', '.join(said)}; on policy the two are equal."
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -177,16 +177,16 @@ def findings(frame: pd.DataFrame) -> list[str]:
         least = min(table, key=lambda row: row[f"times_{n}"])
         most = max(table, key=lambda row: row[f"wins_{n}"])
         said.append(
-            f"From {n:,} responses {least['objective']} errs least in the median: {least[f'times_{n}']:.2f} times the "
-            f"best of its cell, {least[f'worst_{n}']:.2f} in its worst. Most often within 2% of the best is "
-            f"{most['objective']} ({most[f'wins_{n}']} of {num_cells} cells)."
+            f"With {n:,} responses {least['objective']} has the least median error: {least[f'times_{n}']:.2f} times "
+            f"the best of its cell, and {least[f'worst_{n}']:.2f} times in its worst cell. {most['objective']} is most "
+            f"often within 2% of the best ({most[f'wins_{n}']} of {num_cells} cells)."
         )
     said += [_plain_is_enough(frame), _plain_against_weights(frame)]
     said.append(_variance(frame))
     said.append(_centring(frame))
     far = [row["objective"] for row in table if row["worst_1024"] > LARGE]
     if far:
-        said.append(f"More than {LARGE:g} times the least error in some cell, at 1,024 responses: {', '.join(far)}.")
+        said.append(f"With 1,024 responses, more than {LARGE:g} times the least error in some cell: {', '.join(far)}.")
     return said
 
 
@@ -196,23 +196,23 @@ def _median(frame: pd.DataFrame, objective: str, name: str, level: float) -> flo
 
 
 def _plain_is_enough(frame: pd.DataFrame) -> str:
-    """At which gaps, on policy, the gradient without a weight errs hardly more than the best."""
+    """The gaps at which, on policy, the gradient without a weight has hardly more error than the best."""
     part = where(frame, (frame["objective"] == PLAIN) & (frame["asked_staleness"] == 0))
     said = []
     for n in SIZES:
         each = {key["asked_discrepancy"]: np.median(numbers(of, f"times_{n}")) for key, of in parts(part, GAP)}
         near = [number(level) for level, times in each.items() if times <= NEAR]
-        said.append(f"from {n:,} responses at KL(mu, old) {', '.join(near) or 'none of the gaps'}")
-    return f"On policy the plain gradient errs at most {NEAR - 1:.0%} more than the best {', and '.join(said)}."
+        said.append(f"with {n:,} responses at KL(mu, old) {', '.join(near) or 'none of the gaps'}")
+    return f"On policy, the plain gradient's error is at most {NEAR - 1:.0%} above the best {', and '.join(said)}."
 
 
 def _plain_against_weights(frame: pd.DataFrame) -> str:
-    """The cells in which the gradient without a weight errs more than under the token weight."""
+    """The errors of the gradient without a weight and with the token weight, at each gap."""
     said = []
     for level in distinct(frame, "asked_discrepancy"):
         each = [_median(frame, name, "best_1024", level) for name in (PLAIN, f"{PLAIN} + token_is")]
         said.append(f"{number(each[0])} and {number(each[1])} at KL(mu, old) {number(level)}")
-    return f"The error of 1,024 responses, without a weight and with a token weight: {', '.join(said)}."
+    return f"The error with 1,024 responses, without a weight and with the token weight: {', '.join(said)}."
 
 
 def _variance(frame: pd.DataFrame) -> str:
@@ -220,8 +220,8 @@ def _variance(frame: pd.DataFrame) -> str:
     level = distinct(frame, "asked_discrepancy")[-1]
     token, whole = (_median(frame, f"{PLAIN} + {name}", "variance", level) for name in ("token_is", "seq_tis"))
     return (
-        f"At KL(mu, old) {number(level)} the weight of a whole response, cut at its cap, has {whole / token:.2f} times "
-        f"the variance of a token's."
+        f"At KL(mu, old) {number(level)} the capped weight of a whole response has {whole / token:.2f} times the "
+        f"variance of the token weight."
     )
 
 
@@ -235,13 +235,13 @@ def _centring(frame: pd.DataFrame) -> str:
         )
         drift = _median(frame, PLAIN, "drift", level)
         said.append(
-            f"at KL {number(level)} bias times {bias:.2f} and variance times {variance:.2f} (drift {number(drift)})"
+            f"the bias by {bias:.2f} and the variance by {variance:.2f} at KL {number(level)} (drift {number(drift)})"
         )
-    return f"Centering the plain gradient: {'; '.join(said)}; its drift is then 0."
+    return f"Centering the plain gradient multiplies {'; '.join(said)}. It leaves no drift."
 
 
 def proxy(frame: pd.DataFrame) -> str:
-    """The rank correlation of `rollout_corr/drift` with the quantity that it stands for."""
+    """The rank correlation of `rollout_corr/drift` with the drift that it estimates."""
     part = frame.dropna(subset=["drift", "drift_tokens"])
     part = where(part, (part["drift"] > 1e-7) & ~part["objective"].str.contains("centred"))
     said = []
@@ -249,9 +249,9 @@ def proxy(frame: pd.DataFrame) -> str:
         found = stats.spearmanr(numbers(sub, "drift_tokens"), numbers(sub, "drift"))
         said.append(f"{float(found.statistic):.2f} over {name} ({len(sub)})")  # pyright: ignore[reportAttributeAccessIssue]
     return (
-        f"Spearman's correlation of the metric `rollout_corr/drift`, at its exact expectation, with the length of the "
-        f"drift by the parameters: {', '.join(said)}. It is a bound in the logits of a context, and knows neither the "
-        "prefix's mean advantage nor which contexts cancel."
+        f"Spearman's correlation of the exact expectation of the metric `rollout_corr/drift` with the norm of the "
+        f"drift in parameter space: {', '.join(said)}. The metric is a bound in the logits of a context; it ignores "
+        "the prefix's mean advantage and the cancellation between contexts."
     )
 
 
@@ -264,7 +264,7 @@ def _by_objective(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[s
 
 
 def figure(frame: pd.DataFrame) -> Figure:
-    """Every objective by regime: how many times the least error of the cell it makes from 1,024 responses."""
+    """Every objective by regime: its error with 1,024 responses over the least error of the cell."""
     names = [row["objective"] for row in records(standing(frame))]
     columns = list(regimes(frame))
     grid = np.array([
@@ -291,41 +291,41 @@ def figure(frame: pd.DataFrame) -> Figure:
 
 HEAD = """# League table of objectives and corrections
 
-{num} objectives on the same problems, by enumeration: no gradient is sampled."""
+{num} objectives on the same problems, by exact enumeration: no gradient is sampled."""
 
 SETTING = """## The problems
 
-They are small (three tokens, four positions, parameters shared by the last token; groups of {group}), so the table
-says how the objectives stand to each other where everything is known, and not what a large model gains. Responses
-are short, where the weight of a whole response is at its best: its variance grows with the length
+The problems are small (three tokens, four positions, parameters shared by the last token; groups of {group}), so the
+table compares the objectives with each other in an exact setting and says nothing about gains on a large model. The
+responses are short, which favours the weight of a whole response: its variance grows with the length
 ([the token weight](token-weight.md)).
 
-It has every preset and correction of the project that asks for no more than log-probabilities and rewards, and M2PO,
-whose bounds are those of an infinitely large mini-batch. A baseline per token and RSPO have sections of their own.
-This makes it again: `python -m tests.pages.league`.
+The table has every preset and correction of the project that needs only log-probabilities and rewards, and M2PO, whose
+bounds are those of an infinitely large mini-batch. A baseline per token and RSPO have their own sections.
+`python -m tests.pages.league` regenerates the page.
 
-Cells: KL(mu, old) = {gaps} nats per token; pi on old, or {stale} nats per token from it along the true gradient
-(as several updates per rollout leave it); temperature {heats}; rewards {rewards}. Medians over {seeds} policies.
-`reinforce + x` is the plain gradient under the correction x, a weight being that of the whole gap pi/mu.
-`centred`: the mean under mu is taken off (arXiv 2609.20807)."""
+Cells: KL(mu, old) = {gaps} nats per token; pi equal to old, or {stale} nats per token from it along the true gradient
+(as after several updates per rollout); temperature {heats}; rewards {rewards}. Medians over {seeds} policies.
+`reinforce + x` is the plain gradient under the correction x; a weight uses the whole gap pi/mu.
+`centred`: the mean under mu is subtracted (arXiv 2609.20807)."""
 
 WHEN = """## Which one, when
 
-The error is that of n responses' gradient at the step length that makes it least, so that nothing is won or
-lost by an objective's scale. Numbers: times the least error of the cell, median over temperatures and rewards."""
+The error is that of the gradient from n responses at its best step length, so that an objective's scale does not
+matter. Numbers: error over the least error of the cell, median over temperatures and rewards."""
 
 TABLE = """## The table
 
-Medians over all cells, the least error from 1,024 responses on top. Bias, direction bias, variance and error
-are those of [audits](audit.md), in lengths of the true gradient and at the objective's own scale. `x best`: the
-error at the best step length over the least of the cell. Drift: the length of what no choice of token earned."""
+Medians over all cells, sorted by the error with 1,024 responses. Bias, direction bias, variance and error are those of
+[audits](audit.md), in units of the true gradient's norm and at the objective's own scale. `x best`: the error at the
+best step length over the least of the cell. Drift: the norm of the part that no choice of token earned."""
 
-PER_TOKEN = """`advantage: optimal_token` (arXiv 2602.07078) beside the mean of the rewards, in infinite groups, where
-either baseline is an expectation; cells as above, and responses with an end. Numbers are those with a baseline per
-token over those with the mean: medians over cells, and in brackets the least and the largest."""
+PER_TOKEN = """`advantage: optimal_token` (arXiv 2602.07078) compared with the mean reward, in infinite groups, where
+either baseline is an expectation; cells as above, plus responses with an end token. Numbers are ratios of the
+baseline per token to the mean: medians over cells, with the range in brackets."""
 
 PICTURED = (
-    "![Error from 1,024 responses over the least of the cell, by objective, gap and staleness](images/league.svg)"
+    "![Error with 1,024 responses over the least of the cell, by objective, gap and staleness](images/league.svg)"
 )
 
 
@@ -349,7 +349,7 @@ def page() -> str:
         TABLE,
         league(frame),
         "## By temperature, reward and staleness",
-        "Median of `x best` from 1,024 responses: the twelve that stand first, and the plain gradient.",
+        "Median of `x best` with 1,024 responses: the first twelve, and the plain gradient.",
         by_level(frame, [*dict.fromkeys([*first[:12], PLAIN])]),
         "## A baseline per token",
         PER_TOKEN,
@@ -358,7 +358,7 @@ def page() -> str:
         "## A mixture of experts with its engines",
         f"The sandbox's MoE with its own engines, {len(moe['objective'].unique())} objectives, on policy and "
         f"{number(distinct(moe, 'asked_staleness')[-1])} nats per token from old in a random direction. The gap is "
-        f"the engine's own. From 1,024 responses errs least: {'; '.join(_moe_gaps(moe))}. {_shifted(moe)} Columns as "
+        f"the engine's own. Least error with 1,024 responses: {'; '.join(_moe_gaps(moe))}. {_shifted(moe)} Columns as "
         f"above.",
         league(moe),
         "## Drift, and its metric",
@@ -381,7 +381,7 @@ def _moe_gaps(moe: pd.DataFrame) -> Iterator[str]:
 
 
 def main() -> None:
-    """Makes the rows, unless `--page` is given; page and picture."""
+    """Enumerates the rows unless `--page` is given, then writes page and picture."""
     if "--page" not in sys.argv:
         for name in CONFIGS:
             keep(name, enumerated(name))

@@ -1,4 +1,4 @@
-"""The rows of the league table: what `python -m tests.pages.league` enumerates and keeps in results/audit/."""
+"""The rows of the league table, which `python -m tests.pages.league` enumerates and keeps in results/audit/."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def keep(name: str, frame: pd.DataFrame) -> None:
 
 
 def kept(name: str) -> pd.DataFrame:
-    """The kept rows of an audit, with what is computed from them: `best_<n>` and `times_<n>`."""
+    """The kept rows of an audit, with the computed columns `best_<n>` and `times_<n>`."""
     frame = pd.read_csv(KEPT[name])
     for n in SIZES:
         frame[f"best_{n}"] = best_step_error(frame, n)
@@ -62,12 +62,12 @@ def kept(name: str) -> pd.DataFrame:
 
 
 def best_step_error(frame: pd.DataFrame, n: int) -> NDArray[np.float64]:
-    """Root mean squared error of n responses' gradient over ||grad J||, in [0, 1], at the step length that makes it
-    least: sqrt(1 - <m, t>^2 / (||t||^2 (||m||^2 + variance / n))) with mean m and truth t; 1 where it leads away.
+    """Root mean squared error of n responses' gradient over ||grad J||, in [0, 1], at its best step
+    length: sqrt(1 - <m, t>^2 / (||t||^2 (||m||^2 + variance / n))) with mean m and truth t; 1 where <m, t> <= 0.
     """
     scale, cosine = numbers(frame, "scale"), numbers(frame, "cosine")
     with np.errstate(divide="ignore", invalid="ignore"):
         squared = np.where(scale == 0, 0.0, (scale / cosine) ** 2)
         share = np.where(scale > 0, scale**2 / (squared + numbers(frame, "variance") / n), 0.0)
-    # Where some policy's every response is rejected there is no gradient, and no number but 1.
+    # If every response of a policy is rejected, there is no gradient and the error is 1.
     return np.sqrt(np.clip(1 - np.nan_to_num(share, nan=0.0), 0.0, 1.0))

@@ -1,4 +1,4 @@
-"""The ledger's page and what the README says of it; `python -m tests.pages.ledger` writes both from the kept rows."""
+"""The ledger's page and its lines in the README; `python -m tests.pages.ledger` writes both from the kept rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Notebooks as they are stored: run, with static figures; `python -m tests.pages.notebooks [NAME ...]` stores them.
 
-GitHub and other viewers run no script. A Plotly figure is stored as the PNG that headless Chromium draws of it, and a
-dial, which nothing would answer there, is left out. Whoever runs a notebook has both again.
+GitHub and other viewers run no scripts. A Plotly figure is therefore stored as a PNG drawn by headless Chromium, and
+dials, which would not respond there, are left out. Running a notebook brings both back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IMAGES = ("image/png", "image/svg+xml")
 WIDTH, SCALE, COLOURS = 860, 1.5, 48
 """A stored figure: CSS pixels, device pixels for each, and colours of its palette."""
 
-# Chromium draws every figure, and the page that it dumps then holds each as a PNG in text.
+# Chromium draws every figure; the dumped page then holds each as a PNG in base64.
 DRAW = """<!doctype html><meta charset="utf-8"><script src="{script}"></script><body></body><script>
 const figures = {figures};
 (async () => {{
@@ -52,14 +52,14 @@ const figures = {figures};
 
 def execute(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The notebook itself, run from the repository's root with new outputs; a cell that raises raises here."""
-    # Three minutes is what a notebook may take on an idle laptop; a shared machine is slower.
+    # A notebook may take three minutes on an idle laptop; a shared machine is slower.
     client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOT)}}, record_timing=False)
     client.execute()
     return notebook
 
 
 def sources(notebook: nbformat.NotebookNode) -> str:
-    """A digest of the notebook's code: stored outputs carry that of the code which made them."""
+    """A digest of the notebook's code, stored with the outputs to tell which code made them."""
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     return hashlib.sha256(json.dumps(code).encode()).hexdigest()[:16]
 
@@ -80,7 +80,7 @@ def store(path: Path) -> None:
 
 
 def drawn(figures: Sequence[dict[str, Any]]) -> list[bytes]:
-    """Each figure as a PNG of few colours. RuntimeError where no Chromium is found or it draws fewer than asked."""
+    """Each figure as a PNG of few colours. RuntimeError without Chromium, or if it draws too few figures."""
     browser = next(
         (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
     )
@@ -89,7 +89,7 @@ def drawn(figures: Sequence[dict[str, Any]]) -> list[bytes]:
     script = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "figures.html"
-        # Within a script "</" would end it.
+        # "</" would end the script element.
         data = json.dumps(figures).replace("</", "<\\/")
         page.write_text(DRAW.format(script=script.as_uri(), figures=data, width=WIDTH, scale=SCALE), encoding="utf-8")
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000", "--dump-dom"]
@@ -102,7 +102,7 @@ def drawn(figures: Sequence[dict[str, Any]]) -> list[bytes]:
 
 
 def small(png: bytes) -> bytes:
-    """The PNG with a palette of few colours, of which the lines' inks are as they were however thin the line."""
+    """The PNG with a palette of few colours, in which the lines keep their exact colours, however thin they are."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
     inks = [int(ink.line[i : i + 2], 16) for ink in PALETTE for i in (1, 3, 5)]
     others = image.quantize(COLOURS - len(PALETTE)).getpalette() or []
@@ -113,20 +113,20 @@ def small(png: bytes) -> bytes:
 
 
 def _still(output: nbformat.NotebookNode, images: Iterator[bytes]) -> nbformat.NotebookNode:
-    """The output with a picture in place of a figure that wants a script."""
+    """The output, with a picture instead of a figure that needs a script."""
     if PLOTLY in output.get("data", {}):
         title = output["data"][PLOTLY]["layout"].get("title", {}).get("text", "untitled")
         png = base64.b64encode(next(images)).decode()
         output["data"] = {"image/png": png, "text/plain": f"Figure: {title}"}
     elif "text/plain" in output.get("data", {}):
-        # An address is another one each time.
+        # Addresses of objects differ between runs.
         output["data"]["text/plain"] = re.sub(r" at 0x[0-9a-f]+", "", output["data"]["text/plain"])
     output.get("metadata", {}).clear()
     return output
 
 
 def _joined(outputs: Sequence[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
-    """The outputs, with printed text that came in pieces as one."""
+    """The outputs, with consecutive pieces of a stream joined."""
     out: list[nbformat.NotebookNode] = []
     for output in outputs:
         if out and output.output_type == "stream" and out[-1].get("name") == output.name:
@@ -141,7 +141,7 @@ def _outputs(notebook: nbformat.NotebookNode) -> Iterator[nbformat.NotebookNode]
 
 
 if __name__ == "__main__":
-    # Runs that a notebook trains stay where `make demo` keeps its runs.
+    # Keep the runs that a notebook trains beside those of `make demo`.
     os.environ.setdefault("FIRSTORDER_RUNS", str(ROOT / "runs"))
     asked = sys.argv[1:]
     for one in NOTEBOOKS:

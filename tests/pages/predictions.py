@@ -1,4 +1,4 @@
-"""A prediction of a study of exact runs: its sentence, what is measured for it, and its verdict."""
+"""A prediction of a study of exact runs: its sentence, its measure and its verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lab.flow.table import Interval
 from lab.markdown import markdown_table
 
 Study = TypeVar("Study")
-"""The kept rows of a study, asked by cell."""
+"""The kept rows of a study, by cell."""
 
 COUNTED = {"holds": "hold", "fails": "fail", "open": "are open"}
 """Verdicts, and their plurals."""
@@ -18,7 +18,7 @@ COUNTED = {"holds": "hold", "fails": "fail", "open": "are open"}
 
 @dataclass(frozen=True)
 class Prediction(Generic[Study]):
-    """A sentence, what is measured for it, and the intervals that must all be above 0 where it holds."""
+    """A sentence, its measure, and the intervals, all of which are above 0 if it holds."""
 
     name: str
     words: str
@@ -34,7 +34,7 @@ class Prediction(Generic[Study]):
 
 
 def verdicts(predictions: Sequence[Prediction[Study]], study: Study) -> str:
-    """The predictions, what was found, and whether they hold, as a table."""
+    """A table of the predictions, the findings and the verdicts."""
     rows = []
     for one in predictions:
         found = "; ".join(map(str, one.intervals(study)))

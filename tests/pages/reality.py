@@ -1,8 +1,8 @@
-"""A check of the sandbox against published runs: one noise is set by a run's k3 KL alone, its other figures follow.
+"""A check of the sandbox against published runs: one noise is fitted to a run's k3 KL alone, its other figures follow.
 
-The sandbox's model is four orders of magnitude smaller and does sums. If what it says of an engine's mismatch carries
-over, an engine with the published k3 has about the published chi2, Pearson correlation, probability difference and
-F(2). `WITHIN` says how near was expected before the first run. `python -m tests.pages.reality` runs it anew.
+The sandbox's model is four orders of magnitude smaller and does sums. If its engine mismatch carries over, an engine
+with the published k3 has about the published chi2, Pearson correlation, probability difference and F(2). `WITHIN` has
+the factors expected before the first run. `python -m tests.pages.reality` runs the check again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RESULTS = Path(__file__).with_suffix(".jsonl")
 WITHIN: Mapping[str, float] = {
     K1: 1.5, CHI2: 1.5, EXTREME: 3.0, PROB_GAP: 2.0, LOGP_GAP: 2.0, PEARSON: 3.0, ROUTERS: 3.0,
 }  # fmt: skip
-"""The factor within which each figure was expected; of Pearson's r it is 1 - r that is compared."""
+"""The factor within which each figure was expected; for Pearson's r, 1 - r is compared."""
 FAMILIES: Mapping[str, Callable[[float], Defect]] = {
     "noise on router logits": lambda std: RouterNoise(std=std),
     "noise on next-token logits": lambda std: LogitNoise(std=std),
@@ -48,7 +48,7 @@ LARGEST = 3.0
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one report and family of engines: the fitted noise, and each figure as published and as found."""
+    """The fitted noise of one report and family of engines, and each figure as published and as found."""
 
     model: str
     source: str
@@ -59,7 +59,7 @@ class Prediction:
     found: Mapping[str, float]
 
     def factor(self, name: str) -> float:
-        """Found over published, of 1 - r for Pearson's r; inf or 0 where one of them is 0."""
+        """Found over published (1 - r for Pearson's r); inf or 0 if one of them is 0."""
         pair = [1 - x if name == PEARSON else x for x in (self.found[name], self.published[name])]
         return pair[0] / pair[1] if pair[1] else math.inf
 
@@ -75,7 +75,7 @@ def published(report: Report) -> dict[str, float]:
 
 
 def measured(bench: Bench, defect: Defect, draws: Sequence[int]) -> tuple[dict[str, float], int]:
-    """Means over the draws of every figure of what the engine samples and the trainer scores, and the tokens."""
+    """Means over the draws of every figure of the engine's samples under the trainer, and the number of tokens."""
     engine, found, num_tokens = bench.engine(defect), [], 0
     for draw in draws:
         rollouts = bench.sample(engine, draw)
@@ -96,6 +96,7 @@ def fitted(bench: Bench, family: Callable[[float], Defect], target: float) -> fl
         best = min(best, (abs(off), log_std))
         if abs(off) < CLOSE:
             break
+        # A Newton step in logarithms: k3 ~ std^2 for small noise.
         log_std = min(log_std + 0.5 * off, math.log(LARGEST))
     return math.exp(best[1])
 
@@ -110,7 +111,7 @@ def predict(bench: Bench, report: Report, family: str) -> Prediction:
 
 
 def write(predictions: Sequence[Prediction], path: Path) -> None:
-    """One JSON object a line."""
+    """One JSON object per line."""
     atomic_write(path, "".join(json.dumps(asdict(p)) + "\n" for p in predictions))
 
 
@@ -120,7 +121,7 @@ def read(path: Path) -> list[Prediction]:
 
 
 def main() -> None:
-    """Every target in every family, written as they are done."""
+    """Runs every target in every family, and writes the results after each one."""
     config = load(CONFIG, [], Schemas())
     assert isinstance(config, SandboxRun)
     bench = Bench(config, num_steps=0)

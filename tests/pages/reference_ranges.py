@@ -1,4 +1,4 @@
-"""docs/reference-ranges.md: figures that others have published, and what the sandbox says of them.
+"""docs/reference-ranges.md: published figures, and the sandbox's check against them.
 
 `python -m tests.pages.reference_ranges` writes the page.
 """
@@ -16,12 +16,12 @@ from tests.pages.reality import FIT_DRAWS, RESULTS, TEST_DRAWS, WITHIN, Predicti
 INTRO = """# What is normal
 
 Published figures of the mismatch between a sampling engine (mu) and a trainer (old), each with its source. `firstorder
-doctor` says where a trace stands among them. The rows are `lab/doctor/published.py`; this page is written by
+doctor` compares a trace with them. The rows are in `lab/doctor/published.py`; this page is written by
 `python -m tests.pages.reference_ranges > docs/reference-ranges.md`.
 
-A range is of what was reported, not of what is harmless: people report what they looked at. Values are as printed, to
-four digits; several in a cell are several steps or runs, named in the last column. Most sources give one seed and no
-interval.
+A range covers the reported values, not the harmless ones: people report the runs that they investigated. Values are as
+printed, to four digits; several values in a cell are several steps or runs, named in the last column. Most sources give
+one seed and no interval.
 
 ## The figures
 
@@ -30,33 +30,33 @@ rho = old/mu of a token that mu sampled.
 
 RANGES = """## Ranges
 
-Over reports in which no fault is named. A formula is compared with the same formula alone.
+These cover reports that name no fault. A figure is compared only with figures of the same formula.
 """
 
 ROWS = """## Reports
 
-"Not known" is a format that the source does not give. Where a framework's default was taken, the last column says so.
+"Not known" is a format that the source does not give. The last column says where a framework's default was assumed.
 """
 
 
 REALITY = """## A check that can fail
 
-The sandbox's model (`configs/arithmetic.yaml`, 2 layers of 8 experts) is given one noise, set by a report's k3 KL
-alone; its other figures are then held against the report's. The factor within which each was expected was written down
-before the first run (`tests/pages/reality.py`). {fit} draws of a batch set the noise, {test} others are measured. "Off
-by" is found over published; of Pearson's r it is 1 - r.
+The sandbox's model (`configs/arithmetic.yaml`, 2 layers of 8 experts) gets one noise, fitted to a report's k3 KL alone;
+its other figures are then compared with the report's. The expected factor of agreement for each was written down before
+the first run (`tests/pages/reality.py`). {fit} draws of a batch fit the noise, {test} others are measured. "Off by" is
+found over published; for Pearson's r it compares 1 - r.
 
 {score}
 """
 
 READING = """
-Under noise on next-token logits k1 and chi2 follow from k3, as they must for small errors without a tail (chi2 is
-about twice k3). The rest does not carry over. At the same k3 the sandbox's probability and log-probability differences
-are too small: its KL sits on fewer tokens. Under noise on router logits the tail is too heavy as well (F(2) up to 44
-times, chi2 3.4 times what is reported); one other expert is half of a token's experts here, and an eighth in
-Qwen3-30B-A3B. That tail makes k3 itself vary: on the other draws it is up to 2.1 times the target. Take F(2) and chi2
-of router noise in the sandbox as an upper end, not as a forecast. Moonlight's F(2) cannot be tested on 82,000 tokens:
-1.4 were expected.
+Under noise on next-token logits, k1 and chi2 follow from k3, as they must for small errors without a tail (chi2 is
+about twice k3). The other figures do not carry over. At the same k3 the sandbox's probability and log-probability
+differences are too small: its KL is concentrated on fewer tokens. Under noise on router logits the tail is also too
+heavy (F(2) up to 44 times, chi2 3.4 times the reported value): one changed expert is half of a token's experts here,
+and an eighth in Qwen3-30B-A3B. That tail makes k3 itself vary: on the other draws it is up to 2.1 times the target.
+Treat the sandbox's F(2) and chi2 under router noise as an upper end, not as a forecast. Moonlight's F(2) cannot be
+tested on 82,000 tokens: the expected count is 1.4.
 """
 
 
@@ -85,7 +85,7 @@ def ranges() -> str:
 
 
 def reality(predictions: Sequence[Prediction]) -> str:
-    """The check against published runs: how many figures were as near as expected, each one, and what follows."""
+    """The check against published runs: the number of figures as near as expected, each figure, and the conclusion."""
     out, held = [], []
     for p in predictions:
         for name in (name for name in p.published if name != K3):
@@ -102,7 +102,7 @@ def reality(predictions: Sequence[Prediction]) -> str:
 
 
 def rows(name: str) -> str:
-    """Every report of a figure, those of a named fault last."""
+    """Every report of a figure, those with a named fault last."""
     kept = sorted((report for report in REPORTS if name in report.figures), key=lambda report: bool(report.fault))
     titles = ("model", "engines", "formats, mu and old", "routes replayed", "value", "source", "fault", "note")
     return markdown_table(titles, [_row(report, name) for report in kept])

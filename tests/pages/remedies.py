@@ -1,7 +1,7 @@
 """The study of remedies (docs/decisions/0012-remedies-study.md): its predictions, and its part of the tables' page.
 
 `python -m tests.pages.remedies FOLDER ...` keeps the rows of the runs in these record folders of `firstorder flow`, cut
-after the last whole problem where a folder is not finished; without a folder it writes the page's part from these.
+after the last whole problem if a folder is unfinished; without a folder it writes the page's part from the kept rows.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def scope(study: Remedies) -> str:
         file = ROOT / f"configs/flow/{name.replace('-', '_')}.yaml"
         planned = load_config(file, sandbox=lambda: SandboxFlow).problems.count
         said.append(f"`{name}` {num}" + (f" of {planned}" if num < planned else ""))
-    cut = "; the machine's time ended first" if any(" of " in words for words in said) else ""
+    cut = "; machine time ran out" if any(" of " in words for words in said) else ""
     return f"Problems: {', '.join(said)}{cut}."
 
 
@@ -234,13 +234,13 @@ def ranks(study: Remedies) -> dict[str, Interval]:
         "the true gradient's length": first(study, "true_norm"),
         "the variance": first(study, "variance"),
     }
-    # The resamplings of e1 and e3, so that one number has one interval on a page.
+    # The same resampling streams as e1 and e3, so that a number has one interval on the page.
     streams = {"bias": "e1", "the true gradient's length": "e3"}
     return {name: rank(values, harm, streams.get(name, f"predictor {name}")) for name, values in asked.items()}
 
 
 def predictors(study: Remedies) -> str:
-    """The number at step 0 that goes with the harm of no weight, in a sentence."""
+    """A sentence on the numbers at step 0 that correlate with the harm of no weight."""
     found = [f"{name} {one}" for name, one in ranks(study).items()]
     return (
         f"Rank correlations of the harm of no weight (N = 1, fixed error) with numbers at step 0: {'; '.join(found)}."
@@ -255,12 +255,12 @@ def block() -> str:
         "Design and predictions were committed before the runs: [decision 12](decisions/0012-remedies-study.md);\n"
         f"rows are in `results/flow/remedies.csv`. {scope(study)} {counts(PREDICTIONS, study)}",
         verdicts(PREDICTIONS, study),
-        "Harm is the reward of the sequence weight's run, which follows the true gradient, less a run's. Brackets are "
-        "95% intervals over problems.",
+        "Harm is the reward of the sequence weight's run, which follows the true gradient, minus a run's own. Brackets "
+        "are 95% intervals over problems.",
         harms(study),
         predictors(study),
         replays(study),
-        f"At noise 2 the mean over 8 draws leaves an error of {error} of the first gradient's length.",
+        f"At noise 2, averaging over 8 draws leaves an error of {error} of the first gradient's norm.",
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 

@@ -1,4 +1,4 @@
-"""The rows of the study of remedies (docs/decisions/0012-remedies-study.md), asked by cell, and its statistics."""
+"""The rows of the study of remedies (docs/decisions/0012-remedies-study.md), by cell, and its statistics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NATURAL, R2, R3, PR2 = "no replay", "R2", "R3", "Pr2"
 
 
 def rows_of(folder: Path) -> pd.DataFrame:
-    """A row per run: where it ends, and its numbers at step 0; of an unfinished folder those of its whole problems."""
+    """One row per run: its end and its numbers at step 0; of an unfinished folder, only whole problems."""
     config = load_config(folder / "config.yaml", sandbox=lambda: SandboxFlow)
     frame = runs_in(folder, config).assign(study=config.name)
     first = frame[frame["update"] == 0].set_index(KEYS)[list(FIRST)].add_prefix("first_")
@@ -52,6 +52,7 @@ def rows_of(folder: Path) -> pd.DataFrame:
 def _bounds(config: FlowConfig, found: pd.DataFrame) -> pd.DataFrame:
     """The right side of each objective's bound at the first policy, by problem."""
     made = []
+    # The study has one engine error, and all objectives of a problem start from one policy.
     for problem in distinct(found, "problem"):
         task, policy = problem_of(config, int(problem))
         own = engine_of(config, int(problem), config.errors[0], config.objectives[0], policy)
@@ -70,7 +71,7 @@ def kept() -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Remedies:
-    """The kept rows, asked by cell; values are by problem, for the problems that each study has."""
+    """The kept rows by cell; values are per problem, for the problems of each study."""
 
     frame: pd.DataFrame
 
@@ -82,7 +83,7 @@ class Remedies:
         return pd.Series(numbers(found, name), index=found["problem"].to_numpy())
 
     def harm(self, study: str, objective: str, error: str = FIXED, N: int = 1, B: float = np.inf) -> pd.Series:
-        """The sequence weight's reward less that of a cell, by problem."""
+        """The sequence weight's reward minus that of a cell, per problem."""
         return self.cell("remedies", SEQUENCE, "reward") - self.cell(study, objective, "reward", error, N, B)
 
     def stale(self, objective: str, error: str, N: int = 16) -> pd.Series:
@@ -90,7 +91,7 @@ class Remedies:
         return self.harm("remedies-stale", objective, error, N)
 
     def noisy(self, B: float, error: str = EXACT) -> pd.Series:
-        """Harm of the clip at N = 16 under the noise of B responses; inf: without."""
+        """Harm of the clip at N = 16 under the noise of B responses; inf: no noise."""
         return self.stale(CLIP, error) if np.isinf(B) else self.harm("remedies-noise", CLIP, error, 16, B)
 
     def replayed(self, mode: str, error: str = LARGE, N: int = 8, name: str = "reward") -> pd.Series:

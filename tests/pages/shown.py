@@ -1,4 +1,4 @@
-"""The commands and code that README and docs/ show: blocks, the output below them, and a shell to run them in."""
+"""The commands and code in README and docs/: blocks, the output below them, and a shell to run them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK = re.compile(r"^(<!-- run -->\n)?```(\w*)\n(.*?)^```$(?:\n\n```text\n(.*?)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, whether the page asks for it to be run, and the output that stands below it."""
+    """A fenced block: its language, whether the page marks it to be run, and the output below it."""
 
     language: str
     text: str
@@ -26,13 +26,13 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The page's fenced blocks in order; one of language `text` right below another is that one's output."""
+    """The page's fenced blocks in order; a `text` block right below another is that block's output."""
     found = BLOCK.finditer(page.read_text(encoding="utf-8"))
     return [Block(one[2], one[3], bool(one[1]), one[4]) for one in found]
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words of every line that starts a command of ours; a loop's body counts, its variable stays as it stands."""
+    """The words of every line that starts one of our commands, loop bodies included, with $seed set to 1."""
     lines = [line for block in blocks(page) if block.language in ("", "sh") for line in block.text.splitlines()]
     found = []
     for line in lines:
@@ -43,7 +43,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def run(block: Block, folder: Path) -> str:
-    """The output of the block, in a folder that stands for the checkout; an error of any line is an AssertionError."""
+    """The block's output in a folder that imitates the checkout; AssertionError if any line fails."""
     words = ["bash", "-euo", "pipefail", "-c"] if block.language == "sh" else [sys.executable, "-c"]
     done = subprocess.run([*words, block.text], cwd=folder, env=_environment(folder), capture_output=True, text=True)
     assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
@@ -51,7 +51,7 @@ def run(block: Block, folder: Path) -> str:
 
 
 def checkout(folder: Path) -> Path:
-    """A folder with the checkout's configs and results, a `firstorder` of this Python, and no runs yet."""
+    """A folder with the checkout's configs and results, a `firstorder` command of this Python, and no runs."""
     for name in ("configs", "results"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "runs").mkdir()
@@ -67,7 +67,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def same_words(printed: str, shown: str) -> bool:
-    """Whether both say the same, a number in one within half of its like in the other: other CPUs round otherwise."""
+    """Whether both have the same words and numbers within half of each other, since other CPUs round differently."""
     number = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
     if number.sub("#", printed).split() != number.sub("#", shown).split():
         return False

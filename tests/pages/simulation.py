@@ -1,7 +1,7 @@
 """The comparison in docs/how-to/plan-a-cluster.md of simulated with measured stages, from results/simulation.
 
-`python -m tests.pages.simulation` writes it; `python -m tests.pages.simulation NAME RUN_FOLDER` takes a run's stages
-into results/simulation/measured.json first. One run gives the rates; the others are predicted by them.
+`python -m tests.pages.simulation` writes it; `python -m tests.pages.simulation NAME RUN_FOLDER` first stores a run's
+stages in results/simulation/measured.json. One run gives the rates, which predict the others.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ RATES = "rates"
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the cluster demo's first config: its words on the page, and its options."""
+    """A run of the cluster demo's first config: its description on the page, and its options."""
 
     words: str
     options: tuple[str, ...]
 
     @property
     def config(self) -> ScaledRun:
-        """The config that it runs."""
+        """The run's config."""
         found = load("configs/demo_scaled/bf16_r3.yaml", list(self.options), Schemas())
         assert isinstance(found, ScaledRun)
         return found
@@ -55,7 +55,7 @@ RUNS = {
 
 
 def read() -> dict[str, Measured]:
-    """The stored stages by the run's name."""
+    """The stored stages, by run name."""
     path = RESULTS / "measured.json"
     rows = json.loads(path.read_text()) if path.is_file() else {}
     return {
@@ -65,7 +65,7 @@ def read() -> dict[str, Measured]:
 
 
 def add(name: str, folder: Path) -> None:
-    """Takes the run's stages in; ValueError where the folder is of another config."""
+    """Stores the run's stages; ValueError if the folder belongs to another config."""
     wanted = config_hash(RUNS[name].config)
     if not folder.name.endswith(wanted):
         raise ValueError(f"{folder}: expected a run of {name}, whose hash is {wanted}, got another")
@@ -76,7 +76,7 @@ def add(name: str, folder: Path) -> None:
 
 
 def predictions() -> dict[str, dict[str, float]]:
-    """Seconds of each stage of every run, from the rates and the lengths of the first alone."""
+    """Seconds of each stage of every run, predicted from the first run's rates and lengths alone."""
     shape, gpu = load_shape(str(RESULTS / "model"), None), gpu_named("H100-80GB")
     first = read()[RATES]
     rates = rates_of(RUNS[RATES].config, shape, gpu, first)

@@ -1,4 +1,4 @@
-"""The meaning of a strength, on three models that it was not counted on: what is said and how often it is right.
+"""The meaning of a strength, on three models that it was not counted on: stated and observed shares of right causes.
 
 `python -m tests.pages.strengths` prints the table of docs/doctor.md.
 """
@@ -34,7 +34,7 @@ def seen() -> list[Found]:
 
 
 def table(found: Sequence[Found]) -> str:
-    """By strength: the share that is said, how many are right, and the range that chance alone leaves it."""
+    """By strength: the stated share, the number that are right, and its range by chance alone."""
     bounds, rows = [*(least for least, _, _ in BINS), 1.0], []
     for i, (_, right, num) in enumerate(BINS):
         here = [one for one in decided(found) if bin_of(one.strength) == i]

@@ -1,4 +1,4 @@
-"""Shared by the studies of exact runs: the rows of a record folder, their means, and the keeping of both on a page."""
+"""Shared by the studies of exact runs: the rows of a record folder, their means, and their part of a page."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class Part:
 
     def write(self, text: str) -> None:
         """Puts the text between the marks."""
+        # A function, since `sub` would read backslashes of a plain string as escapes.
         self.page.write_text(self._pattern.sub(lambda _: text, self.page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
@@ -50,13 +51,15 @@ TABLES, FRONT = ROOT / "docs/exact-training-tables.md", ROOT / "docs/exact-train
 
 
 def runs_in(folder: Path, config: FlowConfig) -> pd.DataFrame:
-    """The rows of all runs in a record folder of that config; of an unfinished one, those of its whole problems."""
+    """The rows of all runs in a record folder of that config; of an unfinished folder, only whole problems."""
     finished = newest(folder)
     if finished is not None:
         return read(finished)
     cases = kept_cases(RunFolder(folder))
+    # A problem is whole once it has a case for each engine error.
     whole = len(cases) // len(config.errors) * len(config.errors)
     frame = pd.DataFrame([row for case in cases[:whole] for row in case])
+    # JSON has no infinity: B = inf (no sampling noise) is stored as null.
     return frame.assign(B=frame["B"].fillna(np.inf))
 
 

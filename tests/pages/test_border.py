@@ -1,4 +1,4 @@
-"""docs/border.md says what the kept rows say."""
+"""docs/border.md is computed from the kept rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/bounds.md says what the library computes: rows of each of its tables, computed again."""
+"""docs/bounds.md has the library's numbers: some rows of its tables are computed again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def row(names: tuple[str, ...], key: str) -> list[float]:
     ],
 )
 def test_the_page_holds_what_is_computed(names: tuple[str, ...], key: str, again: Callable[[], str]) -> None:
-    """The medians over all of a row's policies are those that stand on the page, to its two digits."""
+    """The medians over all of a row's policies are those on the page, to its two digits."""
     computed = [float(cell) for cell in again().split(" | ")]
     # Two digits are rounded by up to one in the second, 10% at worst: another machine may round the other way.
     assert row(names, key) == pytest.approx(computed, rel=0.11)

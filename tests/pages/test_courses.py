@@ -43,7 +43,7 @@ def test_a_planted_fault_is_named_with_its_step(name: str, model: Sequence[str])
 
 @pytest.mark.parametrize("name", ["exact engine", "activations bf16"])
 def test_a_healthy_run_raises_no_alarm(name: str, model: Sequence[str]) -> None:
-    """Without a planted fault none that spans steps is named; of an exact engine nothing is wrong at any step."""
+    """Without a planted fault, none that spans steps is named; with an exact engine nothing is wrong at any step."""
     course = told(COURSES[name], model)
     assert not course.spanning and course.named.name == COURSES[name].cause
     if name == "exact engine":

@@ -57,7 +57,7 @@ def test_the_page_has_every_plant_and_is_right_as_often_as_the_test_asks() -> No
     assert all(of_steps.count(f"| {name} |") == len(WARDS) for name in PLANTS)
     assert all(of_runs.count(f"| {name} |") == 1 for name in COURSES)
     assert all(f"| {right / num:.2f} |" in of_steps.split("### What a strength means")[1] for _, right, num in BINS)
-    assert "runs without a fault that spans steps 0 were said to have one" in of_runs
+    assert "runs without a fault that spans steps, 0 were reported to have one" in of_runs
 
 
 def test_the_page_names_every_field() -> None:

@@ -57,6 +57,6 @@ def test_a_kept_row_is_a_run() -> None:
     config = load_config(ROOT / "configs/flow/drift.yaml")
     found = run_of(config, 0, config.errors[0], SEQUENCE, 1, np.inf)
     values = Study(kept())
-    # 150 updates of Adam carry rounding along, and rows keep six digits.
+    # 150 updates of Adam amplify rounding, and rows keep six digits.
     assert found["reward"][-1] == pytest.approx(values(FIXED, SEQUENCE, "reward")[0], abs=1e-3)
     assert found["entropy"][-1] == pytest.approx(values(FIXED, SEQUENCE, "entropy")[0], abs=1e-3)

@@ -47,5 +47,5 @@ def test_a_kept_row_is_a_run(name: str, error: str) -> None:
     config = load_config(ROOT / f"configs/flow/{name}.yaml")
     (block,) = (one for one in config.errors if error.startswith(one.label))
     found = run_of(config, 0, block, NONE, 1, np.inf)
-    # 150 updates of Adam carry rounding along, and rows keep six digits.
+    # 150 updates of Adam amplify rounding, and rows keep six digits.
     assert found["reward"][-1] == pytest.approx(Kinds(kept())(error, NONE)[0], abs=1e-3)

@@ -1,4 +1,4 @@
-"""The ledger's page and the README's table are what the rows that the project keeps say."""
+"""The ledger's page and its lines in the README are computed from the kept rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.pages.ledger import PART, block, page
 
 
 def test_the_readme_has_the_ledgers_words() -> None:
-    """Between its marks stand the verdicts that the kept rows give, to the character."""
+    """Between its marks the README has the verdicts of the kept rows, to the character."""
     assert PART.read() == block()
 
 

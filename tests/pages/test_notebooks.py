@@ -17,9 +17,9 @@ from lab.report.style import PALETTE
 from tests.pages.notebooks import COLOURS, IMAGES, NOTEBOOKS, ROOT, WIDTH, small, sources
 
 MOST_BYTES, MOST_IN_ALL = 150_000, 1_500_000
-"""Of a notebook's outputs, and of those of all."""
+"""Limits on the outputs of one notebook, and of all."""
 LONG = 30
-"""A cell of more lines is one that a reader skips."""
+"""Lines of a cell beyond which a reader skips it."""
 OF_A_MACHINE = re.compile(rf"{re.escape(str(ROOT))}|/home/|/root/|/tmp/|/work/|/Users/")
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -103,7 +103,7 @@ def test_a_notebook_is_for_a_reader(path: Path) -> None:
 
 
 def test_the_stored_outputs_are_small() -> None:
-    """A clone stays light: what pictures weigh by notebook and in all."""
+    """A clone stays small: the stored outputs of each notebook, and of all, are within their limits."""
     sizes = {path.stem: size(path) for path in NOTEBOOKS}
     assert max(sizes.values()) <= MOST_BYTES and sum(sizes.values()) <= MOST_IN_ALL, sizes
 

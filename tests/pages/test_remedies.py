@@ -49,7 +49,7 @@ def test_a_verdict_is_the_intervals(gap: float, verdict: str) -> None:
 
 
 def test_problems_are_paired() -> None:
-    """Where studies have different problems, those that both have are compared, and a rank is over them alone."""
+    """Studies with different problems are compared, and ranks computed, on their common problems alone."""
     first = pd.Series([1.0, 2.0, 3.0, 4.0], index=[0, 1, 2, 3])
     second = pd.Series([9.0, 3.0, 2.0, 1.0, 8.0], index=[7, 3, 2, 1, 9])
     found = rank(first, second, "paired")
@@ -72,5 +72,5 @@ def test_a_kept_row_is_a_run() -> None:
     config = load_config(ROOT / "configs/flow/remedies_stale.yaml")
     found = run_of(config, 0, config.errors[0], CLIP, 16, np.inf)
     values = Remedies(kept()).cell("remedies-stale", CLIP, "reward", EXACT, 16)
-    # 64 updates of Adam carry rounding along, and rows keep six digits.
+    # 64 updates of Adam amplify rounding, and rows keep six digits.
     assert found["reward"][-1] == pytest.approx(values[0], abs=1e-3)

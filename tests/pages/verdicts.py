@@ -1,7 +1,7 @@
 """The answers of exact training that claims of the ledger refer to; `python -m tests.pages.verdicts` keeps them.
 
-The predictions of both studies as they were written, and W: questions of claims that no prediction asks, put to rows
-that had been made.
+They are the predictions of both studies as written, and W: questions of claims that no prediction covers, answered
+from rows that already existed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A trained model whose engine is planted with faults, and the doctor's word on each trace."""
+"""A trained model whose engine gets planted faults, and the doctor's diagnosis of each trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from theory.routing.passes import RoutingPlan
 
 
 class Ward:
-    """A trained model of some versions, and the traces of whatever engine was planted."""
+    """A trained model with several versions, and traces of its engine under any plant."""
 
     def __init__(self, config: str, overrides: Sequence[str], num_steps: int):
         self.bench = Bench(load(config, overrides, Schemas()), num_steps)
@@ -40,7 +40,7 @@ class Ward:
         return plant.damage(Trace.of(rollouts, scores, torch.tensor(rewards), step=draw))
 
     def named(self, plant: Plant, draw: int) -> Diagnosis:
-        """The doctor's word on it."""
+        """The doctor's diagnosis of that trace."""
         return diagnose(self.trace(plant, draw))
 
 

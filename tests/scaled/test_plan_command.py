@@ -157,7 +157,7 @@ def test_without_megatron_the_dry_run_is_left_out(capsys, monkeypatch):
     assert main(["plan", CONFIG, "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["fits"] and json.loads(out)["dry_run"] == []
-    assert err == "the dry run was left out: megatron-core, which builds the ranks, is not installed\n"
+    assert err == "the dry run is skipped: megatron-core, which builds the ranks, is not installed\n"
 
 
 def test_the_dry_run_is_part_of_the_plan(capsys):

@@ -275,7 +275,7 @@ def test_engines_that_sample_meanwhile_leave_less():
         ConfigError, match=r"training\.offload: expected nothing unless cluster\.placement is colocated"
     ):
         recipe(*words, "--training.offload", "[gradients]")
-    with pytest.raises(ConfigError, match=r"offload: expected optimizer under precision bf16 alone .*, got fp32"):
+    with pytest.raises(ConfigError, match=r"offload: expected optimizer only under precision bf16 .*, got fp32"):
         recipe(*COLOCATED, "--training.offload", "[optimizer]", "--training.precision", "fp32")
 
 

@@ -101,7 +101,7 @@ def test_the_evidence_is_what_the_runs_recorded(promoted: tuple[ScaledRun, Scale
     assert (spread.lowest, spread.highest, spread.num_runs) == (min(kl), max(kl), 2)
     assert evidence.verdict_rules == RULES
     assert [line.partition(": ")[2][:44] for line in evidence.unknown if "no trace behind" in line] == [
-        "2 of 4 steps have metrics and no trace behin"
+        "2 of 4 steps have metrics but no trace behin"
     ] * 2
     assert json.loads(evidence.engine)["defects"][0]["kind"] == "weight_precision"
     assert set(evidence.mapped) == {

@@ -83,7 +83,7 @@ def test_defaults_are_the_papers() -> None:
         ("gspo", {"ratio": "tokn"}, "unknown ratio 'tokn': did you mean 'token'"),
         ("ppo", {"ratio": "none"}, "expected a ratio for the trust region min_clip, got none"),
         ("ppo", {"correction": "icepopp"}, "unknown correction 'icepopp': did you mean 'icepop'"),
-        ("ppo", {"correction": 3}, "expected correction to be a name or such an object, got 3"),
+        ("ppo", {"correction": 3}, "expected correction to be a name or an object, got 3"),
     ],
 )
 def test_errors_name_what_came_and_what_was_expected(name: str, overrides: dict, message: str) -> None:

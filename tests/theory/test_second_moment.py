@@ -78,7 +78,7 @@ def test_bounds_are_those_of_the_whole_mini_batch() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     """A batch without settled bounds, and parts that have no ratio's bounds to widen, are one line each."""
-    with pytest.raises(ValueError, match=r"grpo_dapo: m2_budget 0.04: expected bounds settled on a whole mini-batch"):
+    with pytest.raises(ValueError, match=r"grpo_dapo: m2_budget 0.04: expected bounds computed on a whole mini-batch"):
         one_response((0.6, 0.3, 0.3))(M2PO)
     with pytest.raises(ValueError, match=r"expected the trust region min_clip of the ratio token .* got weight_clip"):
         preset("cispo", m2_budget=0.04)

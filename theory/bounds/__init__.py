@@ -1,6 +1,7 @@
 """Bounds as pairs of numbers: `BOUNDS` lists every inequality of the project by name.
 
-Each function returns a `Bound` with lhs <= rhs; its docstring is statement, proof, and where it is tight or loose.
+Each function returns a `Bound` with lhs <= rhs. Its docstring has the statement, the proof, and where it is tight or
+loose.
 """
 
 from __future__ import annotations

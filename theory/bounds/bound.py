@@ -1,7 +1,7 @@
 """A bound as data: both sides of an inequality, computed, so that it can be tested, plotted and audited.
 
-The functions that make one are listed in `theory.bounds.BOUNDS`; each docstring is its statement, its proof, and when
-the two sides meet.
+`theory.bounds.BOUNDS` lists the functions that make one; each docstring has the statement, the proof, and when the two
+sides meet.
 """
 
 from __future__ import annotations

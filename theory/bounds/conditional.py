@@ -1,10 +1,10 @@
-"""The first-order gap, step by step: what came before t is met by conditional means, what follows only by what is open.
+"""The first-order gap, step by step: prefixes enter through mean rewards given y_<=t, suffixes through rewards' range.
 
 Given y_<=t, W = W_<t w_t W_>t, so that with Q(y_<=t) = E[R | y_<=t] under pi or mu, and d(s) the probability of the
 prefix s = y_<t,
     gap = sum_t sum_s E_pi[g_t (d_pi(s) Q_pi - d_mu(s) Q_mu)]
         = sum_t sum_s (d_pi - d_mu)(s) E_pi[g_t Q_mu]  +  sum_t E_pi[g_t (Q_pi - Q_mu)]:
-an error of the prefix, and one of the suffix. The per-decision weight W_<=t leaves the second alone.
+an error of the prefix and one of the suffix. The per-decision weight W_<=t leaves only the second.
 
 Letters: theory/exact/tree.py, and as in theory/bounds/gradient.py. Papers: MiniRL (arXiv 2512.01374) Eq. 2 and 4,
 MinPRO (2601.22718) for the prefix weight.
@@ -39,7 +39,7 @@ def gap_conditional(problem: Problem) -> Bound:
     b(s) is the middle of Q_mu's range over the next token, TV_>t = TV(pi, mu) of the continuation of y_<=t, and span
     the range of R over all of them. Proof: the two sums of the module docstring; b(s) changes nothing, as E_pi[g_t] is
     0 given s; |Q_pi - Q_mu| is at most TV_>t times the span.
-    Tight where only one step differs, as `gap_centred`; where prefix and suffix both do it may exceed `gap_centred`.
+    Tight where only one step differs, as `gap_centred`; where prefix and suffix both differ it may exceed it.
     """
     total = torch.zeros((), dtype=torch.float64)
     for depth in _depths(problem):
@@ -53,8 +53,8 @@ def gap_conditional_kl(problem: Problem) -> Bound:
     G_t is the longest gradient at depth t, D_t the widest range of Q_mu over the next token, S_t that of R over the
     continuations of any y_<=t. Proof: `gap_conditional`, sum_s |d_pi - d_mu| = 2 TV of prefixes, |Q_mu - b| <= D_t / 2,
     Pinsker for prefixes and, given y_<=t, for continuations, with Jensen over y_<=t.
-    Tight as `gap_pinsker` where all the KL stands on one side of t. If D_t = S_t = 2 H and it stands on both, it is up
-    to sqrt(2) above 2 H sqrt(KL_t / 2); it is below where what follows averages the reward, or adds little to it.
+    Tight as `gap_pinsker` where all the KL is on one side of t. If D_t = S_t = 2 H and both sides have KL, the bound is
+    up to sqrt(2) above 2 H sqrt(KL_t / 2); it is below where the continuation averages the reward or adds little to it.
     """
     pi, tree = target(problem), problem.target.tree
     before_T, after_T = around(depth_kl(tree, pi, problem.logp_mu))
@@ -68,10 +68,10 @@ def gap_conditional_kl(problem: Problem) -> Bound:
 def gap_conditional_fisher(problem: Problem) -> Bound:
     """||gap|| <= sqrt(lambda sum_t E_mu[Var_pi(W_<t Q_pi - Q_mu | y_<t)]), lambda that of `gap_fisher`.
 
-    Proof: as there, after the mean over what follows y_<=t, which (pi / nu_t - 1) R has as W_<t Q_pi - Q_mu; given y_<t
-    its mean under pi's step is a baseline. So it is never above `gap_fisher`.
-    In the norm of F^-1, without lambda, it is an equality for free logits at every prefix, whose scores span all that
-    has mean 0 there. Tight in the plain norm where F is lambda times a projection on the gap.
+    Proof: as there, after averaging over the continuations of y_<=t, which turns (pi / nu_t - 1) R into W_<t Q_pi -
+    Q_mu; given y_<t its mean under pi's step is a baseline. So it is never above `gap_fisher`.
+    In the norm of F^-1, without lambda, it is an equality for free logits at every prefix, whose scores span everything
+    with mean 0 there. Tight in the plain norm where F is lambda times a projection on the gap.
     """
     total = torch.zeros((), dtype=torch.float64)
     for depth in _depths(problem):
@@ -86,7 +86,7 @@ def gap_prefix(problem: Problem) -> Bound:
     """||grad J_seq - E_mu[R sum_t W_<=t g_t]|| <= sum_t E_pi[||g_t|| TV_>t span(R | y_<=t)].
 
     Proof: E_mu[R W_<=t g_t] = E_pi[g_t Q_mu], as W_<=t turns mu into pi up to t; then as `gap_conditional`.
-    Tight as there; it has no term for what came before t, and none at the last step.
+    Tight as there; it has no prefix term, and no term at the last step.
     """
     total = torch.stack([depth.suffix_term() for depth in _depths(problem)]).sum()
     return Bound("gap_prefix", prefix_gap(problem).norm(), total)
@@ -124,19 +124,20 @@ class _Depth:
 
 
 def _depths(problem: Problem) -> Iterator[_Depth]:
-    """From the last depth to the first, as the reward's means come from below."""
+    """The depths from last to first: each one's mean rewards come from the depth below."""
     pi, mu, tree = target(problem), problem.logp_mu, problem.target.tree
     T, W = tree.max_length, tree.num_continuing
     norms, final, tails = edge_norms(problem.target), tree.zero_edges(), tree.zero_edges()
     reward_Y = centred(problem)
     for (rows, _), (paths, pi_BT, mu_BT) in zip(tree.chunks(), conditionals(tree, pi, mu), strict=True):
         is_last_BT = torch.arange(T) == paths.length_B[:, None] - 1
+        # `final`: rewards of the edges that end a response. `tails`: TV_>t, summed over the responses through an edge.
         tree.scatter(final, torch.where(is_last_BT, reward_Y[rows][:, None], 0.0), paths)
         tree.scatter(tails, (after(pi_BT) - after(mu_BT)).abs() / 2, paths)
     reach_pi, reach_mu = tree.reach(pi), tree.reach(mu)
     below: list[Tensor] = []
     for t in range(T - 1, -1, -1):
-        # Under pi, under mu, the largest and the smallest.
+        # The reward given y_<=t: mean under pi, mean under mu, largest, smallest. `below` is empty at the last depth.
         q_pi_nV, q_mu_nV, high_nV, low_nV = each = [final[t].clone() for _ in range(4)]
         for q_nV, value_n in zip(each, below, strict=False):
             q_nV[:, :W] = value_n.view(-1, W)

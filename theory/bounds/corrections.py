@@ -1,8 +1,8 @@
-"""Cost and benefit of truncating weights: bias by the mass that is cut off, variance by the cap.
+"""Cost and benefit of truncating weights: bias bounded by the mass that is cut off, variance by the cap.
 
-Each left side is the production objective's own expectation, with the cut and without it (theory/exact/estimator.py,
-responses one at a time, their reward for an advantage). R is whatever the estimator multiplies by, its baseline taken
-off: under a cut a baseline is no longer free (theory/bounds/gradient.py). R_max = max |R|, G = max over tokens of
+Each left side is the production objective's own expectation, with and without the cut (theory/exact/estimator.py, for
+single responses whose advantage is their reward). R is the factor that the estimator uses, less its baseline: under a
+cut a baseline is no longer free (theory/bounds/gradient.py). R_max = max |R|, G = max over tokens of
 ||grad log pi||; tails are in theory/bounds/weights.py.
 
 Letters: theory/exact/tree.py. Papers: TIS (F. Yao et al., 2025), IcePop (X. Zhao et al., 2025), MiniRL (arXiv
@@ -52,8 +52,8 @@ def token_tis_bias(problem: Problem, cap: float) -> Bound:
     """||E[R sum_t min(w_t, C) g_t] - E[R sum_t w_t g_t]|| <= R_max G sum_t E_mu[(w_t - C)^+].
 
     Proof: the difference is E_mu[R sum_t (w_t - C)^+ g_t]; the triangle inequality. The first-order gap comes on top.
-    Tight where one token is cut and |R| is the same wherever it is. Loose where many are: their gradients differ, and
-    a reward with a mean meets E_pi[g_t] = 0 where all tokens of a prefix are cut alike.
+    Tight where one token is cut and |R| is the same wherever it occurs. Loose where many are cut: their gradients
+    differ, and the mean reward cancels, as E_pi[g_t] = 0, where all tokens of a prefix are cut alike.
     """
     excess_T = token_excess(problem, cap)
     return _bias("token_tis_bias", problem, _score(TokenTIS("pi", cap)), _score(TokenIS("pi")), excess_T)
@@ -64,7 +64,7 @@ def token_tis_bias_chi2(problem: Problem, cap: float) -> Bound:
 
     chi2_t is E_mu[(w_t - 1)^2] given that t is reached, which a run can estimate without seeing any tail; e <=
     chi2_t / (4 (C - 1)) for C > 1 (`largest_excess`). Proof: w_t then has mean 1 and variance chi2_t.
-    Tight as `token_tis_bias` where w_t takes two values, C - s and C + s. Loose by far where the cap is out of reach.
+    Tight as `token_tis_bias` where w_t takes two values, C - s and C + s. Very loose where no weight reaches the cap.
     """
     mass_T = reached(problem.target.tree, problem.logp_mu) * largest_excess(token_chi2(problem), cap)
     return _bias("token_tis_bias_chi2", problem, _score(TokenTIS("pi", cap)), _score(TokenIS("pi")), mass_T)
@@ -82,8 +82,8 @@ def prefix_tis_bias(problem: Problem, cap: float) -> Bound:
 def prefix_tis_bias_chi2(problem: Problem, cap: float) -> Bound:
     """The same left side <= R_max G sum_t e(chi2_<=t, C), chi2_<=t = Var_mu(W_<=t) (`prefix_chi2`).
 
-    Proof: W_<=t has mean 1 and this variance over all responses, of which only those that reach t are on the left.
-    Tight as `token_tis_bias_chi2`; loose as chi2_<=t grows, until e is nearly 1 and the cap bounds nothing.
+    Proof: W_<=t has mean 1 and this variance over all responses; the left side has only those that reach t.
+    Tight as `token_tis_bias_chi2`; loose as chi2_<=t grows, until e is nearly 1 and the cap has no effect.
     """
     mass_T = largest_excess(prefix_chi2(problem), cap)
     whole = _score(PrefixTIS("pi", math.inf))
@@ -110,9 +110,8 @@ def seq_tis_bias_chi2(problem: Problem, cap: float) -> Bound:
 def icepop_bias(problem: Problem, lo: float, hi: float) -> Bound:
     """||E[R sum_t w_t 1(lo <= w_t <= hi) g_t] - E[R sum_t w_t g_t]|| <= R_max G sum_t E_mu[w_t 1(w_t outside)].
 
-    The mass is the probability under nu_t (mu with step t drawn from pi) that the weight is out of the band: all of the
-    weight goes, not its excess, so that a cap at hi alone never cuts more. Proof as
-    `token_tis_bias`. Tight as there.
+    The mass is the probability under nu_t (mu with step t drawn from pi) that the weight is out of the band. The whole
+    weight is dropped, not its excess, so a cap at hi alone never cuts more. Proof as `token_tis_bias`. Tight as there.
     """
     return _bias("icepop_bias", problem, _score(IcePop("pi", lo, hi)), _score(TokenIS("pi")), outside(problem, lo, hi))
 
@@ -121,7 +120,7 @@ def icepop_bias_chi2(problem: Problem, lo: float, hi: float) -> Bound:
     """The same left side <= R_max G max(hi / (hi - 1)^2, lo / (1 - lo)^2) sum_t E_mu[(w_t - 1)^2], for lo < 1 < hi.
 
     Proof: w <= (w - 1)^2 hi / (hi - 1)^2 for w >= hi, as w / (w - 1)^2 falls above 1; below 1 it rises, hence lo.
-    Tight where every weight that is not 1 stands at the edge of the band, just outside.
+    Tight where every weight that is not 1 is just outside the band.
     Raises ValueError unless lo < 1 < hi.
     """
     constant = _chebyshev(lo, hi)
@@ -132,9 +131,10 @@ def icepop_bias_chi2(problem: Problem, lo: float, hi: float) -> Bound:
 def min_clip_bias(problem: Problem, eps_low: float, eps_high: float) -> Bound:
     """||E[sum_t grad min(r R, clip(r) R)] - E[R sum_t r_t g_t]|| <= G sum_t E_mu[|R| r_t 1(stopped)], r = pi/old.
 
-    Stopped: R > 0 and r_t > 1 + eps_high, or R < 0 and r_t < 1 - eps_low. Proof: the clip is constant there, and
-    elsewhere is not there; the triangle inequality. Tight as `token_tis_bias`, at any |R|.
+    Stopped: R > 0 and r_t > 1 + eps_high, or R < 0 and r_t < 1 - eps_low. Proof: the clipped term is constant there,
+    and elsewhere the clip is inactive; the triangle inequality. Tight as `token_tis_bias`, at any |R|.
     """
+    # Bounds [0, inf) never bind; `scale` is 1, as |R| is already in the stopped mass.
     cut, whole = _clip(eps_low, eps_high), _clip(1.0, math.inf)
     return _bias("min_clip_bias", problem, cut, whole, stopped(problem, eps_low, eps_high, None), scale=1.0)
 
@@ -156,9 +156,9 @@ def token_tis_variance(problem: Problem, cap: float) -> Bound:
     """tr Cov of one response's R sum_t min(w_t, C) g_t <= (R_max G)^2 T sum_t P_mu(reaches t) min(C, 1 + chi2_t).
 
     Proof: the square of a sum of T terms is at most T times that of their squares, and min(w, C)^2 is at most C w and
-    at most w^2. Linear in T for a step's chi2, and no weight of a long response enters as a product.
-    Tight for one token, a constant |R|, equally long gradients, and the mean 0, as for a constant reward. Loose by T
-    where the gradients of a response are orthogonal.
+    at most w^2. Each step's chi2 enters with the factor T, and no product of a response's weights enters.
+    Tight for one token, a constant |R|, gradients of one length, and mean 0, as for a constant reward. Loose by T where
+    the gradients of a response are orthogonal.
     """
     tree = problem.target.tree
     second_T = reached(tree, problem.logp_mu) * (1 + token_chi2(problem)).clamp(max=cap)
@@ -177,7 +177,7 @@ def prefix_tis_variance(problem: Problem, cap: float) -> Bound:
 def seq_tis_variance(problem: Problem, cap: float) -> Bound:
     """tr Cov of one response's R sum_t min(W, C) g_t <= (R_max G T)^2 min(C, 1 + chi2(pi || mu)).
 
-    Proof as `token_tis_variance`: without a cap exponential in T. Tight as there; loose by T besides for orthogonal
+    Proof as `token_tis_variance`: without a cap exponential in T. Tight as there; loose by another T for orthogonal
     gradients.
     """
     T = problem.target.tree.max_length
@@ -189,7 +189,7 @@ def seq_tis_variance(problem: Problem, cap: float) -> Bound:
 
 
 def _expected(problem: Problem, objective: Objective) -> Estimate:
-    """The moments of one response's gradient, with its reward for an advantage."""
+    """The moments of one response's gradient, whose advantage is its reward."""
     return estimate(problem, objective, Group(num_responses=None, baseline="none"))
 
 
@@ -217,6 +217,7 @@ def _bias(
     mass_T: Float[Tensor, " T"],
     scale: float | None = None,
 ) -> Bound:
+    # Raises ValueError where a weight would not be finite.
     policies(problem)
     lhs = (_expected(problem, cut).mean - _expected(problem, whole).mean).norm()
     return Bound(name, lhs, (_reward_max(problem) if scale is None else scale) * _longest(problem) * mass_T.sum())

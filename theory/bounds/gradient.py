@@ -4,9 +4,9 @@ W = pi(y) / mu(y), w_t = pi_t / mu_t, g_t = grad log pi_t (0 after the end), G =
 names what it gives up; theory/bounds/steps.py has the distances, docs/bounds.md how tight each is on random policies.
 
 A baseline changes nothing here: given y_<t, w_t turns mu's step t into pi's, so E_mu[w_t g_t | y_<t] = E_pi[g_t] = 0,
-as it is with W or W_<=t in its place. Any b(y_<t) may be taken off R, and H = (max R - min R) / 2 may stand for
-max |R|. It is not so for other weights v_t: there b adds b sum_t E_mu[v_t g_t], which is -b E_mu[sum_t (w_t - C)^+ g_t]
-for min(w_t, C), b E_mu[sum_t g_t] for no weight at all.
+as it is with W or W_<=t in its place. So any b(y_<t) may be subtracted from R, and H = (max R - min R) / 2 may replace
+max |R|. Other weights v_t do not allow it: b adds b sum_t E_mu[v_t g_t], which is -b E_mu[sum_t (w_t - C)^+ g_t] for
+min(w_t, C), and b E_mu[sum_t g_t] for no weight at all.
 
 Letters: theory/exact/tree.py. Papers: MiniRL (arXiv 2512.01374) Eq. 1 to 5, MinPRO (2601.22718) for the prefix weight.
 """
@@ -41,7 +41,7 @@ from theory.streams import stream
 
 @dataclass(frozen=True)
 class GapParts:
-    """The gap as two gradients that add up to it: what staleness (pi against old) leaves, and what discrepancy does."""
+    """The gap as a sum of two gradients: one from staleness (pi against old), one from discrepancy (old against mu)."""
 
     staleness: Float[Tensor, " Q"]
     discrepancy: Float[Tensor, " Q"]
@@ -66,8 +66,8 @@ def gap_triangle(problem: Problem) -> Bound:
     """||gap|| <= E_mu[|R - c| sum_t |W - w_t| ||g_t||], c = (max R + min R) / 2.
 
     Proof: the triangle inequality, after a baseline that changes nothing (module docstring).
-    Tight where (R - c) (W - w_t) g_t points one way on all responses and steps. Loose otherwise: gradients of different
-    prefixes are nearly orthogonal, and this is the larger part of what all the bounds below give away.
+    Tight where (R - c) (W - w_t) g_t has one direction on all responses and steps. Loose otherwise: gradients of
+    different prefixes are nearly orthogonal, which is the larger part of the slack in all the bounds below.
     """
     pi, mu, tree = target(problem), problem.logp_mu, problem.target.tree
     norms, total = edge_norms(problem.target), torch.zeros((), dtype=torch.float64)
@@ -95,7 +95,7 @@ def gap_pinsker(problem: Problem) -> Bound:
 
     Proof: `gap_tv` and `step_pinsker`. With T steps of KL k each the right side is R_max G T sqrt(2 (T - 1) k): it
     grows as T^1.5 and with the square root of the KL, hence of first order in the step.
-    Tight as `gap_tv` for a small move. Loose as `step_pinsker` besides.
+    Tight as `gap_tv` for a small move. Also loose as `step_pinsker`.
     """
     pi, tree = target(problem), problem.target.tree
     roots = (step_kl(tree, pi, problem.logp_mu) / 2).sqrt().sum()
@@ -105,7 +105,7 @@ def gap_pinsker(problem: Problem) -> Bound:
 def gap_centred(problem: Problem) -> Bound:
     """||gap|| <= 2 H G sum_t (1/2) sum |pi - nu_t|, H = (max R - min R) / 2, over responses that reach t.
 
-    Proof: `gap_tv` after taking off (max R + min R) / 2, and without the responses that have no gradient at t.
+    Proof: `gap_tv` after subtracting (max R + min R) / 2, and without the responses that have no gradient at t.
     Tight as `gap_tv`; zero, as the gap is, for a constant reward. Never above `gap_tv`.
     """
     pi, tree = target(problem), problem.target.tree
@@ -117,7 +117,7 @@ def gap_centred_kl(problem: Problem) -> Bound:
     """||gap|| <= 2 H G sum_t min(sqrt(KL_t / 2), sqrt(1 - exp(-KL_t))), KL_t = KL(pi || nu_t).
 
     Proof: `gap_centred` and `step_bretagnolle_huber`. Tight as `gap_pinsker`, whose right side is larger by R_max / H,
-    and by more past KL_t = 1.59; at most 2 H G T, however far the policies are apart.
+    and by more past KL_t = 1.59; at most 2 H G T, however far apart the policies are.
     """
     pi, tree = target(problem), problem.target.tree
     largest = tv_from_kl(step_kl(tree, pi, problem.logp_mu)).sum()
@@ -130,7 +130,7 @@ def gap_cauchy_schwarz(problem: Problem) -> Bound:
     b_t = E[R ||g_t||^2] / E[||g_t||^2] under nu_t, the best constant. Proof: the gap is sum_t E_nu_t[(pi / nu_t - 1)
     (R - b_t) g_t]; Cauchy-Schwarz. Reward and gradient enter by their mean squares, not by their maxima: a reward that
     is 1 with probability p counts sqrt(p (1 - p)) in place of 1/2.
-    Tight where (R - b_t) g_t is a vector times pi / nu_t - 1. Loose, and in the end empty, as pi leaves mu's support.
+    Tight where (R - b_t) g_t is a vector times pi / nu_t - 1. Loose, and finally vacuous, as pi leaves mu's support.
     """
     pi, mu, tree = target(problem), problem.logp_mu, problem.target.tree
     norms, T = edge_norms(problem.target), tree.max_length
@@ -140,7 +140,7 @@ def gap_cauchy_schwarz(problem: Problem) -> Bound:
     for (rows, _), (paths, pi_BT, mu_BT) in zip(tree.chunks(), conditionals(tree, pi, mu), strict=True):
         chi2_BT = pi_BT * relative_square(others(pi_BT), others(mu_BT))
         chi2_T += torch.where(paths.is_response_BT, chi2_BT, 0.0).sum(0)
-        # `gather` is 0 after the end, and so are these.
+        # 0 after the end, where `gather` gives norms of 0.
         squares_BT = pi_BT * others(mu_BT) * tree.gather(norms, paths).square()
         R_B1 = centred_Y[rows][:, None]
         moments_3T += torch.stack([(squares_BT * R_B1**k).sum(0) for k in range(3)])
@@ -171,27 +171,30 @@ def gap_fisher(problem: Problem) -> Bound:
 def fisher_eigenvalue(problem: Problem) -> Float[Tensor, ""]:
     """The largest eigenvalue of F = sum_t E_nu_t[g_t g_t^T], nu_t's prefixes being mu's and its step t pi's; >= 0.
 
-    By Lanczos iteration; `pullback` is linear in its cotangents, so that its own derivative gives <u, g> on every edge.
+    Computed by Lanczos iteration. `pullback` is linear in its cotangents, so its derivative gives <u, g> on every edge.
     """
     policy, tree = problem.target, problem.target.tree
     reach = tree.reach(problem.logp_mu)
     weights = [r_n[:, None] * x_nV.exp() for r_n, x_nV in zip(reach, policy.logp(), strict=True)]
+    # Zeros serve: only the derivative of the pullback is used, and it is the same everywhere.
     cotangents = [torch.zeros_like(w_nV, requires_grad=True) for w_nV in weights]
     pulled_Q = policy.pullback(cotangents)
     Q = len(pulled_Q)
 
     def apply(u: NDArray[np.float64]) -> NDArray[np.float64]:
+        # F u without F: <u, g> on every edge, weighed, and pulled back.
         along = torch.autograd.grad(pulled_Q, cotangents, torch.from_numpy(u).reshape(Q), retain_graph=True)
         return policy.pullback([w_nV * x_nV for w_nV, x_nV in zip(weights, along, strict=True)]).numpy()
 
     if Q < 8:
+        # `eigsh` needs more rows than eigenvalues, and so few are as cheap dense.
         dense = np.stack([apply(row) for row in np.eye(Q)])
         return torch.linalg.eigvalsh(torch.from_numpy(dense)).max()
-    # A fixed start that is generic: a vector of ones is orthogonal to every score.
+    # A fixed, generic start: a vector of ones is orthogonal to every score, whose logit gradients sum to 0.
     start = torch.rand(Q, generator=stream(0, "fisher_eigenvalue"), dtype=torch.float64).numpy()
     if not apply(start).any():
         return torch.zeros((), dtype=torch.float64)
-    # Its stubs take the constructor for that of a subclass.
+    # scipy's stubs confuse this constructor with a subclass's.
     operator = LinearOperator((Q, Q), matvec=apply, dtype=np.float64)  # pyright: ignore[reportCallIssue]
     return torch.tensor(eigsh(operator, k=1, v0=start, return_eigenvectors=False)[0], dtype=torch.float64)
 
@@ -199,7 +202,7 @@ def fisher_eigenvalue(problem: Problem) -> Float[Tensor, ""]:
 def spread(moments_3T: Float[Tensor, "3 T"]) -> Float[Tensor, " T"]:
     """min over b of E[m (R - b)^2], from E[m], E[m R] and E[m R^2] of a weight m >= 0."""
     mean_T = torch.where(moments_3T[0] > 0, moments_3T[1] / moments_3T[0], 0.0)
-    # A sum of squares that rounding may put below 0 where R is constant.
+    # Rounding may put this sum of squares below 0 where R is constant.
     return (moments_3T[2] - mean_T * moments_3T[1]).clamp(min=0)
 
 
@@ -217,7 +220,7 @@ def gap_split(problem: Problem) -> Bound:
 
 
 def _difference(problem: Problem, logp_p: Edges, logp_q: Edges) -> Float[Tensor, " Q"]:
-    """E[R sum_t (p - q) g_t], both with pi at step t; R is centred, which changes nothing and keeps digits."""
+    """E[R sum_t (p - q) g_t], both with pi at step t; centring R does not change the sum and saves digits."""
     tree, pi, edges = problem.target.tree, problem.target.logp(), problem.target.tree.zero_edges()
     centred_Y, chunks = centred(problem), conditionals(tree, pi, logp_p, logp_q)
     for (rows, _), (paths, pi_BT, p_BT, q_BT) in zip(tree.chunks(), chunks, strict=True):

@@ -38,6 +38,7 @@ def route_distribution(logits_LE: Float[Tensor, "*batch L E"]) -> Float[Tensor, 
     rho_LE = logits_LE.softmax(-1)
     joint_A = rho_LE[..., 0, :]
     for layer in range(1, rho_LE.shape[-2]):
+        # The new layer varies fastest, as in `all_routes`.
         joint_A = (joint_A[..., :, None] * rho_LE[..., layer, None, :]).flatten(-2)
     return joint_A
 
@@ -52,13 +53,14 @@ def slots(logits_LE: Float[Tensor, "*batch L E"], num_slots: int) -> Float[Tenso
 def kl(logits_p: Float[Tensor, "*batch E"], logits_q: Float[Tensor, "*batch E"]) -> Float[Tensor, "*batch"]:
     """KL(p || q) in nats, in [0, inf], as sum_j p_j (r_j - 1 - log r_j), r = q/p, every term of which is at least 0.
 
-    Near equality `theory.divergences.kl_p_q` is all rounding, 1e-16, whose root is 1e-8: too coarse for a bound.
+    Near equality `theory.divergences.kl_p_q` is pure rounding, 1e-16, whose root is 1e-8: too coarse for a bound.
     """
     logp, logq = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
     possible = logp > -torch.inf
     log_r = torch.where(possible, logq, 0.0) - torch.where(possible, logp, 0.0)
     # The last digit of expm1 may put a term below 0, and its root would then be NaN.
     terms = logp.exp() * (log_r.expm1() - log_r).clamp(min=0.0)
+    # As p_j -> 0 the term p_j (r_j - 1 - log r_j) tends to q_j.
     return torch.where(possible, terms, logq.exp()).sum(-1)
 
 
@@ -69,7 +71,7 @@ def pinsker(logits_p: Float[Tensor, "*batch E"], logits_q: Float[Tensor, "*batch
     processing). For two outcomes a, b the function KL - 2 (a - b)^2 is 0 at b = a and its derivative in b is
     (b - a) (1 / (b (1 - b)) - 4), of the sign of b - a, so it is at least 0.
     Tight as p -> q where the two merged masses are 1/2: ratio 1 - O(TV^2). Loose where an outcome is rare: ratio
-    sqrt(2 eps) if p never has one to which q gives eps; and past KL = 2 it says nothing.
+    sqrt(2 eps) if p never takes one to which q gives eps; vacuous past KL = 2.
     """
     return Bound("pinsker", tv_p_q(logits_p, logits_q), (kl(logits_p, logits_q) / 2).sqrt())
 
@@ -106,7 +108,7 @@ def route_gradient(
     Proof: g(P) - g(Q) = sum_a (P_a - Q_a) psi_a, whose norm is at most sum_a |P_a - Q_a| M = 2 M TV.
     Tight where psi = +M u on the routes that P prefers and -M u on the others. Loose where the kernels share a large
     mean, which the difference does not see: `route_gradient_diameter`.
-    Raises ValueError where P or Q is no distribution. Source: Pr2 Eq. 15 and 16.
+    Raises ValueError where P or Q is not a distribution. Source: Pr2 Eq. 15 and 16.
     """
     rhs = 2 * kernels_AC.norm(dim=-1).amax(-1) * _tv(p_A, q_A)
     return Bound("route_gradient", _deviation(p_A, q_A, kernels_AC), rhs)
@@ -118,10 +120,11 @@ def route_gradient_diameter(
     """||g(P) - g(Q)|| <= d TV(P, Q), d = max over pairs of routes of ||psi_a - psi_b||; d <= 2 M, so never worse.
 
     Proof: draw (a, b) from the maximal coupling of P and Q. g(P) - g(Q) = E[(psi_a - psi_b) 1(a != b)], and a != b
-    has probability TV. (2 M can so be replaced by d in every bound that follows from Eq. 16.)
+    has probability TV. (So d can replace 2 M in every bound that follows from Eq. 16.)
     Tight where Q is P with mass moved between two routes at the diameter. A shift of all kernels changes neither side.
-    Takes memory of A^2 C.
+    Memory grows as A^2.
     """
+    # By matrix products `cdist` would lose the digits of kernels that are close to each other.
     gaps_AA = torch.cdist(kernels_AC, kernels_AC, compute_mode="donot_use_mm_for_euclid_dist")
     rhs = gaps_AA.flatten(-2).amax(-1) * _tv(p_A, q_A)
     return Bound("route_gradient_diameter", _deviation(p_A, q_A, kernels_AC), rhs)
@@ -136,7 +139,7 @@ def soft_route(
     their KLs add; Jensen takes the mean over tokens under the root.
     Tight for one layer, a small step from two equally likely halves, kernels of opposite sign on them, and the same
     KL at each token. Loose with depth (`product_tv`), with unequal tokens, and with kernels that share a mean.
-    It is about soft routes: the hard top-k set is the subject of theory/bounds/topk.py.
+    It covers soft routes; theory/bounds/topk.py covers the hard top-k set.
     Source: Pr2 Prop. B.1, Eq. 18-20, with p the live router and q the predicted one.
     """
     loss = kl(logits_p_TLE, logits_q_TLE).sum(1).mean()
@@ -185,12 +188,12 @@ def replay_bias(
     """||sum_y p(y) (g_y^a - g_y^b)|| <= 2 M P(a and b route y differently), M = max over y and both of ||g_y||.
 
     g_y^a is response y's whole gradient under one choice of routes (replayed: R2, R3, Pr2, Pr3), g_y^b under another
-    (natural); `differs_Y` says where any expert of any of its rows and layers differs. What g is, p decides: with
-    p = mu, g_y = W_y R_y grad log pi_y.
+    (natural); `differs_Y` says where any expert of any of its rows and layers differs. p decides what g is: with p =
+    mu, g_y = W_y R_y grad log pi_y.
     Proof: where the routes agree the computation is the same and the term is 0; elsewhere it is at most 2 M.
-    Tight where g^a = -g^b on the responses that differ and both are as long as the longest there is; loose as soon as
-    a changed route changes the gradient by a little, which is the usual case.
-    Raises ValueError where p is no distribution, or where gradients differ by more than rounding under equal routes.
+    Tight where g^a = -g^b on the responses that differ and both have the norm M; loose where a changed route changes
+    the gradient only a little, which is the usual case.
+    Raises ValueError where p is not a distribution, or where gradients differ by more than rounding under equal routes.
     Source: Eq. 16 of Pr2 with point masses, whose total variation is 1 where the routes differ (Pr2 sec. 3.3);
     the bias is MiniRL's (arXiv 2512.01374) sec. 3.2.
     """
@@ -208,14 +211,14 @@ def replay_bias_mean(
 
     Proof: the triangle inequality, response by response; M would then replace each norm, so it is never worse.
     Tight where g^a = -g^b = c_y u on the responses that differ, for any lengths c_y: a rare response with a long
-    gradient (a large importance weight) no longer decides. Errors as for `replay_bias`.
+    gradient (a large importance weight) no longer sets the bound. Errors as for `replay_bias`.
     """
     lhs, norms_YS = _replay_deviation(gradients_a_YC, gradients_b_YC, probability_Y, differs_Y)
     return Bound("replay_bias_mean", lhs, torch.where(differs_Y, probability_Y * norms_YS.sum(1), 0.0).sum())
 
 
 def _replay_deviation(a_YC: Tensor, b_YC: Tensor, probability_Y: Tensor, differs_Y: Tensor) -> tuple[Tensor, Tensor]:
-    """The norm of the mean difference, and the norms of both gradients (Y, 2), once they fit each other."""
+    """The norm of the mean difference, and both gradients' norms (Y, 2); ValueError where `differs_Y` does not fit."""
     _check_distribution("probability_Y", probability_Y)
     gaps_YC, norms_YS = a_YC - b_YC, torch.stack([a_YC.norm(dim=1), b_YC.norm(dim=1)], dim=1)
     stray_Y = torch.where(differs_Y, 0.0, gaps_YC.norm(dim=1))

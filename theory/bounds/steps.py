@@ -1,7 +1,7 @@
 """The distance of pi from nu_t, which is mu with step t replaced by pi: the parts of the first-order gap.
 
-The token-level weight w_t repairs step t and no other, so what it weighs is distributed as nu_t. A response that ended
-before t has no step t: there nu_t is mu, and the gap does not see it, as it has no gradient at t.
+The token-level weight w_t corrects step t alone, so weighted samples are distributed as nu_t. A response that ended
+before t has no step t: there nu_t is mu, and the gap has no term, as there is no gradient at t.
 
 Letters: theory/exact/tree.py. Papers: MiniRL (arXiv 2512.01374) Eq. 1 to 5; Bretagnolle and Huber (1979).
 """
@@ -52,7 +52,7 @@ def depth_kl(tree: PrefixTree, logp_p: Edges, logp_q: Edges) -> Float[Tensor, " 
 
 
 def step_kl(tree: PrefixTree, logp_pi: Edges, logp_mu: Edges) -> Float[Tensor, " T"]:
-    """KL(pi || nu_t) = sum_(s != t) E_pi[KL_s(pi || mu)], nats: the chain rule, step t itself being equal."""
+    """KL(pi || nu_t) = sum_(s != t) E_pi[KL_s(pi || mu)], nats: the chain rule, in which step t adds 0."""
     kl_T = depth_kl(tree, logp_pi, logp_mu)
     before_T, after_T = around(kl_T)
     return before_T + after_T
@@ -72,10 +72,11 @@ def reached(tree: PrefixTree, logp: Edges) -> Float[Tensor, " T"]:
 
 
 def edge_norms(policy: TreePolicy) -> list[Float[Tensor, "n V"]]:
-    """||grad log pi|| of every edge; 0 on tokens that pi never takes, which no expectation meets."""
+    """||grad log pi|| of every edge; 0 on tokens that pi never takes, which enter no expectation."""
     tree, norms = policy.tree, []
     for t, logp_nV in enumerate(policy.logp()):
         n, V = logp_nV.shape
+        # One path per edge, with step t alone, so that `squared_norms` gives the norm of each edge.
         nodes_BT = torch.zeros(n * V, tree.max_length, dtype=torch.int64)
         tokens_BT, here_BT = torch.zeros_like(nodes_BT), torch.zeros_like(nodes_BT, dtype=torch.bool)
         nodes_BT[:, t], tokens_BT[:, t] = torch.arange(n).repeat_interleave(V), torch.arange(V).repeat(n)
@@ -93,6 +94,7 @@ def conditionals(tree: PrefixTree, *policies: Edges) -> Iterator[tuple[Paths, *t
 
 def others(p_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """The product over all steps but t."""
+    # By prefix and suffix products: a quotient would fail where p_t is 0.
     one_B1 = torch.ones_like(p_BT[:, :1])
     return torch.cat([one_B1, p_BT[:, :-1]], dim=1).cumprod(1) * after(p_BT)
 
@@ -117,7 +119,7 @@ def relative_square(p: Float[Tensor, "*batch"], q: Float[Tensor, "*batch"]) -> F
 
 
 def require_cover(logp_pi: Edges, logp_mu: Edges) -> None:
-    """Raises ValueError where mu never samples a token that pi takes: no weight on mu's samples can stand for it."""
+    """Raises ValueError where mu never samples a token that pi takes: no weight on mu's samples makes up for it."""
     for t, (pi_nV, mu_nV) in enumerate(zip(logp_pi, logp_mu, strict=True)):
         bare = (pi_nV > -math.inf) & (mu_nV == -math.inf)
         if bare.any():
@@ -132,7 +134,7 @@ def step_weights(problem: Problem) -> Bound:
     """E_mu[|W - w_t| on responses that reach t] <= 2 TV(pi, nu_t), for each t; W = prod_s w_s, w = pi/mu.
 
     Proof: mu w_t is nu_t on these responses and mu W is pi, so the left side is their part of sum_y |pi - nu_t|.
-    Tight: equal for every t that no response ends before, so always without an end token. With one, what is missing is
+    Tight: equal for every t that no response ends before, so always without an end token. With one, the left side lacks
     |pi - mu| on the responses that ended before t. Source: MiniRL Eq. 2 and 4.
     Raises ValueError where mu never samples what pi takes.
     """
@@ -152,7 +154,7 @@ def step_pinsker(problem: Problem) -> Bound:
 
     Proof: Pinsker (theory/bounds/routing.py) and the chain rule, in which step t, where both are pi, adds 0.
     Tight for two steps, the other one a small move from two equally likely tokens; loose as steps add up, since the
-    signs of independent steps cancel in TV: sqrt(2 / pi) = 0.80 for many small balanced ones; and empty past KL = 2.
+    signs of independent steps cancel in TV: sqrt(2 / pi) = 0.80 for many small balanced ones; vacuous past KL = 2.
     """
     tree, pi, mu = _policies(problem)
     return Bound("step_pinsker", whole_tv(tree, pi, pi, mu), (step_kl(tree, pi, mu) / 2).sqrt())
@@ -164,7 +166,7 @@ def step_bretagnolle_huber(problem: Problem) -> Bound:
     Proof of the second: (1 - TV)(1 + TV) = sum min(p, q) sum max(p, q) >= (sum sqrt(p q))^2 by Cauchy-Schwarz, which
     is exp(2 log E_p sqrt(q / p)) >= exp(-KL) by Jensen.
     Tight as `step_pinsker` for small KL, where the second is sqrt(2) above the first; it is the smaller one past
-    KL = 1.59, and says something for any finite KL. Source: Bretagnolle and Huber (1979).
+    KL = 1.59, and below 1 for any finite KL. Source: Bretagnolle and Huber (1979).
     """
     tree, pi, mu = _policies(problem)
     return Bound("step_bretagnolle_huber", whole_tv(tree, pi, pi, mu), tv_from_kl(step_kl(tree, pi, mu)))
@@ -205,6 +207,7 @@ def step_parts(problem: Problem) -> tuple[Float[Tensor, " T"], Float[Tensor, " T
 
 def tv_from_kl(kl_T: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     """The largest TV that a KL allows by Pinsker and by Bretagnolle and Huber, in [0, 1]."""
+    # 1 - exp(-KL) by expm1, which keeps the digits of a small KL.
     return torch.minimum((kl_T / 2).sqrt(), (-(-kl_T).expm1()).sqrt())
 
 

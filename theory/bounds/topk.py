@@ -1,7 +1,7 @@
 """Agreement of two routers on their experts: regret and margins of the top-k set, in total variation and in KL.
 
 p is the router whose choice counts (the live one), q the one that chose (cached or predicted); KL is KL(p || q), the
-direction of the predictor's loss. Gates are softmaxes over all experts; ties are cut arbitrarily, as `topk` does.
+direction of the predictor's loss. Gates are softmaxes over all experts; ties are broken arbitrarily, as by `topk`.
 Paper: Pr2 (arXiv 2606.00395) Lemma B.2, whose constants are compared here with the best possible ones.
 """
 
@@ -17,7 +17,7 @@ from theory.divergences import tv_p_q
 
 
 def in_top(logits: Float[Tensor, "*batch E"], num_slots: int) -> Bool[Tensor, "*batch E"]:
-    """The experts that are among the `num_slots` largest. Raises ValueError unless 1 <= num_slots <= E."""
+    """Whether each expert is among the `num_slots` largest. Raises ValueError unless 1 <= num_slots <= E."""
     E = logits.shape[-1]
     if not 1 <= num_slots <= E:
         raise ValueError(f"expected from 1 to {E} slots (experts), got {num_slots}")
@@ -44,8 +44,8 @@ def topk_regret(logits_p: Float[Tensor, "*batch E"], logits_q: Float[Tensor, "*b
     """p(S_p) - p(S_q) <= sqrt(2 KL(p || q)), S the top-k set of each: the mass of p lost by choosing by q.
 
     Proof: q(S_q) >= q(S_p), so p(S_p) - p(S_q) <= (p - q)(S_p) + (q - p)(S_q) <= 2 TV; then Pinsker.
-    Tight as KL -> 0 between two experts at (1 +- d) / 2 and a tie: ratio 1 - d^2 / 12, so no smaller constant is true
-    of all p. Loose where the exchanged experts hold little mass (`topk_regret_exchanged`), and past KL = 1/2 empty.
+    Tight as KL -> 0 between two experts at (1 +- d) / 2 and a tie: ratio 1 - d^2 / 12, so no smaller constant holds
+    for all p. Loose where the exchanged experts hold little mass (`topk_regret_exchanged`); vacuous past KL = 1/2.
     Source: Pr2 Lemma B.2.
     """
     return Bound("topk_regret", _regret(logits_p, logits_q, num_slots)[0], (2 * kl(logits_p, logits_q)).sqrt())
@@ -62,7 +62,7 @@ def topk_regret_exchanged(
     Tight as r / s -> 0 for any s: it is Lemma B.2 with the constant 2 s in place of 2. Where s = 1 the two are equal.
     """
     regret, mass = _regret(logits_p, logits_q, num_slots)
-    # 0 * inf: nothing is exchanged, and nothing is lost.
+    # Where nothing is exchanged nothing is lost, and 0 * inf would be NaN.
     rhs = torch.where(mass > 0, (2 * mass * kl(logits_p, logits_q)).sqrt(), 0.0)
     return Bound("topk_regret_exchanged", regret, rhs)
 
@@ -123,7 +123,7 @@ def route_flips(
     probability that `replay_bias` needs, which Prop. B.1 with its soft routes does not.
     Proof: at a token of the left side some layer has KL >= swap_cost; either that is below the threshold, or
     sum_l KL / threshold is at least 1. Tight where the tokens that flip do so at exactly the threshold and no other
-    token has any KL; empty where many tokens lie near a tie.
+    token has any KL; vacuous where many tokens are near a tie.
     Raises ValueError unless threshold > 0.
     """
     if not threshold > 0:
@@ -149,6 +149,7 @@ def _exchange_cost(a: Tensor, b: Tensor) -> Tensor:
     """The least KL(p || q) over q(B) >= q(A), for p(A) = a >= b = p(B): s phi((a - b) / s); inf for b = -inf."""
     s = torch.where(b > -torch.inf, a + b, 1.0)
     x = torch.where((s > 0) & (b > -torch.inf), (a - b) / s, 0.0)
+    # xlog1py, as (1 - x) log(1 - x) is 0 at x = 1.
     cost = s * (torch.special.xlog1py(1 + x, x) + torch.special.xlog1py(1 - x, -x)) / 2
     return torch.where(b > -torch.inf, cost, torch.inf)
 

@@ -86,13 +86,14 @@ def token_chi2(problem: Problem) -> Float[Tensor, " T"]:
 def prefix_chi2(problem: Problem) -> Float[Tensor, " T"]:
     """chi2(pi || mu) of the first t tokens (fewer where the response ends), t = 1 .. T, so the last is the response's.
 
-    W_<=t is a martingale under mu, so its variance is sum_(s <= t) E_mu[W_<s^2 chi2(pi_s || mu_s)]: no difference is
-    taken. Where every prefix of s has the same chi2_s it is prod_(s <= t) (1 + chi2_s) - 1.
+    W_<=t is a martingale under mu, so its variance is sum_(s <= t) E_mu[W_<s^2 chi2(pi_s || mu_s)], without a
+    difference. Where every prefix of s has the same chi2_s it is prod_(s <= t) (1 + chi2_s) - 1.
     """
     tree, pi, mu = policies(problem)
     square_n, steps = torch.ones(1, dtype=torch.float64), []
     for p_nV, q_nV in zip(pi, mu, strict=True):
         steps.append((square_n * _node_chi2(p_nV, q_nV)).sum())
+        # Each step multiplies mu(prefix) W^2 by mu w^2 = pi^2 / mu.
         onward_nV = square_n[:, None] * (2 * p_nV - q_nV).exp()
         square_n = onward_nV[:, : tree.num_continuing].reshape(-1)
     return torch.stack(steps).cumsum(0)
@@ -106,7 +107,7 @@ def largest_excess(chi2: Float[Tensor, "*batch"], cap: float) -> Float[Tensor, "
     """
     a = cap - 1
     root = (chi2 + a * a).sqrt()
-    # The difference of two large numbers, without taking it.
+    # The same number as (root - a) / 2, without the cancellation of two large numbers.
     scarf = chi2 / (2 * (root + a)) if a > 0 else (root - a) / 2
     return torch.where(2 * cap >= 1 + chi2, scarf, 1 - cap / (1 + chi2))
 
@@ -122,6 +123,7 @@ def weight_variance(problem: Problem) -> Bound:
     """
     tree, pi, mu = policies(problem)
     log_mu_Y = tree.log_probabilities(mu)
+    # (W - 1)^2 by expm1, which keeps the digits of W near 1.
     variance = (log_mu_Y.exp() * (tree.log_probabilities(pi) - log_mu_Y).expm1().square()).sum()
     largest_T = torch.stack([_node_chi2(p, q).max() for p, q in zip(pi, mu, strict=True)])
     return Bound("weight_variance", variance, largest_T.log1p().sum().expm1())
@@ -131,8 +133,8 @@ def weight_variance_kl(problem: Problem) -> Bound:
     """exp(KL(pi || mu)) - 1 <= Var_mu(W): a variance that is at least exponential in the KL of a whole response.
 
     Proof: 1 + chi2 = E_pi[W] = E_pi[exp(log W)] >= exp(E_pi[log W]) by Jensen.
-    Tight where W is one number wherever pi goes, as for pi = mu conditioned on an event. For pi near mu the left side
-    is half of the right.
+    Tight where W is constant on pi's support, as for pi = mu conditioned on an event. For pi near mu the left side is
+    half of the right.
     """
     tree, pi, mu = policies(problem)
     return Bound("weight_variance_kl", depth_kl(tree, pi, mu).sum().expm1(), prefix_chi2(problem)[-1])
@@ -154,7 +156,7 @@ def _node_chi2(logp_nV: Tensor, logq_nV: Tensor) -> Tensor:
 def policies(problem: Problem) -> tuple[PrefixTree, Edges, Edges]:
     """The tree, log pi of the policy that is trained, and log mu.
 
-    Raises ValueError where a log-probability is not finite: neither are its weights.
+    Raises ValueError where a log-probability is not finite, as its weights would not be either.
     """
     tree, pi = problem.target.tree, problem.policy.logp()
     for name, edges in (("pi", pi), ("mu", problem.logp_mu), ("old", problem.logp_old)):

@@ -21,13 +21,14 @@ def response_gradients(
     objective: Objective,
     sign: float,
 ) -> Float[Tensor, "Y Q"]:
-    """u(y) of every response at the advantage `sign` and the denominator 1, from the objective's own code.
+    """u(y) of every response at advantage `sign` and denominator 1, from the objective's own code.
 
-    One pullback a response: for trees of up to some thousand responses.
+    Takes one pullback per response: for trees of up to a few thousand responses.
     """
     tree = policy.tree
     pi_NV, old_NV, mu_NV = (torch.cat(list(x)) for x in (policy.logp(), logp_old, logp_mu))
     ids_NJ = mu_NV.topk(min(objective.num_top, tree.num_tokens), dim=1).indices
+    # From here on nodes are numbered over all depths, so that one index finds an edge.
     starts_T = torch.tensor([sum(tree.sizes[:t]) for t in range(tree.max_length)])
     rows = []
     for _, paths in tree.chunks(4096):
@@ -43,7 +44,7 @@ def _edges(
     """d J / d log pi of every edge, of each response alone."""
     on_BT, taken_BT = paths.is_response_BT, paths.tokens_BT
     ids_BTJ = ids_NJ[node_BT]
-    # 0 after the end, as the other enumerations have it; the mask leaves it out.
+    # 0 after the end, as in the other enumerations; the mask leaves it out.
     pi_BT, old_BT, mu_BT = (torch.where(on_BT, x_NV[node_BT, taken_BT], 0.0) for x_NV in logp)
     pi_BTJ, old_BTJ, mu_BTJ = (x_NV[node_BT].gather(2, ids_BTJ) for x_NV in logp)
     leaf_BT, leaf_BTJ = pi_BT.detach().requires_grad_(), pi_BTJ.detach().requires_grad_()
@@ -54,6 +55,7 @@ def _edges(
     edges_BNV = torch.zeros(len(on_BT), *logp[0].shape, dtype=torch.float64)
     b_BT = torch.arange(len(on_BT))[:, None].expand_as(node_BT)
     edges_BNV.index_put_((b_BT, node_BT, taken_BT), torch.where(on_BT, each_BT, 0.0), accumulate=True)
+    # Added, not assigned: the taken token is often among mu's likeliest, and its edge gets both terms.
     where = (b_BT[..., None].expand_as(ids_BTJ), node_BT[..., None].expand_as(ids_BTJ), ids_BTJ)
     edges_BNV.index_put_(where, torch.where(on_BT[..., None], each_BTJ, 0.0), accumulate=True)
     return edges_BNV

@@ -9,9 +9,9 @@ Three facts follow, the first two exact at any distance (tests/theory/test_exact
  1. E_mu[w_t g_t | prefix] = E_pi[g_t | prefix] = 0, so the mean of the token-, prefix- or sequence-weighted gradient
     does not depend on the baseline. A baseline lowers their variance alone.
  2. Without a weight it does: a baseline b adds b grad KL(mu || pi). Unweighted REINFORCE at reward R is that at R - b
-    plus a pull of pi towards what mu sampled, of strength b. That pull is what a group's mean takes away.
- 3. So with a baseline the token weight removes, of T x T pairs, the T covariances of the reward with delta_t g_t; the
-    prefix weight removes half of the rest too; and what remains grows with T.
+    plus a pull of pi towards mu's samples, of strength b. A group's mean removes that pull.
+ 3. So with a baseline the token weight removes T of the T x T pairs, the covariances of the reward with delta_t g_t;
+    the prefix weight also removes half of the others; the remainder grows with T.
 
 Letters: theory/exact/tree.py; s and t are positions. Paper: MiniRL (arXiv 2512.01374) Eq. 2 and 4.
 """

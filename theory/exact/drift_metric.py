@@ -1,4 +1,4 @@
-"""The expectation of the metric `rollout_corr/drift`, beside the drift that it stands for (theory/exact/expected.py).
+"""The expectation of the metric `rollout_corr/drift`, to compare with the drift itself (theory/exact/expected.py).
 
 Letters: theory/exact/tree.py.
 """
@@ -18,9 +18,9 @@ from theory.objectives import AGGREGATIONS
 
 
 def token_drift(update: Update) -> float:
-    """The expectation of the square of `rollout_corr/drift` (theory/drift.py), rooted; in units of the advantage.
+    """The root of the expected square of `rollout_corr/drift` (theory/drift.py) on one prompt, in units of advantage.
 
-    Of one prompt's batch. nan where that metric is absent, and for finite groups where a response may be rejected.
+    nan where that metric is absent, and for finite groups where a response may be rejected.
     """
     batch, on_BT = update.batch, update.batch.forest.whole.is_response_BT
     if not batch.objective.is_tokenwise or not (batch.kept_Y.all() or batch.group.num_responses is None):
@@ -41,8 +41,9 @@ def _squared_advantages(batch: Batch) -> Float[Tensor, "2 Y"]:
         if batch.group.baseline == "mean":
             centred_Y = centred_Y - (batch.probability_Y * centred_Y).sum()
         return torch.stack([centred_Y.clamp(min=0), centred_Y.clamp(max=0)]).square()
-    # Over responses the denominator is G where none is rejected: a = A / G, and G of them make a group.
+    # Counted in responses the denominator is G where none is rejected: a = A / G, and a group has G of them.
     by_responses = replace(batch, objective=replace(batch.objective, aggregation=AGGREGATIONS["token_sum"]))
+    # One prompt, so one entry.
     (one,) = by_responses.groups
     reach_C = one.classes.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
     return G * (one.moments.square_sC / reach_C)[:, one.classes.index_Y]

@@ -1,7 +1,7 @@
 """Errors of an inference engine, as maps from the policy that was rolled out to the mu that sampled.
 
-Each error has a dial, 0 for none, that is set once, at the first policy, so that mu starts at a stated distance; what
-the distance becomes is then a result of training. An error of fresh noise has many mu, all equally likely.
+Each error has a dial, 0 for none, which is set once, at the first policy, so that mu starts at a stated distance;
+training then changes the distance. An error of fresh noise has many mu, all equally likely.
 
 Letters: theory/exact/tree.py. Paper: MiniRL (arXiv 2512.01374) Eq. 5 and sec. 4.3, whose FP8 engine these take apart.
 """
@@ -25,7 +25,7 @@ from theory.names import unknown_name
 
 @runtime_checkable
 class MovablePolicy(TreePolicy, Protocol):
-    """A policy that can be trained: its parameters are one vector, and it can be had at others."""
+    """A policy that can be trained: its parameters are one vector, and `moved` gives the policy at others."""
 
     @property
     def parameters(self) -> Float[Tensor, " Q"]:
@@ -47,7 +47,7 @@ def _no_shift(policy: MovablePolicy) -> None:
 
 @dataclass(frozen=True)
 class Rollout:
-    """All responses of one mu: who sampled them, who scored them, and whose gradients are taken on them.
+    """All responses of one mu: the policies that sampled and scored them, and the one whose gradients are taken.
 
     `trained(pi)` is the policy whose gradients an update takes at pi's weights: pi itself, or pi under routes that are
     replayed. `router_shift(pi)` is the distance of its routers from old's at every node, in nats; None without routers.
@@ -71,9 +71,9 @@ class RollsOut(Protocol):
         ...
 
     def learn(self, rollouts: Sequence[Rollout], trained: Sequence[TreePolicy]) -> float | None:
-        """Learns beside the policy, as a predictor of routes does: a step on each rollout's trained policy.
+        """One step, on each rollout's trained policy, of whatever learns beside the policy, such as a route predictor.
 
-        It is called with every update on a rollout but the first.
+        Returns its loss before the step; None where nothing learns. Called at every update on a rollout but the first.
         """
         ...
 
@@ -99,11 +99,11 @@ Dial = Callable[[MovablePolicy, float], Sequence[Edges]]
 """The samplers of a policy at a scale >= 0."""
 
 NUM_DRAWS = 16
-"""Samplers of an engine whose noise is fresh; the trajectory states the error that so few leave."""
+"""Samplers of an engine with fresh noise; the trajectory states the standard error that so few leave."""
 
 
 def _fixed(first: MovablePolicy, generator: torch.Generator) -> Dial:
-    """log p + scale e: one normal draw per edge, made once. An error that depends on the context and never changes."""
+    """log p + scale e, e a normal draw per edge, made once: an error that depends on the context and never changes."""
     noise = logit_noise(first.tree, generator)
     return lambda policy, scale: [disturbed(policy.logp(), noise, scale)]
 
@@ -115,7 +115,7 @@ def _fresh(first: MovablePolicy, generator: torch.Generator) -> Dial:
 
 
 def _low_rank(first: MovablePolicy, generator: torch.Generator) -> Dial:
-    """log p + scale a(node) b: every context errs along one direction of the vocabulary, by an amount of its own."""
+    """log p + scale a(node) b: every context errs along one direction of the vocabulary, by its own amount."""
     V = first.tree.num_tokens
     along_V = torch.randn(V, generator=generator, dtype=torch.float64)
     noise = [torch.randn(n, 1, generator=generator, dtype=torch.float64) * along_V for n in first.tree.sizes]
@@ -123,7 +123,7 @@ def _low_rank(first: MovablePolicy, generator: torch.Generator) -> Dial:
 
 
 def _shared(first: MovablePolicy, generator: torch.Generator) -> Dial:
-    """log p + scale b: the same error in every context, as of a last layer that is off."""
+    """log p + scale b: the same error in every context, as from a wrong bias of the last layer."""
     along_V = torch.randn(first.tree.num_tokens, generator=generator, dtype=torch.float64)
     noise = [along_V.expand(n, -1) for n in first.tree.sizes]
     return lambda policy, scale: [disturbed(policy.logp(), noise, scale)]
@@ -151,19 +151,20 @@ def _top_p(first: MovablePolicy, generator: torch.Generator) -> Dial:
 
 
 def _rounded(first: MovablePolicy, generator: torch.Generator) -> Dial:
-    """theta on a grid whose step is scale times its largest entry: INT8 is 1/127, INT4 1/7. To the nearest point."""
+    """theta rounded to a grid whose step is scale times its largest entry: INT8 is 1/127, INT4 1/7."""
 
     def samplers(policy: MovablePolicy, scale: float) -> list[Edges]:
         theta = policy.parameters
         step = scale * theta.abs().max()
+        # At scale 0 the step is 0, which nothing can be divided by.
         return [policy.moved((theta / step).round() * step - theta).logp() if scale > 0 else policy.logp()]
 
     return samplers
 
 
 def _floating(first: MovablePolicy, generator: torch.Generator) -> Dial:
-    """theta on a floating grid whose step is scale times the power of two below each entry: FP8 is 1/8 (E4M3), 1/4
-    (E5M2). To the nearest point, without a smallest or a largest exponent.
+    """theta rounded to a floating grid whose step is scale times the power of two below each entry: FP8 is 1/8 (E4M3)
+    or 1/4 (E5M2), here without a smallest or a largest exponent.
     """
 
     def samplers(policy: MovablePolicy, scale: float) -> list[Edges]:
@@ -190,7 +191,7 @@ ERRORS: dict[str, Callable[[MovablePolicy, torch.Generator], Dial]] = {
 """The engine errors by name; a draw of each is made once, from the generator."""
 
 BY_SCALE = ("top_p", "rounded", "floating")
-"""Those whose KL jumps as tokens or weights change: they are asked for by their scale, not by a level."""
+"""The errors whose KL jumps as tokens or weights change: they are set by a scale, not by a level."""
 
 
 def engine(name: str, scale: float, first: MovablePolicy, generator: torch.Generator) -> Engine:
@@ -237,7 +238,7 @@ def _tempered(logp: Edges, factor: float) -> list[Float[Tensor, "_n V"]]:
 def _nucleus(logp_nV: Float[Tensor, "n V"], share: float) -> Float[Tensor, "n V"]:
     ordered_nV, order_nV = logp_nV.sort(dim=1, descending=True)
     before_nV = ordered_nV.exp().cumsum(1) - ordered_nV.exp()
-    # The first token has nothing before it and always stays.
+    # The likeliest token always stays, also at a share of 0, where the comparison would drop it.
     cut_nV = torch.where(before_nV < share, ordered_nV, -math.inf)
     cut_nV[:, 0] = ordered_nV[:, 0]
     return torch.empty_like(logp_nV).scatter_(1, order_nV, cut_nV).log_softmax(1)

@@ -1,7 +1,7 @@
 """The bias and the variance of a policy-gradient estimator, as finite sums: no sample is drawn.
 
 The estimator of one group is sum_i a_i u(y_i): a_i is advantage over denominator (theory/exact/groups.py), and u(y) the
-gradient that the objective's own code gives a response at advantage +1 or -1, so what is audited is what trains.
+gradient that the objective's own code gives a response at advantage +1 or -1, so that the audited code is what trains.
 
 Letters: theory/exact/tree.py and groups.py. Papers: MiniRL (arXiv 2512.01374) Eq. 1, 2 and 4.
 """
@@ -37,8 +37,8 @@ Edges = Sequence[Float[Tensor, "_n V"]]
 class Problem:
     """The setting of an estimate: the target policy, the one that sampled, the old one, one reward per response.
 
-    `trained` is the policy whose gradients an estimator takes, where that is another than the target: the same weights
-    under replayed routes. `router_shift` is the distance of its routers from old's at every node, in nats, where there
+    `trained` is the policy whose gradients an estimator takes, where it is not the target: the same weights under
+    replayed routes. `router_shift` is the distance of its routers from old's at every node, in nats, where there
     are routers (theory/routing/shift.py). Raises ValueError where the rewards are not one per response, or not finite.
     """
 
@@ -77,7 +77,7 @@ def expected_reward(tree: PrefixTree, logp: Edges, reward_Y: Float[Tensor, " Y"]
 def true_gradient(problem: Problem) -> Float[Tensor, " Q"]:
     """grad J_seq = E_pi[R sum_t grad log pi_t], exactly (MiniRL Eq. 2).
 
-    The mean reward is taken off, which changes no bit of the mathematics and keeps digits.
+    Subtracting the mean reward does not change the expectation and saves digits.
     """
     tree, logp = problem.target.tree, problem.target.logp()
     probability_Y = tree.log_probabilities(logp).exp()
@@ -95,7 +95,7 @@ class Estimate:
 
     `variance` is the trace of the covariance of one group's estimate times its number of responses: an estimate from n
     responses in whole groups has variance / n. Both gradients are in units of the objective per parameter.
-    `num_draws` is None where all is exact, else how many groups the advantages' distribution was sampled from.
+    `num_draws` is None where all is exact, else the number of groups that sampled the advantages' distribution.
     """
 
     mean: Float[Tensor, " Q"]
@@ -122,7 +122,7 @@ class Estimate:
     def direction_bias(self) -> float:
         """The least bias that a rescaling leaves, sqrt(1 - cosine^2), in [0, 1]; nan where there is no cosine."""
         rest = 1 - self.cosine**2
-        # Rounding may leave -1e-16; a nan is neither below nor above 0 and stays.
+        # Rounding may leave -1e-16. A nan is not below 0, and stays nan where `max` might drop it.
         return math.sqrt(0.0 if rest < 0 else rest)
 
     def error(self, num_responses: int) -> float:
@@ -140,9 +140,9 @@ def estimate(
 ) -> Estimate:
     """The exact moments of `objective`'s gradient from groups drawn from mu; `truth` is computed unless it is given.
 
-    A budget's bounds and the baselines of tokens are those of an infinitely large batch: what a sampled batch's own add
-    to the variance is left out. Raises ValueError for an objective with a KL penalty (its reference is not part of the
-    problem), one that looks at routers where there are none, and an advantage per token with finite groups.
+    A budget's bounds and the baselines of tokens are those of an infinite batch; the variance that a sampled batch's
+    own would add is left out. Raises ValueError for an objective with a KL penalty (its reference is not part of the
+    problem), one that uses routers where there are none, and an advantage per token with finite groups.
     """
     if objective.kl_coefficient > 0:
         raise ValueError(f"{objective.name}: expected kl_coefficient 0, got {objective.kl_coefficient}")
@@ -159,6 +159,7 @@ def estimate(
     of = classes(log_mu_Y.exp(), problem.reward_Y, kept_Y, policy.tree.lengths, by_length)
     weights = moments(objective, group.num_responses, of, generator)
     reach_C = of.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
+    # The probability of each response with each sign of its advantage, which weighs it in a budget's mean.
     signs_sY = (weights.number_sC / group.num_responses / reach_C)[:, of.index_Y] * log_mu_Y.exp()
     objective = _settled(problem, objective, signs_sY)
     means, squares_sC = _class_gradients(problem, objective, log_mu_Y, of)
@@ -169,7 +170,7 @@ def estimate(
 
 
 def _of_one_response(problem: Problem, objective: Objective, baseline: str) -> tuple[Tensor, Tensor]:
-    """E_mu[u] and E_mu[||u||^2] where the advantage is R less a constant, and the denominator an expectation."""
+    """E_mu[u] and E_mu[||u||^2] where the advantage is R less a constant and the denominator an expectation."""
     policy = problem.policy
     tree, logp_pi = policy.tree, policy.logp()
     probability_Y = tree.log_probabilities(problem.logp_mu).exp()
@@ -178,6 +179,7 @@ def _of_one_response(problem: Problem, objective: Objective, baseline: str) -> t
     denominator = (probability_Y * torch.where(kept_Y, size_Y, 0)).sum()
     advantages = _advantages(problem, objective, probability_Y, baseline)
     if objective.has_token_advantages:
+        # Tokens carry their own signs; the two halves only have to add up to the response's probability.
         objective = _settled(problem, objective, probability_Y.expand(2, -1) / 2, advantages)
     else:
         objective = _settled(problem, objective, torch.stack([advantages > 0, advantages < 0]) * probability_Y)
@@ -214,6 +216,7 @@ def _centred_gradients(problem: Problem, objective: Objective) -> Float[Tensor, 
 
 
 def _cross(weights: Moments, means_sCQ: Tensor) -> Tensor:
+    # Given their classes two responses of a group are independent: E<u_i, u_j> is the product of their class means.
     gram = torch.einsum("scq,rdq->scrd", means_sCQ, means_sCQ)
     return (weights.cross_sCsC * gram).sum()
 
@@ -226,13 +229,14 @@ def _class_gradients(
     tree, logp_pi = policy.tree, policy.logp()
     edges = [[tree.zero_edges() for _ in range(C)] for _ in range(2)]
     squares_sC = torch.zeros(2, C, dtype=torch.float64)
-    # A class that mu never samples has no mean; it gets none, and the weight 0.
+    # A class that mu never samples has no mean; the floor turns its 0 / 0 into the weight 0.
     share_Y = log_mu_Y.exp() / of.probability_C.clamp(min=torch.finfo(torch.float64).tiny)[of.index_Y]
     if objective.centering != "none":
         each_sYQ = _centred_gradients(problem, objective)
         squares_sC.index_add_(1, of.index_Y, share_Y * each_sYQ.square().sum(2))
         means_sCQ = torch.zeros(2, C, each_sYQ.shape[2], dtype=torch.float64)
         return means_sCQ.index_add_(1, of.index_Y, share_Y[:, None] * each_sYQ), squares_sC
+    # Weighted coefficients are summed on edges first: one pullback per class and sign, not per response.
     for rows, paths in tree.chunks():
         class_B, share_B = of.index_Y[rows], share_Y[rows]
         for s, sign in enumerate((1.0, -1.0)):
@@ -269,7 +273,7 @@ def _log_mean(problem: Problem, objective: Objective) -> float:
 def _settled(
     problem: Problem, objective: Objective, signs_sY: Float[Tensor, "2 Y"], advantages_YT: Tensor | None = None
 ) -> Objective:
-    """The objective with what all responses settle; a pass over them only where there is something to settle."""
+    """The objective with the bounds that all responses give its budget; itself, without a pass over them, if none."""
     if not objective.m2_budget:
         return objective
     tree, edges = problem.target.tree, (problem.policy.logp(), problem.logp_old, problem.logp_mu)
@@ -290,9 +294,10 @@ def coefficients(
 ) -> Float[Tensor, "B T"]:
     """d J / d log pi_t of each response alone, at denominator 1, from the objective's own code.
 
-    Advantages are one per response, or one per token for an objective that has such. `log_mean_weight` is that of the
+    Advantages are one per response, or one per token for an objective that has them. `log_mean_weight` is that of the
     batch, for normalised weights.
     """
+    # Responses share no term at denominator 1, so one backward pass gives the gradient of each.
     leaf_BT = pi_BT.detach().requires_grad_()
     is_of_tokens = advantages.ndim == 2
     output = objective(

@@ -1,14 +1,14 @@
 """The expected update of an objective: the objective as it is, on all responses, with their probabilities as weights.
 
 A response adds a u(y) to the update: u is the gradient that the objective's own code gives it at advantage +1 or -1
-and denominator 1, a its expected advantage over denominator (theory/exact/groups.py). The drift is what the update
-would be if each token's advantage were the mean one of its prefix, E_mu[a | y_<t]: what no choice of token earned. It
-is 0 where E_mu[w_t g_t | y_<t] = 0, that is under a token, prefix or sequence weight, as long as mu samples all that pi
-does (top-p does not); without a weight it is -sum_t E_mu[E_mu[a | y_<t] grad KL_t(mu || pi)]. An unweighted update less
-its drift is that of the score centred under mu, g_t - E_mu[g_t | y_<t] (arXiv 2609.20807).
+and denominator 1, a its expected advantage over denominator (theory/exact/groups.py). The drift is the update with each
+token's advantage replaced by its prefix's mean, E_mu[a | y_<t]: the part that no choice of token earned. It is 0 where
+E_mu[w_t g_t | y_<t] = 0, that is under a token, prefix or sequence weight, as long as mu samples all that pi does
+(top-p does not); without a weight it is -sum_t E_mu[E_mu[a | y_<t] grad KL_t(mu || pi)]. An unweighted update less its
+drift is that of the score centred under mu, g_t - E_mu[g_t | y_<t] (arXiv 2609.20807).
 
-Advantages per token come to a response as they are, and their prefix means to the drift. What a whole batch settles
-before its gradient (theory/exact/settling.py) is settled at every update's pi.
+Advantages per token enter the update as they are and the drift by their prefix means. Facts of the whole batch
+(theory/exact/settling.py) are computed at every update's pi.
 
 Letters: theory/exact/tree.py, forest.py and groups.py. Papers: MiniRL (arXiv 2512.01374) Eq. 2, 4 and sec. 4.3.
 """
@@ -41,7 +41,7 @@ from theory.objectives import Objective, Top, Totals
 
 @dataclass(frozen=True)
 class PromptGroup:
-    """One prompt's part in a batch of finite groups: how likely it is, its responses, and their groups' moments.
+    """One prompt's part in a batch of finite groups: its probability, its responses, and their groups' moments.
 
     `within_y` is the probability of a response of its class.
     """
@@ -82,7 +82,7 @@ class Batch:
 
     @cached_property
     def mu_BT(self) -> Float[Tensor, "B T"]:
-        """log mu of every token. A response that mu never samples has old's: its weight is 0, not 0 times inf."""
+        """log mu of every token. A response that mu never samples gets old's, so that it adds 0 and not 0 times inf."""
         return torch.where((self.probability_Y > 0)[:, None], self._sampled_BT, self.old_BT)
 
     @cached_property
@@ -183,6 +183,7 @@ class Batch:
         share_BT = self.token_shares_BT
         if share_BT is None:
             share_BT = (self.shares_sY[0] - self.shares_sY[1])[:, None].expand_as(node_BT)
+        # Many responses pass a node: shares and probabilities are summed there, then divided.
         total_N, reach_N = torch.zeros(2, sum(self.forest.sizes), dtype=torch.float64).unbind()
         p_BT = self.probability_Y[:, None].expand_as(node_BT)
         for values_N, weight_BT in ((total_N, p_BT * share_BT), (reach_N, p_BT)):
@@ -193,9 +194,9 @@ class Batch:
     # -- the update
 
     def update(self, policy: TreePolicy, router_shift: Sequence[Float[Tensor, " _n"]] | None = None) -> Update:
-        """The value of the batch at pi = `policy`, whose routers are `router_shift` from old's at every node, in nats.
+        """The expected update at pi = `policy`, whose routers are `router_shift` from old's at every node, in nats.
 
-        Raises ValueError where the objective needs that shift and there is none, or infinite groups and they are not.
+        Raises ValueError where the objective needs that shift and there is none, or needs infinite groups.
         """
         require_group(self.objective, self.group)
         require_routers(self.objective, policy, router_shift is not None)
@@ -204,11 +205,12 @@ class Batch:
 
     @cached_property
     def node_shares_sN(self) -> Float[Tensor, "2 N"]:
-        """E_mu[|a| f; the prefix] of every node, where a > 0 and where a < 0: f is what the aggregation makes of a
-        response's token, 1 over its length or 1.
+        """E_mu[|a| f; the prefix] of every node, where a > 0 and where a < 0: f is the aggregation's factor of a token,
+        1 over its response's length, or 1.
         """
         node_BT, on = self.forest.node_BT, self.forest.whole.is_response_BT
         kept_BT = self.objective.kept(self.old_BT, self.mu_BT, on)
+        # An aggregation is linear in its terms, so that its gradient is the factor of each.
         term_BT = torch.zeros_like(self.old_BT).requires_grad_()
         (factor_BT,) = torch.autograd.grad(self.objective.aggregation(term_BT, kept_BT, Totals(1, 1)), term_BT)
         total_sN = torch.zeros(2, sum(self.forest.sizes), dtype=torch.float64)
@@ -228,7 +230,7 @@ class Update:
 
     @cached_property
     def objective(self) -> Objective:
-        """The objective with what the batch settles at this pi. Its centering, a term of nodes, stands apart."""
+        """The objective with the batch's bounds at this pi, without its centering (a term of nodes, added apart)."""
         batch = self.batch
         apart = replace(batch.objective, centering="none")
         logp = (self.pi_BT, batch.old_BT, batch.mu_BT)
@@ -244,7 +246,7 @@ class Update:
 
     @cached_property
     def drift(self) -> Float[Tensor, " Q"]:
-        """The part of it that no choice of token earned: what the objective's own centering leaves of it."""
+        """The part of the gradient that no choice of token earned, after the objective's own centering."""
         return self.policy.pullback(self.drift_edges)
 
     @cached_property
@@ -254,7 +256,7 @@ class Update:
 
     @cached_property
     def each_BT(self) -> Float[Tensor, "B T"]:
-        """The weight of every token's grad log pi in what one response of that kind adds, at its mean share."""
+        """The weight of every token's grad log pi in its response's update, at the response's mean share."""
         if self.batch.token_shares_BT is None:
             return self.combined(self.batch.shares_sY[:, :, None])
         return self._coefficients(slice(None), self.batch.token_shares_BT)
@@ -282,6 +284,7 @@ class Update:
         mu_NK, ids_NK = mu_NV.topk(min(batch.objective.num_top, forest.num_tokens), dim=1)
         edges_NV = torch.zeros_like(pi_NV)
         for sign, share_N in zip((1.0, -1.0), batch.node_shares_sN, strict=True):
+            # Every node is one response of one position here, at advantage +1 or -1, weighed by its share.
             leaf_NK = pi_NV.gather(1, ids_NK).detach().requires_grad_()
             logp = (x_NK[:, None] for x_NK in (leaf_NK, old_NV.gather(1, ids_NK), mu_NK))
             top = Top(*logp, is_complete=ids_NK.shape[1] == forest.num_tokens)
@@ -294,10 +297,10 @@ class Update:
         """sum over signs of weight times coefficient, of every token."""
         has_sY = (weights_s != 0).any(2)
         if (has_sY.sum(0) == 1).all():
-            # The usual case: every response has one sign, so that none is picked out or put back.
+            # The usual case: every response has exactly one sign, and no gather or scatter is needed.
             found_BT = self._coefficients(slice(None), 1.0 - 2.0 * has_sY[1].double())
             return weights_s.sum(0) * found_BT
-        # An objective may treat the signs in different ways, and a response may have both, or neither.
+        # An objective may treat the signs differently, and a response may have both or neither.
         sign_b, rows_b = has_sY.nonzero(as_tuple=True)
         found_bT = self._coefficients(rows_b, 1.0 - 2.0 * sign_b.double())
         return torch.zeros_like(self.pi_BT).index_add_(0, rows_b, weights_s[sign_b, rows_b] * found_bT)
@@ -334,6 +337,7 @@ def mean_gradient(updates: Sequence[Update], centred: bool = False) -> Float[Ten
 
 
 def _mean(updates: Sequence[Update], edges: Sequence[Edges]) -> Float[Tensor, " Q"]:
+    # A pullback is linear: updates of one policy are summed on their edges and pulled back together.
     own: dict[int, list[int]] = {}
     for k, update in enumerate(updates):
         own.setdefault(id(update.policy), []).append(k)

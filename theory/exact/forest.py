@@ -1,8 +1,8 @@
-"""Several trees that share one policy: prompts, and what an environment draws before the policy speaks.
+"""Several trees that share one policy: one per prompt, and per opening that an environment draws before the response.
 
 A context is all that precedes a response: a prompt and, where there is one, the opening that the environment draws for
-it. Each context is the root of a tree of its own; nodes of a depth are numbered context by context. An environment's
-tokens are thus in no objective and in no ratio, as in training (theory/turns.py), but part of what rewards compare.
+it. Each context is the root of its own tree; nodes of a depth are numbered context by context. An environment's tokens
+are thus in no objective and no ratio, as in training (theory/turns.py), but rewards depend on them.
 
 Letters beyond theory/exact/tree.py: C contexts. Paper: MiniRL (arXiv 2512.01374) Eq. 1 averages over prompts x ~ D.
 """
@@ -25,8 +25,8 @@ from theory.exact.tree import MAX_RESPONSES, Paths, PrefixTree
 class Forest(PrefixTree):
     """One tree per context. `probabilities` are those of the contexts, and sum to 1; `prompts` the prompt of each.
 
-    Raises ValueError for probabilities that are no distribution, for lists of different lengths, for prompts that are
-    not numbered from 0 without a gap, and for a forest of more than MAX_RESPONSES.
+    Raises ValueError for probabilities that are not a distribution, for lists of different lengths, for prompts that
+    are not numbered from 0 without a gap, and for a forest of more than MAX_RESPONSES.
     """
 
     probabilities: tuple[float, ...] = (1.0,)
@@ -45,7 +45,7 @@ class Forest(PrefixTree):
 
     @staticmethod
     def uniform(tree: PrefixTree, num_prompts: int, num_openings: int = 1) -> Forest:
-        """Every prompt as likely as any other, and so is each of its openings; contexts are prompt-major."""
+        """A forest of equally likely prompts, each with equally likely openings; contexts are prompt-major."""
         C = num_prompts * num_openings
         if C * tree.num_responses > MAX_RESPONSES:  # before a list of them is made
             raise ValueError(
@@ -104,6 +104,7 @@ class Forest(PrefixTree):
         within_B, context_B = index_B % num, index_B // num
         mask_BT = whole.is_response_BT[within_B]
         width_T = torch.tensor([self.num_continuing**t for t in range(self.max_length)])
+        # At depth t the nodes of context c start at c W^t; positions after the end stay at node 0.
         nodes_BT = whole.nodes_BT[within_B] + (context_B[:, None] * width_T).masked_fill(~mask_BT, 0)
         return Paths(nodes_BT, whole.tokens_BT[within_B], mask_BT)
 
@@ -120,7 +121,7 @@ class Forest(PrefixTree):
         """The tokens of each node of a depth, without its context."""
         return self.tree.prefixes(depth).repeat(self.num_contexts, 1)
 
-    # -- every response at once, for what walks the whole forest again and again
+    # -- all responses together, kept for repeated walks over the forest
 
     @cached_property
     def whole(self) -> Paths:
@@ -143,7 +144,7 @@ class Forest(PrefixTree):
         flat_E = torch.cat([x.reshape(-1) for x in edges])
         return torch.where(self.whole.is_response_BT, flat_E[self.edge_BT], 0.0)
 
-    # -- probabilities, in which a context has its own
+    # -- probabilities, the context's included
 
     def log_probabilities(self, logp: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Y"]:
         """log-probability of every context and response; they sum to 1 in probability over the forest."""

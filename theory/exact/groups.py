@@ -47,6 +47,7 @@ def classes(
 ) -> Classes:
     """Responses sorted into classes; `by_length` where the denominator counts tokens. Rejected ones have 0 tokens."""
     tokens_Y = torch.where(is_kept_Y, num_tokens_Y, 0) if by_length else torch.zeros_like(num_tokens_Y)
+    # float64 holds all three exactly, so that equal rows are one class.
     keys = torch.stack([reward_Y.double(), is_kept_Y.double(), tokens_Y.double()], dim=1)
     unique, index_Y = torch.unique(keys, dim=0, return_inverse=True)
     probability_C = torch.zeros(len(unique), dtype=torch.float64).index_add_(0, index_Y, probability_Y.double())
@@ -60,9 +61,9 @@ BASELINES = ("mean", "none")
 class Group:
     """The source of advantages. G responses share a prompt; with `num_responses` None the group is infinitely large.
 
-    Then the mean of its rewards is the expectation under mu (`baseline` "mean"), or nothing is subtracted ("none");
-    an advantage per token has its own baseline of an infinite group in the place of that mean. With a finite G the
-    objective's own advantage is taken, as in training. Raises ValueError for another baseline.
+    An infinite group subtracts the expected reward under mu (`baseline` "mean"; an advantage per token, its own
+    baseline instead) or nothing ("none"). A finite group uses the objective's own advantage, as in training. Raises
+    ValueError for another baseline.
     """
 
     num_responses: int | None = 8
@@ -79,10 +80,10 @@ class Group:
 class Moments:
     """Moments of a_i = advantage / denominator, by class and sign, of the responses of one group.
 
-    number_sC: E[sum_i 1(class, sign)], how many there are; first_sC: E[sum_i |a_i| 1(class, sign)];
+    number_sC: E[sum_i 1(class, sign)], their expected number; first_sC: E[sum_i |a_i| 1(class, sign)];
     square_sC: E[sum_i a_i^2 1(class, sign)];
     cross_sCsC: E[sum_(i != j) |a_i| |a_j| 1(class, sign of i) 1(class, sign of j)]. Signs: 0 is A > 0, 1 is A < 0.
-    `num_draws` is None where they are exact, else how many groups were sampled.
+    `num_draws` is None where they are exact, else the number of groups sampled.
     """
 
     number_sC: Float[Tensor, "2 C"]
@@ -101,6 +102,7 @@ def moments(
     Raises ValueError where a generator is needed and none is given.
     """
     C = len(of)
+    # The number of vectors of C counts that sum to G.
     if math.comb(G + C - 1, C - 1) <= MAX_GROUPS:
         counts_MC = _compositions(G, C)
         log_p_M = _log_multinomial(counts_MC, of.probability_C)
@@ -126,7 +128,7 @@ def _from_counts(objective: Objective, of: Classes, counts_MC: Tensor, weight_M:
     square = torch.einsum("m,mc,smc->sc", weight_M, n_MC, a_sMC.square())
     each_sMC = n_MC * a_sMC
     cross = torch.einsum("m,smc,rmd->scrd", weight_M, each_sMC, each_sMC)
-    # The pairs of a response with itself: both signs are its own.
+    # `cross` counts ordered pairs, each response with itself included: those are subtracted.
     own = torch.einsum("m,mc,smc,rmc->scr", weight_M, n_MC, a_sMC, a_sMC)
     for c in range(len(of)):
         cross[:, c, :, c] -= own[:, c, :]
@@ -137,10 +139,12 @@ def _shares(objective: Objective, of: Classes, counts_MC: Int[Tensor, "M C"]) ->
     """A / denominator of each class in each group; 0 where the group has none of the class or it is rejected."""
     M = len(counts_MC)
     G = int(counts_MC[0].sum())
+    # Members in the order of their classes: member i is in the first class whose cumulative count exceeds i.
     ends_MC = counts_MC.cumsum(1)
     member_MG = torch.searchsorted(ends_MC, torch.arange(G).expand(M, G).contiguous(), right=True)
     rewards_MG = of.reward_C[member_MG]
     advantages_MG = advantages.advantages_of(objective.advantage, rewards_MG)
+    # A class has one advantage: that of its first member. The clip is for absent classes at the end.
     first_MC = (ends_MC - counts_MC).clamp(max=G - 1)
     own_MC = advantages_MG.gather(1, first_MC)
     size_C = of.num_tokens_C if objective.aggregation.counts == "tokens" else of.is_kept_C.long()
@@ -151,6 +155,7 @@ def _shares(objective: Objective, of: Classes, counts_MC: Int[Tensor, "M C"]) ->
 
 def _compositions(total: int, parts: int) -> Int[Tensor, "M C"]:
     """All vectors of `parts` non-negative integers with this sum."""
+    # All parts but the last, which is the remainder.
     rows = torch.arange(total + 1)[:, None]
     for _ in range(parts - 2):
         left_M = total - rows.sum(1)

@@ -1,6 +1,6 @@
 """Policies at a stated distance, and rewards of a stated shape: the dials of an exact experiment.
 
-Distances are in nats per token, KL(p || q) as runs report it. An engine is noise on every node's logits by itself; an
+Distances are in nats per token, KL(p || q) as runs report it. An engine is independent noise on every node's logits; an
 update of the weights is a step of shared parameters. Letters: theory/exact/tree.py.
 Paper: MiniRL (arXiv 2512.01374) Eq. 5 and sec. 4.2.
 """
@@ -28,14 +28,14 @@ def sequence_kl(tree: PrefixTree, logp_p: Edges, logp_q: Edges) -> float:
 def _kl(reach: Sequence[Float[Tensor, " _n"]], logp_p: Edges, logp_q: Edges) -> float:
     total = 0.0
     for reach_n, p_nV, q_nV in zip(reach, logp_p, logp_q, strict=True):
-        # A token that p never takes adds 0, whatever q thinks of it.
+        # A token that p never takes adds 0, whatever q gives it.
         each_nV = torch.where(p_nV > -math.inf, p_nV.exp() * (p_nV - q_nV), 0.0)
         total += float((reach_n * each_nV.sum(1)).sum())
     return total
 
 
 def expected_length(tree: PrefixTree, logp: Edges) -> float:
-    """Tokens of a response, on average, the end token included."""
+    """The expected number of tokens of a response, the end token included."""
     return sum(float(reach_n.sum()) for reach_n in tree.reach(logp))
 
 
@@ -62,6 +62,7 @@ def scale_at(distance: Callable[[float], float], target: float, largest: float =
     """
     if target == 0:
         return 0.0
+    # Doubled from a tiny scale until the target is passed, which brackets the first crossing.
     high = 1e-6
     while distance(high) < target:
         high *= 2
@@ -75,7 +76,7 @@ def scale_at(distance: Callable[[float], float], target: float, largest: float =
 
 
 def sparse(tree: PrefixTree, generator: torch.Generator, share: float = 0.25) -> Float[Tensor, " Y"]:
-    """1 on a random quarter of all responses, else 0: what one token changes, no other token tells."""
+    """1 on a random `share` of all responses, else 0: the effect of a token depends on all others."""
     return (torch.rand(tree.num_responses, generator=generator, dtype=torch.float64) < share).double()
 
 
@@ -95,7 +96,7 @@ def dense(tree: PrefixTree, generator: torch.Generator) -> Float[Tensor, " Y"]:
 
 
 def matches(tree: PrefixTree, generator: torch.Generator) -> Float[Tensor, " Y"]:
-    """The share of a response's tokens that are those of a string drawn at random: dense, and of few values."""
+    """The share of a response's tokens that match a string drawn at random: dense, with few values."""
     wanted_T = torch.randint(tree.num_continuing, (tree.max_length,), generator=generator)
     rows = []
     for _, paths in tree.chunks():
@@ -109,7 +110,7 @@ def last(tree: PrefixTree, generator: torch.Generator) -> Float[Tensor, " Y"]:
     chosen = int(torch.randint(tree.num_continuing, (), generator=generator))
     rows = []
     for _, paths in tree.chunks():
-        # Before an end token stands the answer, if there is one.
+        # The answer is the token before the end token, if there is one.
         ends = (paths.length_B - 1)[:, None]
         final_B = paths.tokens_BT.gather(1, ends)[:, 0]
         if tree.has_end:
@@ -121,7 +122,7 @@ def last(tree: PrefixTree, generator: torch.Generator) -> Float[Tensor, " Y"]:
 
 
 def sum_modulo(tree: PrefixTree, generator: torch.Generator) -> Float[Tensor, " Y"]:
-    """1 where the tokens sum to a number drawn at random, modulo the vocabulary: an arithmetic task in small."""
+    """1 where the tokens sum to a number drawn at random, modulo the vocabulary: a small arithmetic task."""
     chosen = int(torch.randint(tree.num_continuing, (), generator=generator))
     rows = []
     for _, paths in tree.chunks():

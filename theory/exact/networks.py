@@ -1,7 +1,7 @@
 """A small network as a policy on a tree: nothing is linear and every parameter is shared, as in a language model.
 
-One hidden layer of tanh reads the context and all tokens so far. Log-probabilities of all nodes come from one pass, and
-any number of pull-backs from its graph. Letters: theory/exact/policies.py; C contexts, N all nodes, H hidden units.
+One hidden layer of tanh reads the context and all tokens so far. One pass gives the log-probabilities of all nodes, and
+its graph any number of pullbacks. Letters: theory/exact/policies.py; C contexts, N all nodes, H hidden units.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ CHUNK = 8192
 
 
 def placed(prefixes: Int[Tensor, "n t"], forest: PrefixTree) -> Float[Tensor, "n F"]:
-    """Of every node of a depth: its prompt, which of the prompt's openings, its depth, and each token so far.
+    """One-hot features of every node of a depth: its prompt, the prompt's opening, its depth, and each token so far.
 
-    All as one-hot vectors; positions that are still to come are 0. Raises ValueError for a tree without contexts.
+    Positions still to come are 0. Raises ValueError for a tree without contexts.
     """
     if not isinstance(forest, Forest):
         raise ValueError(f"placed: expected a forest, whose nodes have a context, got {type(forest).__name__}")
     V, T = forest.num_tokens, forest.max_length
     n, t = prefixes.shape
     prompts_C = torch.tensor(forest.prompts)
+    # An opening's number is the count of earlier contexts with its prompt.
     same_CC = (prompts_C[:, None] == prompts_C).long()
     openings_C = same_CC.tril().sum(1) - 1
     known_CF = torch.cat([one_hot(prompts_C), one_hot(openings_C)], dim=1)
@@ -92,6 +93,7 @@ class NetworkPolicy:
 
     def pullback(self, cotangents: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Q"]:
         """sum over edges of cotangent x grad log pi(edge)."""
+        # The graph is kept for the next pullback.
         leaf, logp_NV = self._graph
         return torch.autograd.grad(logp_NV, leaf, torch.cat(list(cotangents)), retain_graph=True)[0]
 
@@ -99,8 +101,8 @@ class NetworkPolicy:
         """||sum_t c_t grad log pi_t||^2 of each path.
 
         grad log pi_t has the parts r h^T and r of U and c, d x^T and d of W and b: h the hidden units,
-        r = (e_y - pi) / temperature, d = (1 - h^2) U r. So products of two tokens are (h.h' + 1)(r.r') +
-        (x.x' + 1)(d.d'), and no gradient is formed.
+        r = (e_y - pi) / temperature, d = (1 - h^2) U r. So the inner product of two tokens' gradients is
+        (h.h' + 1)(r.r') + (x.x' + 1)(d.d'), and no gradient is formed.
         """
         F, H, V = self.inputs.shape[1], self.num_hidden, self.tree.num_tokens
         W, b, U, _ = self.parameters.split([F * H, H, H * V, V])

@@ -2,9 +2,8 @@
 
 A batch of B responses is B / G independent groups of G, each of a prompt (and a sampler of the engine) drawn at random;
 an infinite group gives each response alone, with the batch's baseline and denominator at their expectations. A group's
-estimate is sum over responses and signs of X(s, y) u(s, y), linear in random weights X. A Gaussian vector W with the
-covariance of X therefore makes a draw sum W u with that of the estimate, whatever the number of parameters: one
-pull-back, and no matrix of them.
+estimate is sum over responses and signs of X(s, y) u(s, y), linear in random weights X. For a Gaussian W with the
+covariance of X, sum W u therefore has the covariance of the estimate: one pullback, and no matrix over the parameters.
 
 Letters: theory/exact/tree.py, groups.py and expected.py; K samplers of the engine.
 """
@@ -21,7 +20,7 @@ from theory.exact.expected import PromptGroup, Update
 
 
 def variance(updates: Sequence[Update]) -> float:
-    """The trace of the covariance of one group's estimate, times its number of responses: B of them leave variance / B.
+    """The trace of the covariance of one group's estimate, times its number of responses; B responses leave it / B.
 
     On one prompt and sampler it is `Estimate.variance` (theory/exact/estimator.py). In squared units of the objective
     per parameter; the score is not centred.
@@ -35,7 +34,7 @@ def variance(updates: Sequence[Update]) -> float:
 def draw(updates: Sequence[Update], centred: bool, generator: torch.Generator) -> Float[Tensor, " Q"]:
     """One Gaussian draw with the mean 0 and the covariance of one group's estimate times its number of responses.
 
-    Over sqrt(B) it is the noise of B responses. `centred` is that of the score less its mean under mu, for objectives
+    Divided by sqrt(B) it is the noise of B responses. `centred` uses the score less its mean under mu, for objectives
     that treat both signs of an advantage alike (trust region none).
     """
     G = updates[0].batch.group.num_responses
@@ -47,7 +46,7 @@ def _normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-# ---- infinite groups: one response an estimate -----------------------------------------------------------------------
+# ---- infinite groups: one response per estimate ----------------------------------------------------------------------
 
 
 def _second_of_responses(update: Update) -> float:
@@ -57,6 +56,7 @@ def _second_of_responses(update: Update) -> float:
 
 
 def _of_responses(updates: Sequence[Update], centred: bool, generator: torch.Generator) -> list[Float[Tensor, " Q"]]:
+    # A batch draws (sampler, response) jointly: one multinomial over both.
     probability_KY = torch.stack([one.batch.probability_Y for one in updates]) / len(updates)
     found = []
     for one, indicator_Y in zip(updates, _multinomial(probability_KY, generator), strict=True):
@@ -74,7 +74,7 @@ def _multinomial(probability: Float[Tensor, "*n"], generator: torch.Generator) -
     return root * e - probability * (root * e).sum()
 
 
-# ---- finite groups: G responses of one prompt an estimate ------------------------------------------------------------
+# ---- finite groups: G responses of one prompt per estimate -----------------------------------------------------------
 
 
 def _second_of_groups(update: Update) -> float:
@@ -82,12 +82,14 @@ def _second_of_groups(update: Update) -> float:
     batch, ones_sY1 = update.batch, torch.ones(2, len(update.pi_BT), 1, dtype=torch.float64)
     squares_sY = torch.zeros(2, len(update.pi_BT), dtype=torch.float64)
     for s in range(2):
+        # Weight 1 on one sign and 0 on the other: the squared norm of u at that sign.
         only = ones_sY1 * torch.tensor([1.0 - s, s])[:, None, None]
         squares_sY[s] = update.policy.squared_norms(update.combined(only), batch.forest.whole)
     total = 0.0
     for one in batch.groups:
         each_sy = one.moments.square_sC[:, one.classes.index_Y] * one.within_y
         means_sCQ = _class_means(update, one)
+        # Given their classes two responses of a group are independent, so class means give E<u_i, u_j>.
         gram = torch.einsum("scq,rdq->scrd", means_sCQ, means_sCQ)
         within = float((each_sy * squares_sY[:, one.rows_y]).sum())
         total += one.probability * (within + float((one.moments.cross_sCsC * gram).sum()))
@@ -116,7 +118,9 @@ def _of_groups(updates: Sequence[Update], centred: bool, generator: torch.Genera
 
 
 def _weights_of_groups(updates: Sequence[Update], generator: torch.Generator) -> list[Float[Tensor, "2 Y"]]:
-    """By the law of total covariance: within a prompt's groups, and between the means of prompts and samplers."""
+    """Gaussian weights of all responses, by the law of total covariance: within a prompt's groups, and between the
+    means of prompts and samplers.
+    """
     K = len(updates)
     chances = torch.tensor([[one.probability / K for one in update.batch.groups] for update in updates])
     between_KP = _multinomial(chances.double(), generator)
@@ -132,12 +136,13 @@ def _weights_of_groups(updates: Sequence[Update], generator: torch.Generator) ->
 
 
 def _within(of: PromptGroup, generator: torch.Generator) -> Float[Tensor, "2 y"]:
-    """Weights of one prompt's responses: which of a class they are, and how much each class gets."""
+    """Gaussian weights of one prompt's responses: which members of a class are drawn, and how much each class gets."""
     index_y, first_sC, square_sC = of.classes.index_Y, of.moments.first_sC, of.moments.square_sC
     C = len(of.classes)
     e_sy = _normal((2, len(index_y)), generator)
     rooted_sy = of.within_y.sqrt() * e_sy
     sums_sC = torch.zeros(2, C, dtype=torch.float64).index_add_(1, index_y, rooted_sy)
+    # A multinomial's covariance within each class: these weights sum to 0 over the class.
     which_sy = square_sC.sqrt()[:, index_y] * (rooted_sy - of.within_y * sums_sC[:, index_y])
     covariance = square_sC.flatten().diag() + of.moments.cross_sCsC.reshape(2 * C, 2 * C)
     values, vectors = torch.linalg.eigh(covariance - first_sC.flatten().outer(first_sC.flatten()))
@@ -150,7 +155,7 @@ def _within(of: PromptGroup, generator: torch.Generator) -> Float[Tensor, "2 y"]
 
 
 def _centre(update: Update, weight_Y: Float[Tensor, " Y"]) -> Float[Tensor, "B T"]:
-    """Weights of the tokens that make up sum_y W(y) sum_t E_mu[w_t g_t | y_<t]: each prefix spreads its own over mu."""
+    """The token weights of sum_y W(y) sum_t E_mu[w_t g_t | y_<t]: each prefix spreads its weight over mu."""
     batch, forest = update.batch, update.batch.forest
     on, node_BT = forest.whole.is_response_BT, forest.node_BT
     passed_N, reach_N = torch.zeros(2, sum(forest.sizes), dtype=torch.float64).unbind()

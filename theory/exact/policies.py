@@ -1,7 +1,7 @@
-"""Policies on a prefix tree: their conditionals, and the two things that gradients need of them.
+"""Policies on a prefix tree: their conditionals, and two operations on their gradients.
 
 `pullback` turns one number per edge into sum_edges c(edge) d log pi(edge) / d theta, the form of any expected gradient;
-`squared_norms` takes the same sum a response at a time, for second moments. The parameters are one vector.
+`squared_norms` takes the same sum per response, for second moments. The parameters are one vector.
 
 Letters beyond theory/exact/tree.py: F features of a prefix, Q parameters.
 """
@@ -26,11 +26,11 @@ class TreePolicy(Protocol):
 
     @property
     def tree(self) -> PrefixTree:
-        """The tree that it is a policy on."""
+        """The tree of its responses."""
         ...
 
     def logp(self) -> list[Float[Tensor, "_n V"]]:
-        """log pi of every edge, one array a depth, in float64."""
+        """log pi of every edge, one float64 array per depth."""
         ...
 
     def pullback(self, cotangents: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Q"]:
@@ -68,7 +68,7 @@ class TabularPolicy:
     def random(
         tree: PrefixTree, generator: torch.Generator, scale: float = 1.0, temperature: float = 1.0
     ) -> TabularPolicy:
-        """Logits ~ N(0, scale^2), each on its own."""
+        """Independent logits ~ N(0, scale^2)."""
         draw = [torch.randn(n, tree.num_tokens, generator=generator, dtype=torch.float64) for n in tree.sizes]
         return TabularPolicy(tree, tuple(scale * x for x in draw), temperature)
 
@@ -95,7 +95,7 @@ class TabularPolicy:
 
     def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
         """sum_t c_t^2 ||e_(y_t) - pi_t||^2 / temperature^2: the nodes of a path share no parameter."""
-        # ||e_a - p||^2 = (1 - p_a)^2 + sum_(v != a) p_v^2, with no difference that a likely token would lose digits in.
+        # ||e_a - p||^2 = (1 - p_a)^2 + sum_(v != a) p_v^2, by expm1: 1 - p_a would lose the digits of a likely token.
         others_VV = 1.0 - torch.eye(self.tree.num_tokens, dtype=torch.float64)
         edges = [logp.expm1().square() + logp.exp().square() @ others_VV for logp in self.logp()]
         return (coefficients_BT.square() * self.tree.gather(edges, paths)).sum(1) / self.temperature**2
@@ -106,12 +106,13 @@ Features = Callable[[Int[Tensor, "n t"], PrefixTree], Float[Tensor, "n F"]]
 
 def bigram(prefixes: Int[Tensor, "n t"], tree: PrefixTree) -> Float[Tensor, "n F"]:
     """One feature for each last token, and one for the empty prefix: parameters are shared over all positions."""
+    # W, one past the last continuing token, stands for the empty prefix.
     last = prefixes[:, -1] if prefixes.shape[1] else torch.full((len(prefixes),), tree.num_continuing)
     return torch.nn.functional.one_hot(last, tree.num_continuing + 1).to(torch.float64)
 
 
 def counts(prefixes: Int[Tensor, "n t"], tree: PrefixTree) -> Float[Tensor, "n F"]:
-    """The last token, how often each token came before (as a share of T), and a constant: a long memory, shared."""
+    """The features of `bigram`, and how often each token came before, as a share of T: a long memory, shared."""
     n, t = prefixes.shape
     histogram = torch.zeros(n, tree.num_continuing, dtype=torch.float64)
     if t:
@@ -139,7 +140,7 @@ class LinearPolicy:
         features: Features = bigram,
         temperature: float = 1.0,
     ) -> LinearPolicy:
-        """theta ~ N(0, scale^2), each entry on its own."""
+        """Independent entries of theta ~ N(0, scale^2)."""
         F = features(tree.prefixes(0), tree).shape[1]
         theta = scale * torch.randn(F, tree.num_tokens, generator=generator, dtype=torch.float64)
         return LinearPolicy(tree, theta, features, temperature)
@@ -197,12 +198,14 @@ class JacobianPolicy:
         return torch.stack(parts).sum(0)
 
     def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
-        """||sum_t c_t grad log pi_t||^2 of each path, a few hundred paths at a time."""
+        """||sum_t c_t grad log pi_t||^2 of each path."""
         Q = self.jacobians[0].shape[2]
+        # At most 2^24 numbers at a time, whatever the number of parameters.
         size = max(1, 2**24 // Q)
         norms = []
         for start in range(0, len(coefficients_BT), size):
             rows = slice(start, start + size)
+            # In the Jacobian's own type, which may be float32; widened for the sum of squares.
             total_BQ = torch.zeros(len(coefficients_BT[rows]), Q, dtype=self.jacobians[0].dtype)
             for t, J in enumerate(self.jacobians):
                 edge_BQ = J[paths.nodes_BT[rows, t], paths.tokens_BT[rows, t]]

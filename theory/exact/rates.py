@@ -1,8 +1,8 @@
-"""Orders of convergence: how fast a gap closes as pi = mu + eps x direction comes near mu, predicted, then measured.
+"""Orders of convergence: how fast a gap closes as pi = mu + eps x direction approaches mu, predicted, then measured.
 
 A gap that goes as eps^k has slope k on log-log axes. The slope is fitted for each of several policies and directions,
 and its interval is that of the mean over them. Letters: theory/exact/tree.py.
-Paper: MiniRL (arXiv 2512.01374) sec. 2.3, whose "first order" the slopes put into numbers.
+Paper: MiniRL (arXiv 2512.01374) sec. 2.3, whose "first order" the slopes quantify.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def reinforce(weight: str) -> Objective:
 
 
 def _at(mu: Policy, direction: Tensor, eps: float, reward_Y: Tensor) -> Problem:
+    # mu is old as well: these gaps are of pi against mu alone.
     logp_mu = mu.logp()
     return Problem(mu.moved(eps * direction), logp_mu, logp_mu, reward_Y)
 
@@ -79,13 +80,13 @@ def weight_gap(objective: Objective) -> Gap:
     Token weight: grad J_seq - grad J_token = E_mu[R sum_t (W - w_t) g_t], and W - w_t = O(eps) while R and g_t stay:
     slope 1. No weight: W - 1 = O(eps) too: slope 1; what differs is the constant. Prefix weight: W - W_(<=t) is the
     weight of what comes after t, O(eps) again: slope 1. Length normalisation: at eps = 0 the gap is
-    E_mu[R sum_t (1 - 1/|y|) g_t], which is no rescaled gradient where lengths differ: slope 0.
+    E_mu[R sum_t (1 - 1/|y|) g_t], which is not a rescaled gradient where lengths differ: slope 0.
     """
 
     def gap(mu: Policy, direction: Tensor, eps: float, reward_Y: Tensor) -> float:
         problem = _at(mu, direction, eps, reward_Y)
         result = estimate(problem, objective, Group(None, "none"))
-        # Up to a factor: what no learning rate makes good is the gap that counts for length normalisation.
+        # Length normalisation changes the gradient's scale, which a learning rate can undo: only direction counts.
         return result.direction_bias if objective.aggregation.name == "length_norm" else result.bias
 
     return gap
@@ -104,7 +105,7 @@ def improvement_gap(mu: Policy, direction: Tensor, eps: float, reward_Y: Tensor)
 
 def kl_gap(mu: Policy, direction: Tensor, eps: float, reward_Y: Tensor) -> float:
     """KL(mu || pi) of responses: its first derivative at pi = mu is E_mu[grad log pi] = 0, its second the Fisher
-    information: slope 2. So a bias of slope 1 goes as the root of the KL."""
+    information: slope 2. So a bias of slope 1 grows as the root of the KL."""
     return sequence_kl(mu.tree, mu.logp(), mu.moved(eps * direction).logp())
 
 

@@ -1,7 +1,7 @@
-"""Facts of the whole batch, settled before its gradient: baselines of tokens, a budget's bounds, the mean weight.
+"""Facts of the whole batch, fixed before its gradient: baselines of tokens, a budget's bounds, the mean weight.
 
-The batch is infinitely large, so that each is an expectation over responses (theory/preparation.py has those of a
-sampled batch). A sampled batch has bounds and baselines of its own: what that adds to the variance is left out.
+The batch is infinite, so that each is an expectation over responses (theory/preparation.py has those of a sampled
+batch). The variance that a sampled batch's own bounds and baselines would add is left out.
 
 Letters: theory/exact/tree.py. Papers: M2PO (arXiv 2510.01161), optimal token baseline (2602.07078), RSPO (2510.23027).
 """
@@ -22,7 +22,7 @@ from theory.objectives.weighing import log_mean_weight
 
 
 def require_routers(objective: Objective, policy: TreePolicy, has_router_shift: bool) -> None:
-    """Raises ValueError for an objective that looks at routers where the policy has none."""
+    """Raises ValueError for an objective that uses routers where the policy has none."""
     if objective.uses_router_shift and not has_router_shift:
         raise ValueError(
             f"{objective.name}: router_shift_floor {objective.router_shift_floor:g}: expected a policy with routers, "
@@ -46,7 +46,7 @@ def baselines(
     reward_Y: Float[Tensor, " Y"],
     prompt_Y: Int[Tensor, " Y"],
 ) -> Float[Tensor, "P T"]:
-    """B_t of every prompt, in units of reward: what the optimal token baseline subtracts in an infinite group.
+    """B_t of every prompt, in units of reward: the optimal token baseline of an infinite group.
 
         B_t = E[W_t R] / E[W_t],    W_t = sum_(s<=t) (1 - 2 old(y_s) + sum_v old(v)^2),
 
@@ -54,6 +54,7 @@ def baselines(
     Source: 2602.07078, as in `theory.advantages.optimal_token`, whose limit it is as the group grows.
     """
     old = [logp_nV.exp() for logp_nV in logp_old]
+    # Rounding may put an energy, a sum of squares, just below 0.
     energy = [(1 - 2 * p_nV + p_nV.square().sum(1, keepdim=True)).clamp(min=0) for p_nV in old]
     sums_4PT = torch.zeros(4, int(prompt_Y.max()) + 1, tree.max_length, dtype=torch.float64)
     for rows, paths in tree.chunks():
@@ -73,7 +74,7 @@ def within_budget(
     weights_sB: Float[Tensor, "2 B"],
     advantages_BT: Float[Tensor, "B T"] | None = None,
 ) -> Objective:
-    """The objective with the bounds that its budget has on all responses; itself without a budget.
+    """The objective with the bounds that its budget gives on all responses; itself without a budget.
 
     `logp` are pi, old and mu of every token. `weights_sB` are the probabilities of each response with A > 0 and with
     A < 0; where tokens have advantages of their own, `advantages_BT`, a response's probability is the sum of the two.
@@ -82,6 +83,7 @@ def within_budget(
         return objective
     if advantages_BT is not None:
         return objective.within_budget(*logp, advantages_BT, is_response_BT, weights_sB.sum(0)[:, None])
+    # Every response twice, once with each sign of its advantage, weighed by that sign's probability.
     pi_BT, old_BT, mu_BT, on_BT = (torch.cat([x_BT, x_BT]) for x_BT in (*logp, is_response_BT))
     signs_B1 = torch.ones_like(weights_sB) * torch.tensor([1.0, -1.0]).to(weights_sB)[:, None]
     return objective.within_budget(pi_BT, old_BT, mu_BT, signs_B1.view(-1, 1), on_BT, weights_sB.reshape(-1, 1))

@@ -1,9 +1,9 @@
-"""Exact training: runs whose every update is an expectation. No sample is drawn, so what harms a run is bias alone.
-Noise comes back by a dial: Gaussian, with the exact covariance of a batch of B responses.
+"""Exact training: runs whose every update is an expectation. No sample is drawn, so only bias can harm a run. A dial
+adds Gaussian noise with the exact covariance of a batch of B responses.
 
 A step rolls out all responses of an engine's mu with their probabilities, then makes N updates on them, each on the
-whole expected batch: what N mini-batches of a large rollout come to as it grows. A run of n sampled responses per
-prompt is 1/sqrt(n) away from it (tests/theory/test_exact_training.py).
+whole expected batch: the limit of N mini-batches as the rollout grows. A run of n sampled responses per prompt is
+1/sqrt(n) away from it (tests/theory/test_exact_training.py).
 
 Letters: theory/exact/tree.py and forest.py. Papers: MiniRL (arXiv 2512.01374) Eq. 5, 7 and sec. 4.3.
 """
@@ -35,15 +35,15 @@ OPTIMIZERS = ("sgd", "adam", "flow")
 class Settings:
     """The training of a run.
 
-    `optimizer` is sgd, adam, or flow: d theta / d time = expected gradient, `rate` units of time per update by one step
-    of Runge and Kutta's fourth order, whose mu follows pi within the step. `num_minibatches` is N, `lag` how many steps
-    old the weights are that an engine rolls out. `centred` takes the drift off every update. A finite `batch_size` B
-    adds the Gaussian noise of B responses to each (theory/exact/noise.py). The objective's own centering, full or
-    top_k, is a part of its gradient; it goes with neither `centred` nor noise, which do not know it. `has_variance` is
-    whether rows have the variance, which takes one gradient per response. Raises ValueError for an unknown optimizer,
-    numbers out of range, a KL penalty, which has no reference here, an advantage per token with finite groups, a flow
-    with N > 1, a lag or noise, and for noise on a centred score whose objective treats the signs of advantages in
-    different ways or has an advantage per token.
+    `optimizer` is sgd, adam, or flow: d theta / d time = expected gradient, `rate` units of time per update, by one
+    fourth-order Runge-Kutta step in which mu follows pi. `num_minibatches` is N, `lag` the age in steps of the weights
+    that an engine rolls out. `centred` subtracts the drift from every update. A finite `batch_size` B adds the Gaussian
+    noise of B responses to each (theory/exact/noise.py). The objective's own centering, full or top_k, is part of its
+    gradient; neither `centred` nor noise covers it, so it excludes both. `has_variance` adds the variance to rows, at
+    the cost of one gradient per response. Raises ValueError for an unknown optimizer, numbers out of range, a KL
+    penalty, which has no reference here, an advantage per token with finite groups, a flow with N > 1, a lag or noise,
+    and for noise on a centred score whose objective treats the signs of advantages differently or has an advantage per
+    token.
     """
 
     objective: Objective
@@ -123,6 +123,7 @@ def train(
     columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
     step = torch.zeros_like(first.parameters)
     move = _mover(task, first, engine, settings, step)
+    # former[0] is the policy of `lag` rollouts ago, or the first one in a run that is younger.
     policy, former, rolled = first, deque([first], maxlen=settings.lag + 1), []
     for number in range(settings.num_updates + 1):
         if number % settings.num_minibatches == 0:
@@ -136,6 +137,7 @@ def train(
             for name, value in seen.items():
                 columns[name].append(value)
         if not is_last:
+            # Not at the first update of a rollout, where pi is old and nothing can be learned.
             if number % settings.num_minibatches > 0:
                 engine.learn([one for _, one in rolled], [one.policy for one in updates])
             move(mean_gradient(updates, settings.centred) + _noise(updates, settings, generator))
@@ -178,7 +180,7 @@ def _noise(
 def _mover(
     task: Task, first: MovablePolicy, engine: RollsOut, settings: Settings, step: Float[Tensor, " Q"]
 ) -> Callable[[Tensor], None]:
-    """Moves `step`, the displacement from `first`, in place by one update, given the gradient there."""
+    """The function that moves `step`, the displacement from `first`, in place by one update, given the gradient."""
     if settings.optimizer == "flow":
 
         def slope(at: Tensor) -> Tensor:
@@ -187,6 +189,7 @@ def _mover(
             return mean_gradient(updates, settings.centred)
 
         return lambda gradient: _runge_kutta(step, settings.rate, gradient, slope)
+    # torch's optimiser moves `step` in place, by a gradient that is set here and not by autograd.
     kind = torch.optim.SGD if settings.optimizer == "sgd" else torch.optim.Adam
     optimizer = kind([step.requires_grad_()], lr=settings.rate, maximize=True)
 
@@ -198,6 +201,7 @@ def _mover(
 
 
 def _runge_kutta(step: Tensor, time: float, a: Tensor, slope: Callable[[Tensor], Tensor]) -> None:
+    # `a` is the slope at the start, which the caller has already.
     b = slope(step + time / 2 * a)
     c = slope(step + time / 2 * b)
     d = slope(step + time * c)

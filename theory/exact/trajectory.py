@@ -1,4 +1,4 @@
-"""Exact quantities of a policy in training: reward, distances, entropy, and how right its next update is.
+"""Exact quantities of a policy in training: reward, distances, entropy, and the error of its next update.
 
 Letters: theory/exact/tree.py and forest.py. Papers: MiniRL (arXiv 2512.01374) Eq. 1, 2, 5 and sec. 4.2.
 """
@@ -35,10 +35,10 @@ COLUMNS: dict[str, str] = {
     "drift_norm": "length of the drift in the objective's expected gradient (theory/exact/expected.py)",
     "bias": "||expected gradient - grad J|| / ||grad J||",
     "cosine": "cosine of the angle between the two",
-    "variance": "trace of the covariance of one response's share: B leave variance / B; nan if centred or not asked",
-    "draw_error": "standard error that a mean over an engine's draws leaves, over the gradient's length; 0 for one",
+    "variance": "trace of the covariance of one response's share; B leave variance / B; nan if centred or off",
+    "draw_error": "standard error of the mean over an engine's draws, over the gradient's length; 0 for one draw",
 }
-"""The columns of a trajectory. The gradient is the one that is followed: without its drift where that is centred."""
+"""The columns of a trajectory. The gradient is the one that the run follows: less its drift where that is centred."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Exact quantities over a run: `columns` by name (COLUMNS), a value for each of the `updates` made before it.
+    """Exact quantities over a run: `columns` by name (COLUMNS), with the number of `updates` made before each value.
 
     `policy` is the last one.
     """
@@ -110,8 +110,10 @@ def observe(
     gradients_KQ = torch.stack([one.gradient - one.drift if centred else one.gradient for one in updates])
     gradient = gradients_KQ.mean(0)
     truth = true_gradient(Problem(policy, logp, logp, task.reward_Y))
+    # For bias and cosine only: the variance has its own column.
     estimate = Estimate(gradient, truth, 0.0)
     reward = expected_reward(forest, logp, task.reward_Y)
+    # The variance of a mean of K independent draws.
     spread = float(gradients_KQ.var(0).sum() / K) ** 0.5 if K > 1 else 0.0
     return {
         "reward": reward,

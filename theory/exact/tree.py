@@ -1,4 +1,4 @@
-"""All responses that a small vocabulary and a short horizon allow, as a tree of prefixes that is never searched.
+"""All responses that a small vocabulary and a short horizon allow, as a tree of prefixes in dense arrays.
 
 The nodes at depth t are the strings of t tokens without an end, numbered as numbers in base W; a node's edges are its
 V next tokens. Every quantity of a policy is then one dense array per depth, and each node is evaluated once. A response
@@ -24,7 +24,7 @@ MAX_RESPONSES = 4_000_000
 
 @dataclass(frozen=True)
 class Paths:
-    """The ways of some responses through the tree: at each position a node of that depth and the token that leaves it.
+    """The paths of some responses through the tree: at each position a node of that depth and the token taken there.
 
     Positions after the end hold node 0 and token 0 under a False mask.
     """
@@ -56,7 +56,7 @@ class PrefixTree:
             raise ValueError(f"num_tokens: expected at least {least}, got {self.num_tokens}")
         if self.max_length < 1:
             raise ValueError(f"max_length: expected at least 1, got {self.max_length}")
-        # Longer trees are too large whatever their tokens; the power itself would not end for a length of 1e18.
+        # Longer trees are too large for any vocabulary, and the power would never finish for a length of 1e18.
         if self.max_length > 64 or self.num_responses > MAX_RESPONSES:
             got = f"{self.num_responses:,}" if self.max_length <= 64 else "more than 2^64"
             raise ValueError(
@@ -89,7 +89,7 @@ class PrefixTree:
     def num_responses(self) -> int:
         """Y: one for each node's end token, and the V continuations of each node of the last depth."""
         W, T = self.num_continuing, self.max_length
-        ended = (W ** (T - 1) - 1) // (W - 1) if self.has_end and W > 1 else (T - 1 if self.has_end else 0)
+        ended = (W ** (T - 1) - 1) // (W - 1) if self.has_end else 0
         return ended + W ** (T - 1) * self.num_tokens
 
     # -- responses, by number: those that end early first, shortest first, then those of T tokens
@@ -109,17 +109,19 @@ class PrefixTree:
         T, V, W = self.max_length, self.num_tokens, self.num_continuing
         last = torch.full_like(index_B, T - 1)
         offset = torch.full_like(index_B, self._starts[-1])
+        # Backwards: the smallest depth whose range of numbers ends above the index is set last, and stays.
         for t in range(T - 2, -1, -1):
             ends_here = index_B < self._starts[t + 1]
             last, offset = torch.where(ends_here, t, last), torch.where(ends_here, self._starts[t], offset)
         within_B = index_B - offset
         is_full_B = last == T - 1
-        # Responses of T tokens are numbered by their last edge, the others, which all end alike, by their last node.
+        # Responses of T tokens are numbered by their last edge, the others, which end in the end token, by their node.
         own_B = torch.where(is_full_B, within_B // V, within_B)
         end_B = torch.where(is_full_B, within_B % V, V - 1)
         nodes_BT = torch.zeros(len(index_B), T, dtype=torch.int64)
         tokens_BT = torch.zeros_like(nodes_BT)
         below_B = own_B
+        # Upwards from the last node: its number in base W is the tokens that led to it.
         for t in range(T - 1, -1, -1):
             nodes_BT[:, t] = torch.where(last == t, own_B, below_B // W).masked_fill(last < t, 0)
             tokens_BT[:, t] = torch.where(last == t, end_B, below_B % W).masked_fill(last < t, 0)
@@ -159,6 +161,7 @@ class PrefixTree:
         for t in range(self.max_length):
             on = paths.is_response_BT[:, t]
             flat = paths.nodes_BT[on, t] * self.num_tokens + paths.tokens_BT[on, t]
+            # index_add_, as many paths share an edge.
             edges[t].view(-1).index_add_(0, flat, values_BT[on, t].to(edges[t]))
 
     def zero_edges(self) -> list[Float[Tensor, "_n V"]]:
@@ -174,6 +177,7 @@ class PrefixTree:
         """The probability that a response passes each node, a depth at a time."""
         reach = [self.roots]
         for t in range(self.max_length - 1):
+            # The end token, the last of the vocabulary, leads to no node.
             reach.append((reach[t][:, None] * logp[t].exp()[:, : self.num_continuing]).reshape(-1))
         return reach
 

@@ -1,8 +1,8 @@
 """From per-token terms to one number: the only place where a mask is summed, and where every denominator is chosen.
 
-The denominators are those of a whole mini-batch (`Totals`), so that the parts of a split one add up to the whole.
-A row without a kept token is no response: it is in no denominator. `kept` is True on the response tokens of responses
-that no correction rejected. Papers: MiniRL (arXiv 2512.01374) Eq. 7 and App. A, Pr2 (2606.00395) Eq. 10.
+The denominators are those of a whole mini-batch (`Totals`), so that its micro-batches add up to the whole. A row
+without a kept token is in no denominator. `kept` is True on the response tokens of responses that no correction
+rejected. Papers: MiniRL (arXiv 2512.01374) Eq. 7 and App. A, Pr2 (2606.00395) Eq. 10.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def count(kept_BT: Bool[Tensor, "B T"]) -> Totals:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """A named rule from terms to a number. `formula` is a template with the place of the term, `{term}`.
+    """A named rule from terms to a number. `formula` is a template with a place for the term, `{term}`.
 
     `counts` says which of the totals is its denominator.
     """
@@ -78,7 +78,7 @@ length_norm = Aggregation("length_norm", "(1/#responses) sum_i (1/|y_i|) sum_t {
 """Each response averaged over its own tokens, then responses averaged (GRPO; MiniRL App. A and sec. 4.3)."""
 
 token_mean = Aggregation("token_mean", "(1/#tokens) sum_i sum_t {term}", _token_mean, counts="tokens")
-"""One mean over all tokens of the mini-batch: long responses weigh more (DAPO; CISPO, MiniRL App. A, a group each)."""
+"""One mean over all tokens of the mini-batch: long responses weigh more (DAPO; CISPO in MiniRL App. A, per group)."""
 
 AGGREGATIONS: dict[str, Aggregation] = {a.name: a for a in (token_sum, length_norm, token_mean)}
 

@@ -40,9 +40,9 @@ class Composition:
     kl_coefficient: Annotated[float, About("beta of the penalty KL(pi || ref)", ge=0)] = 0.0
     kl_estimator: Annotated[str, About("estimator of that penalty")] = "k3"
     centering: Annotated[
-        str, About("E_mu of each token's part of the gradient, taken off it (arXiv 2609.20807): none, full or top_k")
+        str, About("subtracts E_mu of each token's part of the gradient (arXiv 2609.20807): none, full or top_k")
     ] = "none"
-    centering_k: Annotated[int, About("tokens of mu that the engine records at a position for top_k", ge=1)] = 20
+    centering_k: Annotated[int, About("mu's likeliest tokens recorded per position, for top_k", ge=1)] = 20
     title: str = ""
     rejection: Correction = field(default_factory=NoCorrection)
     normalise_weights: Annotated[
@@ -83,22 +83,22 @@ class Composition:
         if self.centering != "none" and coupled is not None:
             wanted, got = coupled
             raise ValueError(
-                f"{self.name}: centering: expected none, or {wanted} (what a token adds must depend on no other "
-                f"token), got {self.centering} with {got}"
+                f"{self.name}: centering: expected none, or {wanted} (a token's term must depend on no other token), "
+                f"got {self.centering} with {got}"
             )
 
     @property
     def is_tokenwise(self) -> bool:
-        """Whether a token's term depends on no other token, as centering and `rollout_corr/drift` ask."""
+        """Whether a token's term depends on no other token, as centering and `rollout_corr/drift` require."""
         return self._coupled() is None and not (self.normalise_weights or self.looks_ahead or self.has_token_advantages)
 
     @property
     def has_token_advantages(self) -> bool:
-        """Whether each token has an advantage of its own."""
+        """Whether each token has its own advantage."""
         return self.advantage in advantages.OF_TOKENS
 
     def _coupled(self) -> tuple[str, str] | None:
-        """The parts that centering takes in place of one that makes tokens depend on each other, and that one."""
+        """The parts that centering accepts, and the objective's own that makes tokens depend on each other; or None."""
         weight, region, ratio = self.correction, self.trust_region.name, self.ratio.name
         if weight.weighted and weight.name not in centerings.WEIGHTS:
             return f"a correction of {', '.join(centerings.WEIGHTS)} or none", f"the correction {weight.name}"
@@ -159,12 +159,12 @@ class Composition:
 
     @property
     def uses_router_shift(self) -> bool:
-        """Whether a token's ratio is scaled by what the routers' shift leaves of it."""
+        """Whether the router-shift ratio gamma scales each token's ratio."""
         return self.router_shift_floor < 1
 
     @property
     def num_top(self) -> int:
-        """The likeliest tokens of mu that a position needs on record; a smaller vocabulary as a whole."""
+        """The number of mu's likeliest tokens to record per position; a smaller vocabulary is recorded whole."""
         return {"none": 0, "full": WHOLE_VOCABULARY, "top_k": self.centering_k}[self.centering]
 
     # -- words
@@ -179,6 +179,7 @@ class Composition:
         weight = " ".join(s for s in (self.correction.symbol, self.rejection.symbol) if s)
         if self.normalise_weights:
             weight = f"{weight}/mean(w)"
+        # A score region needs pi/mu: old/mu from the correction, and the ratio pi/old beside it.
         if self.trust_region.weight_ratio == "pi/mu" and self.correction.numerator == "old":
             weight = " ".join(s for s in (weight, self.ratio.symbol) if s)
         term = self.trust_region.formula(self.ratio.symbol, weight)

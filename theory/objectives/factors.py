@@ -1,7 +1,7 @@
-"""Weights and ratios by value and by logarithm, so that no product of them is lost to overflow, and none is nan.
+"""Weights and ratios by value and by logarithm, so that no product is lost to overflow, and none is nan.
 
-A ratio has two places where its equation gives no number. They are filled so: a ratio whose numerator is 0 is 0, also
-over 0, and a factor of 0 makes a product 0, also times infinity. What is nan stays nan: it stops the run.
+Two conventions where an equation gives no number: a ratio with numerator 0 is 0, also over 0, and a product with a
+factor 0 is 0, also times infinity. A nan stays nan and stops the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _MOST_TERMS = 2.0**24
-"""Log-ratios that a response may add up before the sum of the largest of them is infinite."""
+"""The number of log-ratios of a response whose sum stays finite however large they are."""
 
 
 def wide(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
@@ -40,7 +40,7 @@ def times(a_BT: Float[Tensor, "*BT"], b_BT: Float[Tensor, "*#BT"]) -> Float[Tens
 
 @dataclass(frozen=True)
 class Factor:
-    """A constant that is >= 0 on every token, with its logarithm, which holds also where the value is 0 or inf."""
+    """A constant >= 0 per token, with its logarithm, which stays right where the value underflows or overflows."""
 
     value_BT: Float[Tensor, "*BT"]
     log_BT: Float[Tensor, "*BT"]
@@ -53,6 +53,7 @@ class Factor:
 
     def __mul__(self, other: Factor) -> Factor:
         log_BT = self.log_BT + other.log_BT
+        # By values where both have all of their digits: exp(log) would round once more.
         is_plain_BT = self.is_plain & other.is_plain
         return Factor(torch.where(is_plain_BT, self.value_BT * other.value_BT, log_BT.exp()), log_BT)
 
@@ -69,8 +70,8 @@ class Factor:
 
 
 def scaled_exp(weight: Factor, log_ratio_BT: Float[Tensor, "*BT"], scale_BT: Float[Tensor, "*#BT"]) -> Tensor:
-    """w exp(x) c, differentiable in x with itself as gradient; c is not 0. The logarithms add up where w or exp(x) are
-    too large or too small for a float, though their product may not be."""
+    """w exp(x) c, differentiable in x with itself as gradient; c is not 0. Where w or exp(x) is too large or too small
+    for a float, though the product may not be, the logarithms are added instead."""
     is_plain_BT = weight.is_plain & Factor.exp(log_ratio_BT).is_plain
     # Each branch gets 0 where it is not taken, before its exponential: an inf there would be a nan in the gradient.
     ratio_BT = torch.where(is_plain_BT, log_ratio_BT, 0.0).exp()
@@ -80,6 +81,7 @@ def scaled_exp(weight: Factor, log_ratio_BT: Float[Tensor, "*BT"], scale_BT: Flo
 
 
 class _Linear(torch.autograd.Function):
+    # Plain c * x is nan in value for 0 * -inf, and in the gradient where a gradient of 0 meets an infinite c.
     generate_vmap_rule = True
 
     @staticmethod
@@ -96,7 +98,7 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(coefficient_BT: Float[Tensor, "*BT"], x_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
-    """c x with the gradient c in x, for a constant c: 0 log 0 is 0, and what is infinite in value need not be in c."""
+    """c x with the gradient c in x, for a constant c: 0 log 0 is 0, and an infinite value may have a finite c."""
     return _Linear.apply(coefficient_BT, x_BT)
 
 
@@ -110,7 +112,7 @@ LEAST = -1e30
 
 
 def or_zero(log_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
-    """The logarithm, and -inf where it is below LEAST: what no float can hold is 0, and makes a product 0."""
+    """The logarithm, and -inf where it is below LEAST: too small for any float, so that it makes a product 0."""
     return torch.where(log_BT < LEAST, -torch.inf, log_BT)
 
 
@@ -133,7 +135,7 @@ class _Sloped(torch.autograd.Function):
 def sloped(
     value_BT: Float[Tensor, "*BT"], slope_BT: Float[Tensor, "*BT"], x_BT: Float[Tensor, "*BT"]
 ) -> Float[Tensor, "*BT"]:
-    """The value with this derivative in x, both constants: what autograd would lose to overflow is computed apart."""
+    """The value with this derivative in x, both constants: for gradients that autograd would lose to overflow."""
     return _Sloped.apply(value_BT.detach(), slope_BT.detach(), x_BT)
 
 

@@ -1,7 +1,7 @@
-"""The penalty that keeps pi near a frozen reference: beta times an estimate of KL(pi || ref), taken off the objective.
+"""The penalty that keeps pi near a frozen reference: the objective less beta times an estimate of KL(pi || ref).
 
-Source: Pr2 (arXiv 2606.00395) Eq. 11; the estimators are those of theory/divergences.py, and two whose gradient is
-right: `k3_is`, DeepSeek-V3.2's (2512.02556, as TRL's use_bias_correction_kl has it), and `k3+`, verl's (0.9.1).
+Source: Pr2 (arXiv 2606.00395) Eq. 11; the estimators are those of theory/divergences.py, and two with the gradient of
+KL(pi || ref): `k3_is`, DeepSeek-V3.2's (2512.02556, as TRL's use_bias_correction_kl has it), and `k3+`, verl's (0.9.1).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def kl_pi_ref(
         ratio_BT = log_ratio(logp_pi_BT, logp_mu_BT.detach()).exp()
         return ratio_BT * divergences.k3(logp_ref_BT, logp_pi_BT)
     if estimator == "k3+":
+        # The bracket is 0 in value and carries the gradient.
         k2_BT = divergences.k2(logp_ref_BT, logp_pi_BT)
         return divergences.k3(logp_ref_BT, logp_pi_BT.detach()) + (k2_BT - k2_BT.detach())
     return divergences.ESTIMATORS[estimator](logp_ref_BT, logp_pi_BT)

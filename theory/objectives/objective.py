@@ -28,7 +28,7 @@ from theory.objectives.trust_regions import MinClip, Tokens
 from theory.objectives.weighing import log_mean_weight, token_weights
 
 LARGEST = 700.0
-"""The largest exponent, nats, whose exponential a float64 surely holds."""
+"""An exponent, nats, up to which the exponential is finite in float64."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Objective(Composition):
         """J, in units of the advantage, on the tokens where `is_response_BT`; other positions may hold anything.
 
         `totals` are the denominators of the whole mini-batch where this is a micro-batch of it (`Objective.totals`);
-        by default the batch is its own whole. `router_shift_BT` is the shift of the routers (theory/routing/shift.py),
+        by default this batch is the whole. `router_shift_BT` is the shift of the routers (theory/routing/shift.py),
         for an objective that scales ratios by it. Without `has_metrics` the output has none. 16-bit log-probs are
-        computed with in float32; 0/0 and 0 times infinity are 0 (theory/objectives/factors.py). With every response
-        rejected J is 0, its gradient 0 and rollout_corr/rejected_fraction 1; with no response token J is 0 and there
-        are no metrics. `advantages_BT`, an advantage per token, takes the place of `advantages_B`.
-        Raises ValueError on shapes that differ, where a KL coefficient has no `logp_ref_BT` to act on, a router-shift
-        floor no `router_shift_BT`, and where centering has no `top`, or `full` one that is not complete.
+        promoted to float32; 0/0 and 0 times infinity are 0 (theory/objectives/factors.py). With every response rejected
+        J is 0, its gradient 0 and rollout_corr/rejected_fraction 1; with no response token J is 0 and there are no
+        metrics. `advantages_BT`, an advantage per token, replaces `advantages_B`.
+        Raises ValueError on shapes that differ, and where a KL coefficient has no `logp_ref_BT`, a router-shift floor
+        no `router_shift_BT`, or centering no `top` (`full`: no complete one).
         """
         beside = logp_ref_BT, router_shift_BT, advantages_BT
         _require_shapes(logp_pi_BT, logp_old_BT, logp_mu_BT, advantages_B, is_response_BT, *beside)
@@ -80,7 +80,8 @@ class Objective(Composition):
         self._require_advantages(advantages_BT)
         if self.m2_budget:
             budget = f"{self.name}: m2_budget {self.m2_budget:g}"
-            raise ValueError(f"{budget}: expected bounds settled on a whole mini-batch (within_budget), got none")
+            raise ValueError(f"{budget}: expected bounds computed on a whole mini-batch (within_budget), got none")
+        # (B, 1), or (B, T) for advantages per token: both broadcast in every term.
         logp_pi_BT, advantages_B1 = wide(logp_pi_BT), wide(advantages_B.detach())[:, None]
         if advantages_BT is not None:
             advantages_B1 = _on(is_response_BT, wide(advantages_BT.detach()))
@@ -88,9 +89,11 @@ class Objective(Composition):
         kept_BT = self.kept(old_BT, mu_BT, is_response_BT)
         totals = self._totals(old_BT, mu_BT, kept_BT, is_response_BT) if totals is None else totals
 
+        # A weight may be on pi/mu; rejections are always on old/mu.
         numerator_BT = _on(is_response_BT, logp_pi_BT.detach()) if self.correction.numerator == "pi" else old_BT
         log_gap_BT, log_rho_BT = log_ratio(numerator_BT, mu_BT), log_ratio(old_BT, mu_BT)
         weight = self._weight(log_gap_BT, log_rho_BT, kept_BT, is_response_BT, totals.log_mean_weight)
+        # Rejected responses are masked here, as their ratios may be infinite; metrics below count them.
         tokens = Tokens(*(_on(kept_BT, x_BT) for x_BT in (logp_pi_BT, old_BT, mu_BT)), is_response_BT=kept_BT)
         log_gamma_BT = self._log_gamma(router_shift_BT, is_response_BT)
         term_BT = self._term(tokens, weight, advantages_B1, log_gamma_BT)
@@ -116,8 +119,9 @@ class Objective(Composition):
         self, tokens: Tokens, weight: Factor, advantages_B1: Tensor, log_gamma_BT: Tensor | float = 0.0
     ) -> Tensor:
         """Each token's term of the sum, before centering and penalty."""
-        # pi / (old / gamma) is gamma pi/old: token by token, before whatever a ratio makes of a response.
+        # pi / (old / gamma) is gamma pi/old: token by token, before a ratio combines a response's tokens.
         log_ratio_BT = self.ratio.log(tokens.logp_pi_BT, tokens.logp_old_BT - log_gamma_BT, tokens.is_response_BT)
+        # The region multiplies by the ratio itself, or a weight on pi/mu has it already; else it joins the weight.
         ratio_in_weight = self.trust_region.weight_ratio == "old/mu" or self.correction.numerator == "pi"
         whole = weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)
         return self.trust_region.term(tokens, log_ratio_BT, whole, advantages_B1)
@@ -131,15 +135,16 @@ class Objective(Composition):
         is_response_BT: Bool[Tensor, "B T"],
         weights_B1: Float[Tensor, "B _W"] | None = None,
     ) -> Objective:
-        """The objective of one whole mini-batch: the budget settles its bounds (theory/objectives/second_moment.py).
+        """The objective of one whole mini-batch, with its budget's bounds (theory/objectives/second_moment.py).
 
         `weights_B1` are those of responses or tokens in the mean, by default 1.
         """
         region = self.trust_region
-        assert isinstance(region, MinClip), "the composition has seen to it"
+        assert isinstance(region, MinClip), "the composition requires it"
         pi_BT, old_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_pi_BT, logp_old_BT))
         kept_BT = self.kept(logp_old_BT, logp_mu_BT, is_response_BT)
         tau = clip_level(log_ratio(pi_BT, old_BT), advantages_B1, kept_BT, self.m2_budget, weights_B1)
+        # |log r| <= tau as bounds on r, which only ever widen the region's own.
         low = max(region.eps_low, -math.expm1(-tau))
         high = max(region.eps_high, math.inf if tau > LARGEST else math.expm1(tau))
         return replace(self, trust_region=replace(region, eps_low=low, eps_high=high), m2_budget=0.0)
@@ -168,6 +173,7 @@ class Objective(Composition):
         def coefficients(pi_Bt: Tensor, old_Bt: Tensor, mu_Bt: Tensor, there_Bt: Tensor) -> Tensor:
             log_gap_Bt = log_ratio(pi_Bt if self.correction.numerator == "pi" else old_Bt, mu_Bt)
             log_rho_Bt = log_ratio(old_Bt, mu_Bt)
+            # The caller's pass may run without gradients; the coefficients are the term's own derivative.
             with torch.enable_grad():
                 leaf_Bt = pi_Bt.requires_grad_()
                 weight = self._weight(log_gap_Bt.detach(), log_rho_Bt, there_Bt, there_Bt)
@@ -255,7 +261,7 @@ class Objective(Composition):
 
 
 def _on(mask_BT: Tensor, x_BT: Tensor) -> Tensor:
-    """x where the mask is True, else 0: taken before any arithmetic, so that nan and inf off the mask go nowhere."""
+    """x where the mask is True, else 0: applied before any arithmetic, so that no nan or inf off the mask spreads."""
     return torch.where(mask_BT, x_BT, 0.0)
 
 
@@ -284,12 +290,12 @@ def combine_metrics(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> dict[str,
     """The metrics of a mini-batch from those of its parts, each with its number of response tokens.
 
     Token means combine by their token counts (Objective's metrics are token means); maxima stay maxima. A part without
-    response tokens has no metrics and counts for nothing.
-    Raises ValueError where there are no response tokens at all.
+    response tokens has no metrics and is left out. Raises ValueError where no part has a response token.
     """
     count = sum(n for n, _ in parts)
     if count == 0:
         raise ValueError("expected at least 1 response token in the parts together, got 0")
+    # Parts without tokens have no metrics to read the names from.
     parts = [(n, m) for n, m in parts if n > 0]
     metrics: dict[str, float] = {}
     for name in parts[0][1]:

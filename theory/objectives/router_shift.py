@@ -3,13 +3,14 @@
     Delta_t = (1/L) sum_l (1/K) sum_k abs(log p_pi(e_lk) - log p_old(e_lk)),    gamma_t = sg[max(exp(-Delta_t), floor)],
 
 over the L MoE layers of the row that predicts the token and the K experts e_lk that old's pass used there, p a router's
-score of an expert. Each token's pi/old is multiplied by gamma before any clip and any mean over the response, so that
-GRPO, GSPO and GMPO have it alike; RSPO is GMPO with it.
+score of an expert. Each token's pi/old is multiplied by gamma before any clip and any mean over the response, in the
+same way for GRPO, GSPO and GMPO; RSPO is GMPO with it.
 
 Source: RSPO (arXiv 2510.23027v2) Eq. 5 to 9 and 11, by its abstract and public implementations in verl that cite these
-equations, where the floor is 0.8: the paper's own text could not be had. Differs from source: (1) p of a sigmoid router
-is its sigmoid, where those implementations refuse all but softmax; (2) no probability is clamped; (3) the experts are
-those that old's pass used, replayed and predicted ones included. Version 1 of the paper multiplied after the clip.
+equations, where the floor is 0.8; the paper's own text was not available. Differs from source: (1) p of a sigmoid
+router is its sigmoid, where those implementations refuse all but softmax; (2) no probability is clamped; (3) the
+experts are those that old's pass used, replayed and predicted ones included. Version 1 of the paper multiplied after
+the clip.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ REGIONS = (
     "none", "minirl_mask", "min_clip", "dual_clip", "weight_clip", "geometric_clip", "soft_gate", "sequence_mask",
 )  # fmt: skip
 RATIOS = ("token", "sequence_geometric", "sequence_geometric_token")
-"""Parts whose term is one of the ratio pi/old of a token, or of its geometric mean: what gamma can scale."""
+"""Parts whose term depends on a token's ratio pi/old, or on its geometric mean, which gamma can scale."""
 
 
 def log_router_ratio(

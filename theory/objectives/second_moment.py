@@ -1,14 +1,14 @@
-"""Bounds on the ratio from a budget: as wide as keeps the second moment of what moves away from old at a given mean.
+"""Bounds on the ratio from a budget on the mean square of log-ratios, over the tokens that move away from old.
 
     tau solves  (1/n) sum_j min((log r_j)^2, tau^2) = budget  over the n tokens with A log r > 0,
     eps_low' = max(eps_low, 1 - exp(-tau)),  eps_high' = max(eps_high, exp(tau) - 1),
 
 and no bound at all where their mean is within the budget. The tokens are those of a whole mini-batch, before its
-gradient pass: bounds of a micro-batch of its own would make the gradient depend on how the batch was cut. Where tokens
-have weights, sum and n are weighted: with probabilities tau is that of an infinitely large mini-batch.
+gradient pass: bounds per micro-batch would make the gradient depend on how the batch is split. Where tokens have
+weights, sum and n are weighted: with probabilities tau is that of an infinite mini-batch.
 
 Source: M2PO (arXiv 2510.01161), by its authors' code (Infini-AI-Lab/M2PO, `compute_m2po_policy_loss`), whose least
-widths are 0.3 and 0.5; equation numbers could not be had. Differs from source: (1) tau is of the mini-batch, where the
+widths are 0.3 and 0.5; equation numbers were not available. Differs from source: (1) tau is the mini-batch's, where the
 code takes each micro-batch's; (2) tau is the solution, where the code takes the largest |log r| below it.
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from theory.fields import About
 
 Budget = Annotated[
-    float, About("mean of (log pi/old)^2, over tokens that move away, that bounds are as wide as (M2PO); 0: none", ge=0)
+    float, About("mean (log pi/old)^2, over tokens that move away, that sets the bounds (M2PO); 0: none", ge=0)
 ]
 
 
@@ -41,13 +41,15 @@ def clip_level(
     """
     away_BT = kept_BT & (advantages_B1 * log_ratio_BT > 0)
     weight_BT = torch.ones_like(log_ratio_BT) if weights_B1 is None else weights_B1.expand_as(log_ratio_BT)
-    away_BT = away_BT & (weight_BT > 0)  # 0 times an infinite ratio is nothing
+    away_BT = away_BT & (weight_BT > 0)  # weight 0 times an infinite square would be nan
     square_n, order_n = log_ratio_BT.detach()[away_BT].double().square().sort()
     weight_n = weight_BT[away_BT].double()[order_n]
     target = budget * float(weight_n.sum())
     moment_n = weight_n * square_n
     if float(moment_n.sum()) <= target:
         return math.inf
+    # In ascending order: with the tokens before j uncapped, tau^2 solves before_j + left_j tau^2 = target; the right j
+    # is the first whose own square reaches the target.
     before_n = moment_n.cumsum(0) - moment_n
     left_n = weight_n.sum() - (weight_n.cumsum(0) - weight_n)
     first = int((before_n + left_n * square_n >= target).nonzero()[0, 0])

@@ -1,9 +1,9 @@
-"""The weight of every token: the correction's, times the mask of a further rejection, over its mean if asked for.
+"""The weight of every token: the correction's, times the mask of a further rejection, over its mean if normalised.
 
     w_t = correction(t) [rejection(t)] / mean of correction over the mini-batch
 
 All of it is constant. The mean is that of the mini-batch as it was sampled, before any rejection, so that it is known
-before the gradient pass and the parts of a split mini-batch add up.
+before the gradient pass and micro-batches add up.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ def token_weights(
     value_BT = correction.weight(log_gap_BT, is_response_BT)
     log_BT = correction.log_weight(log_gap_BT, is_response_BT)
     if rejection.name != "none":
+        # A rejection of single tokens: weight 0, and still in every denominator.
         passes_BT = ~rejection.truncated(log_rho_BT, is_response_BT)
         value_BT, log_BT = torch.where(passes_BT, value_BT, 0.0), torch.where(passes_BT, log_BT, -math.inf)
     if log_mean_weight != 0:
+        # In logarithms: a weight that overflows may be finite over its mean.
         log_BT = log_BT - log_mean_weight
         value_BT = log_BT.exp()
     return Factor(torch.where(kept_BT, value_BT, 0.0), torch.where(kept_BT, log_BT, -math.inf))
@@ -47,8 +49,8 @@ def log_mean_weight(
 ) -> float:
     """log of the mean weight over response tokens, nats; over responses where a response has one weight.
 
-    `count_B` is how often each response stands in the batch, by default once; with probabilities the mean is that of an
-    infinitely large one. It is 0, so that nothing is divided, where there is no token or every weight is 0.
+    `count_B` is how often each response occurs in the batch, by default once; with probabilities the mean is that of an
+    infinite one. It is 0 (no division) where there is no token or every weight is 0.
     Source: verl's rollout_is_batch_normalize. Differs from source: (1) verl's mean is over the global batch, this one
     over the mini-batch; (2) it is never clamped.
     """
@@ -56,11 +58,12 @@ def log_mean_weight(
     count_BT = (torch.ones_like(log_BT[:, 0]) if count_B is None else count_B.double())[:, None].expand_as(log_BT)
     is_counted_BT = is_response_BT & (count_BT > 0)
     if correction.per_response:
-        # The weight stands on every token of the response; the first response token has it.
+        # Every token of a response carries its weight; the first one counts for all.
         is_counted_BT = is_counted_BT & (is_response_BT.long().cumsum(1) == 1)
     log_N, count_N = log_BT[is_counted_BT], count_BT[is_counted_BT]
     if log_N.numel() == 0 or bool((log_N == -math.inf).all()):
         return 0.0
+    # In logarithms, as a single weight may overflow.
     return float((log_N + count_N.log()).logsumexp(0) - count_N.sum().log())
 
 

@@ -1,6 +1,6 @@
 """Router features: the router's input and logits on a few rows of each response, packed as the routing record is.
 
-They are what the predictor learns from: (h_old, p_old) from the pass that recorded the route, p_pi from later passes.
+The predictor learns from them: (h_old, p_old) from the pass that recorded the route, p_pi from later passes.
 
 Letters beyond theory/contracts.py: F feature rows of all responses together.
 Paper: Pr2 (arXiv 2606.00395) sec. 4.1, App. D and E.
@@ -22,7 +22,7 @@ from theory.routing.record import check_layer_numbers, check_offsets, offsets_of
 class RouterFeatures:
     """Router inputs and logits at feature rows; response b has rows[offsets[b]:offsets[b + 1]], ascending.
 
-    `rows` are row indices inside the response. `hidden` is None where only logits were asked for.
+    `rows` are row indices inside the response. `hidden` is None where only logits were requested.
     """
 
     rows: Int[Tensor, " F"]
@@ -50,7 +50,7 @@ class RouterFeatures:
 
     @property
     def feature_rows(self) -> tuple[Int[Tensor, " _"], ...]:
-        """The feature rows of each response: what a later pass is asked for to get its logits on the same rows."""
+        """The feature rows of each response, for a later pass to record its logits on the same rows."""
         return tuple(self.rows_of(b) for b in range(len(self)))
 
     def select(self, indices: Sequence[int]) -> RouterFeatures:
@@ -61,7 +61,7 @@ class RouterFeatures:
         if indices == list(range(num)):
             return self
         where, offsets = selected_rows(self.offsets, indices)
-        # index_select: on rows of a kilobyte several times as fast as an index.
+        # On rows of a kilobyte `index_select` is several times as fast as indexing.
         where = where.to(self.rows.device)
         return RouterFeatures(
             rows=self.rows[where],
@@ -143,7 +143,7 @@ def draw_rows(
     sizes = [order.shape[0] for order in orders]
     if not orders:
         return ()
-    # One sort for all: response b's rows are moved to where no other's are, and back.
+    # One sort for all responses: an offset per response keeps their rows apart, and is subtracted again.
     base_F = torch.arange(len(orders)).repeat_interleave(torch.tensor(sizes)) * (max(num_rows_B) + 1)
     first_F = torch.tensor(list(first_row_B)).repeat_interleave(torch.tensor(sizes))
     return ((torch.cat(orders) + base_F).sort().values - base_F + first_F).split(sizes)
@@ -157,6 +157,6 @@ def sampling_rows(num_prompt: int, is_response_T: Bool[Tensor, " T"]) -> Int[Ten
 def draw_sampling_rows(
     rows_B: Sequence[Int[Tensor, " _"]], num_positions: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, " _"], ...]:
-    """`draw_rows` among the `sampling_rows` of each response: without observations, the same draw as it alone makes."""
+    """`draw_rows` among the `sampling_rows` of each response; without observations the same draw as `draw_rows`."""
     places_B = draw_rows([len(rows) for rows in rows_B], [0] * len(rows_B), num_positions, generator)
     return tuple(rows[places] for rows, places in zip(rows_B, places_B, strict=True))

@@ -1,7 +1,7 @@
 """Gate conventions: how router logits become a set of experts and their weights, for the public MoE families.
 
 Selection and weighing are two functions, so that a replayed set is weighed by the live logits (R3, arXiv 2510.11370,
-Eq. 8) in the model's own convention. Ids come back in ascending order: the sum over experts then has one order.
+Eq. 8) in the model's own convention. Ids are ascending, so that the sum over experts has one order.
 
 Letters beyond theory/contracts.py: N rows of a flattened batch.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 @runtime_checkable
 class GateKernels(Protocol):
-    """Another implementation of `select` and `weigh`, for a model whose other arithmetic is not torch's."""
+    """Another implementation of `select` and `weigh`, for a model whose other kernels are not torch's."""
 
     def select(
         self, logits_NE: Float[Tensor, "N E"], num_slots: int, gate: Gate, selection_bias_E: Float[Tensor, " E"] | None
@@ -34,15 +34,15 @@ class GateKernels(Protocol):
 
 @dataclass(frozen=True)
 class Gate:
-    """One convention: the score of an expert, before or after the top-k, and what is done to the chosen scores.
+    """One convention: the score of an expert, before or after the top-k, and the scaling of the chosen scores.
 
     score, order: `softmax` before the top-k is a softmax over all experts, after it over the chosen ones (which sum to
     1 already, so that `renormalise` then changes nothing); `sigmoid` is per expert, and before the top-k.
     renormalise: the chosen scores are divided by their sum. scaling: then multiplied by this.
     num_groups, num_top_groups, group_score: only experts of the best groups may be chosen; a group's score is the
-    largest of its experts' (`max`) or the sum of its two largest (`top2_sum`). A softmax so sharp that the best groups
-    have fewer than K scores above 0 is filled up with experts of weight 0, of any group.
-    kernels: what computes it; None is this module. No part of the convention.
+    largest of its experts' (`max`) or the sum of its two largest (`top2_sum`). Where a sharp softmax leaves the best
+    groups fewer than K scores above 0, experts of weight 0 from any group fill the slots.
+    kernels: the implementation; None is this module. Not part of the convention.
     """
 
     score: Literal["softmax", "sigmoid"]
@@ -142,6 +142,7 @@ def _best(scores_NE: Tensor, num_slots: int, gate: Gate, selection_bias_E: Tenso
         scores_NE = scores_NE + selection_bias_E.to(scores_NE)
     if gate.num_top_groups < gate.num_groups:
         scores_NE = _only_top_groups(scores_NE, gate, _left_out(gate, selection_bias_E is not None))
+    # Sorted, as the order of topk's ids depends on the scores.
     return scores_NE.topk(num_slots, dim=-1).indices.sort(dim=-1).values
 
 

@@ -1,4 +1,4 @@
-"""The distance of two routings of the same rows: discrepancies at three levels, agreement, route KL and staleness.
+"""Distances between two routings of the same rows: discrepancies at three levels, agreement, route KL and staleness.
 
 Rows that either record lacks are left out of every mean, never counted as agreement.
 
@@ -19,7 +19,7 @@ from theory.divergences import kl_p_q, tv_p_q
 from theory.routing.record import MISSING, RoutingRecord
 
 BLOCK = 2**15
-"""Row-layers that are compared at once: their ids stay in a core's cache."""
+"""Row-layers per comparison, few enough that their ids stay in a core's cache."""
 
 
 def difference_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> Int[Tensor, "R L"]:
@@ -127,7 +127,7 @@ def router_disagreement(record_a: RoutingRecord, record_b: RoutingRecord) -> flo
 def is_noop(replayed: RoutingRecord, natural: RoutingRecord, discrepancy: float) -> bool:
     """Whether replay changed no route although the engines disagree: then it was probably not plugged in.
 
-    `replayed` is the record that was to be replayed, `natural` what the live logits would choose, `discrepancy` a
+    `replayed` is the record given to replay, `natural` the choice of the live logits, `discrepancy` a
     non-negative measure of disagreement between the two passes (mean |log mu - log old| in nats). True where every
     recorded route is the natural one and the discrepancy is above 0; with bit-equal engines replay may change nothing.
     """
@@ -148,14 +148,14 @@ def route_kl(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "
     """
     if logits_p_FLE.shape[0] == 0:
         raise ValueError("expected at least 1 feature row, got 0")
-    # Of equal distributions rounding makes some 1e-16 of either sign.
+    # For equal distributions rounding gives some 1e-16 of either sign.
     return kl_p_q(logits_p_FLE.double(), logits_q_FLE.double()).clamp(min=0).mean()
 
 
 def route_tv(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "F L E"]) -> Float[Tensor, ""]:
     """Mean over rows and layers of TV(softmax(p), softmax(q)), in [0, 1]: what Pr2 Prop. B.1 bounds by sqrt(KL / 2).
 
-    By Pinsker a row and layer, and Jensen over them, it is at most sqrt(route_kl / 2). It is symmetric.
+    By Pinsker per row and layer, and Jensen over them, it is at most sqrt(route_kl / 2). It is symmetric.
     """
     if logits_p_FLE.shape[0] == 0:
         raise ValueError("expected at least 1 feature row, got 0")
@@ -165,11 +165,11 @@ def route_tv(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "
 def routing_metrics(record_a: RoutingRecord, record_b: RoutingRecord) -> dict[str, float]:
     """The scalars of this module that compare two records, under their registered names.
 
-    Absent where no data is, never 0: router metrics need a row and layer in both records, token metrics a whole row.
+    Absent without data, never 0: router metrics need a row and layer in both records, token metrics a whole row.
     """
     d_RL = difference_counts(record_a, record_b)
     K = record_a.num_slots
-    # The count of each d: all router metrics are ratios of these whole numbers.
+    # The count of each d, without the missing -1: all router metrics are ratios of these whole numbers.
     num_d = torch.bincount(d_RL.flatten() + 1, minlength=K + 2)[1:].tolist()
     metrics: dict[str, float] = {}
     if num := sum(num_d):

@@ -1,4 +1,4 @@
-"""Passes: which pass of a global step routes how under each replay mode, and what a single pass routes by.
+"""The routing of each pass of a global step under each replay mode, and the routing plan of a single pass.
 
 Papers: R3 (arXiv 2510.11370) sec. 4.1 and 5.1; Pr2 (arXiv 2606.00395) sec. 4.1, App. C.
 """

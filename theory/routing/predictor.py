@@ -26,7 +26,7 @@ class PredictorSettings:
 
     The paper's multipliers are 5e1 to 1e4 on learning rates from 2.5e-7 to 2e-6 (App. E.1), for Pr3 1e1 and 1e2
     (App. F); it has no default. Ours is that of Qwen3-30B at N = 8, which it trains at our default rate (1e3 on 1e-6):
-    the predictor's own rate is then 1e-3, of 1.25e-5 to 2e-2 in its tables. num_positions is its T_c.
+    the predictor's own rate is then 1e-3; its tables have 1.25e-5 to 2e-2. num_positions is its T_c.
     """
 
     learning_rate_multiplier: Annotated[
@@ -90,13 +90,13 @@ def loss_and_gradients(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "L D E"]]:
     """One of LOSSES and its gradient by every layer's W_p: dL/dW_l = mean_t h_t (softmax(guess_t) - softmax(target_t)).
 
-    For both losses, as W_p enters the guess alone, there linearly. `weight_F`, with the sum 1, makes the mean over rows
+    It holds for both losses, as W_p enters only the guess, linearly. `weight_F` sums to 1 and makes the mean over rows
     an expectation. Errors as for `kl_loss`.
     """
     hidden_FLD, log_target, log_guess = _log_pair(logits_pi_FLE, features, predictor, _PAIRS[loss])
     residual_FLE = log_guess.exp() - log_target.exp()
     residual_FLE = residual_FLE / len(features.rows) if weight_F is None else residual_FLE * weight_F[:, None, None]
-    # As (h^T r) = (r^T h)^T: half the time of the product as written. Contiguous: the fused AdamW reads bare memory.
+    # (r^T h)^T takes half the time of h^T r. Contiguous, as the fused AdamW reads memory without regard to strides.
     gradient_LED = torch.bmm(residual_FLE.permute(1, 2, 0), hidden_FLD.transpose(0, 1))
     return _kl(log_target, log_guess, weight_F), gradient_LED.transpose(1, 2).contiguous()
 
@@ -147,7 +147,7 @@ def fold(
 ) -> Iterator[tuple[str, Tensor]]:
     """The named tensors with each predicted layer's gate weight (E, D) replaced by W + W_p^T.
 
-    Since h W + h W_p = h (W + W_p), an engine handed these weights routes by the predictive distribution and weighs by
+    Since h W + h W_p = h (W + W_p), an engine with these weights routes by the predictive distribution and weighs by
     it (Pr2 Eq. 4-6, App. C.2), with no change to the model. The sum is taken in W_p's type and returned in the gate's.
     Raises ValueError for a gate of another shape, and, once exhausted, for a layer whose gate never came.
     """
@@ -156,6 +156,7 @@ def fold(
         if name not in waiting:
             yield name, tensor
             continue
+        # Popped, so that the names left at the end are the gates that never came.
         bias = predictor[waiting.pop(name)].detach().T
         if tensor.shape != bias.shape:
             raise ValueError(f"{name}: expected a gate of shape {tuple(bias.shape)}, got {tuple(tensor.shape)}")
@@ -192,6 +193,7 @@ class PredictorTrainer:
         }
         if not self.parameters:
             raise ValueError("expected at least one MoE layer to predict, got none")
+        # The rate is set before every step.
         self.optimizer = torch.optim.AdamW(
             list(self.parameters.values()), lr=0.0, betas=betas, weight_decay=0.0, fused=True
         )
@@ -212,7 +214,7 @@ class PredictorTrainer:
         over all layers, after it).
         """
         parameters = list(self.parameters.values())
-        # Written out: on a few thousand rows the backward pass would cost as much as the loss again.
+        # The gradient by formula: on a few thousand rows a backward pass would cost as much as the loss again.
         with torch.no_grad():
             loss, gradient_LDE = loss_and_gradients(
                 self.settings.loss, logits_pi_FLE, features_old, self.parameters, weight_F
@@ -244,6 +246,7 @@ class PredictorTrainer:
 
     def load_state_tensors(self, state: Mapping[str, Tensor]) -> None:
         """The inverse of `state_tensors`; raises ValueError where names or shapes differ from this trainer's."""
+        # AdamW has no state before its first step.
         has_stepped = any(name.endswith(".exp_avg") for name in state)
         keys = ("weight", "step", "exp_avg", "exp_avg_sq") if has_stepped else ("weight",)
         expected = {f"predictor.{number}.{key}" for number in self.parameters for key in keys}
@@ -254,12 +257,13 @@ class PredictorTrainer:
                 name = f"predictor.{number}.{key}"
                 if key != "step" and state[name].shape != parameter.shape:
                     raise ValueError(f"{name}: expected shape {tuple(parameter.shape)}, got {tuple(state[name].shape)}")
+        # Copied only once all is checked: a wrong state changes nothing.
         for number, parameter in self.parameters.items():
             mine = {key: state[f"predictor.{number}.{key}"].clone() for key in keys}
             with torch.no_grad():
                 parameter.copy_(mine.pop("weight"))
             self.optimizer.state.pop(parameter, None)
             if mine:
-                step = mine.pop("step").to(parameter.device)  # where a fused optimiser counts
+                step = mine.pop("step").to(parameter.device)  # a fused optimiser counts on the device
                 moments = {key: value.to(parameter) for key, value in mine.items()}
                 self.optimizer.state[parameter] = {"step": step, **moments}

@@ -1,7 +1,7 @@
 """The routing record: which experts the router of each MoE layer chose for each input token, packed over responses.
 
-Row s is what the router did with input token s, so S tokens have S - 1 rows: the last sampled one was never an input.
-A record in existence is valid: every row-layer holds distinct ids in ascending order, or -1 in every slot (missing).
+Row s is the router's choice for input token s, so S tokens have S - 1 rows: the last sampled one was never an input.
+A record is checked as it is made: every row-layer holds distinct ids in ascending order, or -1 in every slot (missing).
 
 Letters beyond theory/contracts.py: R rows of all responses together.
 Papers: R3 (arXiv 2510.11370) Eq. 5 and sec. 4.2, Pr2 (arXiv 2606.00395) App. E.2 for the size of the cache.
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 MISSING = -1
-"""Every slot of a row-layer that was not recorded; such a row is routed naturally."""
+"""The id in every slot of a row-layer that was not recorded; such a row is routed naturally."""
 
 
 def index_dtype(num_experts: int) -> torch.dtype:
@@ -87,8 +87,8 @@ class RoutingRecord:
         `layer_numbers` names the payload's L columns; `moe_layer_numbers` the ones to keep (default: all of them). A
         payload of `num_decoder_layers` columns is over all decoder layers and is cut to the kept ones. Exactly one row
         too many (an engine that ran the last token) is dropped with a warning; any other number of rows than S - 1 is
-        an error: a caller that lost rows must say so by -1. A layer whose every recorded id is 0 is what an unfilled
-        buffer looks like: an error, or a warning where K = 1, as every row may have chosen expert 0. Slots are sorted
+        an error: a caller that lost rows must mark them by -1. A layer whose recorded ids are all 0 looks like an
+        unfilled buffer: an error, or a warning where K = 1, where every row may have chosen expert 0. Slots are sorted
         into ascending order.
         """
         if len(rows_per_response) != len(num_tokens) or not rows_per_response:
@@ -168,7 +168,7 @@ class RoutingRecord:
     ) -> RoutingRecord:
         """One rank's part: these responses, rows [start, stop) of each, these layers; then `num_empty` without rows.
 
-        None stands for all. A response that ends before `stop` gives fewer rows. The ids are copied and checked once.
+        None means all. A response that ends before `stop` gives fewer rows. The ids are copied and checked once.
         """
         start, stop = (0, max(self.num_rows_B, default=0)) if rows is None else rows
         if not 0 <= start <= stop:
@@ -178,6 +178,7 @@ class RoutingRecord:
             self.layer(number)
         columns = [self.layer_numbers.index(n) for n in numbers]
         which = self._which(range(len(self)) if responses is None else responses)
+        # A response that ends before `start` has no rows here.
         num_rows = (self.offsets.diff()[which] - start).clamp(0, stop - start)
         where = _ranges(self.offsets[which] + start, num_rows)
         offsets = torch.cat([self.offsets[:1], num_rows, num_rows.new_zeros(num_empty)]).cumsum(0)
@@ -250,9 +251,9 @@ def flat_rows(num_rows_B: Sequence[int], width: int) -> Int[Tensor, " R"]:
 def selected_rows(
     offsets: Int[Tensor, " B_plus_1"], indices: Sequence[int]
 ) -> tuple[Int[Tensor, " R"], Int[Tensor, " _"]]:
-    """The packed rows of these responses, in this order, and the offsets that they then have.
+    """The packed rows of these responses, in this order, and their new offsets.
 
-    Raises ValueError for a response that there is not.
+    Raises ValueError for a response that does not exist.
     """
     num = offsets.shape[0] - 1
     for b in indices:
@@ -264,7 +265,8 @@ def selected_rows(
 
 
 def _ranges(starts_B: Int[Tensor, " B"], num_B: Int[Tensor, " B"]) -> Int[Tensor, " R"]:
-    """starts_B[b], starts_B[b] + 1, ..., num_B[b] numbers, of one b after the other; without a loop over them."""
+    """num_B[b] consecutive numbers from starts_B[b], for each b in turn, without a loop over b."""
+    # A number is its place in the output plus a shift that is constant within b.
     shift_R = (starts_B - num_B.cumsum(0) + num_B).repeat_interleave(num_B)
     return shift_R + torch.arange(shift_R.shape[0], device=shift_R.device)
 
@@ -325,6 +327,7 @@ def _columns(
 _COMPARABLE = {
     torch.uint8: torch.int16, torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64,
 }  # fmt: skip
+"""The signed type in which ids of an unsigned type are compared."""
 
 
 def _narrow(payload: Tensor, columns: list[int], num_experts: int, kept: tuple[int, ...], b: int) -> Tensor:
@@ -343,6 +346,7 @@ def _narrow(payload: Tensor, columns: list[int], num_experts: int, kept: tuple[i
 
 
 def _check_all_zero(experts: Int[Tensor, "R L K"], kept: tuple[int, ...], num_experts: int) -> None:
+    # With a single expert every id is 0.
     if num_experts == 1 or len(experts) == 0:
         return
     is_zero = (experts == 0).all(dim=-1)

@@ -1,4 +1,4 @@
-"""Replay: the context in which a model asks for its routes during one pass.
+"""Replay: the context from which a model gets its routes during one pass.
 
 Only the set of experts is replayed, never its weights, so gradients reach the router. A `ReplayContext` belongs to one
 forward and backward of one micro-batch, is handed to the model by its caller, and keeps a ledger: every layer is
@@ -27,7 +27,7 @@ from theory.routing.record import RoutingRecord, flat_rows, index_dtype, offsets
 
 
 class LedgerError(ValueError):
-    """A replay context was used other than once per layer, in one forward and its backward."""
+    """A replay context was not used exactly once per layer, in one forward and its backward."""
 
 
 class NaturalRouting:
@@ -49,10 +49,10 @@ class NaturalRouting:
 class ReplayContext:
     """The routing of one forward and backward of one micro-batch of B responses, padded to `width` rows each.
 
-    Row s of response b stands at b * width + s of the flattened batch; rows from num_rows_B[b] on are padding and are
+    Row s of response b is row b * width + s of the flattened batch; rows from num_rows_B[b] on are padding and are
     routed naturally, as are rows that the record lacks. `layer_numbers`, the MoE layers of the model, are needed only
-    where neither record nor predictor names them: they tell which layer never asked.
-    Enter it once; leave it after backward. An exception that leaves it clears everything.
+    where neither record nor predictor names them: they tell which layer was never routed.
+    Enter it once; leave it after backward. An exception inside clears everything.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class ReplayContext:
         self._width = width
         self._layer_numbers = _expected_layers(plan, layer_numbers)
         self._state: Literal["new", "open", "closed", "failed"] = "new"
+        # Layers routed again by the recomputation in progress; None outside of one.
         self._recomputed: set[int] | None = None
         self._forget()
         self._check_rows()
@@ -128,7 +129,7 @@ class ReplayContext:
 
     @contextmanager
     def recompute(self) -> Iterator[None]:
-        """Inside, layers that the forward has routed may be routed again, and get the same experts.
+        """A context in which layers that the forward has routed may be routed again, and get the same experts.
 
         For activation recomputation: `checkpoint(..., context_fn=lambda: (nullcontext(), context.recompute()))`.
         Natural routes are held as well: a near tie that flips would change what backward differentiates.
@@ -158,7 +159,7 @@ class ReplayContext:
         self._check_use(layer_number, logits_NE, num_slots)
         weighed_NE = self.weighed_logits(layer_number, hidden_ND, logits_NE)
         by = (num_slots, gate, selection_bias_E)
-        # Predicted gates weigh what predicted routes choose by: h W_p once serves both.
+        # Predicted gates use the logits that predicted routes choose by: h W_p is computed once for both.
         choosing_NE = weighed_NE if self.plan.gates == "predicted" else None
         experts_NK = self._chosen(layer_number, hidden_ND, logits_NE, choosing_NE, *by)
         return experts_NK, gates.weigh(weighed_NE, experts_NK, gate).to(logits_NE.dtype)
@@ -189,6 +190,7 @@ class ReplayContext:
         if self._recomputed is not None:
             self._recomputed.add(layer_number)
             return self._experts[layer_number].to(torch.int64)
+        # Under replay too: rows without a record use it, and metrics compare it with the replayed routes.
         natural_NK = gates.select(logits_NE, num_slots, gate, selection_bias_E)
         experts_NK = natural_NK
         if self.plan.source == "predicted":
@@ -257,7 +259,7 @@ class ReplayContext:
 
     @torch.no_grad()
     def _scored(self, number: int, logits_NE: Tensor, gate: Gate) -> Tensor:
-        """The log-scores of the experts that the plan asks for, without padding."""
+        """The log-scores of the experts that the plan names, without padding."""
         rows_R, scored = self._rows_R.to(logits_NE.device), self.plan.scored
         used_NK = self._experts[number]
         ids_RK = scored.layer(number) if isinstance(scored, RoutingRecord) else used_NK.index_select(0, rows_R)
@@ -292,7 +294,7 @@ class ReplayContext:
 
     @property
     def scores(self) -> Float[Tensor, "R L K"] | None:
-        """log p of the plan's `scored` experts under the live logits, without padding; None where none are asked."""
+        """log p of the plan's `scored` experts under the live logits, without padding; None where it names none."""
         numbers = self._routed_layers()
         if not numbers or self.plan.scored is None:
             return None
@@ -300,7 +302,7 @@ class ReplayContext:
 
     @property
     def features(self) -> RouterFeatures | None:
-        """Live logits (without predictor) at the feature rows and, if asked for, router inputs; None without rows."""
+        """Live logits (without predictor) at the feature rows and, if kept, router inputs; None without rows."""
         numbers, rows = self._routed_layers(), self.plan.feature_rows
         if not numbers or rows is None:
             return None

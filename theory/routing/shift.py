@@ -1,7 +1,7 @@
 """Router shift: the distance of pi's routers from old's, on the experts that old's pass used, token by token.
 
 Letters beyond theory/contracts.py: R rows of all responses together.
-Paper: RSPO (arXiv 2510.23027); theory/objectives/router_shift.py says what an objective makes of it.
+Paper: RSPO (arXiv 2510.23027); theory/objectives/router_shift.py says how an objective uses it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def router_shift(
     if logp_old_RLK.shape[1] == 0:
         raise ValueError("router shift: expected at least 1 layer with a router, got 0")
     shift_R = (logp_pi_RLK - logp_old_RLK).abs().mean((1, 2))
+    # Padding reads row 0, and is masked out again.
     packed_BT = torch.where(exists_BT, offsets[:-1, None].to(row_BT.device) + row_BT, 0)
     return torch.where(exists_BT, shift_R[packed_BT], 0.0)
 

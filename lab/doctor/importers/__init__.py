@@ -1,7 +1,7 @@
-"""Traces from what other systems dump: one file a format, chosen by what the file is.
+"""Traces from other systems' dumps: a file per format, and the choice of format by content.
 
-rows.py has the schema that every other format is turned into, row by row; format.py says what is known of a format;
-FORMATS is the list that `firstorder doctor --list-formats` prints and docs/doctor.md shows.
+rows.py has the schema that all formats are converted to, row by row; format.py describes a format; FORMATS is the list
+that `firstorder doctor --list-formats` prints and docs/doctor.md shows.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ BY_ROWS = (
     nemo_rl.FORMAT, prime_rl.FORMAT, verl.FORMAT, trl.FORMAT, open_instruct.FORMAT, vllm.FORMAT, miles.DASHBOARD,
     rows.FORMAT,
 )  # fmt: skip
-"""Formats of rows, asked in this order: the last takes what no other knows."""
+"""Formats of rows, tried in this order: the last one accepts any row."""
 BY_TORCH = (miles.FORMAT, slime.FORMAT, skyrl.FORMAT)
-"""Formats of torch files, asked in this order."""
+"""Formats of torch files, tried in this order."""
 OURS = About(
     "trace", ".safetensors, as in a run's rollouts/", "tokens, mu, old, entropies, pi, rewards, experts of both",
     "Nothing.", "lab/traces.py", steps=(r"step-(?P<step>\d+)\.safetensors",),
 )  # fmt: skip
 MAPPED = About(
-    "columns", ".jsonl, .parquet or .safetensors with --columns ours=theirs,...", "the columns that are named",
-    "The columns that are not.", "lab/doctor/importers/columns.py",
+    "columns", ".jsonl, .parquet or .safetensors with --columns ours=theirs,...", "the named columns",
+    "All others.", "lab/doctor/importers/columns.py",
     steps=(r"([^/]*\D)?(?P<step>\d+)\.(jsonl|parquet|safetensors)",),
 )  # fmt: skip
 FORMATS: tuple[About, ...] = (OURS, *BY_ROWS[::-1], *BY_TORCH, MAPPED)
-"""All, in the order in which they are shown."""
+"""All formats, in display order."""
 OLD = ("logp_old", "entropy_old", "experts_old", "logp_pi")
 """Columns that `--old` may bring."""
 
 
 def load_dump(path: Path, columns: Mapping[str, str] | None = None, old: Path | None = None) -> Dump:
-    """The trace in a file of any known format, and what is to be known of it.
+    """The trace in a file of any known format, with the format's caveats.
 
-    `columns` names the file's own columns (columns.py); `old` is a file of rows, in the same order, with the trainer's
-    side. ValueError of one line, with the file's name, its row and field, where there is no trace in it.
+    `columns` names the file's own columns (columns.py); `old` is a file of rows in the same order with the trainer's
+    side. Raises BadRows, a line per row that does not fit, and ValueError of one line if the file holds no trace.
     """
     path = Path(path)
     try:
@@ -61,7 +61,7 @@ def load_dump(path: Path, columns: Mapping[str, str] | None = None, old: Path | 
 
 
 def load_trace(path: Path) -> Trace:
-    """The trace of `load_dump`, alone."""
+    """The trace of `load_dump`."""
     return load_dump(path).trace
 
 
@@ -92,31 +92,32 @@ def _load(path: Path, columns: Mapping[str, str] | None, old: Path | None) -> Du
 
 
 def _first(placed: Iterable[Read]) -> tuple[Row, Iterator[Read]]:
-    """The first row that is one, by which the format is told, and all rows; BadRows where there is none."""
+    """The first readable row, which decides the format, and an iterator over all rows; BadRows if none is readable."""
     seen, rest, found = [], iter(placed), Found()
     for row, place in rest:
         seen.append((row, place))
         if not isinstance(row, Bad):
-            return row, itertools.chain(seen, rest)
+            return row, itertools.chain(seen, rest)  # `rest` is a stream: the rows already read go back in front
         found.add(row.reason)
     found.refuse()
     raise ValueError("expected at least 1 row, got none")
 
 
 HOW_OLD = (
-    "Bring them by --old FILE: a .jsonl or .parquet with a row per response, in the same order: logp_old, and if there "
-    "are any entropy_old, experts_old, logp_pi"
+    "Pass them with --old FILE: a .jsonl or .parquet with a row per response in the same order, with logp_old and, if "
+    "available, entropy_old, experts_old, logp_pi"
 )
 
 
 def _with_old(placed: Iterator[Read], old: Path | None) -> Iterator[Read]:
-    """The rows, each with the trainer's side from the other file; ValueError where the files are not as long."""
+    """The rows, each with the trainer's side from the other file; ValueError if the files differ in length."""
     if old is None:
         yield from placed
         return
     others = (read_parquet if old.suffix == ".parquet" else read_jsonl)(old)
     for mine, other in itertools.zip_longest(placed, others):
         if mine is None or other is None:
+            # Bad rows are reported even past the end of the other file.
             if mine is not None and isinstance(mine[0], Bad):
                 yield mine
                 continue

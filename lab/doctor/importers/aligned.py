@@ -1,6 +1,6 @@
-"""Rows whose values stand beside every token, prompt included: the prompt is cut off where the first token was sampled.
+"""Rows with a value for every token, prompt included: the prompt ends where the first token was sampled.
 
-Letters: S tokens of a row; P of its prompt.
+Letters: S tokens of a row, P of its prompt.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from lab.doctor.importers.format import Row
 
 
 def listed(raw: Row, name: str, place: str, size: int | None = None) -> list[Any]:
-    """The list in a field; ValueError with place and field where it is none, or not of `size` values."""
+    """The list in a field; ValueError with place and field if it is no list, or does not have `size` values."""
     values = raw.get(name)
     if values is None:
         raise ValueError(f"{place}: {name}: missing; the row has {', '.join(map(str, raw))}")
@@ -32,10 +32,11 @@ def masked(values: list[Any], name: str, place: str) -> list[bool]:
 
 
 def unprompted(tokens: list[Any], is_sampled: list[bool], columns: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """The row of rows.py: S tokens, True where mu sampled one, and columns of S values.
+    """The row of rows.py from S tokens, a mask of those that mu sampled, and columns of S values.
 
-    P is the place of the first sampled token, at least 1, S where none was sampled.
+    P is the place of the first sampled token: at least 1, and S if none was sampled.
     """
+    # Place 0 follows no token, so it has no prediction: it is prompt whatever the mask says.
     P = next((at for at, is_one in enumerate(is_sampled) if is_one and at > 0), len(tokens))
     row = {"tokens": tokens, "num_prompt": P, "is_response": is_sampled[P:]}
     return row | {name: values[P:] for name, values in columns.items()}

@@ -1,10 +1,10 @@
 """Any dump of rows, once its columns are named: `--columns tokens=input_ids,logp_mu=gen_logprobs,logp_old=...`.
 
-Beside the columns of rows.py a name may be `prompt_tokens` and `response_tokens` (in place of tokens and num_prompt)
-and `length` (the tokens of a row that are there; what follows is padding). Values stand beside the T response tokens,
-or beside all S tokens, prompt included: then `is_response` or `num_prompt` says where the response begins.
+Besides the columns of rows.py, names are `prompt_tokens` and `response_tokens` (instead of tokens and num_prompt) and
+`length` (the number of real tokens in a row; the rest is padding). Columns have a value for each of the T response
+tokens, or for all S tokens, prompt included: then `is_response` or `num_prompt` says where the response begins.
 
-A safetensors file has one tensor a column, of B rows: (B, S) or (B, T), and (B,) for `num_prompt`, `length`, `reward`.
+A safetensors file has one tensor of B rows per column: (B, S) or (B, T), and (B,) for `num_prompt`, `length`, `reward`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from lab.strict import did_you_mean
 
 OURS = (*rows.Response.model_fields, "prompt_tokens", "response_tokens", "length")
 BESIDE = ("is_response", *rows.FLOATS)
-"""Columns with a value beside each token."""
+"""Columns with a value per token."""
 
 
 def parse(text: str) -> dict[str, str]:
-    """Our names and theirs; ValueError naming the part that is no `ours=theirs`."""
+    """Our column names to theirs; ValueError naming a part that is no `ours=theirs`."""
     out: dict[str, str] = {}
     for part in text.split(","):
         ours, equals, theirs = (piece.strip() for piece in part.partition("="))
@@ -42,7 +42,7 @@ def parse(text: str) -> dict[str, str]:
 
 
 def read(raw: Row, place: str, names: Mapping[str, str]) -> Row:
-    """The row of rows.py; ValueError with the place and the file's own name of a column that does not fit."""
+    """The row of rows.py; ValueError with the place and the file's own column name for a column that does not fit."""
     row: dict[str, Any] = {}
     for ours, theirs in names.items():
         if raw.get(theirs) is None:
@@ -55,11 +55,12 @@ def read(raw: Row, place: str, names: Mapping[str, str]) -> Row:
 
 
 def _cut(row: dict[str, Any], place: str) -> Row:
-    """The row without its padding, its values beside response tokens alone."""
+    """The row without padding, with values for response tokens only."""
     tokens = listed(row, "tokens", place)
     has_length, W, S = "length" in row, len(tokens), row.pop("length", len(tokens))
-    if type(S) is not int or not 1 <= S <= W:
+    if type(S) is not int or not 1 <= S <= W:  # isinstance would accept True
         raise ValueError(f"{place}: length: expected an int from 1 to {W} tokens, got {S!r}")
+    # A column as long as the tokens covers the prompt too; a shorter one has the response alone.
     whole = [name for name in BESIDE if isinstance(row.get(name), list) and len(row[name]) == W]
     row |= {name: row[name][:S] for name in ("tokens", *whole)}
     tokens, P = row["tokens"], row.get("num_prompt")
@@ -68,7 +69,7 @@ def _cut(row: dict[str, Any], place: str) -> Row:
     if P is None and "is_response" not in whole:
         raise ValueError(f"{place}: num_prompt: missing, and is_response has no value for each of the {W} tokens")
     if P is None:
-        if not has_length:  # what follows the last sampled token is padding, or observations that nothing follows
+        if not has_length:  # after the last sampled token there is only padding, or an unanswered observation
             stop = max((at + 1 for at, is_one in enumerate(row["is_response"]) if is_one), default=W)
             row |= {name: row[name][:stop] for name in ("tokens", *whole)}
             tokens = row["tokens"]
@@ -83,7 +84,7 @@ def _cut(row: dict[str, Any], place: str) -> Row:
 
 
 def read_safetensors(path: Path) -> Iterator[Placed]:
-    """The rows of a file of one tensor a column; ValueError where it is no such file."""
+    """The rows of a file with one tensor per column; ValueError where it is no such file."""
     try:
         with disk_errors(path, "read"), safetensors.safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)

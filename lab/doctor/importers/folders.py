@@ -1,6 +1,6 @@
-"""A folder of dumps as steps: which file is of which step, by the names that each format gives its files.
+"""A folder of dumps as steps, by the file names of each format.
 
-Files of one step (a file per rank) become one trace, whose `engines` say which file a response is from.
+Files of one step (a file per rank) become one trace, whose `engines` number the file of each response.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class StepFiles:
 
 
 def step_files(folder: Path, columns: Mapping[str, str] | None = None) -> list[StepFiles]:
-    """The steps in a folder and in those below it, in ascending order; ValueError where there is none, or one twice.
+    """The steps in a folder and its subfolders, in ascending order; ValueError if there is none, or one twice.
 
-    With `columns` (columns.py) a file's last number is its step. Formats are asked in the order of FORMATS; the first
-    pattern that some file has is the folder's.
+    With `columns` (columns.py) a file's last number is its step. Patterns are tried in the order of FORMATS; the first
+    one that matches some file decides for the folder.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     known = [MAPPED] if columns is not None else [about for about in FORMATS if about is not MAPPED]
@@ -46,7 +46,7 @@ def step_files(folder: Path, columns: Mapping[str, str] | None = None) -> list[S
 
 
 def names() -> str:
-    """The names of files of steps."""
+    """Examples of file names of steps, for error messages."""
     shown = ["step-000001.safetensors", "train_data_step1.jsonl", "step_1/rank_0.jsonl", "1.engines.jsonl", "1_0.pt"]
     return ", ".join([*shown, "1.pt"])
 
@@ -62,7 +62,7 @@ def _by_step(folder: Path, matches: Sequence[tuple[Path, re.Match[str]]]) -> lis
 
 
 def load_steps(steps: Sequence[StepFiles], columns: Mapping[str, str] | None = None) -> Iterator[Dump]:
-    """Each step as one dump, one after the other; what `load_dump` raises, and ValueError for files that do not fit."""
+    """Each step as one dump, lazily; raises as `load_dump` does, and ValueError for files that do not fit together."""
     for step in steps:
         dumps = [load_dump(path, columns) for path in step.paths]
         try:
@@ -74,9 +74,9 @@ def load_steps(steps: Sequence[StepFiles], columns: Mapping[str, str] | None = N
 
 
 def joined(traces: Sequence[Trace]) -> Trace:
-    """The responses of several traces as one trace; where none says its engine, the trace's number is its engine.
+    """The responses of several traces as one trace; if none has engines, a trace's index is its engine.
 
-    ValueError where one has a column, or layers, that another has not.
+    ValueError if one has a column, or layers, that another lacks.
     """
     first = traces[0]
     if len(traces) == 1:
@@ -97,6 +97,7 @@ def joined(traces: Sequence[Trace]) -> Trace:
         raise ValueError(f"temperature: expected one in all files of the step, got {sorted(map(str, temperatures))}")
     return Trace(
         step=first.step,
+        # Lengths concatenate, offsets do not.
         offsets=torch.cat([torch.zeros(1, dtype=torch.int64), *(t.offsets.diff() for t in traces)]).cumsum(0),
         layer_numbers=first.layer_numbers,
         num_experts=max(trace.num_experts for trace in traces),

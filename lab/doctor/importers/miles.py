@@ -7,14 +7,14 @@ A sample:
 |--------------------|----------|--------------------------------------------------------------------------------------|
 | total_length       | int      | S, prompt and response                                                               |
 | response_length    | int      | T                                                                                    |
-| rollout_log_probs  | T floats | mu; there if the engine returned them                                                |
+| rollout_log_probs  | T floats | mu; present if the engine returned them                                              |
 | old_log_probs      | T floats | old, or mu itself under `--use-rollout-logprobs`                                     |
-| train_log_probs    | T floats | pi, of the gradient pass                                                             |
+| train_log_probs    | T floats | pi, from the gradient pass                                                           |
 | local_loss_mask    | T floats | 1 where the sampled token is trained on                                              |
 
-Besides: index, advantages, train_rollout_abs_diff. There are no tokens: every one gets a number of its own, so that
-no two contexts are alike and no clue is made of them. Under context parallelism a rank has a part of each response.
-Where `old_log_probs` is `rollout_log_probs` to the bit, pi stands for old, and the caveat says so.
+Also: index, advantages, train_rollout_abs_diff. There are no token ids: every token gets a unique number, so that no
+two contexts are equal and no clue uses them. Under context parallelism a rank has a part of each response. Where
+`old_log_probs` is `rollout_log_probs` to the bit, pi is used for old, with a caveat.
 
 `dashboard_columns/rollout_{N}.parquet` (`miles/ray/rollout/debug_data.py`) has a row per sample: sample_index,
 response_length, total_length, tokens, loss_mask, rollout_log_probs: mu alone.
@@ -33,7 +33,7 @@ from lab.doctor.importers.format import Format, Row
 from lab.traces import Trace
 
 SIDES = ("rollout_log_probs", "old_log_probs", "train_log_probs")
-NO_TOKENS = "The dump has no tokens: what is read off repeats, prompts and end tokens is left out."
+NO_TOKENS = "The dump has no tokens: clues from repeats, prompts and end tokens are missing."
 PI = "pi stands for old here (--use-rollout-logprobs, or no old pass): they are equal only before updates."
 
 
@@ -55,6 +55,7 @@ def _caveat(trace: Trace) -> str:
 
 
 def _read(content: Row, place: str) -> Iterator[Row]:
+    # One counter over all samples: no token, and so no context, occurs twice.
     samples, numbers = content["samples"], itertools.count()
     old = "train_log_probs" if _is_copied(samples) else "old_log_probs"
     for b, sample in enumerate(samples):
@@ -86,15 +87,15 @@ def _length(sample: Any, name: str, b: int) -> int:
 def _values(sample: Mapping[str, Any], name: str, b: int, T: int) -> list[float]:
     values = sample.get(name)
     if values is None and name == SIDES[0]:
-        raise ValueError(f"response {b}: {name}: missing (mu): the engine must be asked for log-probabilities")
+        raise ValueError(f"response {b}: {name}: missing (mu): ask the engine for log-probabilities")
     if not isinstance(values, torch.Tensor) or values.dim() != 1 or not values.is_floating_point():
         is_tensor = isinstance(values, torch.Tensor)
         got = f"{values.dtype} of shape {tuple(values.shape)}" if is_tensor else type(values).__name__
         raise ValueError(f"response {b}: {name}: expected a float tensor of {T} values, got {got}")
     if len(values) != T:
         raise ValueError(
-            f"response {b}: {name}: expected {T} values, got {len(values)}; under context parallelism a rank has a "
-            "part alone: dump with --context-parallel-size 1"
+            f"response {b}: {name}: expected {T} values, got {len(values)}; under context parallelism a rank has only "
+            "a part: dump with --context-parallel-size 1"
         )
     return values.tolist()
 
@@ -102,7 +103,7 @@ def _values(sample: Mapping[str, Any], name: str, b: int, T: int) -> list[float]
 FORMAT = Format(
     steps=(r"rank_(?P<part>\d+)_call_(?P<step>\d+)\.pt",),
     name="miles, policy loss", files="policy_loss_debug/rank_{R}_call_{C}.pt", has="mu, old, pi",
-    lacks="Tokens (no clue of repeats, prompts or end tokens), experts of both, entropies, rewards.",
+    lacks="Tokens (no clues from repeats, prompts or end tokens), experts of both, entropies, rewards.",
     source="radixark/miles miles/backends/training_utils/debug_dump.py at 31f1ca9",
     uses=("total_length", "response_length", "local_loss_mask", *SIDES),
     is_mine=_is_mine, read=_read, caveat=_caveat, is_pi=_is_pi, columns=_columns,
@@ -121,7 +122,7 @@ def _of_dashboard(raw: Row, place: str) -> Iterator[Row]:
 
 DASHBOARD = Format(
     name="miles, dashboard", files="dashboard_columns/rollout_{N}.parquet", has="tokens, mu",
-    lacks="old (bring it with --old), experts of both, entropies, rewards.",
+    lacks="old (pass it with --old), experts of both, entropies, rewards.",
     source="radixark/miles miles/ray/rollout/debug_data.py at 31f1ca9",
     uses=("response_length", "tokens", "loss_mask", "rollout_log_probs"),
     is_mine=lambda first: {"sample_index", "total_length", "tokens"} <= set(first), read=_of_dashboard, has_old=False,

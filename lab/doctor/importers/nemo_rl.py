@@ -1,19 +1,19 @@
 """NeMo-RL's training data: `train_data_step{N}.jsonl` in its log folder, a line per sample.
 
-`nemo_rl/algorithms/grpo.py` (and grpo_sync.py, ppo.py, distillation.py) puts the batch into it by
+`nemo_rl/algorithms/grpo.py` (and grpo_sync.py, ppo.py, distillation.py) writes the batch to it with
 `Logger.log_batched_dict_as_jsonl`, unless `grpo` runs under NeMo Gym with `should_log_nemo_gym_responses`. A line is a
-micro-batch of one: each value stands in a list of its own, but for `idx`.
+micro-batch of one: each value except `idx` is in a list of length 1.
 
 | field                | holds     | meaning                                                                          |
 |----------------------|-----------|---------------------------------------------------------------------------------|
 | token_ids            | W ints    | prompt and response, padded on the right to the batch's width W                  |
-| input_lengths        | int       | S, the tokens that are there                                                     |
+| input_lengths        | int       | S, the number of real tokens                                                     |
 | token_loss_mask      | W of 0, 1 | 1 where the engine sampled the token                                             |
-| generation_logprobs  | W floats  | mu of token t at place t; 0 where it sampled none                                |
-| prev_logprobs        | W floats  | old of token t at place t; place 0 is no value                                   |
+| generation_logprobs  | W floats  | mu of token t at place t; 0 where the engine did not sample it                   |
+| prev_logprobs        | W floats  | old of token t at place t; place 0 is unused                                     |
 | rewards              | float     | of the sample                                                                    |
 
-Besides: content, sample_loss_mask, advantages, idx. With `force_on_policy_ratio` the old pass is skipped and
+Also: content, sample_loss_mask, advantages, idx. With `force_on_policy_ratio` the old pass is skipped and
 `prev_logprobs` are zeros: such a dump is refused. Under dynamic sampling the reward is `filtered_rewards`.
 """
 
@@ -33,6 +33,7 @@ def _is_mine(first: Row) -> bool:
 
 
 def _read(raw: Row, place: str) -> Iterator[Row]:
+    # Unwraps the micro-batch of one.
     raw = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in raw.items()}
     width = len(listed(raw, "token_ids", place))
     S = raw.get("input_lengths", width)
@@ -56,7 +57,7 @@ def _caveat(trace: Trace) -> str:
 FORMAT = Format(
     steps=(r"train_data_step(?P<step>\d+)\.jsonl",),
     name="NeMo-RL", files="train_data_step{N}.jsonl", has="tokens, mu, old, rewards",
-    lacks="Experts of both, entropies. The step is in the file's name alone.",
+    lacks="Experts of both, entropies. The step is only in the file's name.",
     source="NVIDIA-NeMo/RL nemo_rl/algorithms/grpo.py at 7ea279a",
     uses=(*COLUMNS, "input_lengths", "rewards", "filtered_rewards"),
     is_mine=_is_mine, read=_read, caveat=_caveat,

@@ -2,8 +2,8 @@
 
 `open_instruct/rl_utils.py`, `RolloutRecord`: step, sample_idx, prompt_idx, prompt_tokens, response_tokens, reward,
 advantage, finish_reason, dataset, ground_truth, request_info, logprobs (the engine's, one per response token, or null).
-mu alone: the trainer's log-probabilities have to come from elsewhere (`--old`). A shard holds several steps. Tool
-outputs stand among the response tokens, and the record does not say which ones they are.
+It has mu only: `--old` supplies the trainer's log-probabilities. A shard holds several steps. Tool outputs are among
+the response tokens, and the record does not mark them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _read(raw: Row, place: str) -> Iterator[Row]:
 
 FORMAT = Format(
     name="open-instruct", files="{run}_rollouts_{shard}.jsonl", has="tokens, mu, rewards",
-    lacks="old (bring it with --old), experts of both, entropies, which tokens are tool outputs.",
+    lacks="old (pass it with --old), experts of both, entropies, the mask of tool outputs.",
     source="allenai/open-instruct open_instruct/rl_utils.py at e6c3044",
     uses=("prompt_tokens", "response_tokens", "logprobs", "reward", "step"),
     is_mine=_is_mine, read=_read, has_old=False,

@@ -1,18 +1,19 @@
-"""prime-rl's token export: `token_exports/step_{N}/rank_{R}.jsonl`, a line a sequence (`trainer.enable_token_export`).
+"""prime-rl's token export: `token_exports/step_{N}/rank_{R}.jsonl`, a line per sequence.
 
-`src/prime_rl/trainer/rl/token_export.py`, schema_version 1; a line has S values beside the tokens in each column:
+`src/prime_rl/trainer/rl/token_export.py` (`trainer.enable_token_export`), schema_version 1; each column of a line has a
+value for each of S tokens:
 
 | field               | holds    | meaning                                                                            |
 |---------------------|----------|-----------------------------------------------------------------------------------|
 | token_ids           | S ints   | prompt and response, without padding                                               |
 | loss_mask           | S bools  | true where the sampled token is trained on                                         |
 | inference_logprobs  | S floats | mu; null where the value is not finite                                             |
-| trainer_logprobs    | S floats | of the gradient pass: pi; both at the token's sampling temperature                 |
-| entropy             | S floats | of the same pass                                                                   |
+| trainer_logprobs    | S floats | pi, from the gradient pass; both at the token's sampling temperature               |
+| entropy             | S floats | from the same pass                                                                 |
 | step, env_name      |          | and schema_version, rank, advantages, mismatch_kl, importance_ratio, is_masked, ... |
 
-There is no old pass. The gradient pass of a step runs before that step's update, so pi is old where a step makes one
-update on weights that the engine has; with asynchronous rollouts what differs is the lag besides the engines.
+There is no old pass. The gradient pass of a step runs before that step's update, so pi is old if a step makes one
+update and the engine has the same weights; with asynchronous rollouts the gap includes the lag.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from lab.doctor.importers.format import Format, Row
 
 COLUMNS = ("inference_logprobs", "trainer_logprobs", "entropy")
 CAVEAT = (
-    "prime-rl exports pi (the gradient pass), not old: they are equal only before updates; with rollouts of earlier "
-    "weights that lag is in these numbers, too."
+    "prime-rl exports pi (the gradient pass), not old: they are equal only before updates; if rollouts are from "
+    "earlier weights, these numbers include that lag."
 )
 
 

@@ -1,4 +1,4 @@
-"""Rows from files, one after the other: a file of any size is never in memory as a whole."""
+"""Rows from files, one at a time: no file is ever in memory as a whole."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lab.doctor.importers.format import Placed
 from lab.files import disk_errors
 
 PARQUET_ROWS = 32
-"""Rows that are decoded at a time: of 30,000 tokens each they are some 100 MB as Python numbers."""
+"""Rows decoded at a time: with 30,000 tokens each, about 100 MB as Python numbers."""
 
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """No search for cycles: rows are millions of small lists without any, and walking them takes most of the time."""
+    """Pauses the cycle collector: rows are millions of small lists without cycles, and scanning them dominates."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -33,7 +33,7 @@ def without_collector() -> Iterator[None]:
 
 
 def read_jsonl(path: Path) -> Iterator[Read]:
-    """The objects of a file, one per line, each with its place; a line that is none is Bad."""
+    """The JSON objects of a file, one per line, each with its place; any other line is Bad."""
     is_empty = True
     with disk_errors(path, "read"), path.open("rb") as file:
         for i, line in enumerate(file, start=1):
@@ -52,15 +52,15 @@ def read_jsonl(path: Path) -> Iterator[Read]:
 
 
 def _object(line: bytes) -> Any:
-    """The value of a line of JSON; ValueError in the words of `json` where it is none."""
+    """The value of a line of JSON; ValueError in the words of `json` if it is invalid."""
     try:
-        return from_json(line)  # two to six times as fast, and stricter: lone surrogates are none to it
+        return from_json(line)  # two to six times as fast, and stricter: it refuses lone surrogates
     except ValueError:
         return json.loads(line)
 
 
 def read_parquet(path: Path) -> Iterator[Placed]:
-    """The rows of a Parquet file, without their nulls; ValueError where pyarrow is missing or the file is none."""
+    """The rows of a Parquet file without their nulls; ValueError if pyarrow is missing or it is no Parquet file."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -82,7 +82,8 @@ def read_parquet(path: Path) -> Iterator[Placed]:
 
 
 def _rows_of(batch: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a batch as Python values, but for routes (lists of lists of lists of ints), which become arrays."""
+    """The rows of a batch as Python values; routes (lists of lists of lists of ints) become arrays."""
+    # Routes are most of a row's numbers: as Python lists, those of a batch would take gigabytes.
     routed = [name for name in batch.schema.names if _is_routes(batch.schema.field(name).type)]
     for b, row in enumerate(batch.drop_columns(routed).to_pylist()):
         yield row | {name: _array(batch.column(name)[b]) for name in routed}
@@ -99,12 +100,13 @@ def _is_routes(kind: Any) -> bool:
 
 
 def _array(value: Any) -> Any:
-    """Rows x layers x slots of one response; its nested lists where these are not all as long, or hold nulls."""
+    """One response's routes as an array (rows, layers, slots); as nested lists if these are ragged or hold nulls."""
     rows = value.values
     if rows is None or len(rows) == 0:
         return value.as_py()
     layers = rows.flatten()
     L, K = len(layers) / len(rows), len(flat := layers.flatten()) / max(1, len(layers))
+    # flatten() drops the offsets, so a reshape is right only if every list has the same length.
     is_even = all(
         lists.null_count == 0 and bool((np.diff(lists.offsets.to_numpy()) == size).all())
         for lists, size in ((rows, L), (layers, K))

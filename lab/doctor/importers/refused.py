@@ -1,4 +1,4 @@
-"""Dumps that are not read: why not, and the way out."""
+"""Dumps that are refused: the reason, and the way around it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Collection
 from pathlib import Path
 
 PICKLE = (
-    "a pickle can run any code when it is opened, and is not loaded: let SkyRL save tensors beside it, with the lines "
-    "of docs/doctor.md (What to add to SkyRL), and give the doctor the .pt"
+    "a pickle can run any code when it is opened, and is not loaded: let SkyRL save tensors beside it with the lines "
+    "of docs/doctor.md (What to add to SkyRL), and pass the .pt to the doctor"
 )
 TRL = (
-    "TRL's completions hold texts and rewards, no tokens and no log-probabilities; they are in what "
-    "GRPOTrainer._generate_and_score_completions returns: docs/doctor.md has a hook that writes them, and "
-    "docs/how-to/watch-the-mismatch.md lines that look there while a run trains"
+    "TRL's completions hold texts and rewards, no tokens and no log-probabilities; these are in the result of "
+    "GRPOTrainer._generate_and_score_completions: docs/doctor.md has a hook that writes them, and "
+    "docs/how-to/watch-the-mismatch.md one that diagnoses them during training"
 )
 
 
 def refuse_pickle(path: Path) -> None:
-    """ValueError for a pickle, by its name."""
+    """ValueError for a file with the name of a pickle."""
     if path.suffix in (".pkl", ".pickle"):
         raise ValueError(PICKLE)
 

@@ -1,23 +1,23 @@
-"""A trace as rows, one per response, in JSON Lines or Parquet: what any system can write that has both engines' values.
+"""A trace as rows, one per response, in JSON Lines or Parquet: any system with both engines' values can write it.
 
 | column       | a row holds                    | meaning                                                              |
 |--------------|--------------------------------|----------------------------------------------------------------------|
 | tokens       | S ints                         | prompt and response                                                  |
 | num_prompt   | int                            | tokens of the prompt; T = S - num_prompt follow                      |
-| logp_mu      | T floats                       | log-probability of each under mu, as it was drawn from               |
+| logp_mu      | T floats                       | log-probability of each under mu, the distribution it was drawn from |
 | logp_old     | T floats                       | the same under old                                                   |
 | is_response  | T bools                        | optional: False where no model sampled the token; all True           |
 | entropy_old  | T floats                       | optional: entropy of old's next-token distribution, nats             |
 | logp_pi      | T floats                       | optional: the same as logp_old under pi                              |
 | reward       | float                          | optional: 0                                                          |
-| experts_mu   | S - 1 lists of L lists of K    | optional: experts of mu, a row an input token; -1 where unknown      |
-| experts_old  | the same                       | optional: what the trainer's live router logits choose               |
+| experts_mu   | S - 1 lists of L lists of K    | optional: experts of mu, a row per input token; -1 where unknown     |
+| experts_old  | the same                       | optional: the choices of the trainer's live router logits            |
 | engine       | int                            | optional: number of the engine, or of the rank, that it is from      |
 | step         | int                            | optional, of the first row: 0                                        |
 | temperature  | float                          | optional, of the first row: T at which tokens were drawn             |
 
-Missing log-probabilities are null (NaN), never 0. Layers are numbered 0 to L - 1; a layer of nothing but expert 0 is
-a dense one, or was not captured, and is left out. The number of experts is the largest id + 1.
+Missing log-probabilities are null (NaN), never 0. Layers are numbered 0 to L - 1; a layer with expert 0 alone is dense
+or was not captured, and is dropped. The number of experts is the largest id + 1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from theory.routing.record import RoutingRecord
 
 Values = list[float | None]
 MOST_EXPERTS = 2**15
-"""Experts that a record's 16 bits can tell apart."""
+"""Bound on expert ids: a record stores them in 16 bits, signed."""
 FLOATS = ("logp_mu", "logp_old", "entropy_old", "logp_pi")
 PACKED = ("tokens", "num_prompt", "is_response", "rewards", "engine", *FLOATS)
 ROUTED = ("experts_mu", "experts_old")
@@ -48,7 +48,7 @@ OPTIONAL = ("entropy_old", "logp_pi", "engine", *ROUTED)
 
 
 class Response(pydantic.BaseModel):
-    """One row. Experts are checked as the tensor that they become: they are many, and may be an array already."""
+    """One row. Experts are checked later, as a tensor: they are many, and may already be an array."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="ignore")
 
@@ -77,7 +77,7 @@ class Response(pydantic.BaseModel):
 
 
 class Columns:
-    """The columns of a trace, taken row by row as tensors: a row is let go of once it is read."""
+    """The columns of a trace, collected row by row as tensors, so that a row's Python objects are freed early."""
 
     def __init__(self) -> None:
         self.places: list[str] = []
@@ -86,13 +86,14 @@ class Columns:
         self.temperature: float | None = None
 
     def add(self, row: Row, place: str) -> None:
-        """Takes a row; ValueError naming its place, the field, what was expected and what came."""
+        """Adds a row; ValueError with its place, the field, and the expected and actual values."""
         response = _response(row, place)
         if not self.places:
             self.step, self.temperature = response.step or 0, response.temperature
         tensors = _tensors(response, place)
         for name in OPTIONAL if self.places else ():
             if (name in tensors) != bool(self.values[name]):
+                # The row that lacks the column: this one, or else every earlier one.
                 where = place if self.values[name] else self.places[0]
                 raise ValueError(f"{where}: {name}: missing, though other responses have it")
         self.places.append(place)
@@ -100,7 +101,7 @@ class Columns:
             self.values[name].append(tensor)
 
     def trace(self) -> Trace:
-        """The trace of what was taken."""
+        """The trace of all rows."""
         S_B = [len(tokens) for tokens in self.values["tokens"]]
         mu, old = (record(self.values[name], self.places, S_B, name) for name in ROUTED)
         mu, old = _alike(mu, old)
@@ -127,7 +128,7 @@ class Columns:
 
 
 def packed(placed: Iterable[Read]) -> Trace:
-    """The trace of rows with their places; BadRows, a line each, where some do not fit."""
+    """The trace of rows with their places; BadRows, a line each, if some do not fit."""
     columns, found = Columns(), Found()
     for row, place in placed:
         if isinstance(row, Bad):
@@ -144,12 +145,12 @@ def packed(placed: Iterable[Read]) -> Trace:
 
 
 def trace(rows: Iterable[Row]) -> Trace:
-    """The trace of these rows; ValueError naming the response, the field, what was expected and what came."""
+    """The trace of these rows; ValueError with response, field, and the expected and actual values."""
     return packed((row, f"response {b}") for b, row in enumerate(rows))
 
 
 def refuse_misspelt(row: Row, optional: Iterable[str], place: str) -> None:
-    """ValueError for a column that is none, but spelt like an optional one that is not there."""
+    """ValueError for an unknown column spelt like an optional one that is absent."""
     absent = [name for name in optional if name not in row]
     for name in row:
         close = difflib.get_close_matches(str(name), absent, n=1, cutoff=0.8)
@@ -158,10 +159,11 @@ def refuse_misspelt(row: Row, optional: Iterable[str], place: str) -> None:
 
 
 def record(payloads: list[Tensor], places: Sequence[str], S_B: Sequence[int], name: str) -> RoutingRecord | None:
-    """The routing record of a column, without layers whose every id is 0; None where there is no such column."""
+    """The routing record of a column, without layers whose every id is 0; None if the column is absent."""
     if not payloads:
         return None
     for payload, place in zip(payloads, places, strict=True):
+        # Rows differ in length, but all have the same layers and slots.
         if payload.shape[1:] != payloads[0].shape[1:]:
             here, first = tuple(payload.shape[1:]), tuple(payloads[0].shape[1:])
             raise ValueError(f"{place}: {name}: expected (layers, slots) {first} as in {places[0]}, got {here}")
@@ -178,7 +180,8 @@ def record(payloads: list[Tensor], places: Sequence[str], S_B: Sequence[int], na
 
 
 def _response(row: Row, place: str) -> Response:
-    """The row, once it fits; ValueError with its place and field."""
+    """The row, validated; ValueError with its place and field."""
+    # Before pydantic, whose message for a missing field does not list the row's own columns.
     for name, field in Response.model_fields.items():
         if field.is_required() and row.get(name) is None:
             raise ValueError(f"{place}: {name}: missing; the row has {', '.join(map(str, row))}; see docs/doctor.md")
@@ -199,7 +202,7 @@ def _response(row: Row, place: str) -> Response:
 
 
 def _tensors(response: Response, place: str) -> dict[str, Tensor]:
-    """The row as tensors, by the names of a trace; what the row has not is not there."""
+    """The row as tensors, by the names of a trace; absent columns stay absent."""
     T = response.num_response
     sampled = [True] * T if response.is_response is None else response.is_response
     out = {
@@ -225,7 +228,7 @@ def _experts(value: Any, where: str) -> Tensor:
         raise ValueError(f"{where}: expected ints, got {str(ids.dtype).removeprefix('torch.')}")
     if ids.dim() != 3:
         raise ValueError(f"{where}: expected (rows, layers, slots), got shape {tuple(ids.shape)}")
-    if ids.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch compares none of them
+    if ids.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch has no comparisons for them
         ids = ids.long()
     if ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < MOST_EXPERTS:
         raise ValueError(f"{where}: expected ids in [-1, {MOST_EXPERTS}), got {int(ids.min())} to {int(ids.max())}")
@@ -233,18 +236,18 @@ def _experts(value: Any, where: str) -> Tensor:
 
 
 def _as_array(value: Any) -> Any:
-    """Nested lists of ints as an array, which NumPy makes three times as fast as torch; all else as it is."""
+    """Nested lists of ints as an array, which NumPy builds three times as fast as torch; anything else unchanged."""
     if not isinstance(value, list):
         return value
     try:
         array = np.asarray(value)
-    except (ValueError, OverflowError):  # ragged: torch has the words for it
+    except (ValueError, OverflowError):  # ragged: torch has the better error message
         return value
     return array if array.dtype.kind == "i" else value
 
 
 def _alike(mu: RoutingRecord | None, old: RoutingRecord | None) -> tuple[RoutingRecord | None, RoutingRecord | None]:
-    """Both records with the number of experts of the one that has seen more of them."""
+    """Both records with the larger of their numbers of experts, and its dtype."""
     if mu is None or old is None or mu.num_experts == old.num_experts:
         return mu, old
     num = max(mu.num_experts, old.num_experts)
@@ -256,7 +259,7 @@ def _alike(mu: RoutingRecord | None, old: RoutingRecord | None) -> tuple[Routing
 FORMAT = Format(
     steps=(r"step[-_]?(?P<step>\d+)\.(jsonl|parquet)",),
     name="rows", files="any .jsonl or .parquet with these columns",
-    has="tokens, mu, old; entropies, pi, rewards and experts of both where their columns are there",
-    lacks="Nothing, if all columns are there.", source="lab/doctor/importers/rows.py",
+    has="tokens, mu, old; entropies, pi, rewards and experts of both where their columns are present",
+    lacks="Nothing, if all columns are present.", source="lab/doctor/importers/rows.py",
     uses=tuple(Response.model_fields), is_mine=lambda first: True, read=lambda raw, place: [raw],
 )  # fmt: skip

@@ -1,13 +1,13 @@
-"""SkyRL's training input, saved as tensors instead of as a pickle (docs/doctor.md has the lines that do it).
+"""SkyRL's training input, saved as tensors instead of a pickle (docs/doctor.md has the lines that do it).
 
 `skyrl/backends/skyrl_train/training_batch.py`, `TrainingInput`: B rows, padded on the left.
 
 | field                   | shape         | meaning                                                                    |
 |-------------------------|---------------|----------------------------------------------------------------------------|
 | sequences               | (B, S)        | prompt and response                                                        |
-| attention_mask          | (B, S)        | 1 where a token is                                                         |
-| response_mask           | (B, T)        | 1 where a response token is                                                |
-| loss_mask               | (B, T)        | 0 besides where no model sampled the token                                 |
+| attention_mask          | (B, S)        | 1 on tokens, 0 on padding                                                  |
+| response_mask           | (B, T)        | 1 on response tokens                                                       |
+| loss_mask               | (B, T)        | response_mask, but 0 where no model sampled the token                      |
 | rollout_logprobs        | (B, T)        | mu                                                                         |
 | action_log_probs        | (B, T)        | old: the forward pass before the updates                                   |
 | rollout_expert_indices  | (B, S, L, K)  | optional: mu's experts                                                     |
@@ -50,13 +50,13 @@ def _read(content: Row, place: str) -> Iterator[Row]:
         mask, mu, old = (content[name][b][is_part].tolist() for name in RESPONSE[1:])
         row = {"tokens": tokens, "num_prompt": len(tokens) - len(mu), "is_response": [x > 0 for x in mask]}
         if isinstance(experts, Tensor):
-            row["experts_mu"] = experts[b][is_there][:-1]
+            row["experts_mu"] = experts[b][is_there][:-1]  # the last token is never an input
         yield row | {"logp_mu": mu, "logp_old": old}
 
 
 FORMAT = Format(
     name="SkyRL", files="dumped_data/*.pkl is refused; the same batch as tensors in a .pt is read",
-    has="tokens, mu, old, mu's experts", lacks="old's experts, entropies. As dumped it is a pickle, and is not opened.",
+    has="tokens, mu, old, mu's experts", lacks="old's experts, entropies. SkyRL's own dump is a pickle: not opened.",
     source="NovaSky-AI/SkyRL skyrl/train/trainer.py, skyrl/backends/skyrl_train/training_batch.py at a956457",
     uses=(*WHOLE, *RESPONSE, EXPERTS), is_mine=_is_mine, read=_read,
 )  # fmt: skip

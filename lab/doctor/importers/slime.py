@@ -3,14 +3,14 @@
 Three layouts, all with `rollout_id`:
 
 - Rollouts: "samples", a dictionary per response: tokens, response_length, loss_mask, reward, rollout_log_probs,
-  rollout_routed_experts: mu, its tokens and its routes, and nothing of the trainer.
+  rollout_routed_experts: mu's side, without the trainer's.
 - Training, slime (format_version 2, one file): "samples" with tokens, response_lengths, loss_masks, rewards,
   rollout_log_probs, log_probs, rollout_routed_experts, and "dp_shards" with the order of micro-batches.
 - Training, miles and older versions of slime, a file per rank: "rollout_data" with the same names, lists over
-  responses, whole without context parallelism.
+  responses, complete without context parallelism.
 
-`log_probs` is old. miles writes it if the old pass ran (`--get-mismatch-metrics` makes it run). slime takes it from the
-training pass where no old pass ran: equal with one update per rollout, pi with `--use-rollout-logprobs` and several.
+`log_probs` is old. miles writes it if the old pass ran (`--get-mismatch-metrics` makes it run). If no old pass ran,
+slime takes it from the training pass: old with one update per rollout, pi with `--use-rollout-logprobs` and several.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _columns(content: Row) -> Iterable[str]:
 
 
 def _read(content: Row, place: str) -> Iterator[Row]:
-    """The rows of a dump; ValueError naming what it lacks and which flag adds it."""
+    """The rows of a dump; ValueError with a missing field and the flag that adds it."""
     if "samples" in content:
         return _of_samples(content)
     data = content["rollout_data"]
@@ -45,14 +45,14 @@ def _read(content: Row, place: str) -> Iterator[Row]:
 
 
 def _of_samples(content: Mapping[str, Any]) -> Iterator[Row]:
-    """A dump of samples: of rollouts it is a trace only if `log_probs` (old) was added to each sample."""
+    """The rows of a dump of samples; a dump of rollouts needs `log_probs` (old) added to each sample."""
     samples = content["samples"]
     if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
         raise ValueError("samples: expected a list of dictionaries, got something else")
     if not samples:
         raise ValueError("samples: expected at least 1, got none")
     if samples[0].get("rollout_log_probs") is None:
-        raise ValueError("samples: rollout_log_probs is missing (mu): the engine must be asked for log-probabilities")
+        raise ValueError("samples: rollout_log_probs is missing (mu): ask the engine for log-probabilities")
     if samples[0].get("log_probs") is None:
         raise ValueError(
             "samples: log-probabilities of old are missing (slime's rollout dump never has them); dump with "
@@ -67,13 +67,13 @@ def _of_samples(content: Mapping[str, Any]) -> Iterator[Row]:
 NEEDED = ("tokens", "response_lengths", "rollout_log_probs", "log_probs")
 OPTIONAL = ("loss_masks", "rewards", "rollout_routed_experts")
 OF_ROLLOUT = {"response_lengths": "response_length", "loss_masks": "loss_mask", "rewards": "reward"}
-"""The names in a dump of rollouts, where they differ."""
+"""Names that differ in a dump of rollouts."""
 
 
 def _of_training(data: Mapping[str, Any], step: Any) -> Iterator[Row]:
-    """The rows of a rank's data; what is in them is checked as rows."""
+    """The rows of a rank's data; rows.py checks their values."""
     if data.get("rollout_log_probs") is None:
-        raise ValueError("rollout_data: rollout_log_probs is missing (mu): the engine must return log-probabilities")
+        raise ValueError("rollout_data: rollout_log_probs is missing (mu): ask the engine for log-probabilities")
     if data.get("log_probs") is None:
         raise ValueError(
             "rollout_data: log_probs is missing (old): add --get-mismatch-metrics, so that the old pass runs"
@@ -91,10 +91,11 @@ def _of_training(data: Mapping[str, Any], step: Any) -> Iterator[Row]:
         if not isinstance(tokens, list) or type(T) is not int:
             raise ValueError(f"response {b}: expected a list of tokens and an int response_length, got other types")
         for name in ("rollout_log_probs", "log_probs"):
+            # One value short is the end token's, which rows.py reports.
             if isinstance(given.get(name), list) and len(given[name]) < T - 1:
                 raise ValueError(
                     f"response {b}: {name}: expected {T} values, got {len(given[name])}; under context parallelism "
-                    "a rank has a part alone: dump with --context-parallel-size 1"
+                    "a rank has only a part: dump with --context-parallel-size 1"
                 )
         row = {"tokens": tokens, "num_prompt": len(tokens) - T, "step": step}
         row |= {"logp_mu": given.get("rollout_log_probs"), "logp_old": given.get("log_probs")}
@@ -107,7 +108,7 @@ def _of_training(data: Mapping[str, Any], step: Any) -> Iterator[Row]:
 
 
 def _column(data: Mapping[str, Any], name: str) -> list[Any]:
-    """The values of a column, one per response, tensors as lists (but for experts, which are many)."""
+    """The values of a column, one per response, with tensors as lists (except experts, which are many)."""
     values = data.get(name)
     if isinstance(values, (torch.Tensor, np.ndarray)) and values.ndim:
         values = list(values) if name == "rollout_routed_experts" else values.tolist()
@@ -121,8 +122,8 @@ def _column(data: Mapping[str, Any], name: str) -> list[Any]:
 FORMAT = Format(
     steps=(r"([^/]*\D)?(?P<step>\d+)_(?P<part>\d+)\.pt", r"([^/]*\D)?(?P<step>\d+)\.pt"),
     name="slime, miles",
-    files=".pt of --save-debug-train-data; of miles a file per rank (of --save-debug-rollout-data: mu alone)",
-    has="tokens, mu, mu's experts, rewards, old (of miles with --get-mismatch-metrics)",
+    files=".pt of --save-debug-train-data, for miles a file per rank (--save-debug-rollout-data has mu alone)",
+    has="tokens, mu, mu's experts, rewards, old (for miles with --get-mismatch-metrics)",
     lacks="old's experts, entropies.",
     source="THUDM/slime slime/observability/train_data_utils.py at 624b824, radixark/miles "
     "miles/utils/train_dump_utils.py at 31f1ca9",

@@ -1,18 +1,18 @@
-"""TRL's batch: `trl_engines_{step}.jsonl`, a line a completion, by the hook of docs/doctor.md.
+"""TRL's batch: `trl_engines_{step}.jsonl`, a line per completion, written by the hook of docs/doctor.md.
 
-TRL's own table of completions has texts and rewards alone. The hook writes fields of the batch that
+TRL's own table of completions has only texts and rewards. The hook writes fields of the batch that
 `GRPOTrainer._generate_and_score_completions` returns (trl/trainer/grpo_trainer.py at f2cd577):
 
 | field                    | holds    | meaning                                                            |
 |--------------------------|----------|--------------------------------------------------------------------|
-| prompt_ids, prompt_mask  | P        | the prompt, padded on the left; 1 where there is a token           |
+| prompt_ids, prompt_mask  | P        | the prompt, padded on the left; 1 on tokens                        |
 | completion_ids           | T        | the completion, padded on the right                                |
 | completion_mask          | T        | 1 up to its end                                                    |
-| sampling_per_token_logps | T floats | mu of each completion token; what the padding has is not read      |
+| sampling_per_token_logps | T floats | mu of each completion token; padding is ignored                    |
 | old_per_token_logps      | T floats | old of each                                                        |
-| tool_mask                | T        | optional: 0 where a tool, and no model, wrote the token            |
+| tool_mask                | T        | optional: 0 where a tool wrote the token, not the model            |
 
-`old_per_token_logps` is there where the old pass runs (`vllm_importance_sampling_correction`, or more than one update).
+`old_per_token_logps` exists if the old pass runs (`vllm_importance_sampling_correction`, or more than one update).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _read(raw: Row, place: str) -> Iterator[Row]:
 FORMAT = Format(
     steps=(r"trl_engines_(?P<step>\d+)(_(?P<part>\d+))?\.jsonl",),
     name="TRL", files="trl_engines_{step}.jsonl, by a hook of ten lines",
-    has="with the hook: tokens, mu, old, which tokens are tool outputs",
-    lacks="Experts of both, entropies, rewards. As logged by TRL (completions) all of engines: that table is refused.",
+    has="with the hook: tokens, mu, old, the mask of tool outputs",
+    lacks="Experts of both, entropies, rewards. TRL's own log (completions) lacks both engines' values: it is refused.",
     source="huggingface/trl trl/trainer/grpo_trainer.py at f2cd577",
     uses=(*NAMES, "tool_mask"), is_mine=_is_mine, read=_read,
 )  # fmt: skip

@@ -1,16 +1,16 @@
 """verl's rollout dump: `trainer.rollout_data_dir` writes <step>.jsonl, a line per response.
 
-As it is a line holds texts and rewards alone (`input`, `output`, `gts`, `score`, `step`, `uid`): no tokens and no
-log-probabilities, so nothing can be said of engines. A few lines add what the trainer has (docs/doctor.md has both):
+verl's own lines hold only texts and rewards (`input`, `output`, `gts`, `score`, `step`, `uid`): no tokens and no
+log-probabilities, so they say nothing about the engines. A hook adds the trainer's fields (docs/doctor.md has both):
 
 - with `trainer.use_v1: true`, today's default (`verl/trainer/ppo/v1/trainer_base.py`), the transfer queue holds the
   fields, each a nested tensor without padding; a hook on `PPOTrainer._log_rollout_data` writes them to a file;
 - with the old trainer (`verl/trainer/ppo/ray_trainer.py`) the batch holds them, padded: prompts on the left, responses
-  on the right, with an `attention_mask` that says where; `reward_extra_infos_to_dump` takes them into the dump.
+  on the right, with an `attention_mask`; `reward_extra_infos_to_dump` takes them into the dump.
 
-Both need `actor_rollout_ref.rollout.calculate_log_probs=True`, without which `rollout_log_probs` is not there, and have
-`routed_experts` where R3 is on. Under `algorithm.rollout_correction.bypass_mode` `old_log_probs` are mu's own, and the
-doctor finds nothing wrong. Both sides' log-probabilities are at the sampling temperature.
+Both need `actor_rollout_ref.rollout.calculate_log_probs=True` for `rollout_log_probs`, and have `routed_experts` if R3
+is on. Under `algorithm.rollout_correction.bypass_mode` `old_log_probs` are mu's own, and the doctor finds no fault.
+Both sides' log-probabilities are at the sampling temperature.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lab.traces import Trace
 NAMES = ("prompts", "responses", "response_mask", "rollout_log_probs", "old_log_probs")
 HOW = {
     "rollout_log_probs": "set actor_rollout_ref.rollout.calculate_log_probs=True and add it to the dump",
-    "old_log_probs": "add it to the dump (it is there after the old pass)",
+    "old_log_probs": "add it to the dump (it exists after the old pass)",
 }
 
 
@@ -54,7 +54,7 @@ def _caveat(trace: Trace) -> str:
 
 
 class Line(pydantic.BaseModel):
-    """One line: a response of the batch, padded on both sides. What it holds is checked once the padding is off."""
+    """One line: a response of the batch, padded on both sides. rows.py checks the values, without the padding."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="ignore")
 
@@ -84,6 +84,7 @@ def _row(raw: Row, place: str) -> dict[str, Any]:
         if values is not None and len(values) != size:
             raise ValueError(f"{place}: {name}: expected {size} values, got {len(values)}")
     mask = [True] * len(ids) if line.attention_mask is None else line.attention_mask
+    # Places of real tokens in prompt + response; `answer` are those of the response, counted from its own start.
     there = [at for at, is_there in enumerate(mask) if is_there]
     answer = [at - width for at in there if at >= width]
     row: dict[str, Any] = {
@@ -99,7 +100,7 @@ def _row(raw: Row, place: str) -> dict[str, Any]:
     if entropies is not None:
         row["entropy_old"] = [entropies[at] for at in answer]
     if line.routed_experts is not None:
-        # One row per token, padding included; the last token's row is filler.
+        # One routing row per token, padding included; the last token is never an input, and its row is filler.
         row["experts_mu"] = [line.routed_experts[at] for at in there[:-1]]
     return row
 
@@ -108,7 +109,7 @@ FORMAT = Format(
     steps=(r"(?P<step>\d+)\.engines\.jsonl", r"(?P<step>\d+)\.jsonl"),
     name="verl", files="{step}.jsonl of trainer.rollout_data_dir, with a hook of ten lines",
     has="with the hook: tokens, mu, old, entropy of old, mu's experts, scores",
-    lacks="As dumped: all but texts and scores. With the hook: old's experts.",
+    lacks="Without the hook: all but texts and scores. With the hook: old's experts.",
     source="verl-project/verl verl/trainer/ppo/v1/trainer_base.py, verl/trainer/ppo/ray_trainer.py at 1dda039",
     uses=tuple(Line.model_fields), is_mine=_is_mine, read=_read, caveat=_caveat,
 )  # fmt: skip

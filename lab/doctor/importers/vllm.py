@@ -1,12 +1,12 @@
-"""vLLM's own outputs, a line a request: the fields of `RequestOutput` and, in `outputs`, of each `CompletionOutput`.
+"""vLLM's own outputs, a line per request: the fields of `RequestOutput` and, in `outputs`, of each `CompletionOutput`.
 
-`vllm/outputs.py`: prompt_token_ids, outputs: [{token_ids, logprobs, routed_experts, ...}]. `logprobs` has for each
-token an object from token id to {"logprob", "rank", "decoded_token"}; that of the sampled token is mu
-(`SamplingParams(logprobs=0)`; `logprobs_mode="raw_logprobs"`, the default, is before temperature and masks).
-`routed_experts` (`enable_return_routed_experts`) is (rows, layers, slots), a list or, as the HTTP server returns it, a
-base64-encoded .npy file. docs/doctor.md has the lines that write the file from Python.
+`vllm/outputs.py`: prompt_token_ids, outputs: [{token_ids, logprobs, routed_experts, ...}]. For each token `logprobs`
+maps token ids to {"logprob", "rank", "decoded_token"}; the sampled token's is mu (`SamplingParams(logprobs=0)`;
+`logprobs_mode="raw_logprobs"`, the default, is before temperature and masks). `routed_experts`
+(`enable_return_routed_experts`) is (rows, layers, slots): a list or, from the HTTP server, a base64-encoded .npy file.
+docs/doctor.md has the lines that write the file from Python.
 
-mu alone: the trainer's log-probabilities have to come from elsewhere (`--old`).
+It has mu only: `--old` supplies the trainer's log-probabilities.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _read(raw: Row, place: str) -> Iterator[Row]:
 
 
 def _of_sampled(at: Any, token: Any, where: str) -> Any:
-    """The log-probability of the sampled token among those of its position."""
+    """The sampled token's log-probability among those of its position."""
     found = at.get(str(token)) if isinstance(at, dict) else None
     value = found.get("logprob") if isinstance(found, dict) else found
     if value is None:
@@ -61,7 +61,7 @@ def _decoded(text: str, where: str) -> np.ndarray:
 
 FORMAT = Format(
     name="vLLM", files="RequestOutputs as .jsonl", has="tokens, mu, mu's experts (`routed_experts`)",
-    lacks="old (bring it with --old), old's experts, entropies, rewards.",
+    lacks="old (pass it with --old), old's experts, entropies, rewards.",
     source="vllm-project/vllm vllm/outputs.py",
     uses=("prompt_token_ids", "outputs"), is_mine=_is_mine, read=_read, has_old=False,
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Any model that transformers opens as a Reference: its own modules in float32, and cast to an engine's precision.
+"""Any transformers model as a Reference: its own modules in float32, and cast to an engine's precision.
 
-Routes are the model's own: a trace's experts are not taken, and a router that differs moves what follows.
+Routes are the model's own: a trace's experts are not replayed, so a differing router changes all later layers.
 Letters beyond theory/contracts.py: N rows of all sequences.
 """
 
@@ -26,14 +26,14 @@ E4M3_MAX = 448.0
 
 
 class TransformersReference:
-    """A causal language model of transformers, a module at a time."""
+    """A causal language model of transformers, one module at a time."""
 
     def __init__(self, model: Any, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.dtype = model.eval(), dtype
 
     @staticmethod
     def load(folder: Path) -> TransformersReference:
-        """The model of a Hugging Face folder, of safetensors; ValueError where transformers does not open it."""
+        """The model of a Hugging Face folder with safetensors; ValueError if transformers cannot open it."""
         import transformers
 
         try:
@@ -41,9 +41,7 @@ class TransformersReference:
                 folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
             )
         except (OSError, ValueError, KeyError) as error:
-            raise ValueError(
-                f"{folder}: transformers does not open it ({' '.join(str(error).split())[:200]})"
-            ) from None
+            raise ValueError(f"{folder}: transformers cannot open it ({' '.join(str(error).split())[:200]})") from None
         return TransformersReference(model)
 
     @property
@@ -58,13 +56,14 @@ class TransformersReference:
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """Those whose MLP has a router."""
+        """The decoder layers whose MLP has a router."""
         return tuple(n for n in range(self.num_layers) if hasattr(self._mlp(n), "gate"))
 
     @torch.no_grad()
     def rounded(self, precision: Precision) -> TransformersReference:
-        """The model in the precision's type; for FP8 its matrices rounded besides, a scale per row."""
+        """The model in the precision's dtype; for FP8 its matrices are also rounded, with a scale per row."""
         model = deepcopy(self.model)
+        # Fake quantisation: E4M3 values times their row's scale, which bf16 then rounds once more.
         for name, weight in model.named_parameters() if precision == "fp8" else ():
             if weight.dim() >= 2 and not any(part in name for part in UNQUANTISED):
                 scale = weight.abs().amax(-1, keepdim=True).clamp(min=1e-12) / E4M3_MAX
@@ -91,6 +90,7 @@ class TransformersReference:
         for x_SD in x_ND.to(self.dtype).split(lengths_B.tolist()):
             S = len(x_SD)
             places = torch.arange(S)[None]
+            # A module called on its own gets no mask from the model: the additive causal one is built here.
             mask = torch.full((S, S), torch.finfo(self.dtype).min, dtype=self.dtype).triu(1)[None, None]
             rotary = self.model.model.rotary_emb(x_SD[None], places)
             found = self.model.model.layers[layer].self_attn(
@@ -105,26 +105,27 @@ class TransformersReference:
         return _first(self._mlp(layer).gate(x_ND.to(self.dtype)[None])).flatten(0, -2).float()
 
     def weights(self, layer: int, logits_NE: Float[Tensor, "N E"]) -> None:
-        """Not known: each class of transformers has its own gate."""
+        """None, as every class of transformers has its own gate."""
         return
 
     @torch.no_grad()
     def mlp(
         self, layer: int, x_ND: Float[Tensor, "N D"], weights_NE: Float[Tensor, "N E"] | None
     ) -> Float[Tensor, "N D"]:
-        """The MLP on the routes of its own router, whatever `weights_NE` says."""
+        """The MLP on the routes of its own router; `weights_NE` is ignored."""
         return _first(self._mlp(layer)(x_ND.to(self.dtype)[None]))[0].float()
 
     @torch.no_grad()
     def routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None) -> Routed:
-        """Passes over the sequences, one after the other, on the model's own routes."""
+        """A pass over each sequence on the model's own routes; `record` is ignored."""
         config = self.model.config
-        # Gates with groups or a bias are their classes' own: of these only log-probabilities are compared.
+        # A gate with groups or a bias chooses by more than its logits: then only log-probabilities are compared.
         is_plain = getattr(config, "n_group", None) in (None, 1) and getattr(config, "scoring_func", None) is None
         layers = self.moe_layers if is_plain and not hasattr(config, "n_routed_experts") else ()
         logits: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         handles = [
             self._mlp(n).gate.register_forward_hook(
+                # n=n binds the layer now; a plain closure would see the last n.
                 lambda module, inputs, out, n=n: logits[n].append(_first(out).flatten(0, -2).float())
             )
             for n in layers
@@ -132,6 +133,7 @@ class TransformersReference:
         logp = []
         try:
             for tokens_S in sequences:
+                # Row s scores token s + 1, so the last token is no input.
                 scores_SV = self.model(tokens_S[None, :-1]).logits[0].float().log_softmax(-1)
                 logp.append(scores_SV.gather(-1, tokens_S[1:, None])[:, 0])
         finally:

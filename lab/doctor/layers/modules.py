@@ -1,9 +1,9 @@
-"""Each module of an engine on the very inputs that it had there: how far its output is from the reference's.
+"""Each module of an engine on its own recorded inputs: the distance of its output from the reference's.
 
-A fault moves everything after it; here it moves its own module alone, as every module of the reference is handed the
-engine's input. With r_n = |y_n - f(x_n)| / |f(x_n)| of row n (f the reference in float32, y the engine's output) and
-the same of the reference rounded to the precision, the module is out of the band where more than SHARE of the rows
-have r_n > FACTOR times the 95 % quantile of the rounded one's. So the band is computed from these weights and inputs.
+A fault changes everything after it; here it shows in its own module only, as every module of the reference gets the
+engine's input. Let r_n = |y_n - f(x_n)| / |f(x_n)| for row n (f the reference in float32, y the engine's output). A
+module is outside the band where more than SHARE of the rows have r_n > FACTOR times the 95 % quantile of the same
+ratio for the reference rounded to the precision. The band thus comes from these weights and inputs.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from lab.doctor.layers.reference import Precision, Reference, hand_on
 from lab.doctor.layers.states import States
 
 FACTOR = 3.0
-"""Times the rounding's 95 % quantile that a row may be off: engines round in places where the reference does not."""
+"""Tolerated multiple of the rounding's 95 % quantile: engines round in more places than the reference does."""
 SHARE = 0.05
-"""Rows beyond that, at the least."""
+"""Share of rows beyond FACTOR above which a module is out, in [0, 1]."""
 FLOOR = 1e-5
-"""Relative error below which nothing is told: that of sums in float32 in another order."""
+"""Smallest relative band: the error of float32 sums in another order."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One module: how far off its rows are (relative, the median), how far rounding moves them, how many are out."""
+    """One module: its rows' relative error (the median), the error from rounding, and the share of rows out."""
 
     module: str
     error: float
     band: float
-    """The 95 % quantile of the rounded reference's."""
+    """The 95 % quantile of the rounded reference's relative error, at least FLOOR."""
     share_out: float
     """Rows beyond FACTOR bands, in [0, 1]."""
 
     @property
     def is_out(self) -> bool:
-        """Whether the module has left the band."""
+        """Whether the module is outside the band."""
         return self.share_out > SHARE
 
     @property
@@ -50,7 +50,7 @@ class Check:
 
 
 def inspect(states: States, reference: Reference, precision: Precision) -> list[Check]:
-    """Every module that was dumped with its input, in the order of the forward pass; ValueError where none was."""
+    """A check of every module dumped with its input, in the order of the forward pass; ValueError for none."""
     rounded = reference.rounded(precision)
     checks = list(_checks(states, reference, rounded, precision))
     if not checks:
@@ -63,6 +63,7 @@ def _checks(states: States, exact: Reference, rounded: Reference, precision: Pre
     wanted = exact.embedding(states.tokens)
     if embedded is not None:
         yield check("model.embed_tokens", embedded, wanted, rounded.embedding(states.tokens))
+    # A norm's input is not dumped: it is the residual stream, rebuilt here from the modules' outputs.
     stream = Stream(wanted if embedded is None else embedded, precision)
     for layer in range(exact.num_layers):
         yield from _attention(states, exact, rounded, layer, stream)
@@ -73,7 +74,7 @@ def _checks(states: States, exact: Reference, rounded: Reference, precision: Pre
 
 
 class Stream:
-    """The residual stream as the sum of what the engine's modules put out, in float32 and in the engine's type."""
+    """The residual stream as the sum of the engine's module outputs, in float32 and in the engine's dtype."""
 
     def __init__(self, x_ND: Float[Tensor, "N D"], precision: Precision) -> None:
         self.exact_ND, self.rounded_ND = x_ND, hand_on(x_ND, precision)
@@ -82,7 +83,7 @@ class Stream:
         """Whether every output so far was dumped."""
 
     def add(self, out_ND: Tensor | None) -> None:
-        """Takes a module's output; without it the stream is not known from here on."""
+        """Adds a module's output; without it the stream is unknown from here on."""
         if out_ND is None:
             self.is_known = False
             return
@@ -124,7 +125,7 @@ def _mlp(states: States, exact: Reference, rounded: Reference, layer: int, strea
 
 
 def _is_bare(x: Tensor, norm: str, exact: Reference, stream: Stream) -> bool:
-    """Whether a module's input is the residual stream itself, as where an engine fuses the norm into its product."""
+    """Whether a module's input is the residual stream itself, as in engines that fuse the norm into the product."""
     if not stream.is_known:
         return False
     return bool(off(x, stream.exact_ND).median() < off(x, exact.norm(norm, stream.exact_ND)).median())
@@ -135,7 +136,8 @@ def _norm(name: str, out: Tensor, exact: Reference, rounded: Reference, stream: 
 
 
 def kind_of(router_NE: Float[Tensor, "N E"]) -> str:
-    """The output of a router: `weights` of chosen experts (0 for others), `probabilities` of all, or `logits`."""
+    """Kind of a router's output: `weights` of the chosen experts (0 elsewhere), `probabilities` of all, or `logits`."""
+    # Weights have zeros and probabilities sum to 1; logits may all be positive, but show neither.
     if bool((router_NE < 0).any()):
         return "logits"
     if bool((router_NE == 0).any(1).double().mean() > 0.5):
@@ -155,17 +157,18 @@ def _chosen(exact: Reference, layer: int, router: Tensor) -> Tensor | None:
     kind = kind_of(router)
     if kind == "weights":
         return router
+    # log p differs from the logits by a constant per row, to which a softmax gate is blind.
     return exact.weights(layer, router if kind == "logits" else router.clamp(min=1e-30).log())
 
 
 def off(value: Float[Tensor, "N D"], wanted: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
-    """|value - wanted| / |wanted| of every row, in float64; a value that is not finite is off by infinity."""
+    """Relative error |value - wanted| / |wanted| of every row, in float64; infinite for values not finite."""
     found = (value.double() - wanted.double()).norm(dim=-1) / wanted.double().norm(dim=-1).clamp(min=1e-30)
     return found.nan_to_num(torch.inf, torch.inf)
 
 
 def check(module: str, value: Tensor, wanted: Tensor, near: Tensor) -> Check:
-    """The output of an engine's module, the exact one, and the rounded one; ValueError for another width."""
+    """The check of an engine's module output against the exact and the rounded one; ValueError for another shape."""
     if value.shape != wanted.shape:
         raise ValueError(f"{module}.out: expected {tuple(wanted.shape)} as the model's, got {tuple(value.shape)}")
     band = max(torch.quantile(off(near, wanted), 0.95).item(), FLOOR)

@@ -1,8 +1,8 @@
 """Two dumps of hidden states without a model: the first module whose outputs differ more than its inputs explain.
 
-Both engines ran freely, so everything after a fault differs too. With e_in and e_out the median over rows of
-|a - b| / |b| of a module's inputs and outputs, the module is named where e_out is above AMPLIFIED times the larger of
-e_in and the precision's unit roundoff u times ROUNDINGS.
+Both engines ran freely, so everything after a fault differs too. With e_in and e_out the medians over rows of
+|a - b| / |b| for a module's inputs and outputs, a module is out where e_out > AMPLIFIED max(e_in, ROUNDINGS u), u the
+precision's rounding error (UNIT).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from lab.doctor.layers.reference import Precision
 from lab.doctor.layers.states import States
 
 AMPLIFIED = 3.0
-"""The largest ratio of a sound module's output difference to its input difference."""
+"""Largest ratio of a sound module's output difference to its input difference."""
 ROUNDINGS = 2.0
-"""Roundings in a row that a module has, in units of u."""
+"""Successive roundings in a module, each of size u."""
 UNIT: dict[Precision, float] = {"fp32": 2**-20, "bf16": 2**-9, "fp16": 2**-12, "fp8": 2**-4}
-"""Unit roundoff; of fp32 that of a sum of some terms in another order."""
+"""Relative size u of one rounding error; for fp32, of a float32 sum in another order."""
 
 
 @dataclass(frozen=True)
 class Jump:
-    """A module of both dumps: how far its inputs and its outputs are apart (relative, the median over rows)."""
+    """A module of both dumps: the relative differences of its inputs and of its outputs (medians over rows)."""
 
     module: str
     error_in: float
@@ -36,17 +36,17 @@ class Jump:
 
     @property
     def is_out(self) -> bool:
-        """Whether the outputs are further apart than the inputs and rounding make them."""
+        """Whether the outputs differ more than the inputs and rounding explain."""
         return self.error_out > AMPLIFIED * max(self.error_in, self.floor)
 
 
 def compare(a: States, b: States, precision: Precision) -> list[Jump]:
     """The modules that both dumps have with inputs, in the order of the forward pass; ValueError for other tokens.
 
-    A norm's input is the residual stream: the sum of what the modules before it put out, where all of it was dumped.
+    A norm's input is the residual stream: the sum of all earlier modules' outputs, if all were dumped.
     """
     if not torch.equal(a.tokens, b.tokens) or not torch.equal(a.lengths, b.lengths):
-        raise ValueError("tokens: expected both dumps to be of the same sequences, got others")
+        raise ValueError("tokens: expected the same sequences in both dumps, got different ones")
     jumps = list(_jumps(a, b, ROUNDINGS * UNIT[precision]))
     if not jumps:
         raise ValueError("expected modules that both dumps have with inputs and outputs, got none")
@@ -76,12 +76,12 @@ def _jumps(a: States, b: States, floor: float) -> Iterator[Jump]:
 
 
 def _after(x: Tensor | None, out: Tensor | None) -> Tensor | None:
-    """The residual stream after a module; None where it is not known."""
+    """The residual stream after a module; None where it is unknown."""
     return None if x is None or out is None else x + out
 
 
 def _apart(name: str, x: Tensor | None, y: Tensor | None) -> float | None:
-    """Median over rows of |x - y| / |y|; None where one of them was not dumped."""
+    """Median over rows of |x - y| / |y|; None where one of the two was not dumped."""
     if x is None or y is None:
         return None
     if x.shape != y.shape:

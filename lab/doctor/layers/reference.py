@@ -1,4 +1,4 @@
-"""The model that engines are held against, a module at a time: the same weights in exact arithmetic, or rounded.
+"""The model that engines are compared with, one module at a time: the same weights in exact arithmetic, or rounded.
 
 Letters beyond theory/contracts.py: N rows of all sequences.
 """
@@ -23,8 +23,8 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 class Routed:
     """A pass over whole sequences: the routers of every MoE layer, and log-probabilities of the next tokens, nats.
 
-    Rows are input tokens: S_b - 1 of each sequence. `scores` are what a router's top-k compares, `natural` the experts
-    that it chooses. Without `has_margins` the choice is more than that top-k (groups of experts).
+    Rows are input tokens: S_b - 1 of each sequence. `scores` are the values that a router's top-k compares, `natural`
+    the experts that it chooses. Without `has_margins` the choice is more than a top-k of scores (groups of experts).
     """
 
     scores: dict[int, Float[Tensor, "R E"]]
@@ -39,7 +39,7 @@ class Reference(Protocol):
 
     @property
     def name(self) -> str:
-        """The origin of the arithmetic, for a report."""
+        """The name of the implementation, for a report."""
         ...
 
     @property
@@ -65,25 +65,25 @@ class Reference(Protocol):
         ...
 
     def weights(self, layer: int, logits_NE: Float[Tensor, "N E"]) -> Float[Tensor, "N E"] | None:
-        """The weights of the experts that these logits choose, 0 for the others; None where that is not known."""
+        """The weights of the experts that these logits choose, 0 for the others; None where unknown."""
         ...
 
     def mlp(
         self, layer: int, x_ND: Float[Tensor, "N D"], weights_NE: Float[Tensor, "N E"] | None
     ) -> Float[Tensor, "N D"]:
-        """The MLP or the experts; `weights_NE` are the routes to take (None: its own router's)."""
+        """The MLP or the experts; `weights_NE` are the routes to take (None: those of its own router)."""
         ...
 
     def routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None) -> Routed:
-        """A pass over these tokens that takes the record's experts at every layer, where it can."""
+        """A pass over these tokens that replays the record's experts at every layer, where supported."""
         ...
 
     def rounded(self, precision: Precision) -> Reference:
-        """The same model as an engine of that precision computes: weights, inputs and outputs of products rounded."""
+        """The model as an engine of that precision computes it: weights, inputs and outputs of products rounded."""
         ...
 
 
 def hand_on(x: Tensor, precision: Precision) -> Tensor:
-    """x as modules of that precision hand it on."""
+    """x rounded to the dtype that modules of that precision pass on, as float32; bf16 for fp8."""
     kind = {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
     return x.to(kind).float()

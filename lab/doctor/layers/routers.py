@@ -1,10 +1,10 @@
-"""A trace alone, without hidden states: the layers whose routers chose what no rounding makes them choose.
+"""A trace without hidden states: the layers with routes that rounding cannot explain.
 
-The reference passes over the trace's tokens with the engine's own experts at every layer, so that what one layer chose
-otherwise does not carry over. With scores s of the reference (what its top-k compares: logits, or sigmoids with their
-bias) and the chosen set C of a row, the choice is over its margin by max_{e not in C} s_e - min_{e in C} s_e. An error
-z of the scores can only make that choice if max z - min z is as large; so a row is beyond its margin where it exceeds
-FACTOR times the 95 % quantile of max z - min z over rows, z being what rounding to the precision does to these scores.
+The reference passes over the trace's tokens with the engine's own experts at every layer, so that a different choice in
+one layer does not carry over. With the reference's scores s (the values that its top-k compares: logits, or sigmoids
+with their bias) and a row's chosen set C, the choice exceeds its margin by max_{e not in C} s_e - min_{e in C} s_e. An
+error z of the scores can only cause that choice if max z - min z is as large; so a row is beyond its margin where the
+excess is above FACTOR times the 95 % quantile over rows of max z - min z, z the rounding error of these scores.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from lab.traces import Trace
 from theory.routing.record import RoutingRecord
 
 ROUTES_OUT = 0.01
-"""Rows beyond their margin, at the least, at a layer that is named."""
+"""Share of rows beyond their margin above which a layer is out, in [0, 1]."""
 TIMES = 2.0
-"""Or: rows that differ, over those that rounding makes differ, beyond four standard errors of that count."""
+"""Multiple of the rows that rounding changes, plus four standard errors, above which a layer is out as well."""
 FLOOR = 1e-4
-"""Scores and nats below which nothing is told."""
+"""Smallest band, in units of the scores or in nats."""
 
 
 @dataclass(frozen=True)
 class RouterCheck:
-    """A layer's routes as shares of its rows: those that differ, and those that no rounding makes differ."""
+    """A layer's routes as shares of its rows: those that differ, and those that rounding cannot explain."""
 
     layer: int
     share_differs: float
@@ -45,7 +45,8 @@ class RouterCheck:
 
     @property
     def is_out(self) -> bool:
-        """Whether more rows are beyond their margin than a handful, or far more differ than rounding makes."""
+        """Whether more than ROUTES_OUT of the rows are beyond their margin, or far more differ than by rounding."""
+        # The count is about Poisson: its standard error is its root.
         usual = TIMES * self.share_expected * self.num_rows
         is_more = self.share_differs * self.num_rows > usual + 4 * (usual + 1) ** 0.5
         return self.share_out > ROUTES_OUT or is_more
@@ -53,16 +54,16 @@ class RouterCheck:
 
 @dataclass(frozen=True)
 class TokensCheck:
-    """The log-probabilities of one side against the reference's, of the sampled tokens."""
+    """The log-probabilities of one side's sampled tokens against the reference's."""
 
     error: float
-    """Median of |log p - log p of the reference|, nats."""
+    """Median of |log p - log p of the reference|, in nats."""
     band: float
     share_out: float
 
     @property
     def is_out(self) -> bool:
-        """Whether they have left the band."""
+        """Whether they are outside the band."""
         return self.share_out > SHARE
 
 
@@ -72,8 +73,6 @@ class RoutesFound:
 
     routers: Sequence[RouterCheck]
     tokens: TokensCheck
-    moe_layers: Sequence[int]
-    num_layers: int
 
     @property
     def first(self) -> RouterCheck | None:
@@ -82,12 +81,12 @@ class RoutesFound:
 
     @property
     def is_out(self) -> bool:
-        """Whether anything is."""
+        """Whether a router or the log-probabilities are out."""
         return self.first is not None or self.tokens.is_out
 
 
 def trace_routes(trace: Trace, side: str, reference: Reference, precision: Precision) -> RoutesFound:
-    """The layer at which `side` (mu or old) of a trace leaves the reference, and by how much."""
+    """The routers and log-probabilities of `side` (mu or old) of a trace against the reference."""
     record = trace.record_mu if side == "mu" else trace.record_old
     stops = trace.offsets.tolist()
     sequences = [trace.tokens[a:b].long() for a, b in itertools.pairwise(stops)]
@@ -95,18 +94,20 @@ def trace_routes(trace: Trace, side: str, reference: Reference, precision: Preci
     routers = [] if record is None else [_router(record, layer, exact, near) for layer in sorted(exact.scores)]
     logp = trace.logp_mu if side == "mu" else trace.logp_old
     tokens = _tokens(trace, logp, exact, near)
-    return RoutesFound(routers, tokens, reference.moe_layers, reference.num_layers)
+    return RoutesFound(routers, tokens)
 
 
 def _router(record: RoutingRecord, layer: int, exact: Routed, near: Routed) -> RouterCheck:
     if layer not in record.layer_numbers:
         raise ValueError(f"layer_numbers: expected the model's {layer} among them, got {record.layer_numbers}")
     experts_RK, s_RE = record.layer(layer).long(), exact.scores[layer].double()
+    # The band is over all rows; the comparison only over rows with recorded experts (-1 is unknown).
     is_there_R = experts_RK[:, 0] >= 0
     z_RE = near.scores[layer].double() - s_RE
     band = max(torch.quantile(z_RE.amax(1) - z_RE.amin(1), 0.95).item(), FLOOR)
     natural_RK, rounded_RK = (side.natural[layer].long()[is_there_R] for side in (exact, near))
     s_RE, experts_RK = s_RE[is_there_R], experts_RK[is_there_R]
+    # Ids ascend within a row, so unequal rows are unequal sets.
     differs_R, expected_R = ((found != natural_RK).any(1) for found in (experts_RK, rounded_RK))
     is_over_R = (over_margin(s_RE, experts_RK) > FACTOR * band) & exact.has_margins
     differs, expected, over = (is_so.double().mean().item() for is_so in (differs_R, expected_R, is_over_R))
@@ -114,14 +115,15 @@ def _router(record: RoutingRecord, layer: int, exact: Routed, near: Routed) -> R
 
 
 def over_margin(scores_RE: Float[Tensor, "R E"], experts_RK: Int[Tensor, "R K"]) -> Float[Tensor, " R"]:
-    """max over experts that were not chosen - min over those that were; at most 0 for the scores' own top-k."""
+    """Largest score of an unchosen expert - smallest of a chosen one; at most 0 for the scores' own top-k."""
     is_chosen = torch.zeros_like(scores_RE, dtype=torch.bool).scatter(1, experts_RK, True)
     best_other = scores_RE.masked_fill(is_chosen, -torch.inf).amax(1)
     return best_other - scores_RE.masked_fill(~is_chosen, torch.inf).amin(1)
 
 
 def _tokens(trace: Trace, logp_A: Tensor, exact: Routed, near: Routed) -> TokensCheck:
-    """Row s predicts token s + 1: the response's first token is predicted by row num_prompt - 1."""
+    """The check of the sampled tokens; row s predicts token s + 1, so the response begins at row num_prompt - 1."""
+    # Sequence b has S_b - 1 rows: its first row is b places before its first token.
     starts = (trace.offsets[:-1] - torch.arange(len(trace)) + trace.num_prompt - 1).tolist()
     counts = (trace.offsets.diff() - trace.num_prompt).tolist()
     rows_A = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)])

@@ -1,17 +1,17 @@
-"""A dump of hidden states: what went into and came out of the modules of one engine, over whole sequences.
+"""A dump of hidden states: the inputs and outputs of one engine's modules over whole sequences.
 
 One safetensors file per side. Letters beyond theory/contracts.py: N all tokens of the B sequences, one after the other.
 
 | tensor           | shape    | meaning                                                                             |
 |------------------|----------|-------------------------------------------------------------------------------------|
 | tokens           | (N,)     | the input tokens                                                                    |
-| lengths          | (B,)     | how many of them are each sequence's; their sum is N                                |
+| lengths          | (B,)     | the tokens of each sequence; their sum is N                                         |
 | {module}.in      | (N, D)   | its input, one row per token; of attention and MLP before or after the layer's norm |
-| {module}.out     | (N, ...) | its output; of a router E logits, probabilities, or weights (0 where not chosen)    |
+| {module}.out     | (N, ...) | its output; for a router E logits, probabilities, or weights (0 where not chosen)   |
 
 Modules under Hugging Face's names or Megatron's: `model.layers.3.self_attn` or `decoder.layers.3.self_attention`,
 `.mlp`, `.mlp.gate` or `.mlp.router`, `model.norm` or `decoder.final_layernorm`, `model.embed_tokens` or
-`embedding.word_embeddings`. What is missing is not checked. docs/how-to/find-the-layer.md has hooks that write it.
+`embedding.word_embeddings`. Missing tensors are not checked. docs/how-to/find-the-layer.md has hooks that write them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMES = (
     (r"\.block_sparse_moe(?=\.)", ".mlp"),
     (r"\.mlp\.router(?=\.)", ".mlp.gate"),
 )
-"""Engines' names of modules and Hugging Face's, replaced in this order."""
+"""Patterns in engines' module names and their Hugging Face replacements, applied in this order."""
 KNOWN = re.compile(
     r"model\.(?:(?:embed_tokens|norm|layers\.\d+\.mlp\.gate)\.out|layers\.\d+\.(?:self_attn|mlp)\.(?:in|out))"
 )
@@ -48,7 +48,7 @@ KNOWN = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """Hidden states of one engine; ValueError where rows and tokens do not fit."""
+    """Hidden states of one engine; ValueError if rows and tokens do not fit."""
 
     tokens: Int[Tensor, " _N"]
     lengths: Int[Tensor, " _B"]
@@ -68,7 +68,8 @@ class States:
 
     @property
     def precision(self) -> str:
-        """The type that the engine's modules hand on: bf16, fp16 or fp32."""
+        """The dtype that the engine's modules pass on: bf16, fp16 or fp32."""
+        # Routers often compute in float32 whatever the engine's dtype.
         kinds = {value.dtype for name, value in self.values.items() if not name.endswith(".gate.out")}
         return next((word for kind, word in PRECISIONS.items() if kind in kinds), "fp32")
 
@@ -89,7 +90,7 @@ class States:
 
     @staticmethod
     def load(path: Path) -> States:
-        """The states in a file; ValueError with its name where it is none."""
+        """The states in a file; ValueError with its name for any other file."""
         try:
             with disk_errors(path, "read"), safetensors.safe_open(path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
@@ -106,7 +107,7 @@ class States:
 
 
 def theirs(name: str) -> str:
-    """The Hugging Face name of what an engine calls by its own."""
+    """The Hugging Face name for an engine's module name."""
     for pattern, ours in NAMES:
         name = re.sub(pattern, ours, name)
     return name

@@ -1,5 +1,5 @@
-"""The doctor over many steps: `Watch` takes traces in order, `Course` says what they show together.
+"""The doctor over many steps: `Watch` takes traces in order, `Course` is their joint reading.
 
-arrival.py (do weights arrive), places.py (one engine, one place), shape.py (how a figure grows, since when), causes.py
-(faults that span steps), words.py (the report), page.py and heat.py (the page).
+arrival.py (whether weights arrive), places.py (one engine, one batch place), shape.py (how and since when a figure
+grows), causes.py (faults that span steps), words.py (the report), page.py (the page).
 """

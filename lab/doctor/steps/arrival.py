@@ -1,16 +1,16 @@
 """The arrival of the trainer's weights, from draws (one token after one context) that several steps share.
 
-log mu of such a draw is a function of the engine's weights alone, log old of the trainer's. If at step t the engine has
-the weights of step v, log mu_t and log old_v are equal but for the engine's own gap, on every draw that t and v share.
-So with D(t, v) = sum over shared draws of |log mu_t - log old_v| the two faults are two families of hypotheses:
+log mu of such a draw is a function of the engine's weights alone, log old of the trainer's. If the engine has the
+weights of step v at step t, log mu_t and log old_v agree up to the engine's own gap on every draw that t and v share.
+With D(t, v) = sum over shared draws of |log mu_t - log old_v|, the two faults are two families of hypotheses:
 
     stopped(v): Q = sum over t > v of D(t, v) / sum over t > v of D(t, t)      the weights of step v, ever since
     behind(k):  Q = sum over t of D(t, t - k) / sum over t of D(t, t)          k steps behind, k at most half of them
 
-both sums over the same draws. Q is 0 if the engine is exact but for that, above 1 if its own step fits better. It needs
-no level of noise and no model of the trainer's movement: the versions are compared on the same tokens.
-What is delivered in part fits no version: there the slope of log mu's movement on log old's is below 1, and the gap
-on the very same draws grows from one meeting to the next.
+both sums over the same draws. Q is 0 for an otherwise exact engine, and above 1 if its own step fits better. It needs
+no noise level and no model of the trainer's movement, as versions are compared on the same tokens.
+Weights delivered in part fit no version: there the slope of log mu's movement on log old's is below 1, and the gap on
+the same draws grows from one meeting to the next.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ import numpy as np
 from lab.doctor.view import View
 
 MOST_DRAWS = 2**15
-"""Draws that are remembered, whatever the number of steps; those that two steps shared are kept before others."""
+"""Most draws kept in memory, for any number of steps; draws shared by two steps are kept first."""
 MOST_STEPS = 64
-"""Steps that are remembered: of more, every second, then every fourth ... is."""
+"""Most steps kept in memory: beyond, every second step is kept, then every fourth, and so on."""
 FEWEST_DRAWS = 50
-"""Fewer shared draws than this tell nothing."""
+"""Fewest shared draws for any statement."""
 FEWEST_STEPS = 3
-"""Steps after v, at the least, for weights that are said to be those of step v."""
+"""Fewest steps after v for `stopped(v)`."""
 EXPLAINED = 0.5
-"""Q below which an earlier version explains the gap, whichever part of the prompts is left out: half of it is gone."""
+"""Bound on Q, with any one part of the prompts left out, below which an earlier version explains the gap."""
 FEWEST_PARTS = 4
-"""Parts with movement in them, at the least."""
+"""Fewest parts of the prompts with movement for a slope."""
 NUM_PARTS = 32
 """Parts of the prompts, by their hash, that the jackknife leaves out one at a time."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """The weights that the engine has: those of step `since` ever since, or of `behind` steps ago; `left` is Q."""
+    """The engine's weights: those of step `since` ever since, or those of `behind` steps ago; `left` is Q."""
 
     since: int | None
     behind: int | None
     left: float
     most_left: float
-    """Q without the part of the prompts that speaks the most for this version."""
+    """The largest Q when one part of the prompts is left out."""
     left_a_draw: float
-    """Mean of |log mu - log old of this version| with two standard errors on top, nats."""
+    """Mean of |log mu - log old of this version| plus two standard errors, nats."""
     num_draws: int
 
 
 @dataclass(frozen=True)
 class Slope:
-    """Movement of log mu a unit of log old's, least squares through 0, on draws met at a first step and later.
+    """Movement of log mu per unit of log old's, least squares through 0, on draws met at a first step and later.
 
-    1 where weights arrive whole, 0 where none do. `error` is the jackknife's over parts of the prompts.
+    1 if all weights arrive, 0 if none do. `error` is the jackknife standard error over parts of the prompts.
     """
 
     value: float
@@ -66,11 +66,11 @@ class Slope:
     moved: float
     """Root mean square of log old's movement, nats."""
     grown: float
-    """Mean |log mu - log old| of last meetings over that of first ones; the least over parts of prompts left out."""
+    """Mean |log mu - log old| at last meetings over that at first ones; the least with any one part left out."""
 
 
 class Arrivals:
-    """A summary of the draws of all steps, in memory that does not grow with their number."""
+    """A summary of the draws of all steps, in memory bounded by MOST_DRAWS times MOST_STEPS."""
 
     def __init__(self, most_draws: int = MOST_DRAWS, most_steps: int = MOST_STEPS) -> None:
         self.most_draws, self.most_steps = most_draws, most_steps
@@ -82,10 +82,11 @@ class Arrivals:
         self._old_ks = np.zeros((0, 0), dtype=np.float64)
 
     def add(self, step: int, view: View) -> None:
-        """Takes the step's draws that were no foregone conclusion; the mean where one step has a draw several times."""
+        """Adds the step's draws with p < 0.99; repeated draws of one step count once, by their mean."""
         self._seen += 1
         if (self._seen - 1) % self._stride:
             return
+        # Full: double the stride and drop every second step, so that the kept ones stay evenly spaced.
         if len(self.steps) == self.most_steps:
             self._stride *= 2
             self.steps = self.steps[::2]
@@ -120,7 +121,7 @@ class Arrivals:
         self.steps.append(step)
 
     def _forget(self) -> None:
-        """Keeps shared draws first, then those of the smallest keys: the same ones at every step, whatever is drawn."""
+        """Keeps shared draws first, then the smallest keys: being hashes, they are the same ones at every step."""
         if len(self._rows) <= self.most_draws:
             return
         keys = np.fromiter(self._rows, dtype=np.uint64)
@@ -132,11 +133,11 @@ class Arrivals:
 
     @property
     def num_shared(self) -> int:
-        """Draws that at least two of the remembered steps have."""
+        """Draws that at least two of the kept steps share."""
         return int((np.isfinite(self._mu_ks).sum(1) > 1).sum()) if self.steps else 0
 
     def version(self) -> Version | None:
-        """The earlier weights that explain the gap; None where none do, or too few draws are shared to tell."""
+        """The earlier weights that explain the gap; None if none do, or if too few draws are shared."""
         n = len(self.steps)
         own_kt = np.abs(self._mu_ks - self._old_ks)
         stopped = [
@@ -146,11 +147,11 @@ class Arrivals:
         behind = [
             self._explained(own_kt, lambda t, k=k: t - k, range(k, n), behind=k)
             for k in range(1, n // 2 + 1)
-            if self._stride == 1
+            if self._stride == 1  # with steps dropped, columns are not consecutive steps
         ]
         found = [version for version in (*stopped, *behind) if version is not None and version.most_left < EXPLAINED]
-        # Q itself is smaller where the own gap is larger, at late steps; what is left a draw is the engine's own gap
-        # for the right version, more for any other. Two standard errors keep a few draws from winning by chance.
+        # Q shrinks as the gap grows, so it favours late steps. The remaining gap per draw is the engine's own for the
+        # right version and larger for any other; two standard errors keep a few draws from winning by chance.
         return min(found, key=lambda version: version.left_a_draw, default=None)
 
     def _explained(
@@ -165,10 +166,11 @@ class Arrivals:
         part_k = np.array(self._part)
         for t in times:
             other_k = np.abs(self._mu_ks[:, t] - self._old_ks[:, of(t)])
-            is_shared = np.isfinite(other_k)
+            is_shared = np.isfinite(other_k)  # NaN unless both steps have the draw
             left_g += np.bincount(part_k[is_shared], other_k[is_shared], NUM_PARTS)
             own_g += np.bincount(part_k[is_shared], own_kt[is_shared, t], NUM_PARTS)
             num_g += np.bincount(part_k[is_shared], minlength=NUM_PARTS)
+        # Jackknife: each entry of `..without_g` is the sum over all parts but one.
         num, without_g = int(num_g.sum()), own_g.sum() - own_g
         if num < FEWEST_DRAWS or not bool((without_g > 0).all()):
             return None
@@ -180,7 +182,7 @@ class Arrivals:
         return Version(since, behind, left / float(own_g.sum()), most_left, left / num + 2 * error, num)
 
     def slope(self, first: int) -> Slope | None:
-        """The slope over draws met at two steps from `first` on, each against the first time; None with too few."""
+        """The slope over draws met at two or more steps from `first` on, from the first meeting; None for too few."""
         columns = [i for i, step in enumerate(self.steps) if step >= first]
         is_met = np.isfinite(self._mu_ks[:, columns])
         rows = np.flatnonzero(is_met.sum(1) > 1)
@@ -188,6 +190,7 @@ class Arrivals:
             return None
         is_met, part_k, each = is_met[rows], np.array(self._part)[rows], np.arange(len(rows))
         mu_ks, old_ks = (table[rows][:, columns] for table in (self._mu_ks, self._old_ks))
+        # First and last meeting of each draw: argmax of booleans is the first True.
         begin, end = is_met.argmax(1), is_met.shape[1] - 1 - is_met[:, ::-1].argmax(1)
         dmu, dold = (table - table[each, begin][:, None] for table in (mu_ks, old_ks))
         cross_g, square_g = (np.bincount(part_k, np.nansum(x, 1), NUM_PARTS) for x in (dmu * dold, dold * dold))
@@ -197,7 +200,7 @@ class Arrivals:
             return None
         without_g = (cross_g.sum() - cross_g[used]) / (total - square_g[used])
         error = np.sqrt((len(used) - 1) / len(used) * np.square(without_g - without_g.mean()).sum())
-        # A gap that grows and then stays is seen from its beginning: by draws that were met early.
+        # A gap that grows and then stays constant shows only on draws that were first met early.
         early = np.flatnonzero(begin <= is_met.shape[1] // 3)
         gap_ks = np.abs(mu_ks - old_ks)
         first_g, last_g = (np.bincount(part_k[early], gap_ks[early, at[early]], NUM_PARTS) for at in (begin, end))
@@ -207,8 +210,9 @@ class Arrivals:
 
 
 def _keys(view: View) -> tuple[list[int], list[int]]:
-    """For each sampled token a number of all tokens up to it, the same in every trace, and its prompt's part."""
+    """For each sampled token a hash of its prefix, itself included, equal in every trace; and its prompt's part."""
     trace, keys, parts = view.trace, [], []
+    # blake2b and a fixed byte order: keys are equal in every process and on every machine.
     tokens = trace.tokens.numpy().astype("<i4")
     is_response, at = trace.is_response.tolist(), 0
     for b, (start, stop) in enumerate(zip(trace.offsets[:-1].tolist(), trace.offsets[1:].tolist(), strict=True)):

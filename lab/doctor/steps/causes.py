@@ -1,7 +1,7 @@
-"""Faults that one step cannot show: weights that do not arrive, one engine or place in the batch that is off.
+"""Faults that one step cannot show: weights that do not arrive, one faulty engine or place in the batch.
 
-Each is a Cause as causes.py has them, over clues of its own; the rules are asked in this order, and the first that
-weighs 1/2 or more is the run's.
+Each is a Cause as in causes.py, over its own clues; rules run in this order, and the first with a weight of at least
+1/2 is the run's fault.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from lab.doctor.words import Seen, share
 from lab.report.style import number
 
 WHOLE = 0.7
-"""A slope below this by two standard errors is of weights that do not arrive whole.
+"""Slope below which, by two standard errors, weights arrive only in part.
 
-Rounding is a staircase: updates that are small against its steps reach the engine late, and leave a slope of 0.7 to 1.
+Rounding is a staircase: updates smaller than its steps reach the engine late, and leave a slope of 0.7 to 1.
 """
 GROWN = 1.5
-"""The least growth of the gap on the same draws that counts, a factor."""
+"""Smallest growth factor of the gap on the same draws that counts as growth."""
 
 
 def _stopped(seen: Seen) -> float:
@@ -28,7 +28,7 @@ def _behind(seen: Seen) -> float:
 
 
 def _partly(seen: Seen) -> float:
-    """Of other weights by the steps' own clues, too: a cut or a temperature leaves the slope below 1 as well."""
+    """Requires that the steps' own clues say other weights: truncation or a temperature also lowers the slope."""
     if "version_left" in seen:
         return 0.0
     is_less = seen.get("slope", 1.0) + 2 * seen.get("slope_error", 0.0) < WHOLE
@@ -36,15 +36,15 @@ def _partly(seen: Seen) -> float:
 
 
 def _grown(seen: Seen) -> float:
-    """The growth factor of the gap: on the same draws, or the KL by steps where it changes."""
+    """The growth factor of the gap: on the same draws, or of the KL where it changes."""
     return max(seen.get("gap_grown", 0.0), seen.get("kl_grown", 0.0))
 
 
 def _stopped_words(seen: Seen) -> str:
     return (
         f"On {seen['version_draws']:.0f} draws that steps share, log mu is closest to log old of step "
-        f"{seen['stopped_since']:.0f}, however far old has moved since: {share(seen['version_left'])} of the gap is "
-        "left. The engine has sampled from the weights of that step ever since."
+        f"{seen['stopped_since']:.0f}, however far old has moved since: {share(seen['version_left'])} of the gap "
+        "remains. The engine has sampled from the weights of that step ever since."
     )
 
 
@@ -52,61 +52,62 @@ def _behind_words(seen: Seen) -> str:
     k = seen["steps_behind"]
     return (
         f"On {seen['version_draws']:.0f} draws that steps share, log mu of a step is closest to log old of {k:.0f} "
-        f"step{'s' if k > 1 else ''} earlier: {share(seen['version_left'])} of the gap is left."
+        f"step{'s' if k > 1 else ''} earlier: {share(seen['version_left'])} of the gap remains."
     )
 
 
 def _partly_words(seen: Seen) -> str:
     return (
         f"On {seen['slope_draws']:.0f} draws that steps share, log mu moves by {seen['slope']:.2f} ± "
-        f"{seen['slope_error']:.2f} where log old moves by 1, and the gap has grown {number(min(_grown(seen), 1000))} "
-        "times or more; no earlier version of the weights explains it: some tensors arrive, others stay behind."
+        f"{seen['slope_error']:.2f} where log old moves by 1, and the gap has grown at least "
+        f"{number(min(_grown(seen), 1000))} times; no earlier version of the weights explains it: some tensors arrive, "
+        "others do not."
     )
 
 
 def _engine_words(seen: Seen) -> str:
     return (
-        f"Engine (or rank) {seen['engine_group']:.0f} has {seen['engine_times']:.3g} times the KL of the others, step "
-        f"after step (p = {seen['engine_p']:.1g})."
+        f"Engine (or rank) {seen['engine_group']:.0f} has {seen['engine_times']:.3g} times the KL of the others at "
+        f"step after step (p = {seen['engine_p']:.1g})."
     )
 
 
 def _slot_words(seen: Seen) -> str:
     return (
-        f"Response {seen['slot_group']:.0f} of the batch has {seen['slot_times']:.3g} times the KL of the others, step "
-        f"after step, whatever its prompt (p = {seen['slot_p']:.1g})."
+        f"Response {seen['slot_group']:.0f} of the batch has {seen['slot_times']:.3g} times the KL of the others at "
+        f"step after step, whatever its prompt (p = {seen['slot_p']:.1g})."
     )
 
 
 STEPS_CAUSES: tuple[Cause, ...] = (
     Cause(
         "stopped", "weights that no longer arrive", _stopped, _stopped_words,
-        "Look at the hand-over of that step: an error that was swallowed, an engine that restarted from a checkpoint, "
-        "adapters that are never merged. Push once by hand, score the same batch again, and see the gap vanish.",
+        "Check the weight transfer of that step: a swallowed error, an engine restarted from a checkpoint, adapters "
+        "that are never merged. Push once by hand, score the same batch again, and check that the gap vanishes.",
         (),
     ),
     Cause(
         "behind", "weights that are some steps old", _behind, _behind_words,
-        "Where the lag is meant (asynchronous training), correct it by importance weights and log the lag; else see "
-        "that sampling waits for the hand-over.",
+        "If the lag is intended (asynchronous training), correct it by importance weights and log it; otherwise make "
+        "sampling wait for the weight transfer.",
         (),
     ),
     Cause(
-        "one_engine", "one engine among several that is off", lambda seen: float("engine_group" in seen), _engine_words,
-        "Take that engine (or rank) out or restart it: compare its weights, its version and its device with another's.",
+        "one_engine", "one faulty engine among several", lambda seen: float("engine_group" in seen), _engine_words,
+        "Compare that engine's (or rank's) weights, version and device with another's; restart it or take it out.",
         (),
     ),
     Cause(
-        "one_slot", "one place of the batch that is off", lambda seen: float("slot_group" in seen), _slot_words,
-        "Look at what the engine does there alone: a cached prefix that is not its own, padding, a block that is "
-        "written twice. Sample the batch in another order and see whether the place or the prompt has the gap.",
+        "one_slot", "one faulty place in the batch", lambda seen: float("slot_group" in seen), _slot_words,
+        "Check the engine at that place: a cached prefix of another request, padding, a block that is written twice. "
+        "Sample the batch in another order and see whether the gap follows the place or the prompt.",
         (),
     ),
     Cause(
         "partly", "weights that arrive in part", _partly, _partly_words,
-        "Compare the engine's tensors with the trainer's one by one after a hand-over, and list those that are equal "
-        "to the first checkpoint's: a group is left out by name, by sharding, or as frozen.",
+        "Compare the engine's tensors with the trainer's one by one after a weight transfer, and list those still "
+        "equal to the first checkpoint's: a group is skipped by name, by sharding, or as frozen.",
         (),
     ),
 )  # fmt: skip
-"""Every fault over steps, in the order in which they are asked."""
+"""Every fault over steps, in the order in which their rules run."""

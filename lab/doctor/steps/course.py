@@ -1,7 +1,7 @@
-"""The doctor over the steps of a run: each step's diagnosis, how the gap grows and since when, and what spans steps.
+"""The doctor over the steps of a run: each step's diagnosis, the growth of the gap, and the faults that span steps.
 
-Steps are looked at one after the other and let go of; a few numbers of each are kept, and a table of draws whose size
-does not depend on the number of steps.
+Steps are read one after the other and freed; only a few numbers of each remain, and a table of draws whose size does
+not depend on the number of steps.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from statistics import median
 
 from lab.doctor import routes
 from lab.doctor.causes import CAUSES, UNKNOWN, Cause
-from lab.doctor.change_point import FEWEST
 from lab.doctor.diagnosis import Diagnosis, diagnose, weigh
-from lab.doctor.steps.arrival import FEWEST_DRAWS, Arrivals, Slope, Version
+from lab.doctor.steps.arrival import Arrivals, Slope, Version
 from lab.doctor.steps.causes import GROWN, STEPS_CAUSES
 from lab.doctor.steps.places import Found, Places, named
 from lab.doctor.steps.shape import FLOOR, Growth, growth
@@ -31,7 +30,7 @@ FIGURES: Mapping[str, str] = {
     "mean_gap": "mean |log old - log mu|",
     "router_disagreement": "share of routers that differ",
 }
-"""The figures followed over the steps that have them: names of clues, and the mean gap in nats."""
+"""The figures followed over the steps: clues by name, and the mean gap in nats."""
 BY_NAME: Mapping[str, Cause] = {cause.name: cause for cause in (*CAUSES, UNKNOWN, UNDECIDED, *STEPS_CAUSES)}
 
 
@@ -44,7 +43,7 @@ class Step:
     diagnosis: Diagnosis
     mean_gap: float | None
     kl_by_layer: Mapping[int, float] | None = None
-    """Parts of the k3 KL by the first layer whose experts differ (routes.py)."""
+    """The k3 KL, nats per token, by the first layer whose experts differ (routes.py)."""
 
     def figure(self, name: str) -> float | None:
         """One of FIGURES; None where the step has no data for it."""
@@ -52,7 +51,7 @@ class Step:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The strengths as shares of 1 by name, of the causes that explain a gap."""
+        """The strengths of the causes that explain a gap, by name, as shares that sum to 1."""
         strengths = {c.name: s for c, s in self.diagnosis.strengths.items() if c.explains}
         total = sum(strengths.values())
         return {name: s / total for name, s in strengths.items()} if total else {}
@@ -60,39 +59,39 @@ class Step:
 
 @dataclass(frozen=True)
 class Course:
-    """The steps of a run in order, and what the doctor says of them together."""
+    """The steps of a run in order, and their joint reading."""
 
     steps: Sequence[Step]
     version: Version | None
     slope: Slope | None
-    """From the last step before the KL's change on: of weights that were right there."""
+    """From the last step before the KL's change on, where the weights were right."""
     late_slope: Slope | None
-    """From the change on: whether the gap grows on the same draws."""
+    """From the change on; shows whether the gap grows on the same draws."""
     places: Sequence[Found]
 
     @cached_property
     def growths(self) -> dict[str, Growth | None]:
-        """The change of each figure over the steps that have it, its place counted among them."""
+        """The change of each figure over the steps that have it; its place is an index into `series`."""
         return {name: growth([value for _, value in self.series(name)]) for name in FIGURES}
 
     def series(self, name: str) -> list[tuple[int, float]]:
-        """A figure by step."""
+        """A figure's (step number, value) pairs."""
         return [(step.number, value) for step in self.steps if (value := step.figure(name)) is not None]
 
     def since(self, name: str = "k3_kl") -> int | None:
-        """The step from which on the figure changes; None where it is steady."""
+        """The step from which on the figure changes; None if it is steady."""
         found = self.growths[name]
         return None if found is None else self.series(name)[found.at][0]
 
     @cached_property
     def late(self) -> Sequence[Step]:
-        """The steps since the KL's change; all where it is steady."""
+        """The steps since the KL's change; all steps if it is steady."""
         since = self.since()
         return [step for step in self.steps if since is None or step.number >= since]
 
     @property
     def early(self) -> Sequence[Step]:
-        """The steps before."""
+        """The steps before the KL's change."""
         return [step for step in self.steps if step.number < self.late[0].number]
 
     @cached_property
@@ -115,28 +114,28 @@ class Course:
 
     @cached_property
     def spanning(self) -> list[Cause]:
-        """The faults that span steps, in the order in which they are asked."""
+        """The faults that span steps, in the order of STEPS_CAUSES."""
         return [cause for cause in STEPS_CAUSES if cause.rule(self.seen) >= 0.5]
 
     @property
     def named(self) -> Cause:
-        """The fault: the first that spans steps, else the cause that is strongest over the late steps."""
+        """The first fault that spans steps, or else the strongest cause over the late steps."""
         return self.spanning[0] if self.spanning else dominant(self.late, self._refuted)
 
     @property
     def before(self) -> Cause:
-        """The cause that is strongest over the early steps."""
+        """The strongest cause over the early steps."""
         return dominant(self.early, self._refuted)
 
     @property
     def _refuted(self) -> frozenset[str]:
-        """Old weights, where shared draws show that no earlier version fits and that the gap on them does not grow."""
+        """`stale`, if shared draws show that no earlier version fits and that the gap on them does not grow."""
         is_shown = self.late_slope is not None and self.version is None and self.late_slope.grown < GROWN
         return frozenset({"stale"}) if is_shown else frozenset()
 
     @property
     def fault(self) -> Cause | None:
-        """The same where it is a fault; None for nothing wrong and for rounding too small to matter."""
+        """The named cause if it is a fault; None for nothing wrong and for rounding too small to matter."""
         if self.named.name == "nothing":
             return None
         if self.named.name != "precision":
@@ -146,9 +145,9 @@ class Course:
 
 
 def pooled(steps: Sequence[Step]) -> dict[str, float]:
-    """The clues of several steps as one step's: medians; of a clue in standard errors the sum over root n.
+    """The clues of several steps as one step's: medians; for clues in standard errors (`_z`), the sum over root n.
 
-    A step whose log-probabilities are not finite gives its share of them, which outweighs all other clues.
+    A step with log-probabilities that are not finite contributes their share, which outweighs all other clues.
     """
     of: dict[str, list[float]] = defaultdict(list)
     for step in steps:
@@ -160,28 +159,28 @@ def pooled(steps: Sequence[Step]) -> dict[str, float]:
 
 
 def strengths(steps: Sequence[Step], refuted: Container[str] = ()) -> dict[Cause, float]:
-    """The causes of these steps by their pooled clues: one step's verdict errs more often. `refuted` ones have none."""
+    """Strengths from pooled clues, which err less often than one step's; `refuted` causes have strength 0."""
     found = {cause: 0.0 if cause.name in refuted else s for cause, s in weigh(pooled(steps)).items()}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def dominant(steps: Sequence[Step], refuted: Container[str] = ()) -> Cause:
-    """The strongest of them."""
+    """The strongest cause of these steps by pooled clues."""
     return next(iter(strengths(steps, refuted)))
 
 
 class Watch:
-    """Takes the traces of a run one after the other, in the order of their steps."""
+    """The doctor's record of a run, from traces added in the order of their steps."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.worst: Trace | None = None
-        """The trace with the largest KL so far, the one that is kept."""
+        """The trace with the largest KL so far, the only one kept."""
         self._most = -1.0
         self._arrivals, self._places = Arrivals(), Places()
 
     def add(self, trace: Trace) -> Step:
-        """Looks at a step; ValueError where no token was sampled."""
+        """Adds a step; ValueError where no token was sampled."""
         found, view = diagnose(trace), View.of(trace)
         is_finite = "nonfinite_share" not in found.seen
         gap = view.d_n.abs().mean().item() if is_finite else None
@@ -200,8 +199,10 @@ class Watch:
         """The reading of all steps together; ValueError without any."""
         if not self.steps:
             raise ValueError("steps: expected at least 1, got none")
+        # The windows of the other fields follow from the KL's change, which needs the steps alone.
         bare = Course(tuple(self.steps), None, None, None, ())
         first = bare.late[0].number
+        # The slope starts one step before the change, where the weights were still right.
         begin = bare.early[-1].number if bare.early else first
         return Course(
             bare.steps,
@@ -213,8 +214,8 @@ class Watch:
 
     @property
     def num_shared(self) -> int:
-        """Draws that at least two steps share, of those that are remembered."""
+        """Draws in memory that at least two steps share."""
         return self._arrivals.num_shared
 
 
-__all__ = ["FEWEST", "FEWEST_DRAWS", "FIGURES", "Course", "Step", "Watch", "dominant"]
+__all__ = ["BY_NAME", "FIGURES", "Course", "Step", "Watch", "dominant", "pooled"]

@@ -1,4 +1,4 @@
-"""The page of a run's steps: the verdict and one picture, then every step, then the tokens that carry the KL."""
+"""The page of a run's steps: the verdict and one figure, every step, and the tokens that carry the KL."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lab.traces import Trace
 
 TEMPLATES = Path(__file__).parents[1] / "template"
 LEAST = 0.02
-"""Causes with a smaller part of the KL than this have no colour of their own."""
+"""Smallest share of the KL for a cause to get its own colour."""
 
 
 @dataclass(frozen=True)
 class Ward:
-    """The steps of a run, their name on the page, and what is to be known of how they were read."""
+    """The steps of a run, their name on the page, and the notes of their reader."""
 
     label: str
     course: Course
@@ -36,11 +36,11 @@ class Ward:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The reading, for a program."""
+        """The reader's notes for a program."""
         return {"format": self.format, "caveat": self.caveat or None, "unused": list(self.unused), "is_pi": self.is_pi}
 
     def lines(self) -> list[str]:
-        """The same in words."""
+        """The reader's notes in words."""
         steps = self.course.steps
         num = sum(int(step.diagnosis.seen["num_tokens"]) for step in steps)
         side = ", with pi in place of old" if self.is_pi else ""
@@ -51,7 +51,7 @@ class Ward:
 
 
 def render(ward: Ward) -> str:
-    """The page as text."""
+    """The page as HTML."""
     course = ward.course
     shown = causes_shown(course)
     bands = layers_shown(course)
@@ -66,9 +66,9 @@ def render(ward: Ward) -> str:
 
 
 def causes_shown(course: Course) -> Mapping[str, Sequence[str]]:
-    """The causes of the picture by their titles, the largest part of the KL first, with the names that each stands for.
+    """The causes of the figure: titles, the largest part of the KL first, to the names that each stands for.
 
-    Those with less than LEAST of it stand together.
+    Causes with less than LEAST of the KL are joined.
     """
     parts: dict[str, float] = {}
     for step in course.steps:
@@ -82,7 +82,7 @@ def causes_shown(course: Course) -> Mapping[str, Sequence[str]]:
 
 
 def kl_by_cause(course: Course, causes: Mapping[str, Sequence[str]]) -> Figure | None:
-    """A bar per step, as high as its KL, cut in the proportion of its causes' strengths; a line where it changes."""
+    """A bar per step, as high as its KL, split in proportion to its causes' strengths; a line at the KL's change."""
     steps = [step for step in course.steps if step.figure("k3_kl") is not None]
     if not any(step.figure("k3_kl") for step in steps):
         return None
@@ -97,33 +97,34 @@ def kl_by_cause(course: Course, causes: Mapping[str, Sequence[str]]) -> Figure |
     if since is not None:
         numbers = [step.number for step in steps]
         at = numbers.index(since)
+        # Between the last step before the change and the first after it; steps need not be consecutive.
         where = since - 0.5 if at == 0 else (numbers[at - 1] + since) / 2
         layout["shapes"] = [{"type": "line", "x0": where, "x1": where, "yref": "paper", "y0": 0, "y1": 1}]
         note = f"The line marks the change: {words.went(course, 'k3_kl')}."
-    formula = "mean of rho - 1 - log rho by step, rho = old/mu; cut in the proportion of the causes' strengths"
+    formula = "mean of rho - 1 - log rho by step, rho = old/mu; split in proportion to the causes' strengths"
     return Figure("kl-by-cause", "KL by step and cause", Caption(formula, "nats per token", "here"), data, layout, note)
 
 
 def layers_shown(course: Course) -> Mapping[str, Sequence[int]]:
-    """The layers that some token's experts differ at first, neighbours together where they are more than the colours.
+    """The layers at which some token's experts first differ; neighbours are joined if there are too few colours.
 
     Tokens without such a layer come last.
     """
     found = {layer for step in course.steps for layer in step.kl_by_layer or ()}
     layers, num_bands = sorted(found - {NOWHERE}), len(PALETTE) - 1
-    size = -(-len(layers) // num_bands) if layers else 1
+    size = -(-len(layers) // num_bands) if layers else 1  # ceiling division
     bands = [layers[start : start + size] for start in range(0, len(layers), size)]
     titles = {f"layer {b[0]}" if len(b) == 1 else f"layers {b[0]} to {b[-1]}": tuple(b) for b in bands}
     return titles | ({"the same experts everywhere": (NOWHERE,)} if layers else {})
 
 
 def kl_by_layer(course: Course, bands: Mapping[str, Sequence[int]]) -> Figure | None:
-    """A bar per step, as high as its KL, cut by the first layer at which a token's own row has other experts."""
+    """A bar per step, as high as its KL, split by the first layer at which a token's own row has other experts."""
     steps = [step for step in course.steps if step.kl_by_layer]
     if not bands or not steps:
         return None
     data = [
-        # Numbers past the palette have its colours again, and are not the legend's, which hides causes.
+        # Indices past the palette reuse its colours but are unknown to the legend, which hides causes.
         _bars(
             len(PALETTE) + index,
             title,
@@ -133,14 +134,14 @@ def kl_by_layer(course: Course, bands: Mapping[str, Sequence[int]]) -> Figure | 
         for index, (title, own) in enumerate(bands.items())
     ]
     formula = "sum of k3 over the tokens whose own row first differs at that layer, over all tokens; a bar is the k3 KL"
-    note = "Which layer is at fault is another question: firstorder doctor --localise."
+    note = "This is not the layer at fault: firstorder doctor --localise finds that one."
     return Figure(
         "kl-by-layer", "KL by step and layer", Caption(formula, "nats per token", "here"), data, _stacked(), note
     )
 
 
 def _bars(index: int, title: str, steps: Sequence[Step], heights: Sequence[float]) -> dict[str, Any]:
-    """One colour of a stack of bars."""
+    """One colour of the stacked bars."""
     return (
         {"type": "bar", "name": title, "meta": {"run": index, "role": "bar"}}
         | {"x": [step.number for step in steps], "y": [height or None for height in heights]}

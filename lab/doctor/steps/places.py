@@ -1,10 +1,10 @@
-"""The gap by place: one engine or rank, one place in the batch, one part or length of the responses.
+"""The gap by place: an engine or rank, a place in the batch, a range of positions or of response lengths.
 
-Each step ranks the groups by their mean k3. Null: within each step any order of the groups is equally likely, and steps
-are independent. The statistic is the largest mean rank of a group over the steps; its null distribution depends on the
-numbers of groups and steps alone and is drawn, so that the level is exact whatever the law of k3, heavy tails included.
-Engines and places in the batch are given prompts by chance; positions and lengths are not alike to begin with, so that
-there only a multiple of the others' KL is worth saying.
+Each step ranks the groups by their mean k3. Null hypothesis: within each step every order of the groups is equally
+likely, and steps are independent. The statistic is the largest mean rank of a group over the steps; its null
+distribution depends only on the numbers of groups and steps and is drawn, so that the level is exact whatever the law
+of k3, heavy tails included. Engines and places in the batch get prompts by chance; positions and lengths differ to
+begin with, so that they are reported, not called faults, and only at a large multiple of the others' KL.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from theory.streams import stream
 LEVEL = 0.01
 NUM_ORDERS = 4999
 MOST_GROUPS = 4096
-"""Places in the batch beyond this are not told apart."""
+"""Most groups; a grouping with more is skipped at that step."""
 NUM_BINS = 12
-"""Parts of the positions, and of the lengths, each of as many tokens or responses as the others."""
+"""Bins of the positions, and of the lengths, with equal numbers of tokens or responses."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A way to group tokens: what a group is called, and how many times the others' KL makes it worth saying."""
+    """A way to group tokens: the groups' titles, and the smallest multiple of the others' KL to report."""
 
     name: str
     title: Callable[[int], str]
@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Found:
-    """A group with more of the gap than chance gives it, and the median over steps of its KL over the others'."""
+    """A group with more of the gap than by chance; `times` is the median over steps of its KL over the others'."""
 
     place: Place
     group: int
@@ -96,7 +96,7 @@ class Places:
         self._sums: dict[str, dict[int, Float[Tensor, "two g"]]] = {name: {} for name in PLACES}
 
     def add(self, step: int, view: View) -> None:
-        """Takes a step whose log-probabilities are finite; the first one says where positions and lengths are cut."""
+        """Adds a step with finite log-probabilities; the first one sets the bins of positions and lengths."""
         if not self.edges:
             lengths_B = view.trace.offsets.diff() - view.trace.num_prompt
             self.edges = {"position": _edges(view.position_n), "length": _edges(lengths_B)}
@@ -109,19 +109,20 @@ class Places:
             self._sums[name][step] = sums
 
     def found(self, first: int) -> list[Found]:
-        """The groups with more than their part of the gap, over the steps from `first` on."""
+        """The groups with more than their share of the gap over the steps from `first` on."""
         late = {name: [table for step, table in sums.items() if step >= first] for name, sums in self._sums.items()}
         found = [self._found(name, tables) for name, tables in late.items()]
         return [one for one in found if one is not None]
 
     def _found(self, name: str, sums: Sequence[Tensor]) -> Found | None:
         num = min((table.shape[1] for table in sums), default=0)
-        # A group must be there at every step: ranks of fewer groups would be others.
+        # Only groups present at every step: ranks among fewer groups are not comparable.
         kept = [g for g in range(num) if all(table[1, g] > 0 for table in sums)]
         tables = [table[:, kept] for table in sums if float(table[0].sum()) > 0]
         if len(kept) < 2 or not tables:
             return None
         mean_tg = torch.stack([table[0] / table[1] for table in tables])
+        # argsort of argsort gives ranks, from 0.
         rank_tg = mean_tg.argsort(1).argsort(1).double()
         score_g = rank_tg.mean(0)
         g = int(score_g.argmax())
@@ -130,6 +131,7 @@ class Places:
         others_t = (total_t - own_t) / (count_t - own_count_t)
         times = (mean_tg[:, g] / others_t.clamp(min=1e-12)).median().item()
         null_m = _null(len(tables), len(kept))
+        # The observed order counts as one draw, so that p is never 0 and its level exact.
         p = (1 + int((null_m >= score_g[g] - 1e-9).sum())) / (1 + len(null_m))
         if p >= LEVEL or times < PLACES[name].times:
             return None
@@ -138,8 +140,9 @@ class Places:
 
 @cache
 def _null(num_steps: int, num_groups: int) -> Float[Tensor, " m"]:
-    """The largest mean rank of a group where every step ranks them by chance."""
+    """NUM_ORDERS draws of the largest mean rank of a group, with random ranks at every step."""
     generator, out = stream(0, "places", f"{num_steps} {num_groups}"), []
+    # In chunks of at most about 2,000,000 numbers, to bound the memory.
     num = max(1, min(NUM_ORDERS, 2_000_000 // (num_steps * num_groups)))
     for _ in range(-(-NUM_ORDERS // num)):
         draws = torch.rand((num, num_steps, num_groups), generator=generator)
@@ -148,12 +151,13 @@ def _null(num_steps: int, num_groups: int) -> Float[Tensor, " m"]:
 
 
 def _edges(values_n: Int[Tensor, " n"]) -> tuple[int, ...]:
-    """The values that cut into NUM_BINS parts of as many values each, where they differ."""
+    """The edges of NUM_BINS bins with equal numbers of values; fewer if edges coincide."""
+    # torch.quantile refuses large inputs (16 million values); a stride loses little.
     values_n = values_n.double()[:: max(1, len(values_n) // 100_000)]
     cuts = torch.quantile(values_n, torch.arange(1, NUM_BINS).double() / NUM_BINS)
     return tuple(sorted({int(cut) for cut in cuts.tolist() if cut > 0}))
 
 
 def named(found: Sequence[Found]) -> Mapping[str, Found]:
-    """The groups found that are faults, by the name of what they are groups of."""
+    """The groups that are faults, by the name of their place."""
     return {one.place.name: one for one in found if one.place.is_fault}

@@ -1,8 +1,8 @@
-"""The shape in which a series of steps changes, and since when: by least squares, once the rank tests say that it does.
+"""The shape and the beginning of a series' change, by least squares, once the rank tests have found one.
 
-change_point.py says whether chance is ruled out; its split is the clearest change of level, which for a slope that
-begins late lies after its beginning. Here three shapes compete on y = log(max(value, FLOOR)): a line from the first
-step on, a jump between two levels, a level and then a slope. The least n log(rest / n) + k log n wins, k parameters.
+change_point.py rules out chance; its split is the clearest change of level, which lies after the beginning of a late
+slope. Here three shapes compete on y = log(max(value, FLOOR)): a line from the first step on, a jump between two
+levels, and a level followed by a slope. The smallest n log(rest / n) + k log n (BIC) wins, k the number of parameters.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from lab.doctor.change_point import Change, change
 from lab.doctor.words import HARMLESS
 
 FLOOR = HARMLESS / 100
-"""Values below this count as it: nats per token, or a share."""
+"""Floor of the values on the log scale: nats per token, or a share."""
 WORTH = 1.5
-"""A median after a change that is less than this times the one before is called steady, however clear the change."""
+"""Smallest ratio of the medians around a change; below it the series is called steady, however clear the change."""
 Kind = Literal["line", "jump", "slope"]
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A series that changes: in which shape, from which value on (its place in the series), and the rank tests."""
+    """The change of a series: its shape, the index of the first changed value, the medians, and the rank tests."""
 
     kind: Kind
     at: int
     before: float
-    """Median of the values before `at`; of a line, the first quarter's."""
+    """Median of the values before `at`; for a line, of the first quarter."""
     after: float
-    """Median of the values from `at` on; of a slope or a line, the last quarter's."""
+    """Median of the values from `at` on; for a slope or a line, of the last quarter."""
     tests: Change
 
     @property
@@ -41,14 +41,9 @@ class Growth:
         """Whether the later values are larger."""
         return self.after > self.before
 
-    @property
-    def keeps_growing(self) -> bool:
-        """Whether it rises from step to step, not once."""
-        return self.is_rising and self.kind != "jump"
-
 
 def growth(values: Sequence[float]) -> Growth | None:
-    """The change of the series; None where it does not beyond chance or by less than WORTH, or is too short to tell."""
+    """The change of the series; None if it is within chance, smaller than WORTH, or if the series is too short."""
     found = change(values)
     if found is None or not found.is_clear:
         return None
@@ -73,7 +68,7 @@ def _shape(y: np.ndarray) -> tuple[Kind, int]:
         is_late = (t >= s).astype(np.float64)
         found.append((_score(y, [one, is_late], 3), "jump", s))
         if s < n - 2:
-            # The first value of a slope is on the level, so that it is told from a jump by what follows.
+            # The slope has already risen by one step at s, so that s is its first changed value.
             found.append((_score(y, [one, np.maximum(t - s + 1, 0.0)], 3), "slope", s))
     _, kind, at = min(found)
     return kind, at
@@ -83,5 +78,5 @@ def _score(y: np.ndarray, columns: Sequence[np.ndarray], num_parameters: int) ->
     X = np.stack(columns, 1)
     rest = float(np.square(y - X @ np.linalg.lstsq(X, y, rcond=None)[0]).sum())
     n = len(y)
-    # A level that is exact (an exact engine's) would have the score minus infinity whatever follows.
+    # The floor: a perfect fit, as on an exact engine's level, would score minus infinity and always win.
     return n * math.log(max(rest / n, 1e-4)) + num_parameters * math.log(n)

@@ -1,4 +1,4 @@
-"""The doctor's words on many steps: the verdict, the first thing to do, the evidence, and the steps in short."""
+"""The doctor's words on many steps: the verdict, the first thing to do, the evidence, and a summary of the steps."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lab.doctor.steps.course import FIGURES, Course, Step
 from lab.report.style import number
 
 MOST_LINES = 12
-"""Spans of steps that are listed; the page and `--json` have all steps."""
+"""Most listed spans of steps; the page and `--json` have every step."""
 
 
 def verdict(course: Course) -> str:
     """The course of the KL and its likely cause, in one sentence."""
-    lead = "it looks like" if course.fault else "nothing to mend; it looks like"
+    lead = "it looks like" if course.fault else "nothing to fix; it looks like"
     return f"{went(course, 'k3_kl')}; {lead} {looks(course)}."
 
 
 def looks(course: Course) -> str:
-    """The cause that is named, with the step that it is known to begin at."""
+    """The named cause, with the step at which it began where known."""
     cause = course.named
     if cause.name == "stopped":
         return f"{cause.title}, since step {course.seen['stopped_since']:.0f}"
@@ -36,17 +36,17 @@ def looks(course: Course) -> str:
 
 
 def went(course: Course, name: str) -> str:
-    """The course of a figure, in half a sentence."""
+    """The course of a figure, as a clause."""
     title, values = FIGURES[name], [value for _, value in course.series(name)]
     if not values:
-        return f"{title} is nowhere to be had"
+        return f"{title} is missing at every step"
     found, since = course.growths[name], course.since(name)
     low, high = number(min(values)), number(max(values))
     if found is None:
         if len(values) == 1:
-            return f"{title} is {low} at the one step, where {FEWEST} tell a change"
+            return f"{title} is {low} at the only step; a change needs {FEWEST}"
         span = f"{low} at all" if low == high else f"between {low} and {high} over"
-        why = "no clear change" if len(values) >= FEWEST else f"fewer than the {FEWEST} that tell a change"
+        why = "no clear change" if len(values) >= FEWEST else f"fewer than the {FEWEST} needed to see a change"
         return f"{title} is {span} {len(values)} steps, {why}"
     verb = "grew" if found.is_rising else "fell"
     when = "over the run" if found.kind == "line" else f"{'at' if found.kind == 'jump' else 'since'} step {since}"
@@ -54,33 +54,33 @@ def went(course: Course, name: str) -> str:
 
 
 def lines(course: Course, num_shared: int) -> list[str]:
-    """The verdict, what to do first, what spans steps, how the figures went, and the steps in short."""
+    """The verdict, the first thing to do, the evidence, and a summary of the steps."""
     said = [f"  {line}" for line in evidence(course, num_shared)]
     return [verdict(course), f"Do first: {course.named.fix}", *said, *spans(course.steps)]
 
 
 def evidence(course: Course, num_shared: int) -> list[str]:
-    """The faults that span steps in words, or the cause as a late step shows it; the figures; what cannot be told."""
-    out = [f"{cause.words(course.seen)}" for cause in course.spanning]
+    """The faults that span steps, or the cause as a late step shows it; the figures' courses; the open questions."""
+    out = [cause.words(course.seen) for cause in course.spanning]
     if not course.spanning:
         last = next(step for step in reversed(course.late) if step.diagnosis.strengths[course.named] > 0)
         out.append(f"Step {last.number}: {course.named.words(last.diagnosis.seen)}")
     said = [went(course, name) for name in FIGURES if name != "k3_kl" and course.series(name)]
     out += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in said]
-    out += [f"The KL sits on {found.title}: {found.times:.3g} times the others'." for found in course.places]
+    out += [f"The KL is on {found.title}: {found.times:.3g} times that of the others." for found in course.places]
     if not course.spanning and num_shared < FEWEST_DRAWS:
         out.append(
-            f"Whether weights arrive cannot be told from these steps: they share {num_shared} draws (one token after "
-            f"one context) of the {FEWEST_DRAWS} that are needed. A few prompts that come back every few steps tell it."
+            f"These steps cannot show whether weights arrive: they share {num_shared} draws (one token after one "
+            f"context) of the {FEWEST_DRAWS} needed. Repeat a few prompts every few steps to find out."
         )
     few = median(step.diagnosis.seen["num_tokens"] for step in course.steps)
     if few < TRIED_ON:
-        out.append(f"{few:,.0f} tokens per step are few: the rules for one step were tried on {TRIED_ON:,} and more.")
+        out.append(f"{few:,.0f} tokens per step are few: the rules for one step were tested on {TRIED_ON:,} or more.")
     return out
 
 
 def spans(steps: Sequence[Step]) -> list[str]:
-    """Neighbouring steps of one cause, a line each, with their KL."""
+    """A line per run of steps with one cause, with the range of their KL."""
     found = [list(group) for _, group in groupby(steps, key=lambda step: step.diagnosis.named[0].name)]
     shown = [_span(group) for group in found[:MOST_LINES]]
     left = len(found) - len(shown)
@@ -97,7 +97,7 @@ def _span(steps: Sequence[Step]) -> str:
 
 
 def as_object(course: Course, num_shared: int) -> dict[str, Any]:
-    """The same for a program, every step included."""
+    """The report for a program, with every step."""
     changes = {
         name: None
         if (found := course.growths[name]) is None

@@ -10,7 +10,7 @@
   const textColour = (run) => (darkness.matches ? inkOf(run).text_dark : inkOf(run).text);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  // A colour laid over the page at this strength, opaque, so that text on it keeps its contrast.
+  // The colour over the page's at this strength, as an opaque colour, so that text on it keeps its contrast.
   function mixed(ink, strength) {
     const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
     const page = channels(colour("--page"));
@@ -18,10 +18,10 @@
   }
   const mapColours = () => [[0, mixed(lineColour(0), 0.6)], [0.5, mixed(lineColour(0), 0)], [1, mixed(lineColour(1), 0.6)]];
 
-  // Of a share no value has the page's own colour, which means that there is none.
+  // No share has the page's own colour, which stands for an empty cell.
   const shareColours = () => [[0, mixed(lineColour(1), 0.85)], [0.5, mixed(lineColour(6), 0.3)], [1, mixed(lineColour(0), 0.7)]];
 
-  // Cells stand in columns one unit apart: as large as fits, so that they never cover one another.
+  // Columns of cells are one unit apart: a cell is as large as it can be without covering another.
   function cellSize(figure, width) {
     const [left, right] = figure.layout.xaxis.range;
     return Math.min(17, Math.floor(width / (right - left)) - 1);
@@ -67,7 +67,8 @@
       const fits = (where === "narrow") === width < NARROW;
       return { ...label, fits, visible: fits && !hidden.has(Number(run)), font: { size: 12, ...label.font, color: textColour(Number(run)) } };
     });
-    // Names at the ends of the lines need room; most figures have none on a phone, where the legend tells the runs apart.
+    // Names at the ends of the lines need room; most figures have none on a phone, where the legend names the runs.
+    // plotly measures text only after drawing: 0.55 of the font size per character is an estimate.
     const right = Math.max(margin.r, ...labels.filter((label) => label.fits).map((label) => 14 + 0.55 * label.font.size * label.text.length));
     return {
       ...figure.layout,
@@ -79,6 +80,7 @@
       annotations: labels,
       hoverlabel: { bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { size: 12, color: colour("--text") } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--quiet"), activecolor: colour("--text") },
+      // An unchanged uirevision keeps the reader's zoom across redraws; another slice starts anew.
       dragmode: "zoom", uirevision: figure.slice ?? "kept", showlegend: false,
     };
   }
@@ -88,7 +90,7 @@
     modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
   };
 
-  // A page may show one slice of its figures and rows at a time, chosen by its selects; others show all they have.
+  // A page with selects shows one slice of its figures and rows at a time; other pages show everything.
   const selects = [...document.querySelectorAll("select.slice")];
   const isShown = (slice) => slice === undefined || slice === selects.map((select) => select.value).join("/");
   const buttons = [...document.querySelectorAll(".run")];
@@ -131,6 +133,7 @@
   }
 
   let wide = document.documentElement.clientWidth;
+  // A phone's address bar changes the height alone: only a new width redraws.
   window.addEventListener("resize", () => {
     if (document.documentElement.clientWidth === wide) return;
     wide = document.documentElement.clientWidth;

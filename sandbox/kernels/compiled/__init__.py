@@ -1,7 +1,7 @@
-"""The kernels of sandbox/kernels in C++ of our own, built at first use: `compiled_kernels()`.
+"""The kernels of sandbox/kernels in our own C++, built at first use: `compiled_kernels()`.
 
-They keep the promises of sandbox/kernels among themselves: a row has the same bits alone and in any batch, in prefill,
-decode and training. They do not have the eager kernels' bits (docs/decisions/0002-batch-invariant-kernels.md).
+They keep the promise of sandbox/kernels: a row has the same bits alone and in any batch, in prefill, decode and
+training. Those bits differ from the eager kernels' (docs/decisions/0002-batch-invariant-kernels.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from sandbox.kernels.interface import Kernels
 
 
 def set_threads(number: int) -> None:
-    """The kernels' own threads. Torch gets one: little is left to it, and its threads spin where ours would run."""
+    """Sets the number of threads of the kernels; torch gets one."""
+    # Little is left to torch, and its idle threads would spin on the cores that ours need.
     library().threads = number
     torch.set_num_threads(1)
 
@@ -39,6 +40,6 @@ COMPILED = Kernels(
 
 
 def compiled_kernels() -> Kernels:
-    """The compiled set, built now if it was not before. ConfigError, naming `compile`, where it cannot be built."""
+    """The compiled set, built now if it was not before; ConfigError, naming `compile`, if the build fails."""
     library()
     return COMPILED

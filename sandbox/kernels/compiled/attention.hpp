@@ -1,4 +1,4 @@
-// Attention of the query heads of one token over the keys that it sees.
+// Attention of one token's query heads over the keys that it sees.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 #include "rows.hpp"
 
-// Memory that one call after the other uses; it grows and is never given back, so a step allocates nothing.
+// Memory that successive calls reuse; it grows and is never freed, so that a steady-state call allocates nothing.
 struct Scratch {
     std::vector<float> floats;
     float* take(size_t count) {
@@ -15,7 +15,7 @@ struct Scratch {
     }
 };
 
-// scores[p] = q . k_p for p < count rounded up to LANES; sums over lanes of a head's width, then `sums`.
+// scores[p] = q . k_p for p < count rounded up to LANES; each lane sums over its share of the width, then `sums`.
 static inline void scores_of(const float* q, const float* keys, long count, long width, float* scores) {
     for (long p = 0; p < count; p += LANES) {
         Lanes partial[LANES];
@@ -28,8 +28,8 @@ static inline void scores_of(const float* q, const float* keys, long count, long
     }
 }
 
-// out[g] = sum in ascending p of probs[g][p] v_p, for VECTORS vectors of a head's width and HEADS heads that share the
-// values; the probabilities of a head are `step` apart.
+// out[g] = sum over ascending p of probs[g][p] v_p, for VECTORS vectors of the head width and HEADS heads that share
+// values; the probabilities of one head are `step` apart.
 template <long HEADS, long VECTORS>
 static inline void weigh(const float* probs, long stride, long step, const float* values, long count, long width,
                          float* out) {
@@ -45,9 +45,9 @@ static inline void weigh(const float* probs, long stride, long step, const float
         for (long c = 0; c < VECTORS; c++) store(out + g * width + c * LANES, total[g][c]);
 }
 
-// softmax(scale q k^T) v of `heads` query heads, one after the other in q and out, over `count` keys. Keys and
-// values have `width` floats each, a multiple of LANES, and memory up to a multiple of LANES of them. probs: (heads,
-// stride), stride at least that multiple.
+// softmax(scale q k^T) v of `heads` query heads, adjacent in q and out, over `count` keys. Keys and values have `width`
+// floats each (a multiple of LANES), and memory for `count` rounded up to LANES. probs: (heads, stride), stride at least
+// that number.
 static void attend(const float* q, long heads, const float* keys, const float* values, long count, long width,
                    float scale, float* probs, long stride, float* out) {
     static thread_local Scratch scratch;
@@ -57,6 +57,7 @@ static void attend(const float* q, long heads, const float* keys, const float* v
         float* row = probs + g * stride;
         for (long i = 0; i < width; i++) scaled[i] = q[g * width + i] * scale;
         scores_of(scaled, keys, count, width, row);
+        // Overwritten, not masked by adding: memory beyond `count` may hold NaN.
         for (long p = count; p < padded; p++) row[p] = -INFINITY;
         float inverse = 1.0f / exponentials(row, padded);
         for (long p = 0; p < padded; p++) row[p] *= inverse;

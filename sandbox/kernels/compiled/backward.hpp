@@ -1,12 +1,12 @@
-// Gradients. Their sums run over the rows of a batch, so they are deterministic, and depend on it.
+// Gradients. Their sums run over the rows of a batch: they are deterministic but depend on the batch.
 //
-// A row whose gradient is all zeros (padding, a response without advantage) is left out of products and sums: a chain that
-// adds zero keeps its bits. What such a row holds, NaN included, goes nowhere.
+// A row whose gradient is all zeros (padding, a response without advantage) is left out of products and sums: adding zero
+// would not change their bits. So the values of such a row, NaN included, have no effect.
 #pragma once
 
 #include "experts.hpp"
 
-// Those of the rows [first, last) of g, at most CHUNK, that are not all zeros.
+// The rows in [first, last) of g, at most CHUNK, that are not all zeros.
 struct Gradients {
     const float* at[CHUNK];
     long row[CHUNK], count = 0;
@@ -19,7 +19,7 @@ struct Gradients {
     }
 };
 
-// out[r][0..PANEL) += sum_n x[n][first + r] panel[n], the sum a chain in the order of the rows.
+// out[r][0..PANEL) += sum_n x[n][first + r] panel[n], the sum a chain in row order.
 template <long ROWS>
 static inline void outer_tile(const float* const* x, long first, const float* panel, long rows, float* out, long stride) {
     Lanes left[ROWS], right[ROWS];
@@ -39,8 +39,8 @@ static inline void outer_tile(const float* const* x, long first, const float* pa
     }
 }
 
-// out += x^T g over at most CHUNK rows: (inner, columns), those of its columns from `begin` (a multiple of PANEL) to `end`.
-// A last panel that is not full is summed beside it.
+// out (inner, columns) += x^T g over at most CHUNK rows, for its columns from `begin` (a multiple of PANEL) to `end`. A
+// partial last panel is summed in a buffer of its own.
 static void add_outer(const float* const* x, const float* const* g, long rows, long inner, long columns, long begin, long end,
                       float* out) {
     static thread_local Scratch scratch;
@@ -98,8 +98,8 @@ static void rms_norm_backward(const float* g, const float* x, const float* weigh
     if (i < width) step(i, width - i);
 }
 
-// One row of h = silu(gate) up: writes the gradients of gate and up for that of h, `weight` g, and `weight` h to `hidden`
-// where that is not null; gives g . h.
+// One row of h = silu(gate) up, whose gradient is `weight` g: writes the gradients of gate and up, and `weight` h to
+// `hidden` unless that is null; returns g . h.
 static inline float swiglu_backward(const float* g, float weight, const float* gate_up, long width, float* out, float* hidden) {
     Lanes total = splat(0.0f);
     auto step = [&](long i, long some) __attribute__((always_inline)) {
@@ -119,9 +119,10 @@ static inline float swiglu_backward(const float* g, float weight, const float* g
     return sum(total);
 }
 
-// out[r] = sum_n w[r, n] rows[n] for r < count, n from first[r] (which ascends) to num; w[r, n] stands at r stride + n step.
+// out[r] = sum_n w[r, n] rows[n] for r < count, n from first[r] (ascending) to num; w[r, n] is at r stride + n step.
 static void weigh_rows(const float* w, long count, long stride, long step, const long* first, const float* rows, long num,
                        long width, float* out) {
+    // Two rows at a time, both from first[r]: the second's weights before its own first are zero.
     for (long r = 0; r < count; r += 2) {
         const float *at = w + r * stride + first[r] * step, *from = rows + first[r] * width;
         long c = 0, left = num - first[r];
@@ -134,8 +135,8 @@ static void weigh_rows(const float* w, long count, long stride, long step, const
     }
 }
 
-// One query head of one sequence: row s of g, q, g_q, `apart` floats apart, and of p, (S, P), its probabilities over seen[s]
-// keys. Adds to the gradients of keys and values, which have P rows, and writes that of q.
+// One query head of one sequence. Rows s of g, q and g_q are `apart` floats apart; p (S, P) has its probabilities over
+// seen[s] keys. Adds to the gradients of keys and values (P rows each) and writes that of q.
 static void attend_backward(const float* g, const float* q, long apart, const float* keys, const float* values,
                             const float* p, const int64_t* seen, long S, long P, long width, float scale, float* g_q,
                             float* g_keys, float* g_values) {
@@ -157,7 +158,7 @@ static void attend_backward(const float* g, const float* q, long apart, const fl
         for (long j = 0; j < seen[s]; j++) row[j] = own[j] * (row[j] - mean) * scale;
         std::memset(row + seen[s], 0, (padded - seen[s]) * sizeof(float));
         std::memset(own + seen[s], 0, (padded - seen[s]) * sizeof(float));
-        for (; most < seen[s]; most++) first[most] = s;
+        for (; most < seen[s]; most++) first[most] = s;  // the first query that sees key `most`
     }
     weigh_rows(g_scores, S, padded, 1, zero, keys, most, width, turned);
     for (long s = 0; s < S; s++) std::memcpy(g_q + s * apart, turned + s * width, width * sizeof(float));
@@ -167,8 +168,8 @@ static void attend_backward(const float* g, const float* q, long apart, const fl
     for (long i = 0; i < most * width; i++) g_values[i] += sum_of[i];
 }
 
-// All gradients of `experts`, from what its forward kept; weights packed for the product by their transposes. An expert
-// is one part: its weights' gradients are sums over its rows.
+// All gradients of `experts`, from what its forward kept; weights are packed transposed. An expert is one part: its
+// weights' gradients are sums over its rows.
 static void experts_backward(long threads, const float* g, const float* x, long N, long D, long F, long E, long K,
                              const float* weights, const float* gate_up_T, const float* down_T, const ExpertRows& rows,
                              float* g_x, float* g_weights, float* g_gate_up, float* g_down) {
@@ -197,7 +198,7 @@ static void experts_backward(long threads, const float* g, const float* x, long 
                 of_slot[slot] = g_rows + (start + count) * D;
                 own[count++] = row;
             }
-            // A row's output is weight * (hidden down): what is needed of it comes from g down^T and hidden, made again.
+            // A row's output is weight * (hidden down): its gradients follow from g down^T and hidden, computed again.
             product(g_at, count, down_T + e * packed_size(D, F), D, F, g_hidden_at);
             for (long r = 0; r < count; r++) {
                 const float* gate_up = rows.gate_up + own[r] * 2 * F;
@@ -211,6 +212,7 @@ static void experts_backward(long threads, const float* g, const float* x, long 
     });
     in_parts(threads, N, 256, [=](long n, long last) {
         for (; n < last; n++) {
+            // Null marks a row whose gradient is zero: all its slots are null then.
             if (!of_slot[n * K]) std::memset(g_x + n * D, 0, D * sizeof(float));
             for (long k = 0; k < K && of_slot[n * K]; k++) {
                 const float* row = of_slot[n * K + k];

@@ -24,10 +24,10 @@ from lab.files import atomic_write
 from lab.strict import ConfigError
 
 CACHE = Path("runs/.cache/kernels")
-# Products and sums are contracted where the source says `fma`, and nowhere else: see lanes.hpp.
+# The compiler must not contract products and sums; only the source's own `fma` does (lanes.hpp).
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 NATIVE = ("-march=native", "-mcpu=native")
-"""The processor's own instructions, by the first of these that the compiler takes: some know only the second on ARM."""
+"""Flags for the processor's own instructions; the first that the compiler accepts is used (some on ARM lack -march)."""
 COMPILERS = ("g++", "clang++", "c++")
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -35,7 +35,7 @@ _TYPES: dict[str, Any] = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, 
 
 
 def _signatures() -> dict[str, list[Any]]:
-    """The arguments of each function after the number of threads, read from its declaration."""
+    """The types of each function's arguments after the number of threads, read from its declaration."""
     declared = re.findall(r"^void (fo_\w+)\(int64_t threads, ([^)]*)\)", SOURCE.read_text(), re.MULTILINE)
     return {
         name: [ctypes.c_void_p if "*" in one else _TYPES[one.split()[0]] for one in arguments.split(",")]
@@ -44,9 +44,9 @@ def _signatures() -> dict[str, list[Any]]:
 
 
 class Library:
-    """The compiled functions; tensors are handed over as pointers, so they must be contiguous.
+    """The compiled functions; tensors are passed as pointers, so they must be contiguous.
 
-    `threads` is the number of threads that they may use, one at first. No bit depends on it.
+    `threads` is the number of threads that they may use, initially one. No bit depends on it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,30 +59,30 @@ class Library:
             self._functions[name] = function
 
     def __call__(self, name: str, *arguments: Any) -> None:
-        """Calls a function by its name; None is the null pointer."""
+        """Calls a function by name; None is passed as a null pointer."""
         function, num = self._functions[name], len(arguments)
         assert num == len(function.argtypes) - 1, f"{name} takes {len(function.argtypes) - 1}, got {num}"
         function(self.threads, *(pointer(a) if isinstance(a, Tensor) else a for a in arguments))
 
 
 def pointer(x: Tensor) -> int:
-    """The address of its numbers; they must be contiguous, and of a type that the kernels know."""
+    """The address of a tensor's data, which must be contiguous and of a type that the kernels know."""
     assert x.is_contiguous() and x.dtype in (torch.float32, torch.int32, torch.int64), f"{x.dtype} {x.stride()}"
     return x.data_ptr()
 
 
 @functools.cache
 def library() -> Library:
-    """The library of this process, built where no earlier process has. ConfigError where it cannot be."""
+    """The library of this process, built unless an earlier process did; ConfigError if the build fails."""
     return Library(build(CACHE))
 
 
 def build(cache: Path) -> Path:
-    """The path of the compiled library inside `cache`; compiles (some seconds), in one line, where it is not there.
+    """The path of the compiled library inside `cache`; compiles it (some seconds, a line on stderr) if it is not there.
 
-    It is named by a hash of the sources, the flags, and what the compiler says of itself and of the processor. Of
-    processes that ask at the same time one compiles and the others wait. Raises ConfigError where there is no compiler,
-    and where it fails.
+    Its name is a hash of the sources, the flags, and the macros that the compiler predefines for itself and the
+    processor. If processes call at the same time, one compiles and the others wait. Raises ConfigError if there is no
+    compiler, or if it fails.
     """
     compiler = _compiler()
     flags, about = _flags(compiler)
@@ -93,7 +93,7 @@ def build(cache: Path) -> Path:
         return target
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_suffix(".lock")):
-        if not target.exists():
+        if not target.exists():  # else another process built it while we waited
             print(f"compile: building the C++ kernels with {compiler[0]}, once", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory() as folder:
                 built = Path(folder) / "kernels.so"
@@ -103,7 +103,8 @@ def build(cache: Path) -> Path:
 
 
 def _flags(compiler: list[str]) -> tuple[tuple[str, ...], str]:
-    """The flags that this compiler takes, and all that it predefines: its version, and the processor's instructions."""
+    """The flags that this compiler accepts, and the macros it predefines: its version, the processor's instructions."""
+    # -dM -E prints the predefined macros: the cheapest check of a flag, and a name for compiler and processor.
     for native in NATIVE:
         flags = (*FLAGS, native)
         with contextlib.suppress(ConfigError):
@@ -112,7 +113,7 @@ def _flags(compiler: list[str]) -> tuple[tuple[str, ...], str]:
 
 
 def _compiler() -> list[str]:
-    """The words of a command: $CXX may be `ccache g++`."""
+    """The compiler's command, as words: $CXX may be `ccache g++`."""
     named = os.environ.get("CXX")
     commands = [shlex.split(named)] if named else [[name] for name in COMPILERS]
     found = [command for command in commands if shutil.which(command[0])]

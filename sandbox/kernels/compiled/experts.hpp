@@ -8,8 +8,8 @@
 #include "rounding.hpp"
 #include "threads.hpp"
 
-// down(silu(g) u), (g, u) = x gate_up, of the rows at x, which are rounded already where they are; hidden holds CHUNK rows,
-// so does gate_up, or all of them if `keeps`.
+// down(silu(g) u), (g, u) = x gate_up, of the rows at x, which the caller has rounded; hidden holds CHUNK rows, and so does
+// gate_up, or all rows if `keeps`.
 static void mlp(const float* const* x, long rows, const float* gate_up_packed, const float* down_packed, long D, long F,
                 float* gate_up, float* hidden, bool keeps, float* out, const Rounding& rounding = {}) {
     for (long start = 0; start < rows; start += CHUNK) {
@@ -26,7 +26,7 @@ static void mlp(const float* const* x, long rows, const float* gate_up_packed, c
     }
 }
 
-// Slots sorted by expert, in their order within one: row r is slot slot[r], expert e's rows end at ends[e].
+// A stable counting sort of slots by expert: row r is slot slot[r], the rows of expert e end at ends[e].
 static void sort_slots(const int64_t* experts, long M, long E, int32_t* ends, int64_t* slot) {
     std::vector<int32_t> next(E + 1, 0);
     for (long m = 0; m < M; m++) next[experts[m] + 1]++;
@@ -35,15 +35,15 @@ static void sort_slots(const int64_t* experts, long M, long E, int32_t* ends, in
     for (long m = 0; m < M; m++) slot[next[experts[m]]++] = m;
 }
 
-// The slots in sorted order, and of their rows what a gradient needs.
+// The slots in sorted order, and the part of their rows that a gradient needs.
 struct ExpertRows {
     int32_t* ends;
     int64_t* slot;
-    float* gate_up;  // all rows, or CHUNK of them where none is taken
+    float* gate_up;  // all rows, or CHUNK of them without a gradient
 };
 
-// out[n] = sum_k weights[n, k] expert_k(x[n]), in slot order (which is ascending expert order). More than one thread only
-// if it `keeps` every expert's rows.
+// out[n] = sum_k weights[n, k] expert_k(x[n]), in slot order (which is ascending expert order). `threads` must be 1 unless
+// it `keeps` all rows.
 static void experts(long threads, const float* x, long N, long D, long F, long E, long K, const int64_t* ids,
                     const float* weights, const float* gate_up_packed, const float* down_packed, const ExpertRows& rows,
                     bool keeps, float* out, const Rounding& rounding = {}) {

@@ -1,4 +1,4 @@
-"""Gates in C++: the choice of experts and their weights that a whole pass makes, for passes that ask for them."""
+"""Gates in C++: the choice of experts and their weights as a whole pass computes them, for other passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from theory.routing.gates import Gate
 
 
 class GateStruct(ctypes.Structure):
-    """Gate of routing.hpp."""
+    """`Gate` of routing.hpp, field by field."""
 
     _fields_ = (
         ("is_sigmoid", ctypes.c_int32), ("is_after", ctypes.c_int32), ("renormalise", ctypes.c_int32),
@@ -28,7 +28,7 @@ class GateStruct(ctypes.Structure):
 
 
 class SizesStruct(ctypes.Structure):
-    """Sizes of pass.hpp."""
+    """`Sizes` of pass.hpp, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("D", "H", "h", "d", "E", "K", "F", "qk_norm")),
@@ -38,7 +38,7 @@ class SizesStruct(ctypes.Structure):
 
 
 def gate_struct(gate: Gate) -> GateStruct:
-    """The convention as the kernels read it."""
+    """The convention in the kernels' memory layout."""
     return GateStruct(
         gate.score == "sigmoid", gate.order == "after", gate.renormalise, gate.num_groups, gate.num_top_groups,
         gate.group_score == "top2_sum", gate.scaling,
@@ -46,7 +46,7 @@ def gate_struct(gate: Gate) -> GateStruct:
 
 
 def _routed(logits: Tensor, ids: Tensor, weights: Tensor | None, gate: Gate, bias: Tensor | None) -> None:
-    """Chooses into `ids` where there are no `weights`, else weighs the ids into them."""
+    """Writes the chosen experts to `ids` if `weights` is None, else the weights of the given ids to `weights`."""
     (N, E), K = logits.shape, ids.shape[1]
     sizes = SizesStruct(E=E, K=K, gate=gate_struct(gate))
     bias = None if bias is None else plain(bias)
@@ -67,6 +67,7 @@ class _Weigh(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         logits, ids = ctx.saved_tensors
+        # The gradient of torch's own gate, computed again: only the forward needs the kernels' bits.
         with torch.enable_grad():
             logits = logits.detach().requires_grad_()
             weights = gates.weigh(logits, ids, replace(ctx.gate, kernels=None))
@@ -74,10 +75,10 @@ class _Weigh(Function):
 
 
 class CompiledGates:
-    """`theory.routing.gates.GateKernels`: a softmax, a tie and a sum have the bits of whole passes."""
+    """`theory.routing.gates.GateKernels` whose softmax, ties and sums have the bits of whole passes."""
 
     def __deepcopy__(self, memo: dict) -> CompiledGates:
-        return self
+        return self  # it has no state
 
     def select(self, logits_NE: Tensor, num_slots: int, gate: Gate, selection_bias_E: Tensor | None) -> Tensor:
         ids = torch.empty(logits_NE.shape[0], num_slots, dtype=torch.int64)
@@ -89,5 +90,5 @@ class CompiledGates:
 
 
 def compiled_gate(gate: Gate) -> Gate:
-    """The same convention, computed here."""
+    """The same convention, computed by these kernels."""
     return replace(gate, kernels=CompiledGates())

@@ -1,11 +1,11 @@
-// The C interface that ops.py and sandbox/model/compiled_passes.py call through ctypes. All arrays are contiguous
-// float32 unless said; sizes are checked by the caller. At most `threads` threads compute, fewer where there is little
-// to do; the bits are the same.
+// The C interface that ops.py and sandbox/model/compiled_passes.py call through ctypes. Arrays are contiguous float32
+// unless stated otherwise; the caller checks sizes. At most `threads` threads compute, fewer if there is little to do;
+// the bits are the same. build.py reads the argument types from these declarations.
 #include "backward.hpp"
 #include "pass.hpp"
 #include "self_attention.hpp"
 
-// What a part of a loop that works number by number should hold: a thread takes some 20 microseconds to come.
+// The number of rows per part of an elementwise loop: waking a thread takes some 20 microseconds.
 static long rows_of(long width) { return 65536 / (width + 1) + 1; }
 
 extern "C" {
@@ -17,7 +17,7 @@ void fo_pack(int64_t threads, const float* w, int64_t count, int64_t inner, int6
     });
 }
 
-// Rows [ends[e-1], ends[e]) of x by the e-th weight; linear is the case of one.
+// Rows [ends[e-1], ends[e]) of x times the e-th weight; linear is the case of one weight.
 void fo_product(int64_t threads, const float* x, const int32_t* ends, int64_t count, const float* packed, int64_t inner, int64_t columns,
                 float* out) {
     in_parts(threads, count ? ends[count - 1] : 0, CHUNK, [=](long first, long last) {
@@ -62,7 +62,7 @@ void fo_sigmoid(int64_t threads, const float* x, int64_t count, float* out) {
     });
 }
 
-// q, out (B, S, H, d); k, v (B, h, P, d) with strides by b and by h; seen (B, S) keys; probs (B, H, S, P), or null.
+// q, out (B, S, H, d); k, v (B, h, P, d) with strides for b and h; seen (B, S) numbers of keys; probs (B, H, S, P) or null.
 void fo_attention(int64_t threads, const float* q, const float* k, const float* v, const int64_t* seen, int64_t B, int64_t S, int64_t H,
                   int64_t h, int64_t P, int64_t d, int64_t stride_b, int64_t stride_h, float scale, float* probs,
                   float* out) {
@@ -82,6 +82,7 @@ void fo_experts(int64_t threads, const float* x, int64_t N, int64_t D, int64_t F
                 const float* weights, const float* gate_up, const float* down, int32_t* ends, int64_t* slot,
                 float* gate_up_rows, int32_t keeps, float* out) {
     ExpertRows rows = {ends, slot, gate_up_rows};
+    // Without `keeps`, gate_up_rows is one chunk that all experts reuse: threads would overwrite it.
     experts(keeps ? threads : 1, x, N, D, F, E, K, ids, weights, gate_up, down, rows, keeps, out);
 }
 
@@ -116,8 +117,8 @@ void fo_mlp_half(int64_t threads, const Sizes* sizes, const LayerWeights* layer,
     });
 }
 
-// All layers, naturally routed. Keys and values are (L, ...) with a stride by layer; ids (MoE layers, N, K); hidden and
-// logits (MoE layers, N, .), or one layer's room each if `keeps` is 0. A thread takes its sequences through all layers.
+// All layers, naturally routed. Keys and values are (L, ...), `stride` apart per layer; ids (MoE layers, N, K); hidden and
+// logits (MoE layers, N, .), or one layer's each if `keeps` is 0. A thread takes its sequences through all layers.
 void fo_forward(int64_t threads, const Sizes* sizes, const LayerWeights* layers, int64_t L, const Batch* batch,
                 const Rounding* rounding, float* keys, float* values, int64_t stride, float* x, int32_t keeps, float* hidden,
                 float* logits, int64_t* ids, float* weights) {
@@ -132,12 +133,12 @@ void fo_forward(int64_t threads, const Sizes* sizes, const LayerWeights* layers,
             attention_half(*sizes, layer, own, *rounding, keys + l * stride + at, values + l * stride + at, x + n * D, h, scores);
             if (layer.router) route(*sizes, layer, rows, scores, true, chosen, weights + n * K);
             mlp_half(*sizes, layer, *rounding, rows, h, chosen, weights + n * K, x + n * D);
-            if (layer.router) room++;
+            if (layer.router) room++;  // a dense layer's hidden rows are overwritten by the next layer's
         }
     });
 }
 
-// Of y = x W^T with g (rows, num_out) and x (rows, width): g_x = g W, from W packed, and g_weight += g^T x; null: not wanted.
+// Gradients of y = x W^T with g (rows, num_out), x (rows, width): g_x = g W (W packed), g_weight += g^T x; null skips one.
 void fo_linear_backward(int64_t threads, const float* g, const float* x, int64_t rows, int64_t num_out, int64_t width, const float* packed,
                         float* g_x, float* g_weight) {
     in_parts(threads, g_x ? rows : 0, CHUNK, [=](long first, long last) {
@@ -147,6 +148,7 @@ void fo_linear_backward(int64_t threads, const float* g, const float* x, int64_t
         std::memset(g_x + first * width, 0, (last - first) * width * sizeof(float));
         product(kept.at, kept.count, packed, num_out, width, to);
     });
+    // Parts are columns, not rows: a column's sum then has one order for every number of threads.
     long share = ((width + PANEL - 1) / PANEL + threads - 1) / threads;
     in_parts(threads, g_weight ? width : 0, share * PANEL, [=](long begin, long end) {
         for (long first = 0; first < rows; first += CHUNK) {
@@ -160,7 +162,7 @@ void fo_linear_backward(int64_t threads, const float* g, const float* x, int64_t
 
 void fo_rms_norm_backward(int64_t threads, const float* g, const float* x, const float* weight, const float* scale, int64_t rows,
                           int64_t num_weights, int64_t width, float* g_x, float* g_weight) {
-    // Sums over whole blocks of rows, added in the order of the blocks.
+    // One sum per block of rows (a multiple of num_weights, so that each starts at weight 0), added in block order.
     long block = (512 + num_weights - 1) / num_weights * num_weights, size = num_weights * width;
     std::vector<float> sums_of((rows + block - 1) / block * size, 0.0f);
     float* all = sums_of.data();
@@ -181,12 +183,12 @@ void fo_swiglu_backward(int64_t threads, const float* g, const float* gate_up, i
     });
 }
 
-// As fo_attention, with the probabilities that it kept and contiguous keys and values; their gradients are zero before.
+// As fo_attention, with its saved probabilities and contiguous keys and values; g_k and g_v must be zero on entry.
 void fo_attention_backward(int64_t threads, const float* g, const float* q, const float* k, const float* v, const int64_t* seen, int64_t B,
                            int64_t S, int64_t H, int64_t h, int64_t P, int64_t d, float scale, const float* probs,
                            float* g_q, float* g_k, float* g_v) {
     long G = H / h;
-    // A key head of a sequence is one part: its gradient is a sum over the queries that see it.
+    // One part per key head of a sequence: its gradient sums over all queries that see it, so no two threads add to it.
     in_parts(threads, B * h, 1, [=](long first, long last) {
         for (long own = first; own < last; own++)
             for (long j = own % h * G; j < (own % h + 1) * G; j++) {
@@ -204,7 +206,7 @@ void fo_experts_backward(int64_t threads, const float* g, const float* x, int64_
     experts_backward(threads, g, x, N, D, F, E, K, weights, gate_up_T, down_T, rows, g_x, g_weights, g_gate_up, g_down);
 }
 
-// What a gradient needs is kept in q, k, v and probs: see SelfAttention. qk_norm as in Sizes.
+// q, k, v and probs keep what the gradient needs: see SelfAttention. qk_norm as in Sizes.
 void fo_self_attention(int64_t threads, const float* qkv, const float* q_norm, const float* k_norm, const float* cos,
                        const float* sin, int64_t B, int64_t S, int64_t H, int64_t h, int64_t d, int64_t P, int64_t qk_norm,
                        int64_t num_tables, float eps, float scale, float* q, float* k, float* v, float* probs, float* out) {
@@ -213,7 +215,7 @@ void fo_self_attention(int64_t threads, const float* qkv, const float* q_norm, c
     in_parts(threads, B, 1, [&](long b, long) { attend_sequence(all, b, out); });
 }
 
-// `g_norms` is zero before: q's, then k's.
+// `g_norms` holds q's, then k's, and must be zero on entry.
 void fo_self_attention_backward(int64_t threads, const float* g, const float* qkv, const float* q_norm, const float* k_norm,
                                 const float* cos, const float* sin, int64_t B, int64_t S, int64_t H, int64_t h, int64_t d,
                                 int64_t P, int64_t qk_norm, int64_t num_tables, float eps, float scale, float* q, float* k,
@@ -221,6 +223,7 @@ void fo_self_attention_backward(int64_t threads, const float* g, const float* qk
     SelfAttention all = {{0, H, h, d, 0, 0, 0, qk_norm, eps, scale}, {}, B, S, P, num_tables, cos, sin, qkv, q, k, v, probs};
     all.w.q_norm = q_norm, all.w.k_norm = k_norm;
     long size = all.num_norms();
+    // One sum per sequence, added in their order below: no bit depends on the number of threads.
     std::vector<float> by_sequence(B * size, 0.0f);
     float* sums_of = by_sequence.data();
     in_parts(threads, B, 1, [&](long b, long) { attend_sequence_backward(all, g, b, g_qkv, sums_of + b * size); });

@@ -1,8 +1,8 @@
-// Eight floats at once, and the arithmetic that every kernel here is made of.
+// Vectors of eight floats, and the arithmetic of all kernels here.
 //
-// The compiler may not contract a product and a sum (-ffp-contract=off) nor reorder anything (no -ffast-math): where a
-// fused multiply-add is meant, `fma` says so. So a loop gives the same bits however the compiler unrolls or vectorises
-// it, and a number's bits depend on the order of operations written here and on nothing else.
+// The compiler may neither contract a product and a sum (-ffp-contract=off) nor reorder sums (no -ffast-math): a fused
+// multiply-add is written `fma`. So a loop gives the same bits however the compiler unrolls or vectorises it: they depend
+// only on the order of operations written here.
 #pragma once
 
 #include <cmath>
@@ -26,7 +26,7 @@ static inline Lanes load(const float* from) {
 
 static inline void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof x); }
 
-// The first `count` floats, zeros after them.
+// The first `count` floats, then zeros.
 static inline Lanes load_some(const float* from, long count) {
     Lanes out = {};
     std::memcpy(&out, from, count * sizeof(float));
@@ -46,7 +46,7 @@ static inline Lanes fma(Lanes a, Lanes b, Lanes c) {
 #endif
 }
 
-// ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
+// ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), the order of two horizontal additions and one across halves (see `sums`).
 static inline float sum(Lanes x) {
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
@@ -70,8 +70,8 @@ static inline Lanes sums(const Lanes x[LANES]) {
 #endif
 }
 
-// exp(x) to about one unit in the last place; 0 below -87.3 (no subnormals), infinity above 88.7, NaN of NaN.
-// x = n log 2 + r with |r| <= log(2) / 2, and a Taylor-like polynomial of r (Cephes' coefficients).
+// exp(x) to about one unit in the last place; 0 below -87.3 (no subnormals), infinity above 88.7, NaN for NaN.
+// x = n log 2 + r with |r| <= log(2) / 2, and a Taylor-like polynomial in r (Cephes' coefficients).
 static inline Lanes exponential(Lanes x) {
     const Lanes magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     Lanes low = splat(-87.33654f), high = splat(88.72283f);
@@ -79,6 +79,7 @@ static inline Lanes exponential(Lanes x) {
     clamped = clamped > high ? high : clamped;
     Lanes shifted = fma(clamped, splat(1.44269504f), magic);
     Lanes n = shifted - magic;
+    // log 2 in two parts; the first has few bits, so that n times it is exact.
     Lanes r = fma(n, splat(-0.693359375f), clamped);
     r = fma(n, splat(2.12194440e-4f), r);
     Lanes p = splat(1.9875691500e-4f);
@@ -88,7 +89,7 @@ static inline Lanes exponential(Lanes x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, r * r, r) + splat(1.0f);
-    // 2^n in two steps, as 2^128 is no float.
+    // 2^n as a product of two powers: 2^128 is not a float.
     IntLanes integer = (IntLanes)shifted - (IntLanes)magic;
     IntLanes half = integer >> 1;
     Lanes first = (Lanes)((half + 127) << 23), second = (Lanes)((integer - half + 127) << 23);

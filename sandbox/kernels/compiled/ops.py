@@ -1,7 +1,7 @@
 """The operators of sandbox/kernels in C++, forward and backward.
 
-Forwards are batch-invariant by construction, and are the row functions of whole passes
-(sandbox/model/compiled_passes.py). float32 alone. Letters as in sandbox/kernels/__init__.py.
+Forward passes are batch-invariant by construction and use the row functions of whole passes
+(sandbox/model/compiled_passes.py). float32 only. Letters as in sandbox/kernels/__init__.py.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from sandbox.kernels.elementwise import apply
 from sandbox.kernels.experts import ascending, grouped_experts_by
 from sandbox.kernels.numerics import EXACT, Numerics
 
-# As in the C++ sources.
+# Must equal the constants of the C++ sources.
 LANES, PANEL, CHUNK = 8, 16, 96
 
 
 def plain(x: Tensor) -> Tensor:
-    """x as the kernels take it: contiguous float32. Raises ValueError for another type."""
+    """x as the kernels take it: contiguous float32. Raises ValueError for another dtype."""
     if x.dtype != torch.float32:
         raise ValueError(f"compile: expected float32 tensors with compile: true, got {x.dtype}")
     return x.contiguous()
 
 
 def pack(weight: Tensor, *, transposed: bool) -> Float[Tensor, "E packed"]:
-    """Weights (in, out), or (out, in) where `transposed`, one or E of them, in panels of PANEL columns."""
+    """One or E weights (in, out), or (out, in) if `transposed`, packed in panels of PANEL columns."""
     weight = plain(weight.detach())
     weight = weight[None] if weight.dim() == 2 else weight
     count, rows, columns = weight.shape
@@ -43,7 +43,7 @@ def pack(weight: Tensor, *, transposed: bool) -> Float[Tensor, "E packed"]:
 
 
 def product_of(x: Tensor, packed: Tensor, ends: Tensor | None, num_out: int) -> Tensor:
-    """Rows by packed weights, group e of them up to ends[e]; without `ends` all rows by the one weight."""
+    """Rows times packed weights; group e ends at row ends[e]. Without `ends`, all rows times the one weight."""
     width = x.shape[-1]
     if ends is None:
         ends = torch.tensor([x.numel() // width], dtype=torch.int32)
@@ -74,7 +74,7 @@ class _Linear(Function):
 
 
 def linear(x: Float[Tensor, "*rows D"], weight_OD: Float[Tensor, "O D"]) -> Float[Tensor, "*rows O"]:
-    """x W^T; every number is a chain of fused multiply-adds over D."""
+    """x W^T; each element is one chain of fused multiply-adds over D."""
     return apply(_Linear, x, weight_OD)
 
 
@@ -89,6 +89,7 @@ class _GroupedProduct(Function):
         x_RD, weight_EDO, ends_E = ctx.saved_tensors
         grad_x, grad_weight = torch.empty_like(x_RD), torch.empty_like(weight_EDO)
         start = 0
+        # torch.mm: gradients need not be batch-invariant.
         for e, stop in enumerate(ends_E.tolist()):
             torch.mm(grads[0][start:stop], weight_EDO[e].t(), out=grad_x[start:stop])
             torch.mm(x_RD[start:stop].t(), grads[0][start:stop], out=grad_weight[e])
@@ -124,7 +125,7 @@ class _RMSNorm(Function):
 
 
 def rms_norm(x: Float[Tensor, "*rows D"], weight: Float[Tensor, "*heads D"], eps: float) -> Float[Tensor, "*rows D"]:
-    """x w / sqrt(mean(x^2) + eps) over the last axis; `weight` may differ by head, its axes are the last ones of x."""
+    """x w / sqrt(mean(x^2) + eps) over the last axis; `weight` may differ by head: its axes are the last axes of x."""
     return apply(_RMSNorm, x, weight, eps)
 
 
@@ -197,7 +198,7 @@ def sigmoid(x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
 
 
 def key_mask(num_seen_BS: Int[Tensor, "#B S"], num_slots: int, dtype: torch.dtype) -> Int[Tensor, "#B S"]:
-    """The first so many key slots are those that a query sees: the kernel never looks at the others."""
+    """The number of key slots that each query sees, as it is: the kernel leaves out the others by itself."""
     return num_seen_BS
 
 
@@ -207,8 +208,10 @@ class _Attention(Function):
         B, S, H, d = q.shape
         h, P = k.shape[1], k.shape[2]
         seen_BS, q = num_seen_BS.expand(B, S).contiguous(), plain(q)
+        # Keys may be a view of a longer cache: contiguous rows suffice, so addresses and strides are passed.
         if k.stride()[2:] != (d, 1) or k.stride() != v.stride():
             k, v = plain(k), plain(v)
+        # Without autograd (`apply`) the context has no `needs_input_grad`.
         keeps = any(getattr(ctx, "needs_input_grad", ()))
         probs, out = q.new_empty(B, H, S, P) if keeps else None, torch.empty_like(q)
         sizes = B, S, H, h, P, d, k.stride(0), k.stride(1)
@@ -237,16 +240,17 @@ def attention(
 ) -> Float[Tensor, "B S H d"]:
     """softmax(q k^T / sqrt(d)) v over the first `num_seen` keys of each query; P is a multiple of LANES.
 
-    The H / h query heads of a group share one key head. The content of the other key slots is never part of a sum.
+    The H / h query heads of a group share one key head. The other key slots are in no sum, whatever they hold.
     """
     d = q_BSHd.shape[-1]
     assert k_BhPd.shape[2] % LANES == 0, f"{k_BhPd.shape[2]} key slots are no multiple of {LANES}"
+    # Columns of zeros change no score, and the scale is that of the true d.
     q, k, v = (t if d % LANES == 0 else F.pad(t, (0, -d % LANES)) for t in (q_BSHd, k_BhPd, v_BhPd))
     return apply(_Attention, q, k, v, num_seen_BS, d**-0.5)[..., :d]
 
 
 def check_ids(ids_NK: Tensor, num_experts: int) -> None:
-    """ValueError for an expert that there is not: the kernels would write beyond their memory."""
+    """Raises ValueError for an expert id out of range: the kernels would write beyond their memory."""
     if ids_NK.numel() and not (int(ids_NK.min()) >= 0 and int(ids_NK.max()) < num_experts):
         raise ValueError(f"experts: expected ids from 0 to {num_experts - 1}, got {ids_NK.min()} to {ids_NK.max()}")
 
@@ -257,7 +261,7 @@ class _Experts(Function):
         (N, D), K, (E, F_, _) = x.shape, ids.shape[1], down.shape
         x, ids, weights = plain(x), ids.contiguous(), plain(weights)
         keeps = any(getattr(ctx, "needs_input_grad", ()))
-        # Rows in sorted order; without a gradient those of one chunk at a time.
+        # Hidden rows in sorted order; without a gradient, one chunk of them at a time.
         rows = x.new_empty(N * K if keeps else CHUNK, 2 * F_)
         kept = torch.empty(E, dtype=torch.int32), torch.empty(N * K, dtype=torch.int64), rows
         out = torch.empty_like(x)
@@ -289,7 +293,7 @@ def grouped_experts(
 ) -> Float[Tensor, "N D"]:
     """sum_k w_k down_k(silu(g_k) u_k), (g_k, u_k) = x gate_up_k, summed in ascending expert order.
 
-    Where `numerics` departs from the exact arithmetic, its steps are taken one by one, in these products.
+    If `numerics` departs from the exact arithmetic, the steps run one by one, with these products.
     """
     if numerics is not EXACT:
         return grouped_experts_by(

@@ -1,11 +1,11 @@
-// A forward pass of the whole decoder without gradients, made of the same row functions as the operators.
+// A forward pass of the whole decoder without gradients, made of the operators' row functions.
 #pragma once
 
 #include "experts.hpp"
 #include "routing.hpp"
 
-// Rows in one part of a pass: no fewer than are worth the weights that they pull through a thread's caches, and no more than
-// another thread should wait for.
+// Rows per part of a pass: enough to be worth loading the weights into a thread's caches, and few enough that no thread
+// waits long for another.
 constexpr long FEWEST_ROWS = 16, MOST_ROWS = 384;
 
 struct Sizes {
@@ -16,7 +16,7 @@ struct Sizes {
     const float* sin;
 };
 
-// One layer's weights, products packed; null for what it has not. F of a plain MLP or a shared expert: `plain_size`.
+// One layer's weights, matrices packed; null where it has none. `plain_size`: F of its plain MLP or shared expert.
 struct LayerWeights {
     const float *attention_norm, *qkv, *q_norm, *k_norm, *o, *mlp_norm;
     const float *plain_gate_up, *plain_down, *shared_gate;
@@ -24,13 +24,13 @@ struct LayerWeights {
     int64_t plain_size;
 };
 
-// Row (b, s) is token `positions[b, s]` of sequence b; keys and values are (B, h, capacity, d), b's stride given.
+// Row (b, s) is token `positions[b, s]` of sequence b; keys and values are (B, h, capacity, d), `stride` apart per b.
 struct Batch {
     int64_t B, S, capacity, stride;
     const int64_t* positions;
 };
 
-// Its sequences [first, last).
+// The sequences [first, last) of a batch.
 static Batch of_batch(const Batch& batch, long first, long last) {
     return {last - first, batch.S, batch.capacity, batch.stride, batch.positions + first * batch.S};
 }
@@ -41,7 +41,7 @@ static long rows_a_part(long threads, long rows) {
     return std::min(std::max(share, FEWEST_ROWS), MOST_ROWS);
 }
 
-// The same in whole sequences, at least one.
+// The same in whole sequences: at least one.
 static long sequences_of(long threads, const Batch& batch) {
     return (rows_a_part(threads, batch.B * batch.S) + batch.S - 1) / batch.S;
 }
@@ -56,8 +56,8 @@ static void normalise(const Sizes& m, const LayerWeights& w, float* qk) {
     }
 }
 
-// x + attention(norm x) in place, then its norm to `hidden` and, where there are experts, the router's logits.
-// Keys are written before they are read: rows come in the order of their positions, CHUNK at a time.
+// x + attention(norm x) in place, then its norm to `hidden` and, in an MoE layer, the router's logits. Rows come in the
+// order of their positions, CHUNK at a time, so that keys are written before they are read.
 static void attention_half(const Sizes& m, const LayerWeights& w, const Batch& batch, const Rounding& rounding, float* keys,
                            float* values, float* x, float* hidden, float* logits) {
     static thread_local Scratch scratch;
@@ -117,7 +117,7 @@ static void route(const Sizes& m, const LayerWeights& w, long N, const float* lo
     }
 }
 
-// A plain MLP of all rows: that of a dense layer, or a shared expert.
+// The plain MLP of a dense layer, or the shared expert, on all rows.
 static void plain_mlp(const Sizes& m, const LayerWeights& w, const Rounding& rounding, long N, const float* seen, float* out) {
     static thread_local Scratch scratch;
     static thread_local std::vector<const float*> from;
@@ -145,6 +145,7 @@ static void mlp_half(const Sizes& m, const LayerWeights& w, const Rounding& roun
         experts(1, seen, N, D, m.F, m.E, m.K, ids, weights, w.gate_up, w.down, rows, false, out, rounding);
     }
     if (w.plain_gate_up) plain_mlp(m, w, rounding, N, seen, w.router ? extra : out);
+    // `room` is free again: both MLPs have read the rounded rows.
     if (w.shared_gate) product(rounded(rounding.other_inputs, hidden, N, D, room), N, w.shared_gate, D, 1, open);
     for (long n = 0; n < N; n++) {
         float* to = out + n * D;

@@ -1,7 +1,7 @@
-// Products of rows by a weight: out[n, o] = sum_i x[n, i] w[i, o], the sum a chain of fused multiply-adds in ascending i.
+// Products of rows and a weight: out[n, o] = sum_i x[n, i] w[i, o], the sum a chain of fused multiply-adds in ascending i.
 //
-// A weight is packed into panels of PANEL columns, [panel][i][column], zeros beyond the last one. Every number is one
-// lane's chain, whatever rows and columns are computed beside it: no row's bits depend on the batch.
+// A weight is packed into panels of PANEL columns, [panel][i][column], padded with zeros. Each output is the chain of one
+// lane, whatever rows and columns are computed beside it: no row's bits depend on the batch.
 #pragma once
 
 #include <vector>
@@ -9,13 +9,13 @@
 #include "lanes.hpp"
 
 constexpr long PANEL = 16;   // columns: two vectors
-constexpr long BLOCK = 6;    // rows of x in registers, by two vectors: twelve accumulators of sixteen registers
-constexpr long CHUNK = 96;   // rows of x that stay in the first caches while all panels pass by
+constexpr long BLOCK = 6;    // rows per tile: times two vectors, twelve accumulators in sixteen registers
+constexpr long CHUNK = 96;   // rows of x that stay in the first caches while all panels are read
 
 static inline long panels(long columns) { return (columns + PANEL - 1) / PANEL; }
 static inline long packed_size(long inner, long columns) { return panels(columns) * PANEL * inner; }
 
-// From w[i * stride_i + o * stride_o].
+// Packs w[i * stride_i + o * stride_o].
 static void pack(const float* w, long inner, long columns, long stride_i, long stride_o, float* packed) {
     for (long p = 0; p < panels(columns); p++) {
         long first = p * PANEL, width = columns - first < PANEL ? columns - first : PANEL;
@@ -55,14 +55,14 @@ static inline void tile(const float* const* x, const float* panel, long inner, f
     }
 }
 
-// out[n][o] for the rows that the pointers x[n] stand at.
+// out[n][o] for rows given by pointers x[n].
 static void product(const float* const* x, long rows, const float* packed, long inner, long columns, float* const* out) {
     for (long start = 0; start < rows; start += CHUNK) {
         long stop = rows - start < CHUNK ? rows : start + CHUNK;
         for (long p = 0; p < panels(columns); p++) {
             long first = p * PANEL, width = columns - first < PANEL ? columns - first : PANEL;
             const float* panel = packed + first * inner;
-            // The fewest tiles, of even height: one of less than four rows takes as long as one of four.
+            // The fewest tiles, of nearly equal height: one of less than four rows takes as long as one of four.
             for (long r = start, height; r < stop; r += height) {
                 long tiles = (stop - r + BLOCK - 1) / BLOCK;
                 height = (stop - r + tiles - 1) / tiles;
@@ -79,7 +79,7 @@ static void product(const float* const* x, long rows, const float* packed, long 
     }
 }
 
-// The same for rows of one array each.
+// The same for rows that are contiguous in one array.
 static void product(const float* x, long rows, const float* packed, long inner, long columns, float* out) {
     const float* from[CHUNK];
     float* to[CHUNK];

@@ -1,11 +1,11 @@
-// Rounding of rows to a storage format and back: what sandbox/engines/formats.py does with torch, in the same bits.
+// Rounding of rows to a storage format and back, with the bits of sandbox/engines/formats.py.
 #pragma once
 
 #include "lanes.hpp"
 
 enum Format : int64_t { BF16, FP8_E4M3, INT8 };
 
-// block: numbers side by side that share a scale, 0 for all of a row; has_scale 0: none.
+// block: how many adjacent numbers share a scale, 0 for the whole row; has_scale: 0 for no scale.
 struct Step {
     int64_t format, has_scale, block;
 };
@@ -22,14 +22,14 @@ struct Rounding {
 
 typedef uint32_t BitLanes __attribute__((vector_size(32)));
 
-// Half of the last place that is kept, less one where that is even: added, it rounds to nearest, ties to even.
+// Rounds to nearest, ties to even: adds half a unit of the last kept place, less one if that place is even.
 static inline BitLanes to_nearest(BitLanes bits, int dropped) {
     return (bits + ((1u << (dropped - 1)) - 1) + ((bits >> dropped) & 1)) >> dropped << dropped;
 }
 
 static inline Lanes bf16(Lanes x) {
     Lanes rounded = (Lanes)to_nearest((BitLanes)x, 16);
-    return x == x ? rounded : x;
+    return x == x ? rounded : x;  // adding to the bits of a NaN could turn it into an infinity
 }
 
 // Saturates at 448; steps of 2^-9 below 2^-6; keeps the sign of zeros.
@@ -65,7 +65,7 @@ static inline void each(float* x, long width, Function function) {
     }
 }
 
-// The largest magnitude over `largest`; 1 where that is 0 or NaN. Magnitudes are in the order of their bits, NaN above all.
+// max |x| / `largest`, or 1 where that is 0 or NaN. The bits of magnitudes are ordered as integers, NaN above all.
 static inline float scale_of(const float* x, long width, float largest) {
     IntLanes best = {};
     for (long i = 0; i < width; i += LANES) {
@@ -95,7 +95,7 @@ static inline void round_block(const Step& step, float* x, long width) {
     }
 }
 
-// The steps one after the other, in place.
+// Applies the steps in order, in place.
 static void round_rows(const Steps& steps, float* x, long rows, long width) {
     for (long s = 0; s < steps.count; s++) {
         long block = steps.at[s].block ? steps.at[s].block : width;
@@ -105,7 +105,7 @@ static void round_rows(const Steps& steps, float* x, long rows, long width) {
     }
 }
 
-// x, or where there are steps its rounded copy in `room`.
+// x itself, or, if there are steps, its rounded copy in `room`.
 static const float* rounded(const Steps& steps, const float* x, long rows, long width, float* room) {
     if (steps.count == 0) return x;
     std::memcpy(room, x, rows * width * sizeof(float));

@@ -1,4 +1,4 @@
-"""`sandbox.kernels.rounding.Rounding` as the kernels read it, and its steps on rows of their own."""
+"""`sandbox.kernels.rounding.Rounding` in the kernels' memory layout, and its steps applied to rows outside a pass."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _FORMATS = {"bf16": 0, "fp8_e4m3": 1, "int8": 2}
 
 
 class _StepStruct(ctypes.Structure):
-    """Step of rounding.hpp."""
+    """`Step` of rounding.hpp."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("format", "has_scale", "block"))
 
 
 class _StepsStruct(ctypes.Structure):
-    """Steps of rounding.hpp."""
+    """`Steps` of rounding.hpp."""
 
     _fields_ = (("at", ctypes.POINTER(_StepStruct)), ("count", ctypes.c_int64))
 
 
 class _RoundingStruct(ctypes.Structure):
-    """Rounding of rounding.hpp."""
+    """`Rounding` of rounding.hpp."""
 
     _fields_ = tuple((name, _StepsStruct) for name in ("inputs", "other_inputs", "outputs", "kv"))
 
@@ -49,12 +49,12 @@ def _struct(rounding: Rounding) -> _RoundingStruct:
 
 
 def address_of(rounding: Rounding) -> int:
-    """The address at which a pass reads it; kept alive by the cache of `_struct`, for one call at least."""
+    """The address of the steps in memory; the cache of `_struct` keeps them alive during a call."""
     return ctypes.addressof(_struct(rounding))
 
 
 def rounded(x: Float[Tensor, "*rows D"], steps: tuple[Step, ...]) -> Float[Tensor, "*rows D"]:
-    """x after these steps, row by row: `sandbox.engines.rounded.rounded` in the same bits; x itself without steps."""
+    """x after these steps, row by row, with the bits of `sandbox.engines.rounded.rounded`; x itself without steps."""
     if not steps:
         return x
     x = x.contiguous().clone()

@@ -1,4 +1,4 @@
-// Gates: how router logits become a set of experts and their weights (theory/routing/gates.py says what is computed).
+// Gates: from router logits to a set of experts and their weights (theory/routing/gates.py defines them).
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ struct Gate {
 
 typedef std::pair<float, long> Candidate;
 
-// The tie rule of torch.topk on a CPU: the same algorithm of the standard library on the same pairs.
+// Breaks ties as torch.topk does on a CPU: with the same algorithms of the standard library on the same pairs.
 static void keep_largest(std::vector<Candidate>& all, long count) {
     auto larger = [](const Candidate& a, const Candidate& b) {
         return (std::isnan(a.first) && !std::isnan(b.first)) || a.first > b.first;
@@ -25,12 +25,12 @@ static void keep_largest(std::vector<Candidate>& all, long count) {
         std::nth_element(all.begin(), all.begin() + count - 1, all.end(), larger);
 }
 
-// The `count` largest of `width` numbers, ascending by place, where no tie and no NaN leaves a choice; else false.
+// Writes the places of the `count` largest of `width` numbers, ascending; false if a tie or a NaN leaves a choice.
 // `values` has room for `width` rounded up to LANES.
 static bool take_largest(float* values, long width, long count, int64_t* places) {
     long whole = (width + LANES - 1) / LANES * LANES;
     for (long e = width; e < whole; e++) values[e] = -INFINITY;
-    // The largest, the largest below it, and so on: equal numbers count once here, and are noticed after.
+    // The largest, then the largest below it, and so on: equal numbers count once here and are detected below.
     Lanes none = splat(-INFINITY), least = splat(INFINITY);
     for (long k = 0; k < count; k++) {
         Lanes best = none;
@@ -44,7 +44,7 @@ static bool take_largest(float* values, long width, long count, int64_t* places)
     IntLanes reach = {}, nans = {};
     for (long e = 0; e < whole; e += LANES) {
         Lanes x = load(values + e);
-        reach -= x >= least;
+        reach -= x >= least;  // a true comparison is -1 in every lane
         nans -= x != x;
     }
     long total = 0, odd = 0;
@@ -60,7 +60,7 @@ static bool take_largest(float* values, long width, long count, int64_t* places)
     return true;
 }
 
-// Softmax over `width` numbers, or each one's sigmoid; `padded` holds `width` rounded up to LANES, and may be `logits`.
+// The softmax over `width` numbers, or their sigmoids; `padded` holds `width` rounded up to LANES and may be `logits`.
 static void score(const float* logits, long width, bool is_sigmoid, float* padded) {
     long whole = (width + LANES - 1) / LANES * LANES;
     for (long e = 0; e < whole; e++) padded[e] = e < width ? logits[e] : -INFINITY;
@@ -72,7 +72,7 @@ static void score(const float* logits, long width, bool is_sigmoid, float* padde
     for (long e = 0; e < whole; e++) padded[e] /= total;
 }
 
-// `left_out` for the experts outside the best groups.
+// Sets experts outside the best groups to `left_out`.
 static void keep_top_groups(float* choosing, long E, const Gate& gate, float left_out, std::vector<Candidate>& work) {
     long size = E / gate.num_groups;
     work.clear();
@@ -95,7 +95,7 @@ static void keep_top_groups(float* choosing, long E, const Gate& gate, float lef
         if (!is_in[e / size]) choosing[e] = left_out;
 }
 
-// The K experts of one row, ascending; `scores` are those of `score`, `choosing` has room for E.
+// The K experts of one row, ascending; `scores` come from `score`, `choosing` has room for E rounded up to LANES.
 static void select(const float* logits, const float* scores, const float* bias, long E, long K, const Gate& gate,
                    float* choosing, std::vector<Candidate>& work, int64_t* experts) {
     const float* base = gate.is_after ? logits : scores;
@@ -110,7 +110,7 @@ static void select(const float* logits, const float* scores, const float* bias, 
     std::sort(experts, experts + K);
 }
 
-// The weights of these experts; the sum over slots is in their order.
+// The weights of these experts; the sum over slots runs in their order.
 static void weigh_experts(const float* logits, const float* scores, const int64_t* experts, long K, const Gate& gate,
                           std::vector<float>& work, float* weights) {
     if (gate.is_after) {

@@ -1,4 +1,4 @@
-// What works on a row at a time: norms, rotations, activations.
+// Operations on one row: norms, rotations, activations.
 #pragma once
 
 #include "lanes.hpp"
@@ -9,7 +9,7 @@ static inline bool is_zero(const float* x, long width) {
     return i == width;
 }
 
-// x w / sqrt(mean(x^2) + eps); gives 1 / sqrt(...).
+// x w / sqrt(mean(x^2) + eps); returns 1 / sqrt(...).
 static inline float rms_norm(const float* x, const float* weight, long width, float eps, float* out) {
     Lanes squares = splat(0.0f);
     long i = 0;
@@ -23,7 +23,7 @@ static inline float rms_norm(const float* x, const float* weight, long width, fl
     return scale;
 }
 
-// Rotary embedding of one head in the half convention; tables of both halves, the sine with its sign. `out` is not `x`.
+// Rotary embedding of one head in the half convention; tables as `rotation_tables` makes them. `out` must not be `x`.
 static inline void rotate(const float* x, const float* cos, const float* sin, long width, float* out) {
     long half = width / 2;
     for (long i = 0; i < half; i++) out[i] = x[half + i] * sin[i] + x[i] * cos[i];
@@ -44,7 +44,7 @@ static inline void swiglu(const float* gate, const float* up, long width, float*
     }
 }
 
-// exp(x - max) in place, and their sum; `width` is a multiple of LANES, -inf stands for nothing.
+// exp(x - max) in place; returns their sum. `width` is a multiple of LANES; -inf marks padding.
 static inline float exponentials(float* x, long width) {
     Lanes best = load(x);
     for (long i = LANES; i < width; i += LANES) {

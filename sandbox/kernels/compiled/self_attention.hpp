@@ -1,12 +1,12 @@
-// Attention of whole sequences, from the product of queries, keys and values to the heads' outputs, and its gradient: what
-// pass.hpp does of it, keeping what the gradient needs. A sequence is one part.
+// Attention over whole sequences, from the qkv product to the heads' outputs, and its gradient: as in pass.hpp, but it
+// keeps what the gradient needs. A sequence is one part.
 #pragma once
 
 #include "backward.hpp"
 #include "pass.hpp"
 
 // qkv (B, S, (H + 2 h) d); q (B, S, H, d) and k, v (B, h, P, d) after norm and rotation; probs (B, H, S, P). Token (b, s)
-// turns by table row (b S + s) mod num_tables, of which H + h stand together, and sees the keys 0 to s.
+// is rotated by entry (b S + s) mod num_tables of the tables, H + h equal rows each, and sees keys 0 to s.
 struct SelfAttention {
     Sizes m;
     LayerWeights w;
@@ -49,7 +49,7 @@ static inline void rotate_back(const float* g, const float* cos, const float* si
     for (long i = half; i < width; i++) out[i] = g[i] * cos[i] - g[i - half] * sin[i];
 }
 
-// From the gradient of a row after `normalise` to that before it, adding to those of the norms' weights (q's, then k's).
+// Turns the gradient after `normalise` into that before it; adds to the gradients of the norms' weights (q's, then k's).
 static void normalise_backward(const Sizes& m, const LayerWeights& w, const float* g, const float* x, float* room, float* g_x,
                                float* g_norms) {
     long num = m.qk_norm == 1 ? m.H + m.h : 2, at = 0;
@@ -57,20 +57,20 @@ static void normalise_backward(const Sizes& m, const LayerWeights& w, const floa
         bool is_q = j < (m.qk_norm == 1 ? m.H : 1);
         long width = m.qk_norm == 1 ? m.d : (is_q ? m.H : m.h) * m.d;
         const float* weight = is_q ? w.q_norm : w.k_norm;
-        float scale = rms_norm(x + at, weight, width, m.eps, room);
+        float scale = rms_norm(x + at, weight, width, m.eps, room);  // computed again: only 1 / rms is needed
         float* g_weight = g_norms + (is_q ? 0 : m.qk_norm == 1 ? m.d : m.H * m.d);
         rms_norm_backward(g + at, x + at, weight, scale, width, g_x + at, g_weight);
         at += width;
     }
 }
 
-// Writes the gradient of qkv's rows, adds to that of the norms' weights.
+// Writes the gradient of qkv's rows; adds to that of the norms' weights.
 static void attend_sequence_backward(const SelfAttention& a, const float* g, long b, float* g_qkv, float* g_norms) {
     static thread_local Scratch scratch;
     long H = a.m.H, h = a.m.h, d = a.m.d, S = a.S, P = a.P, G = H / h, keys = h * P * d, stop = S;
     static thread_local std::vector<int64_t> seen;
     for (long s = seen.size(); s < S; s++) seen.push_back(s + 1);
-    // Up to the last row with a gradient: no other row's reaches beyond it.
+    // Stop after the last row with a gradient: attention is causal, so later keys get none.
     while (stop && is_zero(g + (b * S + stop - 1) * H * d, H * d)) stop--;
     std::memset(g_qkv + (b * S + stop) * a.wide(), 0, (S - stop) * a.wide() * sizeof(float));
     float* g_k = scratch.take(2 * keys + S * H * d + 2 * a.wide());

@@ -1,6 +1,6 @@
-"""Causal attention of whole sequences as one operator of training, with norms and rotations.
+"""Causal attention over whole sequences, norms and rotations included, as one operator for training.
 
-In the bits of the operators of ops.py one by one. Letters as in sandbox/kernels/__init__.py.
+It has the bits of the separate operators of ops.py. Letters as in sandbox/kernels/__init__.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sandbox.kernels.elementwise import apply
 from sandbox.kernels.interface import Heads
 
 QK_NORMS = ("none", "head", "projection")
-"""As `Sizes` of pass.hpp numbers them."""
+"""In the order of `Sizes::qk_norm` in pass.hpp."""
 
 
 class _SelfAttention(Function):
@@ -72,7 +72,7 @@ def self_attention(
 ) -> Float[Tensor, "B S D"] | None:
     """The heads' outputs for projected queries, keys and values; token s sees tokens 0 to s of its sequence.
 
-    None where a head's width is no multiple of LANES: then the operators do it one by one.
+    None if the head width is not a multiple of LANES; the separate operators are used then.
     """
     if config.head_dim % LANES:
         return None

@@ -1,9 +1,9 @@
-// Loops over threads: a pool that sleeps when there is nothing to do.
+// Parallel loops: a pool of threads that sleeps when there is nothing to do.
 //
-// A loop is cut into parts that depend on one another in nothing, and whoever is free claims the next part: a thread that
-// the machine gives no time holds nobody up but by the part in its hands. A part computes the same numbers wherever it
-// runs, and sums over parts are added in the order of the parts: no bit depends on the number of threads. (Threads that
-// meet at barriers and spin there, as OpenMP's do, take 30 to 90 times as long where anything shares the machine.)
+// A loop is cut into independent parts, and each free thread claims the next one: a thread that gets no time from the
+// machine delays only the part that it holds. A part computes the same numbers on any thread, and sums over parts are
+// added in their order: no bit depends on the number of threads. (Threads that spin at barriers, as OpenMP's do, take 30
+// to 90 times as long when the machine is shared.)
 #pragma once
 
 #include <pthread.h>
@@ -17,8 +17,8 @@
 
 class Pool {
    public:
-    // work(p) for every p < parts, on the calling thread and at most `helpers` others; returns when all are done. A
-    // second caller at the same time works alone. Not from inside `work`.
+    // Calls work(p) for every p < parts, on the calling thread and at most `helpers` others; returns when all are done. A
+    // second caller at the same time works alone. Must not be called from inside `work`.
     void run(long helpers, long parts, const std::function<void(long)>& work) {
         std::unique_lock<std::mutex> own(busy_, std::try_to_lock);
         if (!own) {
@@ -35,7 +35,7 @@ class Pool {
         }
         for (long n = 0; n < helpers; n++) wake_.notify_one();
         claim(work, parts);
-        // A helper that has not come by now is not needed: it would find no part.
+        // Helpers that are not awake by now are not needed: no part is left.
         std::unique_lock<std::mutex> guard(lock_);
         wanted_ = 0;
         guard.unlock();
@@ -45,13 +45,13 @@ class Pool {
     }
 
    private:
-    static constexpr long YIELDS = 50;  // some 20 microseconds: parts of one size end together, and to sleep costs as much
+    static constexpr long YIELDS = 50;  // some 20 microseconds: equal parts end together, and sleeping costs as much
 
     void claim(const std::function<void(long)>& work, long parts) {
         for (long p = next_++; p < parts; p = next_++) work(p);
     }
 
-    // Threads as far as the system gives them: the caller does what nobody else does.
+    // As many threads as the system grants: the caller does the parts that nobody else claims.
     void grow(long helpers) {
         try {
             for (; size_ < helpers; size_++) std::thread([this] { help(); }).detach();
@@ -65,6 +65,7 @@ class Pool {
             wake_.wait(guard, [this] { return wanted_ > 0; });
             wanted_--;
             inside_++;
+            // Read under the lock, as the caller may only start another loop once inside_ is 0.
             const std::function<void(long)>& work = *work_;
             long parts = parts_;
             guard.unlock();
@@ -83,8 +84,8 @@ class Pool {
 
 static std::atomic<Pool*> the_pool{nullptr};
 
-// The process's pool. It is never destroyed, as its threads sleep in it to the end. A forked child has none of the
-// threads, so it forgets the pool and makes its own.
+// The process's pool. It is never destroyed, as its threads sleep in it until the process ends. A forked child has none of
+// the threads, so it forgets the pool and makes its own.
 static Pool& pool() {
     static std::once_flag is_watched;
     std::call_once(is_watched, [] { pthread_atfork(nullptr, nullptr, [] { the_pool = nullptr; }); });
@@ -99,7 +100,7 @@ static Pool& pool() {
     return *here;
 }
 
-// work(first, last) for [0, part), [part, 2 part), ... of `count`; parts are the same for every number of threads.
+// Calls work(first, last) for [0, part), [part, 2 part), ... up to `count`; they do not depend on the number of threads.
 template <class Work>
 static void in_parts(long threads, long count, long part, const Work& work) {
     long parts = (count + part - 1) / part, helpers = (threads < parts ? threads : parts) - 1;

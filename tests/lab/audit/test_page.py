@@ -31,8 +31,8 @@ def test_the_summary_is_computed(config: AuditConfig, frame: pd.DataFrame) -> No
     other = frame.assign(objective=frame["objective"].map(lambda name: swap.get(name, name)))
     assert "least with grpo" in " ".join(sentences(config, other))
     assert f"{len(frame):,} rows" in said
-    assert headline(frame) == "Of 4 objectives sequence is nearest to the true gradient, grpo furthest from it."
-    assert headline(other) == "Of 4 objectives grpo is nearest to the true gradient, sequence furthest from it."
+    assert headline(frame) == "Of 4 objectives, sequence is nearest to the true gradient and grpo furthest from it."
+    assert headline(other) == "Of 4 objectives, grpo is nearest to the true gradient and sequence furthest from it."
 
 
 def test_every_number_of_the_study_is_in_the_tables(config: AuditConfig, frame: pd.DataFrame) -> None:

@@ -198,7 +198,7 @@ def test_a_record_that_is_a_row_late_agrees_with_its_neighbours() -> None:
 
 
 def test_the_ratios_of_routes_are_their_formulas() -> None:
-    """Differing routers by deviation and KL by differing routers are quotients of clues that stand beside them."""
+    """Differing routers per deviation and KL per differing router are quotients of the clues beside them."""
     flipped = routed(0, share=0.2)
     mu = noisy(0.2).logp_mu
     trace = Trace(**(vars(flipped) | {"logp_mu": mu}))

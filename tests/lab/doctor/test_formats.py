@@ -53,7 +53,7 @@ def test_a_frameworks_dump_is_our_trace(name: str, tmp_path: Path) -> None:
 def test_what_an_engine_wrote_is_whole_with_the_trainers_side(write: Callable[..., Path], tmp_path: Path) -> None:
     """mu alone is refused with the way out; with `--old` the trace is ours, and a file of fewer rows is named."""
     path, old = write(tmp_path, WHOLE), dumps.old_side(tmp_path, WHOLE)
-    with pytest.raises(ValueError, match=r"no log-probabilities of old. Bring them by --old FILE"):
+    with pytest.raises(ValueError, match=r"no log-probabilities of old. Pass them with --old FILE"):
         load_trace(path)
     ours = load_trace(write_jsonl(tmp_path / "ours.jsonl", WHOLE))
     lacks = (

@@ -50,7 +50,7 @@ BROKEN: dict[str, tuple[Events, str]] = {
     ),
     "a layer that ran others": ([forward(5, False), forward(3, False)], "layer 3 ran other experts than were"),
     "rows without routes": ([forward(2, fallback=7)], "7 of 300 rows had no route"),
-    "a sample of no rollout": ([sample("tq_fetch_sample", "s9", "r", stage="train")], "1 fetched samples are of no"),
+    "a sample of no rollout": ([sample("tq_fetch_sample", "s9", "r", stage="train")], "1 fetched samples belong to no"),
 }  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_whole_replay_is_said_to_be_whole(tmp_path: Path, capsys: pytest.Capture
     for arguments in ([str(first), str(second)], [str(tmp_path)]):
         assert main(["doctor", *arguments]) == 0
         told = capsys.readouterr().out
-        assert told.startswith("R3 trace: replay is whole.") and "2 fetched samples compared with 2" in told
+        assert told.startswith("R3 trace: replay is complete.") and "2 fetched samples compared with 2" in told
         assert "2 replayed passes of 2 layers" in told
 
 
@@ -91,7 +91,7 @@ def test_events_that_do_not_fit_are_a_line_each(tmp_path: Path, capsys: pytest.C
     told = capsys.readouterr().err.splitlines()
     assert told[0] == f"error: {path}: line 2: key: missing, in an event 'rollout_payload_sample'"
     assert told[1].startswith(f"error: {path}: line 3: expected a JSON object") and len(told) == 2
-    with pytest.raises(ValueError, match="expected events of NeMo-RL's R3 trace, got none that is known"):
+    with pytest.raises(ValueError, match="expected events of NeMo-RL's R3 trace, got none"):
         read([written(tmp_path / "r3_trace_c_pid1.jsonl", [{"event": "other"}])])
     written(tmp_path / "t.jsonl", [{"tokens": [1]}])
     assert main(["doctor", str(path), str(tmp_path / "t.jsonl")]) == 2

@@ -120,7 +120,7 @@ def test_a_collapse_too_early_to_be_warned_of_is_counted(found: list[Finding], r
     stable = {name: {**row, "first_step": None} for name, row in rows.items()}
     early = stable | {name: {**rows[name], "first_step": 1} for name in list(rows)[:2]}
     assert "No run has collapsed." in page.markdown(CHOSEN, REGIMES, found, stable)
-    assert "Collapsed runs: 2. None was late enough" in page.markdown(CHOSEN, REGIMES, found, early)
+    assert "Collapsed runs: 2. None collapsed late enough" in page.markdown(CHOSEN, REGIMES, found, early)
 
 
 def test_effects_are_shown_on_their_scale(found: list[Finding]) -> None:

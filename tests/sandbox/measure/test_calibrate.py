@@ -106,7 +106,7 @@ def test_the_loss_weighs_kinds_alike() -> None:
 def test_the_word_names_the_worst_figure() -> None:
     """A fit that is off by e in one of two kinds says by how much, and where."""
     fit = Fit((), (Figure("k3 KL", 1.0, 1.0, 0.0), Figure("F(2)", 0.1, 0.1 * math.exp(2), 0.0)))
-    assert fit.word == "poor: the figures are off by a factor of 4.11 as a rule; F(2) is off most, by a factor of 7.39"
+    assert fit.word == "poor: the figures are off by a factor of 4.11 on average; F(2) is off most, by a factor of 7.39"
 
 
 def test_log_probabilities_that_are_not_finite_are_refused(bench: Bench) -> None:

@@ -255,7 +255,7 @@ def test_what_cannot_be_filtered_is_one_line(data: Path, lines: list[str], capsy
     assert [p.name for p in Path("data").iterdir()] == ["problems.jsonl"]
     data.write_text("\n\n".join(lines))
     assert "none.jsonl: expected a file of problems, got: No such file" in fails(capsys, Path("none.jsonl"))
-    assert "task.kind: expected jsonl or dataset, as which DATA is read, got arithmetic" in fails(
+    assert "task.kind: expected jsonl or dataset (the format of DATA), got arithmetic" in fails(
         capsys, data, "--task", "{kind: arithmetic}"
     )
     assert main(["filter", "config.yaml"]) == 2

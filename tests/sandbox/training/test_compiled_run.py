@@ -85,12 +85,13 @@ def test_auto_without_a_compiler_is_torchs_run_and_says_so(tmp_path, monkeypatch
     found = run(config(tmp_path / "auto", "--compile", "auto", "--threads", "2", *FEW), progress="none")
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("compile")]
     assert said == [
-        "compile: auto: torch's operators, as C++ kernels could not be built: CXX=no-such-compiler, which is not there"
+        "compile: auto: using torch's operators; C++ kernels could not be built: "
+        "CXX=no-such-compiler, which is not there"
     ]
     assert found.metrics() == expected.metrics()
     assert found.path.name.split("-")[1] == expected.path.name.split("-")[1]
     assert "\ncompile: null\nthreads: null\n" in (found.path / "config.yaml").read_text().replace(
-        "\n# threads of compiled kernels, which change no bit; null: one", ""
+        "\n# threads of compiled kernels; they change no bit; null: one", ""
     )
 
 

@@ -118,7 +118,7 @@ def test_the_doctor_names_the_side_that_scores_at_one(side: str) -> None:
     trace = Trace.of(rollouts, trainer.score(scored, NATURAL), torch.zeros(len(rollouts)), step=1)
     found = diagnose(trace)
     assert found.named[0].name == "temperature"
-    said = "the trainer scores at 1" if side == "old" else "the engine writes down log-probabilities at 1"
-    assert f"Tokens were sampled at 0.7, and {said}." in found.named[0].words(found.seen)
+    said = "the trainer scores at 1" if side == "old" else "the engine records log-probabilities at 1"
+    assert f"Tokens were sampled at temperature 0.7, and {said}." in found.named[0].words(found.seen)
     honest = Trace.of(rollouts, trainer.score(rollouts, NATURAL), torch.zeros(len(rollouts)), step=1)
     assert side == "mu" or diagnose(honest).fault is None

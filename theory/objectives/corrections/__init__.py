@@ -1,10 +1,10 @@
-"""Corrections of the engine gap: weights that reweight what mu sampled, and rejections that leave responses out.
+"""Corrections of the engine gap: weights that reweight mu's samples, and rejections that leave responses out.
 
-A weight changes what a token adds and no denominator; a rejection takes a response out of the mask and so out of every
+A weight changes a token's term and no denominator; a rejection takes a response out of the mask and so out of every
 denominator. Neither carries a gradient. With `numerator="old"` a weight is built on rho = old/mu, the engine gap
-alone (decoupled from the ratio pi/old); with "pi" on pi/mu, the whole weight, which then holds the ratio.
-Rejections always look at rho = old/mu: they are known before any gradient pass. An objective has one correction and,
-beside it, one further rejection: verl's Geo-RS-Token-TIS is `correction="token_tis"` with `rejection="geo_rs"`.
+alone (decoupled from the ratio pi/old); with "pi" on pi/mu, the whole weight, which then includes the ratio.
+Rejections always use rho = old/mu: they are known before any gradient pass. An objective has one correction and one
+further rejection: verl's Geo-RS-Token-TIS is `correction="token_tis"` with `rejection="geo_rs"`.
 Papers: MiniRL (arXiv 2512.01374) Eq. 3, 5, 7 and sec. 4.2, R3 (2510.11370) Eq. 2, MinPRO (2601.22718); the corrections'
 names after verl's rollout_corr, TIS (F. Yao et al., 2025), MIS and Geo-RS (J. Liu et al., 2025), IcePop (X. Zhao et
 al., 2025).
@@ -18,7 +18,7 @@ from typing import Any
 from theory.names import number, unknown_name
 from theory.objectives.corrections.base import CORRECTIONS, Correction, NoCorrection
 
-# Weights stand before rejections in the table, and so in what is printed.
+# Imported first, so that weights precede rejections in the table and in printed lists.
 from theory.objectives.corrections.weights import (  # isort: skip
     IcePop, MinPRO, PrefixTIS, SeqClip, SeqTIS, TokenClip, TokenIS, TokenTIS,
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """The interface of corrections: a weight on each token, or a condition under which a response stays in the mask.
 
-The base class is the correction that does nothing; the others override what they are about.
+The base class does nothing; each correction overrides what it changes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from theory.names import listed
 class Correction:
     """The base: weight 1, nothing truncated, nothing rejected. `log_gap_BT` is log(numerator/mu), 0 off the response.
 
-    All log-gaps that the methods take are constants, already 0 where `is_response_BT` is False; what a method returns
-    off the response has no meaning. `title` is the name as papers spell it.
+    All log-gaps that the methods take are constants, already 0 where `is_response_BT` is False; values returned off the
+    response are meaningless. `title` is the name as papers spell it.
     """
 
     name: ClassVar[str]
     title: ClassVar[str] = ""
     weighted: ClassVar[bool] = True
-    """Whether it reweighs by a ratio; a rejection of tokens has weights too, but 1 and 0 alone."""
+    """Whether it reweighs by a ratio; a rejection of tokens has weights too, but only 1 and 0."""
     per_response: ClassVar[bool] = False
     """Whether the weight is one number per response, which a mean counts once and not on every token."""
 
@@ -75,7 +75,7 @@ class Correction:
         return torch.zeros_like(log_gap_BT, dtype=torch.bool)
 
     def keep(self, log_rho_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]) -> Bool[Tensor, " B"]:
-        """The responses that stay, decided on log rho = log(old/mu)."""
+        """True for the responses that stay, decided on log rho = log(old/mu)."""
         return is_response_BT.new_ones(is_response_BT.shape[0])
 
     def _gap(self, index: str = "t") -> str:

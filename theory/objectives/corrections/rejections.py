@@ -1,8 +1,8 @@
 """Corrections that reject: a response whose engine gap is too large leaves the mask, and so every denominator.
 
 A rejection of single tokens gives them the weight 0, and leaves them in every denominator, as IcePop does.
-Rejections look at rho = old/mu whatever the numerator of the weight: they are known before any gradient pass. A
-response with a NaN is kept: it then stops the run, where a rejection would hide it.
+Rejections use rho = old/mu whatever the numerator of the weight: they are known before any gradient pass. A response
+with a NaN is kept: it then stops the run, where a rejection would hide it.
 Papers: MIS and Geo-RS (J. Liu et al., 2025), R3 (arXiv 2510.11370) Eq. 2 for k3, trust region masking (2512.23075); the
 names after verl's rollout_corr (0.9.1), whose code is the source of seq_max_* and token_*.
 """
@@ -65,6 +65,7 @@ class SeqMIS(Correction):
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """True where the product lies in [lo, hi], or is NaN."""
         product_B = log_rho_BT.sum(1).exp()
+        # Every rule of this file tests for outside: a NaN fails `lo <= x <= hi`, and would be rejected by it.
         return ~((product_B < self.lo) | (product_B > self.hi))
 
 
@@ -149,7 +150,7 @@ class SeqMaxK2(_SeqMax):
     """w_t = 1; a response with a token whose k2 = (log rho)^2 / 2 exceeds max_k2 nats is rejected.
 
     Trust region masking: bounds of the first-order gap depend on the largest divergence of a response, which no rule
-    that looks at single tokens controls. Source: 2512.23075 (abstract), verl's seq_max_k2.
+    on single tokens controls. Source: 2512.23075 (abstract), verl's seq_max_k2.
     Differs from source: (1) the divergence of the paper's guarantee is that of whole distributions, of which k2 is an
     estimate from the sampled token; (2) it is of old against mu, known before any gradient pass, not of pi.
     """

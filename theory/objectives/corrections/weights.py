@@ -1,6 +1,6 @@
 """Corrections that reweight: importance weights of a token, of its prefix, of its response, each cut in its own way.
 
-A weight changes what a token adds and no denominator, and carries no gradient.
+A weight changes a token's term and no denominator, and carries no gradient.
 Papers: MiniRL (arXiv 2512.01374) Eq. 2, 3, 7 and sec. 4.2, MinPRO (2601.22718), TIS (F. Yao et al., 2025), IcePop
 (X. Zhao et al., 2025). The weights with a lower bound are TRL's, by its code (1.16, GRPOTrainer).
 """
@@ -61,7 +61,7 @@ class TokenTIS(Truncated):
 @listed(CORRECTIONS)
 @dataclass(frozen=True)
 class PrefixTIS(Truncated):
-    """w_t = min(prod_{s <= t} rho_s, cap): per-decision weight, that of everything which led to the token."""
+    """w_t = min(prod_{s <= t} rho_s, cap): per-decision weight, that of the token and its whole prefix."""
 
     name: ClassVar[str] = "prefix_tis"
     title: ClassVar[str] = "Prefix-TIS"
@@ -71,6 +71,7 @@ class PrefixTIS(Truncated):
         return f"min(prod_(s<=t) {self._gap('s')}, {self.cap:g})"
 
     def _log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        # Observations have a log-gap of 0, and so no part in the product.
         return log_gap_BT.cumsum(1)
 
 
@@ -79,7 +80,7 @@ class PrefixTIS(Truncated):
 class MinPRO(Truncated):
     """w_t = min(rho_t min_{s < t} rho_s, cap): the token's ratio times the smallest ratio before it; w_1 = rho_1.
 
-    The minimum stands for the prefix product prod_{s < t} rho_s, whose variance grows with t. It runs over the
+    The minimum replaces the prefix product prod_{s < t} rho_s, whose variance grows with t. It runs over the
     response tokens strictly before t and is not itself held at 1: where every earlier ratio exceeds 1, so does it.
     Source: MinPRO, its objective sg[clip(rho_t min_{s<t} rho_s, 1 - eps_low, 1 + eps_high)] A log pi.
     Differs from source: (1) there rho is pi over the policy that sampled, so numerator "pi" (the preset's) is the
@@ -96,6 +97,7 @@ class MinPRO(Truncated):
     def _log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         # A token that mu did not sample has no ratio: it must not enter the minimum as a ratio of 1.
         candidates_BT = torch.where(is_response_BT, log_gap_BT, math.inf)
+        # Shifted by one, so that only earlier tokens count; `before_BT` drops the value that wraps round to t = 0.
         smallest_BT = torch.cummin(candidates_BT, 1).values.roll(1, 1)
         before_BT = (is_response_BT.cumsum(1) - is_response_BT.long()) > 0
         return log_gap_BT + torch.where(before_BT, smallest_BT, 0.0)

@@ -1,7 +1,7 @@
-"""The named compositions: each file of this folder has a tuple `PRESETS` of them, and parts of its own where needed.
+"""The named compositions: each file of this folder has a tuple `PRESETS` of them, and its own parts where needed.
 
-A new objective is a new file. What a config may change in it, in which range and with which comment, follows from the
-numbers of its parts (theory/fields.py).
+A new objective is a new file. The numbers of its parts (theory/fields.py) determine the fields that a config may
+change, their ranges and their comments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PRESETS: dict[str, Objective] = {objective.name: objective for objective in _row
 
 
 def _numbers(part: str) -> dict[str, About]:
-    """The numbers that this part has in some preset."""
+    """The numbers that this part has in any preset."""
     found: dict[str, About] = {}
     for objective in PRESETS.values():
         for name, words in about(type(getattr(objective, part))).items():
@@ -42,7 +42,7 @@ def _numbers(part: str) -> dict[str, About]:
 
 _OF_REGIONS, _OF_CORRECTIONS = _numbers("trust_region"), _numbers("correction")
 NUMBERS: dict[str, About] = _OF_REGIONS | _OF_CORRECTIONS
-"""Every number that some preset has, by name, with its words and range."""
+"""Every number of any preset, by name, with its words and range."""
 
 assert len(NUMBERS) == len(_OF_REGIONS) + len(_OF_CORRECTIONS), "a region and a correction have a number of one name"
 
@@ -57,7 +57,7 @@ OVERRIDES = (
 def preset(name: str, **overrides: Any) -> Objective:
     """The named objective, with these overrides.
 
-    A number of its trust region or of its correction (after `correction` is replaced) goes by its own name, as in
+    A number of its trust region or of its correction (after `correction` is replaced) has its own name, as in
     `NUMBERS`; `correction`, `aggregation`: an object, or its name; `advantage`, `kl_estimator`: a name; `ratio`: a
     name (`sequence_geometric_token` makes GSPO-token of GSPO); `kl_coefficient`: beta of the penalty KL(pi || ref);
     `centering`: none, full or top_k, of `centering_k` tokens. `rejection` is one more correction, which only rejects,
@@ -87,6 +87,7 @@ def preset(name: str, **overrides: Any) -> Objective:
         parts["aggregation"] = _aggregation(overrides["aggregation"])
     if "rejection" in overrides:
         parts["rejection"] = _correction(overrides["rejection"])
+    # Numbers belong to the parts as overridden: a cap goes to the correction that replaces the preset's.
     chosen = _correction(overrides["correction"]) if "correction" in overrides else objective.correction
     weights, region, bounds = _some(overrides, *_OF_CORRECTIONS), objective.trust_region, _some(overrides, *_OF_REGIONS)
     parts["correction"] = _replace_numbers(name, chosen, f"correction {chosen.name}", weights)
@@ -125,7 +126,7 @@ def _ratio(value: Any) -> ratios.Ratio:
 
 def _name(kind: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"expected {kind} to be a name or such an object, got {value!r}")
+        raise ValueError(f"expected {kind} to be a name or an object, got {value!r}")
     return value
 
 

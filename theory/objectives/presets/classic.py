@@ -1,4 +1,4 @@
-"""Fourteen objectives of the literature as compositions of the parts in theory/objectives, each a row.
+"""Fourteen objectives of the literature as compositions of the parts in theory/objectives, one row each.
 
 Differences from the sources. GRPO averages over each response (MiniRL App. A) and GRPO-DAPO over all tokens (DAPO),
 with R3's upper bound (Tab. 12; DAPO's own and Pr2's is 0.28). All tokens are the mini-batch's, as in verl; for CISPO
@@ -8,7 +8,7 @@ the group mean. Dr. GRPO divides by the number of responses, not by a constant l
 there is no lower one, and the weight is capped at 5. `minirl_no_is` leaves out old/mu and keeps sg[pi/old]; on-policy
 that factor is 1, which is the equation of MiniRL sec. 4.3. MinPRO's soft clip has CISPO's bounds here. DPPO and CPPO
 weigh by pi/mu whole, untruncated, as their papers print it; DPPO's mean baseline and token sum are those of its
-authors' recipe in verl (whose constant divisor of the sum is none here), CPPO's advantage and token mean its paper's.
+authors' recipe in verl (without its constant divisor of the sum), CPPO's advantage and token mean its paper's.
 Papers: MiniRL (arXiv 2512.01374), Pr2 (2606.00395), GRPO (2402.03300), DAPO (2503.14476), Dr. GRPO (2503.20783),
 CISPO (2506.13585), GSPO (2507.18071), MinPRO (2601.22718), DPPO (2602.04879), CPPO (2606.10968).
 """

@@ -5,8 +5,8 @@
 
 The product is the weight that makes the gradient of token t unbiased for the prefix that led to it.
 Source: CTPO (arXiv 2605.07331), by its abstract and its authors' code (horizon-llm/CTPO, `cum-token-cumprod-la`), whose
-widths these are; equation numbers could not be had. Differs from source: (1) t counts the response's own tokens,
-observations left out, as in that code; (2) nothing is clamped, where the code holds log-ratios at 20 and log c at 10.
+widths these are; equation numbers were not available. Differs from source: (1) t counts the response's own tokens,
+observations left out, as in that code; (2) nothing is clamped, where the code caps log-ratios at 20 and log c at 10.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SqrtClip(Widths):
     def bound(self, tokens: Tokens, width: float) -> Float[Tensor, "B T"]:
         """exp(width sqrt t), t = 1, 2, ... on the response's tokens; 1 before the first."""
         root_BT = tokens.is_response_BT.cumsum(1).to(tokens.logp_pi_BT.dtype).sqrt()
-        # 0 times an infinite width, before the first token, is no bound that anything meets.
+        # Before the first token an infinite width times 0 would be nan; no token meets that bound.
         return torch.where(root_BT > 0, width * root_BT, 0.0).exp()
 
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2's GRPO: a response that is worse than its group and too far from what sampled it adds nothing.
+"""DeepSeek-V3.2's GRPO: a response that is worse than its group and too far from mu adds nothing.
 
     term = w M min(r A, clip(r) A),  M = 0 where A < 0 and (1/|y|) sum_t log(mu_t/pi_t) > delta, else 1.
 
@@ -44,7 +44,7 @@ class SequenceMask(MinClip):
     ] = 0.5
 
     def masked(self, tokens: Tokens, advantages_B1: Float[Tensor, "B _T"]) -> Bool[Tensor, "B _T"]:
-        """The responses that add nothing."""
+        """True for the responses that add nothing."""
         gap_BT = log_ratio(tokens.logp_pi_BT.detach(), tokens.logp_mu_BT)
         length_B1 = tokens.is_response_BT.sum(1, keepdim=True).clamp(min=1)
         return (advantages_B1 < 0) & (-gap_BT.sum(1, keepdim=True) / length_B1 > self.delta)
@@ -57,6 +57,7 @@ class SequenceMask(MinClip):
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """w M min(r A, clip(r) A)."""
         masked_B1 = self.masked(tokens, advantages_B1)
+        # Both 0 and log 0, so that no product of logarithms brings the weight back.
         value_BT = torch.where(masked_B1, 0.0, weight.value_BT)
         weight = Factor(value_BT, torch.where(masked_B1, -torch.inf, weight.log_BT))
         return super().term(tokens, log_ratio_BT, weight, advantages_B1)

@@ -3,7 +3,7 @@
     J = (1/G) sum_i A_i exp((1/|y|) sum_t l_t),  l_t = min(log r_t, eps_high) where A > 0, max(log r_t, -eps_low) where
     A < 0.
 
-One wild ratio moves a geometric mean by 1/|y| of its logarithm, and a clip in log space stops that token alone.
+One extreme ratio moves a geometric mean by 1/|y| of its logarithm, and a clip in log space stops that token alone.
 Source: GMPO (arXiv 2507.20673), by the code of verl 0.9.1 (`geo_mean`) and TRL 1.16 (GMPOTrainer), which agree; the
 bounds of 0.4 in log space are the paper's. Differs from source: (1) a weight of the engine gap multiplies token by
 token, so that their mean multiplies the response's term; verl takes the weights' geometric mean.
@@ -50,8 +50,9 @@ class GeometricClip(Widths):
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """w A exp(mean)."""
         high_BT, low_BT = self.clipped(tokens, log_ratio_BT.detach().exp(), advantages_B1)
-        # With A = 0 nothing moves: taken out here, or an infinite mean times 0 is nan in the gradient.
+        # With A = 0 nothing moves: left in, an infinite mean times 0 would be nan in the gradient.
         moves_BT = tokens.is_response_BT & ~(high_BT | low_BT) & (advantages_B1 != 0)
+        # A clipped token adds its bound to the mean as a constant, without gradient.
         bound_BT = torch.where(high_BT | low_BT, pick(high_BT, self.eps_high, -self.eps_low, like=log_ratio_BT), 0.0)
         log_BT = torch.where(moves_BT, log_ratio_BT, bound_BT)
         mean_B1 = log_BT.sum(1, keepdim=True) / tokens.is_response_BT.sum(1, keepdim=True).clamp(min=1)

@@ -1,10 +1,10 @@
-"""LUSPO: GSPO whose responses count by their length, so that none is worth less per token for being long.
+"""LUSPO: GSPO with responses weighed by their length, so that a token of a long response counts as much as any other.
 
     J = (1/G) sum_i |y_i| min(s_i A_i, clip(s_i, 1 - eps_low, 1 + eps_high) A_i),  s the geometric mean of pi/old.
 
-Source: LUSPO (arXiv 2602.05261), by its abstract and TRL's loss_type "luspo" (1.16): GSPO's term times |y|, which a sum
-over tokens is, as every token of a response carries the same term. Differs from source: (1) the bounds are GSPO's; the
-paper's own numbers could not be had.
+Source: LUSPO (arXiv 2602.05261), by its abstract and TRL's loss_type "luspo" (1.16): GSPO's term times |y|, which is
+the sum over tokens, as every token of a response has the same term. Differs from source: (1) the bounds are GSPO's; the
+paper's own numbers were not available.
 """
 
 from __future__ import annotations

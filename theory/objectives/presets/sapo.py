@@ -1,10 +1,10 @@
-"""SAPO: a smooth gate on the ratio in the place of a clip; no token's gradient is cut off, far ones fade.
+"""SAPO: a smooth gate on the ratio instead of a clip: no token's gradient is cut off, those far from old fade.
 
     term = w g(r) A,  g(r) = (4/tau) sigmoid(tau (r - 1)),  tau = tau_pos where A > 0, else tau_neg.
 
 dg/dr = 4 sigmoid(tau (r - 1)) sigmoid(-tau (r - 1)), which is 1 at r = 1: on-policy it is GRPO's gradient.
 Source: SAPO (arXiv 2511.20347), by AReaL's and ms-swift's pages on it and the code of verl 0.9.1 and TRL 1.16, which
-agree; the paper's equation numbers could not be had. tau_pos 1 and tau_neg 1.05 are the paper's defaults.
+agree; the paper's equation numbers were not available. tau_pos 1 and tau_neg 1.05 are the paper's defaults.
 Differs from source: none known; verl clamps log r to 20 nats before the gate.
 """
 
@@ -51,6 +51,7 @@ class SoftGate:
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """w g(r) A."""
         tau_B1 = pick(advantages_B1 > 0, self.tau_pos, self.tau_neg, like=log_ratio_BT)
+        # In logarithms: r may overflow where the gate and its slope are finite.
         log_BT = log_ratio_BT.detach()
         z_BT = tau_B1 * log_BT.expm1()
         gate = Factor.exp(math.log(4) - tau_B1.log() + logsigmoid(z_BT))

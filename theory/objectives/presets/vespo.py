@@ -3,10 +3,10 @@
     term = sg[phi(W)] A log pi_t,  W = prod_s pi_s/mu_s,  phi(W) = W^k exp(lambda (1 - W)),
     with (k, lambda) by the sign of A; phi(1) = 1, phi(0) = 0, phi(inf) = 0.
 
-No length normalises W: its kernel alone bounds what a response adds. Source: VESPO (arXiv 2602.10693), by its abstract
-and the code of TRL 1.16 (`get_gamma_weights`, which follows the authors'), whose k and lambda these are.
+W is not normalised by length: the kernel alone bounds a response's term. Source: VESPO (arXiv 2602.10693), by its
+abstract and the code of TRL 1.16 (`get_gamma_weights`, which follows the authors'), whose k and lambda these are.
 Differs from source: (1) nothing is clamped, where TRL holds log W in [log 1e-8, 20] and each log-ratio in [-20, 20];
-(2) a correction of the engine gap would count it twice, as W has it whole: TRL multiplies its token weights into pi/old
+(2) a correction of the engine gap would count it twice, as W includes it: TRL multiplies its token weights into pi/old
 instead.
 """
 
@@ -56,6 +56,7 @@ class GammaKernel:
         log_W_B1 = log_ratio(tokens.logp_pi_BT.detach(), tokens.logp_mu_BT).sum(1, keepdim=True)
         k_B1 = pick(advantages_B1 >= 0, self.k_pos, self.k_neg, like=log_W_B1)
         decay_B1 = pick(advantages_B1 >= 0, self.lambda_pos, self.lambda_neg, like=log_W_B1)
+        # log phi; `or_zero` makes phi exactly 0 where W is 0 or far above 1.
         return Factor.exp(or_zero(k_B1 * log_W_B1 - decay_B1 * log_W_B1.expm1()))
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class Widths:
 def score(
     weight_BT: Float[Tensor, "B T"], advantages_B1: Float[Tensor, "B _T"], logp_pi_BT: Float[Tensor, "B T"]
 ) -> Tensor:
-    """w A log pi with the gradient w A; 0 where w or A is 0, also at log pi = -inf, or of an infinite w."""
+    """w A log pi with the gradient w A; 0 where w or A is 0, also at log pi = -inf or an infinite w."""
     return linear(times(weight_BT, advantages_B1), logp_pi_BT)
 
 

@@ -1,4 +1,4 @@
-"""Regions that look at a divergence: a token's gradient stops once pi's distribution has gone too far from mu's.
+"""Regions on a divergence: a token's gradient stops once pi's distribution has gone too far from mu's.
 
 A ratio says little about a distribution: 1e-5 -> 1e-3 is a ratio of 100 and moves 0.001 of the mass, 0.99 -> 0.8 a
 ratio of 0.8 and moves 0.2. The divergence is that of the sampled token against all others (two outcomes), a lower
@@ -34,12 +34,12 @@ def binary_kl(logp_p_BT: Float[Tensor, "*BT"], logp_q_BT: Float[Tensor, "*BT"]) 
     """KL(p || q) of "this token or another", p log(p/q) + (1-p) log((1-p)/(1-q)), nats, in [0, inf].
 
     A log-probability is known to the float's eps at best, so 1 - p and 1 - q are taken as at least that: a certain
-    token whose log-probability one engine rounds to 0 and the other to -1e-7 is no divergence, and never nan.
+    token whose log-probability one engine rounds to 0 and the other to -1e-7 counts as no divergence, never as nan.
     Source: DPPO Eq. 14, with p = mu. Differs from source: (1) that floor (its authors add 1e-8 to both rests).
     """
     rest_p_BT, rest_q_BT = (_rest(logp_BT) for logp_BT in (logp_p_BT, logp_q_BT))
-    # A token that p excludes adds nothing, whatever q says of it; one that q alone excludes is infinitely far, also
-    # where p is too small for a float.
+    # A token that p excludes adds nothing, whatever q gives it; one that q alone excludes is infinitely far, also where
+    # p is too small for a float.
     this_BT = torch.where(logp_q_BT.isneginf(), math.inf, logp_p_BT.exp() * (logp_p_BT - logp_q_BT))
     this_BT = torch.where(logp_p_BT.isneginf(), 0.0, this_BT)
     return this_BT + rest_p_BT * (rest_p_BT / rest_q_BT).log()
@@ -51,7 +51,7 @@ def _rest(logp_BT: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DivergenceMask(Widths):
-    """M_t sg[w] A log pi, M_t = 0 where A pushes pi farther from the anchor, away from which it is already too far.
+    """M_t sg[w] A log pi, M_t = 0 where A pushes pi farther from an anchor from which it is already too far.
 
     With w = pi/mu the gradient is M_t (pi/mu) A grad log pi, that of the papers' M_t (pi/mu) A; M_t is a stop, not a
     mask: a stopped token stays in every denominator. Updates that bring pi back are never stopped.
@@ -148,18 +148,18 @@ class CPPO(DivergenceMask):
 
     w_t = 1 - (1 - w_min) (t - 1) / (|y| - 1) falls from 1 on the first token to w_min on the last: an early deviation
     moves the state of all that follows. W and S are the sums of w_s and of w_s D_s over s < t: a prefix that spent more
-    than delta_b per token leaves less to the next. Source: CPPO Eq. 8 to 10, Algorithm 1; eps is its delta.
+    than delta_b per token leaves less to later tokens. Source: CPPO Eq. 8 to 10, Algorithm 1; eps is its delta.
     Differs from source: (1) D_t is the binary total variation of its ablation and public code, not the top-20 one;
     (2) eps may differ by direction; (3) delta_b is a constant, not each response's own quantile (its Eq. 22, for base
-    models). The numbers are those of its run with a constant delta_b (sec. 4.1, Table 3). delta_b = 1 binds nothing.
+    models). The numbers are those of its run with a constant delta_b (sec. 4.1, Table 3). At 1 delta_b never binds.
     """
 
     name: ClassVar[str] = "cppo"
 
     eps_low: float = 0.15
     eps_high: float = 0.15
-    delta_b: Annotated[float, About("divergence a token that a prefix may spend", ge=0, le=1, source=_TABLE_3)] = 0.015
-    w_min: Annotated[float, About("weight of the last position, of 1 at the first", gt=0, le=1, source=_TABLE_3)] = 0.8
+    delta_b: Annotated[float, About("divergence per token a prefix may spend", ge=0, le=1, source=_TABLE_3)] = 0.015
+    w_min: Annotated[float, About("weight of the last position; the first has 1", gt=0, le=1, source=_TABLE_3)] = 0.8
 
     @property
     def rule(self) -> str:
@@ -174,11 +174,12 @@ class CPPO(DivergenceMask):
         return mask_BT * (1 - (1 - self.w_min) * (mask_BT.cumsum(1) - 1) / steps_B1)
 
     def too_far(self, tokens: Tokens, logp_anchor_BT: Tensor, eps_B1: Tensor) -> Tensor:
-        """True where the weighted divergence exceeds what its own bound and the prefix's budget leave."""
+        """True where the weighted divergence exceeds eps, or eps less the prefix's overspent budget."""
         divergence_BT = binary_tv(tokens.logp_pi_BT, logp_anchor_BT)
         weight_BT = self.position_weights(tokens.is_response_BT, divergence_BT)
         spent_BT = weight_BT * divergence_BT
         saved_BT = self.delta_b * weight_BT - spent_BT
+        # An exclusive cumulative sum, over s < t; savings do not widen the bound, a deficit narrows it.
         left_B0T = saved_BT.cumsum(1) - saved_BT
         return spent_BT > eps_B1 + left_B0T.clamp(max=0)
 

@@ -1,4 +1,4 @@
-"""Regions that look at the ratio: MiniRL's gradient stop, the pessimistic clip of PPO, CISPO's bounded weight, none.
+"""Regions on the ratio: MiniRL's gradient stop, the pessimistic clip of PPO, CISPO's bounded weight, none.
 
 Papers: MiniRL (arXiv 2512.01374) Eq. 3, 7 and App. A, Pr2 (2606.00395) Eq. 10, 14, PPO (1707.06347), CISPO
 (2506.13585).
@@ -50,12 +50,12 @@ class RatioBounds(Widths):
 
     @property
     def low(self) -> float:
-        """The lower bound on the ratio, 1 - eps_low; 0 binds nothing."""
+        """The lower bound on the ratio, 1 - eps_low; 0 is no bound."""
         return 1 - self.eps_low
 
     @property
     def high(self) -> float:
-        """The upper bound on the ratio, 1 + eps_high; may be inf, which binds nothing."""
+        """The upper bound on the ratio, 1 + eps_high; inf is no bound."""
         return 1 + self.eps_high
 
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ class RatioBounds(Widths):
 @listed(TRUST_REGIONS)
 @dataclass(frozen=True)
 class MiniRLMask(RatioBounds):
-    """M_t sg[w] A log pi: the gradient stops where old says that pi has gone far enough (decoupled PPO).
+    """M_t sg[w] A log pi: the gradient stops where pi/old has gone far enough (decoupled PPO).
 
     M_t is a stop, not a mask: a stopped token stays in every denominator. Gradient M_t w A grad log pi. MiniRL Eq. 7.
     """
@@ -102,7 +102,7 @@ def held_ratio(
     bound_BT = times(weight.value_BT, region.held(tokens, ratio_BT, advantages_B1) * advantages_B1)
     idle_BT = (advantages_B1 == 0) & ~bound_BT.isnan()
     moves_BT = tokens.is_response_BT & ~(high_BT | low_BT | idle_BT)
-    # Where the term is flat its ratio is taken out before the exponential: 0 times its infinite slope is nan.
+    # Where the term is flat its ratio is masked before the exponential: 0 times an infinite slope would be nan.
     slope_BT = scaled_exp(weight, torch.where(moves_BT, log_ratio_BT, 0.0), advantages_B1)
     return torch.where(moves_BT, slope_BT, bound_BT)
 
@@ -148,6 +148,7 @@ class WeightClip(RatioBounds):
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """w sg[clip(r)] A log pi."""
+        # Factor.exp detaches: the clipped ratio is a weight, and only log pi has a gradient.
         clipped = weight * Factor.exp(log_ratio_BT).clamp(self.low, self.high)
         return score(clipped.value_BT, advantages_B1, tokens.logp_pi_BT)
 
