@@ -160,7 +160,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             sync_folder(temporary)
             if path.exists():  # no rename replaces a folder that has entries, so the former one moves aside
                 os.replace(path, former)
-            os.replace(temporary, path)
+            try:
+                os.replace(temporary, path)
+            except OSError:
+                if former.exists():
+                    os.replace(former, path)
+                raise
             sync_folder(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -115,7 +115,9 @@ def filter_problems(
     """
     path, filtered = file.beside("pass_rates"), file.beside("filtered")
     sampled_by = _fingerprint(file, sampling, sampler)
-    with exclusive(path, f"cannot write {path}: another process is filtering {file.path}"):
+    # A file of its own: some releases of filelock empty or remove the file that they lock.
+    lock = path.with_name(f".{path.name}.lock")
+    with exclusive(lock, f"cannot write {path}: another process is filtering {file.path}"):
         rates = _rates_there(path, file, sampled_by)
         shown = progress_of(progress, file.path.name, len(file.prompts), len(rates), unit="problem")
         try:

@@ -60,13 +60,15 @@ def kept_handlers() -> Iterator[None]:
 def held() -> Iterator[None]:
     """Defers a signal to the end of a block whose writes belong together."""
     waiting: list[int] = []
-    with kept_handlers():
-        if threading.current_thread() is threading.main_thread():
-            for signum in SIGNALS:
-                signal.signal(signum, lambda number, _: waiting.append(number))
-        yield
-    if waiting:  # the former handlers are back, so the caller's takes it
-        signal.raise_signal(waiting[0])
+    try:
+        with kept_handlers():
+            if threading.current_thread() is threading.main_thread():
+                for signum in SIGNALS:
+                    signal.signal(signum, lambda number, _: waiting.append(number))
+            yield
+    finally:
+        if waiting:  # the former handlers are back, so the caller's takes it
+            signal.raise_signal(waiting[0])
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

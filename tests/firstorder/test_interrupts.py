@@ -14,7 +14,7 @@ import pytest
 
 from firstorder.cli import app, main
 from lab.files import TEMPORARY
-from lab.interrupts import Interrupted, interruptible
+from lab.interrupts import Interrupted, held, interruptible
 from lab.records import RunFolder
 from tests.firstorder.test_cli import TINY
 
@@ -104,3 +104,11 @@ def test_any_command_can_be_stopped(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["report"]) == 143
     assert capsys.readouterr().err == "interrupted by SIGTERM\n"
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == former
+
+
+def test_a_signal_is_not_lost_where_the_writes_fail() -> None:
+    """A signal that comes inside `held` is raised at its end, also when the block ends with an error of its own."""
+    with interruptible(), pytest.raises(Interrupted) as stopped, held():
+        signal.raise_signal(signal.SIGTERM)
+        raise OSError("no space left")
+    assert stopped.value.exit_code == 143 and isinstance(stopped.value.__context__, OSError)

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lab
-from lab.files import TEMPORARY
+from lab.files import TEMPORARY, atomic_folder
 from lab.records import RecordError, RunFolder, atomic_write, manifest
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
@@ -368,6 +368,24 @@ def test_a_reader_sees_the_former_file_or_the_new_one(run: RunFolder) -> None:
         run.write_config("name: other\n")
         assert reader.read() == "name: demo\n"
     assert (run.path / "config.yaml").read_text() == "name: other\n"
+
+
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the new folder cannot take its place, the former one is there again and nothing else is left."""
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "weights").write_text("former")
+    replace = os.replace
+
+    def refuse(source: Path, target: Path) -> None:
+        if Path(target).name == "step" and not Path(source).name.endswith("-former"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(RecordError, match="Input/output error"), atomic_folder(tmp_path / "step") as new:
+        (new / "weights").write_text("new")
+    assert [p.name for p in tmp_path.iterdir()] == ["step"]
+    assert (tmp_path / "step" / "weights").read_text() == "former"
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

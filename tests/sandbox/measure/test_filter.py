@@ -159,7 +159,8 @@ def test_a_measured_rate_is_not_sampled_again(data: Path, monkeypatch: pytest.Mo
     assert run_filter(data) == 0
     assert sampled == [f"data/problems.jsonl:{2 * i + 1}" for i in range(5, NUM_PROBLEMS)]
     assert [path.read_bytes() for path in paths] == whole
-    assert sorted(p.name for p in Path("data").iterdir()) == sorted(p.name for p in (data, *paths))
+    lock = Path("data/.problems.pass_rates.jsonl.lock")
+    assert sorted(p.name for p in Path("data").iterdir()) == sorted(p.name for p in (data, lock, *paths))
 
 
 def test_a_killed_filter_goes_on_to_the_same_bytes(data: Path) -> None:
@@ -262,7 +263,7 @@ def test_what_cannot_be_filtered_is_one_line(data: Path, lines: list[str], capsy
     assert "DATA" in capsys.readouterr().err
     assert main(["filter", "config.yaml", "--seed", "3"]) == 2
     assert "missing DATA, the file of problems" in capsys.readouterr().err
-    with exclusive(Path("data/problems.pass_rates.jsonl"), "held"):
+    with exclusive(Path("data/.problems.pass_rates.jsonl.lock"), "held"):
         assert "another process is filtering data/problems.jsonl" in fails(capsys, data)
 
 
