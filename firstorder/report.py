@@ -36,7 +36,7 @@ def report(
       firstorder report runs/demo-* --out runs/demo.html --open
       firstorder report runs/demo-none --watch --open
     """
-    from lab.report import write_report
+    from lab.report.run_page import write_report
     from lab.report.watching import EVERY_S
     from lab.report.watching import watch as watch_runs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab.config.run import RunConfig
 from lab.records import RunFolder
-from lab.report import write_report
+from lab.report.run_page import write_report
 from lab.report.runs import ACCURACY, ReportRun, load_runs
 from lab.report.story import alone, listed, reasons
 from lab.verdict import judge

@@ -6,10 +6,11 @@ import os
 import random
 from collections.abc import Generator
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests.shapes import CALLS, begin_test, bound_checks
 
 # dev: a quick look while working; what failed is tried first again. ci: the same examples every time, so a red run can
 # be repeated from its printed blob. thorough: for a night; one seed for the whole session, printed at its end.
@@ -21,6 +22,7 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else
 settings.load_profile(PROFILE)
 
 torch.set_num_threads(1)
+bound_checks()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,14 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Within a test marked `unchecked`, its fixtures included, annotated functions run as they do outside of pytest.
 
-    A check of shapes takes as long as a small model's own work. Tests that repeat what others call with checks, for
-    hundreds of updates, do without; no mutant of tests/mutants is left to those checks.
+    Tests that repeat what others call with checks, for hundreds of updates, do without; no mutant of tests/mutants is
+    left to those checks.
     """
-    jaxtyping.config.update("jaxtyping_disable", item.get_closest_marker("unchecked") is not None)
+    begin_test(0 if item.get_closest_marker("unchecked") else CALLS)
     try:
         return (yield)
     finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
+        begin_test()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -11,7 +11,7 @@ from lab.files import atomic_write, disk_errors
 from lab.markdown import markdown_table
 from sandbox.ledger import html, page
 from sandbox.ledger.cells import Cell, Cells, Regime, cell, key
-from sandbox.ledger.claim import Claim
+from sandbox.ledger.claim import Arm, Claim
 from sandbox.ledger.power import needs
 from sandbox.ledger.probes import PROBES
 from sandbox.ledger.verdicts import Finding, findings
@@ -33,13 +33,19 @@ class Wanted:
     """The number of seeds of each cell; None: each claim's own."""
     smoke: bool
 
+    def runs(self, claim: Claim, regime: str) -> list[tuple[Arm, int]]:
+        """Every arm of the claim with each of its seeds; in a smoke ledger, those of the pictures alone with one."""
+        found = claim.runs(regime, self.seeds)
+        first = dict(reversed(found))
+        return [(a, s) for a, s in found if not (self.smoke and claim.is_drawn_alone(a)) or s == first[a]]
+
     def cells(self) -> list[Cell]:
         """The cells in the order of their runs: predictions before figures, and within each all arms of one seed before
         the next seed, so that a stopped queue leaves complete seeds."""
         changes = SMOKE if self.smoke else ()
         places = [(c, r) for c in self.claims for r in self.regimes if r.name in c.places]
         found = [(c.is_drawn_alone(arm), seed, cell(r, arm, seed, changes))
-                 for c, r in places for arm, seed in c.runs(r.name, self.seeds)]  # fmt: skip
+                 for c, r in places for arm, seed in self.runs(c, r.name)]  # fmt: skip
         return list({one.key: one for *_, one in sorted(found, key=lambda item: item[:2])}.values())
 
     def findings(self, store: Cells) -> list[Finding]:
@@ -106,7 +112,7 @@ def listing(wanted: Wanted, place: Place, ledger: Wanted) -> str:
     rows = []
     for claim in wanted.claims:
         tried = [regime for regime in wanted.regimes if regime.name in claim.places]
-        places = [(r, arm, seed) for r in tried for arm, seed in claim.runs(r.name, wanted.seeds)]
+        places = [(r, arm, seed) for r in tried for arm, seed in wanted.runs(claim, r.name)]
         keys = {key(*one, SMOKE if wanted.smoke else ()) for one in places}
         runs = f"{len(keys & done.keys())}/{len(keys)}"
         rows.append((str(claim.number), claim.name, claim.home, runs, words.get(claim.number) or "–"))

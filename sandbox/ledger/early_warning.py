@@ -68,7 +68,12 @@ def warnings(rows: Sequence[Row], seed: int = 0) -> list[Signal]:
     Runs too short for a verdict are left out: a window of 40 updates compares with none of 400.
     """
     rows = [row for row in rows if row["verdict"] != "undecided"]
-    found = [one for name in SIGNALS if (one := _warning(name, rows, seed)) is not None]
+    if not rows:
+        return []
+    # A bootstrap draw is the number of times that each run occurs in it.
+    drawn = np.random.default_rng(seed).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=NUM_DRAWS)
+    weights = drawn.astype(np.float64)
+    found = [one for name in SIGNALS if (one := _warning(name, rows, weights)) is not None]
     return sorted(found, key=lambda one: -one.auc)
 
 
@@ -98,19 +103,23 @@ def shares(
     nan without one. weights: how often each run counts. With one place this is Mann and Whitney's U over the number of
     pairs.
     """
+    there = ~np.isnan(stronger)
+    peers = there.any(0)  # half of the runs are no window's
+    weights, stronger, there = weights[:, peers], stronger[:, peers], there[:, peers]
     with np.errstate(invalid="ignore"):
-        return (weights @ np.nan_to_num(stronger).T) / (weights @ (~np.isnan(stronger)).T)
+        return (weights @ np.nan_to_num(stronger).T) / (weights @ there.T)
 
 
-def _warning(name: str, rows: Sequence[Row], seed: int) -> Signal | None:
+def _warning(name: str, rows: Sequence[Row], drawn: np.ndarray) -> Signal | None:
     runs = [(row["regime"], windows(row, name)) for row in rows]
     quiet: dict[tuple[str, int], dict[int, float]] = {}
     for i, (regime, found) in enumerate(runs):
         for one in found:
             if not one.ahead:
                 quiet.setdefault((regime, one.place), {})[i] = one.signal
+    others = {where: (np.array([*found]), np.array([*found.values()])) for where, found in quiet.items()}
     before = [
-        (i, one, quiet[regime, one.place])
+        (i, one, (regime, one.place))
         for i, (regime, found) in enumerate(runs)
         for one in found
         if one.ahead and (regime, one.place) in quiet
@@ -118,15 +127,14 @@ def _warning(name: str, rows: Sequence[Row], seed: int) -> Signal | None:
     if not before:
         return None
     stronger = np.full((len(before), len(runs)), np.nan)
-    for line, (_, one, others) in zip(stronger, before, strict=True):
-        for i, other in others.items():
-            line[i] = 0.5 * ((one.signal > other) + (one.signal >= other))
+    for line, (_, one, where) in zip(stronger, before, strict=True):
+        peers, signals = others[where]
+        line[peers] = 0.5 * (one.signal > signals) + 0.5 * (one.signal >= signals)
     owners, ahead = np.array([i for i, _, _ in before]), np.array([one.ahead for _, one, _ in before])
     own = shares(stronger, np.ones((1, len(runs))))[0]
-    # A bootstrap draw is the number of times that each run occurs in it.
-    drawn = np.random.default_rng(seed).multinomial(len(runs), np.full(len(runs), 1 / len(runs)), size=NUM_DRAWS)
-    low, high = np.nanquantile(_areas(stronger, owners, drawn.astype(np.float64)), [0.025, 0.975])
-    limits = np.array([np.quantile(list(others.values()), 1 - FALSE_ALARMS) for _, _, others in before])
+    low, high = np.nanquantile(_areas(stronger, owners, drawn), [0.025, 0.975])
+    highest = {where: np.quantile(signals, 1 - FALSE_ALARMS) for where, (_, signals) in others.items()}
+    limits = np.array([highest[where] for _, _, where in before])
     return Signal(
         name, len(before), len(set(owners.tolist())), float(own.mean()), float(low), float(high),
         tuple(float(own[ahead == k].mean()) if (ahead == k).any() else math.nan for k in range(1, LEAD + 1)),

@@ -282,6 +282,17 @@ def test_help_imports_no_tensor_library() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_printed_config_imports_no_page() -> None:
+    """`--print-config` needs neither the templates and pictures of a report nor a trainer."""
+    names = ("lightning", "plotly", "jinja2", "pandas", "scipy", "transformers")
+    code = (
+        "import sys; from firstorder.cli import main; assert main(['train', 'demo/none', '--print-config']) == 0; "
+        f"print([name for name in {names} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_a_run_imports_nothing_for_metrics_that_it_does_not_have() -> None:
     """Training starts soon: Lightning's metrics of texts, sound and pictures would load transformers and scipy."""
     names = ("lightning", "transformers", "matplotlib", "scipy")

@@ -20,8 +20,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lab.records import RunFolder
-from lab.report import render, write_report
 from lab.report.figures import PLOT_HEIGHT, Scale
+from lab.report.run_page import render, write_report
 from lab.report.runs import load_runs, shared_prefix
 from lab.report.sections import SECTIONS
 from lab.report.style import PALETTE, number, spread

@@ -9,9 +9,9 @@ import pytest
 from markupsafe import escape
 
 from lab.records import RunFolder
-from lab.report import render
 from lab.report.differences import UNSET, differences
 from lab.report.glossary import TERMS, Glossary
+from lab.report.run_page import render
 from lab.report.runs import load_runs
 from lab.report.watching import EVERY_S, watch
 from tests.lab.synthetic_runs import DEMO, write_demo

@@ -7,10 +7,9 @@ import re
 from sandbox.border.page import markdown
 from sandbox.border.pictures import gains, phase_diagram, svg
 from sandbox.border.table import places, runs, where
-from sandbox.claims import CLAIMS, REGIMES, RESULTS
-from sandbox.ledger.cells import Cells
+from sandbox.claims import REGIMES
 from sandbox.ledger.summary import waiting_text
-from sandbox.ledger.verdicts import findings
+from tests.pages.ledger import found, kept
 from tests.pages.study import ROOT, Part
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -21,10 +20,8 @@ STUDY = range(36, 50)
 
 def page() -> str:
     """docs/border.md."""
-    rows = Cells(RESULTS / "cells.jsonl").rows()
     (regime,) = (one for one in REGIMES if one.name == "border")
-    found = findings(CLAIMS, REGIMES, rows)
-    return markdown(rows, regime, [one for one in found if one.claim.number in STUDY], waiting_text(found))
+    return markdown(kept(), regime, [one for one in found() if one.claim.number in STUDY], waiting_text(found()))
 
 
 def block(text: str) -> str:
@@ -55,7 +52,7 @@ def _collapsed(text: str) -> dict[str, str]:
 def pictures() -> dict[str, str]:
     """File name to SVG text: the phase diagram, and the gain of each remedy by N."""
     (regime,) = (one for one in REGIMES if one.name == "border")
-    table = runs(Cells(RESULTS / "cells.jsonl").rows(), regime)
+    table = runs(kept(), regime)
     grpo = where(table, preset="grpo")
     return {"border.svg": svg(phase_diagram(places(grpo))), "border-gains.svg": svg(gains(grpo))}
 

@@ -26,7 +26,7 @@ from lab.events import events
 from lab.files import RecordError
 from lab.ray_session import ray_session
 from lab.records import RunFolder
-from lab.report import write_report
+from lab.report.run_page import write_report
 from sandbox.config import SandboxRun
 from scaled.cluster.probe import ProbeError
 from scaled.cluster.training_group import RankDied, TrainingGroup

@@ -14,6 +14,7 @@ from sandbox.claims.border_arms import NORMS, at
 from sandbox.exact.cases import MoePolicies, SandboxAudit, moe_cases
 from sandbox.ledger.cells import KEPT, cell, key
 from sandbox.ledger.claim import FRESH, Arm, Claim
+from sandbox.ledger.command import SMOKE, Wanted
 from sandbox.ledger.figures import DEGREES, maps
 from sandbox.ledger.html import mapped_regimes
 from theory.metrics import REGISTRY
@@ -38,6 +39,19 @@ def test_every_arm_is_a_run_in_every_regime(claim: Claim) -> None:
             config = cell(regime, one, 0).config
             assert config.num_steps * config.algorithm.batch.num_minibatches <= 400
     assert len({one.name for one in claim.arms}) == len(claim.arms)
+
+
+def test_a_smoke_ledger_tries_every_arm() -> None:
+    """In `stress`, both seeds of the arms of predictions have cells, and one of the arms of pictures alone."""
+    (stress,) = chosen_regimes(["stress"])
+    wanted = Wanted(CLAIMS, (stress,), seeds=2, smoke=True)
+    made, every = {one.key for one in wanted.cells()}, set()
+    for claim in (claim for claim in CLAIMS if "stress" in claim.places):
+        for one in claim.arms:
+            keys = {key(stress, arm, seed, SMOKE) for arm, seed in claim.runs("stress", 2) if arm == one}
+            assert keys & made if claim.is_drawn_alone(one) else keys <= made
+            every |= keys
+    assert made < every
 
 
 def test_arms_of_one_name_are_one_arm() -> None:
