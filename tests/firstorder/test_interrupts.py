@@ -108,7 +108,12 @@ def test_any_command_can_be_stopped(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_a_signal_is_not_lost_where_the_writes_fail() -> None:
     """A signal that comes inside `held` is raised at its end, also when the block ends with an error of its own."""
-    with interruptible(), pytest.raises(Interrupted) as stopped, held():
-        signal.raise_signal(signal.SIGTERM)
-        raise OSError("no space left")
+
+    def write() -> None:
+        with held():
+            signal.raise_signal(signal.SIGTERM)
+            raise OSError("no space left")
+
+    with interruptible(), pytest.raises(Interrupted) as stopped:
+        write()
     assert stopped.value.exit_code == 143 and isinstance(stopped.value.__context__, OSError)
