@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from theory.contracts import Draw, Environment, Prompt, Response, RolloutEngine, Rollouts, Sampling, Task
@@ -84,18 +84,18 @@ class _Talk:
             return None
         return replace(self.prompt, tokens=(*self.prompt.tokens, *response.tokens.tolist(), *observation))
 
-    def rows(self) -> Int[Tensor, "rows L K"]:
+    def stretches(self) -> list[tuple[RoutingRecord, int, int]]:
         """The routing rows: a turn adds those that no turn before it had (its own record goes back to the start).
 
         Where a later turn computes the conversation again, in an engine whose passes differ, the rows that it finds are
         not those under which the earlier tokens were sampled.
         """
-        parts, start = [], 0
+        found, start = [], 0
         for rollouts, i in self.turns:
             assert rollouts.experts is not None
-            parts.append(rollouts.experts.rows(i)[start:])
+            found.append((rollouts.experts, i, start))
             start = rollouts.responses[i].num_tokens - 1
-        return torch.cat(parts)
+        return found
 
     def features(self, num_features: int, seed: int) -> RouterFeatures:
         """Of the turns' features, at most `num_features`: uniform over the tokens that mu sampled in all of them.
@@ -135,11 +135,7 @@ def _later(sampling: Sampling, turn: int, going: Sequence[_Talk], following: Seq
 def _record(talks: Sequence[_Talk]) -> RoutingRecord | None:
     if any(rollouts.experts is None for talk in talks for rollouts, _ in talk.turns):
         return None
-    some = talks[0].turns[0][0].experts
-    assert some is not None
-    rows = [talk.rows() for talk in talks]
-    offsets = offsets_of([len(r) for r in rows])
-    return RoutingRecord(torch.cat(rows), offsets, some.layer_numbers, some.num_experts)
+    return RoutingRecord.spliced([talk.stretches() for talk in talks])
 
 
 def _features(talks: Sequence[_Talk], sampling: Sampling) -> RouterFeatures | None:
