@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scaled.cluster import routes
 from scaled.cluster.routes import StoredRecord, pack_apart, unpack_apart
 from scaled.cluster.transfer import pack, unpack
+from scaled.megatron_engine.parts import BatchSizes, RoutePart, ScorePart, TokenPart, assemble_scores
 from theory.routing.measures import routing_metrics
 from theory.routing.record import MISSING, RoutingRecord, index_dtype, offsets_of
 from theory.streams import stream
@@ -166,3 +167,35 @@ def test_a_row_from_no_rank_or_from_two_is_named() -> None:
         RoutingRecord.assembled([(whole, [0, 1], 0)], [3, 5])
     with pytest.raises(ValueError, match="got layer 3"):
         whole.part(layers=[3])
+
+
+def rank_parts(old: RoutingRecord, used: RoutingRecord, T: int) -> list[ScorePart]:
+    """What two stages of layers, with two ranks of positions each, report of an old pass in one micro-batch."""
+    sizes, B, longest = BatchSizes(tuple(old.num_rows_B), T), len(old), max(old.num_rows_B)
+    parts = []
+    for home in range(4):
+        rows = ((0, longest // 2), (longest // 2, longest))[home % 2]
+        asked = {"rows": rows, "layers": LAYERS[home // 2 :: 2]}
+        natural, replayed = old.part(**asked), used.part(**asked)
+        scores_RLK = replayed.experts.float()
+        route = RoutePart(tuple(range(B)), rows[0], natural.layer_numbers, replayed, natural, scores_RLK=scores_RLK)
+        zeros = torch.zeros(B, T)
+        tokens = (TokenPart(tuple(range(B)), zeros, zeros, zeros),) if home == 3 else ()
+        parts.append(ScorePart(sizes, tokens, (route,)))
+    return parts
+
+
+def test_parts_of_ranks_become_the_same_scores_wherever_their_routes_are() -> None:
+    """Experts, natural experts and router scores of stored parts are those of parts in this process."""
+    old, used = draw_record(1, [5, 2, 6]), draw_record(2, [5, 2, 6])
+    group, here = HereGroup(4), rank_parts(old, used, T=4)
+    travelling = [pack_apart(part) for part in here]
+    there = [unpack_apart(parcel, stored, group, i) for i, (parcel, *stored) in enumerate(travelling)]
+    local, remote = assemble_scores(here), assemble_scores(there)
+    for name, record in (("experts", used), ("natural", old)):
+        same(getattr(remote, name), getattr(local, name))
+        assert torch.equal(getattr(local, name).experts, record.experts)
+    assert torch.equal(remote.router_logp, used.experts.float())
+    assert torch.equal(local.router_logp, remote.router_logp)
+    with pytest.raises(ValueError, match="response 0, row 3, layer 1, got none"):
+        assemble_scores([part for i, part in enumerate(there) if i != 1])
