@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -101,8 +102,10 @@ class RunRecorder:
         _check_finite(row, result)
         last = number == self.config.num_steps
         if number % self.config.traces.every == 0 or last:
-            trace = Trace.of(result.rollouts, result.scores, result.rewards_B, number, decode=self.decode)
-            self.folder.save_trace(number, trace)
+            mu, old = result.rollouts.experts, result.scores.natural
+            rollouts, scores = replace(result.rollouts, experts=None), replace(result.scores, natural=None)
+            trace = Trace.of(rollouts, scores, result.rewards_B, number, decode=self.decode)
+            self.folder.save_trace(number, trace, mu, old)
         self.checkpoint(number, save_checkpoint)
         if self.progress is not None:
             self.progress.show(number, row)

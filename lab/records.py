@@ -48,6 +48,7 @@ from lab.manifest import manifest
 from lab.run_files import MetricsRow, StoredManifest, StoredVerdict, read_stored
 from lab.strict import validate_json
 from lab.traces import Trace
+from theory.routing.record import RoutingRecord
 
 RESERVED = ("step", "non_finite")
 
@@ -286,12 +287,14 @@ class RunFolder:
         """The newest sharded checkpoint, or None; ValueError as above if a file of it is lost or cut."""
         return newest(self._checkpoints(SHARDED), read_shards)
 
-    def save_trace(self, step: int, trace: Trace) -> Path:
-        """Writes rollouts/step-NNNNNN.safetensors, the step's samples and scores."""
+    def save_trace(
+        self, step: int, trace: Trace, mu: RoutingRecord | None = None, old: RoutingRecord | None = None
+    ) -> Path:
+        """Writes rollouts/step-NNNNNN.safetensors, the step's samples and scores; `mu` and `old` as of `Trace.save`."""
         path = self.path / "rollouts" / f"step-{step:06d}.safetensors"
         with disk_errors(path):
             path.parent.mkdir(exist_ok=True)
-        trace.save(path)
+        trace.save(path, mu, old)
         return path
 
     def traces(self) -> list[Path]:

@@ -2,49 +2,74 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections import Counter
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
+import torch
 from torch import Tensor
 
 from lab.files import RecordError, atomic_file, sync_file
 
+NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""The types of the format, by its own names."""
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Replaces the safetensors file in one step; contiguous tensors that share no memory are not copied.
+CHUNK = 2**24
+"""Bytes that are handed to the disk in one call."""
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A tensor that is written a part at a time: its parts along the first axis, in order."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parts: Callable[[], Iterable[Tensor]]
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor | Blocks], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Replaces the safetensors file in one step; contiguous tensors are not copied.
 
     Metadata are sorted by name, because safetensors' own order changes from process to process. After a RecordError the
     former file is as it was.
     """
-    own = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    storages = Counter(tensor.untyped_storage().data_ptr() for tensor in own.values())
-    # safetensors refuses tensors that share memory (tied weights, views of one buffer).
-    own = {name: x.clone() if storages[x.untyped_storage().data_ptr()] > 1 else x for name, x in own.items()}
+    # Wide types first, so that every tensor starts at a multiple of its element's size.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(sorted(metadata.items()))}
+    end = 0
+    for name in names:
+        shape, dtype = tuple(tensors[name].shape), tensors[name].dtype
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
     with atomic_file(path) as temporary:
-        try:
-            safetensors.torch.save_file(own, temporary, None if metadata is None else dict(metadata))
-        except safetensors.SafetensorError as error:
-            raise RecordError(f"cannot write {path}: {error}") from error
-        if metadata is not None:
-            _order(temporary)
+        with open(temporary, "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in names:
+                value = tensors[name]
+                written = sum(_write(file, part) for part in ([value] if isinstance(value, Tensor) else value.parts()))
+                expected = math.prod(value.shape) * value.dtype.itemsize
+                if written != expected:
+                    raise RecordError(f"cannot write {path}: expected {expected} bytes of {name}, got {written}")
         sync_file(temporary)
 
 
-def _order(path: Path) -> None:
-    """Rewrites the header with its metadata sorted by name, which does not change its length."""
-    with open(path, "r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        assert len(text) <= size, (len(text), size)
-        # Padded with spaces, as the format allows: the offsets of the tensors count from the header's end.
-        file.seek(8)
-        file.write(text.ljust(size))
+def _write(file: io.BufferedWriter, tensor: Tensor) -> int:
+    if tensor.numel() == 0:  # torch has no view of nothing in another type
+        return 0
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    for start in range(0, len(data), CHUNK):
+        file.write(data[start : start + CHUNK])
+    return len(data)
 
 
-__all__ = ["write_tensors"]
+__all__ = ["Blocks", "write_tensors"]

@@ -50,9 +50,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lab.files import disk_errors
-from lab.tensor_files import write_tensors
+from lab.tensor_files import Blocks, write_tensors
 from theory.contracts import Rollouts, TokenScores
-from theory.routing.record import RoutingRecord
+from theory.routing.record import RoutingRecord, index_dtype
 
 SCHEMA = "firstorder.trace"
 VERSION = "1"
@@ -213,14 +213,27 @@ class Trace:
         offsets = self.offsets - torch.arange(len(self.offsets))
         return RoutingRecord(experts, offsets, self.layer_numbers, self.num_experts)
 
-    def save(self, path: Path) -> None:
-        """Writes the trace as one safetensors file, whole or not at all."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+    def save(self, path: Path, mu: RoutingRecord | None = None, old: RoutingRecord | None = None) -> None:
+        """Writes the trace as one safetensors file, whole or not at all.
+
+        `mu` and `old`: the experts of a trace that was made without them; of records that are not in this process, a
+        part is here at a time. Raises ValueError where they are not of the trace's rows.
+        """
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors: dict[str, Tensor | Blocks] = {n: value for n, value in found.items() if isinstance(value, Tensor)}
+        layer_numbers, num_experts = self.layer_numbers, self.num_experts
+        for name, record in (("experts_mu", mu), ("experts_old", old)):
+            if record is None:
+                continue
+            if record.num_rows_B != (self.offsets.diff() - 1).tolist():
+                raise ValueError(f"{name}: expected one row less than tokens in each of {len(self)} responses")
+            shape = (sum(record.num_rows_B), len(record.layer_numbers), record.num_slots)
+            tensors[name] = Blocks(shape, index_dtype(record.num_experts), record.blocks)
+            layer_numbers, num_experts = record.layer_numbers, record.num_experts
         metadata = {"schema": SCHEMA, "version": VERSION, "step": str(self.step)}
-        if self.layer_numbers:
-            metadata["layer_numbers"] = ",".join(str(n) for n in self.layer_numbers)
-            metadata["num_experts"] = str(self.num_experts)
+        if layer_numbers:
+            metadata["layer_numbers"] = ",".join(str(n) for n in layer_numbers)
+            metadata["num_experts"] = str(num_experts)
         if self.temperature is not None:
             metadata["temperature"] = repr(self.temperature)
         if self.texts:

@@ -157,7 +157,7 @@ _METRICS = (
            "down"),
     Metric("timing_s/cpu_engines", "processor time of all inference engines' processes during the global step", "s",
            "here", "down"),
-    Metric("transfer/rollout_bytes", "bytes of rollouts, routing records and features from the engines to the driver",
+    Metric("transfer/rollout_bytes", "bytes of rollouts, routing records and features that the engines send",
            "bytes", "here; R3 Tab. 9 for routing records", "down"),
     Metric("transfer/routes_bytes",
            "bytes of mu's routing records for the responses that the global step trains on", "bytes", "R3 Tab. 9",

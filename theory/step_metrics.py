@@ -60,7 +60,7 @@ def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: ModePlan) 
     replayed = rollouts.experts if passes.gradient == "replay_rollout" else scores.experts
     if passes.gradient != "natural" and replayed is not None:
         metrics["routing/native_rows"] = float(replayed.num_missing_rows)
-        metrics["routing/replayed_fraction"] = 1.0 - replayed.num_missing_rows / replayed.experts.shape[0]
+        metrics["routing/replayed_fraction"] = 1.0 - replayed.num_missing_rows / sum(replayed.num_rows_B)
     if rollouts.experts is None or scores.natural is None:
         return metrics
     routing = routing_metrics(rollouts.experts, scores.natural)

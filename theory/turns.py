@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from theory.contracts import Draw, Environment, Prompt, Response, RolloutEngine, Rollouts, Sampling, Task
@@ -87,19 +87,19 @@ class _Talk:
             return None
         return replace(self.prompt, tokens=(*self.prompt.tokens, *response.tokens.tolist(), *observation))
 
-    def rows(self) -> Int[Tensor, "rows L K"]:
+    def stretches(self) -> list[tuple[RoutingRecord, int, int]]:
         """The routing rows: each turn adds those that no earlier turn had, though its record goes back to the start.
 
         A later turn may compute the conversation again with other routes; each token keeps the rows under which it was
         sampled.
         """
-        parts, start = [], 0
+        found, start = [], 0
         for rollouts, i in self.turns:
             assert rollouts.experts is not None
-            parts.append(rollouts.experts.rows(i)[start:])
+            found.append((rollouts.experts, i, start))
             # The turn's last token was not an input yet: its row comes from the next turn.
             start = rollouts.responses[i].num_tokens - 1
-        return torch.cat(parts)
+        return found
 
     def features(self, num_features: int, seed: int) -> RouterFeatures:
         """At most `num_features` of the turns' features, uniform over all tokens that mu sampled.
@@ -139,11 +139,7 @@ def _later(sampling: Sampling, turn: int, going: Sequence[_Talk], following: Seq
 def _record(talks: Sequence[_Talk]) -> RoutingRecord | None:
     if any(rollouts.experts is None for talk in talks for rollouts, _ in talk.turns):
         return None
-    some = talks[0].turns[0][0].experts
-    assert some is not None
-    rows = [talk.rows() for talk in talks]
-    offsets = offsets_of([len(r) for r in rows])
-    return RoutingRecord(torch.cat(rows), offsets, some.layer_numbers, some.num_experts)
+    return RoutingRecord.spliced([talk.stretches() for talk in talks])
 
 
 def _features(talks: Sequence[_Talk], sampling: Sampling) -> RouterFeatures | None:

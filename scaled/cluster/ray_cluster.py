@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lab.ray_session import ray_session
 from scaled.cluster import interface
+from scaled.cluster.transfer import Parcel, pack, unpack
 from scaled.config import ScaledRun
 
 Role = Literal["rank", "engine"]
@@ -260,6 +261,11 @@ class Worker:
                 times = process.cpu_times()
                 total += times.user + times.system
         return own.pid, total
+
+    def work(self, parcel: Parcel, number: int) -> Parcel:
+        """A function of its arguments and this actor's number, both in the parcel; see `routes.Group.ask`."""
+        function, arguments = unpack(parcel, shared=True)
+        return pack(function(*arguments, number))
 
     def pid(self) -> int:
         """The process id, for tests that kill it."""

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,7 +20,19 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from torch import Tensor
 
 from scaled.cluster.ray_cluster import Cluster, Worker
-from scaled.cluster.transfer import Convert, Meter, Parcel, pack, stored, tensors_of, unchanged, unpack
+from scaled.cluster.routes import pack_apart, unpack_apart
+from scaled.cluster.transfer import (
+    Bucket,
+    Convert,
+    Meter,
+    Parcel,
+    pack,
+    shares,
+    stored,
+    tensors_of,
+    unchanged,
+    unpack,
+)
 from scaled.config import LimitsBlock, RolloutBlock
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 
@@ -52,7 +63,10 @@ BuildEngine = Callable[[], Engine]
 Lost = Callable[[int, str, float], None]
 """Called with an engine's index, why it counts as lost, and the seconds until another one had its weights."""
 
-STAGES = {"start": "start", "load_weights": "push", "turn": "push", "score": "score"}
+STORED_PARTS = 32
+"""Objects at most in which one engine's routes are stored: a rank fetches those that have responses of its own."""
+
+STAGES = {"start": "start", "load_weights": "push", "turn": "push", "score": "score", "work": "score"}
 """An engine's methods, and the stage whose limit (cluster.limits) each has; `generate` has that of the rollout."""
 
 
@@ -65,9 +79,9 @@ class EngineActor(Worker):
         # Not in __init__, where Ray would report an error of the caller's as the death of the actor.
         self.engine = build()
 
-    def generate(self, parcel: Parcel, first_response: int) -> Parcel:
+    def generate(self, parcel: Parcel, first_response: int, num_stored: int) -> tuple[Parcel | Bucket, ...]:
         prompts, sampling = unpack(parcel)
-        return pack(self.engine.generate(prompts, sampling, first_response=first_response))
+        return pack_apart(self.engine.generate(prompts, sampling, first_response=first_response), num_stored)
 
     def load_weights(self, refs: Sequence[Any], version: int) -> None:
         # The references themselves travelled, not what they refer to.
@@ -134,10 +148,16 @@ class RolloutGroup:
             for i, part in parts.items():
                 draws = tuple(sampling.draws[p * G + g] for p in part for g in range(G)) if sampling.draws else ()
                 share = tuple(prompts[p] for p in part), replace(sampling, draws=draws)
-                calls[i] = ("generate", (pack(share), part[0] * G))
-            found: dict[int, Parcel] = self._call(calls)
-            self.meter.add("transfer/rollout_bytes", float(sum(parcel.num_bytes for parcel in found.values())))
-            together = Rollouts.concat([unpack(found[i]) for i in parts])
+                calls[i] = ("generate", (pack(share), part[0] * G, min(len(part), STORED_PARTS)))
+            found = self._call(calls)
+            answers: list[Rollouts] = []
+            for i in parts:
+                parcel, stored_routes = found[i]
+                answer: Rollouts = unpack_apart(parcel, stored_routes, self, i)
+                num_bytes = parcel.num_bytes + (0 if answer.experts is None else answer.experts.nbytes)
+                self.meter.add("transfer/rollout_bytes", float(num_bytes))
+                answers.append(answer)
+            together = Rollouts.concat(answers)
             place = {p: k for k, p in enumerate(p for part in parts.values() for p in part)}
             return together.select([place[p] * G + g for p in range(len(prompts)) for g in range(G)])
 
@@ -173,6 +193,12 @@ class RolloutGroup:
         found = self._call_all("score", [list(s) for s in sequences])
         return [unpack(found[i]) for i in sorted(found)]
 
+    def ask(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """work(*arguments, engine) of every engine, in its process."""
+        parcel = ray.put(pack((work, arguments)))
+        found = self._call({i: ("work", (parcel, i)) for i in range(len(self.actors))})
+        return [unpack(found[i]) for i in range(len(self.actors))]
+
     def turn(self, awake: bool) -> None:
         """Wakes the engines, or puts them to sleep while ranks use their GPUs (colocated placement)."""
         self._call_all("turn", awake)
@@ -191,9 +217,18 @@ class RolloutGroup:
         return self._call(dict.fromkeys(range(len(self.actors)), (method, arguments)))
 
     def _call(self, calls: dict[int, tuple[str, tuple[Any, ...]]]) -> dict[int, Any]:
-        """The answers by engine; a lost engine is started again and asked again."""
+        """The answers by engine; a lost engine is started again and asked again.
+
+        Of a call with several values, the first and references to the others.
+        """
         found: dict[int, Any] = {}
-        pending = {self._ask(i, *call): i for i, call in calls.items()}
+        others: dict[int, list[Any]] = {}
+
+        def ask(i: int) -> Any:
+            first, *others[i] = self._ask(i, *calls[i])
+            return first
+
+        pending = {ask(i): i for i in calls}
         deadlines = {i: time.monotonic() + self._limit(calls[i][0]) for i in calls}
         while pending:
             left = min(deadlines[i] for i in pending.values()) - time.monotonic()
@@ -203,15 +238,19 @@ class RolloutGroup:
                 i = pending.pop(ref)
                 lost, answer = self._answer(ref, calls[i][0]) if done else (self._late(calls[i][0]), None)
                 if lost is None:
-                    found[i] = answer
+                    found[i] = (answer, others[i]) if others[i] else answer
                     continue
                 self._restart(i, lost)
-                pending[self._ask(i, *calls[i])] = i
+                pending[ask(i)] = i
                 deadlines[i] = time.monotonic() + self._limit(calls[i][0])
         return found
 
-    def _ask(self, i: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self.actors[i], method).remote(*arguments)
+    def _ask(self, i: int, method: str, arguments: tuple[Any, ...]) -> list[Any]:
+        """References to all values of the call."""
+        call = getattr(self.actors[i], method)
+        if method == "generate":
+            return call.options(num_returns=1 + arguments[-1]).remote(*arguments)
+        return [call.remote(*arguments)]
 
     def _answer(self, ref: Any, method: str) -> tuple[str | None, Any]:
         """The reason why the engine counts as lost, or None, and its answer; its own code's errors are raised."""
@@ -249,10 +288,10 @@ class RolloutGroup:
             self.meter.add("rollout/engine_restarts", 1.0)
             self.cluster.kill(self.actors[i])
             self.actors[i] = self.cluster.spawn("engine", i, EngineActor)
-            reason, _ = self._answer(self._ask(i, "start", (self.build,)), "start")
+            reason, _ = self._answer(self._ask(i, "start", (self.build,))[0], "start")
             if reason is None and self.version >= 0:
                 weights = self._ask(i, "load_weights", (self._weights, self.version))
-                reason, _ = self._answer(weights, "load_weights")
+                reason, _ = self._answer(weights[0], "load_weights")
         self.lost(i, first, time.monotonic() - start)
 
 
@@ -265,15 +304,6 @@ def build_vllm(
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(config_json, encoding="utf-8")
         return VllmEngine(Path(folder), rollout, stop_token, features_under_graphs=features_under_graphs)
-
-
-def shares(count: int, parts: int) -> list[tuple[int, int]]:
-    """[start, stop) of each part: contiguous, in order, sizes that differ by at most one."""
-    size, rest = divmod(count, parts)
-    bounds = [0]
-    for i in range(parts):
-        bounds.append(bounds[-1] + size + (i < rest))
-    return list(pairwise(bounds))
 
 
 __all__ = ["BuildEngine", "Engine", "EngineLost", "RolloutGroup", "build_vllm", "shares"]

@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import Store
 
 from scaled.cluster.interface import address_of, listening, store
 from scaled.cluster.ray_cluster import Cluster, Worker
+from scaled.cluster.routes import pack_apart, unpack_apart
 from scaled.cluster.transfer import Bucket, Convert, Meter, Parcel, StoredTensors, buckets, pack, unpack
 from scaled.config import LimitsBlock, ModelBlock, TrainingBlock
 from theory.algorithm import Algorithm
@@ -96,8 +97,8 @@ class Rank(Protocol):
 
 STAGES = {
     "rendezvous": "start", "start": "start", "export": "push", "give_way": "push", "score": "score",
-    "score_reference": "score", "predictor_weights": "score", "update": "update", "save": "save", "begin_save": "save",
-    "has_saved": "save", "load": "load",
+    "score_reference": "score", "predictor_weights": "score", "work": "score", "update": "update", "save": "save",
+    "begin_save": "save", "has_saved": "save", "load": "load",
 }  # fmt: skip
 """A rank's methods, and the stage whose limit (cluster.limits) each has."""
 
@@ -132,8 +133,8 @@ class RankActor(Worker):
     def start(self, build: BuildRank, rank: int, num_ranks: int, address: str, port: int) -> None:
         self.rank = build(rank, num_ranks, store(address, port, num_ranks, MEET_S, self._socket))
 
-    def call(self, method: str, parcel: Parcel) -> Parcel:
-        return pack(getattr(self.rank, method)(*unpack(parcel, shared=True)))
+    def call(self, method: str, parcel: Parcel) -> tuple[Parcel | Bucket, ...]:
+        return pack_apart(getattr(self.rank, method)(*unpack(parcel, shared=True)))
 
     def export(self, bucket_bytes: int, folded: bool, convert: Convert) -> Iterator[Bucket | int]:
         for bucket in buckets(convert(self.rank.export(folded)), bucket_bytes):
@@ -242,7 +243,17 @@ class TrainingGroup:
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         parcel = ray.put(pack(arguments))
-        return [unpack(part) for part in self._gather(method, [a.call.remote(method, parcel) for a in self.actors])]
+        # Two values, of which the second, routes, is not looked at here.
+        refs = [actor.call.options(num_returns=2).remote(method, parcel) for actor in self.actors]
+        answers = self._gather(method, [answer for answer, _ in refs])
+        return [unpack_apart(answers[i], [stored], self, i) for i, (_, stored) in enumerate(refs)]
+
+    def ask(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """work(*arguments, rank) of every rank, in its process."""
+        parcel = ray.put(pack((work, arguments)))
+        return [
+            unpack(part) for part in self._gather("work", [a.work.remote(parcel, i) for i, a in enumerate(self.actors)])
+        ]
 
     def _merged(self, streams: list[Any]) -> Iterator[tuple[Any, int]]:
         """Buckets of whichever rank has sent some: waiting for one rank would stop the collective of the others."""

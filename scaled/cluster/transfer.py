@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -57,17 +58,30 @@ class Bucket:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors by name, as views of the bucket's own memory: to be read or copied, never written."""
+        flat = self._flat()
+        for entry in self.entries:
+            yield entry.name, _view(flat, entry)
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of this name, as such a view."""
+        return _view(self._flat(), next(entry for entry in self.entries if entry.name == name))
+
+    def _flat(self) -> Tensor:
         with warnings.catch_warnings():
             # Ray hands out read-only memory; torch has no read-only tensors, and says so once.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
-            flat = torch.from_numpy(self.data)
-        for entry in self.entries:
-            dtype = getattr(torch, entry.dtype)
-            if entry.num_bytes == 0:  # torch has no view of nothing in another type
-                yield entry.name, torch.empty(entry.shape, dtype=dtype)
-                continue
-            part = flat[entry.start : entry.start + entry.num_bytes]
-            yield entry.name, part.view(dtype).view(entry.shape)
+            return torch.from_numpy(self.data)
+
+
+def _view(flat: Tensor, entry: Entry) -> Tensor:
+    dtype = getattr(torch, entry.dtype)
+    if entry.num_bytes == 0:  # torch has no view of nothing in another type
+        return torch.empty(entry.shape, dtype=dtype)
+    return flat[entry.start : entry.start + entry.num_bytes].view(dtype).view(entry.shape)
+
+
+EMPTY = Bucket((), np.empty(0, dtype=np.uint8))
+"""A bucket without tensors."""
 
 
 class _Filling:
@@ -157,11 +171,15 @@ def tensors_of(references: Sequence[Any]) -> NamedTensors:
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """A value without its tensors, and its tensors; `widened` names those that travel as int32 instead of int64."""
+    """A value without its tensors, and its tensors; `widened` names those that travel as int32 instead of int64.
+
+    `references` are Ray's own handles in the value, which Ray must see to keep what they refer to.
+    """
 
     head: bytes
     bucket: Bucket
     widened: frozenset[str]
+    references: tuple[Any, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -169,55 +187,90 @@ class Parcel:
         return len(self.head) + self.bucket.num_bytes
 
 
+@dataclass(frozen=True)
+class Hole:
+    """A place in a parcel's value that its receiver fills: with the `number`-th of its fillings of this kind."""
+
+    kind: str
+    number: int
+
+
+StandIn = Callable[[Any], Any]
+"""The value to pack in the place of one that is met; None: itself."""
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
 class _Packer(pickle.Pickler):
-    """Pickles everything but tensors, which it sets aside; a tensor that is met twice is kept once."""
+    """Pickles everything but tensors and Ray's references, which it sets aside; one that is met twice is kept once."""
 
-    def __init__(self, file: io.BytesIO):
+    def __init__(self, file: io.BytesIO, stand_in: StandIn):
         super().__init__(file, protocol=5)
-        self.tensors: list[Tensor] = []
-        self.numbers: dict[int, int] = {}
+        self.stand_in = stand_in
+        self.apart: dict[str, list[Any]] = {"tensor": [], "reference": []}
+        self.numbers: dict[int, tuple[str, int]] = {}
 
-    def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, Tensor):
+    def reducer_override(self, obj: Any) -> Any:
+        other = self.stand_in(obj)
+        return NotImplemented if other is None else (_itself, (other,))
+
+    def persistent_id(self, obj: Any) -> tuple[str, int] | None:
+        if isinstance(obj, Hole):
+            return obj.kind, obj.number
+        kind = "tensor" if isinstance(obj, Tensor) else "reference" if isinstance(obj, ray.ObjectRef) else None
+        if kind is None:
             return None
         # By identity, which is safe: the value being packed keeps its tensors alive, so no id is used again.
         if id(obj) not in self.numbers:
-            self.numbers[id(obj)] = len(self.tensors)
-            self.tensors.append(obj)
+            self.numbers[id(obj)] = kind, len(self.apart[kind])
+            self.apart[kind].append(obj)
         return self.numbers[id(obj)]
 
 
 class _Opener(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: list[Tensor]):
+    def __init__(self, file: io.BytesIO, apart: Mapping[str, Sequence[Any]]):
         super().__init__(file)
-        self.tensors = tensors
+        self.apart = apart
 
-    def persistent_load(self, pid: int) -> Tensor:
-        return self.tensors[pid]
+    def persistent_load(self, pid: tuple[str, int]) -> Any:
+        kind, number = pid
+        return self.apart[kind][number]
 
 
-def pack(value: Any) -> Parcel:
+def pack(value: Any, stand_in: StandIn = lambda met: None) -> Parcel:
     """The value as a parcel. Only for processes of one run: its head is a pickle."""
     file = io.BytesIO()
-    packer = _Packer(file)
+    packer = _Packer(file, stand_in)
     packer.dump(value)
-    widened = {str(i) for i, tensor in enumerate(packer.tensors) if _fits_int32(tensor)}
-    filling = _Filling(sum(_aligned(tensor.nbytes) for tensor in packer.tensors))
-    for i, tensor in enumerate(packer.tensors):
+    tensors: list[Tensor] = packer.apart["tensor"]
+    widened = {str(i) for i, tensor in enumerate(tensors) if _fits_int32(tensor)}
+    filling = _Filling(sum(_aligned(tensor.nbytes) for tensor in tensors))
+    for i, tensor in enumerate(tensors):
         filling.add(str(i), tensor.to(torch.int32) if str(i) in widened else tensor)
-    return Parcel(file.getvalue(), filling.close(), frozenset(widened))
+    return Parcel(file.getvalue(), filling.close(), frozenset(widened), tuple(packer.apart["reference"]))
 
 
-def unpack(parcel: Parcel, shared: bool = False) -> Any:
+def unpack(parcel: Parcel, shared: bool = False, **fillings: Sequence[Any]) -> Any:
     """The value of a parcel, with tensors of its own, so that the shared memory it came in can be freed.
 
     `shared`: with views of that memory, to be read alone: for one call, whose processes on a machine then hold one copy
-    of the batch between them.
+    of the batch between them. `fillings` go where the value has a `Hole` of that kind.
     """
     views = parcel.bucket.tensors()
     named = ((name, tensor if shared else tensor.clone()) for name, tensor in views)
     tensors = [tensor.to(torch.int64) if name in parcel.widened else tensor for name, tensor in named]
-    return _Opener(io.BytesIO(parcel.head), tensors).load()
+    return _Opener(io.BytesIO(parcel.head), {"tensor": tensors, "reference": parcel.references, **fillings}).load()
+
+
+def shares(count: int, parts: int) -> list[tuple[int, int]]:
+    """[start, stop) of each part: contiguous, in order, sizes that differ by at most one."""
+    size, rest = divmod(count, parts)
+    bounds = [0]
+    for i in range(parts):
+        bounds.append(bounds[-1] + size + (i < rest))
+    return list(pairwise(bounds))
 
 
 def _fits_int32(tensor: Tensor) -> bool:
@@ -260,6 +313,6 @@ class Meter:
 
 
 __all__ = [
-    "Bucket", "Convert", "Entry", "Meter", "Parcel", "StoredTensors", "buckets", "pack", "stored", "tensors_of",
-    "unchanged", "unpack",
+    "EMPTY", "Bucket", "Convert", "Entry", "Hole", "Meter", "Parcel", "StoredTensors", "buckets", "pack", "shares",
+    "stored", "tensors_of", "unchanged", "unpack",
 ]  # fmt: skip

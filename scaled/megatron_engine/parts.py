@@ -18,7 +18,7 @@ from torch import Tensor
 from theory.contracts import TokenScores, UpdateStats
 from theory.objectives.objective import combine_metrics
 from theory.routing.features import RouterFeatures
-from theory.routing.record import MISSING, RoutingRecord, offsets_of
+from theory.routing.record import RoutingRecord, offsets_of, places
 from theory.routing.replay import ReplayContext
 
 
@@ -47,16 +47,14 @@ class TokenPart:
 class RoutePart:
     """Routes of the responses `indices` at rows [start, start + num_rows_b) of each, and at some of the layers.
 
-    `used_RLK` is None where only the natural experts are asked for, `natural_RLK` None where they are the used ones.
+    `used` is None where only the natural experts are asked for, `natural` None where they are the used ones.
     """
 
     indices: tuple[int, ...]
     start: int
-    num_rows_b: tuple[int, ...]
     layer_numbers: tuple[int, ...]
-    num_experts: int
-    used_RLK: Int[Tensor, "R L K"] | None
-    natural_RLK: Int[Tensor, "R L K"] | None
+    used: RoutingRecord | None
+    natural: RoutingRecord | None
     feature_rows_b: tuple[Int[Tensor, " _"], ...] | None = None
     hidden_FLD: Float[Tensor, "F L D"] | None = None
     logits_FLE: Float[Tensor, "F L E"] | None = None
@@ -112,16 +110,20 @@ def route_part(context: ReplayContext, indices: Sequence[int], start: int, for_u
     return RoutePart(
         indices=tuple(indices),
         start=start,
-        num_rows_b=tuple(used.num_rows_B[:num]),
         layer_numbers=used.layer_numbers,
-        num_experts=used.num_experts,
-        used_RLK=None if for_update else used.experts.cpu(),
-        natural_RLK=None if is_natural and not for_update else natural.experts.cpu(),
+        used=None if for_update else _first(used, num),
+        natural=None if is_natural and not for_update else _first(natural, num),
         feature_rows_b=rows_b,
         hidden_FLD=hidden_FLD,
         logits_FLE=None if features is None else features.logits.cpu(),
         scores_RLK=None if scores_RLK is None else scores_RLK.cpu(),
     )
+
+
+def _first(record: RoutingRecord, num: int) -> RoutingRecord:
+    """The first responses, on the CPU; the others have no rows."""
+    offsets = record.offsets[: num + 1].cpu()
+    return RoutingRecord(record.experts.cpu(), offsets, record.layer_numbers, record.num_experts)
 
 
 def assemble_logp(parts: Sequence[ScorePart]) -> Float[Tensor, "B T"]:
@@ -137,11 +139,11 @@ def assemble_scores(parts: Sequence[ScorePart]) -> TokenScores:
     if not routes:
         return TokenScores(logp_BT, entropy_BT, logp_top_BTK=top_BTK, sum_squares_BT=squares_BT)
     sizes = parts[0].sizes
-    used = _record(sizes, routes, [route.used_RLK for route in routes])
-    if all(route.natural_RLK is None for route in routes):
+    used = _record(sizes, routes, [route.used for route in routes])
+    if all(route.natural is None for route in routes):
         natural = used
     else:
-        natural = _record(sizes, routes, [route.natural_RLK for route in routes])
+        natural = _record(sizes, routes, [route.natural for route in routes])
     features, router_logp = local_features(sizes, routes), _router_logp(used, routes)
     return TokenScores(logp_BT, entropy_BT, used, natural, features, top_BTK, router_logp, squares_BT)
 
@@ -161,7 +163,7 @@ def assemble_stats(parts: Sequence[UpdatePart]) -> UpdateStats:
     if not routes:
         return UpdateStats(metrics, logp_pi_BT)
     sizes = parts[0].sizes
-    natural = _record(sizes, routes, [route.natural_RLK for route in routes])
+    natural = _record(sizes, routes, [route.natural for route in routes])
     return UpdateStats(metrics, logp_pi_BT, natural, local_features(sizes, routes))
 
 
@@ -197,25 +199,13 @@ def _top(parts: Sequence[ScorePart]) -> Tensor | None:
     return top_BTK
 
 
-def _record(sizes: BatchSizes, routes: Sequence[RoutePart], experts: Sequence[Tensor | None]) -> RoutingRecord:
-    layers = tuple(sorted({n for route in routes for n in route.layer_numbers}))
-    offsets = offsets_of(sizes.num_rows_B)
-    ids = next(e for e in experts if e is not None)
-    out_RLK = ids.new_full((int(offsets[-1]), len(layers), ids.shape[2]), MISSING)
-    for route, ids_RLK in zip(routes, experts, strict=True):
-        if ids_RLK is None:
+def _record(sizes: BatchSizes, routes: Sequence[RoutePart], records: Sequence[RoutingRecord | None]) -> RoutingRecord:
+    placed = []
+    for route, record in zip(routes, records, strict=True):
+        if record is None:
             raise ValueError(f"expected routes of responses {route.indices} at layers {route.layer_numbers}, got none")
-        rows_R, columns_L = _places(route, offsets, layers)
-        if bool((out_RLK[rows_R[:, None], columns_L] != MISSING).any()):
-            raise ValueError(f"expected each row from one rank, got some of responses {route.indices} twice")
-        out_RLK[rows_R[:, None], columns_L] = ids_RLK
-    is_absent_RL = out_RLK[..., 0] == MISSING
-    if bool(is_absent_RL.any()):
-        row, layer = (int(i) for i in is_absent_RL.nonzero()[0])
-        b = int(torch.searchsorted(offsets, row, right=True)) - 1
-        where = f"response {b}, row {row - int(offsets[b])}, layer {layers[layer]}"
-        raise ValueError(f"expected the route of every row from some rank, got none of {where}")
-    return RoutingRecord(out_RLK, offsets, layers, routes[0].num_experts)
+        placed.append((record, route.indices, route.start))
+    return RoutingRecord.assembled(placed, sizes.num_rows_B)
 
 
 def _router_logp(used: RoutingRecord, routes: Sequence[RoutePart]) -> Tensor | None:
@@ -225,18 +215,11 @@ def _router_logp(used: RoutingRecord, routes: Sequence[RoutePart]) -> Tensor | N
         return None
     if len(scores) < len(routes):
         raise ValueError(f"expected router scores from all {len(routes)} parts, got {len(scores)}")
-    out_RLK = scores[0].new_zeros((*used.experts.shape[:2], scores[0].shape[2]))
+    out_RLK = scores[0].new_zeros((sum(used.num_rows_B), len(used.layer_numbers), scores[0].shape[2]))
     for route, scores_RLK in zip(routes, scores, strict=True):
-        rows_R, columns_L = _places(route, used.offsets, used.layer_numbers)
-        out_RLK[rows_R[:, None], columns_L] = scores_RLK
+        assert route.used is not None, "the old pass reports the experts that it scores"
+        out_RLK[places(route.used, route.indices, route.start, used.offsets, used.layer_numbers)] = scores_RLK
     return out_RLK
-
-
-def _places(route: RoutePart, offsets: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
-    starts = [int(offsets[b]) + route.start for b in route.indices]
-    pieces = [start + torch.arange(n) for start, n in zip(starts, route.num_rows_b, strict=True)]
-    rows_R = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
-    return rows_R, torch.tensor([layers.index(n) for n in route.layer_numbers])
 
 
 def local_features(sizes: BatchSizes, routes: Sequence[RoutePart]) -> RouterFeatures | None:

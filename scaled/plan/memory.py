@@ -322,17 +322,32 @@ def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
     return config.rollout.max_model_len * payloads.kv_bytes_per_token(shape, b, config.rollout.tensor_parallel)
 
 
+def stored_routes(config: ScaledRun, shape: ModelShape) -> int:
+    """Bytes of routing records in one machine's object store at the end of a step, all responses at full length.
+
+    mu's record whole (ranks fetch their rows of it), one step off that of the next batch besides; and the machine's
+    share of the records that ranks make: old's natural experts, those that it used where they are others, and pi's.
+    """
+    algorithm = config.algorithm.build()
+    rows = algorithm.num_prompts * algorithm.num_responses * config.rollout.max_model_len
+    machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
+    of_mu = 1 if config.schedule.kind == "synchronous" else 2
+    of_ranks = 2 if algorithm.passes.old == "natural" else 3
+    one = payloads.routing_bytes(shape, rows)
+    return of_mu * one + -(-of_ranks * one // machines)
+
+
 def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     """CPU memory of every machine for one global step, in the worst case that every response has full length.
 
-    Routing records of all responses and old's router scores of them, of the rows asked for the features that train the
-    predictor, and mu's likeliest tokens with log old: whole on every machine, once, in memory that its ranks share; the
-    machine of the driver has its own besides.
+    Routing records as `stored_routes` has them; the driver has none. Old's router scores, of the rows asked for the
+    features that train the predictor, and mu's likeliest tokens with log old: whole on every machine, once, in memory
+    that its ranks share; the machine of the driver has its own besides.
     """
     algorithm = config.algorithm.build()
     responses, parts = algorithm.num_prompts * algorithm.num_responses, {}
     if algorithm.mode != "none":
-        parts["routing records"] = payloads.routing_bytes(shape, responses * config.rollout.max_model_len)
+        parts["routing records"] = stored_routes(config, shape)
     if algorithm.passes.trains_predictor:
         b = ELEMENT_BYTES[config.training.precision]
         cached = payloads.feature_bytes(shape, algorithm.predictor.num_positions, responses, b)

@@ -194,6 +194,12 @@ def assumptions(plan: Plan) -> list[str]:
         )
     elif plan.config.cluster.placement == "colocated":
         lines.append("Colocated ranks and engines stay resident together: vLLM keeps its gpu_memory_utilization.")
+    if "routing records" in plan.host.parts:
+        size = plan.host.parts["routing records"] / GIB
+        line = f"Routing records take {size:,.3g} GiB of each machine's object store, and the driver holds none of them"
+        if plan.config.cluster.address is None:
+            line += f"; Ray, started by the run, has {plan.config.cluster.object_store_gib:g} GiB and spills to disk"
+        lines.append(f"{line}.")
     training, node = plan.config.training, plan.config.cluster.gpus_per_node
     experts = training.expert_parallel * training.expert_tensor_parallel
     if experts > node:

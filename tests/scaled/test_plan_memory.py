@@ -181,6 +181,27 @@ def test_likeliest_tokens_are_counted_as_they_are_recorded():
     assert full["mu's likeliest tokens"] == QWEN.vocab_size * 8 * tokens
 
 
+def test_routes_are_counted_where_they_are_stored():
+    """A machine has mu's record and its share of the ranks' own: two where old routes naturally, three where it
+    replays or predicts; the next batch's besides, one step off; without replay no record is asked for."""
+    config = recipe()
+    responses = config.algorithm.batch.num_prompts * config.algorithm.batch.num_responses
+    one = payloads.routing_bytes(QWEN, responses * 34_816)
+    assert one == responses * 34_816 * 48 * 8 * 2
+
+    def stored(*words: str) -> float:
+        return memory.host_memory(recipe(*words), QWEN).parts["routing records"] / one
+
+    machines = -(-config.training.num_ranks // 8)
+    assert stored() == pytest.approx(1 + 3 / machines)
+    assert stored("--algorithm.replay.mode", "R2") == pytest.approx(1 + 2 / machines)
+    separate = ("--cluster.placement", "separate", "--schedule.kind", "one_step_off", "--schedule.max_staleness", "1")
+    assert stored(*separate) == pytest.approx(2 + 3 / machines)
+    wide = ("--training.num_ranks", "16", "--training.expert_parallel", "8", "--cluster.num_nodes", "2")
+    assert stored(*wide) == pytest.approx(1 + 3 / 2)
+    assert "routing records" not in memory.host_memory(recipe("--algorithm.replay.mode", "none"), QWEN).parts
+
+
 def test_routers_scores_are_counted():
     """Old's scores are 4 bytes for each of L x K experts of a token, moved once and held by every machine."""
     words = ("--algorithm.objective.correction.name", "token_tis")  # on old/mu: the ratio that is scaled stays apart

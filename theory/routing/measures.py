@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from theory.divergences import kl_p_q, tv_p_q
+from theory.routing.counts import RouteCounts
 from theory.routing.record import MISSING, RoutingRecord
 
 BLOCK = 2**15
@@ -28,13 +29,33 @@ def difference_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> Int[T
     Raises ValueError where the records are over different rows, layers, slots or experts.
     """
     record_a.check_same_rows(record_b)
+    return _differences(record_a.experts, record_b.experts)
+
+
+def _differences(a_RLK: Int[Tensor, "R L K"], b_RLK: Int[Tensor, "R L K"]) -> Int[Tensor, "R L"]:
     # numpy compares narrow integers ten times as fast as torch does on a CPU.
-    a_NK, b_NK = (record.experts.cpu().flatten(0, 1).contiguous().numpy() for record in (record_a, record_b))
+    a_NK, b_NK = (ids_RLK.cpu().flatten(0, 1).contiguous().numpy() for ids_RLK in (a_RLK, b_RLK))
     d_N = np.zeros(len(a_NK), dtype=np.int16)
     for start in range(0, len(a_NK), BLOCK):
         block = slice(start, start + BLOCK)
         _count_into(d_N[block], a_NK[block], b_NK[block])
-    return torch.from_numpy(d_N).view(record_a.experts.shape[:2]).to(record_a.experts.device)
+    return torch.from_numpy(d_N).view(a_RLK.shape[:2]).to(a_RLK.device)
+
+
+def counts_of(a_RLK: Int[Tensor, "R L K"], b_RLK: Int[Tensor, "R L K"]) -> RouteCounts:
+    """The differences of two routings by expert ids, ascending in every row-layer, -1 where missing."""
+    d_RL = _differences(a_RLK, b_RLK)
+    num_d = torch.bincount(d_RL.flatten() + 1, minlength=a_RLK.shape[2] + 2)[1:]
+    return RouteCounts(num_d, d_RL.clamp(min=0).sum(dim=1), (d_RL == MISSING).sum(dim=1))
+
+
+def route_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> RouteCounts:
+    """The differences of two records, counted where the rows of the second are.
+
+    Raises ValueError where the records are over different rows, layers, slots or experts.
+    """
+    record_a.check_same_rows(record_b)
+    return record_b.compared(record_a, counts_of)
 
 
 def _count_into(d_N: Int[np.ndarray, " N"], a_NK: Int[np.ndarray, "N K"], b_NK: Int[np.ndarray, "N K"]) -> None:
@@ -82,12 +103,15 @@ def _is_whole(d_RL: Tensor) -> Tensor:
 
 
 def _sequence_means(d_RL: Tensor, record: RoutingRecord) -> Tensor:
-    is_whole = _is_whole(d_RL)
-    token_counts = _token_counts(d_RL).double()
-    num_rows_B = record.offsets.diff().to(d_RL.device)
-    response_R = torch.repeat_interleave(torch.arange(len(record), device=d_RL.device), num_rows_B)[is_whole]
+    return _means_of_sequences(_token_counts(d_RL), _is_whole(d_RL), record)
+
+
+def _means_of_sequences(counts: Tensor, is_whole_R: Tensor, record: RoutingRecord) -> Tensor:
+    device = is_whole_R.device
+    num_rows_B = record.offsets.diff().to(device)
+    response_R = torch.repeat_interleave(torch.arange(len(record), device=device), num_rows_B)[is_whole_R]
     num_whole_B = torch.bincount(response_R, minlength=len(record))
-    total_B = torch.bincount(response_R, weights=token_counts, minlength=len(record))
+    total_B = torch.bincount(response_R, weights=counts.double(), minlength=len(record))
     return total_B[num_whole_B > 0] / num_whole_B[num_whole_B > 0]
 
 
@@ -121,7 +145,15 @@ def sequence_level_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -
 
 def router_disagreement(record_a: RoutingRecord, record_b: RoutingRecord) -> float:
     """The share of (row, layer) pairs whose sets of experts differ, in [0, 1] (R3 sec. 3.2)."""
-    return _mean(_router_counts(difference_counts(record_a, record_b)) > 0)
+    num_d = route_counts(record_a, record_b).num_d
+    num = int(num_d.sum())
+    if num == 0:
+        raise ValueError(f"expected a row and layer present in both records, got none of {_num_routers(record_a)}")
+    return (num - int(num_d[0])) / num
+
+
+def _num_routers(record: RoutingRecord) -> int:
+    return sum(record.num_rows_B) * len(record.layer_numbers)
 
 
 def is_noop(replayed: RoutingRecord, natural: RoutingRecord, discrepancy: float) -> bool:
@@ -167,19 +199,19 @@ def routing_metrics(record_a: RoutingRecord, record_b: RoutingRecord) -> dict[st
 
     Absent without data, never 0: router metrics need a row and layer in both records, token metrics a whole row.
     """
-    d_RL = difference_counts(record_a, record_b)
-    K = record_a.num_slots
-    # The count of each d, without the missing -1: all router metrics are ratios of these whole numbers.
-    num_d = torch.bincount(d_RL.flatten() + 1, minlength=K + 2)[1:].tolist()
+    counts, K = route_counts(record_a, record_b), record_a.num_slots
+    num_d = counts.num_d.tolist()
     metrics: dict[str, float] = {}
     if num := sum(num_d):
         metrics["routing/router_disagreement"] = (num - num_d[0]) / num
         metrics["routing/topk_agreement"] = 1.0 - sum(d * n for d, n in enumerate(num_d)) / num / K
         metrics["routing/zero_deviation"] = num_d[0] / num
         metrics["routing/one_deviation"] = num_d[1] / num
-    if bool(_is_whole(d_RL).any()):
-        metrics["routing/token_disagreement"] = _mean(_token_counts(d_RL) > 0)
-        metrics["routing/sequence_mean_difference"] = _mean(_sequence_means(d_RL, record_a))
+    is_whole_R = counts.num_missing_R == 0
+    if bool(is_whole_R.any()):
+        whole = counts.sum_R[is_whole_R]
+        metrics["routing/token_disagreement"] = _mean(whole > 0)
+        metrics["routing/sequence_mean_difference"] = _mean(_means_of_sequences(whole, is_whole_R, record_a))
     return metrics
 
 

@@ -10,13 +10,15 @@ Papers: R3 (arXiv 2510.11370) Eq. 5 and sec. 4.2, Pr2 (arXiv 2606.00395) App. E.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+
+from theory.routing.counts import RouteCounts
 
 MISSING = -1
 """The id in every slot of a row-layer that was not recorded; such a row is routed naturally."""
@@ -180,7 +182,7 @@ class RoutingRecord:
         which = self._which(range(len(self)) if responses is None else responses)
         # A response that ends before `start` has no rows here.
         num_rows = (self.offsets.diff()[which] - start).clamp(0, stop - start)
-        where = _ranges(self.offsets[which] + start, num_rows)
+        where = ranges(self.offsets[which] + start, num_rows)
         offsets = torch.cat([self.offsets[:1], num_rows, num_rows.new_zeros(num_empty)]).cumsum(0)
         experts = self.experts[where.to(self.experts.device)[:, None], columns]
         return RoutingRecord(experts, offsets, tuple(numbers), self.num_experts)
@@ -221,9 +223,60 @@ class RoutingRecord:
             got, expected = part._signature, first._signature
             if got != expected:
                 raise ValueError(f"record {i}: expected (layers, slots, experts) {expected} as in record 0, got {got}")
+        return first._followed_by(parts[1:])
+
+    def _followed_by(self, others: Sequence[RoutingRecord]) -> RoutingRecord:
+        parts = [self, *others]
         num_rows = [n for part in parts for n in part.num_rows_B]
         experts = torch.cat([part.experts for part in parts])
-        return RoutingRecord(experts, offsets_of(num_rows).to(experts.device), first.layer_numbers, first.num_experts)
+        return RoutingRecord(experts, offsets_of(num_rows).to(experts.device), self.layer_numbers, self.num_experts)
+
+    @staticmethod
+    def spliced(stretches_B: Sequence[Sequence[tuple[RoutingRecord, int, int]]]) -> RoutingRecord:
+        """Response b has, for each (record, i, start) one after the other, the rows of response i from `start` on."""
+        return stretches_B[0][0][0]._spliced(stretches_B)
+
+    def _spliced(self, stretches_B: Sequence[Sequence[tuple[RoutingRecord, int, int]]]) -> RoutingRecord:
+        rows = [torch.cat([record.rows(i)[start:] for record, i, start in stretches]) for stretches in stretches_B]
+        offsets = offsets_of([len(r) for r in rows])
+        return RoutingRecord(torch.cat(rows), offsets, self.layer_numbers, self.num_experts)
+
+    @staticmethod
+    def assembled(
+        parts: Sequence[tuple[RoutingRecord, Sequence[int], int]], num_rows_B: Sequence[int]
+    ) -> RoutingRecord:
+        """The whole record: each (record, indices, start) has rows from `start` on of responses `indices`, its layers.
+
+        Raises ValueError where a row is there twice, or not at all.
+        """
+        return parts[0][0]._assembled(parts, num_rows_B)
+
+    def _assembled(
+        self, parts: Sequence[tuple[RoutingRecord, Sequence[int], int]], num_rows_B: Sequence[int]
+    ) -> RoutingRecord:
+        layers = tuple(sorted({n for record, *_ in parts for n in record.layer_numbers}))
+        offsets = offsets_of(num_rows_B)
+        out_RLK = self.experts.new_full((int(offsets[-1]), len(layers), self.num_slots), MISSING)
+        for record, indices, start in parts:
+            where = places(record, indices, start, offsets, layers)
+            if bool((out_RLK[where] != MISSING).any()):
+                raise ValueError(f"expected each row from one rank, got some of responses {tuple(indices)} twice")
+            out_RLK[where] = record.experts
+        is_absent_RL = out_RLK[..., 0] == MISSING
+        if bool(is_absent_RL.any()):
+            row, layer = (int(i) for i in is_absent_RL.nonzero()[0])
+            raise ValueError(
+                f"expected the route of every row, got none of {place(row, offsets)}, layer {layers[layer]}"
+            )
+        return RoutingRecord(out_RLK, offsets, layers, self.num_experts)
+
+    def compared(self, other: RoutingRecord, count: Callable[[Tensor, Tensor], RouteCounts]) -> RouteCounts:
+        """`count` of both records' ids (R, L, K), computed where this record's are."""
+        return count(self.experts, other.experts)
+
+    def blocks(self) -> Iterator[Int[Tensor, "rows L K"]]:
+        """All ids in the order of rows, a part at a time where they are not in this process."""
+        yield self.experts
 
     @property
     def _signature(self) -> tuple[tuple[int, ...], int, int]:
@@ -242,10 +295,25 @@ def offsets_of(num_rows_B: Sequence[int]) -> Int[Tensor, " B_plus_1"]:
     return torch.tensor([0, *num_rows_B], dtype=torch.int64).cumsum(0)
 
 
+def places(
+    record: RoutingRecord, indices: Sequence[int], start: int, offsets: Int[Tensor, " B_plus_1"], layers: Sequence[int]
+) -> tuple[Int[Tensor, "R 1"], Int[Tensor, " L"]]:
+    """The packed rows and the columns, of a record with these offsets and layers, that a part's ids stand at."""
+    firsts_b = offsets[torch.tensor(list(indices), dtype=torch.int64)] + start
+    rows_R = ranges(firsts_b, record.offsets.diff().cpu())
+    return rows_R[:, None], torch.tensor([layers.index(n) for n in record.layer_numbers])
+
+
+def place(row: int, offsets: Int[Tensor, " B_plus_1"]) -> str:
+    """A packed row in words: its response, and its number there."""
+    b = int(torch.searchsorted(offsets, row, right=True)) - 1
+    return f"response {b}, row {row - int(offsets[b])}"
+
+
 def flat_rows(num_rows_B: Sequence[int], width: int) -> Int[Tensor, " R"]:
     """The place of each packed row in the flattened (B, width) batch: row s of response b at b * width + s."""
     starts_B = torch.arange(len(num_rows_B)) * width
-    return _ranges(starts_B, torch.tensor(num_rows_B, dtype=torch.int64))
+    return ranges(starts_B, torch.tensor(num_rows_B, dtype=torch.int64))
 
 
 def selected_rows(
@@ -261,10 +329,10 @@ def selected_rows(
             raise ValueError(f"expected a response in [0, {num}), got {b}")
     which = torch.tensor(indices, dtype=torch.int64, device=offsets.device)
     starts_B, num_rows_B = offsets[which], offsets.diff()[which]
-    return _ranges(starts_B, num_rows_B), torch.cat([offsets[:1], num_rows_B.cumsum(0)])
+    return ranges(starts_B, num_rows_B), torch.cat([offsets[:1], num_rows_B.cumsum(0)])
 
 
-def _ranges(starts_B: Int[Tensor, " B"], num_B: Int[Tensor, " B"]) -> Int[Tensor, " R"]:
+def ranges(starts_B: Int[Tensor, " B"], num_B: Int[Tensor, " B"]) -> Int[Tensor, " R"]:
     """num_B[b] consecutive numbers from starts_B[b], for each b in turn, without a loop over b."""
     # A number is its place in the output plus a shift that is constant within b.
     shift_R = (starts_B - num_B.cumsum(0) + num_B).repeat_interleave(num_B)

@@ -1,0 +1,416 @@
+"""Routing records whose ids stay in the object store: the driver holds references, ranks fetch the rows that they need.
+
+Engines and ranks return their records beside their answers, in objects of their own (`pack_apart`). The driver's side
+of such a record is a `StoredRecord`: it selects, concatenates and splices without touching an id. Two of them are
+compared by the processes that made the second one, each on its own rows and layers, and only whole numbers come back.
+
+Extra letters: S stretches of rows that lie together in one stored tensor, Q stretches that are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import ray
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from scaled.cluster.transfer import EMPTY, Bucket, Hole, Parcel, buckets, pack, shares, unpack
+from theory.routing.counts import RouteCounts
+from theory.routing.record import MISSING, RoutingRecord, offsets_of, place, ranges, selected_rows
+
+BLOCK_BYTES = 2**22
+"""Bytes of ids that the driver holds at once where it writes a record down, and ranks where they compare; at least one
+response's."""
+
+
+@runtime_checkable
+class Group(Protocol):
+    """The actors that made a record, by number."""
+
+    def ask(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """work(*arguments, i) of every actor i, run there."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """The actor that made a stored tensor: `home` of `group`, which does not travel."""
+
+    group: Group | None
+    home: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Owner, (None, self.home)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Ids (rows, L, K) of these layers under a name in a stored bucket; `missing` are its rows with a layer unknown."""
+
+    reference: Any
+    name: str
+    owner: Any
+    layer_numbers: tuple[int, ...]
+    missing: Int[Tensor, " _"]
+
+    def ids(self) -> Int[Tensor, "R L K"]:
+        """A view of the stored ids, mapped into this process."""
+        bucket: Any = ray.get(self.reference)
+        return bucket.tensor(self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Stretches:
+    """Rows [first, first + num) of a response are rows [start, start + num) of a source; in the order of responses."""
+
+    source_S: Int[Tensor, " S"]
+    response_S: Int[Tensor, " S"]
+    first_S: Int[Tensor, " S"]
+    start_S: Int[Tensor, " S"]
+    num_S: Int[Tensor, " S"]
+
+    def at(self, where: Tensor) -> Stretches:
+        """Some of them, by number or by mask."""
+        columns = (self.source_S, self.response_S, self.first_S, self.start_S, self.num_S)
+        return Stretches(*(column[where] for column in columns))
+
+    @staticmethod
+    def concat(parts: Sequence[Stretches]) -> Stretches:
+        """All of them, in the order of responses, within one in that of the parts."""
+        names = ("source_S", "response_S", "first_S", "start_S", "num_S")
+        whole = Stretches(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+        return whole.at(whole.response_S.argsort(stable=True))
+
+    def taken(
+        self,
+        num_responses: int,
+        indices_Q: Int[Tensor, " Q"],
+        rows_Q: tuple[Int[Tensor, " Q"], Int[Tensor, " Q"]],
+        places_Q: tuple[Int[Tensor, " Q"], Int[Tensor, " Q"]],
+    ) -> Stretches:
+        """Rows [from, to) of responses `indices`, moved to a response and a row of it, for each of Q."""
+        counts_B = torch.bincount(self.response_S, minlength=num_responses)
+        where, offsets = selected_rows(offsets_of(counts_B.tolist()), indices_Q.tolist())
+        q_S, old = torch.arange(len(indices_Q)).repeat_interleave(offsets.diff()), self.at(where)
+        low_S = old.first_S.maximum(rows_Q[0][q_S])
+        num_S = (old.first_S + old.num_S).minimum(rows_Q[1][q_S]) - low_S
+        response_S, first_S = places_Q[0][q_S], low_S - rows_Q[0][q_S] + places_Q[1][q_S]
+        new = Stretches(old.source_S, response_S, first_S, old.start_S + low_S - old.first_S, num_S).at(num_S > 0)
+        return new.at(new.response_S.argsort(stable=True))
+
+
+class StoredRecord(RoutingRecord):
+    """A routing record whose ids are stored elsewhere. `experts` fetches all of them into this process, every time."""
+
+    def __init__(
+        self,
+        sources: tuple[Source, ...],
+        stretches: Stretches,
+        offsets: Int[Tensor, " B_plus_1"],
+        layer_numbers: tuple[int, ...],
+        num_experts: int,
+        slots: tuple[int, torch.dtype],
+    ):
+        used = stretches.source_S.unique()
+        number_of = torch.zeros(len(sources), dtype=torch.int64)
+        number_of[used] = torch.arange(len(used))
+        own = {
+            "sources": tuple(sources[i] for i in used.tolist()),  # a reference that is not needed keeps its object
+            "stretches": replace(stretches, source_S=number_of[stretches.source_S]),
+            "offsets": offsets,
+            "layer_numbers": layer_numbers,
+            "num_experts": num_experts,
+            "slots": slots,
+        }
+        self.__dict__.update(own)
+
+    sources: tuple[Source, ...]
+    stretches: Stretches
+    slots: tuple[int, torch.dtype]
+
+    @property
+    def experts(self) -> Int[Tensor, "R L K"]:  # type: ignore[override]
+        """All ids, fetched into this process."""
+        return self._ids(*self._all(), self.layer_numbers)
+
+    @property
+    def num_slots(self) -> int:
+        """K, the experts per row and layer."""
+        return self.slots[0]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the ids."""
+        return int(self.offsets[-1]) * len(self.layer_numbers) * self.slots[0] * self.slots[1].itemsize
+
+    @property
+    def num_missing_rows(self) -> int:
+        """The rows that are missing at one layer or more."""
+        found = []
+        for source, own in zip(self.sources, by_source(self.stretches, len(self.sources)), strict=True):
+            if len(source.missing):
+                found.append(self._rows(own)[torch.isin(ranges(own.start_S, own.num_S), source.missing)])
+        return len(torch.cat(found).unique()) if found else 0
+
+    def rows(self, b: int) -> Int[Tensor, "rows L K"]:
+        """The rows of response b, fetched."""
+        return self.select([b]).experts
+
+    def select(self, indices: Sequence[int]) -> StoredRecord:
+        """The record of these responses, in this order."""
+        which = self._which(list(indices))
+        num_Q = self.offsets.diff()[which]
+        zeros_Q = torch.zeros_like(num_Q)
+        places = torch.arange(len(which)), zeros_Q
+        stretches = self.stretches.taken(len(self), which, (zeros_Q, num_Q), places)
+        return self._of(self.sources, stretches, num_Q.tolist())
+
+    def part(
+        self,
+        *,
+        responses: Sequence[int] | None = None,
+        rows: tuple[int, int] | None = None,
+        layers: Sequence[int] | None = None,
+        num_empty: int = 0,
+    ) -> RoutingRecord:
+        """As of a record that is here: these responses, rows and layers are fetched, and nothing else."""
+        start, stop = (0, max(self.num_rows_B, default=0)) if rows is None else rows
+        if not 0 <= start <= stop:
+            raise ValueError(f"expected 0 <= start <= stop, got [{start}, {stop})")
+        numbers = tuple(sorted(self.layer_numbers if layers is None else layers))
+        absent = sorted(set(numbers) - set(self.layer_numbers))
+        if absent:
+            raise ValueError(f"expected one of the record's layers {list(self.layer_numbers)}, got layer {absent[0]}")
+        which = self._which(range(len(self)) if responses is None else responses)
+        num_rows = (self.offsets.diff()[which] - start).clamp(0, stop - start)
+        first = torch.full_like(which, start)
+        ids_RLK = self._ids(which, first, first + num_rows, numbers)
+        offsets = offsets_of([*num_rows.tolist(), *(0 for _ in range(num_empty))])
+        return RoutingRecord(ids_RLK, offsets, numbers, self.num_experts)
+
+    def compared(self, other: RoutingRecord, count: Callable[[Tensor, Tensor], RouteCounts]) -> RouteCounts:
+        """`count` of both records' ids, by the actors that made this one, each of its own rows and layers."""
+        group = self._group
+        if group is None or not isinstance(other, StoredRecord):
+            return super().compared(other, count)
+        parts: list[RouteCounts] = []
+        rows: list[Tensor] = []
+        for home, found in enumerate(group.ask(compare_own, self, other, count)):
+            rows += [self._rows(own) for _, own in _own(self, home)]
+            parts += found
+        return RouteCounts.concat(parts).placed(torch.cat(rows), int(self.offsets[-1]))
+
+    def blocks(self) -> Iterator[Int[Tensor, "rows L K"]]:
+        """All ids in the order of rows, some responses at a time, which the actors that made them send."""
+        group, num_B = self._group, self.offsets.diff()
+        if group is None:
+            yield self.experts
+            return
+        for indices in in_blocks(num_B, self.nbytes // max(1, int(self.offsets[-1]))):
+            some = self.select(indices.tolist())
+            out_RLK = some._missing(int(some.offsets[-1]), some.layer_numbers)
+            for home, found in enumerate(group.ask(send_own, some)):
+                for (source, own), ids_RLK in zip(_own(some, home), found, strict=True):
+                    out_RLK[some._rows(own)[:, None], _columns(some.layer_numbers, source.layer_numbers)] = ids_RLK
+            yield out_RLK
+
+    @property
+    def _group(self) -> Group | None:
+        return self.sources[0].owner.group if self.sources else None
+
+    def _all(self) -> tuple[Tensor, Tensor, Tensor]:
+        num_B = self.offsets.diff()
+        return torch.arange(len(self)), torch.zeros_like(num_B), num_B
+
+    def _rows(self, stretches: Stretches) -> Int[Tensor, " R"]:
+        """The packed rows of this record that these stretches of it hold."""
+        return ranges(self.offsets[stretches.response_S] + stretches.first_S, stretches.num_S)
+
+    def _missing(self, num_rows: int, layers: Sequence[int]) -> Tensor:
+        return torch.full((num_rows, len(layers), self.slots[0]), MISSING, dtype=self.slots[1])
+
+    def _ids(self, which_Q: Tensor, from_Q: Tensor, to_Q: Tensor, layers: Sequence[int]) -> Int[Tensor, "R L K"]:
+        """The ids of rows [from, to) of these responses, one after the other, at these layers."""
+        offsets = offsets_of((to_Q - from_Q).tolist())
+        places = torch.arange(len(which_Q)), torch.zeros_like(which_Q)
+        taken = self.stretches.taken(len(self), which_Q, (from_Q, to_Q), places)
+        out_RLK = self._missing(int(offsets[-1]), layers)
+        for number in taken.source_S.unique().tolist():  # few of many: a micro-batch has its rows from some ranks
+            source, own = self.sources[number], taken.at(taken.source_S == number)
+            shared = [n for n in source.layer_numbers if n in layers]
+            if shared:
+                rows_R, place_R = (
+                    ranges(own.start_S, own.num_S),
+                    ranges(offsets[own.response_S] + own.first_S, own.num_S),
+                )
+                ids_RLK = source.ids()[rows_R[:, None], _columns(source.layer_numbers, shared)]
+                out_RLK[place_R[:, None], _columns(layers, shared)] = ids_RLK
+        return out_RLK
+
+    def _of(self, sources: tuple[Source, ...], stretches: Stretches, num_rows_B: Sequence[int]) -> StoredRecord:
+        return StoredRecord(
+            sources, stretches, offsets_of(num_rows_B), self.layer_numbers, self.num_experts, self.slots
+        )
+
+    def _followed_by(self, others: Sequence[RoutingRecord]) -> RoutingRecord:
+        shift, placed = 0, []
+        for record in (self, *others):
+            placed.append((record, range(shift, shift + len(record)), 0))
+            shift += len(record)
+        return self._assembled(placed, [n for record in (self, *others) for n in record.num_rows_B])
+
+    def _spliced(self, stretches_B: Sequence[Sequence[tuple[RoutingRecord, int, int]]]) -> RoutingRecord:
+        asked: dict[int, list[tuple[int, int, int, int]]] = {}
+        records: dict[int, StoredRecord] = {}
+        num_rows_B = []
+        for b, stretches in enumerate(stretches_B):
+            at = 0
+            for record, i, start in stretches:
+                assert isinstance(record, StoredRecord), "all turns are of the same engines"
+                records[id(record)] = record
+                asked.setdefault(id(record), []).append((i, start, b, at))
+                at += record.num_rows_B[i] - start
+            num_rows_B.append(at)
+        sources: list[Source] = []
+        parts = []
+        for key, record in records.items():
+            which, start, response, at = torch.tensor(asked[key]).unbind(1)
+            rows = start, record.offsets.diff()[which]
+            taken = record.stretches.taken(len(record), which, rows, (response, at))
+            parts.append(replace(taken, source_S=taken.source_S + len(sources)))
+            sources += record.sources
+        return self._of(tuple(sources), Stretches.concat(parts), num_rows_B)
+
+    def _assembled(
+        self, parts: Sequence[tuple[RoutingRecord, Sequence[int], int]], num_rows_B: Sequence[int]
+    ) -> RoutingRecord:
+        sources: list[Source] = []
+        moved = []
+        for record, indices, start in parts:
+            assert isinstance(record, StoredRecord), "all parts have travelled"
+            old, place_b = record.stretches, torch.tensor(list(indices), dtype=torch.int64)
+            moved.append(
+                replace(
+                    old,
+                    source_S=old.source_S + len(sources),
+                    response_S=place_b[old.response_S],
+                    first_S=old.first_S + start,
+                )
+            )
+            sources += record.sources
+        layers = tuple(sorted({n for record, *_ in parts for n in record.layer_numbers}))
+        whole = StoredRecord(
+            tuple(sources), Stretches.concat(moved), offsets_of(num_rows_B), layers, self.num_experts, self.slots
+        )
+        whole._check_covered()
+        return whole
+
+    def _check_covered(self) -> None:
+        """ValueError unless every row of every layer has one source."""
+        sets = list(dict.fromkeys(source.layer_numbers for source in self.sources))
+        set_of = torch.tensor([sets.index(source.layer_numbers) for source in self.sources], dtype=torch.int64)
+        set_S, num_rows = set_of[self.stretches.source_S], int(self.offsets[-1])
+        times = []
+        for number in range(len(sets)):
+            rows_R = self._rows(self.stretches.at(set_S == number))
+            times.append(torch.bincount(rows_R, minlength=num_rows))
+        for layer in self.layer_numbers:
+            num_R = torch.stack([n for n, layers in zip(times, sets, strict=True) if layer in layers]).sum(0)
+            if bool((num_R != 1).any()):
+                row = int((num_R != 1).nonzero()[0])
+                got = "none" if int(num_R[row]) == 0 else "more than one"
+                raise ValueError(f"expected one route of {place(row, self.offsets)}, layer {layer}, got {got}")
+
+
+def by_source(stretches: Stretches, num_sources: int) -> list[Stretches]:
+    """The stretches of each source, in their order."""
+    order = stretches.source_S.argsort(stable=True)
+    counts = torch.bincount(stretches.source_S, minlength=num_sources).tolist()
+    return [stretches.at(where) for where in order.split(counts)]
+
+
+def _own(record: StoredRecord, home: int) -> list[tuple[Source, Stretches]]:
+    """The sources that this actor made, and their stretches."""
+    parts = zip(record.sources, by_source(record.stretches, len(record.sources)), strict=True)
+    return [(source, own) for source, own in parts if source.owner.home == home]
+
+
+def compare_own(
+    record: StoredRecord, other: StoredRecord, count: Callable[[Tensor, Tensor], RouteCounts], home: int
+) -> list[RouteCounts]:
+    """The differences of the other record from each source of this actor's, some responses at a time."""
+    found = []
+    for source, own in _own(record, home):
+        ids_RLK = source.ids()
+        row_bytes = max(1, ids_RLK[:1].nbytes)
+        parts = []
+        for chosen in in_blocks(own.num_S, row_bytes):
+            some = own.at(chosen)
+            mine_RLK = ids_RLK[ranges(some.start_S, some.num_S)]
+            theirs_RLK = other._ids(some.response_S, some.first_S, some.first_S + some.num_S, source.layer_numbers)
+            parts.append(count(theirs_RLK, mine_RLK))
+        found.append(RouteCounts.concat(parts))
+    return found
+
+
+def send_own(record: StoredRecord, home: int) -> list[Tensor]:
+    """The ids of the record's rows in each source of this actor's."""
+    return [source.ids()[ranges(own.start_S, own.num_S)] for source, own in _own(record, home)]
+
+
+def in_blocks(num_rows: Int[Tensor, " N"], row_bytes: int) -> Iterator[Int[Tensor, " _"]]:
+    """The numbers 0..N - 1 in stretches of at most BLOCK_BYTES of rows, or of one."""
+    first = 0
+    total = num_rows.cumsum(0) * row_bytes
+    while first < len(num_rows):
+        before = int(total[first - 1]) if first else 0
+        stop = max(first + 1, int(torch.searchsorted(total, before + BLOCK_BYTES, right=True)))
+        yield torch.arange(first, stop)
+        first = stop
+
+
+def _columns(layers: Sequence[int], wanted: Sequence[int]) -> Int[Tensor, " L"]:
+    return torch.tensor([list(layers).index(n) for n in wanted], dtype=torch.int64)
+
+
+def pack_apart(value: Any, num: int = 1) -> tuple[Parcel | Bucket, ...]:
+    """The value as a parcel, and the ids of its routing records in `num` buckets, each of some responses.
+
+    The value then has a `StoredRecord` in the place of each; the receiver's `unpack_apart` says where they are.
+    """
+    tensors: list[list[tuple[str, Tensor]]] = [[] for _ in range(num)]
+
+    def stand_in(found: Any) -> StoredRecord | None:
+        if type(found) is not RoutingRecord:
+            return None
+        sources, stretches = [], []
+        for number, (low, high) in enumerate(shares(len(found), num)):
+            start, stop = int(found.offsets[low]), int(found.offsets[high])
+            name, ids_RLK = str(len(tensors[number])), found.experts[start:stop]
+            tensors[number].append((name, ids_RLK))
+            missing = (ids_RLK[..., 0] == MISSING).any(1).nonzero()[:, 0]
+            sources.append(Source(Hole("stored", number), name, Hole("owner", 0), found.layer_numbers, missing))
+            own = torch.arange(low, high)
+            num_S = found.offsets.diff()[own]
+            stretches.append(
+                Stretches(torch.full_like(own, number), own, torch.zeros_like(own), found.offsets[own] - start, num_S)
+            )
+        slots = found.num_slots, found.experts.dtype
+        whole = Stretches.concat(stretches)
+        return StoredRecord(tuple(sources), whole, found.offsets, found.layer_numbers, found.num_experts, slots)
+
+    parcel = pack(value, stand_in)
+    stored = (next(buckets(own, sum(64 + ids.nbytes for _, ids in own)), EMPTY) for own in tensors)
+    return parcel, *stored
+
+
+def unpack_apart(parcel: Parcel, stored: Sequence[Any], group: Group, home: int) -> Any:
+    """The value of a parcel whose routing records lie in these buckets, made by actor `home` of the group."""
+    return unpack(parcel, stored=stored, owner=[Owner(group, home)])
+
+
+__all__ = ["Group", "Owner", "StoredRecord", "pack_apart", "unpack_apart"]
