@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lab.doctor.layers.reference import Precision, Reference
-    from lab.doctor.layers.words import Place
+    from lab.doctor.layers.reference import Precision, ReferenceModules
+    from lab.doctor.layers.words import Departure
 
 
-def localise(paths: Sequence[Path], model: Path | None, precision: str | None) -> list[Place]:
+def localise(paths: Sequence[Path], model: Path | None, precision: str | None) -> list[Departure]:
     """The place where each file's engine departs from the model, or one of two dumps from the other.
 
     Raises ValueError for files that are neither dumps of hidden states nor traces, and for missing options.
@@ -34,13 +34,13 @@ def localise(paths: Sequence[Path], model: Path | None, precision: str | None) -
             )
         return [_pair(paths[0], paths[1], wanted)]
     reference = open_reference(model)
-    out: list[Place] = []
+    out: list[Departure] = []
     for path, is_dump in zip(paths, are_states, strict=True):
         out += [_dump(path, reference, wanted)] if is_dump else _trace(path, reference, wanted)
     return out
 
 
-def open_reference(folder: Path) -> Reference:
+def open_reference(folder: Path) -> ReferenceModules:
     """The model of a folder: the sandbox's exact engine where that opens it, else transformers."""
     from lab.hf import parse_shape, read_json
 
@@ -74,7 +74,7 @@ def _of(text: str) -> Precision:
     return known
 
 
-def _dump(path: Path, reference: Reference, precision: Precision | None) -> Place:
+def _dump(path: Path, reference: ReferenceModules, precision: Precision | None) -> Departure:
     from lab.doctor.layers.modules import inspect
     from lab.doctor.layers.states import States
     from lab.doctor.layers.words import of_modules
@@ -88,7 +88,7 @@ def _dump(path: Path, reference: Reference, precision: Precision | None) -> Plac
     return of_modules(path.name, checks, wanted, reference.name)
 
 
-def _pair(mu: Path, old: Path, precision: Precision | None) -> Place:
+def _pair(mu: Path, old: Path, precision: Precision | None) -> Departure:
     from lab.doctor.layers.pair import compare
     from lab.doctor.layers.states import States
     from lab.doctor.layers.words import of_pair
@@ -100,7 +100,7 @@ def _pair(mu: Path, old: Path, precision: Precision | None) -> Place:
     return of_pair(f"{mu.name} against {old.name}", compare(first, second, wanted), wanted)
 
 
-def _trace(path: Path, reference: Reference, precision: Precision | None) -> list[Place]:
+def _trace(path: Path, reference: ReferenceModules, precision: Precision | None) -> list[Departure]:
     from lab.doctor.importers import load_trace
     from lab.doctor.layers.routers import trace_routes
     from lab.doctor.layers.words import of_trace

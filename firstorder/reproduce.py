@@ -74,7 +74,7 @@ def reproduce(
         seeds=2 if smoke else seeds,
         smoke=smoke,
     )
-    place = command.Place(results / "smoke" if smoke else results, runs / "smoke" if smoke else runs)
+    place = command.LedgerFolders(results / "smoke" if smoke else results, runs / "smoke" if smoke else runs)
     # The pages show the whole ledger, even where the runs are of a few claims.
     everything = wanted if smoke else command.Wanted(CLAIMS, REGIMES, wanted.seeds, smoke=False)
     if listed:

@@ -37,7 +37,7 @@ class RunEvidence(Strict):
     has_local_changes: bool | None = None
 
 
-class Spread(Strict):
+class MetricSpread(Strict):
     """One final metric over the runs that recorded it; the standard deviation (n - 1) of a single run is null.
 
     A run's final value is its mean over the last `verdict_rules.window` recorded values; for accuracy it is the last
@@ -57,7 +57,7 @@ class Evidence(Strict):
     runs: tuple[RunEvidence, ...] = Field(min_length=1, description="the runs, by seed; times are UTC")
     engine: str = Field(description="the inference engine they ran against, as JSON")
     verdict_rules: VerdictRules = Field(description="the thresholds of their verdicts at promotion")
-    final: dict[str, Spread] = Field(
+    final: dict[str, MetricSpread] = Field(
         description="final metrics over the runs; a run's value is its mean over the last verdict_rules.window values"
     )
     mapped: dict[str, str] = Field(

@@ -14,7 +14,7 @@ from lab.strict import ConfigError, validate
 from lab.verdict import ENTROPY, KL, REWARD
 from scaled import promotion_runs
 from scaled.config import ModelBlock, ScaledRun
-from scaled.evidence import Evidence, RunEvidence, Spread
+from scaled.evidence import Evidence, MetricSpread, RunEvidence
 from scaled.model_shape import SHAPES, load_shape
 from scaled.promotion_checks import (
     accuracy,
@@ -136,14 +136,14 @@ def _run_evidence(run: TrialRun) -> RunEvidence:
     )
 
 
-def _spread(runs: Sequence[TrialRun], name: str) -> Spread | None:
+def _spread(runs: Sequence[TrialRun], name: str) -> MetricSpread | None:
     """The metric's final values over the runs: each run's mean over its last `window` values; for accuracy the last."""
     window = 1 if name == "eval/accuracy" else promotion_runs.RULES.window
     recorded = [[value for _, value in series(run.metrics, name)] for run in runs]
     finals = [fmean(values[-window:]) for values in recorded if values]
     if not finals:
         return None
-    return Spread(
+    return MetricSpread(
         mean=fmean(finals),
         standard_deviation=stdev(finals) if len(finals) > 1 else None,
         lowest=min(finals),

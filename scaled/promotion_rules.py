@@ -72,7 +72,7 @@ Computed = tuple[Any, str]
 
 
 @dataclass(frozen=True)
-class Rule:
+class FieldRule:
     """The fate of one field: it is kept, taken from the target, or computed; `source` says why."""
 
     field: str
@@ -186,32 +186,38 @@ def _source(name: str) -> str:
 
 _OWN = ("correction", "rejection")
 
-RULES: tuple[Rule, ...] = (
-    *(Rule(f"objective.{name}", "keep", _source(name)) for name in ObjectiveBlock.model_fields if name not in _OWN),
-    Rule("objective.correction", "keep", _SAME, _correction),
-    Rule("objective.rejection", "keep", _SAME, _rejection),
-    Rule("replay.mode", "keep", _SAME),
-    Rule("replay.old_gates", "keep", _SAME),
-    Rule("replay.predictor.loss", "keep", _SAME),
-    Rule("replay.predictor.learning_rate_multiplier", "rule", f"{_PR2} and F, by model, mode and N", _multiplier),
-    Rule("replay.predictor.num_positions", "rule", f"{_PR2}, by the longest response", _num_positions),
-    Rule("batch.num_minibatches", "keep", f"{_SAME}: N is the degree of off-policiness (MiniRL sec. 4.4)"),
-    Rule("batch.num_prompts", "rule", f"MiniRL sec. 4.2, R3 sec. 5.1, {_PR2}, by objective and N", _num_prompts),
-    Rule("batch.num_responses", "target", f"scale: 16 in MiniRL sec. 4.2, 8 in R3 Table 12, 8 or 16 in {_PR2}"),
-    Rule("sampling.max_tokens", "target", f"scale: 32K in MiniRL sec. 4.2, 30K in R3 Table 12, 16K or 1K in {_PR2}"),
-    Rule("sampling.max_turns", "keep", _SAME),
-    Rule("sampling.temperature", "target", "the model's: no paper prints one for training"),
-    Rule("dynamic_sampling.enabled", "keep", _SAME),
-    Rule("dynamic_sampling.max_rounds", "keep", _SAME),
-    Rule("optimizer.learning_rate", "rule", f"R3 Table 12, {_PR2}, by objective, model and N", _learning_rate),
-    Rule("optimizer.betas", "target", "scale: 0.9 and 0.999 in R3 Table 12; short runs forget faster"),
-    Rule("optimizer.eps", "target", "scale: 1e-8 in R3 Table 12"),
-    Rule("optimizer.weight_decay", "target", "scale: 0.1 in R3 Table 12"),
-    Rule("optimizer.warmup_steps", "target", "scale: a constant rate in R3 Table 12"),
-    Rule("optimizer.max_grad_norm", "target", "scale: 1.0 in R3 Table 12"),
-    Rule("freeze_router", "keep", f"{_SAME} (R3 App. C)"),
-    Rule("overlong_buffer", "target", "scale: a length in tokens, as max_tokens is"),
-    Rule("overlong_factor", "keep", _SAME),
-    Rule("label_noise", "target", "a dial of the sandbox: a real verifier errs as it does"),
+RULES: tuple[FieldRule, ...] = (
+    *(
+        FieldRule(f"objective.{name}", "keep", _source(name))
+        for name in ObjectiveBlock.model_fields
+        if name not in _OWN
+    ),
+    FieldRule("objective.correction", "keep", _SAME, _correction),
+    FieldRule("objective.rejection", "keep", _SAME, _rejection),
+    FieldRule("replay.mode", "keep", _SAME),
+    FieldRule("replay.old_gates", "keep", _SAME),
+    FieldRule("replay.predictor.loss", "keep", _SAME),
+    FieldRule("replay.predictor.learning_rate_multiplier", "rule", f"{_PR2} and F, by model, mode and N", _multiplier),
+    FieldRule("replay.predictor.num_positions", "rule", f"{_PR2}, by the longest response", _num_positions),
+    FieldRule("batch.num_minibatches", "keep", f"{_SAME}: N is the degree of off-policiness (MiniRL sec. 4.4)"),
+    FieldRule("batch.num_prompts", "rule", f"MiniRL sec. 4.2, R3 sec. 5.1, {_PR2}, by objective and N", _num_prompts),
+    FieldRule("batch.num_responses", "target", f"scale: 16 in MiniRL sec. 4.2, 8 in R3 Table 12, 8 or 16 in {_PR2}"),
+    FieldRule(
+        "sampling.max_tokens", "target", f"scale: 32K in MiniRL sec. 4.2, 30K in R3 Table 12, 16K or 1K in {_PR2}"
+    ),
+    FieldRule("sampling.max_turns", "keep", _SAME),
+    FieldRule("sampling.temperature", "target", "the model's: no paper prints one for training"),
+    FieldRule("dynamic_sampling.enabled", "keep", _SAME),
+    FieldRule("dynamic_sampling.max_rounds", "keep", _SAME),
+    FieldRule("optimizer.learning_rate", "rule", f"R3 Table 12, {_PR2}, by objective, model and N", _learning_rate),
+    FieldRule("optimizer.betas", "target", "scale: 0.9 and 0.999 in R3 Table 12; short runs forget faster"),
+    FieldRule("optimizer.eps", "target", "scale: 1e-8 in R3 Table 12"),
+    FieldRule("optimizer.weight_decay", "target", "scale: 0.1 in R3 Table 12"),
+    FieldRule("optimizer.warmup_steps", "target", "scale: a constant rate in R3 Table 12"),
+    FieldRule("optimizer.max_grad_norm", "target", "scale: 1.0 in R3 Table 12"),
+    FieldRule("freeze_router", "keep", f"{_SAME} (R3 App. C)"),
+    FieldRule("overlong_buffer", "target", "scale: a length in tokens, as max_tokens is"),
+    FieldRule("overlong_factor", "keep", _SAME),
+    FieldRule("label_noise", "target", "a dial of the sandbox: a real verifier errs as it does"),
 )  # fmt: skip
 """One rule for every field of `lab.config.algorithm.AlgorithmConfig`."""

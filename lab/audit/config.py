@@ -217,7 +217,7 @@ class AuditConfig(Strict):
 S = TypeVar("S", bound=Strict)
 
 
-class Schemas(Mapping[str, type[S]]):
+class StudySchemas(Mapping[str, type[S]]):
     """Backend name to the schema of its studies; the sandbox's is imported only when a config asks for it."""
 
     def __init__(self, exact: type[S], sandbox: Callable[[], type[S]] | None) -> None:
@@ -242,7 +242,7 @@ def load_config(
 
     `sandbox` returns the schema for `backend: sandbox`, if that world is available.
     """
-    return load(path, overrides, Schemas(AuditConfig, sandbox))
+    return load(path, overrides, StudySchemas(AuditConfig, sandbox))
 
 
 def _engine(discrepancy: DiscrepancyBlock | None) -> str:

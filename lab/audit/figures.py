@@ -93,7 +93,7 @@ def overview(medians: pd.DataFrame, series: Mapping[tuple[str, str], int], label
 
 
 @dataclass(frozen=True)
-class Lines:
+class QuartileLines:
     """Medians of a measure along one axis, with bands between the quartiles."""
 
     id: str
@@ -211,9 +211,9 @@ def trade_off(of: Slice) -> Figure | None:
 
 
 SLICE_FIGURES: tuple[SliceFigure, ...] = (
-    Lines("bias-kl", "Bias against distance", "bias", "distance"),
-    Lines("direction-kl", "Bias that no rescaling removes", "direction_bias", "distance"),
-    Lines("bias-length", "Bias against length", "bias", "length"),
+    QuartileLines("bias-kl", "Bias against distance", "bias", "distance"),
+    QuartileLines("direction-kl", "Bias that no rescaling removes", "direction_bias", "distance"),
+    QuartileLines("bias-length", "Bias against length", "bias", "length"),
     error_curve,
     split_bars,
     trade_off,

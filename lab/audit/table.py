@@ -133,7 +133,7 @@ def at_longest(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 @dataclass(frozen=True)
-class Interval:
+class MedianInterval:
     """A median with its 95% bootstrap interval over policies."""
 
     median: float
@@ -145,7 +145,7 @@ class Interval:
         return f"{number(self.median)} [{number(self.low)}, {number(self.high)}]"
 
 
-def interval(values: NDArray[np.float64], *names: str | int) -> Interval:
+def interval(values: NDArray[np.float64], *names: str | int) -> MedianInterval:
     """The median of the values with its 95% percentile-bootstrap interval; `names` is the stream of the resampling.
 
     One value is its own interval. Raises ValueError for no values, and for values that are not finite.
@@ -154,11 +154,11 @@ def interval(values: NDArray[np.float64], *names: str | int) -> Interval:
         raise ValueError(f"expected finite values of at least 1 policy, got {values.tolist()}")
     centre = float(np.median(values))
     if len(values) == 1:
-        return Interval(centre, centre, centre, 1)
+        return MedianInterval(centre, centre, centre, 1)
     rng = np.random.default_rng(derive_seed(0, "audit", "bootstrap", *names))
     drawn = stats.bootstrap((values,), np.median, n_resamples=2000, method="percentile", vectorized=True, rng=rng)
     bounds = drawn.confidence_interval
-    return Interval(centre, float(bounds.low), float(bounds.high), len(values))
+    return MedianInterval(centre, float(bounds.low), float(bounds.high), len(values))
 
 
 def ratios(frame: pd.DataFrame, first: str, second: str, measure: str = "bias") -> pd.DataFrame:

@@ -20,7 +20,7 @@ MOST_TOKENS = 160
 
 
 @dataclass(frozen=True)
-class Cell:
+class HeatToken:
     """A token: its text, its strength in [0, 1] (square root of its k3 over the trace's largest), and a hover text."""
 
     text: str
@@ -31,7 +31,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class HeatRow:
     """A response, or the shown part of it."""
 
     response: int
@@ -39,7 +39,7 @@ class Row:
     """Its share of the trace's sum of k3."""
     first: int
     num_tokens: int
-    cells: Sequence[Cell]
+    cells: Sequence[HeatToken]
 
     @property
     def where(self) -> str:
@@ -57,7 +57,7 @@ class HeatMap:
     num_responses: int
     covered: float
     top: float
-    rows: Sequence[Row]
+    rows: Sequence[HeatRow]
 
 
 def heat_map(trace: Trace) -> HeatMap | None:
@@ -73,19 +73,19 @@ def heat_map(trace: Trace) -> HeatMap | None:
     return HeatMap(trace.step, len(trace), sum(row.share for row in rows), top, rows)
 
 
-def _row(view: View, k3_n: torch.Tensor, b: int, top: float, share: float) -> Row:
+def _row(view: View, k3_n: torch.Tensor, b: int, top: float, share: float) -> HeatRow:
     own = (view.response_n == b).nonzero()[:, 0]
     worst = int(k3_n[own].argmax())
     # Centred on the worst token, but shifted to stay within the response.
     first = max(0, min(worst - MOST_TOKENS // 2, len(own) - MOST_TOKENS))
     shown = own[first : first + MOST_TOKENS].tolist()
-    return Row(b, share, first, len(own), [_cell(view, n, float(k3_n[n]), top) for n in shown])
+    return HeatRow(b, share, first, len(own), [_cell(view, n, float(k3_n[n]), top) for n in shown])
 
 
-def _cell(view: View, n: int, k3: float, top: float) -> Cell:
+def _cell(view: View, n: int, k3: float, top: float) -> HeatToken:
     mu, old = float(view.mu_n[n]), float(view.old_n[n])
     text = token_name(int(view.token_n[n]), view.trace.texts)
     hover = (
         f"{text} at {int(view.position_n[n])}: mu {number(math.exp(mu))}, old {number(math.exp(old))}, k3 {number(k3)}"
     )
-    return Cell(text, round(math.sqrt(max(k3, 0.0) / top), 3), abs(old - mu) > math.log(2), hover)
+    return HeatToken(text, round(math.sqrt(max(k3, 0.0) / top), 3), abs(old - mu) > math.log(2), hover)

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.doctor.importers.bad_rows import Bad, Found
-from lab.doctor.importers.format import About
+from lab.doctor.importers.bad_rows import Bad, BadRowCollector
+from lab.doctor.importers.format import DumpDescription
 from lab.doctor.importers.reading import read_jsonl
 
 NAME = re.compile(r"r3_trace_.*\.jsonl")
 DIGESTS = ("input_ids", "routed_experts")
-FORMAT = About(
+FORMAT = DumpDescription(
     "NeMo-RL, R3 trace", "r3_trace_{host}_pid{P}.jsonl, all files of a run together",
     "digests of routes at the rollout, after the transfer and in the forward pass",
     "Routes, tokens, log-probabilities: it shows whether replay is complete, but not the gap.",
@@ -116,7 +116,7 @@ def read(paths: Sequence[Path]) -> ReplayLog:
     """The log of these files; BadRows, a line each, for events that do not have NeMo-RL's fields."""
     log = ReplayLog()
     for path in paths:
-        found = Found()
+        found = BadRowCollector()
         for row, place in read_jsonl(path):
             if isinstance(row, Bad):
                 found.add(f"{path}: {row.reason}")

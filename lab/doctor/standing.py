@@ -32,7 +32,7 @@ FEW = 2
 
 
 @dataclass(frozen=True)
-class Measure:
+class PublishedFigure:
     """A published figure: its title, its formula, and its value for a trace, None without data."""
 
     title: str
@@ -50,24 +50,24 @@ def _pearson(view: View) -> float | None:
     return None if bool((probs_2n.std(1) == 0).any()) else torch.corrcoef(probs_2n)[0, 1].item()
 
 
-MEASURES: dict[str, Measure] = {
-    K3: Measure("k3 KL(mu, old)", "mean of rho - 1 - log rho, nats per token", gap.k3_kl),
-    K1: Measure(
+MEASURES: dict[str, PublishedFigure] = {
+    K3: PublishedFigure("k3 KL(mu, old)", "mean of rho - 1 - log rho, nats per token", gap.k3_kl),
+    K1: PublishedFigure(
         "k1 KL(mu, old)", "mean of -log rho, nats per token",
         lambda view: k1_kl_mu_old(view.old_n, view.mu_n).mean().item(),
     ),
-    CHI2: Measure("chi2 of tokens", "mean of rho^2 - 1", _chi2),
-    EXTREME: Measure("F(2)", "share of tokens with max(rho, 1/rho) > 2", gap.extreme),
-    PROB_GAP: Measure(
+    CHI2: PublishedFigure("chi2 of tokens", "mean of rho^2 - 1", _chi2),
+    EXTREME: PublishedFigure("F(2)", "share of tokens with max(rho, 1/rho) > 2", gap.extreme),
+    PROB_GAP: PublishedFigure(
         "mean probability difference", "mean of the magnitude of old - mu",
         lambda view: (view.old_n.exp() - view.mu_n.exp()).abs().mean().item(),
     ),
-    LOGP_GAP: Measure(
+    LOGP_GAP: PublishedFigure(
         "mean log-probability difference", "mean of the magnitude of log rho",
         lambda view: view.d_n.abs().mean().item(),
     ),
-    PEARSON: Measure("Pearson correlation of probabilities", "of old and mu over tokens", _pearson),
-    ROUTERS: Measure("routers that differ", "share of (row, layer) with other experts", disagreement),
+    PEARSON: PublishedFigure("Pearson correlation of probabilities", "of old and mu over tokens", _pearson),
+    ROUTERS: PublishedFigure("routers that differ", "share of (row, layer) with other experts", disagreement),
 }  # fmt: skip
 """Every published figure, rho = old/mu of a token sampled from mu, in the order of the page."""
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field, model_validator
 
-from lab.audit.config import AuditObjective, GroupBlock, Schemas
+from lab.audit.config import AuditObjective, GroupBlock, StudySchemas
 from lab.config.load import load
 from lab.strict import Strict
 from theory.exact.engines import BY_SCALE, ERRORS
@@ -193,4 +193,4 @@ def load_config(
 
     `sandbox` gives the schema for `backend: sandbox`, where that world is installed.
     """
-    return load(path, overrides, Schemas(FlowConfig, sandbox))
+    return load(path, overrides, StudySchemas(FlowConfig, sandbox))

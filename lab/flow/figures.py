@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 
 from lab.audit.table import distinct, numbers, parts, tidy
-from lab.flow.table import COLUMNS, Interval, ends, interval
+from lab.flow.table import COLUMNS, MeanInterval, ends, interval
 from lab.report.figures import Caption, Figure, Scale, hover
 from lab.report.style import DASHES, PALETTE, number
 
-Points = list[tuple[float, Interval]]
+Points = list[tuple[float, MeanInterval]]
 """Updates made, with the interval over problems there."""
 PANEL_HEIGHT = 165
 PANEL_MARGIN = {"l": 44, "r": 10, "t": 8, "b": 34}
@@ -37,7 +37,7 @@ def curves(part: pd.DataFrame, name: str) -> dict[str, Points]:
 
 
 @dataclass(frozen=True)
-class Course:
+class CurveColumn:
     """A column over updates, with one line and one band per objective."""
 
     id: str
@@ -61,12 +61,12 @@ class Course:
 
 
 COURSES = (
-    Course("entropy", "Entropy", "entropy", "log"),
-    Course("reward", "Expected reward", "reward"),
-    Course("kl", "Distance of the engine from the policy", "kl_mu_pi", "log"),
-    Course("staleness", "Staleness", "kl_old_pi", "log"),
-    Course("cosine", "Direction of the update", "cosine"),
-    Course("drift", "Drift in the update", "drift_norm", "log"),
+    CurveColumn("entropy", "Entropy", "entropy", "log"),
+    CurveColumn("reward", "Expected reward", "reward"),
+    CurveColumn("kl", "Distance of the engine from the policy", "kl_mu_pi", "log"),
+    CurveColumn("staleness", "Staleness", "kl_old_pi", "log"),
+    CurveColumn("cosine", "Direction of the update", "cosine"),
+    CurveColumn("drift", "Drift in the update", "drift_norm", "log"),
 )
 
 
@@ -174,4 +174,4 @@ def _trace(labels: Sequence[str], label: str, role: str, x: list[float], y: list
     }  # fmt: skip
 
 
-__all__ = ["BANDS", "COURSES", "Course", "curves", "panels", "portraits", "reward_maps", "scale_of"]
+__all__ = ["BANDS", "COURSES", "CurveColumn", "curves", "panels", "portraits", "reward_maps", "scale_of"]

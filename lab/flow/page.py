@@ -31,7 +31,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ColumnChoice:
     """One select of the page: its name, the column whose value it chooses, and the options as values and words."""
 
     name: str
@@ -62,9 +62,9 @@ def render(config: FlowConfig, frame: pd.DataFrame, manifest: Mapping[str, Any],
     rows_of = {name: panels(list(first.values()), labels, name) for name in ("entropy", "reward")}
     blocks = [Block(error, [rows_of[name][i] for name in rows_of]) for i, error in enumerate(first)]
     choices = [
-        Choice("engine error", "error", list(errors)),
-        Choice("N", "N", distinct(frame, "N")),
-        Choice("B", "B", sorted(distinct(frame, "B"), reverse=True)),
+        ColumnChoice("engine error", "error", list(errors)),
+        ColumnChoice("N", "N", distinct(frame, "N")),
+        ColumnChoice("B", "B", sorted(distinct(frame, "B"), reverse=True)),
     ]
     drawn = _drawn(frame, labels, choices)
     # One figure per id, that of its first cell: the page swaps in the data of the others.
@@ -93,7 +93,7 @@ def render(config: FlowConfig, frame: pd.DataFrame, manifest: Mapping[str, Any],
     )  # fmt: skip
 
 
-def _drawn(frame: pd.DataFrame, labels: Sequence[str], choices: Sequence[Choice]) -> list[tuple[Figure, str]]:
+def _drawn(frame: pd.DataFrame, labels: Sequence[str], choices: Sequence[ColumnChoice]) -> list[tuple[Figure, str]]:
     """Each curve of each cell, with the cell's key."""
     drawn = []
     for place, part in parts(frame, ["error", "N", "B"]):
@@ -102,11 +102,11 @@ def _drawn(frame: pd.DataFrame, labels: Sequence[str], choices: Sequence[Choice]
     return drawn
 
 
-def _key(place: Mapping[str, Any], choices: Sequence[Choice]) -> str:
+def _key(place: Mapping[str, Any], choices: Sequence[ColumnChoice]) -> str:
     return "/".join(str(choice.values.index(place[choice.column])) for choice in choices)
 
 
-def _table_rows(frame: pd.DataFrame, labels: Sequence[str], choices: Sequence[Choice]) -> list[dict[str, Any]]:
+def _table_rows(frame: pd.DataFrame, labels: Sequence[str], choices: Sequence[ColumnChoice]) -> list[dict[str, Any]]:
     return [
         {
             "run": labels.index(row["objective"]), "label": row["objective"], "slice": _key(row, choices),

@@ -19,7 +19,7 @@ from lab.flow.table import COLUMNS
 from theory.exact.engines import Engine, MovablePolicy, RollsOut, engine, engine_at
 from theory.exact.levels import REWARDS
 from theory.exact.training import train
-from theory.exact.trajectory import Task, Trajectory, mean_entropy
+from theory.exact.trajectory import ExactTask, Trajectory, mean_entropy
 from theory.streams import stream
 
 
@@ -57,21 +57,21 @@ def flow(
 class World:
     """A backend's reading of a config: a problem with its first policy, and the engine of one of its runs."""
 
-    problem: Callable[[FlowConfig, int], tuple[Task, MovablePolicy]]
+    problem: Callable[[FlowConfig, int], tuple[ExactTask, MovablePolicy]]
     engine: Callable[[FlowConfig, int, ErrorBlock, FlowObjective, MovablePolicy], RollsOut]
 
 
-def task_of(config: FlowConfig, generator: torch.Generator) -> Task:
+def task_of(config: FlowConfig, generator: torch.Generator) -> ExactTask:
     """The contexts with their rewards, 0 after the `lost` openings of each prompt."""
     block, forest = config.problems, config.problems.forest()
     reward_CY = torch.stack([REWARDS[block.reward](forest.tree, generator) for _ in range(forest.num_contexts)])
     for prompt in range(block.prompts):
         lost = torch.randperm(block.openings, generator=generator)[: block.lost]
         reward_CY[prompt * block.openings + lost] = 0.0
-    return Task(forest, reward_CY.reshape(-1))
+    return ExactTask(forest, reward_CY.reshape(-1))
 
 
-def problem_of(config: FlowConfig, number: int) -> tuple[Task, MovablePolicy]:
+def problem_of(config: FlowConfig, number: int) -> tuple[ExactTask, MovablePolicy]:
     """The contexts and rewards of one problem, and its first policy."""
     generator = stream(config.seed, "flow", "problem", number)
     task = task_of(config, generator)
@@ -132,7 +132,7 @@ def _case(config: FlowConfig, number: int, error: ErrorBlock, world: World) -> R
     return rows
 
 
-def lost_entropy(task: Task, policy: MovablePolicy) -> float:
+def lost_entropy(task: ExactTask, policy: MovablePolicy) -> float:
     """Entropy of pi's next token in the contexts that never pay, nats; nan where each pays."""
     forest = task.forest
     # The responses of a context are adjacent in Y.

@@ -42,7 +42,7 @@ CELL = ("error", "kind", "level", "objective", "N", "B")
 
 
 @dataclass(frozen=True)
-class Interval:
+class MeanInterval:
     """A mean over problems with its 95% bootstrap interval."""
 
     mean: float
@@ -59,7 +59,7 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def interval(values: NDArray[np.float64], *names: str | int) -> Interval:
+def interval(values: NDArray[np.float64], *names: str | int) -> MeanInterval:
     """The mean of the values, one per problem, and its interval; `names` names the random stream of the resampling.
 
     Equal values are their own interval. Raises ValueError for none, and for a value that is not finite.
@@ -68,11 +68,11 @@ def interval(values: NDArray[np.float64], *names: str | int) -> Interval:
         raise ValueError(f"expected finite values of at least 1 problem, got {values.tolist()}")
     centre = float(values.mean())
     if np.ptp(values) == 0:
-        return Interval(centre, centre, centre, len(values))
+        return MeanInterval(centre, centre, centre, len(values))
     rng = np.random.default_rng(derive_seed(0, "flow", "bootstrap", *names))
     drawn = stats.bootstrap((values,), np.mean, n_resamples=2000, method="percentile", vectorized=True, rng=rng)
     bounds = drawn.confidence_interval
-    return Interval(centre, float(bounds.low), float(bounds.high), len(values))
+    return MeanInterval(centre, float(bounds.low), float(bounds.high), len(values))
 
 
 def ends(frame: pd.DataFrame) -> pd.DataFrame:
@@ -89,7 +89,7 @@ def means(frame: pd.DataFrame, names: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def difference(frame: pd.DataFrame, name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Interval:
+def difference(frame: pd.DataFrame, name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> MeanInterval:
     """The interval over problems of a column at the end in the cells `first`, less that in `second`.
 
     Both map columns to wanted values; the runs of one problem are paired. Raises ValueError where their numbers differ.
@@ -154,6 +154,6 @@ def terminal_tables(frame: pd.DataFrame) -> Iterator[Table]:
 
 
 __all__ = [
-    "CELL", "COLUMNS", "TEXT", "Interval", "difference", "ends", "focus", "interval", "means",
+    "CELL", "COLUMNS", "TEXT", "MeanInterval", "difference", "ends", "focus", "interval", "means",
     "of_cell", "table_rows", "terminal_tables",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lab.audit.table import distinct, numbers, parts
-from lab.flow.table import Interval, difference, ends, focus, interval
+from lab.flow.table import MeanInterval, difference, ends, focus, interval
 from lab.report.style import number
 
 FACTOR = 2.0
@@ -31,7 +31,7 @@ class Turn:
     error: str
     objective: str
     way: Literal["collapses", "stays high"]
-    end: Interval
+    end: MeanInterval
     middle: float
 
     def __str__(self) -> str:

@@ -16,14 +16,14 @@ from theory.routing.gates import GATES, Gate
 Shape = tuple[int, ...]
 
 
-class Weight(NamedTuple):
+class WeightShape(NamedTuple):
     """One tensor of a Hugging Face folder."""
 
     name: str
     shape: Shape
 
 
-Parts = dict[str, Weight]
+Parts = dict[str, WeightShape]
 """Weights by their role in the model, in the order of the files."""
 
 
@@ -94,20 +94,23 @@ class ModelShape:
     def outer(self) -> Parts:
         """Weights outside the layers: `embedding`, `norm`, and `head` where it is not tied."""
         V, D = self.vocab_size, self.hidden_size
-        parts = {"embedding": Weight("model.embed_tokens.weight", (V, D)), "norm": Weight("model.norm.weight", (D,))}
-        return parts if self.tied_head else parts | {"head": Weight("lm_head.weight", (V, D))}
+        parts = {
+            "embedding": WeightShape("model.embed_tokens.weight", (V, D)),
+            "norm": WeightShape("model.norm.weight", (D,)),
+        }
+        return parts if self.tied_head else parts | {"head": WeightShape("lm_head.weight", (V, D))}
 
     def norms(self, layer: int) -> Parts:
         """Norms of a layer: those before `attention` and before `mlp`."""
         prefix, shape = f"model.layers.{layer}.", (self.hidden_size,)
         names = {"attention": "input_layernorm", "mlp": "post_attention_layernorm"}
-        return {part: Weight(f"{prefix}{name}.weight", shape) for part, name in names.items()}
+        return {part: WeightShape(f"{prefix}{name}.weight", shape) for part, name in names.items()}
 
     def attention(self, layer: int) -> Parts:
         """Weights of a layer's attention, by the last word of the name: `q_proj`, or MLA's `kv_a_layernorm`."""
         prefix = f"model.layers.{layer}.self_attn."
         shapes = self._grouped_query() if self.latent_attention is None else self._latent(self.latent_attention)
-        return {part: Weight(f"{prefix}{part}.weight", shape) for part, shape in shapes.items()}
+        return {part: WeightShape(f"{prefix}{part}.weight", shape) for part, shape in shapes.items()}
 
     def _grouped_query(self) -> dict[str, Shape]:
         D, H, h, d = self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim
@@ -139,9 +142,9 @@ class ModelShape:
     def router(self, layer: int) -> Parts:
         """Weights of a MoE layer's `router`, and its `selection_bias` where it has one (a buffer)."""
         prefix, E = self.block(layer) + "gate.", self.num_experts
-        parts = {"router": Weight(prefix + "weight", (E, self.hidden_size))}
+        parts = {"router": WeightShape(prefix + "weight", (E, self.hidden_size))}
         if self.has_selection_bias:
-            parts["selection_bias"] = Weight(prefix + "e_score_correction_bias", (E,))
+            parts["selection_bias"] = WeightShape(prefix + "e_score_correction_bias", (E,))
         return parts
 
     def expert(self, layer: int, number: int) -> Parts:
@@ -167,7 +170,7 @@ class ModelShape:
         name = FAMILIES[self.family].shared
         parts = self._mlp(f"{self.block(layer)}{name}.", self.shared_expert_size) if self.shared_expert_size else {}
         if self.shared_expert_gate:
-            parts["shared_gate"] = Weight(f"{self.block(layer)}{name}_gate.weight", (1, self.hidden_size))
+            parts["shared_gate"] = WeightShape(f"{self.block(layer)}{name}_gate.weight", (1, self.hidden_size))
         return parts
 
     def mlp(self, layer: int) -> Parts:
@@ -177,7 +180,7 @@ class ModelShape:
     def _mlp(self, prefix: str, F: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> Parts:
         gate, up, down = (f"{prefix}{name}.weight" for name in names)
         D = self.hidden_size
-        return {"gate": Weight(gate, (F, D)), "up": Weight(up, (F, D)), "down": Weight(down, (D, F))}
+        return {"gate": WeightShape(gate, (F, D)), "up": WeightShape(up, (F, D)), "down": WeightShape(down, (D, F))}
 
     # Counts
 

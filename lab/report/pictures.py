@@ -86,7 +86,7 @@ def extreme_curve(runs: Sequence[Traced]) -> Figure | None:
 
 
 @dataclass(frozen=True)
-class Level:
+class LevelHistogram:
     """A histogram of routing differences at one of R3's three levels."""
 
     id: str
@@ -126,7 +126,7 @@ class Level:
 
 
 ROUTING_LEVELS = (
-    Level(
+    LevelHistogram(
         "router-difference",
         "Differing choices of a router",
         router_level_histogram,
@@ -135,7 +135,7 @@ ROUTING_LEVELS = (
         "share of (token, layer) with d = K - |I_mu & I_old| = x; the training engine's choices by its live logits",
         "3a",
     ),
-    Level(
+    LevelHistogram(
         "token-level-difference",
         "Differing choices of a token",
         token_level_histogram,
@@ -144,7 +144,7 @@ ROUTING_LEVELS = (
         "share of tokens with sum_l d = x",
         "3b",
     ),
-    Level(
+    LevelHistogram(
         "sequence-level-difference",
         "Differing choices per token, by response",
         sequence_level_histogram,

@@ -60,7 +60,7 @@ TIMING: tuple[FigureFunction, ...] = (
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A heading, a question that the section answers, its figures and tables."""
 
     id: str
@@ -71,24 +71,26 @@ class Section:
 
 
 SECTIONS = (
-    Section("learning", "Learning", "Does the policy improve, also on problems that it never trained on?", LEARNING),
-    Section(
+    ReportSection(
+        "learning", "Learning", "Does the policy improve, also on problems that it never trained on?", LEARNING
+    ),
+    ReportSection(
         "discrepancy",
         "Training-inference discrepancy",
         "How far is the engine that sampled the tokens (mu) from the one that scores them (old)?",
         DISCREPANCY,
     ),
-    Section(
+    ReportSection(
         "optimisation", "Optimisation", "Do the updates stay small, and does the policy keep exploring?", OPTIMISATION
     ),
-    Section(
+    ReportSection(
         "routing",
         "Routing",
         "Do both engines, and both ends of a step, use the same experts?",
         ROUTING,
     ),
-    Section("predictor", "Route predictor", "Does the predictor learn where the router is going?", PREDICTOR),
-    Section(
+    ReportSection("predictor", "Route predictor", "Does the predictor learn where the router is going?", PREDICTOR),
+    ReportSection(
         "timing",
         "Timing",
         "How long does a global step take, where does the time go, how much data travels, and what was interrupted?",

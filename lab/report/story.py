@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.report.runs import ACCURACY, ReportRun
 from lab.report.style import number
-from lab.report.treatments import Group, Treatment, groups
+from lab.report.treatments import Treatment, TreatmentGroup, groups
 from lab.verdict import KL
 
 OUTCOMES = {"collapsed": "collapsed", "stable": "held", "undecided": "is undecided", "unfinished": "is unfinished"}
@@ -84,7 +84,7 @@ def _reason(reason: dict[str, Any], thresholds: dict[str, Any]) -> str:
 # ---- the parts of the story ------------------------------------------------------------------------------------------
 
 
-def _headline(found: Sequence[Group]) -> list[Sentence]:
+def _headline(found: Sequence[TreatmentGroup]) -> list[Sentence]:
     runs = [run for group in found for run in group.runs]
     words = [run.verdict_word for run in runs]
     if len(runs) == 1:
@@ -122,7 +122,7 @@ def _verb(num: int, word: str) -> str:
     return f"{num} {OUTCOMES[word] if num == 1 else OUTCOMES[word].replace('is ', 'are ')}"
 
 
-def _collapse(group: Group) -> Sentence:
+def _collapse(group: TreatmentGroup) -> Sentence:
     """The steps and rules by which the runs of a group collapsed; empty where none did."""
     fallen = [run for run in group.runs if (run.verdict or {}).get("reasons")]
     if not fallen:
@@ -135,7 +135,7 @@ def _collapse(group: Group) -> Sentence:
     return [*start, Words(f" {listed(reasons(fallen[0]))}.")]
 
 
-def _remarks(group: Group) -> Sentence:
+def _remarks(group: TreatmentGroup) -> Sentence:
     """The remarks of verdicts on runs that held; empty where there are none."""
     remarks = [str(remark) for run in group.runs for remark in (run.verdict or {}).get("remarks", ())]
     if not remarks:
@@ -145,7 +145,7 @@ def _remarks(group: Group) -> Sentence:
     return [*_start(group), Words(" " + " ".join([remarks[0][0].lower() + remarks[0][1:], *remarks[1:]]))]
 
 
-def _accuracy(found: Sequence[Group]) -> Sentence:
+def _accuracy(found: Sequence[TreatmentGroup]) -> Sentence:
     """Held-out accuracy at the first and last evaluation, as means over each group."""
     ends = [(group, _ends(group)) for group in found]
     known = [(group, pair) for group, pair in ends if pair is not None]
@@ -159,7 +159,7 @@ def _accuracy(found: Sequence[Group]) -> Sentence:
     return [Words("Held-out accuracy went "), *_valued(values)]
 
 
-def _kl(found: Sequence[Group]) -> Sentence:
+def _kl(found: Sequence[TreatmentGroup]) -> Sentence:
     """The mean KL of each group, nats per token."""
     means = [(group, [kl for run in group.runs if (kl := run.mean(KL)) is not None]) for group in found]
     known = [(group, _two(fmean(values))) for group, values in means if values]
@@ -168,7 +168,7 @@ def _kl(found: Sequence[Group]) -> Sentence:
     return [Words("The KL between mu and old, in nats per token, was on average "), *_valued(known)]
 
 
-def _notes(found: Sequence[Group]) -> list[str]:
+def _notes(found: Sequence[TreatmentGroup]) -> list[str]:
     """The effect of each remedy, each once, and the number of seeds."""
     clauses = dict.fromkeys(clause for group in found for clause in Treatment(group.runs[0]).clauses())
     notes = [f"{'; '.join(clauses)}."] if clauses else []
@@ -182,7 +182,7 @@ def _notes(found: Sequence[Group]) -> list[str]:
 # ---- words -----------------------------------------------------------------------------------------------------------
 
 
-def _ends(group: Group) -> tuple[float, float] | None:
+def _ends(group: TreatmentGroup) -> tuple[float, float] | None:
     values = [[value for _, value in run.series(ACCURACY)] for run in group.runs]
     known = [some for some in values if len(some) >= 2]
     return (fmean(some[0] for some in known), fmean(some[-1] for some in known)) if known else None
@@ -193,7 +193,7 @@ def _two(value: float | None) -> str:
     return number(value if value is None else float(f"{value:.2g}"))
 
 
-def _named(group: Group, *, preposition: bool = True) -> Sentence:
+def _named(group: TreatmentGroup, *, preposition: bool = True) -> Sentence:
     """`with R3`, `without a remedy`; the name in its run's colour, with a preposition that is part of it."""
     ink = group.runs[0].index if len(group.runs) == 1 else None
     if group.preposition == "without":
@@ -201,13 +201,13 @@ def _named(group: Group, *, preposition: bool = True) -> Sentence:
     return [*([Words(f"{group.preposition} ")] if preposition else []), Words(group.name, ink)]
 
 
-def _start(group: Group) -> Sentence:
+def _start(group: TreatmentGroup) -> Sentence:
     """The group's words at the start of a sentence."""
     first, *rest = _named(group)
     return [Words(first.text[0].upper() + first.text[1:], first.run), *rest]
 
 
-def _adverbial(some: Sequence[Group]) -> Sentence:
+def _adverbial(some: Sequence[TreatmentGroup]) -> Sentence:
     """`without a remedy and with R2, R3`: the groups' names, with one preposition for adjacent groups that share it."""
     rows = [list(row) for _, row in itertools.groupby(some, key=lambda group: group.preposition)]
     sentence: Sentence = []
@@ -217,7 +217,7 @@ def _adverbial(some: Sequence[Group]) -> Sentence:
     return sentence
 
 
-def _valued(values: Sequence[tuple[Group, str]]) -> Sentence:
+def _valued(values: Sequence[tuple[TreatmentGroup, str]]) -> Sentence:
     """`0.52 with an exact engine, 0.05 without a remedy and 0.32 with R3.`"""
     if len(values) == 1:
         return [Words(f"{values[0][1]}.")]

@@ -111,7 +111,7 @@ def _bars(
 
 
 @dataclass(frozen=True)
-class Row:
+class TimingRow:
     """A line of a table, in the colour of its run."""
 
     run: ReportRun
@@ -126,7 +126,7 @@ class Table:
     title: str
     columns: tuple[str, ...]
     is_number: tuple[bool, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TimingRow, ...]
     note: str = ""
 
 
@@ -151,7 +151,7 @@ def payloads(runs: Sequence[ReportRun]) -> Table | None:
             if mean is not None:
                 plan = planned.get(name)
                 share = "–" if not plan else f"{mean / plan:.3f}"
-                rows.append(Row(run, (words, _megabytes(mean), _megabytes(plan), share)))
+                rows.append(TimingRow(run, (words, _megabytes(mean), _megabytes(plan), share)))
     if not rows:
         return None
     note = (
@@ -174,7 +174,7 @@ def interruptions(runs: Sequence[ReportRun]) -> Table | None:
             who = f"the {event.process}" if event.index is None else f"{event.process} {event.index}"
             again = max(event.step - event.resumed, 0)
             cells = (who, str(event.step), str(again), number(event.seconds), event.reason)
-            rows.append(Row(run, cells))
+            rows.append(TimingRow(run, cells))
     if not rows:
         return None
     note = (
@@ -187,7 +187,7 @@ def interruptions(runs: Sequence[ReportRun]) -> Table | None:
 
 __all__ = [
     "TRAINING",
-    "Row",
+    "TimingRow",
     "Table",
     "TableFunction",
     "Throughput",

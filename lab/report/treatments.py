@@ -97,7 +97,7 @@ class Treatment:
 
 
 @dataclass(frozen=True)
-class Group:
+class TreatmentGroup:
     """Runs of one config under several seeds, with a name for them: `without a remedy`, `with R3`."""
 
     runs: tuple[ReportRun, ...]
@@ -110,7 +110,7 @@ class Group:
         return f"{self.preposition} {self.name}"
 
 
-def groups(runs: Sequence[ReportRun]) -> list[Group]:
+def groups(runs: Sequence[ReportRun]) -> list[TreatmentGroup]:
     """The runs grouped by config without the seed, each group under distinct words."""
     by_config: dict[str, list[ReportRun]] = {}
     for run in runs:
@@ -125,7 +125,7 @@ def groups(runs: Sequence[ReportRun]) -> list[Group]:
     baseline = untreated[0] if untreated else max(presets, key=presets.count)
     names = [_named(treatment, baseline, differ) for treatment in treatments]
     return [
-        Group(some, *(name if names.count(name) == 1 else ("in", some[0].label)))
+        TreatmentGroup(some, *(name if names.count(name) == 1 else ("in", some[0].label)))
         for some, name in zip(members, names, strict=True)
     ]
 

@@ -78,7 +78,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Step:
+class Merge:
     """A merge of two terms into one: `left operation right = result`."""
 
     left: Term
@@ -208,7 +208,7 @@ def is_right(answer: str, numbers: Sequence[int], target: int, config: Countdown
     return value == target and (used == given or not config.use_all)
 
 
-def merges(terms: Sequence[Term], config: CountdownConfig) -> Iterator[tuple[Step, tuple[Term, ...]]]:
+def merges(terms: Sequence[Term], config: CountdownConfig) -> Iterator[tuple[Merge, tuple[Term, ...]]]:
     """Every step from these terms, with the terms after it: pairs in order, operations in the config's order.
 
     A result is a whole number in [1, max_value]; the larger term stands on the left.
@@ -221,10 +221,10 @@ def merges(terms: Sequence[Term], config: CountdownConfig) -> Iterator[tuple[Ste
                 value = _result(left.value, operation, right.value)
                 if value is not None and 1 <= value <= config.max_value:
                     result = Term(value, f"({left.text}{operation}{right.text})")
-                    yield Step(left, operation, right, result), (*others, result)
+                    yield Merge(left, operation, right, result), (*others, result)
 
 
-def solution(numbers: Sequence[int], target: int, config: CountdownConfig) -> tuple[Step, ...]:
+def solution(numbers: Sequence[int], target: int, config: CountdownConfig) -> tuple[Merge, ...]:
     """The first of the shortest lists of steps that end in the target; ValueError where there is none."""
     # A step makes one term of two, so all n numbers are used after exactly n - 1 steps.
     lengths = range(len(numbers) - 1, len(numbers)) if config.use_all else range(1, len(numbers))
@@ -236,7 +236,7 @@ def solution(numbers: Sequence[int], target: int, config: CountdownConfig) -> tu
 
 def walk(
     numbers: Sequence[int], config: CountdownConfig, generator: torch.Generator, num_steps: int
-) -> tuple[Step, ...]:
+) -> tuple[Merge, ...]:
     """`num_steps` steps, each uniform among those possible; fewer where none is possible any more."""
     terms, steps = _given(numbers), []
     for _ in range(num_steps):
@@ -248,7 +248,7 @@ def walk(
     return tuple(steps)
 
 
-def written_backward(steps: Sequence[Step]) -> str:
+def written_backward(steps: Sequence[Merge]) -> str:
     """The steps from the target on: `18=16+2;2=4-2`."""
     return ";".join(f"{s.result.value}={s.left.value}{s.operation}{s.right.value}" for s in reversed(steps))
 
@@ -262,7 +262,7 @@ def longest(config: CountdownConfig) -> int:
     return config.num_attempts * (chain + len(FAILED)) + chain + len(MARK) + expression
 
 
-def _search(terms: tuple[Term, ...], target: int, config: CountdownConfig, num_steps: int) -> tuple[Step, ...] | None:
+def _search(terms: tuple[Term, ...], target: int, config: CountdownConfig, num_steps: int) -> tuple[Merge, ...] | None:
     """The first list of exactly `num_steps` steps that ends in the target, depth first."""
     for step, rest in merges(terms, config):
         if num_steps == 1:

@@ -20,7 +20,7 @@ from typing import Literal, overload
 import torch
 
 from lab.tasks.grading import grade
-from lab.tasks.problems import PROBLEM, Problem, ProblemsConfig, read_problems
+from lab.tasks.problems import PROBLEM, ProblemRow, ProblemsConfig, read_problems
 from lab.tasks.tokenizers import Tokenizer
 from theory.contracts import Prompt, Response
 from theory.streams import derive_seed, stream
@@ -100,7 +100,7 @@ class DemonstratedProblemTask(ProblemTask):
             raise ValueError(f"expected a training prompt of {self.config.path}, got {prompt.id!r}")
         return self._demonstrations[prompt.id]
 
-    def _encode_solution(self, problem: Problem) -> tuple[int, ...]:
+    def _encode_solution(self, problem: ProblemRow) -> tuple[int, ...]:
         assert problem.solution is not None
         if grade(problem.solution, problem.answer) != 1.0:
             raise ValueError(
@@ -119,7 +119,7 @@ class DemonstratedProblemTask(ProblemTask):
 class Prompts(Sequence[Prompt]):
     """The prompts of problems, all checked here and made again on access, because their tokens take much memory."""
 
-    def __init__(self, problems: list[Problem], config: ProblemsConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, problems: list[ProblemRow], config: ProblemsConfig, tokenizer: Tokenizer) -> None:
         self.problems, self._config, self._tokenizer = problems, config, tokenizer
         for problem in problems:
             prompt_of(problem, config, tokenizer)
@@ -137,7 +137,7 @@ class Prompts(Sequence[Prompt]):
         return len(self.problems)
 
 
-def prompt_of(problem: Problem, config: ProblemsConfig, tokenizer: Tokenizer) -> Prompt:
+def prompt_of(problem: ProblemRow, config: ProblemsConfig, tokenizer: Tokenizer) -> Prompt:
     """The problem in the config's template; its `id` is the row's place. ValueError names a row that is too long."""
     text = config.prompt_template.replace(PROBLEM, problem.problem)
     try:
@@ -163,7 +163,7 @@ def _epoch_order(seed: int, epoch: int, n: int) -> list[int]:
     return torch.randperm(n, generator=stream(seed, "epoch", epoch)).tolist()
 
 
-def split(config: ProblemsConfig) -> tuple[list[Problem], list[Problem]]:
+def split(config: ProblemsConfig) -> tuple[list[ProblemRow], list[ProblemRow]]:
     """Training and held-out problems, both in the order of their files.
 
     Without `held_out_path`, the round(fraction * n) problems with the smallest hash of seed and text are held out: the

@@ -66,7 +66,7 @@ class ProblemsConfig(TaskBlock):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ProblemRow:
     """Row `number` of the file `path`. `before` holds the messages before the problem's own, if any."""
 
     path: str
@@ -89,13 +89,13 @@ class Problem:
         return json.dumps([*((m["role"], m["content"]) for m in self.before), self.problem])
 
 
-def read_problems(config: ProblemsConfig, path: str) -> list[Problem]:
+def read_problems(config: ProblemsConfig, path: str) -> list[ProblemRow]:
     """Every row as a problem; ValueError `path:number: what was expected, what came` for the first bad one.
 
     Keys besides the configured ones are ignored. A repeated problem is an error: its copies could fall on both sides of
     the held-out split.
     """
-    first: dict[str, Problem] = {}
+    first: dict[str, ProblemRow] = {}
     for where, row in _rows(config, path):
         problem = _problem(config, row, where)
         before = first.setdefault(problem.identity, problem)
@@ -120,7 +120,7 @@ def _rows(config: ProblemsConfig, path: str) -> Iterator[tuple[str, dict[str, An
     return read_lines(path, example)
 
 
-def _problem(config: ProblemsConfig, row: dict[str, Any], where: str) -> Problem:
+def _problem(config: ProblemsConfig, row: dict[str, Any], where: str) -> ProblemRow:
     before, text = _messages(_value(row, config.problem_key, where), config.problem_key, where)
     if before and not config.chat_template:
         roles = ", ".join([*(m["role"] for m in before), "user"])
@@ -137,7 +137,7 @@ def _problem(config: ProblemsConfig, row: dict[str, Any], where: str) -> Problem
         )
     # One string for the path of all problems, not a copy in each.
     path, _, number = where.rpartition(":")
-    return Problem(sys.intern(path), int(number), text, answer, solution, before)
+    return ProblemRow(sys.intern(path), int(number), text, answer, solution, before)
 
 
 def _messages(value: Any, key: str, where: str) -> tuple[tuple[Message, ...], str]:

@@ -61,7 +61,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """The times of one piece on one side, one value per round, in seconds; no ratios if nothing is compared.
 
     `peak_bytes` is the peak memory of one run of the piece in its own tensors.
@@ -87,7 +87,7 @@ class BenchmarkResult:
     relative difference of gradient norms.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     work: Work
     kernels: str
     threads: int
@@ -225,10 +225,10 @@ def _time(
     return seconds, max(0.0, (busy_now - busy - (time.process_time() - own)) / elapsed)
 
 
-def _rows(pieces: Sequence[Piece], seconds: Sequence[Sequence[float]], peaks: Sequence[int]) -> tuple[Row, ...]:
-    rows: dict[tuple[str, str], Row] = {}
+def _rows(pieces: Sequence[Piece], seconds: Sequence[Sequence[float]], peaks: Sequence[int]) -> tuple[BenchRow, ...]:
+    rows: dict[tuple[str, str], BenchRow] = {}
     for piece, times, peak in zip(pieces, seconds, peaks, strict=True):
-        row = Row(piece.piece, piece.side, tuple(times), min(times), median(times), peak)
+        row = BenchRow(piece.piece, piece.side, tuple(times), min(times), median(times), peak)
         if piece.over is not None:
             other = rows[piece.piece, piece.over]
             ratios = {"ratio_by_min": row.min / other.min, "ratio_by_median": row.median / other.median}

@@ -14,7 +14,7 @@ from theory.exact.levels import REWARDS
 from theory.exact.networks import NetworkPolicy
 from theory.exact.rates import reinforce
 from theory.exact.training import Settings, train
-from theory.exact.trajectory import Task
+from theory.exact.trajectory import ExactTask
 from theory.exact.tree import PrefixTree
 from theory.objectives import preset
 from theory.streams import stream
@@ -31,7 +31,7 @@ def updates(length: int = LENGTH) -> Callable[[], object]:
     """A run of NUM_UPDATES at this length, without an importance weight, under a fixed error, observed at its ends."""
     forest = Forest.uniform(PrefixTree(VOCABULARY, length), NUM_PROMPTS, NUM_OPENINGS)
     generator = stream(0, "benchmark", "exact training", length)
-    task = Task(forest, REWARDS["sparse"](forest, generator))
+    task = ExactTask(forest, REWARDS["sparse"](forest, generator))
     first = NetworkPolicy.random(forest, generator)
     own = engine_at("fixed", 0.18, first, generator)
     settings = Settings(reinforce("none"), num_updates=NUM_UPDATES, observe_every=NUM_UPDATES)
@@ -42,7 +42,7 @@ def moe_updates() -> Callable[[], object]:
     """A run of NUM_UPDATES of the MoE of `firstorder flow`, without replay, under a noisy router."""
     forest = Forest.uniform(PrefixTree(MOE_VOCABULARY, MOE_LENGTH), MOE_PROMPTS)
     generator = stream(0, "benchmark", "exact training", "moe")
-    task = Task(forest, REWARDS["sparse"](forest, generator))
+    task = ExactTask(forest, REWARDS["sparse"](forest, generator))
     model = MoeModel().build(MOE_VOCABULARY, MOE_LENGTH + 1, generator)
     prompts = [Prompt(f"{token}", (token, 0), answer="") for token in range(MOE_PROMPTS)]
     first = MoePolicy.of(forest, model, prompts)

@@ -38,7 +38,7 @@ GRID = 60
 
 
 @dataclass(frozen=True)
-class Rule:
+class AlarmRule:
     """An alarm: `metric`, or its ratio to the run's first windows if `relative`, is beyond `limit` on the bad side."""
 
     metric: str
@@ -76,17 +76,17 @@ class Trial:
         return self.in_time / self.num_collapsed - self.false / self.num_others
 
 
-def alarm_at(rule: Rule, row: Row) -> float | None:
+def alarm_at(rule: AlarmRule, row: Row) -> float | None:
     """The share of a run after which the rule's alarm goes off, at the end of a window; None if it stays silent."""
     return _first_beyond(_signal(row, rule.metric, rule.relative), rule)
 
 
-def _first_beyond(signal: Float[np.ndarray, " windows"], rule: Rule) -> float | None:
+def _first_beyond(signal: Float[np.ndarray, " windows"], rule: AlarmRule) -> float | None:
     beyond = signal > WATCHED[rule.metric] * rule.limit
     return float((beyond.argmax() + 1) / len(signal)) if beyond.any() else None
 
 
-def tried(rule: Rule, rows: Sequence[Row]) -> Trial:
+def tried(rule: AlarmRule, rows: Sequence[Row]) -> Trial:
     """The trial of the rule on the rows with a known end."""
     known, ends = _ends(rows)
     return _trial(rule, [_signal(row, rule.metric, rule.relative) for row in known], ends)
@@ -98,7 +98,7 @@ def _ends(rows: Sequence[Row]) -> tuple[list[Row], list[float | None]]:
     return known, [None if (step := collapse_step(row)) is None else step / row["num_steps"] for row in known]
 
 
-def _trial(rule: Rule, signals: Sequence[Float[np.ndarray, " windows"]], ends: Sequence[float | None]) -> Trial:
+def _trial(rule: AlarmRule, signals: Sequence[Float[np.ndarray, " windows"]], ends: Sequence[float | None]) -> Trial:
     in_time, late, false, others, leads = 0, 0, 0, 0, []
     for signal, end in zip(signals, ends, strict=True):
         alarm = _first_beyond(signal, rule)
@@ -112,7 +112,7 @@ def _trial(rule: Rule, signals: Sequence[Float[np.ndarray, " windows"]], ends: S
     return Trial(len(ends) - others, in_time, late, others, false, float(np.median(leads)) if leads else math.nan)
 
 
-def choose(rows: Sequence[Row], metrics: Sequence[str] = tuple(WATCHED)) -> list[tuple[Rule, Trial]]:
+def choose(rows: Sequence[Row], metrics: Sequence[str] = tuple(WATCHED)) -> list[tuple[AlarmRule, Trial]]:
     """The best rule of each metric, relative or not, with its trial on these rows; the largest score first."""
     found = []
     known, ends = _ends(rows)
@@ -135,14 +135,14 @@ def share_text(count: int, of: int) -> str:
     return f"{count} of {of} ({low:.0%} to {high:.0%})"
 
 
-def _candidates(metric: str, relative: bool, rows: Sequence[Row]) -> list[Rule]:
+def _candidates(metric: str, relative: bool, rows: Sequence[Row]) -> list[AlarmRule]:
     signals = [_signal(row, metric, relative) for row in rows]
     values = np.concatenate([one[np.isfinite(one)] for one in signals]) if signals else np.zeros(0)
     if not len(values):
         return []
     limits = np.unique(np.quantile(values, np.linspace(0.0, 1.0, GRID)))
     # Rounded to the digits of `Rule.words`, so that the rule on the page is the one that was tried.
-    return [Rule(metric, relative, float(f"{WATCHED[metric] * limit:.3g}")) for limit in limits]
+    return [AlarmRule(metric, relative, float(f"{WATCHED[metric] * limit:.3g}")) for limit in limits]
 
 
 def _signal(row: Row, metric: str, relative: bool) -> Float[np.ndarray, " windows"]:
@@ -156,4 +156,4 @@ def _signal(row: Row, metric: str, relative: bool) -> Float[np.ndarray, " window
     return WATCHED[metric] * values
 
 
-__all__ = ["BASE", "WATCHED", "Rule", "Trial", "alarm_at", "choose", "share_text", "tried"]
+__all__ = ["BASE", "WATCHED", "AlarmRule", "Trial", "alarm_at", "choose", "share_text", "tried"]

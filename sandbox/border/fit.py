@@ -35,7 +35,7 @@ RIDGE = 1e-2
 
 
 @dataclass(frozen=True)
-class Fit:
+class BorderFit:
     """A candidate's regression: its deviance, the area under its ROC curve, and the border x* with a 95% interval.
 
     deviance: -2 log likelihood, in [0, inf); less is better, and `null` is that without a candidate. auc: share of
@@ -55,7 +55,7 @@ class Fit:
     high: float
 
 
-def fit_all(runs: pd.DataFrame, names: Sequence[str] | None = None, num_draws: int = 200) -> list[Fit]:
+def fit_all(runs: pd.DataFrame, names: Sequence[str] | None = None, num_draws: int = 200) -> list[BorderFit]:
     """A Fit per candidate, the least deviance first; ValueError if no run or every run collapsed.
 
     `runs` has the columns of `table.runs`; runs with an exact engine, whose gap has no logarithm, are left out.
@@ -89,7 +89,7 @@ def _points(name: str, runs: pd.DataFrame) -> tuple[Numbers, Numbers]:
     return np.log(CANDIDATES[name](columns)), runs["collapsed"].to_numpy(dtype=np.float64)
 
 
-def _fit(name: str, runs: pd.DataFrame, num_draws: int) -> Fit:
+def _fit(name: str, runs: pd.DataFrame, num_draws: int) -> BorderFit:
     x, y = _points(name, runs)
     a, b = logistic(x, y)
     share = y.mean()
@@ -103,7 +103,7 @@ def _fit(name: str, runs: pd.DataFrame, num_draws: int) -> Fit:
             slope = logistic(x[drawn], y[drawn])
             borders.append(_border(*slope))
     low, high = np.quantile(borders, [0.025, 0.975]) if borders else (math.nan, math.nan)
-    return Fit(
+    return BorderFit(
         name, len(y), int(y.sum()), deviance(a, b, x, y), null, auc(x, y), b, _border(a, b), float(low), float(high)
     )
 
@@ -140,4 +140,4 @@ def auc(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
     return float((ranks[ones].sum() - n1 * (n1 + 1) / 2) / (n1 * n0))
 
 
-__all__ = ["CANDIDATES", "RIDGE", "Fit", "auc", "deviance", "expected", "fit_all", "logistic"]
+__all__ = ["CANDIDATES", "RIDGE", "BorderFit", "auc", "deviance", "expected", "fit_all", "logistic"]

@@ -10,7 +10,7 @@ import pandas as pd
 from lab.markdown import markdown_table
 from lab.report.style import number
 from sandbox.border.alarm import choose, share_text, tried
-from sandbox.border.fit import Fit, expected, fit_all
+from sandbox.border.fit import BorderFit, expected, fit_all
 from sandbox.border.lengths import alarm_elsewhere, is_on_sums
 from sandbox.border.lengths import markdown as longer_responses
 from sandbox.border.pictures import TITLES
@@ -240,7 +240,7 @@ def _on_map(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[table["gap"].isin(ROUTER_GAPS)]
 
 
-def _papers(fits: Sequence[Fit]) -> str:
+def _papers(fits: Sequence[BorderFit]) -> str:
     borders = {one.name: one.border for one in fits}
     wanted = ("KL x N", "KL x length x N")
     lines = []

@@ -11,7 +11,7 @@ from torch import Generator
 from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_TRAINER, Defect, Link, rounding
 from sandbox.engines.rounded import Rounded
 from sandbox.kernels.numerics import Numerics
-from sandbox.kernels.rounding import Format, Rounding, Step
+from sandbox.kernels.rounding import Format, Rounding, RoundingStep
 
 
 class ActivationPrecision(Defect):
@@ -52,7 +52,7 @@ class ActivationPrecision(Defect):
     def numerics(self, generator: Generator) -> Numerics:
         if self.format in ("bf16", "fp16"):
             # Outputs of the large products only: such an engine keeps router and vocabulary logits in float32.
-            steps = (Step(self.format),)
+            steps = (RoundingStep(self.format),)
             return Rounded(Rounding(inputs=steps, other_inputs=steps, outputs=steps))
         block_size = self.block_size if self.scale == "block" else 0
-        return Rounded(Rounding(inputs=(Step(self.format, self.scale, block_size),)))
+        return Rounded(Rounding(inputs=(RoundingStep(self.format, self.scale, block_size),)))

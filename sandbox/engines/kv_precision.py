@@ -11,7 +11,7 @@ from torch import Generator
 from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_TRAINER, Defect, Link, rounding
 from sandbox.engines.rounded import Rounded
 from sandbox.kernels.numerics import Numerics
-from sandbox.kernels.rounding import Rounding, Step
+from sandbox.kernels.rounding import Rounding, RoundingStep
 
 
 class KVPrecision(Defect):
@@ -56,5 +56,5 @@ class KVPrecision(Defect):
         return BREAKS_ALL_NUMERICS if is_shared else BREAKS_TRAINER
 
     def numerics(self, generator: Generator) -> Numerics:
-        step = Step("bf16") if self.format == "bf16" else Step(self.format, self.scale)
+        step = RoundingStep("bf16") if self.format == "bf16" else RoundingStep(self.format, self.scale)
         return Rounded(Rounding(kv=(step,)))

@@ -24,7 +24,7 @@ MAX_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
-class Found:
+class CachedPrefix:
     """Keys, values and routes of a sequence's S tokens; no routes if the model has no routers."""
 
     k_LhSd: Float[Tensor, "layers h S d"]
@@ -42,15 +42,15 @@ class Found:
         tensors = [self.k_LhSd, self.v_LhSd, *([] if self.experts_SLK is None else [self.experts_SLK])]
         return sum(t.numel() * t.element_size() for t in tensors)
 
-    def first(self, length: int) -> Found:
+    def first(self, length: int) -> CachedPrefix:
         """The entry of the first `length` tokens."""
         experts = None if self.experts_SLK is None else self.experts_SLK[:length]
-        return Found(self.k_LhSd[:, :, :length], self.v_LhSd[:, :, :length], experts)
+        return CachedPrefix(self.k_LhSd[:, :, :length], self.v_LhSd[:, :, :length], experts)
 
-    def copy(self) -> Found:
+    def copy(self) -> CachedPrefix:
         """A copy with its own memory: a view would keep a whole batch's buffers alive."""
         experts = None if self.experts_SLK is None else self.experts_SLK.clone()
-        return Found(self.k_LhSd.clone(), self.v_LhSd.clone(), experts)
+        return CachedPrefix(self.k_LhSd.clone(), self.v_LhSd.clone(), experts)
 
 
 class PrefixCache:
@@ -67,14 +67,14 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drops all sequences."""
-        self._kept: OrderedDict[tuple[int, ...], Found] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, ...], CachedPrefix] = OrderedDict()
         self._sorted: list[tuple[int, ...]] = []
         self.nbytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, prompt: tuple[int, ...]) -> Found | None:
+    def find(self, prompt: tuple[int, ...]) -> CachedPrefix | None:
         """The longest known prefix of a prompt without its last token, whose logits must be computed."""
         wanted = prompt[:-1]
         place = bisect_left(self._sorted, wanted)
@@ -105,9 +105,9 @@ class PrefixCache:
             tokens = (*prompts[b // num_copies].tokens, *sampled)
             S = len(tokens)
             experts = None if buffers.experts_BWLK is None else buffers.experts_BWLK[b, :S]
-            self.put(tokens, Found(cache.k_LBhCd[:, row, :, :S], cache.v_LBhCd[:, row, :, :S], experts))
+            self.put(tokens, CachedPrefix(cache.k_LBhCd[:, row, :, :S], cache.v_LBhCd[:, row, :, :S], experts))
 
-    def put(self, tokens: tuple[int, ...], found: Found) -> None:
+    def put(self, tokens: tuple[int, ...], found: CachedPrefix) -> None:
         """Stores a copy of the entry of these tokens, unless they are known."""
         place = bisect_left(self._sorted, tokens)
         if place < len(self._sorted) and self._sorted[place][: len(tokens)] == tokens:
@@ -134,4 +134,4 @@ def _num_shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     return next((i for i in range(num) if a[i] != b[i]), num)
 
 
-__all__ = ["Found", "PrefixCache"]
+__all__ = ["CachedPrefix", "PrefixCache"]

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sandbox.engines.buffers import Buffers, PassRecorder
-from sandbox.engines.prefix_cache import Found, PrefixCache
+from sandbox.engines.prefix_cache import CachedPrefix, PrefixCache
 from sandbox.kernels.numerics import Numerics
 from sandbox.model import MoE
 from sandbox.model.kv_cache import KVCache
@@ -60,7 +60,7 @@ def run_prompts(
     return KVCache.concat(caches).select(in_order), torch.cat(logits)[in_order]
 
 
-def _passes(prompts: Sequence[Prompt], found: Sequence[Found | None], limit: int) -> Iterator[list[int]]:
+def _passes(prompts: Sequence[Prompt], found: Sequence[CachedPrefix | None], limit: int) -> Iterator[list[int]]:
     """Prompts grouped by forward pass; padded to the pass's longest part, none may reach beyond `limit`."""
     missed = [p for p, hit in enumerate(found) if hit is None]
     if missed:
@@ -78,7 +78,7 @@ def _passes(prompts: Sequence[Prompt], found: Sequence[Found | None], limit: int
         yield chosen
 
 
-def _take(hit: Found | None, cache: KVCache, row: int) -> int:
+def _take(hit: CachedPrefix | None, cache: KVCache, row: int) -> int:
     """Copies the found keys and values into the row; returns their number of tokens."""
     if hit is None:
         return 0

@@ -17,7 +17,7 @@ from sandbox.engines.formats import (
     round_scaled,
 )
 from sandbox.kernels.numerics import LARGE_PRODUCTS, Numerics, Site
-from sandbox.kernels.rounding import Rounding, Step
+from sandbox.kernels.rounding import Rounding, RoundingStep
 
 
 @final
@@ -48,14 +48,14 @@ class Rounded(Numerics):
         return steps if is_by_row and type(self) is Rounded else None
 
 
-def rounded(x: Float[Tensor, "*rows D"], steps: tuple[Step, ...]) -> Float[Tensor, "*rows D"]:
+def rounded(x: Float[Tensor, "*rows D"], steps: tuple[RoundingStep, ...]) -> Float[Tensor, "*rows D"]:
     """x after these steps; x itself if there are none."""
     for step in steps:
         x = _rounded(x, step)
     return x
 
 
-def _rounded(x: Tensor, step: Step) -> Tensor:
+def _rounded(x: Tensor, step: RoundingStep) -> Tensor:
     if step.format == "bf16":
         return round_bf16(x)
     if step.format == "fp16":

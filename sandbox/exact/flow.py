@@ -19,7 +19,7 @@ from sandbox.exact.cases import MoeModel
 from sandbox.exact.routed_training import PREDICTOR_RATE, MoeEngine, MoePolicy
 from theory.contracts import Prompt
 from theory.exact.engines import MovablePolicy
-from theory.exact.trajectory import Task
+from theory.exact.trajectory import ExactTask
 from theory.routing.passes import MODES, Mode
 from theory.streams import derive_seed, stream
 
@@ -97,7 +97,7 @@ class SandboxFlow(FlowConfig):
     training: MoeTraining = Field(default_factory=MoeTraining, description="optimizer, updates, groups, draws")
 
 
-def moe_problem_of(config: FlowConfig, number: int) -> tuple[Task, MovablePolicy]:
+def moe_problem_of(config: FlowConfig, number: int) -> tuple[ExactTask, MovablePolicy]:
     """The contexts and rewards of one problem, and its first policy."""
     assert isinstance(config, SandboxFlow), f"a flow of the sandbox, got {type(config).__name__}"
     block, generator = config.problems, stream(config.seed, "flow", "problem", number)

@@ -13,7 +13,7 @@ Scale = Literal["unit", "tensor", "token", "block"]
 
 
 @dataclass(frozen=True)
-class Step:
+class RoundingStep:
     """One rounding of rows to `format` and back (sandbox/engines/formats.py).
 
     `scale`: the numbers that share a scale: none (`unit`: no scale), all rows (`tensor`), one row (`token`), or
@@ -39,10 +39,10 @@ class Rounding:
     asks_router: whether the hook `router_logits` is called between the router's product and the choice of experts.
     """
 
-    inputs: tuple[Step, ...] = ()
-    other_inputs: tuple[Step, ...] = ()
-    outputs: tuple[Step, ...] = ()
-    kv: tuple[Step, ...] = ()
+    inputs: tuple[RoundingStep, ...] = ()
+    other_inputs: tuple[RoundingStep, ...] = ()
+    outputs: tuple[RoundingStep, ...] = ()
+    kv: tuple[RoundingStep, ...] = ()
     asks_router: bool = False
 
     def then(self, other: Rounding) -> Rounding:

@@ -31,7 +31,7 @@ from lab.tasks import TextTask
 from lab.verdict import VerdictRules, judge
 from sandbox.config import SandboxRun
 from sandbox.ledger.cells import ACCURACY, Cell, row_of
-from sandbox.ledger.gradients import PIECE, Reference, alignment, gradients, reference
+from sandbox.ledger.gradients import PIECE, ReferenceGradient, alignment, gradients, reference
 from sandbox.measure.defect_table import Bench
 from sandbox.model import MoE
 from sandbox.run import build_engine, build_learner, file_hashes, initial_model, open_task
@@ -53,7 +53,7 @@ NON_FINITE = VerdictRules(min_steps=20_000, early_steps=1, patience=10_000)
 
 
 @dataclass(frozen=True)
-class Budget:
+class SampleSizes:
     """Sample sizes: `rounds` x `num_minibatches` mini-batches for an arm's gradient at the state, one round for that of
     its last mini-batch; the other fields are numbers of responses.
 
@@ -68,7 +68,7 @@ class Budget:
     kl: int = 1024
 
 
-FULL = Budget()
+FULL = SampleSizes()
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class State:
     """The state from which all arms of a seed start: weights and moments, grad J there, and pi's held-out accuracy."""
 
     tensors: dict[str, Tensor]
-    reference: Reference
+    reference: ReferenceGradient
     accuracy: float
     num_updates: int
 
 
-def state_of(start: SandboxRun, folder: Path, budget: Budget = FULL) -> State:
+def state_of(start: SandboxRun, folder: Path, budget: SampleSizes = FULL) -> State:
     """The state of a run with this config, read from `folder`; the first process that needs it creates it.
 
     Its subfolder is named by a hash of its inputs; a killed process leaves none. ValueError if N does not divide the
@@ -99,10 +99,10 @@ def state_of(start: SandboxRun, folder: Path, budget: Budget = FULL) -> State:
                 _make(start, updates // n, scratch, budget)
     about = json.loads((place / "state.json").read_text(encoding="utf-8"))
     halves_2Q = load_file(place / "reference.safetensors")["halves"]
-    return State(load_file(place / "state.safetensors"), Reference(halves_2Q), about["accuracy"], updates)
+    return State(load_file(place / "state.safetensors"), ReferenceGradient(halves_2Q), about["accuracy"], updates)
 
 
-def _make(start: SandboxRun, num_steps: int, folder: Path, budget: Budget) -> None:
+def _make(start: SandboxRun, num_steps: int, folder: Path, budget: SampleSizes) -> None:
     """Runs `start` for that many global steps with an exact engine, and writes the state's files."""
     worked = time.process_time()
     bench = Bench(start, num_steps)
@@ -115,7 +115,7 @@ def _make(start: SandboxRun, num_steps: int, folder: Path, budget: Budget) -> No
     (folder / "state.json").write_text(json.dumps(about), encoding="utf-8")
 
 
-def branch_row(cell: Cell, root: str, compiled: bool, budget: Budget = FULL) -> dict[str, Any]:
+def branch_row(cell: Cell, root: str, compiled: bool, budget: SampleSizes = FULL) -> dict[str, Any]:
     """The row of the cell: its metrics over the branch, and these probes.
 
     accuracy_before, accuracy_after: pi's held-out accuracy, sampled by an exact engine with the same draws; cosine,
@@ -146,7 +146,7 @@ def branch_row(cell: Cell, root: str, compiled: bool, budget: Budget = FULL) -> 
 
 
 def _at_the_state(
-    config: SandboxRun, start: SandboxRun, task: TextTask, state: State, budget: Budget
+    config: SandboxRun, start: SandboxRun, task: TextTask, state: State, budget: SampleSizes
 ) -> dict[str, float]:
     """Measurements of the arm's gradient at the state, and of its step's last mini-batch."""
     num, step = budget.num_minibatches, _first_step(config, "gradient")
@@ -195,7 +195,7 @@ def _accuracy(start: SandboxRun, task: TextTask, model: MoE) -> float:
     return float(found[ACCURACY])
 
 
-def _kl(learner: Learner, config: SandboxRun, budget: Budget) -> float:
+def _kl(learner: Learner, config: SandboxRun, budget: SampleSizes) -> float:
     """k3 KL(mu || old) in nats per token at the present weights, from fresh responses of the arm's engine."""
     algorithm, step = learner.algorithm, _first_step(config, "kl")
     num = budget.kl // algorithm.num_responses
@@ -212,4 +212,4 @@ def _first_step(config: SandboxRun, purpose: str) -> int:
     return derive_seed(config.seed, "branch", purpose) >> 23
 
 
-__all__ = ["FULL", "NUM_UPDATES", "Budget", "State", "branch_row", "state_of"]
+__all__ = ["FULL", "NUM_UPDATES", "SampleSizes", "State", "branch_row", "state_of"]

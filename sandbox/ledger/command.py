@@ -54,7 +54,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Place:
+class LedgerFolders:
     """The folder of rows and pages, and the folder of runs."""
 
     results: Path
@@ -68,7 +68,7 @@ class Place:
 
 def run(
     wanted: Wanted,
-    place: Place,
+    place: LedgerFolders,
     *,
     address: str | None,
     jobs: int | None,
@@ -102,7 +102,7 @@ def _time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def listing(wanted: Wanted, place: Place, ledger: Wanted) -> str:
+def listing(wanted: Wanted, place: LedgerFolders, ledger: Wanted) -> str:
     """The wanted claims as a table: number, name, home, runs done out of those needed, and verdict.
 
     Verdicts are corrected over the whole `ledger`, as on its pages, even if few of its claims are listed.
@@ -119,14 +119,14 @@ def listing(wanted: Wanted, place: Place, ledger: Wanted) -> str:
     return markdown_table(("claim", "name", "home", "runs", "verdict"), rows)
 
 
-def power(wanted: Wanted, place: Place, ledger: Wanted) -> str:
+def power(wanted: Wanted, place: LedgerFolders, ledger: Wanted) -> str:
     """The wanted claims' table of needed seeds, at the level for the whole `ledger`."""
     numbers = {claim.number for claim in wanted.claims}
     found = needs(ledger.claims, ledger.regimes, place.store.rows())
     return page.power_table({number: need for number, need in found.items() if number in numbers})
 
 
-def write_pages(wanted: Wanted, place: Place) -> str:
+def write_pages(wanted: Wanted, place: LedgerFolders) -> str:
     """Writes ledger.md and ledger.html from the rows; returns the table of verdicts."""
     with disk_errors(place.results, "make folder"):
         place.results.mkdir(parents=True, exist_ok=True)
@@ -137,4 +137,4 @@ def write_pages(wanted: Wanted, place: Place) -> str:
     return listing(wanted, place, wanted)
 
 
-__all__ = ["Place", "Wanted", "listing", "power", "run", "write_pages"]
+__all__ = ["LedgerFolders", "Wanted", "listing", "power", "run", "write_pages"]

@@ -57,7 +57,7 @@ def choose(columns: Sequence[Column]) -> Test:
 
 
 @dataclass(frozen=True)
-class Moments:
+class ContrastMoments:
     """Means a and b of a prediction's sides, the variances and covariance of those means, df, n and test."""
 
     a: float
@@ -70,7 +70,9 @@ class Moments:
     test: Test
 
 
-def moments(left: Sequence[Column], right: Sequence[Column] | float, test: Test, ratio: bool = False) -> Moments:
+def moments(
+    left: Sequence[Column], right: Sequence[Column] | float, test: Test, ratio: bool = False
+) -> ContrastMoments:
     """The moments of two sides, each the mean over its arms, for the test `paired` or `Welch`.
 
     `right` may be a number, without a spread. `ratio`: Satterthwaite's degrees of freedom are those of a - (a / b) b.
@@ -88,16 +90,16 @@ def moments(left: Sequence[Column], right: Sequence[Column] | float, test: Test,
     if test == "paired":
         other = np.mean(others, axis=0) if others else np.zeros(n)
         (aa, ab), (_, bb) = np.cov(np.mean(left, axis=0), other) / n
-        return Moments(a, b, float(aa), float(ab), float(bb), n - 1.0, n, test if others else "one sample")
+        return ContrastMoments(a, b, float(aa), float(ab), float(bb), n - 1.0, n, test if others else "one sample")
     scale = (a / b) ** 2 if ratio and b else 1.0
     parts = [[float(column.var(ddof=1)) / len(column) / len(side) ** 2 for column in side] for side in (left, others)]
     scaled = [*parts[0], *(scale * part for part in parts[1])]
     bottom = sum(part**2 / (size - 1) for part, size in zip(scaled, sizes, strict=True))
     df = float(sum(scaled) ** 2 / bottom) if bottom > 0 else n - 1.0
-    return Moments(a, b, math.fsum(parts[0]), 0.0, math.fsum(parts[1]), df, n, test if others else "one sample")
+    return ContrastMoments(a, b, math.fsum(parts[0]), 0.0, math.fsum(parts[1]), df, n, test if others else "one sample")
 
 
-def difference(found: Moments, fall: float | None = None) -> Effect:
+def difference(found: ContrastMoments, fall: float | None = None) -> Effect:
     """a - b with its 95% Student interval."""
     mean = found.a - found.b
     error = math.sqrt(max(0.0, found.aa - 2 * found.ab + found.bb))
@@ -115,7 +117,7 @@ class RatioOfMeans(Effect):
     rho > 0 that the two-sided test at 5% does not reject: it may extend to 0 or infinity, -inf or inf on this scale.
     """
 
-    of: Moments | None = None
+    of: ContrastMoments | None = None
 
     def p_above(self, bound: float) -> float:
         return self._at(bound).p_above(0.0)
@@ -126,11 +128,11 @@ class RatioOfMeans(Effect):
     def _at(self, bound: float) -> Effect:
         rho, one = math.exp(bound), self.of
         assert one is not None
-        scaled = Moments(one.a, rho * one.b, one.aa, rho * one.ab, rho**2 * one.bb, one.df, one.n, one.test)
+        scaled = ContrastMoments(one.a, rho * one.b, one.aa, rho * one.ab, rho**2 * one.bb, one.df, one.n, one.test)
         return difference(scaled)
 
 
-def ratio_of_means(found: Moments) -> RatioOfMeans:
+def ratio_of_means(found: ContrastMoments) -> RatioOfMeans:
     """log(a / b) with Fieller's interval; ValueError if a mean is not above 0."""
     a, b, aa, ab, bb = found.a, found.b, found.aa, found.ab, found.bb
     if not (a > 0 and b > 0):
@@ -156,6 +158,6 @@ def on_scale(column: Column, scale: str) -> Column:
 
 
 __all__ = [
-    "Column", "Moments", "RatioOfMeans", "choose", "difference", "moments", "on_scale", "ratio_of_means",
+    "Column", "ContrastMoments", "RatioOfMeans", "choose", "difference", "moments", "on_scale", "ratio_of_means",
     "seeds_matter",
 ]  # fmt: skip

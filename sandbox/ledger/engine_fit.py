@@ -24,7 +24,7 @@ from lab.traces import Trace
 from sandbox.config import SandboxRun
 from sandbox.export import initial, write
 from sandbox.ledger.cells import Cell
-from sandbox.measure.calibrate import Calibration, Figure, target_of
+from sandbox.measure.calibrate import Calibration, FittedFigure, target_of
 from sandbox.measure.defect_table import Bench
 from sandbox.run import open_task
 
@@ -94,7 +94,7 @@ def fitted_row(cell: Cell, root: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ratios(figures: Sequence[Figure]) -> dict[str, float]:
+def _ratios(figures: Sequence[FittedFigure]) -> dict[str, float]:
     return {figure.name: float(f"{math.exp(figure.residual):.4g}") for figure in figures}
 
 

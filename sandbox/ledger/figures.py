@@ -23,7 +23,7 @@ EMPTY = (
 
 
 @dataclass(frozen=True)
-class Line:
+class ArmLine:
     """One arm in a claim's figures: its place in the palette and its name."""
 
     index: int
@@ -33,7 +33,7 @@ class Line:
 def over_updates(claim: Claim, regime: Regime, rows: Mapping[str, Row], seeds: int | None = None) -> list[Figure]:
     """A figure per metric that the claim shows: mean over seeds, with a band from the least to the largest."""
     found = [
-        (Line(i, one.name), _rows(regime, one, claim.seeds(regime.name, seeds), rows))
+        (ArmLine(i, one.name), _rows(regime, one, claim.seeds(regime.name, seeds), rows))
         for i, one in enumerate(claim.arms)
     ]
     figures = []
@@ -58,7 +58,7 @@ def _points(name: str, rows: Sequence[Row]) -> list[Point]:
     return found
 
 
-def _figure(id_: str, name: str, lines: Sequence[tuple[Line, Sequence[Point]]]) -> Figure:
+def _figure(id_: str, name: str, lines: Sequence[tuple[ArmLine, Sequence[Point]]]) -> Figure:
     scale = Scale.of(
         [value for _, points in lines for point in points for value in point[1:]],
         "log" if name in LOGARITHMIC else "linear",

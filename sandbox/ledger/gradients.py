@@ -27,7 +27,7 @@ PIECE = 512
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceGradient:
     """Two independent estimates of grad J, each the mean over half of the responses."""
 
     halves_2Q: Float[Tensor, "2 Q"]
@@ -99,7 +99,7 @@ def _ascent(model: MoE) -> Float[Tensor, " Q"]:
     return torch.cat([part.reshape(-1) for part in parts])
 
 
-def reference(config: SandboxRun, task: TextTask, model: MoE, step: int, num_responses: int) -> Reference:
+def reference(config: SandboxRun, task: TextTask, model: MoE, step: int, num_responses: int) -> ReferenceGradient:
     """grad J at the model's weights from `num_responses` of an exact engine, in pieces that alternate between halves.
 
     `config` determines sampling and arithmetic; its objective, replay mode and engine are not used. The pieces are
@@ -126,10 +126,10 @@ def reference(config: SandboxRun, task: TextTask, model: MoE, step: int, num_res
     halves: list[list[Tensor]] = [[], []]
     for piece in range(num - num % 2):
         halves[piece % 2].append(gradients(learner, step + piece, 1).of_KQ[0])
-    return Reference(torch.stack([torch.stack(half).double().mean(0).float() for half in halves]))
+    return ReferenceGradient(torch.stack([torch.stack(half).double().mean(0).float() for half in halves]))
 
 
-def alignment(of_KQ: Float[Tensor, "K Q"], truth: Reference) -> dict[str, float]:
+def alignment(of_KQ: Float[Tensor, "K Q"], truth: ReferenceGradient) -> dict[str, float]:
     """Cosine, bias and variance of K independent mini-batches' gradients g_k, of mean m, against grad J = r; no unit.
 
     S = sum_k |g_k - m|^2 / (K - 1), the trace of the covariance of one mini-batch's gradient. |m|^2 and |r|^2 are
@@ -182,4 +182,4 @@ def _jackknife(values: list[float]) -> float:
     return math.sqrt((K - 1) / K * math.fsum((value - mean) ** 2 for value in values))
 
 
-__all__ = ["PIECE", "Gradients", "Reference", "alignment", "gradients", "reference"]
+__all__ = ["PIECE", "Gradients", "ReferenceGradient", "alignment", "gradients", "reference"]

@@ -28,7 +28,7 @@ from sandbox.ledger.power import needs
 from sandbox.ledger.summary import (
     OPEN,
     OUT_OF_REACH,
-    Line,
+    ClaimLine,
     counts_text,
     criterion_text,
     effect_text,
@@ -102,14 +102,14 @@ def _fullest(regimes: Sequence[Regime], found: Sequence[Finding]) -> int:
     return max(range(len(regimes)), key=lambda i: (counts[regimes[i].name], -i))
 
 
-def _sentence(made: Sequence[Line]) -> str:
+def _sentence(made: Sequence[ClaimLine]) -> str:
     return (
         f"{len(made)} claims, {counts_text(made)}: each is decided in one regime, by predictions that were written "
         "before the runs that decide it."
     )
 
 
-def _tiles(made: Sequence[Line]) -> list[dict[str, Any]]:
+def _tiles(made: Sequence[ClaimLine]) -> list[dict[str, Any]]:
     """The claims by state, in the table's order, drawn as one tile per claim."""
     states = dict.fromkeys(line.state for line in made)
     return [
@@ -119,7 +119,7 @@ def _tiles(made: Sequence[Line]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _cells(line: Line) -> dict[str, Any]:
+def _cells(line: ClaimLine) -> dict[str, Any]:
     return {
         "number": line.claim.number, "title": title(line.claim), "sentence": line.claim.sentence,
         "home": line.claim.home, "word": line.state if line.n and line.effect else "none", "text": line.state,

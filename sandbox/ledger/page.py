@@ -14,7 +14,7 @@ from sandbox.ledger.power import MOST, POWER, Need, assumed_text, needs
 from sandbox.ledger.summary import (
     OPEN,
     OUT_OF_REACH,
-    Line,
+    ClaimLine,
     cost_text,
     counts_text,
     criterion_text,
@@ -74,7 +74,7 @@ def markdown(
 VERDICT_TITLES = ("claim", "home", "verdict", "n", "effect", "power", "cost", "exact")
 
 
-def _verdicts(made: Sequence[Line], found: Sequence[Finding], rows: Mapping[str, Row]) -> str:
+def _verdicts(made: Sequence[ClaimLine], found: Sequence[Finding], rows: Mapping[str, Row]) -> str:
     table = [
         (f"{line.claim.number}. {title(line.claim)}", line.claim.home, line.state, line.n, line.effect, line.power,
          line.cost, exact_text(line.claim))
@@ -102,7 +102,7 @@ def reach_row(need: Need) -> tuple[str, ...]:
     return (f"{need.claim.number}. {title(need.claim)}", need.claim.home, need.limiting.words, *power_row(need)[2:6])
 
 
-def _unreachable(made: Sequence[Line], needed: Mapping[int, Need]) -> str:
+def _unreachable(made: Sequence[ClaimLine], needed: Mapping[int, Need]) -> str:
     table = [reach_row(needed[line.claim.number]) for line in made if line.state == OUT_OF_REACH]
     return f"## Out of reach\n\n{markdown_table(REACH_TITLES, table) if table else 'None.'}\n"
 

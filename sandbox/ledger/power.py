@@ -44,7 +44,7 @@ SEARCHED = 4096
 
 
 @dataclass(frozen=True)
-class Spread:
+class ResidualSpread:
     """A residual SD on a prediction's scale, and its source."""
 
     sd: float
@@ -60,7 +60,7 @@ class Need:
     seeds: int | None
     hours_per_seed: float
     limiting: Prediction
-    spread: Spread
+    spread: ResidualSpread
     level: float
 
     @property
@@ -185,29 +185,29 @@ class Spreads:
         for row in rows.values():
             self.by_arm.setdefault((row["regime"], row["arm"]), []).append(row)
 
-    def of(self, prediction: Prediction, home: str) -> Spread:
+    def of(self, prediction: Prediction, home: str) -> ResidualSpread:
         """The spread with which a prediction is planned, by the module's rule."""
         if prediction.measure.kind == "event":
-            return Spread(0.5, "the exact test")
+            return ResidualSpread(0.5, "the exact test")
         if prediction.measure.kind == "time" and prediction.margin == 0.0:
-            return Spread(math.nan, "the rates")
+            return ResidualSpread(math.nan, "the rates")
         arms = [arm for side in prediction.sides for arm in side]
         alike = {arm.name for claim in self.claims for one in claim.predictions
                  if (one.measure.name, one.scale) == (prediction.measure.name, prediction.scale)
                  for side in one.sides for arm in side}  # fmt: skip
         found = self._pooled(prediction, (self.rows_of(arm, home) for arm in arms))
         if found is not None:
-            return Spread(found, "own arms")
+            return ResidualSpread(found, "own arms")
         found = self._pooled(prediction, (self.by_arm.get((home, name), []) for name in alike))
         if found is not None:
-            return Spread(found, home)
+            return ResidualSpread(found, home)
         others = {
             name: sd
             for name in self.regimes
             if (sd := self._pooled(prediction, (self.by_arm.get((name, arm), []) for arm in alike))) is not None
         }
         worst = max(others, key=others.__getitem__, default=None)
-        return Spread(math.nan, "unknown") if worst is None else Spread(others[worst], worst)
+        return ResidualSpread(math.nan, "unknown") if worst is None else ResidualSpread(others[worst], worst)
 
     def rows_of(self, arm: Arm, home: str) -> list[Row]:
         """An arm's rows at home, by key, so that a renamed arm keeps them."""
@@ -277,6 +277,6 @@ def assumed_text(prediction: Prediction, sd: float) -> str:
 
 
 __all__ = [
-    "MOST", "NUM_DF", "POWER", "Need", "Spread", "Spreads", "assumed_text", "level_of", "needs", "power",
+    "MOST", "NUM_DF", "POWER", "Need", "ResidualSpread", "Spreads", "assumed_text", "level_of", "needs", "power",
     "seeds_needed",
 ]  # fmt: skip

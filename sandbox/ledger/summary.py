@@ -17,7 +17,7 @@ ORDER = ("reproduced", "not reproduced", "opposite", "not applicable", "inconclu
 
 
 @dataclass(frozen=True)
-class Line:
+class ClaimLine:
     """A claim's line: its state, one of ORDER, and its numbers as text, empty if there are none."""
 
     claim: Claim
@@ -28,24 +28,24 @@ class Line:
     cost: str
 
 
-def lines(claims: Sequence[Claim], found: Sequence[Finding], needed: Mapping[int, Need]) -> list[Line]:
+def lines(claims: Sequence[Claim], found: Sequence[Finding], needed: Mapping[int, Need]) -> list[ClaimLine]:
     """A line for every claim, sorted by state (decided first), then by number."""
     deciding = {one.claim.number: one for one in found if one.decides}
     made = [_line(claim, deciding.get(claim.number), needed[claim.number]) for claim in claims]
     return sorted(made, key=lambda line: (ORDER.index(line.state), line.claim.number))
 
 
-def _line(claim: Claim, found: Finding | None, need: Need) -> Line:
+def _line(claim: Claim, found: Finding | None, need: Need) -> ClaimLine:
     asked = len(claim.deciding()) if found is None else len(found.seeds)
     if found is None and need.is_out_of_reach:
-        return Line(claim, OUT_OF_REACH, "", "", "", cost_text(need.hours))
+        return ClaimLine(claim, OUT_OF_REACH, "", "", "", cost_text(need.hours))
     power = need.power(asked)
     shown = (OPEN if math.isnan(power) else f"{power:.0%}", cost_text(asked * need.hours_per_seed))
     if found is None or found.word is None:
         runs = 0 if found is None else min((len(one.values) for one in found.outcomes), default=0)
-        return Line(claim, OPEN, f"{runs}/{asked}" if asked else "", "", *(shown if asked else ("", "")))
+        return ClaimLine(claim, OPEN, f"{runs}/{asked}" if asked else "", "", *(shown if asked else ("", "")))
     key = key_outcome(found)
-    return Line(claim, found.word, str(asked), "" if key is None else effect_text(key), *shown)
+    return ClaimLine(claim, found.word, str(asked), "" if key is None else effect_text(key), *shown)
 
 
 def key_outcome(found: Finding) -> Outcome | None:
@@ -57,7 +57,7 @@ def key_outcome(found: Finding) -> Outcome | None:
     return max(known, key=lambda o: o.p[0]) if holds else min(known, key=lambda o: o.p[1])  # pyright: ignore
 
 
-def counts_text(made: Sequence[Line]) -> str:
+def counts_text(made: Sequence[ClaimLine]) -> str:
     """The number of claims in each state, in words."""
     counts = Counter("without all runs" if line.state == OPEN else line.state for line in made)
     order = [*ORDER[:5], "without all runs", OUT_OF_REACH]
@@ -138,6 +138,7 @@ def criterion_text(prediction: Prediction) -> str:
 
 
 __all__ = [
-    "OPEN", "ORDER", "OUT_OF_REACH", "Line", "cost_text", "counts_text", "criterion_text", "effect_text", "key_outcome",
+    "OPEN", "ORDER", "OUT_OF_REACH", "ClaimLine", "cost_text", "counts_text", "criterion_text", "effect_text",
+    "key_outcome",
     "lines", "means_text", "spent", "test_text", "waiting_text", "word_text",
 ]  # fmt: skip

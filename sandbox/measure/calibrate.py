@@ -60,7 +60,7 @@ GOOD = math.log(1.25)
 
 
 @dataclass(frozen=True)
-class Figure:
+class FittedFigure:
     """One figure of the target and of the fit; `floor` is about the chance error of either, e.g. two tokens' share."""
 
     name: str
@@ -75,11 +75,11 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Fit:
+class CalibrationFit:
     """The fitted defects, and every figure."""
 
     defects: tuple[Defect, ...]
-    figures: tuple[Figure, ...]
+    figures: tuple[FittedFigure, ...]
 
     @property
     def residual(self) -> float:
@@ -111,7 +111,7 @@ def kind_of(name: str) -> str:
     return "tail" if name.startswith("F(") else name
 
 
-def loss(figures: Sequence[Figure]) -> float:
+def loss(figures: Sequence[FittedFigure]) -> float:
     """The root of the mean over kinds of the mean squared residual of each."""
     kinds: dict[str, list[float]] = {}
     for figure in figures:
@@ -156,7 +156,7 @@ class Calibration:
         engine.load_weights(self.bench.versions[-1], 0)
         return engine
 
-    def figures(self, rollouts: Rollouts, scores: TokenScores) -> tuple[Figure, ...]:
+    def figures(self, rollouts: Rollouts, scores: TokenScores) -> tuple[FittedFigure, ...]:
         """The target's figures beside those of these rollouts."""
         batch = rollouts.padded()
         mask_BT = batch.is_response_BT
@@ -164,9 +164,9 @@ class Calibration:
         found = {"k3 KL": k3_kl_mu_old(old_n, mu_n).mean().item()} | _tail(old_n, mu_n)
         if rollouts.experts is not None and scores.natural is not None:
             found["routers that differ"] = router_disagreement(rollouts.experts, scores.natural)
-        return tuple(Figure(name, t, found[name], self.floors[kind_of(name)]) for name, t in self.target.items())
+        return tuple(FittedFigure(name, t, found[name], self.floors[kind_of(name)]) for name, t in self.target.items())
 
-    def measured(self, defects: Sequence[Defect], draws: Sequence[int]) -> tuple[Figure, ...]:
+    def measured(self, defects: Sequence[Defect], draws: Sequence[int]) -> tuple[FittedFigure, ...]:
         """The figures of an engine with these defects: means over these draws of the batch."""
         engine, found = self.engine(defects), []
         for draw in draws:
@@ -193,7 +193,7 @@ class Calibration:
         best = [min(math.exp(x), LARGEST) for x in minimize(trial, start, method="Nelder-Mead", options=options).x]
         return (best[0] if has_routers else 0.0), best[-1]
 
-    def fit(self, num_draws: int = 4, num_trials: int = 30, formats: Sequence[Format] = FORMATS) -> Fit:
+    def fit(self, num_draws: int = 4, num_trials: int = 30, formats: Sequence[Format] = FORMATS) -> CalibrationFit:
         """The best engine, without superfluous dials, and its figures on other draws.
 
         It has no defect, or only a format, if that fits well: engines round, while noise only models effects without a
@@ -207,7 +207,7 @@ class Calibration:
         candidates = [loss_of(()), *(loss_of(defects) for defects in formats)]
         value, defects = min(candidates, key=lambda item: item[0])
         if value <= GOOD:
-            return Fit(defects, self.measured(defects, others))
+            return CalibrationFit(defects, self.measured(defects, others))
         for searched in [(), *(d for _, d in sorted(candidates[1:], key=lambda item: item[0])[:NUM_SEARCHED])]:
             router, logit = self.fitted_stds(searched, num_trials)
             noises = [(router, 0.0), (0.0, logit), (router, logit)]
@@ -216,7 +216,7 @@ class Calibration:
         least = min(value for value, _ in candidates)
         close = [(len(defects), value, defects) for value, defects in candidates if value <= least * SIMPLER + ALIKE]
         defects = min(close, key=lambda item: item[:2])[2]
-        return Fit(defects, self.measured(defects, others))
+        return CalibrationFit(defects, self.measured(defects, others))
 
 
 def defects_of(formats: Format, router_std: float, logit_std: float) -> tuple[Defect, ...]:

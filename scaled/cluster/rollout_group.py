@@ -42,7 +42,7 @@ class EngineLost(ChildProcessError):
 
 
 @runtime_checkable
-class Engine(Protocol):
+class ClusterEngine(Protocol):
     """The state of an engine actor: a RolloutEngine that can take a share of the prompts, and score."""
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
@@ -58,7 +58,7 @@ class Engine(Protocol):
         ...
 
 
-BuildEngine = Callable[[], Engine]
+BuildEngine = Callable[[], ClusterEngine]
 
 Lost = Callable[[int, str, float], None]
 """Called with an engine's index, why it counts as lost, and the seconds until another one had its weights."""
@@ -73,7 +73,7 @@ STAGES = {"start": "start", "load_weights": "push", "turn": "push", "score": "sc
 class EngineActor(Worker):
     """One engine in its own process."""
 
-    engine: Engine
+    engine: ClusterEngine
 
     def start(self, build: BuildEngine) -> None:
         # Not in __init__, where Ray would report an error of the caller's as the death of the actor.
@@ -297,7 +297,7 @@ class RolloutGroup:
 
 def build_vllm(
     config_json: str, rollout: RolloutBlock, stop_token: int | None, features_under_graphs: bool = False
-) -> Engine:
+) -> ClusterEngine:
     """A vLLM engine of the model whose config.json that is; its weights are pushed."""
     from scaled.vllm_engine.engine import VllmEngine
 
@@ -306,4 +306,4 @@ def build_vllm(
         return VllmEngine(Path(folder), rollout, stop_token, features_under_graphs=features_under_graphs)
 
 
-__all__ = ["BuildEngine", "Engine", "EngineLost", "RolloutGroup", "build_vllm", "shares"]
+__all__ = ["BuildEngine", "ClusterEngine", "EngineLost", "RolloutGroup", "build_vllm", "shares"]

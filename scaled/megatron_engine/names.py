@@ -17,7 +17,7 @@ from lab.hf.shape import Parts
 
 
 @dataclass(frozen=True)
-class Rule:
+class WeightRule:
     """One parameter's Hugging Face tensors: names, whole shapes, and the axis that tensor parallelism splits (or None).
 
     `blocks` interleaves several parts in that many runs of rows (key-value groups); None: one per shard. `is_expert`
@@ -70,7 +70,7 @@ LATENT_ATTENTION: Named = {
 }
 
 
-def rule(shape: ModelShape, name: str, layer: int | None = None, expert: int | None = None) -> Rule:
+def rule(shape: ModelShape, name: str, layer: int | None = None, expert: int | None = None) -> WeightRule:
     """The rule of a Megatron parameter by its name within the layer (`self_attention.linear_qkv.weight`).
 
     Outside a layer `layer` is None; of an expert's parameter `name` is the part after its number, `expert` that number
@@ -99,7 +99,7 @@ class Stored:
 
     key: str
     expert: int | None
-    rule: Rule
+    rule: WeightRule
 
 
 def stored(shape: ModelShape) -> Iterator[Stored]:
@@ -125,7 +125,7 @@ def stored(shape: ModelShape) -> Iterator[Stored]:
                 yield Stored(key, expert, rule(shape, name, layer, expert))
 
 
-def _attention_rule(shape: ModelShape, layer: int, name: str) -> Rule:
+def _attention_rule(shape: ModelShape, layer: int, name: str) -> WeightRule:
     parts = shape.attention(layer)
     if shape.latent_attention is not None:
         return _rule(LATENT_ATTENTION, parts, name)
@@ -136,13 +136,13 @@ def _attention_rule(shape: ModelShape, layer: int, name: str) -> Rule:
     return _rule(ATTENTION, parts, name, **({"axis": 0} if is_split_norm else {}))
 
 
-def _rule(named: Named, parts: Parts, name: str, **changes: int | bool) -> Rule:
+def _rule(named: Named, parts: Parts, name: str, **changes: int | bool) -> WeightRule:
     known = _known(named, parts)
     if name not in known:
         raise ValueError(f"expected one of the parameters {', '.join(known)}, got {name}")
     of, axis = named[name]
     names, shapes = zip(*(parts[part] for part in of), strict=True)
-    return Rule(names, shapes, **{"axis": axis, **changes})
+    return WeightRule(names, shapes, **{"axis": axis, **changes})
 
 
 def _known(named: Named, parts: Parts) -> list[str]:
@@ -150,4 +150,4 @@ def _known(named: Named, parts: Parts) -> list[str]:
     return [one for one, (of, _) in named.items() if parts.keys() >= set(of)]
 
 
-__all__ = ["Rule", "Stored", "rule", "stored"]
+__all__ = ["WeightRule", "Stored", "rule", "stored"]

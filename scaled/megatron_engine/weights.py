@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from lab.hf import ModelShape, some
-from scaled.megatron_engine.names import Rule, rule
+from scaled.megatron_engine.names import WeightRule, rule
 from scaled.megatron_engine.parallel import Layout
 
 # Constants that old checkpoints carry and that every engine computes from the config.
@@ -27,11 +27,11 @@ DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")
 
 
 @dataclass(frozen=True)
-class Weight:
+class RankWeight:
     """A parameter (or the router's selection bias, a buffer) of this rank, its rule, and how many ranks split it."""
 
     tensor: Tensor
-    rule: Rule
+    rule: WeightRule
     num_shards: int
     shard: int
     is_buffer: bool
@@ -55,7 +55,7 @@ class Weight:
 _EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(\d+)\.(linear_fc[12])\.weight|(linear_fc[12])\.weight(\d+))$")
 
 
-def weights(chunks: Sequence[torch.nn.Module], shape: ModelShape, layout: Layout) -> Iterator[Weight]:
+def weights(chunks: Sequence[torch.nn.Module], shape: ModelShape, layout: Layout) -> Iterator[RankWeight]:
     """The rank's weights in the order of its modules, wrapped (DDP, Float16Module) or not."""
     for chunk in chunks:
         model: Any = chunk
@@ -68,7 +68,7 @@ def weights(chunks: Sequence[torch.nn.Module], shape: ModelShape, layout: Layout
                 yield _weight(model, name, buffer, shape, layout, is_buffer=True)
 
 
-def _weight(model: Any, name: str, tensor: Tensor, shape: ModelShape, layout: Layout, is_buffer: bool) -> Weight:
+def _weight(model: Any, name: str, tensor: Tensor, shape: ModelShape, layout: Layout, is_buffer: bool) -> RankWeight:
     if not name.startswith("decoder.layers."):
         found = rule(shape, name)
     else:
@@ -83,7 +83,7 @@ def _weight(model: Any, name: str, tensor: Tensor, shape: ModelShape, layout: La
     size, rank = (layout.etp_size, layout.etp_rank) if found.is_expert else (layout.tp_size, layout.tp_rank)
     # By size and not by rule: MLA's down-projections have an axis, but are whole on every rank (`specs`).
     is_split = found.axis is not None and tensor.shape[found.axis] != sum(part[found.axis] for part in found.shapes)
-    return Weight(tensor, found, size if is_split else 1, rank if is_split else 0, is_buffer)
+    return RankWeight(tensor, found, size if is_split else 1, rank if is_split else 0, is_buffer)
 
 
 @torch.no_grad()
@@ -99,7 +99,7 @@ def load_hf(
     of an existing optimiser are not updated: call its `reload_model_params`.
     Raises ValueError, naming them, for tensors that are missing, unexpected or of another shape.
     """
-    places: dict[str, list[tuple[Weight, int]]] = {}
+    places: dict[str, list[tuple[RankWeight, int]]] = {}
     for weight in weights(chunks, shape, layout):
         if not weight.is_buffer:
             weight.tensor.data.zero_()
@@ -125,7 +125,7 @@ def load_hf(
         raise ValueError(f"expected {len(expected)} tensors, missing {some(missing)}")
 
 
-def _fill(weight: Weight, part: int, piece: Tensor) -> None:
+def _fill(weight: RankWeight, part: int, piece: Tensor) -> None:
     place = weight.parts(weight.tensor.data)[part]
     if len(weight.rule.names) == 1:
         place[tuple(slice(0, size) for size in piece.shape)].copy_(piece)
@@ -184,7 +184,7 @@ def export_hf(
                 yield weight.rule.names[part], whole
 
 
-def _shared_out(found: Iterable[Weight], layout: Layout) -> Iterator[Weight]:
+def _shared_out(found: Iterable[RankWeight], layout: Layout) -> Iterator[RankWeight]:
     """The weights that this replica yields: about as many elements as the others do, so that all work during a push.
 
     Replicas hold the same bits and compute the same shares, so no message is needed. Routers are the first replica's,
@@ -201,7 +201,7 @@ def _shared_out(found: Iterable[Weight], layout: Layout) -> Iterator[Weight]:
             yield weight
 
 
-def _gathered(view: Tensor, weight: Weight, part: int, group: Any) -> Tensor:
+def _gathered(view: Tensor, weight: RankWeight, part: int, group: Any) -> Tensor:
     size, axis = weight.rule.shapes[part], weight.rule.axis
     if weight.num_shards == 1 or axis is None:
         return view.reshape(size).clone()  # the next update changes the parameter in place
@@ -214,4 +214,4 @@ def _gathered(view: Tensor, weight: Weight, part: int, group: Any) -> Tensor:
     return torch.cat(shards, dim=axis).narrow(axis, 0, size[axis])
 
 
-__all__ = ["Weight", "export_hf", "load_hf", "weights"]
+__all__ = ["RankWeight", "export_hf", "load_hf", "weights"]

@@ -31,7 +31,7 @@ MOST_SEQS = 512
 
 
 @dataclass(frozen=True)
-class Found:
+class FittingLayout:
     """A layout that fits, its seconds of a global step, and GiB of a GPU: an update, what ranks keep, an engine."""
 
     config: ScaledRun
@@ -58,7 +58,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Reason:
+class Shortfall:
     """A reason why `count` layouts are not listed; `least` is the closest miss, where numbers tell."""
 
     what: str
@@ -73,8 +73,8 @@ class Reason:
 class Search:
     """All layouts that were tried: those that fit, in order, and the others by reason."""
 
-    found: list[Found]
-    reasons: list[Reason]
+    found: list[FittingLayout]
+    reasons: list[Shortfall]
 
     @property
     def num_tried(self) -> int:
@@ -206,16 +206,16 @@ def _fits(one: ScaledRun, shape: ModelShape, gpu: Gpu, engines: list[_Engines], 
     return None
 
 
-def _found(one: ScaledRun, shape: ModelShape, engines: _Engines, training_s: float) -> Found:
+def _found(one: ScaledRun, shape: ModelShape, engines: _Engines, training_s: float) -> FittingLayout:
     push_s = compute.push_seconds(one, shape)
     is_off = one.schedule.kind == "one_step_off"
     together = max(engines.seconds, training_s) if is_off else engines.seconds + training_s
     kept = memory.resident_memory(one, shape).total / GIB if one.takes_turns else None
     update = memory.peak_training_memory(one, shape).total / GIB
-    return Found(one, training_s, engines.seconds, together + push_s, update, kept, engines.gib)
+    return FittingLayout(one, training_s, engines.seconds, together + push_s, update, kept, engines.gib)
 
 
-def _order(found: Found) -> tuple[float, ...]:
+def _order(found: FittingLayout) -> tuple[float, ...]:
     training = found.config.training
     parallel = (training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
     is_offloaded = float(training.offload is not None)
@@ -235,14 +235,14 @@ class _Tally:
         if over is not None and layout is not None and (what not in self._least or over < self._least[what][0]):
             self._least[what] = over, layout
 
-    def reasons(self) -> list[Reason]:
+    def reasons(self) -> list[Shortfall]:
         found = []
         for what, count in sorted(self._counts.items(), key=lambda item: -item[1]):
             least = None
             if what in self._least:
                 over, layout = self._least[what]
                 least = f"the closest misses by {over:.1f} GiB: {shown(layout)}"
-            found.append(Reason(what, count, least))
+            found.append(Shortfall(what, count, least))
         return found
 
 

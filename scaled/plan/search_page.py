@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scaled.config import ScaledRun
-from scaled.plan.search import Found, Search
+from scaled.plan.search import FittingLayout, Search
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,7 +31,7 @@ def search_table(config: ScaledRun, made: Search) -> Table:
     return table
 
 
-def _row(found: Found, gpus: int) -> list[str]:
+def _row(found: FittingLayout, gpus: int) -> list[str]:
     training, rollout = found.config.training, found.config.rollout
     kept = "-" if found.kept_gib is None else f"{found.kept_gib:.1f}"
     offload = "" if training.offload is None else ", offload"
@@ -48,7 +48,7 @@ def _row(found: Found, gpus: int) -> list[str]:
     ]
 
 
-def _push(found: Found) -> float:
+def _push(found: FittingLayout) -> float:
     is_off = found.config.schedule.kind == "one_step_off"
     both = max(found.rollout_s, found.training_s) if is_off else found.rollout_s + found.training_s
     return found.step_s - both

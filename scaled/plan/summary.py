@@ -23,7 +23,7 @@ MB = 1e6
 
 
 @dataclass(frozen=True)
-class Budget:
+class GpuBudget:
     """The memory that a GPU must hold for one purpose, and its limit, in bytes."""
 
     memory: Memory
@@ -45,9 +45,9 @@ class Plan:
     config: ScaledRun
     shape: ModelShape
     gpu: Gpu
-    training: Budget
-    resident: Budget | None
-    rollout: Budget
+    training: GpuBudget
+    resident: GpuBudget | None
+    rollout: GpuBudget
     host: Memory
     payloads: dict[str, int]
     compute: StepCompute
@@ -55,7 +55,7 @@ class Plan:
     ranks: list[RankPlan] = field(default_factory=list)
 
     @property
-    def budgets(self) -> dict[str, Budget]:
+    def budgets(self) -> dict[str, GpuBudget]:
         """The budgets by name, without `resident` where it is None."""
         found = {"training": self.training, "resident": self.resident, "rollout": self.rollout}
         return {name: budget for name, budget in found.items() if budget is not None}
@@ -106,9 +106,9 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
         config=config,
         shape=shape,
         gpu=gpu,
-        training=Budget(memory.peak_training_memory(config, shape), feasibility.training_budget(config, gpu)),
+        training=GpuBudget(memory.peak_training_memory(config, shape), feasibility.training_budget(config, gpu)),
         resident=_resident(config, shape, gpu),
-        rollout=Budget(memory.rollout_memory(config, shape), feasibility.rollout_budget(config, gpu)),
+        rollout=GpuBudget(memory.rollout_memory(config, shape), feasibility.rollout_budget(config, gpu)),
         host=memory.host_memory(config, shape),
         payloads=step_payloads(config, shape),
         compute=step,
@@ -116,10 +116,10 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
     )
 
 
-def _resident(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Budget | None:
+def _resident(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> GpuBudget | None:
     if not config.takes_turns:
         return None
-    return Budget(memory.resident_memory(config, shape), feasibility.resident_budget(config, gpu))
+    return GpuBudget(memory.resident_memory(config, shape), feasibility.resident_budget(config, gpu))
 
 
 def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:

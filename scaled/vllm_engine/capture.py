@@ -26,7 +26,7 @@ Slots = Callable[[str, int, int], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Step:
+class EngineStep:
     """The rows that one engine step ran, in the order of its batch: counts[i] rows of a request from starts[i] on."""
 
     request_ids: Sequence[str]
@@ -51,7 +51,7 @@ class RouteStore:
         self._next_row: dict[str, int] = {}
         self._cache_CLK = np.full((num_cache_slots, *self._shape), MISSING, dtype=np.int16)
 
-    def add(self, step: Step, experts_NLK: np.ndarray, slots: Slots) -> None:
+    def add(self, step: EngineStep, experts_NLK: np.ndarray, slots: Slots) -> None:
         """Keeps the step's rows; a request that starts past its next row found the rows between in the cache.
 
         `slots` is not called where the store was made without cache slots (prefix caching off).
@@ -119,7 +119,7 @@ class FeatureStore:
         self._requests[name] = request
         self._kept[name] = {}
 
-    def add(self, step: Step, hidden_LND: Float[Tensor, "L N D"], logits_LNE: Float[Tensor, "L N E"]) -> None:
+    def add(self, step: EngineStep, hidden_LND: Float[Tensor, "L N D"], logits_LNE: Float[Tensor, "L N E"]) -> None:
         """Keeps the step's rows that are among the smallest so far; a row that is run again replaces itself."""
         rows: list[tuple[str, int]] = []
         where: list[int] = []

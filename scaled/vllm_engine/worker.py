@@ -17,7 +17,7 @@ from vllm.config import set_current_vllm_config
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.platforms import current_platform
 
-from scaled.vllm_engine.capture import FeatureRequest, FeatureStore, RouteStore, Step
+from scaled.vllm_engine.capture import EngineStep, FeatureRequest, FeatureStore, RouteStore
 from scaled.vllm_engine.environment import OPTIONS
 from scaled.vllm_engine.gates import GateRecorder
 from scaled.vllm_engine.push import Push
@@ -123,18 +123,18 @@ class RolloutWorker(_platform_worker()):
         if self._gates is not None and self._has_feature_gates:
             self._features.add(step, self._gates.hidden_LND, self._gates.logits_LNE)
 
-    def _step(self, scheduler_output: Any) -> Step:
+    def _step(self, scheduler_output: Any) -> EngineStep:
         if self._batch is not None:
             n = self._batch.num_reqs
             starts, counts = self._batch.num_computed_tokens_np[:n], self._batch.num_scheduled_tokens[:n]
-            return Step(self._batch.req_ids[:n], starts.tolist(), counts.tolist())
+            return EngineStep(self._batch.req_ids[:n], starts.tolist(), counts.tolist())
         cached = scheduler_output.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         starts |= {request.req_id: request.num_computed_tokens for request in scheduler_output.scheduled_new_reqs}
         counts = scheduler_output.num_scheduled_tokens
         # input_batch has the order of the rows; the scheduler's tables do not.
         names = [name for name in self.model_runner.input_batch.req_ids if counts.get(name, 0) > 0]
-        return Step(names, [starts[name] for name in names], [counts[name] for name in names])
+        return EngineStep(names, [starts[name] for name in names], [counts[name] for name in names])
 
     def _route_store(self, capturer: Any) -> RouteStore:
         """The store of routes, made at the first step, when the size of the cache is known."""

@@ -17,7 +17,7 @@ from scipy import stats
 
 from lab.audit.table import distinct, numbers
 from lab.flow.config import load_config
-from lab.flow.table import Interval, ends, interval, of_cell
+from lab.flow.table import MeanInterval, ends, interval, of_cell
 from lab.markdown import markdown_table
 from lab.report.style import number
 from tests.pages.predictions import Prediction, counts, verdicts
@@ -68,7 +68,7 @@ class Study:
         return self(error, SEQUENCE, "reward", length) - self(error, objective, "reward", length)
 
 
-def independent(first: Values, second: Values, *names: str) -> Interval:
+def independent(first: Values, second: Values, *names: str) -> MeanInterval:
     """The difference of the means over unpaired problems, with its 95% percentile-bootstrap interval."""
     rng = np.random.default_rng(derive_seed(0, "flow", "bootstrap", *names))
     drawn = stats.bootstrap(
@@ -76,14 +76,14 @@ def independent(first: Values, second: Values, *names: str) -> Interval:
         method="percentile", vectorized=True, rng=rng,
     ).confidence_interval  # fmt: skip
     gap = float(first.mean() - second.mean())
-    return Interval(gap, float(drawn.low), float(drawn.high), len(first) + len(second))
+    return MeanInterval(gap, float(drawn.low), float(drawn.high), len(first) + len(second))
 
 
-def _higher(name: str, error: str, column: str, more: str, less: str) -> Callable[[Study], list[Interval]]:
+def _higher(name: str, error: str, column: str, more: str, less: str) -> Callable[[Study], list[MeanInterval]]:
     return lambda of: [interval(of(error, more, column) - of(error, less, column), "drift", name)]
 
 
-def _within_twice(of: Study) -> list[Interval]:
+def _within_twice(of: Study) -> list[MeanInterval]:
     token, sequence = (of(FIXED, objective, "entropy") for objective in (TOKEN, SEQUENCE))
     return [interval(gap, "drift", "b2", i) for i, gap in enumerate((token - sequence / 2, 2 * sequence - token))]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lab.flow.table import Interval, interval
+from lab.flow.table import MeanInterval, interval
 from lab.report.style import number
 from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.cells import Cells
@@ -32,7 +32,7 @@ def told(predictions: Sequence[Prediction[Study]], study: Study, letter: str) ->
     return "; ".join(f"{WORDS[word]}: {', '.join(names)}" for word, names in by_word.items() if names)
 
 
-def found(predictions: Sequence[Prediction[Study]], study: Study) -> dict[str, Interval]:
+def found(predictions: Sequence[Prediction[Study]], study: Study) -> dict[str, MeanInterval]:
     """The first interval of every prediction, by name."""
     return {one.name: one.intervals(study)[0] for one in predictions}
 

@@ -23,7 +23,7 @@ from theory.exact.levels import REWARDS
 from theory.exact.networks import NetworkPolicy
 from theory.exact.rates import reinforce
 from theory.exact.training import Settings, train
-from theory.exact.trajectory import Task, Trajectory
+from theory.exact.trajectory import ExactTask, Trajectory
 from theory.exact.tree import PrefixTree
 from theory.streams import stream
 
@@ -41,7 +41,7 @@ REMEDIES = {
 
 
 @cache
-def problem() -> tuple[Task, NetworkPolicy]:
+def problem() -> tuple[ExactTask, NetworkPolicy]:
     """Six prompts with three openings each, two of which never pay; a quarter of the others' responses are right."""
     forest = Forest.uniform(PrefixTree(3, 5), NUM_PROMPTS, NUM_OPENINGS)
     generator = stream(SEED, "exact training page")
@@ -49,7 +49,7 @@ def problem() -> tuple[Task, NetworkPolicy]:
     for prompt in range(NUM_PROMPTS):
         lost = torch.randperm(NUM_OPENINGS, generator=generator)[1:]
         reward_CY[prompt * NUM_OPENINGS + lost] = 0.0
-    return Task(forest, reward_CY.reshape(-1)), NetworkPolicy.random(forest, generator)
+    return ExactTask(forest, reward_CY.reshape(-1)), NetworkPolicy.random(forest, generator)
 
 
 def engine_of(title: str) -> Engine:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from lab.flow.table import Interval
+from lab.flow.table import MeanInterval
 from lab.markdown import markdown_table
 
 Study = TypeVar("Study")
@@ -23,7 +23,7 @@ class Prediction(Generic[Study]):
     name: str
     words: str
     measured: str
-    intervals: Callable[[Study], list[Interval]]
+    intervals: Callable[[Study], list[MeanInterval]]
 
     def verdict(self, study: Study) -> str:
         """holds, fails (an interval says the opposite) or open."""

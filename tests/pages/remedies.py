@@ -16,7 +16,7 @@ import pandas as pd
 
 from lab.audit.table import distinct
 from lab.flow.config import load_config
-from lab.flow.table import Interval, of_cell
+from lab.flow.table import MeanInterval, of_cell
 from lab.markdown import markdown_table
 from lab.report.style import number
 from sandbox.exact.flow import SandboxFlow
@@ -69,7 +69,7 @@ def drift_share(of: Remedies) -> pd.Series:
     return first(of, "drift_norm") / first(of, "true_norm")
 
 
-def _drift_against_bias(of: Remedies) -> list[Interval]:
+def _drift_against_bias(of: Remedies) -> list[MeanInterval]:
     rows = pd.concat([drift_share(of), first(of, "bias"), of.harm("remedies", NONE)], axis=1).dropna().to_numpy()
     return [resampled(lambda p: spearman(p[..., 0], p[..., 2]) - spearman(p[..., 1], p[..., 2]), rows, "e2")]
 
@@ -170,9 +170,9 @@ def _loss(of: Remedies, mode: str, error: str, N: int = 8) -> pd.Series:
     return of.replayed(NATURAL, error, N) - of.replayed(mode, error, N)
 
 
-def _single(values: pd.Series) -> Interval:
+def _single(values: pd.Series) -> MeanInterval:
     least = float(values.min())
-    return Interval(least, least, least, len(values))
+    return MeanInterval(least, least, least, len(values))
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def replays(study: Remedies) -> str:
     return markdown_table(("reward at the end", *modes), rows).strip()
 
 
-def ranks(study: Remedies) -> dict[str, Interval]:
+def ranks(study: Remedies) -> dict[str, MeanInterval]:
     """The rank correlations of the harm of no weight (N = 1, fixed error) with numbers at step 0."""
     harm = study.harm("remedies", NONE)
     asked = {

@@ -14,7 +14,7 @@ from scipy import stats
 from lab.audit.table import distinct, numbers
 from lab.flow.config import FlowConfig, load_config
 from lab.flow.run import engine_of, problem_of
-from lab.flow.table import Interval, ends, of_cell
+from lab.flow.table import MeanInterval, ends, of_cell
 from sandbox.exact.flow import SandboxFlow
 from tests.pages.study import ROOT, Values, runs_in
 from tests.pages.study import mean as mean_of
@@ -102,7 +102,7 @@ class Remedies:
 mean = partial(mean_of, "remedies")
 
 
-def rank(first: pd.Series, second: pd.Series, name: str) -> Interval:
+def rank(first: pd.Series, second: pd.Series, name: str) -> MeanInterval:
     """Spearman's correlation over problems with its 95% percentile-bootstrap interval."""
     pair = pd.concat([first, second], axis=1).dropna().to_numpy()
     return resampled(lambda p: spearman(p[..., 0], p[..., 1]), pair, name)
@@ -115,9 +115,9 @@ def spearman(first: Values, second: Values) -> Values:
     return np.where(scale > 0, (a * b).sum(-1) / np.maximum(scale, 1e-300), 0.0)
 
 
-def resampled(measure: Callable[[Values], Values], rows: Values, name: str) -> Interval:
+def resampled(measure: Callable[[Values], Values], rows: Values, name: str) -> MeanInterval:
     """The measure of the rows, one per problem, with its interval over 2,000 resamplings of them."""
     rng = np.random.default_rng(derive_seed(0, "flow", "bootstrap", "remedies", name))
     drawn = measure(rows[rng.integers(len(rows), size=(2000, len(rows)))])
     low, high = np.percentile(drawn, [2.5, 97.5])
-    return Interval(float(measure(rows)), float(low), float(high), len(rows))
+    return MeanInterval(float(measure(rows)), float(low), float(high), len(rows))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lab.flow.config import FlowConfig
 from lab.flow.records import kept_cases, newest, read
-from lab.flow.table import Interval, interval
+from lab.flow.table import MeanInterval, interval
 from lab.records import RunFolder
 from tests.pages.predictions import Prediction, Study
 
@@ -63,7 +63,7 @@ def runs_in(folder: Path, config: FlowConfig) -> pd.DataFrame:
     return frame.assign(B=frame["B"].fillna(np.inf))
 
 
-def mean(study: str, values: pd.Series, *names: str) -> Interval:
+def mean(study: str, values: pd.Series, *names: str) -> MeanInterval:
     """The interval of the mean over the problems that both sides of a difference have."""
     return interval(values.dropna().to_numpy(), study, *names)
 

@@ -63,6 +63,6 @@ def test_the_page_has_every_plant_and_is_right_as_often_as_the_test_asks() -> No
 def test_the_page_names_every_field() -> None:
     """The page names the fields that a row needs, and those that verl's dump has to be given."""
     assert formats() in PAGE
-    needed = [name for name, field in rows.Response.model_fields.items() if field.is_required()]
+    needed = [name for name, field in rows.ResponseRow.model_fields.items() if field.is_required()]
     assert needed == ["tokens", "num_prompt", "logp_mu", "logp_old"] and all(f"`{name}`" in PAGE for name in needed)
     assert all(f'"{name}"' in PAGE for name in verl.NAMES)

@@ -10,18 +10,18 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 
-from lab.flow.table import Interval, interval
+from lab.flow.table import MeanInterval, interval
 from sandbox.ledger.exact import KEPT
 from tests.pages import drift, remedies
 from tests.pages.predictions import Prediction, Study
 from tests.pages.remedies_rows import FIXED, NONE, R2, R3, TOKEN, Remedies, mean
 
 
-def _drift(name: str, column: str) -> Callable[[drift.Study], list[Interval]]:
+def _drift(name: str, column: str) -> Callable[[drift.Study], list[MeanInterval]]:
     return lambda of: [interval(of(FIXED, TOKEN, column) - of(FIXED, NONE, column), "drift", name)]
 
 
-def _stale(name: str, n: int) -> Callable[[Remedies], list[Interval]]:
+def _stale(name: str, n: int) -> Callable[[Remedies], list[MeanInterval]]:
     return lambda of: [mean(of.stale(NONE, FIXED, n) - of.stale(TOKEN, FIXED, n), name)]
 
 

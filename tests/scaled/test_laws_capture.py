@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from scaled.vllm_engine.capture import RouteStore, Step
+from scaled.vllm_engine.capture import EngineStep, RouteStore
 from scaled.vllm_engine.requests import Request
 from theory.contracts import Prompt
 
@@ -21,9 +21,9 @@ def routes(num_rows: int, shift: int = 0) -> np.ndarray:
 def test_taken_routes_are_forgotten() -> None:
     """A request that takes a former one's name finds none of its rows: those it did not run are -1 (sglang #36404)."""
     store = RouteStore(2, 2, 0)
-    store.add(Step(["a"], [0], [6]), routes(6), lambda *_: np.zeros(0))
+    store.add(EngineStep(["a"], [0], [6]), routes(6), lambda *_: np.zeros(0))
     assert np.array_equal(store.take("a", 6), routes(6))
-    store.add(Step(["a"], [2], [2]), routes(2, shift=4), lambda *_: np.zeros(0))
+    store.add(EngineStep(["a"], [2], [2]), routes(2, shift=4), lambda *_: np.zeros(0))
     taken = store.take("a", 6)
     assert np.array_equal(taken[2:4], routes(2, shift=4))
     assert (taken[:2] == -1).all()

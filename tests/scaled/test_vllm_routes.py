@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lab.hf import ModelShape, parse_shape
 from scaled.vllm_engine import routes
-from scaled.vllm_engine.capture import FeatureRequest, FeatureStore, RouteStore, Step
+from scaled.vllm_engine.capture import EngineStep, FeatureRequest, FeatureStore, RouteStore
 from theory.streams import stream
 
 NUM_PROMPT, NUM_TOKENS, E, K = 4, 9, 8, 2
@@ -101,10 +101,10 @@ def test_a_shared_block_brings_its_routes():
     blocks = table({"a": [5, 2, 7], "b": [5, 2, 3]})
     rows = ids(5)
     # b is in the same step as a, and shares the blocks that a computes in it; b's row is first in the batch.
-    store.add(Step(["b", "a"], [4, 0], [1, 5]), np.concatenate([rows[4:], rows]), blocks)
+    store.add(EngineStep(["b", "a"], [4, 0], [1, 5]), np.concatenate([rows[4:], rows]), blocks)
     assert np.array_equal(store.take("b", 5), rows)
     store.forget_cache()
-    store.add(Step(["c"], [4], [1]), rows[4:], table({"c": [5, 2, 1]}))
+    store.add(EngineStep(["c"], [4], [1]), rows[4:], table({"c": [5, 2, 1]}))
     taken = store.take("c", 5)
     assert (taken[:4] == -1).all() and np.array_equal(taken[4:], rows[4:])
 
@@ -113,10 +113,10 @@ def test_the_last_run_of_a_row_wins_and_overruns_are_cut():
     """A preempted request's rows are those of its second run; rows past the end, of no run at all, are cut or -1."""
     store = RouteStore(3, K, 0)
     first, second = ids(4), (ids(6) + 1) % E
-    store.add(Step(["a"], [0], [4]), first, table({}))
-    store.add(Step(["a"], [0], [3]), second[:3], table({}))
+    store.add(EngineStep(["a"], [0], [4]), first, table({}))
+    store.add(EngineStep(["a"], [0], [3]), second[:3], table({}))
     assert np.array_equal(store.take("a", 4), np.concatenate([second[:3], first[3:]]))
-    store.add(Step(["a"], [0], [6]), second, table({}))
+    store.add(EngineStep(["a"], [0], [6]), second, table({}))
     assert np.array_equal(store.take("a", 5), second[:5])
     assert (store.take("never run", 2) == -1).all()
 
@@ -129,7 +129,7 @@ def drawn_rows(seed: int, num_prompt: int, num_rows: int, num_features: int, cut
     edges = sorted({0, *(c for c in cuts if c < num_rows), num_rows + 2})
     for start, stop in itertools.pairwise(edges):
         hidden = torch.arange(start, stop).float()[None, :, None]
-        store.add(Step(["b", "a"], [0, start], [1, stop - start]), torch.cat([-hidden[:, :1], hidden], 1),
+        store.add(EngineStep(["b", "a"], [0, start], [1, stop - start]), torch.cat([-hidden[:, :1], hidden], 1),
                   torch.cat([-hidden[:, :1], hidden], 1).repeat(1, 1, E))  # fmt: skip
     rows, hidden, logits = store.take("a", num_rows)
     assert torch.equal(hidden[:, 0, 0].long(), rows)

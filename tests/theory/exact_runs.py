@@ -14,7 +14,7 @@ from theory.exact.groups import Group
 from theory.exact.networks import NetworkPolicy
 from theory.exact.policies import TabularPolicy
 from theory.exact.rates import reinforce
-from theory.exact.trajectory import Task
+from theory.exact.trajectory import ExactTask
 from theory.exact.tree import Paths, PrefixTree
 from theory.objectives import Objective, correction, preset
 from theory.streams import stream
@@ -47,7 +47,7 @@ def make_task(
     prompts: int = 2,
     openings: int = 2,
     seed: int = 0,
-) -> tuple[Task, MovablePolicy]:
+) -> tuple[ExactTask, MovablePolicy]:
     """Rewards 0, 0.5 or 1, all 0 in the last context, and a random first policy."""
     forest = Forest.uniform(PrefixTree(3, T, has_end=True), prompts, openings)
     generator = stream(seed, "exact runs", kind)
@@ -55,12 +55,12 @@ def make_task(
     if forest.num_contexts > 1:
         reward_CY[-1] = 0.0
     if kind == "tabular":
-        return Task(forest, reward_CY.view(-1)), TabularPolicy.random(forest, generator)
-    return Task(forest, reward_CY.view(-1)), NetworkPolicy.random(forest, generator, num_hidden=6)
+        return ExactTask(forest, reward_CY.view(-1)), TabularPolicy.random(forest, generator)
+    return ExactTask(forest, reward_CY.view(-1)), NetworkPolicy.random(forest, generator, num_hidden=6)
 
 
 def sampled_run(
-    task: Task,
+    task: ExactTask,
     first: MovablePolicy,
     engine: Engine,
     objective: Objective,

@@ -20,7 +20,7 @@ from theory.exact.networks import NetworkPolicy, placed
 from theory.exact.policies import LinearPolicy, TabularPolicy
 from theory.exact.rates import reinforce, slope
 from theory.exact.training import Settings, train
-from theory.exact.trajectory import COLUMNS, Task
+from theory.exact.trajectory import COLUMNS, ExactTask
 from theory.objectives import PRESETS, Objective, correction, preset
 from theory.streams import stream
 
@@ -364,9 +364,9 @@ def test_bad_settings_are_refused() -> None:
     with pytest.raises(ValueError, match=r"router_shift_floor 0.8: expected a policy with routers.*got NetworkPolicy"):
         train(task, first, exact(), Settings(shifted))
     with pytest.raises(ValueError, match="expected finite rewards, got nan"):
-        Task(task.forest, torch.full_like(task.reward_Y, math.nan))
+        ExactTask(task.forest, torch.full_like(task.reward_Y, math.nan))
     with pytest.raises(ValueError, match=f"expected {task.forest.num_responses} rewards, one per response"):
-        Task(task.forest, task.reward_Y[1:])
+        ExactTask(task.forest, task.reward_Y[1:])
     other, _ = make_task(prompts=3)
     with pytest.raises(ValueError, match="first: expected a policy on the task's forest"):
         train(other, first, exact(), Settings(objective))

@@ -24,7 +24,7 @@ from theory.exact.expected import Batch, Update, mean_gradient
 from theory.exact.groups import Group
 from theory.exact.noise import draw
 from theory.exact.settling import require_group
-from theory.exact.trajectory import COLUMNS, Task, Trajectory, observe
+from theory.exact.trajectory import COLUMNS, ExactTask, Trajectory, observe
 from theory.names import unknown_name
 from theory.objectives import Objective
 
@@ -105,7 +105,7 @@ class Settings:
 
 
 def train(
-    task: Task,
+    task: ExactTask,
     first: MovablePolicy,
     engine: RollsOut,
     settings: Settings,
@@ -150,7 +150,7 @@ Rolled = list[tuple[Batch, Rollout]]
 
 
 def _rolled_out(
-    task: Task, engine: RollsOut, settings: Settings, policy: MovablePolicy, sampling: MovablePolicy
+    task: ExactTask, engine: RollsOut, settings: Settings, policy: MovablePolicy, sampling: MovablePolicy
 ) -> Rolled:
     """The samples of the engine at its current weights: one batch for each of its mu."""
     objective, group = settings.objective, settings.group
@@ -178,7 +178,7 @@ def _noise(
 
 
 def _mover(
-    task: Task, first: MovablePolicy, engine: RollsOut, settings: Settings, step: Float[Tensor, " Q"]
+    task: ExactTask, first: MovablePolicy, engine: RollsOut, settings: Settings, step: Float[Tensor, " Q"]
 ) -> Callable[[Tensor], None]:
     """The function that moves `step`, the displacement from `first`, in place by one update, given the gradient."""
     if settings.optimizer == "flow":

@@ -42,7 +42,7 @@ COLUMNS: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Task:
+class ExactTask:
     """A problem to train on: contexts, and the reward of each of their responses.
 
     Raises ValueError where the rewards are not one per response, or not finite.
@@ -94,7 +94,7 @@ def mean_entropy(forest: Forest, logp: Edges) -> float:
 
 
 def observe(
-    task: Task,
+    task: ExactTask,
     policy: MovablePolicy,
     updates: Sequence[Update],
     centred: bool = False,
@@ -134,4 +134,4 @@ def observe(
     }
 
 
-__all__ = ["COLUMNS", "Task", "Trajectory", "mean_entropy", "observe"]
+__all__ = ["COLUMNS", "ExactTask", "Trajectory", "mean_entropy", "observe"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from lab.doctor.importers import columns as mapped
 from lab.doctor.importers import miles, nemo_rl, open_instruct, prime_rl, refused, rows, skyrl, slime, trl, verl, vllm
-from lab.doctor.importers.bad_rows import Bad, BadRows, Found, Read, each
-from lab.doctor.importers.format import About, Dump, Row
+from lab.doctor.importers.bad_rows import Bad, BadRowCollector, BadRows, Read, each
+from lab.doctor.importers.format import Dump, DumpDescription, Row
 from lab.doctor.importers.reading import read_jsonl, read_parquet, without_collector
 from lab.doctor.importers.torch_files import content_of
 from lab.files import RecordError
@@ -26,16 +26,16 @@ BY_ROWS = (
 """Formats of rows, tried in this order: the last one accepts any row."""
 BY_TORCH = (miles.FORMAT, slime.FORMAT, skyrl.FORMAT)
 """Formats of torch files, tried in this order."""
-OURS = About(
+OURS = DumpDescription(
     "trace", ".safetensors, as in a run's rollouts/", "tokens, mu, old, entropies, pi, rewards, experts of both",
     "Nothing.", "lab/traces.py", steps=(r"step-(?P<step>\d+)\.safetensors",),
 )  # fmt: skip
-MAPPED = About(
+MAPPED = DumpDescription(
     "columns", ".jsonl, .parquet or .safetensors with --columns ours=theirs,...", "the named columns",
     "All others.", "lab/doctor/importers/columns.py",
     steps=(r"([^/]*\D)?(?P<step>\d+)\.(jsonl|parquet|safetensors)",),
 )  # fmt: skip
-FORMATS: tuple[About, ...] = (OURS, *BY_ROWS[::-1], *BY_TORCH, MAPPED)
+FORMATS: tuple[DumpDescription, ...] = (OURS, *BY_ROWS[::-1], *BY_TORCH, MAPPED)
 """All formats, in display order."""
 OLD = ("logp_old", "entropy_old", "experts_old", "logp_pi")
 """Columns that `--old` may bring."""
@@ -93,7 +93,7 @@ def _load(path: Path, columns: Mapping[str, str] | None, old: Path | None) -> Du
 
 def _first(placed: Iterable[Read]) -> tuple[Row, Iterator[Read]]:
     """The first readable row, which decides the format, and an iterator over all rows; BadRows if none is readable."""
-    seen, rest, found = [], iter(placed), Found()
+    seen, rest, found = [], iter(placed), BadRowCollector()
     for row, place in rest:
         seen.append((row, place))
         if not isinstance(row, Bad):

@@ -42,7 +42,7 @@ class BadRows(ValueError):
         )
 
 
-class Found:
+class BadRowCollector:
     """A collector of bad rows."""
 
     def __init__(self) -> None:
@@ -78,4 +78,4 @@ def each(placed: Iterable[Read], read: Callable[[Row, str], Iterable[Row]]) -> I
         yield from ((row, place) for row in made)
 
 
-__all__ = ["Bad", "BadRows", "Found", "Read", "each"]
+__all__ = ["Bad", "BadRows", "BadRowCollector", "Read", "each"]

@@ -21,7 +21,7 @@ from lab.doctor.importers.format import Placed, Row
 from lab.files import disk_errors
 from lab.strict import did_you_mean
 
-OURS = (*rows.Response.model_fields, "prompt_tokens", "response_tokens", "length")
+OURS = (*rows.ResponseRow.model_fields, "prompt_tokens", "response_tokens", "length")
 BESIDE = ("is_response", *rows.FLOATS)
 """Columns with a value per token."""
 

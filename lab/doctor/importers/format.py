@@ -14,7 +14,7 @@ Placed = tuple[Row, str]
 
 
 @dataclass(frozen=True)
-class About:
+class DumpDescription:
     """The description of a format: its files, contents and gaps, and the source file that writes it, with commit."""
 
     name: str
@@ -27,7 +27,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Format(About):
+class Format(DumpDescription):
     """A format that is read row by row, or as the one dictionary of a torch file.
 
     `is_mine` looks at the first row (or the dictionary); `read` converts a row (or the dictionary) at a place to rows

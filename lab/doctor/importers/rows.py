@@ -32,7 +32,7 @@ import pydantic
 import torch
 from torch import Tensor
 
-from lab.doctor.importers.bad_rows import Bad, Found, Read
+from lab.doctor.importers.bad_rows import Bad, BadRowCollector, Read
 from lab.doctor.importers.format import Format, Row
 from lab.strict import describe
 from lab.traces import Trace
@@ -47,7 +47,7 @@ ROUTED = ("experts_mu", "experts_old")
 OPTIONAL = ("entropy_old", "logp_pi", "engine", *ROUTED)
 
 
-class Response(pydantic.BaseModel):
+class ResponseRow(pydantic.BaseModel):
     """One row. Experts are checked later, as a tensor: they are many, and may already be an array."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="ignore")
@@ -129,7 +129,7 @@ class Columns:
 
 def packed(placed: Iterable[Read]) -> Trace:
     """The trace of rows with their places; BadRows, a line each, if some do not fit."""
-    columns, found = Columns(), Found()
+    columns, found = Columns(), BadRowCollector()
     for row, place in placed:
         if isinstance(row, Bad):
             found.add(row.reason)
@@ -179,15 +179,15 @@ def record(payloads: list[Tensor], places: Sequence[str], S_B: Sequence[int], na
         raise ValueError(f"{name}: {error}") from error
 
 
-def _response(row: Row, place: str) -> Response:
+def _response(row: Row, place: str) -> ResponseRow:
     """The row, validated; ValueError with its place and field."""
     # Before pydantic, whose message for a missing field does not list the row's own columns.
-    for name, field in Response.model_fields.items():
+    for name, field in ResponseRow.model_fields.items():
         if field.is_required() and row.get(name) is None:
             raise ValueError(f"{place}: {name}: missing; the row has {', '.join(map(str, row))}; see docs/doctor.md")
-    refuse_misspelt(row, Response.model_fields, place)
+    refuse_misspelt(row, ResponseRow.model_fields, place)
     try:
-        response = Response.model_validate(dict(row))
+        response = ResponseRow.model_validate(dict(row))
     except pydantic.ValidationError as error:
         raise ValueError(f"{place}: {describe(Response, error.errors(include_url=False)[0])}") from error
     S, P, T = len(response.tokens), response.num_prompt, response.num_response
@@ -201,7 +201,7 @@ def _response(row: Row, place: str) -> Response:
     return response
 
 
-def _tensors(response: Response, place: str) -> dict[str, Tensor]:
+def _tensors(response: ResponseRow, place: str) -> dict[str, Tensor]:
     """The row as tensors, by the names of a trace; absent columns stay absent."""
     T = response.num_response
     sampled = [True] * T if response.is_response is None else response.is_response
@@ -261,5 +261,5 @@ FORMAT = Format(
     name="rows", files="any .jsonl or .parquet with these columns",
     has="tokens, mu, old; entropies, pi, rewards and experts of both where their columns are present",
     lacks="Nothing, if all columns are present.", source="lab/doctor/importers/rows.py",
-    uses=tuple(Response.model_fields), is_mine=lambda first: True, read=lambda raw, place: [raw],
+    uses=tuple(ResponseRow.model_fields), is_mine=lambda first: True, read=lambda raw, place: [raw],
 )  # fmt: skip

@@ -53,7 +53,7 @@ def _caveat(trace: Trace) -> str:
     return "old_log_probs equal rollout_log_probs everywhere: under bypass_mode verl copies them, and no old pass ran."
 
 
-class Line(pydantic.BaseModel):
+class VerlLine(pydantic.BaseModel):
     """One line: a response of the batch, padded on both sides. rows.py checks the values, without the padding."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="ignore")
@@ -72,9 +72,9 @@ class Line(pydantic.BaseModel):
 
 
 def _row(raw: Row, place: str) -> dict[str, Any]:
-    rows.refuse_misspelt(raw, Line.model_fields, place)
+    rows.refuse_misspelt(raw, VerlLine.model_fields, place)
     try:
-        line = Line.model_validate(dict(raw))
+        line = VerlLine.model_validate(dict(raw))
     except pydantic.ValidationError as error:
         raise ValueError(f"{place}: {describe(Line, error.errors(include_url=False)[0])}") from error
     width, ids = len(line.prompts), [*line.prompts, *line.responses]
@@ -111,5 +111,5 @@ FORMAT = Format(
     has="with the hook: tokens, mu, old, entropy of old, mu's experts, scores",
     lacks="Without the hook: all but texts and scores. With the hook: old's experts.",
     source="verl-project/verl verl/trainer/ppo/v1/trainer_base.py, verl/trainer/ppo/ray_trainer.py at 1dda039",
-    uses=tuple(Line.model_fields), is_mine=_is_mine, read=_read, caveat=_caveat,
+    uses=tuple(VerlLine.model_fields), is_mine=_is_mine, read=_read, caveat=_caveat,
 )  # fmt: skip

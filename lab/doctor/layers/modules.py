@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.doctor.layers.reference import Precision, Reference, hand_on
+from lab.doctor.layers.reference import Precision, ReferenceModules, hand_on
 from lab.doctor.layers.states import States
 
 FACTOR = 3.0
@@ -49,7 +49,7 @@ class Check:
         return int(parts[2]) if parts[1] == "layers" else None
 
 
-def inspect(states: States, reference: Reference, precision: Precision) -> list[Check]:
+def inspect(states: States, reference: ReferenceModules, precision: Precision) -> list[Check]:
     """A check of every module dumped with its input, in the order of the forward pass; ValueError for none."""
     rounded = reference.rounded(precision)
     checks = list(_checks(states, reference, rounded, precision))
@@ -58,7 +58,9 @@ def inspect(states: States, reference: Reference, precision: Precision) -> list[
     return checks
 
 
-def _checks(states: States, exact: Reference, rounded: Reference, precision: Precision) -> Iterator[Check]:
+def _checks(
+    states: States, exact: ReferenceModules, rounded: ReferenceModules, precision: Precision
+) -> Iterator[Check]:
     embedded = states.get("model.embed_tokens", "out")
     wanted = exact.embedding(states.tokens)
     if embedded is not None:
@@ -91,7 +93,9 @@ class Stream:
         self.rounded_ND = hand_on(self.rounded_ND + out_ND, self.precision)
 
 
-def _attention(states: States, exact: Reference, rounded: Reference, layer: int, stream: Stream) -> Iterator[Check]:
+def _attention(
+    states: States, exact: ReferenceModules, rounded: ReferenceModules, layer: int, stream: Stream
+) -> Iterator[Check]:
     module, norm = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.input_layernorm"
     x, out = states.get(module, "in"), states.get(module, "out")
     if x is not None and _is_bare(x, norm, exact, stream):
@@ -104,7 +108,9 @@ def _attention(states: States, exact: Reference, rounded: Reference, layer: int,
     stream.add(out)
 
 
-def _mlp(states: States, exact: Reference, rounded: Reference, layer: int, stream: Stream) -> Iterator[Check]:
+def _mlp(
+    states: States, exact: ReferenceModules, rounded: ReferenceModules, layer: int, stream: Stream
+) -> Iterator[Check]:
     module, norm = f"model.layers.{layer}.mlp", f"model.layers.{layer}.post_attention_layernorm"
     x, out = states.get(module, "in"), states.get(module, "out")
     if x is not None and _is_bare(x, norm, exact, stream):
@@ -124,14 +130,14 @@ def _mlp(states: States, exact: Reference, rounded: Reference, layer: int, strea
     stream.add(out)
 
 
-def _is_bare(x: Tensor, norm: str, exact: Reference, stream: Stream) -> bool:
+def _is_bare(x: Tensor, norm: str, exact: ReferenceModules, stream: Stream) -> bool:
     """Whether a module's input is the residual stream itself, as in engines that fuse the norm into the product."""
     if not stream.is_known:
         return False
     return bool(off(x, stream.exact_ND).median() < off(x, exact.norm(norm, stream.exact_ND)).median())
 
 
-def _norm(name: str, out: Tensor, exact: Reference, rounded: Reference, stream: Stream) -> Check:
+def _norm(name: str, out: Tensor, exact: ReferenceModules, rounded: ReferenceModules, stream: Stream) -> Check:
     return check(name, out, exact.norm(name, stream.exact_ND), rounded.norm(name, stream.rounded_ND))
 
 
@@ -145,14 +151,14 @@ def kind_of(router_NE: Float[Tensor, "N E"]) -> str:
     return "probabilities" if bool((router_NE.sum(1) - 1).abs().median() < 0.02) else "logits"
 
 
-def _router(side: Reference, layer: int, x: Tensor, router: Tensor) -> Tensor | None:
+def _router(side: ReferenceModules, layer: int, x: Tensor, router: Tensor) -> Tensor | None:
     logits, kind = side.router_logits(layer, x), kind_of(router)
     if kind == "probabilities":
         return logits.softmax(-1)
     return logits if kind == "logits" else side.weights(layer, logits)
 
 
-def _chosen(exact: Reference, layer: int, router: Tensor) -> Tensor | None:
+def _chosen(exact: ReferenceModules, layer: int, router: Tensor) -> Tensor | None:
     """The weights of the experts that the engine's own router chose."""
     kind = kind_of(router)
     if kind == "weights":

@@ -34,7 +34,7 @@ class Routed:
 
 
 @runtime_checkable
-class Reference(Protocol):
+class ReferenceModules(Protocol):
     """A model's modules as functions of their inputs, in float32."""
 
     @property
@@ -78,7 +78,7 @@ class Reference(Protocol):
         """A pass over these tokens that replays the record's experts at every layer, where supported."""
         ...
 
-    def rounded(self, precision: Precision) -> Reference:
+    def rounded(self, precision: Precision) -> ReferenceModules:
         """The model as an engine of that precision computes it: weights, inputs and outputs of products rounded."""
         ...
 

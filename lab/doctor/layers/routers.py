@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lab.doctor.layers.modules import FACTOR, SHARE
-from lab.doctor.layers.reference import Precision, Reference, Routed
+from lab.doctor.layers.reference import Precision, ReferenceModules, Routed
 from lab.traces import Trace
 from theory.routing.record import RoutingRecord
 
@@ -85,7 +85,7 @@ class RoutesFound:
         return self.first is not None or self.tokens.is_out
 
 
-def trace_routes(trace: Trace, side: str, reference: Reference, precision: Precision) -> RoutesFound:
+def trace_routes(trace: Trace, side: str, reference: ReferenceModules, precision: Precision) -> RoutesFound:
     """The routers and log-probabilities of `side` (mu or old) of a trace against the reference."""
     record = trace.record_mu if side == "mu" else trace.record_old
     stops = trace.offsets.tolist()

@@ -54,7 +54,7 @@ NOTHING = "Nothing here; check the processing of the logits: the sampler, temper
 
 
 @dataclass(frozen=True)
-class Place:
+class Departure:
     """The place where one side leaves its reference: the verdict, the first thing to do, and the evidence."""
 
     label: str
@@ -87,7 +87,7 @@ def part_of(module: str) -> tuple[str, str]:
     return (f"{title} of layer {parts[2]}" if parts[1] == "layers" else title), fix
 
 
-def of_modules(label: str, checks: Sequence[Check], precision: Precision, reference: str) -> Place:
+def of_modules(label: str, checks: Sequence[Check], precision: Precision, reference: str) -> Departure:
     """The report on one engine's modules against a model."""
     out = [check for check in checks if check.is_out]
     kept = [check for check in checks if not check.is_out]
@@ -101,14 +101,14 @@ def of_modules(label: str, checks: Sequence[Check], precision: Precision, refere
     numbers = [asdict(check) | {"is_out": check.is_out} for check in checks]
     evidence.append(held)
     if not out:
-        return Place(label, None, f"every module is within the band of {precision}.", NOTHING, evidence, numbers)
+        return Departure(label, None, f"every module is within the band of {precision}.", NOTHING, evidence, numbers)
     title, fix = part_of(out[0].module)
     verdict = f"the first module outside the band of {precision} is {out[0].module}: {title}."
     # Norms of a fresh model are all ones and fit any folder, so they do not count.
     num_products = sum("norm" not in check.module for check in checks)
     if num_products > 3 and sum("norm" not in check.module for check in out) > 0.8 * num_products:
         verdict, fix = f"nearly every module is outside the band of {precision}, from {out[0].module} on.", WRONG_FOLDER
-    return Place(label, out[0].module, verdict, fix, evidence, numbers)
+    return Departure(label, out[0].module, verdict, fix, evidence, numbers)
 
 
 def _off(check: Check) -> str:
@@ -118,7 +118,7 @@ def _off(check: Check) -> str:
     )
 
 
-def of_pair(label: str, jumps: Sequence[Jump], precision: Precision) -> Place:
+def of_pair(label: str, jumps: Sequence[Jump], precision: Precision) -> Departure:
     """The report on two engines' modules against each other."""
     out = [jump for jump in jumps if jump.is_out]
     numbers = [asdict(jump) | {"is_out": jump.is_out} for jump in jumps]
@@ -126,7 +126,7 @@ def of_pair(label: str, jumps: Sequence[Jump], precision: Precision) -> Place:
         last = jumps[-1]
         evidence = [f"{last.module}: outputs differ by {number(last.error_out)}, inputs by {number(last.error_in)}."]
         verdict = f"no module's outputs differ more than its inputs and {precision} explain."
-        return Place(label, None, verdict, NOTHING, evidence, numbers)
+        return Departure(label, None, verdict, NOTHING, evidence, numbers)
     first = out[0]
     title, fix = part_of(first.module)
     verdict = f"the first module whose outputs differ more than its inputs explain is {first.module}: {title}."
@@ -135,10 +135,10 @@ def of_pair(label: str, jumps: Sequence[Jump], precision: Precision) -> Place:
         for jump in out[:8]
     ]
     evidence.append("Later modules may be out because of the first one; --model FOLDER checks each on its own.")
-    return Place(label, first.module, verdict, fix, evidence, numbers)
+    return Departure(label, first.module, verdict, fix, evidence, numbers)
 
 
-def of_trace(label: str, found: RoutesFound, precision: Precision, reference: str) -> Place:
+def of_trace(label: str, found: RoutesFound, precision: Precision, reference: str) -> Departure:
     """The report on one side of a trace against a model."""
     evidence = [
         f"layer {one.layer}: {share(one.share_differs)} of the rows take other experts ({share(one.share_expected)} by "
@@ -155,14 +155,14 @@ def of_trace(label: str, found: RoutesFound, precision: Precision, reference: st
     numbers.append({"tokens": asdict(tokens) | {"is_out": tokens.is_out}})
     if not found.is_out:
         verdict = f"routes and log-probabilities match the model in {precision}."
-        return Place(label, None, verdict, NOTHING, evidence, numbers)
+        return Departure(label, None, verdict, NOTHING, evidence, numbers)
     after, to = between(found)
     verdict = f"it leaves the model in {precision} after {after} and not later than {to}."
     fix = (
         "Compare the weights between these two places with the folder's; to find the module, dump hidden states "
         "(docs/how-to/find-the-layer.md) and run --localise on them."
     )
-    return Place(label, to, verdict, fix, evidence, numbers)
+    return Departure(label, to, verdict, fix, evidence, numbers)
 
 
 def between(found: RoutesFound) -> tuple[str, str]:

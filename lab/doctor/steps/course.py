@@ -17,7 +17,7 @@ from lab.doctor.causes import CAUSES, UNKNOWN, Cause
 from lab.doctor.diagnosis import Diagnosis, diagnose, weigh
 from lab.doctor.steps.arrival import Arrivals, Slope, Version
 from lab.doctor.steps.causes import GROWN, STEPS_CAUSES
-from lab.doctor.steps.places import Found, Places, named
+from lab.doctor.steps.places import GapGroup, Places, named
 from lab.doctor.steps.shape import FLOOR, Growth, growth
 from lab.doctor.undecided import UNDECIDED
 from lab.doctor.view import View
@@ -35,7 +35,7 @@ BY_NAME: Mapping[str, Cause] = {cause.name: cause for cause in (*CAUSES, UNKNOWN
 
 
 @dataclass(frozen=True)
-class Step:
+class StepRecord:
     """The record of one step."""
 
     number: int
@@ -61,13 +61,13 @@ class Step:
 class Course:
     """The steps of a run in order, and their joint reading."""
 
-    steps: Sequence[Step]
+    steps: Sequence[StepRecord]
     version: Version | None
     slope: Slope | None
     """From the last step before the KL's change on, where the weights were right."""
     late_slope: Slope | None
     """From the change on; shows whether the gap grows on the same draws."""
-    places: Sequence[Found]
+    places: Sequence[GapGroup]
 
     @cached_property
     def growths(self) -> dict[str, Growth | None]:
@@ -84,13 +84,13 @@ class Course:
         return None if found is None else self.series(name)[found.at][0]
 
     @cached_property
-    def late(self) -> Sequence[Step]:
+    def late(self) -> Sequence[StepRecord]:
         """The steps since the KL's change; all steps if it is steady."""
         since = self.since()
         return [step for step in self.steps if since is None or step.number >= since]
 
     @property
-    def early(self) -> Sequence[Step]:
+    def early(self) -> Sequence[StepRecord]:
         """The steps before the KL's change."""
         return [step for step in self.steps if step.number < self.late[0].number]
 
@@ -144,7 +144,7 @@ class Course:
         return None if values and median(values) < HARMLESS else self.named
 
 
-def pooled(steps: Sequence[Step]) -> dict[str, float]:
+def pooled(steps: Sequence[StepRecord]) -> dict[str, float]:
     """The clues of several steps as one step's: medians; for clues in standard errors (`_z`), the sum over root n.
 
     A step with log-probabilities that are not finite contributes their share, which outweighs all other clues.
@@ -158,13 +158,13 @@ def pooled(steps: Sequence[Step]) -> dict[str, float]:
     }
 
 
-def strengths(steps: Sequence[Step], refuted: Container[str] = ()) -> dict[Cause, float]:
+def strengths(steps: Sequence[StepRecord], refuted: Container[str] = ()) -> dict[Cause, float]:
     """Strengths from pooled clues, which err less often than one step's; `refuted` causes have strength 0."""
     found = {cause: 0.0 if cause.name in refuted else s for cause, s in weigh(pooled(steps)).items()}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def dominant(steps: Sequence[Step], refuted: Container[str] = ()) -> Cause:
+def dominant(steps: Sequence[StepRecord], refuted: Container[str] = ()) -> Cause:
     """The strongest cause of these steps by pooled clues."""
     return next(iter(strengths(steps, refuted)))
 
@@ -173,19 +173,19 @@ class Watch:
     """The doctor's record of a run, from traces added in the order of their steps."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[StepRecord] = []
         self.worst: Trace | None = None
         """The trace with the largest KL so far, the only one kept."""
         self._most = -1.0
         self._arrivals, self._places = Arrivals(), Places()
 
-    def add(self, trace: Trace) -> Step:
+    def add(self, trace: Trace) -> StepRecord:
         """Adds a step; ValueError where no token was sampled."""
         found, view = diagnose(trace), View.of(trace)
         is_finite = "nonfinite_share" not in found.seen
         gap = view.d_n.abs().mean().item() if is_finite else None
         self.steps.append(
-            Step(trace.step, len(trace), found, gap, routes.kl_by_first_layer(view) if is_finite else None)
+            StepRecord(trace.step, len(trace), found, gap, routes.kl_by_first_layer(view) if is_finite else None)
         )
         if is_finite:
             self._arrivals.add(trace.step, view)
@@ -218,4 +218,4 @@ class Watch:
         return self._arrivals.num_shared
 
 
-__all__ = ["BY_NAME", "FIGURES", "Course", "Step", "Watch", "dominant", "pooled"]
+__all__ = ["BY_NAME", "FIGURES", "Course", "StepRecord", "Watch", "dominant", "pooled"]

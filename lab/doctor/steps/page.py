@@ -10,7 +10,7 @@ from typing import Any
 from lab.doctor.heat import HeatMap, heat_map
 from lab.doctor.routes import NOWHERE
 from lab.doctor.steps import words
-from lab.doctor.steps.course import BY_NAME, FIGURES, Course, Step
+from lab.doctor.steps.course import BY_NAME, FIGURES, Course, StepRecord
 from lab.report.figures import Caption, Figure
 from lab.report.page import page
 from lab.report.style import PALETTE, number
@@ -140,7 +140,7 @@ def kl_by_layer(course: Course, bands: Mapping[str, Sequence[int]]) -> Figure | 
     )
 
 
-def _bars(index: int, title: str, steps: Sequence[Step], heights: Sequence[float]) -> dict[str, Any]:
+def _bars(index: int, title: str, steps: Sequence[StepRecord], heights: Sequence[float]) -> dict[str, Any]:
     """One colour of the stacked bars."""
     return (
         {"type": "bar", "name": title, "meta": {"run": index, "role": "bar"}}

@@ -30,7 +30,7 @@ NUM_BINS = 12
 
 
 @dataclass(frozen=True)
-class Place:
+class Grouping:
     """A way to group tokens: the groups' titles, and the smallest multiple of the others' KL to report."""
 
     name: str
@@ -41,10 +41,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Found:
+class GapGroup:
     """A group with more of the gap than by chance; `times` is the median over steps of its KL over the others'."""
 
-    place: Place
+    place: Grouping
     group: int
     times: float
     p: float
@@ -80,11 +80,11 @@ def _length(view: View, edges: Sequence[int]) -> Tensor:
     return torch.bucketize(lengths_B[view.response_n], torch.tensor(edges, dtype=torch.long), right=True)
 
 
-PLACES: dict[str, Place] = {
-    "engine": Place("engine", lambda group: f"engine (or rank) {group}", 2.0, _engine, True),
-    "slot": Place("slot", lambda group: f"place {group} of the batch", 5.0, _slot, True),
-    "position": Place("positions", str, 10.0, _position, False),
-    "length": Place("lengths", str, 10.0, _length, False),
+PLACES: dict[str, Grouping] = {
+    "engine": Grouping("engine", lambda group: f"engine (or rank) {group}", 2.0, _engine, True),
+    "slot": Grouping("slot", lambda group: f"place {group} of the batch", 5.0, _slot, True),
+    "position": Grouping("positions", str, 10.0, _position, False),
+    "length": Grouping("lengths", str, 10.0, _length, False),
 }
 
 
@@ -108,13 +108,13 @@ class Places:
             sums = torch.stack([torch.bincount(group_n, k3_n), torch.bincount(group_n).double()])
             self._sums[name][step] = sums
 
-    def found(self, first: int) -> list[Found]:
+    def found(self, first: int) -> list[GapGroup]:
         """The groups with more than their share of the gap over the steps from `first` on."""
         late = {name: [table for step, table in sums.items() if step >= first] for name, sums in self._sums.items()}
         found = [self._found(name, tables) for name, tables in late.items()]
         return [one for one in found if one is not None]
 
-    def _found(self, name: str, sums: Sequence[Tensor]) -> Found | None:
+    def _found(self, name: str, sums: Sequence[Tensor]) -> GapGroup | None:
         num = min((table.shape[1] for table in sums), default=0)
         # Only groups present at every step: ranks among fewer groups are not comparable.
         kept = [g for g in range(num) if all(table[1, g] > 0 for table in sums)]
@@ -135,7 +135,7 @@ class Places:
         p = (1 + int((null_m >= score_g[g] - 1e-9).sum())) / (1 + len(null_m))
         if p >= LEVEL or times < PLACES[name].times:
             return None
-        return Found(PLACES[name], kept[g], times, p, self.edges.get(name, ()))
+        return GapGroup(PLACES[name], kept[g], times, p, self.edges.get(name, ()))
 
 
 @cache
@@ -158,6 +158,6 @@ def _edges(values_n: Int[Tensor, " n"]) -> tuple[int, ...]:
     return tuple(sorted({int(cut) for cut in cuts.tolist() if cut > 0}))
 
 
-def named(found: Sequence[Found]) -> Mapping[str, Found]:
+def named(found: Sequence[GapGroup]) -> Mapping[str, GapGroup]:
     """The groups that are faults, by the name of their place."""
     return {one.place.name: one for one in found if one.place.is_fault}

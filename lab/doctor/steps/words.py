@@ -10,7 +10,7 @@ from typing import Any
 from lab.doctor.change_point import FEWEST
 from lab.doctor.diagnosis import TRIED_ON
 from lab.doctor.steps.arrival import FEWEST_DRAWS
-from lab.doctor.steps.course import FIGURES, Course, Step
+from lab.doctor.steps.course import FIGURES, Course, StepRecord
 from lab.report.style import number
 
 MOST_LINES = 12
@@ -79,7 +79,7 @@ def evidence(course: Course, num_shared: int) -> list[str]:
     return out
 
 
-def spans(steps: Sequence[Step]) -> list[str]:
+def spans(steps: Sequence[StepRecord]) -> list[str]:
     """A line per run of steps with one cause, with the range of their KL."""
     found = [list(group) for _, group in groupby(steps, key=lambda step: step.diagnosis.named[0].name)]
     shown = [_span(group) for group in found[:MOST_LINES]]
@@ -87,7 +87,7 @@ def spans(steps: Sequence[Step]) -> list[str]:
     return [*shown, f"  and {left} more changes of cause: --json and --out have every step."] if left else shown
 
 
-def _span(steps: Sequence[Step]) -> str:
+def _span(steps: Sequence[StepRecord]) -> str:
     first, last = steps[0].number, steps[-1].number
     values = [value for step in steps if (value := step.figure("k3_kl")) is not None]
     ends = dict.fromkeys(number(value) for value in (min(values), max(values))) if values else ()

@@ -9,13 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sandbox.kernels.compiled.build import library
-from sandbox.kernels.rounding import Rounding, Step
+from sandbox.kernels.rounding import Rounding, RoundingStep
 
 _FORMATS = {"bf16": 0, "fp8_e4m3": 1, "int8": 2}
 
 
 class _StepStruct(ctypes.Structure):
-    """`Step` of rounding.hpp."""
+    """`RoundingStep` of rounding.hpp."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("format", "has_scale", "block"))
 
@@ -32,13 +32,13 @@ class _RoundingStruct(ctypes.Structure):
     _fields_ = tuple((name, _StepsStruct) for name in ("inputs", "other_inputs", "outputs", "kv"))
 
 
-def _step(step: Step) -> _StepStruct:
+def _step(step: RoundingStep) -> _StepStruct:
     assert step.format in _FORMATS, f"no kernel rounds to {step.format}"
     assert step.scale != "tensor", "rows are rounded by themselves, not with a scale per tensor"
     return _StepStruct(_FORMATS[step.format], step.scale != "unit", step.block_size)
 
 
-def _steps(steps: tuple[Step, ...]) -> _StepsStruct:
+def _steps(steps: tuple[RoundingStep, ...]) -> _StepsStruct:
     return _StepsStruct((_StepStruct * len(steps))(*(_step(step) for step in steps)), len(steps))
 
 
@@ -53,7 +53,7 @@ def address_of(rounding: Rounding) -> int:
     return ctypes.addressof(_struct(rounding))
 
 
-def rounded(x: Float[Tensor, "*rows D"], steps: tuple[Step, ...]) -> Float[Tensor, "*rows D"]:
+def rounded(x: Float[Tensor, "*rows D"], steps: tuple[RoundingStep, ...]) -> Float[Tensor, "*rows D"]:
     """x after these steps, row by row, with the bits of `sandbox.engines.rounded.rounded`; x itself without steps."""
     if not steps:
         return x

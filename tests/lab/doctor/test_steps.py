@@ -18,7 +18,7 @@ from lab.doctor.heat import MOST_RESPONSES, MOST_TOKENS, heat_map
 from lab.doctor.importers import rows
 from lab.doctor.importers.folders import joined, load_steps, step_files
 from lab.doctor.steps.arrival import FEWEST_DRAWS, Arrivals
-from lab.doctor.steps.course import Course, Step, Watch, pooled
+from lab.doctor.steps.course import Course, StepRecord, Watch, pooled
 from lab.doctor.steps.places import Places
 from lab.doctor.steps.shape import growth
 from lab.doctor.view import View
@@ -311,6 +311,6 @@ def test_the_heat_map_has_the_worst_responses_and_their_worst_tokens() -> None:
 
 def test_shares_of_a_step_are_of_what_explains_the_gap() -> None:
     """The parts of a bar add up to its height, and a sampler's fault, which explains no gap, has none."""
-    step: Step = Watch().add(drawn(1))
+    step: StepRecord = Watch().add(drawn(1))
     assert sum(step.shares.values()) == pytest.approx(1)
     assert not {cause.name for cause in CAUSES if not cause.explains} & set(step.shares)

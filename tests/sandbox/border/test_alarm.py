@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sandbox.border.alarm import BASE, Rule, alarm_at, choose, share_text, tried
+from sandbox.border.alarm import BASE, AlarmRule, alarm_at, choose, share_text, tried
 
 NUM_WINDOWS = 20
 KL, REWARD = "rollout_corr/k3_kl", "reward/mean"
@@ -27,21 +27,21 @@ def rising(window: int, low: float = 1.0, high: float = 3.0) -> list[float | Non
 
 def test_an_alarm_goes_off_at_the_end_of_the_first_window_beyond() -> None:
     """Above for what is feared to rise, below for what is feared to fall; never within the beginning."""
-    assert alarm_at(Rule(KL, False, 2.0), run(KL, rising(5))) == 6 / NUM_WINDOWS
-    assert alarm_at(Rule(KL, False, 3.0), run(KL, rising(5))) is None
-    assert alarm_at(Rule(REWARD, False, 2.0), run(REWARD, rising(5, 3.0, 1.0))) == 6 / NUM_WINDOWS
-    assert alarm_at(Rule(KL, False, 0.5), run(KL, rising(5))) == (BASE + 1) / NUM_WINDOWS
+    assert alarm_at(AlarmRule(KL, False, 2.0), run(KL, rising(5))) == 6 / NUM_WINDOWS
+    assert alarm_at(AlarmRule(KL, False, 3.0), run(KL, rising(5))) is None
+    assert alarm_at(AlarmRule(REWARD, False, 2.0), run(REWARD, rising(5, 3.0, 1.0))) == 6 / NUM_WINDOWS
+    assert alarm_at(AlarmRule(KL, False, 0.5), run(KL, rising(5))) == (BASE + 1) / NUM_WINDOWS
 
 
 def test_a_relative_rule_knows_no_units() -> None:
     values = [1e-3 * value for value in rising(7) if value is not None]
-    assert alarm_at(Rule(KL, True, 2.0), run(KL, [*values])) == 8 / NUM_WINDOWS
-    assert alarm_at(Rule(KL, True, 3.5), run(KL, [*values])) is None
+    assert alarm_at(AlarmRule(KL, True, 2.0), run(KL, [*values])) == 8 / NUM_WINDOWS
+    assert alarm_at(AlarmRule(KL, True, 3.5), run(KL, [*values])) is None
 
 
 @pytest.mark.parametrize("values", [[], [None] * NUM_WINDOWS, [0.0] * NUM_WINDOWS])
 def test_no_data_is_no_alarm(values: list[float | None]) -> None:
-    assert alarm_at(Rule(KL, True, 0.1), run(KL, values)) is None
+    assert alarm_at(AlarmRule(KL, True, 0.1), run(KL, values)) is None
 
 
 def test_an_alarm_is_in_time_late_false_or_silent() -> None:
@@ -50,7 +50,7 @@ def test_an_alarm_is_in_time_late_false_or_silent() -> None:
         run(KL, rising(5), collapses_at=15), run(KL, rising(10), collapses_at=10), run(KL, rising(99), collapses_at=10),
         run(KL, rising(5)), run(KL, rising(99)), run(KL, rising(99)), run(KL, rising(5)) | {"evaluations": []},
     ]  # fmt: skip
-    found = tried(Rule(KL, False, 2.0), rows)
+    found = tried(AlarmRule(KL, False, 2.0), rows)
     assert (found.num_collapsed, found.in_time, found.late, found.num_others, found.false) == (3, 1, 1, 3, 1)
     assert found.score == 0.0
     # Levels are means of three evaluations, so that the fall at step 15 is seen at 16; the alarm is at 6.
@@ -73,7 +73,7 @@ def test_the_choice_finds_the_limit_that_was_planted() -> None:
 
 
 def test_runs_of_one_kind_choose_nothing() -> None:
-    assert choose([run(KL, rising(5))]) == [] and math.isnan(tried(Rule(KL, False, 2.0), []).score)
+    assert choose([run(KL, rising(5))]) == [] and math.isnan(tried(AlarmRule(KL, False, 2.0), []).score)
 
 
 def test_a_share_has_its_exact_interval() -> None:

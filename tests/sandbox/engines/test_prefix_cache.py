@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sandbox.engines import LogitNoise, RouterNoise, StaleWeights
 from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
-from sandbox.engines.prefix_cache import Found, PrefixCache
+from sandbox.engines.prefix_cache import CachedPrefix, PrefixCache
 from sandbox.model import MoE
 from sandbox.model.checkpoint import to_hf
 from tests.contracts import worlds
@@ -186,11 +186,11 @@ def test_a_full_cache_forgets_and_nothing_changes() -> None:
     assert 0 < sum(hit > 0 for hit, _ in later) < len(later)
 
 
-def computed(tokens: Sequence[int]) -> Found:
+def computed(tokens: Sequence[int]) -> CachedPrefix:
     """A stand-in for an engine's computation: keys name the token, values the prefix, routes both."""
     ids = torch.tensor(tokens)
     k = ids.float().expand(2, 1, -1)[..., None].clone()
-    return Found(k, ids.cumsum(0).float().expand(2, 1, -1)[..., None].clone(), ids[:, None, None].to(torch.int8))
+    return CachedPrefix(k, ids.cumsum(0).float().expand(2, 1, -1)[..., None].clone(), ids[:, None, None].to(torch.int8))
 
 
 sequences = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)

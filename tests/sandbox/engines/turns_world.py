@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from sandbox.engines.prefix_cache import Found, PrefixCache
+from sandbox.engines.prefix_cache import CachedPrefix, PrefixCache
 from sandbox.model import MoE
 from tests.contracts import worlds
 from theory.contracts import NamedTensors, Prompt, Response, RolloutEngine, Rollouts, Sampling
@@ -67,7 +67,7 @@ class Counting(PrefixCache):
         super().__init__(*limits)
         self.found: list[tuple[int, int]] = []
 
-    def find(self, prompt: tuple[int, ...]) -> Found | None:
+    def find(self, prompt: tuple[int, ...]) -> CachedPrefix | None:
         hit = super().find(prompt)
         self.found.append((0 if hit is None else hit.length, len(prompt)))
         return hit

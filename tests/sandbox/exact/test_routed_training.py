@@ -25,7 +25,7 @@ from theory.exact.forest import Forest
 from theory.exact.groups import Group
 from theory.exact.rates import reinforce
 from theory.exact.training import Settings, train
-from theory.exact.trajectory import Task, Trajectory
+from theory.exact.trajectory import ExactTask, Trajectory
 from theory.exact.tree import PrefixTree
 from theory.loop import Collected, hand_over, old_pass, take
 from theory.objectives import Objective, Totals, preset
@@ -59,7 +59,7 @@ def run(
 ) -> Trajectory:
     """A few updates, observed at both ends."""
     settings = Settings(objective, "adam", 0.05, num_updates, n, observe_every=9, has_variance=False)
-    return train(Task(FOREST, reward(FOREST)), first(), MoeEngine(engine, mode, draws), settings)
+    return train(ExactTask(FOREST, reward(FOREST)), first(), MoeEngine(engine, mode, draws), settings)
 
 
 def same(a: Trajectory, b: Trajectory) -> bool:
@@ -194,7 +194,7 @@ def test_r3_leaves_no_gap_where_only_the_choice_of_experts_errs() -> None:
         vocab_size=3, hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, num_experts=4,
         experts_per_token=1, expert_size=8, max_positions=8,
     )  # fmt: skip
-    policy, task = first(MoE(sizes, stream(0, "one")).to(torch.float64)), Task(FOREST, reward(FOREST))
+    policy, task = first(MoE(sizes, stream(0, "one")).to(torch.float64)), ExactTask(FOREST, reward(FOREST))
     ends: dict[tuple[str, str], Tensor] = {}
     for mode in ("none", "R3"):
         for weight in ("none", "seq_tis"):
@@ -235,7 +235,7 @@ def test_the_predictor_learns_from_the_second_update_on() -> None:
     """W_p is 0 until a rollout's second update, and lowers its own expected loss on the updates that follow."""
     policy, engine = first(), MoeEngine(NOISE, "Pr2", 2, predictor_rate=1e-2)
     settings = Settings(preset("dr_grpo"), rate=0.05, num_updates=1, has_variance=False)
-    train(Task(FOREST, reward(FOREST)), policy, engine, settings)
+    train(ExactTask(FOREST, reward(FOREST)), policy, engine, settings)
     weights = engine.predictor_weights()
     assert weights and all(float(W.norm()) == 0 for W in weights.values())
     rollouts = engine.roll_out(policy, policy)

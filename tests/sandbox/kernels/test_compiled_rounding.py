@@ -27,7 +27,7 @@ from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
 from sandbox.kernels.compiled import rounding as compiled
 from sandbox.kernels.numerics import EXACT, Numerics, compose
-from sandbox.kernels.rounding import Rounding, Step
+from sandbox.kernels.rounding import Rounding, RoundingStep
 from sandbox.training.numerics import of_precision
 from tests.contracts import worlds
 from tests.sandbox.compiled_world import COMPILED, MODELS, model
@@ -124,7 +124,7 @@ def floats() -> Tensor:
     return torch.cat([bits, random]).view(torch.float32)
 
 
-@pytest.mark.parametrize("step", [Step("bf16"), Step("fp8_e4m3")], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("step", [RoundingStep("bf16"), RoundingStep("fp8_e4m3")], ids=["bf16", "fp8"])
 def test_a_format_without_a_scale_has_torchs_bits(step, floats):
     """Every float rounds to what torch rounds it to: subnormals, signed zeros, ties, infinities, NaN."""
     assert same_bits(compiled.rounded(floats, (step,)), rounded.rounded(floats, (step,)))
@@ -136,13 +136,13 @@ def test_a_scaled_format_has_torchs_bits(fmt, floats):
 
     A scale may be 0, subnormal or infinite; NaN is kept to itself in torch and here.
     """
-    alone = Step(fmt, "token")
+    alone = RoundingStep(fmt, "token")
     assert same_bits(compiled.rounded(floats[:, None], (alone,)), rounded.rounded(floats[:, None], (alone,)))
     ordered = floats[floats.isfinite()].sort().values[: 2**20].view(-1, 64)
     near = torch.rand(2**14, 64, generator=stream(1, "near")) * 2 - 1
     levels = torch.arange(-254, 255) / 254  # INT8's levels and all middles between them, where the scale is exact
     for rows in (ordered, near, ordered * near, levels[None] * 127, floats[: 2**18].view(-1, 64)):
-        for step in (alone, Step(fmt, "block", 24)):
+        for step in (alone, RoundingStep(fmt, "block", 24)):
             assert same_bits(compiled.rounded(rows, (step,)), rounded.rounded(rows, (step,)))
 
 
@@ -150,7 +150,7 @@ def test_a_scaled_format_has_torchs_bits(fmt, floats):
 def test_rows_of_any_width_and_block_have_torchs_bits(seed, width, block, fmt):
     """Blocks start at a row's first number, the last one is what is left, at every width; steps follow each other."""
     x = torch.randn(3, width, generator=stream(seed, "rows", width)) * 10
-    steps = (Step("bf16"), Step(fmt, "block", block), Step("fp8_e4m3"))
+    steps = (RoundingStep("bf16"), RoundingStep(fmt, "block", block), RoundingStep("fp8_e4m3"))
     for few in (steps[:1], steps[1:2], steps, steps[::-1]):
         assert same_bits(compiled.rounded(x, few), rounded.rounded(x, few))
 
@@ -261,12 +261,12 @@ def test_numerics_state_what_they_round():
     """A chain's data are those of its parts in order; noise on router logits is asked for, noise on logits is not."""
     generator = stream(0, "hooks")
     parts = [defect.numerics(generator) for defect in (ActivationPrecision(format="int8"), KVPrecision(), LogitNoise())]
-    stated = Rounding(inputs=(Step("int8", "token"),), kv=(Step("fp8_e4m3"),))
+    stated = Rounding(inputs=(RoundingStep("int8", "token"),), kv=(RoundingStep("fp8_e4m3"),))
     assert compose(parts).rounding() == stated
     noise = RouterNoise().numerics(generator)
     for noisy in ([*parts, noise], [noise, *parts], [*parts[:1], noise, *parts[1:]]):
         assert compose(noisy).rounding() == replace(stated, asks_router=True)
     twice = compose([*parts[:1], *parts, ActivationPrecision(format="bf16").numerics(generator)]).rounding()
-    bf16 = (Step("bf16"),)
+    bf16 = (RoundingStep("bf16"),)
     assert twice == Rounding((*stated.inputs * 2, *bf16), bf16, bf16, stated.kv)
     assert EXACT.rounding() == Rounding()

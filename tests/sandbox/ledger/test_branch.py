@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lab.recording import NonFiniteError
 from sandbox.ledger import branch, gradients, queue
-from sandbox.ledger.branch import Budget, branch_row, state_of
+from sandbox.ledger.branch import SampleSizes, branch_row, state_of
 from sandbox.ledger.cells import Cell, Regime, cell
 from sandbox.ledger.claim import Arm
 from sandbox.ledger.measures import probe
@@ -48,7 +48,7 @@ logging: {loggers: []}
 """
 RUN = Arm("run", (), 4, own_cold_start=True)
 NOISE = ("engine.defects", "[{kind: router_noise, std: 0.5}]")
-BUDGET = Budget(num_minibatches=4, rounds=2, reference=64, late_reference=64, kl=16)
+BUDGET = SampleSizes(num_minibatches=4, rounds=2, reference=64, late_reference=64, kl=16)
 FIRST, LATER = 0, 1
 """Seeds whose states are before any update, and after eight."""
 
@@ -233,7 +233,7 @@ def test_a_state_is_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert same is not None
     state_of(same, folder / "states", BUDGET)
     with pytest.raises(AssertionError, match="made again"):
-        state_of(same, folder / "states", Budget(reference=256))
+        state_of(same, folder / "states", SampleSizes(reference=256))
 
 
 def test_a_gradient_that_is_not_finite_ends_the_branch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from lab.config.load import load
 from sandbox.config import SandboxRun
 from sandbox.engines import EngineConfig
 from sandbox.exact.audit import moe_problem, tiny_moe
-from sandbox.ledger.gradients import Reference, alignment, gradients, reference
+from sandbox.ledger.gradients import ReferenceGradient, alignment, gradients, reference
 from sandbox.run import build_learner
 from sandbox.training.learner import Learner
 from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, TREE
@@ -81,7 +81,7 @@ def exact_Q() -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def truth() -> Reference:
+def truth() -> ReferenceGradient:
     """The reference of 16,384 responses."""
     # The reference must not look at the engine, the objective and N of the config that it gets.
     return reference(config(GRPO, 2, NOISE), TASK, tiny_moe(4, stream(13, "model"), torch.float32), 500, 16_384)
@@ -93,7 +93,7 @@ def right_KQ() -> Tensor:
     return gradients(learner(REINFORCE), 3, 32).of_KQ
 
 
-def test_the_reference_is_the_gradient_of_the_expected_reward(truth: Reference, exact_Q: Tensor) -> None:
+def test_the_reference_is_the_gradient_of_the_expected_reward(truth: ReferenceGradient, exact_Q: Tensor) -> None:
     """It lies within its own standard error of the enumerated gradient, and so does its unbiased square.
 
     The norm of an error in many directions is near its root mean square: between a half and twice of it.
@@ -104,7 +104,9 @@ def test_the_reference_is_the_gradient_of_the_expected_reward(truth: Reference, 
     assert truth.square == pytest.approx(float(exact_Q @ exact_Q), rel=4 * truth.error)
 
 
-def test_an_exact_engine_and_no_other_objective_have_cosine_1_and_no_bias(truth: Reference, right_KQ: Tensor) -> None:
+def test_an_exact_engine_and_no_other_objective_have_cosine_1_and_no_bias(
+    truth: ReferenceGradient, right_KQ: Tensor
+) -> None:
     """Within three errors, those of the mini-batches and of the reference."""
     found = alignment(right_KQ, truth)
     error = math.hypot(found["cosine_error"], truth.error**2)
@@ -115,7 +117,7 @@ def test_an_exact_engine_and_no_other_objective_have_cosine_1_and_no_bias(truth:
     assert found["bias"] * abs(found["bias"]) == pytest.approx(found["bias_square"])
 
 
-def test_wrong_rewards_turn_the_gradient_round(truth: Reference, right_KQ: Tensor) -> None:
+def test_wrong_rewards_turn_the_gradient_round(truth: ReferenceGradient, right_KQ: Tensor) -> None:
     """With every reward R exchanged for 1 - R the gradient is minus what it was, so its cosine is near -1."""
     wrong = gradients(learner(REINFORCE, 1, "[]", "--algorithm.label_noise", "1.0"), 3, 32)
     torch.testing.assert_close(wrong.of_KQ, -right_KQ, rtol=1e-4, atol=1e-6)  # float32
@@ -123,7 +125,7 @@ def test_wrong_rewards_turn_the_gradient_round(truth: Reference, right_KQ: Tenso
     assert abs(found["cosine"] + 1.0) < 3 * math.hypot(found["cosine_error"], truth.error**2)
 
 
-def test_a_noisy_engine_is_biased(truth: Reference) -> None:
+def test_a_noisy_engine_is_biased(truth: ReferenceGradient) -> None:
     """An engine whose routers are mostly noise gives a gradient that is not along grad J, by more than three errors."""
     found = alignment(gradients(learner(REINFORCE, 1, NOISE), 3, 64).of_KQ, truth)
     assert found["cosine"] < 1.0 - 3 * found["cosine_error"]
@@ -169,13 +171,13 @@ def test_what_is_not_trained_has_no_gradient() -> None:
     torch.testing.assert_close(of_frozen, torch.where(routers, 0.0, of_free))
 
 
-def planted(K: int, draw: int) -> tuple[Tensor, Reference]:
+def planted(K: int, draw: int) -> tuple[Tensor, ReferenceGradient]:
     """Normal gradients of mean 2 (r + w) and covariance 4 in each of 100 directions; |r| = 3, |w| = 4, w across r."""
     generator = stream(draw, "planted")
     r_Q, w_Q = torch.zeros(100), torch.zeros(100)
     r_Q[0], w_Q[1] = 3.0, 4.0
     of_KQ = 2.0 * (r_Q + w_Q) + 2.0 * torch.randn(K, 100, generator=generator)
-    return of_KQ, Reference(r_Q + 0.2 * torch.randn(2, 100, generator=generator))
+    return of_KQ, ReferenceGradient(r_Q + 0.2 * torch.randn(2, 100, generator=generator))
 
 
 def test_the_figures_of_planted_gradients_come_back() -> None:
@@ -211,7 +213,7 @@ def test_noise_alone_has_no_cosine() -> None:
     of_KQ, truth = planted(8, 0)
     found = alignment(of_KQ - 0.9 * of_KQ.mean(0), truth)
     assert math.isnan(found["cosine"]) and found["bias_square"] < -1.0 and found["variance"] > 0.0
-    opposite = Reference(torch.stack([truth.mean_Q, -truth.mean_Q]))
+    opposite = ReferenceGradient(torch.stack([truth.mean_Q, -truth.mean_Q]))
     assert math.isnan(opposite.error) and math.isnan(alignment(of_KQ, opposite)["variance"])
 
 

@@ -14,7 +14,17 @@ from lab.traces import Trace
 from sandbox.config import SandboxRun
 from sandbox.engines import ActivationPrecision, LogitNoise, RouterNoise, WeightPrecision
 from sandbox.engines.defect import Defect
-from sandbox.measure.calibrate import FORMATS, TAUS, Calibration, Figure, Fit, Format, defects_of, loss, target_of
+from sandbox.measure.calibrate import (
+    FORMATS,
+    TAUS,
+    Calibration,
+    CalibrationFit,
+    FittedFigure,
+    Format,
+    defects_of,
+    loss,
+    target_of,
+)
 from sandbox.measure.defect_table import Bench
 from theory.routing.passes import RoutingPlan
 
@@ -41,7 +51,7 @@ def trace_of(bench: Bench, defects: tuple[Defect, ...], draw: int) -> Trace:
     return Trace.of(rollouts, scores, torch.zeros(len(rollouts)), step=1)
 
 
-def fitted(bench: Bench, *defects: Defect) -> Fit:
+def fitted(bench: Bench, *defects: Defect) -> CalibrationFit:
     trace = trace_of(bench, defects, draw=7)
     return Calibration(bench, target_of(trace), len(trace.logp_mu)).fit(num_draws=2, num_trials=10, formats=())
 
@@ -77,7 +87,7 @@ def test_a_planted_format_is_found_again(bench: Bench, planted: Format) -> None:
 
 def test_the_block_is_one_that_a_run_reads(bench: Bench, tmp_path: Path) -> None:
     """The printed YAML is the engine block of a config: loaded, it has the fitted defects."""
-    fit = Fit(defects_of((WeightPrecision(), ActivationPrecision()), 0.01234, 0.5), ())
+    fit = CalibrationFit(defects_of((WeightPrecision(), ActivationPrecision()), 0.01234, 0.5), ())
     lines = Path("configs/smoke.yaml").read_text().splitlines()
     (tmp_path / "c.yaml").write_text("\n".join(x for x in lines if not x.startswith("engine:")) + "\n" + fit.yaml())
     config = load(str(tmp_path / "c.yaml"), (), Schemas())
@@ -96,16 +106,16 @@ def test_figures_are_the_traces_own(bench: Bench) -> None:
 
 def test_the_loss_weighs_kinds_alike() -> None:
     """Six figures of the tail weigh as much as one KL: the mean over kinds of mean squares, and its root."""
-    off = Figure("k3 KL", 1.0, math.e, 0.0)
-    tail = [Figure(f"F({tau:g})", 0.5, 0.5, 0.0) for tau in TAUS]
+    off = FittedFigure("k3 KL", 1.0, math.e, 0.0)
+    tail = [FittedFigure(f"F({tau:g})", 0.5, 0.5, 0.0) for tau in TAUS]
     assert off.residual == pytest.approx(1.0)
     assert loss([off, *tail]) == pytest.approx((1 / 2) ** 0.5)
-    assert loss([off, *tail, Figure("routers that differ", 0.1, 0.1, 0.0)]) == pytest.approx((1 / 3) ** 0.5)
+    assert loss([off, *tail, FittedFigure("routers that differ", 0.1, 0.1, 0.0)]) == pytest.approx((1 / 3) ** 0.5)
 
 
 def test_the_word_names_the_worst_figure() -> None:
     """A fit that is off by e in one of two kinds says by how much, and where."""
-    fit = Fit((), (Figure("k3 KL", 1.0, 1.0, 0.0), Figure("F(2)", 0.1, 0.1 * math.exp(2), 0.0)))
+    fit = CalibrationFit((), (FittedFigure("k3 KL", 1.0, 1.0, 0.0), FittedFigure("F(2)", 0.1, 0.1 * math.exp(2), 0.0)))
     assert fit.word == "poor: the figures are off by a factor of 4.11 on average; F(2) is off most, by a factor of 7.39"
 
 
