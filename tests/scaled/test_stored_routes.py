@@ -170,7 +170,7 @@ def test_a_row_from_no_rank_or_from_two_is_named() -> None:
 
 
 def rank_parts(old: RoutingRecord, used: RoutingRecord, T: int) -> list[ScorePart]:
-    """What two stages of layers, with two ranks of positions each, report of an old pass in one micro-batch."""
+    """The parts of two stages of layers, with two ranks of positions each, of an old pass in one micro-batch."""
     sizes, B, longest = BatchSizes(tuple(old.num_rows_B), T), len(old), max(old.num_rows_B)
     parts = []
     for home in range(4):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class RouteCounts:
-    """How often two records differ: `num_d` (row, layer) pairs with d = 0..K, and per row sum_l d over its layers.
+    """Differences of two records: `num_d` (row, layer) pairs with d = 0..K, and per row sum_l d over its layers.
 
     `num_missing_R` layers of a row are missing in either record and stand in neither sum. Whole numbers, so that sums
     over layers and rows have the same bits in every order.
