@@ -28,7 +28,11 @@ COLOURS = "cividis"
 NOT_RUN = "#e6e6e6"
 
 # Text stays text, so that a page can be searched; a fixed salt, so that the same rows give the same file.
-matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "firstorder", "font.size": 9}
+matplotlib.rcParams |= {
+    "svg.fonttype": "none", "svg.hashsalt": "firstorder", "font.size": 9,
+    # The list is written with every word of an SVG, and matplotlib's own has ten families.
+    "font.sans-serif": ["DejaVu Sans", "Arial"],
+}  # fmt: skip
 
 
 def svg(figure: Figure) -> str:
