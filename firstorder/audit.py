@@ -47,6 +47,7 @@ def audit(
     Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, audit.json, audit.html. The same
     command continues a killed audit after its last case.
     """
+    from firstorder.casework import stored_config
     from lab.audit.records import FILE, PAGE, newest, read
     from lab.config.load import to_yaml
     from lab.files import atomic_write
@@ -55,8 +56,10 @@ def audit(
     if markdown is not None and not markdown.parent.is_dir():
         raise ConfigError(f"--markdown: expected a file in a folder that exists, got {markdown}")
     finished = newest(Path(config)) if Path(config).is_dir() else None
-    words = _words([config, *context.args]) if finished is None else (str(finished.parent / "config.yaml"), [])
-    audit_config = _config(*words)
+    if finished is None:
+        audit_config = _config(*_words([config, *context.args]))
+    else:
+        audit_config = _config(str(stored_config(finished, context.args)), [])
     if print_config:
         typer.echo(to_yaml(audit_config), nl=False)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -69,4 +69,15 @@ def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, pro
     return folder
 
 
-__all__ = ["Enumerate", "Progress", "Records", "enumerated"]
+def stored_config(finished: Path, fields: Sequence[str]) -> Path:
+    """The config of finished records; ConfigError where the command sets a field of it, which no case would follow."""
+    from lab.strict import ConfigError
+
+    if fields:
+        raise ConfigError(
+            f"{fields[0]}: expected no field beside the folder of finished records, got {finished.parent}"
+        )
+    return finished.parent / "config.yaml"
+
+
+__all__ = ["Enumerate", "Progress", "Records", "enumerated", "stored_config"]

@@ -45,7 +45,7 @@ def flow(
     Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, flow.json, flow.html. The same
     command continues a killed flow after its last case (a problem under an engine error).
     """
-    from firstorder.casework import enumerated
+    from firstorder.casework import enumerated, stored_config
     from firstorder.train import split
     from lab.config.load import to_yaml
     from lab.files import atomic_write
@@ -61,7 +61,7 @@ def flow(
     if finished is None:
         flow_config = load_config(*split([config, *context.args]), sandbox=_sandbox_schema)
     else:
-        flow_config = load_config(finished.parent / "config.yaml", context.args, _sandbox_schema)
+        flow_config = load_config(stored_config(finished, context.args), sandbox=_sandbox_schema)
     if print_config:
         typer.echo(to_yaml(flow_config), nl=False)
         return

@@ -103,6 +103,8 @@ def test_an_audit_leaves_records(tiny: Path, capsys: pytest.CaptureFixture[str])
     page.unlink()
     assert main(["audit", "runs/tiny"]) == 0
     assert out.endswith(capsys.readouterr().out) and page.read_text() == text
+    line = fails(capsys, "audit", "runs/tiny", "--seed", "1")
+    assert line == f"--seed: expected no field beside the folder of finished records, got {page.parent}"
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ def test_a_flow_leaves_records(tiny: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["flow", "runs/tiny"]) == 0
     printed = capsys.readouterr().out
     assert out.endswith(printed) and "ends of runs, means over 2 problems" in printed and page.read_text() == text
+    line = fails(capsys, "flow", "runs/tiny", "--seed", "1")
+    assert line == f"--seed: expected no field beside the folder of finished records, got {page.parent}"
 
 
 TWO_CASES = """
