@@ -45,3 +45,19 @@ def test_rates_say_per() -> None:
     files += [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
     found = [f"{path}: {match[0]}" for path in files for match in PER.finditer(path.read_text(encoding="utf-8"))]
     assert found == []
+
+
+BLOCKS = {"ModelBlock", "TrainingBlock"}
+"""Config blocks that every world has under one key, each with fields of its own."""
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """No two public classes of the packages share a name: one word names one thing (docs/notation.md)."""
+    places: dict[str, list[str]] = {}
+    for folder in FOLDERS[:-1]:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    shared = {name: files for name, files in places.items() if len(files) > 1 and name not in BLOCKS}
+    assert len(places) > 500 and shared == {}

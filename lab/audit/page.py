@@ -28,20 +28,10 @@ from lab.audit.table import (
 )
 from lab.audit.words import group_words, headline, sentences
 from lab.report.figures import Figure
-from lab.report.page import page
+from lab.report.page import Section, page
 
 NUM_FIRST = 3
 """Sentences of the summary on the first screen; the rest follow below the figure."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading, one sentence on what to look for, and its figures."""
-
-    id: str
-    title: str
-    question: str
-    figures: Sequence[Figure]
 
 
 def render(config: AuditConfig, frame: pd.DataFrame, manifest: Mapping[str, Any], config_text: str) -> str:

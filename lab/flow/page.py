@@ -15,7 +15,7 @@ from lab.flow.figures import BANDS, COURSES, panels, portraits, reward_maps
 from lab.flow.table import COLUMNS, TEXT, focus, of_cell, table_rows
 from lab.flow.words import headline, sentences
 from lab.report.figures import Figure
-from lab.report.page import page
+from lab.report.page import Section, page
 from lab.report.style import number
 
 MAX_BLOCKS = 4
@@ -42,16 +42,6 @@ class ColumnChoice:
     def options(self) -> list[str]:
         """The options in words."""
         return [value if isinstance(value, str) else number(value) for value in self.values]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading, a question that the figures answer, and the figures."""
-
-    id: str
-    title: str
-    question: str
-    figures: Sequence[Figure]
 
 
 def render(config: FlowConfig, frame: pd.DataFrame, manifest: Mapping[str, Any], config_text: str) -> str:

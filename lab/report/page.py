@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,16 @@ TEMPLATES = Path(__file__).parent / "template"
 
 Drawn = Figure | tuple[Figure, str]
 """A figure, or a figure with the one slice of the page in which it is shown."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, one sentence on the feature to look for, and the figures under it."""
+
+    id: str
+    title: str
+    question: str
+    figures: Sequence[Figure]
 
 
 def page(template: str, drawn: Iterable[Drawn], *, num_runs: int = 0, own: Path | None = None, **words: Any) -> str:
@@ -61,4 +71,4 @@ def _figure(figure: Figure, shown_in: str | None = None) -> dict[str, Any]:
     return found if shown_in is None else found | {"slice": shown_in}
 
 
-__all__ = ["TEMPLATES", "Drawn", "page"]
+__all__ = ["TEMPLATES", "Drawn", "Section", "page"]

@@ -28,7 +28,7 @@ response's."""
 
 
 @runtime_checkable
-class Group(Protocol):
+class RankGroup(Protocol):
     """The actors that made a record, by number."""
 
     def ask(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -40,7 +40,7 @@ class Group(Protocol):
 class Owner:
     """The actor that made a stored tensor: `home` of `group`, which does not travel."""
 
-    group: Group | None
+    group: RankGroup | None
     home: int
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -219,7 +219,7 @@ class StoredRecord(RoutingRecord):
             yield out_RLK
 
     @property
-    def _group(self) -> Group | None:
+    def _group(self) -> RankGroup | None:
         return self.sources[0].owner.group if self.sources else None
 
     def _all(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -408,9 +408,9 @@ def pack_apart(value: Any, num: int = 1) -> tuple[Parcel | Bucket, ...]:
     return parcel, *stored
 
 
-def unpack_apart(parcel: Parcel, stored: Sequence[Any], group: Group, home: int) -> Any:
+def unpack_apart(parcel: Parcel, stored: Sequence[Any], group: RankGroup, home: int) -> Any:
     """The value of a parcel whose routing records lie in these buckets, made by actor `home` of the group."""
     return unpack(parcel, stored=stored, owner=[Owner(group, home)])
 
 
-__all__ = ["Group", "Owner", "StoredRecord", "pack_apart", "unpack_apart"]
+__all__ = ["RankGroup", "Owner", "StoredRecord", "pack_apart", "unpack_apart"]
