@@ -105,5 +105,11 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def sha256_of_file(path: Path) -> str:
+    """SHA-256 of a file in hex digits, read a part at a time: traces are as large as a batch's routes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 __all__ = ["SHARDED", "STATE", "Checkpoint", "ShardedCheckpoint", "canonical", "newest"]
-__all__ += ["read_checkpoint", "read_shards", "sha256"]
+__all__ += ["read_checkpoint", "read_shards", "sha256", "sha256_of_file"]

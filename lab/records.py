@@ -31,6 +31,7 @@ from lab.checkpoints import (
     read_checkpoint,
     read_shards,
     sha256,
+    sha256_of_file,
 )
 from lab.files import (
     TEMPORARY,
@@ -135,7 +136,7 @@ class RunFolder:
         files = [self.path / "config.yaml", self.path / "metrics.jsonl", *self.traces()]
         files += [folder / part for folder in self._checkpoints(STATE, SHARDED) for part in (STATE, SHARDED)]
         with disk_errors(self.path, "read"):
-            return {str(f.relative_to(self.path)): sha256(f.read_bytes()) for f in files if f.is_file()}
+            return {str(f.relative_to(self.path)): sha256_of_file(f) for f in files if f.is_file()}
 
     def seal(self) -> None:
         """Adds `hashes` to manifest.json, by which the records of a finished run can be checked later."""

@@ -244,11 +244,12 @@ class Trace:
     def load(path: Path) -> Trace:
         """The trace in a file; ValueError names a file that is no trace or does not fit the schema."""
         path = Path(path)
-        with disk_errors(path, "read"):
-            data = path.read_bytes()
+        with disk_errors(path, "read"), open(path, "rb"):
+            pass  # the reasons why it cannot be read come before those why it is no trace
         try:
-            tensors = safetensors.torch.load(data)
-            metadata = _metadata(data)
+            # Mapped, not read: the system may drop the pages of a trace that is larger than memory.
+            tensors = safetensors.torch.load_file(path)
+            metadata = _metadata(path)
             _check_names(tensors)
             layers = metadata.get("layer_numbers", "")
             return Trace(
@@ -282,10 +283,11 @@ def _check_names(tensors: dict[str, Tensor]) -> None:
             raise ValueError(f"{name}: expected a type of {kind}, got {tensor.dtype}")
 
 
-def _metadata(data: bytes) -> dict[str, str]:
-    """The metadata of safetensors bytes; ValueError unless they are a trace of this version."""
-    # safetensors.torch.load drops the metadata; the header is JSON after its own length in 8 bytes.
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+def _metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file; ValueError unless it is a trace of this version."""
+    # safetensors.torch.load_file drops the metadata; the header is JSON after its own length in 8 bytes.
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     metadata = header.get("__metadata__", {})
     if metadata.get("schema") != SCHEMA:
         raise ValueError(f"expected a trace (schema {SCHEMA!r} in the metadata), got {metadata.get('schema')!r}")

@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -170,17 +171,40 @@ def config(folder: Path, factor: int, has_routes: bool) -> ScaledRun:
     return ScaledRun.model_validate(raw)
 
 
+class OwnMemory(threading.Thread):
+    """The largest RssAnon of this process, in kB, as seen a hundred times per second.
+
+    Its resident memory has also the pages of the object store that it read, which Ray's store counts and frees.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most, self.ended = 0, threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.wait(0.01):
+            (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssAnon"))
+            self.most = max(self.most, int(line.split()[1]))
+
+
 def one(factor: int, has_routes: bool) -> dict[str, float]:
-    """Peak MB of this process before and after a run, and the MB of mu's record in a batch."""
+    """Peak MB of this process before and after a run, of its own pages alone, and the MB of mu's record in a batch."""
     IdleSession.has_routes, scaled.session.Session = has_routes, IdleSession
     with tempfile.TemporaryDirectory() as name:
         save_model(Path(name) / "model")
+        (own := OwnMemory()).start()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         run = scaled.run.run(config(Path(name), factor, has_routes), progress="none")
         row = run.metrics()[-1]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        own.ended.set()
     record = row.get("transfer/routes_bytes") or 0.0
-    return {"before": before * 1024 / 1e6, "peak": peak * 1024 / 1e6, "record": record / 1e6}
+    return {
+        "before": before * 1024 / 1e6,
+        "peak": peak * 1024 / 1e6,
+        "own": own.most * 1024 / 1e6,
+        "record": record / 1e6,
+    }
 
 
 def main() -> str:
@@ -194,13 +218,15 @@ def main() -> str:
             found.append(json.loads(answer.splitlines()[-1]))
         plain, routed = found
         num = factor * PROMPTS * RESPONSES * TOKENS
-        figures = (plain["before"], plain["peak"], routed["peak"], routed["record"])
+        figures = (plain["before"], plain["peak"], routed["peak"], plain["own"], routed["own"], routed["record"])
         lines.append((f"{num:,}", *(f"{x:,.0f}" for x in figures)))
     head = (
         "sampled tokens",
         "MB at the start",
         "peak without routes",
         "peak with routes",
+        "own pages without",
+        "own pages with",
         "MB of one record of routes",
     )
     return markdown_table(head, lines)

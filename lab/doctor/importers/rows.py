@@ -189,7 +189,7 @@ def _response(row: Row, place: str) -> ResponseRow:
     try:
         response = ResponseRow.model_validate(dict(row))
     except pydantic.ValidationError as error:
-        raise ValueError(f"{place}: {describe(Response, error.errors(include_url=False)[0])}") from error
+        raise ValueError(f"{place}: {describe(ResponseRow, error.errors(include_url=False)[0])}") from error
     S, P, T = len(response.tokens), response.num_prompt, response.num_response
     if S < P:
         raise ValueError(f"{place}: num_prompt: expected at most the {S} tokens, got {P}")

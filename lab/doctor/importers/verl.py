@@ -76,7 +76,7 @@ def _row(raw: Row, place: str) -> dict[str, Any]:
     try:
         line = VerlLine.model_validate(dict(raw))
     except pydantic.ValidationError as error:
-        raise ValueError(f"{place}: {describe(Line, error.errors(include_url=False)[0])}") from error
+        raise ValueError(f"{place}: {describe(VerlLine, error.errors(include_url=False)[0])}") from error
     width, ids = len(line.prompts), [*line.prompts, *line.responses]
     sizes = {"attention_mask": len(ids), "routed_experts": len(ids)}
     for name in (*NAMES[2:], "attention_mask", "entropy", "entropys", "routed_experts"):
