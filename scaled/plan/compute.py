@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from lab.hf import ModelShape
-from scaled.config import ScaledRun
+from scaled.config import ScaledRun, TrainingBlock
 from scaled.plan import flops, memory, passes, payloads
 from scaled.plan.hardware import Gpu
 
