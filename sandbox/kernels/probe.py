@@ -24,9 +24,10 @@ def probe(kernels: Kernels = EAGER) -> list[str]:
 
 
 def _probe_rows(kernels: Kernels, draw: Callable[..., Tensor]) -> list[str]:
-    x_ND, weight_OD = draw(1031, 64), draw(136, 64)
+    x_ND, weight_OD, wide_OD = draw(1031, 64), draw(136, 64), draw(24, 512)
     row_wise: dict[str, Callable[[Tensor], Tensor]] = {
         "linear": lambda x: kernels.linear(x, weight_OD),
+        "linear over a wide row": lambda x: kernels.linear(x.repeat(1, 8), wide_OD),
         "swiglu": lambda x: kernels.swiglu(x[:, :40].contiguous()),
         "sigmoid": lambda x: kernels.sigmoid(x[:, :7]),
         "linear to one column": lambda x: kernels.linear(x, weight_OD[:1]),

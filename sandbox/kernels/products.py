@@ -14,6 +14,8 @@ from sandbox.kernels.numerics import EXACT, Numerics, Site
 
 # Measured failures: 1 to 3 rows (AVX2), 1 row (AVX512). Twice the margin costs little.
 MIN_ROWS = 8
+# Measured failures (AVX512 with AMX): up to 8 rows at an inner width of 192, rising to 15 from 384 on; none at 160.
+WIDE, WIDE_ROWS = 128, 16
 # Rows of queries of one sequence: no failure from 4 rows on, and a decoded token pays for every row.
 MIN_QUERIES = 4
 # Numbers of keys are rounded up to a multiple of this: a vectorised softmax sums at most 16 lanes.
@@ -30,9 +32,13 @@ def round_up(n: int, multiple: int) -> int:
 
 
 def linear(x: Float[Tensor, "*rows D"], weight_OD: Float[Tensor, "O D"]) -> Float[Tensor, "*rows O"]:
-    """x W^T, with at least MIN_ROWS rows and columns in the product (one column is a matrix-vector product)."""
+    """x W^T, with at least MIN_ROWS rows and columns in the product (one column is a matrix-vector product).
+
+    Sums over more than WIDE terms have at least WIDE_ROWS rows.
+    """
     num_out, width = weight_OD.shape
-    if num_out >= MIN_ROWS and width % ALIGNMENT == 0 and x.numel() >= MIN_ROWS * width:
+    num_rows = MIN_ROWS if width <= WIDE else WIDE_ROWS
+    if num_out >= MIN_ROWS and width % ALIGNMENT == 0 and x.numel() >= num_rows * width:
         # The usual case, without views and padding: a decoding step calls this often, for little work.
         return F.linear(x.contiguous(), weight_OD)
     x_ND, weight_OD = aligned(x.reshape(-1, width), -1), aligned(weight_OD, -1)
@@ -40,8 +46,8 @@ def linear(x: Float[Tensor, "*rows D"], weight_OD: Float[Tensor, "O D"]) -> Floa
     # Below these sizes a library picks another kernel, which sums in another order than for a large batch.
     if num_out < MIN_ROWS:
         weight_OD = F.pad(weight_OD, (0, 0, 0, MIN_ROWS - num_out))
-    if N < MIN_ROWS:
-        x_ND = F.pad(x_ND, (0, 0, 0, MIN_ROWS - N))
+    if num_rows > N:
+        x_ND = F.pad(x_ND, (0, 0, 0, num_rows - N))
     return F.linear(x_ND, weight_OD)[:N, :num_out].reshape(*x.shape[:-1], num_out)
 
 

@@ -210,13 +210,16 @@ def test_recipe_fits_its_cluster(name):
     assert task.kind == "jsonl" and task.max_response_tokens == plan.config.algorithm.sampling.max_tokens
 
 
+class UnbuiltGroup(RolloutGroup):
+    """A group that keeps its engines' builder and starts none."""
+
+    def __init__(self, cluster, build, num_engines, **options):
+        self.build = build
+
+
 @pytest.mark.parametrize("name", [name for name in RECIPES if plan_of(name).config.algorithm.replay.mode == "Pr3"])
 def test_engines_of_a_predicted_mu_give_features(name, tmp_path, monkeypatch):
     """The engine that a Pr3 recipe builds takes its rollout's request for router features, graphs or not."""
-
-    class Group(RolloutGroup):
-        def __init__(self, cluster, build, num_engines, **options):
-            self.build = build
 
     class Unstarted(engine.VllmEngine):
         def _start(self):
@@ -226,7 +229,7 @@ def test_engines_of_a_predicted_mu_give_features(name, tmp_path, monkeypatch):
     shutil.copy(SHAPES / f"{config.model.shape}.json", tmp_path / "config.json")
     model = config.model.model_copy(update={"path": str(tmp_path)})
     sampling = Sampling(max_tokens=8, num_features=config.algorithm.replay.predictor.num_positions)
-    monkeypatch.setattr(groups, "RolloutGroup", Group)
+    monkeypatch.setattr(groups, "RolloutGroup", UnbuiltGroup)
     monkeypatch.setattr(engine, "VllmEngine", Unstarted)
     monkeypatch.setattr(engine.quantize, "choose_kernels", lambda precision, is_cpu: "native")
     for is_eager in (False, True):
