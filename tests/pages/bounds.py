@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from math import isnan
 from statistics import median
 
 import torch
@@ -69,7 +70,8 @@ def medians(
             rows.append([column(problem) for column in columns])
         if len(rows) == num_policies:
             break
-    return [median(values) for values in zip(*rows, strict=True)]
+    # Where a reward has no gap at all, a bound may be 0, too, and their ratio NaN, which `median` would sort anywhere.
+    return [median(value for value in values if not isnan(value)) for values in zip(*rows, strict=True)]
 
 
 def ratio(name: str, *numbers: float) -> Callable[[Problem], float]:
