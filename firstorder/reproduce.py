@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,6 +88,8 @@ def reproduce(
         raise ValueError(f"--results: expected a folder with cells.jsonl for --page, got {place.results}")
     if not page:
         _check_tried(wanted)
+        if importlib.util.find_spec("ray") is None:
+            raise ValueError("expected Ray, which queues the runs, got none (pip install 'firstorder[reproduce]')")
         failures = command.run(wanted, place, address=address, jobs=jobs, compiled=compile, say=_say)
     typer.echo(command.write_pages(everything, place), nl=False)
     typer.echo(place.results / "ledger.html")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,17 @@ def test_the_list_names_every_claim(tmp_path: Path, capsys: pytest.CaptureFixtur
         # Regimes that differ in the engine alone share the runs of an arm that sets the engine.
         needed = len({key(regime, arm, seed) for regime in tried for arm, seed in claim.runs(regime.name)})
         assert line == f"| {claim.number} | {claim.name} | {claim.home} | 0/{needed} | – |"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_ray_one_line_says_how_to_get_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray, which the demo's environment lacks, is asked for before anything is written."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "ray" else found(name, *a))
+    line = fails(capsys, "reproduce", "9", "--regime", "paper", "--results", str(tmp_path / "results"))
+    assert line == "expected Ray, which queues the runs, got none (pip install 'firstorder[reproduce]')"
     assert list(tmp_path.iterdir()) == []
 
 
