@@ -169,29 +169,6 @@ class StoredRecord(RoutingRecord):
         stretches = self.stretches.taken(len(self), which, (zeros_Q, num_Q), places)
         return self._of(self.sources, stretches, num_Q.tolist())
 
-    def part(
-        self,
-        *,
-        responses: Sequence[int] | None = None,
-        rows: tuple[int, int] | None = None,
-        layers: Sequence[int] | None = None,
-        num_empty: int = 0,
-    ) -> RoutingRecord:
-        """As of a record that is here: these responses, rows and layers are fetched, and nothing else."""
-        start, stop = (0, max(self.num_rows_B, default=0)) if rows is None else rows
-        if not 0 <= start <= stop:
-            raise ValueError(f"expected 0 <= start <= stop, got [{start}, {stop})")
-        numbers = tuple(sorted(self.layer_numbers if layers is None else layers))
-        absent = sorted(set(numbers) - set(self.layer_numbers))
-        if absent:
-            raise ValueError(f"expected one of the record's layers {list(self.layer_numbers)}, got layer {absent[0]}")
-        which = self._which(range(len(self)) if responses is None else responses)
-        num_rows = (self.offsets.diff()[which] - start).clamp(0, stop - start)
-        first = torch.full_like(which, start)
-        ids_RLK = self._ids(which, first, first + num_rows, numbers)
-        offsets = offsets_of([*num_rows.tolist(), *(0 for _ in range(num_empty))])
-        return RoutingRecord(ids_RLK, offsets, numbers, self.num_experts)
-
     def compared(self, other: RoutingRecord, count: Callable[[Tensor, Tensor], RouteCounts]) -> RouteCounts:
         """`count` of both records' ids, by the actors that made this one, each of its own rows and layers."""
         group = self._group

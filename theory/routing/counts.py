@@ -24,10 +24,6 @@ class RouteCounts:
     sum_R: Int[Tensor, " R"]
     num_missing_R: Int[Tensor, " R"]
 
-    def __add__(self, other: RouteCounts) -> RouteCounts:
-        """The counts of the same rows at the layers of both."""
-        return RouteCounts(self.num_d + other.num_d, self.sum_R + other.sum_R, self.num_missing_R + other.num_missing_R)
-
     def placed(self, rows: Int[Tensor, " R"], num_rows: int) -> RouteCounts:
         """These rows as the rows `rows` of `num_rows`; the others have nothing counted."""
         zeros = self.sum_R.new_zeros(num_rows)

@@ -156,8 +156,7 @@ class RoutingRecord:
 
     def layer(self, number: int) -> Int[Tensor, "R K"]:
         """All rows at the layer whose router has this number."""
-        if number not in self.layer_numbers:
-            raise ValueError(f"expected one of the record's layers {list(self.layer_numbers)}, got layer {number}")
+        self._check_layer(number)
         return self.experts[:, self.layer_numbers.index(number)]
 
     def part(
@@ -175,17 +174,24 @@ class RoutingRecord:
         start, stop = (0, max(self.num_rows_B, default=0)) if rows is None else rows
         if not 0 <= start <= stop:
             raise ValueError(f"expected 0 <= start <= stop, got [{start}, {stop})")
-        numbers = sorted(self.layer_numbers if layers is None else layers)
+        numbers = tuple(sorted(self.layer_numbers if layers is None else layers))
         for number in numbers:
-            self.layer(number)
-        columns = [self.layer_numbers.index(n) for n in numbers]
+            self._check_layer(number)
         which = self._which(range(len(self)) if responses is None else responses)
         # A response that ends before `start` has no rows here.
         num_rows = (self.offsets.diff()[which] - start).clamp(0, stop - start)
-        where = ranges(self.offsets[which] + start, num_rows)
         offsets = torch.cat([self.offsets[:1], num_rows, num_rows.new_zeros(num_empty)]).cumsum(0)
-        experts = self.experts[where.to(self.experts.device)[:, None], columns]
-        return RoutingRecord(experts, offsets, tuple(numbers), self.num_experts)
+        first = torch.full_like(which, start)
+        return RoutingRecord(self._ids(which, first, first + num_rows, numbers), offsets, numbers, self.num_experts)
+
+    def _ids(self, which_Q: Tensor, from_Q: Tensor, to_Q: Tensor, layers: Sequence[int]) -> Int[Tensor, "R L K"]:
+        """The ids of rows [from, to) of these responses, one after the other, at these layers."""
+        where_R = ranges(self.offsets[which_Q] + from_Q, to_Q - from_Q).to(self.experts.device)
+        return self.experts[where_R[:, None], [self.layer_numbers.index(n) for n in layers]]
+
+    def _check_layer(self, number: int) -> None:
+        if number not in self.layer_numbers:
+            raise ValueError(f"expected one of the record's layers {list(self.layer_numbers)}, got layer {number}")
 
     def _which(self, responses: Sequence[int]) -> Int[Tensor, " _"]:
         for b in responses:
