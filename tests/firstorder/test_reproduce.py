@@ -9,6 +9,7 @@ import pytest
 
 from firstorder.cli import main
 from sandbox.claims import CLAIMS, REGIMES, RESULTS
+from sandbox.ledger import command
 from sandbox.ledger.cells import key
 from sandbox.ledger.command import Wanted
 from tests.firstorder.test_cli import fails
@@ -33,6 +34,7 @@ def test_without_ray_one_line_says_how_to_get_it(
     """Ray, which the demo's environment lacks, is asked for before anything is written."""
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "ray" else found(name, *a))
+    monkeypatch.setattr(command, "run", lambda *a, **k: pytest.fail("a run was begun"))
     line = fails(capsys, "reproduce", "9", "--regime", "paper", "--results", str(tmp_path / "results"))
     assert line == "expected Ray, which queues the runs, got none (pip install 'firstorder[reproduce]')"
     assert list(tmp_path.iterdir()) == []
