@@ -30,9 +30,9 @@ RECORDS = (
         "verl #5452",
         (
             Edit(
-                f"{RECORD}:RoutingRecord.part",
-                "[self.layer_numbers.index(n) for n in numbers]",
-                "list(range(len(numbers)))",
+                f"{RECORD}:RoutingRecord._ids",
+                "[self.layer_numbers.index(n) for n in layers]",
+                "list(range(len(layers)))",
             ),
         ),
         "a_stage_has_its_own_columns",
@@ -183,7 +183,7 @@ RECORDS = (
         "B5.18",
         "A sequence-parallel rank's window of rows begins one row late.",
         "verl #7106, #7786, #7805",
-        (Edit(f"{RECORD}:RoutingRecord.part", "self.offsets[which] + start", "self.offsets[which] + start + 1"),),
+        (Edit(f"{RECORD}:RoutingRecord._ids", "self.offsets[which_Q] + from_Q", "self.offsets[which_Q] + from_Q + 1"),),
         "windows_partition_the_rows",
     ),
     Mutant(
