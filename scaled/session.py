@@ -173,7 +173,7 @@ class Session:
         config = self.config
         engine, task = self._graded(rollout)
         parts = (self.algorithm, engine, training, task, config.seed, config.schedule)
-        turn = partial(_turn, training, rollout) if self._takes_turns else None
+        turn = partial(_turn, self.meter, training, rollout) if self._takes_turns else None
         if config.schedule.kind == "synchronous":
             return Synchronous(*parts, turn)
         return OneStepOff(config.num_steps, *parts, turn)
@@ -220,11 +220,12 @@ class Session:
         )
 
 
-def _turn(training: TrainingGroup, rollout: RolloutGroup, awake: bool) -> None:
+def _turn(meter: Meter, training: TrainingGroup, rollout: RolloutGroup, awake: bool) -> None:
     """Frees the ranks' memory before engines wake; ranks take it back by themselves once engines sleep."""
-    if awake:
-        training.give_way()
-    rollout.turn(awake)
+    with meter.seconds("timing_s/turn"):
+        if awake:
+            training.give_way()
+        rollout.turn(awake)
 
 
 __all__ = ["Session"]

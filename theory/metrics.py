@@ -151,6 +151,8 @@ _METRICS = (
     Metric("timing_s/update_actor", "time of the N updates together", "s", "verl", "down"),
     Metric("timing_s/push", "time from the trainer's first exported tensor to the last engine's last one", "s", "here",
            "down"),
+    Metric("timing_s/turn", "time in which ranks and engines on the same GPUs hand them over, both ways together", "s",
+           "here", "down"),
     Metric("timing_s/save_checkpoint", "time that the run waited for checkpoints since the step before", "s", "verl",
            "down"),
     Metric("timing_s/cpu_ranks", "processor time of all training ranks' processes during the global step", "s", "here",

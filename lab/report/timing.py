@@ -20,6 +20,7 @@ TIME_PARTS = {
     "reference<br>pass": "timing_s/ref",
     "updates": "timing_s/update_actor",
     "handing<br>weights over": "timing_s/push",
+    "handing<br>GPUs over": "timing_s/turn",
 }
 
 TRAINING = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor")

@@ -92,6 +92,9 @@ class VllmEngine:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        return LLMEngine.from_engine_args(EngineArgs(**self._arguments()))
+
+    def _arguments(self) -> dict[str, Any]:
         rollout, is_official = self._rollout, self.routes == "official"
         options = {"capture": not is_official, "features": self._has_graph_features}
         arguments: dict[str, Any] = {
@@ -110,6 +113,9 @@ class VllmEngine:
             # vLLM returns routes only with its prefix cache; requests can skip reading it.
             "enable_prefix_caching": rollout.prefix_caching or is_official,
             "enforce_eager": rollout.enforce_eager,
+            # vLLM's default on a GPU leaves a step in flight after the last response, and a push, which resets the
+            # prefix cache, then fails.
+            "async_scheduling": False,
             "worker_cls": "scaled.vllm_engine.worker.RolloutWorker",
             "additional_config": {OPTIONS: options},
             "disable_log_stats": True,
@@ -124,7 +130,7 @@ class VllmEngine:
             arguments |= {"kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30), "block_size": CPU_BLOCK}
         else:
             arguments |= {"gpu_memory_utilization": rollout.gpu_memory_utilization, "enable_sleep_mode": True}
-        return LLMEngine.from_engine_args(EngineArgs(**arguments))
+        return arguments
 
     # Weights
 

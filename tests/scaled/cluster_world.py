@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import sys
 import time
@@ -43,11 +44,26 @@ class ShareEngine(SandboxEngine):
     """The sandbox engine for a share of the prompts: response b of the whole draw uses row b of its stream.
 
     Where the folder `hold` exists, `generate` says so with a file of its process number, and waits for its end.
+    Asleep it has no weights, takes none and answers nothing.
     """
 
     hold: Path | None = None
+    is_asleep: bool = False
+
+    def sleep(self) -> None:
+        self.is_asleep = True
+        for weight in self.model.parameters():
+            weight.data.fill_(math.nan)
+
+    def wake(self) -> None:
+        self.is_asleep = False
+
+    def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        assert not self.is_asleep
+        super().load_weights(named_tensors, version)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
+        assert not self.is_asleep
         if self.hold is not None and self.hold.is_dir():
             (self.hold / str(os.getpid())).touch()
             time.sleep(600)

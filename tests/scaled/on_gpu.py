@@ -2,10 +2,12 @@
 
 `python -m tests.scaled.on_gpu` prints a table of docs/on-gpu.md: the memory that `firstorder plan` counts beside what
 the allocator gave out, how far a repeated pass is off, and what replaying the old pass's routes adds to an update.
+With `--write FOLDER` it writes the model of configs/on_gpu/wide_r3.yaml instead, whose vocabulary is that of sums.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -20,6 +22,8 @@ from torch import Tensor
 
 from lab.hf import ModelShape, parse_shape
 from lab.markdown import markdown_table
+from lab.tasks.arithmetic import ALPHABET
+from lab.tasks.tokenizers import CharTokenizer
 from scaled.config import ModelBlock
 from scaled.megatron_engine.parts import assemble_scores, assemble_stats
 from scaled.plan import memory
@@ -41,9 +45,13 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_model(folder: Path) -> ModelShape:
-    """A Hugging Face folder of Qwen3-30B-A3B's shape with few layers and random weights, logits spread by about 1."""
-    fields = json.loads(Path("scaled/shapes/qwen3-30b-a3b.json").read_text()) | {"num_hidden_layers": LAYERS}
+def write_model(folder: Path, **changes: Any) -> ModelShape:
+    """A Hugging Face folder of Qwen3-30B-A3B's shape with few layers and random weights, logits spread by about 1.
+
+    `changes` are fields of its config.json.
+    """
+    fields = json.loads(Path("scaled/shapes/qwen3-30b-a3b.json").read_text())
+    fields |= {"num_hidden_layers": LAYERS} | changes
     (folder / "config.json").write_text(json.dumps(fields))
     shape = parse_shape(fields)
     draws = torch.Generator("cuda").manual_seed(0)
@@ -142,7 +150,15 @@ def row(name: str, plan: tuple[int, int], found: dict[str, Any]) -> tuple[str, .
 
 
 def main() -> None:
-    """Writes the model, measures each case in a process of its own, prints the table."""
+    """Writes a model, or measures each case on one in a process of its own and prints the table."""
+    parser = argparse.ArgumentParser(prog="on_gpu")
+    parser.add_argument("--write", type=Path, metavar="FOLDER")
+    folder = parser.parse_args().write
+    if folder is not None:
+        folder.mkdir(parents=True)
+        size = CharTokenizer(ALPHABET).vocab_size
+        write_model(folder, vocab_size=size, eos_token_id=None, max_position_embeddings=4096)
+        return
     with tempfile.TemporaryDirectory() as scratch:
         shape = write_model(Path(scratch))
         torch.cuda.empty_cache()

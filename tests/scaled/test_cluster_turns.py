@@ -61,11 +61,18 @@ def config(model: Path, folder: Path, *words: str) -> ScaledRun:
     return load(path, ["--output", str(folder / "runs"), *words], {"scaled": ScaledRun})
 
 
-def test_a_run_of_turns_is_that_of_one_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two engines and two ranks report, to the bit, the metrics of the same steps in this process."""
+@pytest.mark.parametrize("placement", ["separate", "colocated"])
+def test_a_run_of_turns_is_that_of_one_process(
+    placement: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two engines and two ranks report, to the bit, the metrics of the same steps in this process; also where they
+    hand each other the memory, which takes part of each step's time."""
     monkeypatch.setattr(scaled.session, "Session", SandboxSession)
-    cut = config(model, tmp_path)
+    words = ("--cluster.placement", placement, "--training.offload", "[gradients]") if placement == "colocated" else ()
+    cut = config(model, tmp_path, *words)
     folder = scaled.run.run(cut, progress="none")
+    for row in folder.metrics()[1:]:
+        assert 0 < row["timing_s/turn"] < row["timing_s/step"] if words else "timing_s/turn" not in row
     algorithm, task, weights = cut.algorithm.build(), build_task(cut.task), load_model(model)
     rollout = SandboxEngine(weights.config, worlds.DEFECTS["weights-bf16"], stop_token=worlds.STOP)
     trainer = SandboxTrainingEngine(weights, algorithm.optimizer)

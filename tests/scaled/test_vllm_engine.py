@@ -279,3 +279,9 @@ def test_vllm_still_cannot_wind_back_a_cpu_generator(engine, rollouts, monkeypat
         with pytest.raises(RuntimeError, match="CPU Generator does not use offset"):
             engine.generate(world.prompts((100,)), SAMPLING)
     assert world.same(engine.generate(world.prompts(), SAMPLING), rollouts)
+
+
+def test_no_step_stays_in_flight_on_a_gpu(engine, monkeypatch):
+    """vLLM's default there, asynchronous scheduling, makes the push after a scoring call fail (docs/on-gpu.md)."""
+    monkeypatch.setattr(engine, "_is_cpu", False)
+    assert engine._arguments()["async_scheduling"] is False
