@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.hf import LatentAttention, ModelShape
+from lab.strict import validate
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.parallel import check_layout
 from theory.routing.gates import Gate
@@ -143,7 +144,7 @@ def _plan(shape: ModelShape, training: TrainingBlock, rank: int) -> RankPlan:
 
 def _main(request: Path, answer: Path) -> None:
     asked = json.loads(request.read_text(encoding="utf-8"))
-    shape, training = _shape(asked["shape"]), TrainingBlock(**asked["training"])
+    shape, training = _shape(asked["shape"]), validate(TrainingBlock, asked["training"], "training")
     plans = [asdict(_plan(shape, training, rank)) for rank in asked["ranks"]]
     answer.write_text(json.dumps(plans), encoding="utf-8")
 

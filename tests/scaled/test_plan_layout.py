@@ -28,7 +28,10 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3-30b-a3b",
         {"tensor_parallel": 2, "pipeline_parallel": 2, "virtual_pipeline": 2, "expert_parallel": 4},
     ),
-    "moonlight TP4 EP8": ("moonlight-16b-a3b", {"tensor_parallel": 4, "expert_parallel": 8}),
+    "moonlight TP4 EP8": (
+        "moonlight-16b-a3b",
+        {"tensor_parallel": 4, "expert_parallel": 8, "offload": ("gradients", "optimizer")},
+    ),
     "olmoe EP8 ETP2": ("olmoe-1b-7b", {"tensor_parallel": 2, "expert_parallel": 8, "expert_tensor_parallel": 2}),
 }
 
