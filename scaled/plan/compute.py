@@ -32,6 +32,10 @@ PUSH_SPILLED_GB_S = 0.14
 QUANTISE_GB_S = 0.34
 """GB/s of training weights that one rank quantises, on one thread of a CPU. On a GPU nothing was measured."""
 
+OFFLOAD_GB_S, RETURN_GB_S = 1.5, 9.0
+"""GB/s of optimizer states from a rank's GPU into host memory, and back: one rank alone on one H200 (docs/on-gpu.md).
+Megatron-core copies them into new memory every time. Several ranks at once were not measured."""
+
 MEAN_LENGTH_SHARE = 0.3
 """Mean over longest sequence: R3 (arXiv 2510.11370) Table 8 measured 203,989,395 / (10 x 2048) of 32,768 tokens."""
 
@@ -58,6 +62,7 @@ class StepCompute:
     rollout_s: float
     training_s: float
     push_s: float
+    turn_s: float
     step_s: float
     gpu_hours: float
 
@@ -157,6 +162,16 @@ def push_seconds(config: ScaledRun, shape: ModelShape) -> float:
     return size / (push_rate(config, size) * 1e9) + quantise_seconds(config, shape)
 
 
+def turn_seconds(config: ScaledRun, shape: ModelShape) -> float:
+    """Seconds in which the busiest rank's optimizer states leave its GPU for the engine's turn and come back."""
+    training = config.training
+    if not config.takes_turns or "optimizer" not in (training.offload or ()):
+        return 0.0
+    stages = (memory.rank_parameters(shape, training, stage) for stage in range(training.pipeline_parallel))
+    largest = max(memory.optimizer_bytes(parameters, training) for parameters in stages)
+    return largest / (OFFLOAD_GB_S * 1e9) + largest / (RETURN_GB_S * 1e9)
+
+
 def lengths_of(config: ScaledRun, mean_tokens: int | None, longest_tokens: int | None) -> tuple[int, int]:
     """Mean and longest length of a batch's sequences: the ones asked for, by default R3's share and the limit.
 
@@ -193,12 +208,12 @@ def step_compute(
     made = passes.passes(config, shape, S, widest)
     rollout_s = rollout_seconds(config, shape, gpu, S)
     training_s = passes.training_seconds(config.training, gpu, made.score_flops + made.update_flops, made.num_micro)
-    push_s = push_seconds(config, shape)
+    push_s, turn_s = push_seconds(config, shape), turn_seconds(config, shape)
     together = max(rollout_s, training_s) if config.schedule.kind == "one_step_off" else rollout_s + training_s
-    step_s = together + push_s
+    step_s = together + push_s + turn_s
     gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
     return StepCompute(
         num_responses, S, widest, algorithm.max_tokens, num_responses * S, made.score_positions, made.update_positions,
         made.num_micro, num_responses * flops.forward_flops(shape, S), made.score_flops, made.update_flops,
-        rollout_s, training_s, push_s, step_s, gpus * step_s / 3600,
+        rollout_s, training_s, push_s, turn_s, step_s, gpus * step_s / 3600,
     )  # fmt: skip

@@ -18,6 +18,9 @@ from scaled.plan.simulation import Chance, Day, Rates, play_steps
 CERTAIN = Chance(gpu_hours_per_failure=math.inf, slow_std=0.0)
 """No chance except that of lengths."""
 
+HANDING_OVER = ("timing_s/push", "timing_s/turn")
+"""The parts of `push`: weights to the engines, and GPUs from ranks to engines and back."""
+
 PARTS = ("rollout", "training", "push", "step", "checkpoint")
 """The stages that are compared, in seconds per step; a checkpoint in seconds per save."""
 
@@ -47,7 +50,7 @@ def measured(folder: RunFolder) -> Measured:
         )
     found: dict[str, list[float]] = {part: [] for part in PARTS}
     for row in rows:
-        training, push = sum(row.get(name) or 0.0 for name in TRAINING), row.get("timing_s/push") or 0.0
+        training, push = (sum(row.get(name) or 0.0 for name in names) for names in (TRAINING, HANDING_OVER))
         parts = {"training": training, "push": push, "step": row["timing_s/step"]}
         parts["rollout"] = parts["step"] - training - push
         for name, value in parts.items():

@@ -112,7 +112,7 @@ def search(
             if fitting is None:
                 continue
             training = one.training
-            # The time depends on these fields alone: offloading and EP share it.
+            # Training takes as long with any EP, and with or without offloading.
             key = (training.num_ranks, training.tensor_parallel, training.pipeline_parallel, training.recompute)
             if key not in seconds:
                 made = passes.passes(one, shape, *lengths)
@@ -207,12 +207,12 @@ def _fits(one: ScaledRun, shape: ModelShape, gpu: Gpu, engines: list[_Engines], 
 
 
 def _found(one: ScaledRun, shape: ModelShape, engines: _Engines, training_s: float) -> FittingLayout:
-    push_s = compute.push_seconds(one, shape)
+    others = compute.push_seconds(one, shape) + compute.turn_seconds(one, shape)
     is_off = one.schedule.kind == "one_step_off"
     together = max(engines.seconds, training_s) if is_off else engines.seconds + training_s
     kept = memory.resident_memory(one, shape).total / GIB if one.takes_turns else None
     update = memory.peak_training_memory(one, shape).total / GIB
-    return FittingLayout(one, training_s, engines.seconds, together + push_s, update, kept, engines.gib)
+    return FittingLayout(one, training_s, engines.seconds, together + others, update, kept, engines.gib)
 
 
 def _order(found: FittingLayout) -> tuple[float, ...]:

@@ -164,7 +164,7 @@ class _Play:
         algorithm = config.algorithm.build()
         self.num_responses = algorithm.num_prompts * algorithm.num_responses
         self.num_minibatches = algorithm.num_minibatches
-        self.push_s = self.rates.push * compute.push_seconds(config, shape)
+        self.push_s = self.rates.push * (compute.push_seconds(config, shape) + compute.turn_seconds(config, shape))
         self.sampling: simpy.Process | None = None
         self.save_s = self.rates.checkpoint * CHECKPOINT_BYTES * shape.num_parameters / (chance.save_gb_s * 1e9)
         self.breaks = np.random.default_rng(derive_seed(seed, "failures"))

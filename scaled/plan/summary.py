@@ -331,6 +331,8 @@ def _compute(plan: Plan) -> Table:
     table.add_row("updates, padded (seconds with the line above)", updated, f"{step.update_flops / 1e15:,.0f}",
                   f"{step.training_s:,.0f}")  # fmt: skip
     table.add_row("push", "", "", f"{step.push_s:,.0f}")
+    if step.turn_s:
+        table.add_row("optimizer states to the host and back", "", "", f"{step.turn_s:,.0f}")
     table.add_section()
     table.add_row("total", "", f"{step.total_flops / 1e15:,.0f}", f"{step.step_s:,.0f}")
     table.add_row("GPU hours of the cluster", "", "", f"{step.gpu_hours:,.1f}")

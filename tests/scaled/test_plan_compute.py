@@ -264,6 +264,19 @@ def test_ranks_quantise_at_the_same_time() -> None:
             assert 2 * compute.yielded_parameters(shape, staged) == compute.yielded_parameters(shape, split)
 
 
+def test_offloaded_states_go_to_the_host_and_back():
+    """Qwen3-30B on 8 colocated GPUs: 45.86 GB of states per rank, at the rates of one GPU; gradients go nowhere."""
+    words = ("--cluster.placement", "colocated", "--cluster.num_nodes", "1", "--training.num_ranks", "8",
+             "--rollout.num_engines", "4", "--training.offload")  # fmt: skip
+    none, gradients, both = (
+        compute.step_compute(recipe(*words, offload), QWEN, H100)
+        for offload in ("null", "[gradients]", "[gradients, optimizer]")
+    )
+    assert none.turn_s == gradients.turn_s == 0
+    assert both.turn_s == pytest.approx(45.86 / 1.5 + 45.86 / 9, rel=1e-3)
+    assert both.step_s - none.step_s == pytest.approx(both.turn_s)
+
+
 def test_mean_tokens_must_be_possible():
     """A mean beyond the longest sequence is the caller's mistake, with both numbers."""
     with pytest.raises(ValueError, match=r"--mean-tokens: expected from 1 to rollout.max_model_len = 34816, got 40000"):
