@@ -1,8 +1,8 @@
 """A `RolloutEngine` over several inference engines in Ray actors, each with a contiguous share of the prompts.
 
-An engine that dies or does not answer is started again, handed the weights that it had, and samples its share again
-from the same seeds, so that a death changes no token. Weights stay in the object store until the next push, from where
-Ray moves them to disk if it needs the room.
+An engine that dies or does not answer is replaced. Its replacement gets the same weights and samples the share again
+from the same seeds, so that a death changes no token. Weights stay in the object store until the next push; Ray spills
+them to disk if it needs the room.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class EngineLost(ChildProcessError):
 
 @runtime_checkable
 class ClusterEngine(Protocol):
-    """The state of an engine actor: a RolloutEngine that can take a share of the prompts, and score."""
+    """The object that an engine actor holds: a RolloutEngine that can take a share of the prompts, and score."""
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
-        """The responses numbered from `first_response` of the whole draw."""
+        """The responses to these prompts, which the whole draw numbers from `first_response` on."""
         ...
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """As theory's contract, of tensors that the group's `convert` gave."""
+        """As theory's contract, with tensors that the group's `convert` made."""
         ...
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -61,13 +61,13 @@ class ClusterEngine(Protocol):
 BuildEngine = Callable[[], ClusterEngine]
 
 Lost = Callable[[int, str, float], None]
-"""Called with an engine's index, why it counts as lost, and the seconds until another one had its weights."""
+"""Called with an engine's index, the reason that it counts as lost, and the seconds until another had its weights."""
 
 STORED_PARTS = 32
-"""Objects at most in which one engine's routes are stored: a rank fetches those that have responses of its own."""
+"""The most objects that store one engine's routes: a rank fetches only those with responses of its own."""
 
 STAGES = {"start": "start", "load_weights": "push", "turn": "push", "score": "score", "work": "score"}
-"""An engine's methods, and the stage whose limit (cluster.limits) each has; `generate` has that of the rollout."""
+"""An engine's methods, each with the stage whose limit (cluster.limits) applies; `generate` has rollout.timeout_s."""
 
 
 class EngineActor(Worker):
@@ -76,7 +76,7 @@ class EngineActor(Worker):
     engine: ClusterEngine
 
     def start(self, build: BuildEngine) -> None:
-        # Not in __init__, where Ray would report an error of the caller's as the death of the actor.
+        # Not in __init__, where Ray would report the caller's error as the actor's death.
         self.engine = build()
 
     def generate(self, parcel: Parcel, first_response: int, num_stored: int) -> tuple[Parcel | Bucket, ...]:
@@ -84,14 +84,14 @@ class EngineActor(Worker):
         return pack_apart(self.engine.generate(prompts, sampling, first_response=first_response), num_stored)
 
     def load_weights(self, refs: Sequence[Any], version: int) -> None:
-        # The references themselves travelled, not what they refer to.
+        # In a list, Ray passes references as they are: `tensors_of` fetches one bucket at a time.
         self.engine.load_weights(tensors_of(refs), version)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> Parcel:
         return pack(self.engine.score(sequences))
 
     def turn(self, awake: bool) -> None:
-        """Gives GPU memory up for the ranks' turn, or takes it back (colocated placement)."""
+        """Takes GPU memory back if `awake`, else gives it up for the ranks' turn (colocated placement)."""
         engine: Any = self.engine
         if awake:
             engine.wake()
@@ -102,10 +102,10 @@ class EngineActor(Worker):
 class RolloutGroup:
     """`RolloutEngine` over `num_engines` actors. Seconds and bytes go to `meter` under their metric names.
 
-    `convert` makes of training weights the tensors that the engines take.
+    `convert` turns training weights into the tensors that the engines load.
 
     Raises EngineLost after `max_restarts` restarts; an error of the engine itself (a prompt that is too long) comes
-    through as it is.
+    through unchanged.
     """
 
     def __init__(
@@ -136,12 +136,12 @@ class RolloutGroup:
         self._call_all("start", build)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
-        """As theory's contract; the draw does not depend on how many engines share the prompts, nor on how.
+        """As theory's contract; the draw does not depend on how many engines share the prompts, nor on their shares.
 
-        A later turn goes to the engine that sampled the prompt's first one and may hold the conversation in its cache.
+        A later turn goes to the engine that sampled the prompt's first turn: it may still cache the conversation.
         """
         G = sampling.num_responses
-        sampling.limits(len(prompts) * G)  # raises where there are not as many draws
+        sampling.limits(len(prompts) * G)  # raises if the draws do not fit the responses
         with self.meter.seconds("timing_s/gen"):
             parts = self._parts(prompts, is_first_turn=not sampling.draws)
             calls = {}
@@ -158,11 +158,12 @@ class RolloutGroup:
                 self.meter.add("transfer/rollout_bytes", float(num_bytes))
                 answers.append(answer)
             together = Rollouts.concat(answers)
+            # Back to the caller's order: place[p] is prompt p's position among the engines' answers.
             place = {p: k for k, p in enumerate(p for part in parts.values() for p in part)}
             return together.select([place[p] * G + g for p in range(len(prompts)) for g in range(G)])
 
     def _parts(self, prompts: Sequence[Prompt], is_first_turn: bool) -> dict[int, list[int]]:
-        """Engine to the prompts that it gets: even, contiguous shares, or those whose first turn it had."""
+        """The prompts of each engine: even, contiguous shares, or those whose first turn it sampled."""
         even = {
             p: i for i, (start, stop) in enumerate(shares(len(prompts), len(self.actors))) for p in range(start, stop)
         }
@@ -175,13 +176,13 @@ class RolloutGroup:
         return dict(sorted(parts.items()))
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """As theory's contract, to every engine, converted once for all, in buckets through the object store.
+        """As theory's contract, for every engine: converted once, and sent in buckets through the object store.
 
-        Those of a group of ranks are converted in its processes and go from there to the engines': none of their bytes
-        comes here.
+        Weights of a group of ranks are converted in the ranks' processes and go straight to the engines: none of their
+        bytes passes through this process.
         """
         with self.meter.seconds("timing_s/push"):
-            self._weights = []  # frees the former version before the next one fills the store
+            self._weights = []  # frees the previous version before the next one fills the store
             for reference, num_bytes in stored(named_tensors, self.bucket_bytes, self.convert):
                 self.meter.add("transfer/weights_bytes", float(num_bytes))
                 self._weights.append(reference)
@@ -189,12 +190,12 @@ class RolloutGroup:
             self._call_all("load_weights", self._weights, version)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[Tensor]]:
-        """By engine: the log-probabilities of tokens 1.. of every sequence (every engine scores them all)."""
+        """Log-probabilities of tokens 1.. of every sequence, by engine: every engine scores them all."""
         found = self._call_all("score", [list(s) for s in sequences])
         return [unpack(found[i]) for i in sorted(found)]
 
     def ask(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """work(*arguments, engine) of every engine, in its process."""
+        """The results of work(*arguments, engine), run in every engine's process."""
         parcel = ray.put(pack((work, arguments)))
         found = self._call({i: ("work", (parcel, i)) for i in range(len(self.actors))})
         return [unpack(found[i]) for i in range(len(self.actors))]
@@ -204,11 +205,11 @@ class RolloutGroup:
         self._call_all("turn", awake)
 
     def pids(self) -> list[int]:
-        """The engines' processes."""
+        """Process ids of the engines."""
         return ray.get([actor.pid.remote() for actor in self.actors])
 
     def close(self) -> None:
-        """Ends the engines."""
+        """Ends the engines' processes."""
         for actor in self.actors:
             self.cluster.kill(actor)
         self.actors = []
@@ -217,9 +218,9 @@ class RolloutGroup:
         return self._call(dict.fromkeys(range(len(self.actors)), (method, arguments)))
 
     def _call(self, calls: dict[int, tuple[str, tuple[Any, ...]]]) -> dict[int, Any]:
-        """The answers by engine; a lost engine is started again and asked again.
+        """The answers by engine; a lost engine is replaced, and the new one asked again.
 
-        Of a call with several values, the first and references to the others.
+        If a call has several values, its answer is the first one and references to the others.
         """
         found: dict[int, Any] = {}
         others: dict[int, list[Any]] = {}
@@ -234,6 +235,7 @@ class RolloutGroup:
             left = min(deadlines[i] for i in pending.values()) - time.monotonic()
             done, _ = ray.wait(list(pending), num_returns=1, timeout=max(left, 0.0))
             late = [ref for ref, i in pending.items() if time.monotonic() >= deadlines[i]]
+            # An answer that is ready comes first: a late engine is restarted in a round without one.
             for ref in done or late:
                 i = pending.pop(ref)
                 lost, answer = self._answer(ref, calls[i][0]) if done else (self._late(calls[i][0]), None)
@@ -248,12 +250,12 @@ class RolloutGroup:
     def _ask(self, i: int, method: str, arguments: tuple[Any, ...]) -> list[Any]:
         """References to all values of the call."""
         call = getattr(self.actors[i], method)
-        if method == "generate":
+        if method == "generate":  # its last argument is the number of objects for routes, beside the answer
             return call.options(num_returns=1 + arguments[-1]).remote(*arguments)
         return [call.remote(*arguments)]
 
     def _answer(self, ref: Any, method: str) -> tuple[str | None, Any]:
-        """The reason why the engine counts as lost, or None, and its answer; its own code's errors are raised."""
+        """The reason that the engine counts as lost, or None, and its answer; errors of its own code are raised."""
         try:
             return None, ray.get(ref, timeout=self._limit(method))
         except RayActorError:
@@ -263,7 +265,7 @@ class RolloutGroup:
         except RayTaskError as error:
             if isinstance(error.cause, TimeoutError):
                 return str(error.cause), None
-            raise error.cause from error  # whose text is the traceback over there
+            raise error.cause from error  # its text is the traceback in the engine's process
 
     def _late(self, method: str) -> str:
         field = f"cluster.limits.{STAGES[method]}" if method in STAGES else "rollout.timeout_s"
@@ -273,9 +275,9 @@ class RolloutGroup:
         return getattr(self.limits, STAGES[method]) if method in STAGES else self.timeout_s
 
     def _restart(self, i: int, reason: str | None) -> None:
-        """Another engine in its place, with the weights that it had."""
+        """Puts another engine in its place, with the same weights."""
         first, start = reason or "", time.monotonic()
-        while reason is not None:
+        while reason is not None:  # the new engine can be lost as well
             if self.restarts >= self.max_restarts:
                 raise EngineLost(
                     f"rollout.max_restarts: engine {i} was lost ({reason}); expected at most {self.max_restarts} "
@@ -298,7 +300,7 @@ class RolloutGroup:
 def build_vllm(
     config_json: str, rollout: RolloutBlock, stop_token: int | None, features_under_graphs: bool = False
 ) -> ClusterEngine:
-    """A vLLM engine of the model whose config.json that is; its weights are pushed."""
+    """A vLLM engine of the model with this config.json; it has no weights until some are pushed."""
     from scaled.vllm_engine.engine import VllmEngine
 
     with tempfile.TemporaryDirectory() as folder:

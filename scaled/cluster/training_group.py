@@ -1,8 +1,8 @@
-"""A `TrainingEngine` over the ranks of a training engine in Ray actors.
+"""A `TrainingEngine` whose ranks run in Ray actors.
 
-Every rank is given the whole batch, once, through the object store, and takes its own share; each returns its part, and
-pure functions make of the parts what theory's contract promises. Ranks wait for each other in collectives, so the death
-of one is the death of the group: RankDied, and whoever runs the group starts another from a checkpoint.
+Every rank gets the whole batch, once, through the object store, works on its own share and returns its part. Pure
+functions turn the parts into the values that theory's contract promises. Ranks wait for each other in collectives, so
+the death of one ends the group: RankDied, and the caller starts another group from a checkpoint.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from theory.objectives import Objective
 from theory.routing.passes import RoutingPlan
 
 SETTLE_S = 20.0
-"""Seconds in which a rank's error is told apart from its neighbour's loss, which breaks the collective first."""
+"""Seconds to wait, after a rank's error, for news of a neighbour's death: the collective breaks before Ray knows."""
 
 BUCKETS_AHEAD = 2
-"""Buckets that a rank exports before the driver has taken them."""
+"""Buckets that a rank may export before the driver takes them."""
 
 
 class RankDied(ChildProcessError):
-    """A rank's process ended, or hangs; the message says which. The group is of no further use.
+    """A rank's process ended or hangs; the message says which. The group cannot be used any more.
 
-    `rank` is the first that is known to be lost.
+    `rank` is the first one that is known to be lost.
     """
 
     def __init__(self, message: str, rank: int | None = None):
@@ -52,46 +52,46 @@ class RankDied(ChildProcessError):
 
 @runtime_checkable
 class Rank(Protocol):
-    """The state of a rank actor; see docs/decisions/0004-scaled.md."""
+    """The object that a rank actor holds; see docs/decisions/0004-scaled.md."""
 
     def score(self, rollouts: Rollouts, plan: RoutingPlan) -> Any:
-        """Its part of the old pass."""
+        """This rank's part of the old pass."""
         ...
 
     def score_reference(self, rollouts: Rollouts) -> Any:
-        """Its part of log pi_ref."""
+        """This rank's part of log pi_ref."""
         ...
 
     def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> Any:
-        """Its part of an optimiser step."""
+        """This rank's part of an optimiser step."""
         ...
 
     def give_way(self) -> None:
-        """Leaves GPU memory to engines until the next update."""
+        """Frees GPU memory for engines until the next update."""
         ...
 
     def export(self, folded: bool) -> NamedTensors:
-        """The tensors that it yields of all the weights, `folded` with W_p in the gates; every rank must iterate."""
+        """The weights that this rank yields; `folded` adds W_p to the gates. A collective: every rank must iterate."""
         ...
 
     def predictor_weights(self) -> dict[int, Tensor]:
-        """W_p of its own layers."""
+        """W_p of this rank's layers."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Its part of a checkpoint."""
+        """Writes this rank's part of a checkpoint."""
         ...
 
     def begin_save(self, folder: Path) -> None:
-        """The same, written by a thread: the rank may go on."""
+        """The same in a thread, while the rank continues."""
         ...
 
     def has_saved(self, wait: bool) -> bool:
-        """Whether that thread is done; with `wait`, once it is."""
+        """Whether that thread is done; `wait` blocks until it is."""
         ...
 
     def load(self, folder: Path) -> None:
-        """The inverse of save."""
+        """The inverse of `save`."""
         ...
 
 
@@ -100,18 +100,18 @@ STAGES = {
     "score_reference": "score", "predictor_weights": "score", "work": "score", "update": "update", "save": "save",
     "begin_save": "save", "has_saved": "save", "load": "load",
 }  # fmt: skip
-"""A rank's methods, and the stage whose limit (cluster.limits) each has."""
+"""A rank's methods, each with the stage whose limit (cluster.limits) applies to it."""
 
 BuildRank = Callable[[int, int, Store], Rank]
 """(rank, number of ranks, the store where they meet) -> the rank, once all ranks have met."""
 
 MEET_S = 300.0
-"""Seconds that a rank waits for the store of the first one."""
+"""Seconds that a rank waits for the store of rank 0."""
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """Pure functions from all ranks' parts, in rank order, to what theory's contract promises."""
+    """Pure functions that turn all ranks' parts, in rank order, into the values of theory's contract."""
 
     scores: Callable[[Sequence[Any]], TokenScores]
     reference: Callable[[Sequence[Any]], Tensor]
@@ -119,13 +119,14 @@ class Assembly:
 
 
 class RankActor(Worker):
-    """One rank in its own process; its methods all run on that process's main thread."""
+    """One rank in its own process; all its methods run on that process's main thread."""
 
     rank: Rank
+    # Rank 0's alone. It listens until the store takes it over, so that no other process gets the port.
     _socket: socket.socket | None = None
 
     def rendezvous(self, interface: str | None) -> tuple[str, int]:
-        """This machine's address on the interface, by default that which Ray has, and a port that now listens on it."""
+        """This machine's address on the interface (Ray's own by default), and a port on which it now listens."""
         address = ray.util.get_node_ip_address() if interface is None else address_of(interface)
         self._socket = listening(address)
         return address, self._socket.getsockname()[1]
@@ -139,19 +140,19 @@ class RankActor(Worker):
     def export(self, bucket_bytes: int, folded: bool, convert: Convert) -> Iterator[Bucket | int]:
         for bucket in buckets(convert(self.rank.export(folded)), bucket_bytes):
             yield bucket
-            yield bucket.num_bytes  # which says to the driver, who does not look at the bucket, that it is there
+            yield bucket.num_bytes  # tells the driver, which does not fetch the bucket, that it is there
 
 
 def _tokens_of(rollouts: Rollouts) -> Rollouts:
-    """Without what mu's routers did: a pass gets that of it which it needs by its routing."""
+    """Rollouts without mu's routes and features: a pass gets those that it needs in its `RoutingPlan`."""
     return replace(rollouts, experts=None, features=None)
 
 
 class TrainingGroup:
     """`TrainingEngine` over `num_ranks` actors, with `save` and `load`. Seconds go to `meter`.
 
-    Raises RankDied where a rank's process ends, where a collective lost a rank, and where one does not answer within
-    the limit of its stage; an error of a rank's own comes as it is.
+    Raises RankDied if a rank's process ends, if a collective loses a rank, or if a rank does not answer within its
+    stage's limit. Errors of a rank's own code come through unchanged.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class TrainingGroup:
             starts = [a.start.remote(build, i, num_ranks, address, port) for i, a in enumerate(self.actors)]
             self._gather("start", starts)
         except Exception:
-            self.close()  # ranks that wait for the others would keep the places of the next group
+            self.close()  # ranks that still wait for the others would occupy the next group's places
             raise
 
     def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
@@ -193,38 +194,39 @@ class TrainingGroup:
             return self.assembly.stats(self._call("update", minibatch, objective, plan))
 
     def named_tensors(self, folded: bool = False) -> StoredTensors:
-        """As theory's contract; views of shared memory, valid until the next one is asked for and never to be written.
+        """As theory's contract; views of shared memory, each valid until the next is requested and never to be written.
 
-        The order is that in which ranks send, and may differ from call to call.
+        They come in the order in which ranks send them, which may differ between calls.
         """
         return StoredTensors(partial(self._stored, folded))
 
     def _stored(self, folded: bool, convert: Convert) -> Iterator[tuple[Any, int]]:
+        # A bucket is two objects, itself and its size (`RankActor.export`).
         streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": 2 * BUCKETS_AHEAD}
         arguments = self.bucket_bytes, folded, convert
         yield from self._merged([a.export.options(**streaming).remote(*arguments) for a in self.actors])
 
     def give_way(self) -> None:
-        """Leaves GPU memory to engines until the next update."""
+        """Frees GPU memory for engines until the next update."""
         self._call("give_way")
 
     def predictor_weights(self) -> dict[int, Float[Tensor, "D E"]]:
-        """As theory's contract: all stages' layers together."""
+        """As theory's contract, with the layers of all stages."""
         merged: dict[int, Tensor] = {}
         for part in self._call("predictor_weights"):
             merged |= part
         return dict(sorted(merged.items()))
 
     def save(self, folder: Path) -> None:
-        """Every rank's part of a checkpoint, into a folder that all machines share."""
+        """Writes every rank's part of a checkpoint into a folder that all machines share."""
         self._call("save", folder)
 
     def begin_save(self, folder: Path) -> None:
-        """The same without waiting until it is written."""
+        """The same, without waiting for the files."""
         self._call("begin_save", folder)
 
     def has_saved(self, wait: bool = False) -> bool:
-        """Whether every rank has written its part of the last `begin_save`; with `wait` they have."""
+        """Whether every rank has written its part of the last `begin_save`; `wait` blocks until all have."""
         return all(self._call("has_saved", wait))
 
     def load(self, folder: Path) -> None:
@@ -232,31 +234,31 @@ class TrainingGroup:
         self._call("load", folder)
 
     def pids(self) -> list[int]:
-        """The ranks' processes."""
+        """Process ids of the ranks."""
         return ray.get([actor.pid.remote() for actor in self.actors])
 
     def close(self) -> None:
-        """Ends the ranks."""
+        """Ends the ranks' processes."""
         for actor in self.actors:
             self.cluster.kill(actor)
         self.actors = []
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         parcel = ray.put(pack(arguments))
-        # Two values, of which the second, routes, is not looked at here.
+        # Two values: the answer, which is fetched here, and the routes, which stay in the object store.
         refs = [actor.call.options(num_returns=2).remote(method, parcel) for actor in self.actors]
         answers = self._gather(method, [answer for answer, _ in refs])
         return [unpack_apart(answers[i], [stored], self, i) for i, (_, stored) in enumerate(refs)]
 
     def ask(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """work(*arguments, rank) of every rank, in its process."""
+        """The results of work(*arguments, rank), run in every rank's process."""
         parcel = ray.put(pack((work, arguments)))
         return [
             unpack(part) for part in self._gather("work", [a.work.remote(parcel, i) for i, a in enumerate(self.actors)])
         ]
 
     def _merged(self, streams: list[Any]) -> Iterator[tuple[Any, int]]:
-        """Buckets of whichever rank has sent some: waiting for one rank would stop the collective of the others."""
+        """Buckets from whichever rank has one ready: waiting for one rank would stall the collective of the others."""
         ranks = {stream: i for i, stream in enumerate(streams)}
         while ranks:
             done: list[Any] = ray.wait(list(ranks), num_returns=1, timeout=self.limits.push)[0]
@@ -267,7 +269,7 @@ class TrainingGroup:
                     del ranks[stream]
                     continue
                 try:
-                    # A rank that failed sends its error as the last reference, in the place of a bucket or of its size.
+                    # A failed rank's last reference is its error, in place of a bucket or of a size.
                     num_bytes: Any = ray.get(next(stream, bucket))
                 except RayError as error:
                     self._raise(error, ranks[stream])
@@ -275,7 +277,7 @@ class TrainingGroup:
                 yield bucket, num_bytes
 
     def _gather(self, method: str, refs: list[Any]) -> list[Any]:
-        """All answers in order, or the first error as soon as it comes."""
+        """All answers in order; the first error is raised as soon as it arrives."""
         ranks = {ref: i for i, ref in enumerate(refs)}
         found: dict[int, Any] = {}
         end = time.monotonic() + getattr(self.limits, STAGES[method])
@@ -292,7 +294,7 @@ class TrainingGroup:
         return [found[i] for i in range(len(refs))]
 
     def _require(self, done: list[Any], method: str, waiting: Iterable[int]) -> None:
-        """Raises RankDied where none of the waiting ranks has answered within the stage's limit."""
+        """Raises RankDied if none of the waiting ranks has answered within the stage's limit."""
         if not done:
             stage = STAGES[method]
             raise RankDied(
@@ -302,12 +304,12 @@ class TrainingGroup:
             )
 
     def _raise(self, error: Exception, rank: int) -> None:
-        """RankDied where some rank is dead or lost to a collective, else the error of this rank's own code."""
+        """Raises RankDied if a rank is dead or lost to a collective, else the error of this rank's own code."""
         if isinstance(error, RayActorError):
             raise RankDied(f"rank {rank} of {len(self.actors)} died: its process ended", rank) from None
         cause: Exception = getattr(error, "cause", error)
         if not isinstance(cause, (ValueError, ArithmeticError)):
-            # A collective that broke: a neighbour's death, if there was one, is known within moments.
+            # Perhaps a collective broke: if a neighbour died, Ray reports it within moments.
             pings = [actor.pid.remote() for actor in self.actors]
             ray.wait(pings, num_returns=len(pings), timeout=SETTLE_S)
             silent: list[int] = []
@@ -318,13 +320,13 @@ class TrainingGroup:
                     raise RankDied(f"rank {i} of {len(pings)} died; rank {rank} said: {cause}", i) from None
                 except GetTimeoutError:
                     silent.append(i)
-            # Torch says RuntimeError of a collective that was late or cut off; whoever is silent waits in it, or hangs.
+            # Torch raises RuntimeError if a collective times out or is cut off; silent ranks wait in it, or hang.
             if silent and isinstance(cause, RuntimeError) and not isinstance(cause, torch.OutOfMemoryError):
                 raise RankDied(
                     f"ranks {silent} of {len(pings)} did not answer within {SETTLE_S:g} s; rank {rank} said: {cause}",
                     silent[0],
                 ) from None
-        raise cause from error  # whose text is the traceback over there
+        raise cause from error  # its text is the traceback in the rank's process
 
 
 def build_megatron(
@@ -335,7 +337,7 @@ def build_megatron(
     num_ranks: int,
     store: Store,
 ) -> Rank:
-    """A Megatron-core rank that has met the others; the model's folder must be on its machine."""
+    """A Megatron-core rank that has met the others; its machine must have the model's folder."""
     from scaled.megatron_engine import parallel
     from scaled.megatron_engine.rank import MegatronRank
 

@@ -1,10 +1,10 @@
 """The transport between processes: tensors as flat bytes with an index, and nothing else per token.
 
-Weights go in buckets of bounded size, which the receiver views without a copy; those of ranks stay in the object store,
-and the driver hands on references (`StoredTensors`). The process that has them converts them to the receiver's format.
-A `Parcel` is any value of the contracts with its tensors taken out into one such bucket, so that a batch of thousands
-of responses is one buffer, not thousands of pickled tensors. Every dtype survives bit for bit (numpy has no bfloat16:
-bytes are uint8), integers stay narrow.
+Weights travel in buckets of bounded size, which the receiver views without a copy. Ranks' weights stay in the object
+store, and the driver passes on references (`StoredTensors`). The process that holds weights converts them to the
+receiver's format. A `Parcel` is any value of the contracts with its tensors moved into one such bucket, so that a batch
+of thousands of responses is one buffer, not thousands of pickled tensors. Every dtype survives bit for bit (as uint8,
+since numpy has no bfloat16), and integers stay narrow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from theory.contracts import NamedTensors
 
 ALIGNMENT = 64
-"""Bytes: every tensor starts at a multiple, so that it can be viewed in its own type."""
+"""Bytes: every tensor starts at a multiple of this, so that it can be viewed in its own dtype."""
 
 INT32 = torch.iinfo(torch.int32)
 
@@ -53,29 +53,29 @@ class Bucket:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors together, padding included."""
+        """Bytes of all tensors, padding included."""
         return int(self.data.nbytes)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors by name, as views of the bucket's own memory: to be read or copied, never written."""
+        """The tensors by name, as views of the bucket's memory: read or copy them, never write to them."""
         flat = self._flat()
         for entry in self.entries:
             yield entry.name, _view(flat, entry)
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor of this name, as such a view."""
+        """The tensor of this name, as a view too."""
         return _view(self._flat(), next(entry for entry in self.entries if entry.name == name))
 
     def _flat(self) -> Tensor:
         with warnings.catch_warnings():
-            # Ray hands out read-only memory; torch has no read-only tensors, and says so once.
+            # Ray's memory is read-only; torch has no read-only tensors, and warns of it once.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
             return torch.from_numpy(self.data)
 
 
 def _view(flat: Tensor, entry: Entry) -> Tensor:
     dtype = getattr(torch, entry.dtype)
-    if entry.num_bytes == 0:  # torch has no view of nothing in another type
+    if entry.num_bytes == 0:  # torch has no view of an empty tensor in another dtype
         return torch.empty(entry.shape, dtype=dtype)
     return flat[entry.start : entry.start + entry.num_bytes].view(dtype).view(entry.shape)
 
@@ -97,7 +97,7 @@ class _Filling:
 
     def add(self, name: str, tensor: Tensor) -> None:
         start = _aligned(self.used)
-        self.data[self.used : start] = 0  # the gap is sent too: bytes of an old buffer would differ from run to run
+        self.data[self.used : start] = 0  # the gap is sent too, and stale bytes would differ from run to run
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         flat = flat.view(torch.uint8).numpy() if tensor.nbytes else np.empty(0, dtype=np.uint8)
         self.data[start : start + len(flat)] = flat
@@ -112,7 +112,7 @@ class _Filling:
 def buckets(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[Bucket]:
     """The tensors in buckets of at most `bucket_bytes` bytes; a larger tensor has a bucket of its own.
 
-    Each tensor is copied into its bucket when it comes, so one bucket and one tensor are alive at a time.
+    Each tensor is copied into its bucket as it arrives, so one bucket and one tensor are alive at a time.
     """
     filling: _Filling | None = None
     for name, tensor in named_tensors:
@@ -122,7 +122,7 @@ def buckets(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[Bucket]:
         if filling is None:
             filling = _Filling(max(bucket_bytes, tensor.nbytes))
         filling.add(name, tensor)
-        if tensor.nbytes >= bucket_bytes:  # full: not even an empty tensor may join it
+        if tensor.nbytes >= bucket_bytes:  # full: not even an empty tensor may be added
             yield filling.close()
             filling = None
     if filling is not None:
@@ -130,7 +130,7 @@ def buckets(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[Bucket]:
 
 
 Convert = Callable[[NamedTensors], NamedTensors]
-"""Whole training weights into the tensors that an engine takes, one by one; it travels to the ranks, pickled."""
+"""Turns whole training weights into the tensors that an engine loads, one by one; it is pickled for the ranks."""
 
 
 def unchanged(named_tensors: NamedTensors) -> NamedTensors:
@@ -140,10 +140,10 @@ def unchanged(named_tensors: NamedTensors) -> NamedTensors:
 
 @dataclass(frozen=True, eq=False)
 class StoredTensors:
-    """Named tensors that other processes put into the object store. Iterating gives views of their buckets.
+    """Named tensors that other processes put into the object store. Iterating yields views of their buckets.
 
-    `stored(convert)` has each process convert its own, gives a reference to each bucket and its size in bytes, and
-    touches no byte of it.
+    `stored(convert)` makes each process convert its own tensors, and yields a reference to each bucket and its size in
+    bytes without fetching the bucket.
     """
 
     stored: Callable[[Convert], Iterator[tuple[Any, int]]]
@@ -154,7 +154,7 @@ class StoredTensors:
 
 
 def stored(named_tensors: NamedTensors, bucket_bytes: int, convert: Convert = unchanged) -> Iterator[tuple[Any, int]]:
-    """References to the converted tensors' buckets and their sizes in bytes; those of this process are put there."""
+    """References to buckets of the converted tensors, and their sizes in bytes; local tensors are stored first."""
     if isinstance(named_tensors, StoredTensors):
         yield from named_tensors.stored(convert)
         return
@@ -163,7 +163,7 @@ def stored(named_tensors: NamedTensors, bucket_bytes: int, convert: Convert = un
 
 
 def tensors_of(references: Sequence[Any]) -> NamedTensors:
-    """The tensors of these buckets, one bucket at a time mapped here; views, to be read or copied."""
+    """The tensors of these buckets, as views to read or copy; one bucket at a time is mapped into this process."""
     for reference in references:
         bucket: Any = ray.get(reference)
         yield from bucket.tensors()
@@ -171,9 +171,9 @@ def tensors_of(references: Sequence[Any]) -> NamedTensors:
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """A value without its tensors, and its tensors; `widened` names those that travel as int32 instead of int64.
+    """A value without its tensors, and the tensors; `widened` names those that travel as int32 instead of int64.
 
-    `references` are Ray's own handles in the value, which Ray must see to keep what they refer to.
+    `references` are the Ray references in the value: Ray must see them, or it would free their objects.
     """
 
     head: bytes
@@ -189,14 +189,14 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Hole:
-    """A place in a parcel's value that its receiver fills: with the `number`-th of its fillings of this kind."""
+    """A place in a parcel's value that the receiver fills with its `number`-th filling of this kind."""
 
     kind: str
     number: int
 
 
 StandIn = Callable[[Any], Any]
-"""The value to pack in the place of one that is met; None: itself."""
+"""The value to pack in place of one that is met, or None to pack that one itself."""
 
 
 def _itself(value: Any) -> Any:
@@ -204,7 +204,7 @@ def _itself(value: Any) -> Any:
 
 
 class _Packer(pickle.Pickler):
-    """Pickles everything but tensors and Ray's references, which it sets aside; one that is met twice is kept once."""
+    """Pickles everything but tensors and Ray's references, which it sets aside; one that occurs twice is kept once."""
 
     def __init__(self, file: io.BytesIO, stand_in: StandIn):
         super().__init__(file, protocol=5)
@@ -214,6 +214,7 @@ class _Packer(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         other = self.stand_in(obj)
+        # A reducer must return a call, so the stand-in is packed as _itself(stand-in).
         return NotImplemented if other is None else (_itself, (other,))
 
     def persistent_id(self, obj: Any) -> tuple[str, int] | None:
@@ -222,7 +223,7 @@ class _Packer(pickle.Pickler):
         kind = "tensor" if isinstance(obj, Tensor) else "reference" if isinstance(obj, ray.ObjectRef) else None
         if kind is None:
             return None
-        # By identity, which is safe: the value being packed keeps its tensors alive, so no id is used again.
+        # By identity, which is safe: the value being packed keeps its tensors alive, so no id is reused.
         if id(obj) not in self.numbers:
             self.numbers[id(obj)] = kind, len(self.apart[kind])
             self.apart[kind].append(obj)
@@ -240,7 +241,7 @@ class _Opener(pickle.Unpickler):
 
 
 def pack(value: Any, stand_in: StandIn = lambda met: None) -> Parcel:
-    """The value as a parcel. Only for processes of one run: its head is a pickle."""
+    """The value as a parcel. Only for processes of one run, since its head is a pickle."""
     file = io.BytesIO()
     packer = _Packer(file, stand_in)
     packer.dump(value)
@@ -253,10 +254,10 @@ def pack(value: Any, stand_in: StandIn = lambda met: None) -> Parcel:
 
 
 def unpack(parcel: Parcel, shared: bool = False, **fillings: Sequence[Any]) -> Any:
-    """The value of a parcel, with tensors of its own, so that the shared memory it came in can be freed.
+    """The value of a parcel, with tensors of its own, so that the shared memory it arrived in can be freed.
 
-    `shared`: with views of that memory, to be read alone: for one call, whose processes on a machine then hold one copy
-    of the batch between them. `fillings` go where the value has a `Hole` of that kind.
+    With `shared`, tensors are views of that memory, for one call only, and must not be written. The processes of a
+    machine then share one copy of the batch. `fillings` go where the value has a `Hole` of that kind.
     """
     views = parcel.bucket.tensors()
     named = ((name, tensor if shared else tensor.clone()) for name, tensor in views)
@@ -265,7 +266,7 @@ def unpack(parcel: Parcel, shared: bool = False, **fillings: Sequence[Any]) -> A
 
 
 def shares(count: int, parts: int) -> list[tuple[int, int]]:
-    """[start, stop) of each part: contiguous, in order, sizes that differ by at most one."""
+    """[start, stop) of each part: contiguous, in order, with sizes that differ by at most one."""
     size, rest = divmod(count, parts)
     bounds = [0]
     for i in range(parts):
@@ -285,7 +286,7 @@ def _aligned(start: int) -> int:
 
 
 class Meter:
-    """Sums of seconds and bytes by metric name, from several threads; `take` gives them and starts anew."""
+    """Sums of seconds and bytes by metric name, added from several threads; `take` returns and resets them."""
 
     def __init__(self) -> None:
         self._totals: dict[str, float] = {}

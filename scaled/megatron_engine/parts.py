@@ -1,4 +1,4 @@
-"""The results of ranks, and how those of all ranks become the values of theory's contract: pure functions of data.
+"""The results of ranks, and pure functions that assemble those of all ranks into the values of theory's contract.
 
 A rank reports only what it alone computed: log-probabilities come from the last pipeline stage's first tensor-parallel
 rank, routes from every rank for its own responses, positions and layers. Nothing is sent twice.
@@ -24,7 +24,7 @@ from theory.routing.replay import ReplayContext
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """The facts that every rank knows of the whole batch: rows of each response, and T, the longest response."""
+    """Sizes of the whole batch, which every rank knows: rows of each response, and T, the longest response."""
 
     num_rows_B: tuple[int, ...]
     num_positions: int
@@ -32,8 +32,8 @@ class BatchSizes:
 
 @dataclass(frozen=True, eq=False)
 class TokenPart:
-    """Log-probabilities (entropies, and log-probabilities of mu's likeliest tokens) of the responses `indices` of the
-    batch, in nats; T is their micro-batch's, which may be less than the batch's.
+    """Log-probabilities in nats of the responses `indices` of the batch; scoring passes add entropies, sum_v p(v)^2 and
+    log-probabilities of mu's likeliest tokens. T is their micro-batch's, which may be less than the batch's.
     """
 
     indices: tuple[int, ...]
@@ -47,7 +47,7 @@ class TokenPart:
 class RoutePart:
     """Routes of the responses `indices` at rows [start, start + num_rows_b) of each, and at some of the layers.
 
-    `used` is None where only the natural experts are asked for, `natural` None where they are the used ones.
+    `used` is None if only the natural experts are needed, and `natural` is None if they are the used ones.
     """
 
     indices: tuple[int, ...]
@@ -63,7 +63,7 @@ class RoutePart:
 
 @dataclass(frozen=True, eq=False)
 class PredictorPart:
-    """One stage's predictor step on one rank's feature rows: loss summed over its layers, squared norm of W_p."""
+    """One stage's predictor step on one rank's feature rows: loss summed over its layers, and squared norm of W_p."""
 
     stage: int
     num_rows: int
@@ -82,8 +82,8 @@ class ScorePart:
 
 @dataclass(frozen=True, eq=False)
 class UpdatePart:
-    """One rank's share of an update. `micro_metrics` has the response tokens and metrics of each micro-batch,
-    `objectives` their values; `step_metrics` (gradient norm, learning rate) are the same on all ranks.
+    """One rank's share of an update. `micro_metrics` has each micro-batch's number of response tokens and metrics,
+    `objectives` the objective's values; `step_metrics` (gradient norm, learning rate) are the same on all ranks.
     """
 
     sizes: BatchSizes
@@ -96,9 +96,9 @@ class UpdatePart:
 
 
 def route_part(context: ReplayContext, indices: Sequence[int], start: int, for_update: bool) -> RoutePart:
-    """The result of a pass over rows from `start` on of the responses `indices`, without padding responses.
+    """The routes of a pass over rows from `start` on of the responses `indices`, without padding responses.
 
-    On the CPU, as every part is: assembling them is bookkeeping, and a GPU's memory is not its place.
+    On the CPU, like every part: assembly is bookkeeping, and should take no GPU memory.
     """
     used, natural, features = context.used, context.natural, context.features
     assert used is not None and natural is not None, "only chunks with a router have a pass"
@@ -121,13 +121,13 @@ def route_part(context: ReplayContext, indices: Sequence[int], start: int, for_u
 
 
 def _first(record: RoutingRecord, num: int) -> RoutingRecord:
-    """The first responses, on the CPU; the others have no rows."""
+    """The first `num` responses, on the CPU; the others are padding and have no rows."""
     offsets = record.offsets[: num + 1].cpu()
     return RoutingRecord(record.experts.cpu(), offsets, record.layer_numbers, record.num_experts)
 
 
 def assemble_logp(parts: Sequence[ScorePart]) -> Float[Tensor, "B T"]:
-    """log p of every response token of the batch, 0 after a response's end. ValueError where a response is missing."""
+    """log p of every response token of the batch, 0 after a response's end. ValueError if a response is missing."""
     return _tokens(parts)["logp_bT"]
 
 
@@ -168,7 +168,7 @@ def assemble_stats(parts: Sequence[UpdatePart]) -> UpdateStats:
 
 
 def _tokens(parts: Sequence[ScorePart] | Sequence[UpdatePart]) -> dict[str, Tensor]:
-    """The fields of TokenPart that all parts have, whole: 0 after a response's end."""
+    """The fields of TokenPart that all parts have, for the whole batch: 0 after a response's end."""
     sizes = parts[0].sizes
     tokens = [token for part in parts for token in part.tokens]
     seen = sorted(i for token in tokens for i in token.indices)
@@ -187,14 +187,14 @@ def _tokens(parts: Sequence[ScorePart] | Sequence[UpdatePart]) -> dict[str, Tens
 
 
 def _top(parts: Sequence[ScorePart]) -> Tensor | None:
-    """log p of mu's likeliest tokens, 0 after a response's end; None where the rollouts have none."""
+    """log p of mu's likeliest tokens, 0 after a response's end; None if the rollouts have none."""
     tokens = [(token.indices, token.logp_top_bTK) for part in parts for token in part.tokens]
     sizes, width = parts[0].sizes, next((top.shape[2] for _, top in tokens if top is not None), 0)
     if width == 0:
         return None
     top_BTK = torch.zeros(len(sizes.num_rows_B), sizes.num_positions, width)
     for indices, top_bTK in tokens:
-        assert top_bTK is not None, "all parts are of one batch"
+        assert top_bTK is not None, "all parts belong to one batch"
         top_BTK[list(indices), : top_bTK.shape[1]] = top_bTK
     return top_BTK
 
@@ -209,7 +209,7 @@ def _record(sizes: BatchSizes, routes: Sequence[RoutePart], records: Sequence[Ro
 
 
 def _router_logp(used: RoutingRecord, routes: Sequence[RoutePart]) -> Tensor | None:
-    """The log-scores of all parts on the rows and layers of `used`, whose assembly has found each place once."""
+    """The log-scores of all parts on the rows and layers of `used`, whose assembly found each place exactly once."""
     scores = [route.scores_RLK for route in routes if route.scores_RLK is not None]
     if not scores:
         return None
@@ -223,10 +223,11 @@ def _router_logp(used: RoutingRecord, routes: Sequence[RoutePart]) -> Tensor | N
 
 
 def local_features(sizes: BatchSizes, routes: Sequence[RoutePart]) -> RouterFeatures | None:
-    """The feature rows of all parts, in the order of responses and rows; None where none were asked for."""
+    """The feature rows of all parts, in the order of responses and rows; None if none were requested."""
     if not routes or any(route.feature_rows_b is None for route in routes):
         return None
     layers = tuple(sorted({n for route in routes for n in route.layer_numbers}))
+    # The key of a feature row is response * width + row: sorted keys are in the order of responses and rows.
     width = max(sizes.num_rows_B)
     keys = [_feature_keys(route, width) for route in routes]
     all_F = torch.cat(keys).unique()

@@ -1,8 +1,7 @@
 """One policy on one rank: its model chunks, and the schedule that runs micro-batches through them.
 
-The same forward serves the old, reference and gradient passes: scores of response rows alone, and routes in a
-`ReplayContext` for each micro-batch and chunk. Losses add up over micro-batches and data-parallel ranks; nothing is
-averaged.
+The same forward serves the old, reference and gradient passes. It scores response rows only, and routes in one
+`ReplayContext` per micro-batch and chunk. Losses add up over micro-batches and data-parallel ranks, without averages.
 
 Extra letters: b responses of a micro-batch; n its response tokens, packed; K of mu's likeliest tokens.
 Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 8 and 9.
@@ -36,8 +35,8 @@ from theory.routing.passes import RoutingPlan
 from theory.routing.replay import ReplayContext
 
 Loss = Callable[[MicroBatch, Float[Tensor, "b T"], Float[Tensor, "b T K"] | None], Float[Tensor, ""]]
-"""The loss that a gradient pass minimises: a micro-batch's share of it, from log pi of the sampled tokens and of mu's
-likeliest ones, where the rollouts have them."""
+"""A micro-batch's share of the loss that a gradient pass minimises, from log pi of the sampled tokens and, where the
+rollouts have them, of mu's likeliest tokens."""
 
 
 @dataclass
@@ -58,8 +57,8 @@ class _Pass:
 class Policy:
     """The model chunks of one rank with the weights of a Hugging Face folder, trained or frozen.
 
-    `chunks` are the bare GPTModels, `wrapped` what the schedule runs: in bf16 behind Float16Module, where trained
-    behind DistributedDataParallel.
+    `chunks` are the bare GPTModels. `wrapped` are the modules that the schedule runs: each chunk inside Float16Module
+    under bf16, and inside DistributedDataParallel if trained.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Policy:
         self.wrapped: list[Any] = list(self.chunks)
         config = self.chunks[0].config
         if training.precision == "bf16":
-            # Before the weights come: it casts the fp32 selection bias as well, and casting back restores no bits.
+            # Before weights are loaded: it casts the fp32 selection bias too, and casting back would not restore bits.
             self.wrapped = [Float16Module(config, chunk) for chunk in self.chunks]
             for router in self._routers():
                 router._maintain_float32_expert_bias()
@@ -93,7 +92,7 @@ class Policy:
         config.calculate_per_token_loss = True
         if layout.num_chunks > 1:
             # Batched sends and receives are matched in order of issue: with two interleaved stages, each the other's
-            # next and previous, activations and gradients would change places (p2p_communication.py:_batched_p2p_ops).
+            # next and previous, activations and gradients would be swapped (p2p_communication.py:_batched_p2p_ops).
             config.batch_p2p_comm, config.overlap_p2p_comm = False, True
         if trained:
             self._train(freeze_router)
@@ -120,8 +119,8 @@ class Policy:
     def run(self, micro_batches: Sequence[MicroBatch], plan: RoutingPlan, loss: Loss | None = None) -> PassResult:
         """One pass over this rank's micro-batches, forward only without `loss`; a collective.
 
-        With it, the gradients of the summed losses of all ranks lie in the main_grad of every parameter afterwards.
-        Raises LedgerError where a layer was not routed exactly once in a pass.
+        With it, every parameter's main_grad then holds the gradient of the losses, summed over all ranks.
+        Raises LedgerError if a layer was not routed exactly once in a pass.
         """
         this = _Pass(plan, loss, PassResult())
         feeds = [iter([(number, micro) for micro in micro_batches]) for number in range(len(self.wrapped))]
@@ -132,7 +131,7 @@ class Policy:
                 data_iterator=feeds[0] if is_single else feeds,
                 model=self.wrapped[0] if is_single else self.wrapped,
                 num_microbatches=len(micro_batches),
-                # Between stages; ignored where shapes vary, as stages then tell each other.
+                # For sends between stages; ignored where shapes vary, since stages then exchange shapes.
                 seq_length=micro_batches[0].tokens_bS.shape[1],
                 micro_batch_size=len(micro_batches[0].num_rows_b),
                 forward_only=loss is None,
@@ -147,6 +146,7 @@ class Policy:
 
     def _forward(self, this: _Pass, number: int, micro: MicroBatch) -> Tensor:
         if self.head is not None and self.layout.has_head(number):
+            # The head runs inside the forward, so it must be told first which rows to score.
             self.head.expect(micro.rows_n, micro.targets_nJ, micro.temperature)
         b, width = micro.tokens_bS.shape
         positions_bS = torch.arange(width, device=self.device).expand(b, width)
@@ -155,10 +155,11 @@ class Policy:
             return self.wrapped[number](micro.tokens_bS, positions_bS, None)
 
         replay = self.replays[number]
-        if not replay.layer_numbers:  # a chunk of dense layers alone
+        if not replay.layer_numbers:  # a chunk with dense layers only
             return forward()
         start, stop = self.layout.chunk(width)
         local = local_plan(this.plan, micro.indices, micro.num_filling, start, stop, replay.layer_numbers)
+        # The rows of each response that lie in this rank's positions [start, stop).
         num_rows_b = [min(max(n - start, 0), stop - start) for n in micro.num_rows_b]
         context = ReplayContext(local, num_rows_b, stop - start, replay.layer_numbers)
 
@@ -169,7 +170,7 @@ class Policy:
         return replay.run(context, forward, done)
 
     def _score(self, this: _Pass, micro: MicroBatch, scores_1n: Tensor) -> tuple[Tensor, Tensor, dict]:
-        """Megatron's loss function on the last stage: (loss, tokens to divide by: none, what to report: nothing)."""
+        """Megatron's loss function on the last stage: (loss, no tokens to divide by, nothing to report)."""
         (entropy_n, squares_n), logp_n = scores_1n[0, :, :2].detach().unbind(1), scores_1n[0, :, 2]
         logp_nK = scores_1n[0, :, 3:]
         size = (len(micro.indices), micro.num_positions)
@@ -178,6 +179,7 @@ class Policy:
         logp_bTK = None
         if logp_nK.shape[1] > 0:
             logp_bTK = logp_n.new_zeros((*size, logp_nK.shape[1])).index_put(where, logp_nK)
+        # The ranks of a TP group have the same log-probs, so the first alone reports them.
         if self.layout.tp_rank == 0 and micro.indices:
             part = TokenPart(micro.indices, logp_bT.detach().cpu())
             if this.loss is None:
@@ -189,13 +191,13 @@ class Policy:
         no_tokens = torch.zeros((), dtype=torch.int, device=logp_n.device)
         if this.loss is None:
             return logp_n.sum(), no_tokens, {}
-        # An empty micro-batch still runs backward: the other ranks wait for it.
+        # An empty micro-batch runs backward too, since other ranks wait for this one in collectives.
         loss = this.loss(micro, logp_bT, logp_bTK) if micro.indices else scores_1n[..., 2:].sum()
         return loss, no_tokens, {}
 
 
 def _finalize(chunks: list[torch.nn.Module], _: Tensor | None = None, **keywords: Any) -> None:
-    finalize_model_grads(chunks, None, **keywords)  # without a number of tokens: the sum is not divided
+    finalize_model_grads(chunks, None, **keywords)  # without the number of tokens, so that the sum is not divided
 
 
 __all__ = ["Loss", "PassResult", "Policy"]

@@ -1,6 +1,6 @@
 """One rank of the Megatron training engine: scores sampled tokens with `old`, and takes gradient steps with `pi`.
 
-Every rank is given the whole batch, takes its own share of responses, positions and layers, and returns parts. Scoring
+Every rank gets the whole batch, works on its own share of responses, positions and layers, and returns parts. Scoring
 and training run the same forward, so that pi equals old bit for bit on a mini-batch that was scored as it is trained.
 
 Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 8 and 9, Pr2 (2606.00395) Eq. 4-8.
@@ -36,8 +36,8 @@ from theory.routing.predictor import fold
 class MegatronRank:
     """A rank of theory's TrainingEngine, in a process where `parallel.initialize` has run.
 
-    Every method but `predictor_weights` and `has_saved` is a collective: all ranks call it, with the same arguments.
-    `algorithm` says how to optimise, whether the router is frozen, and whether the replay mode trains a predictor.
+    Every method but `give_way`, `predictor_weights` and `has_saved` is a collective: all ranks must call it, with the
+    same arguments. `algorithm` says how to optimise, whether the router is frozen, and whether a predictor is trained.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class MegatronRank:
             )
 
     def score(self, rollouts: Rollouts, plan: RoutingPlan) -> ScorePart:
-        """This rank's share of the old pass: log pi_old of response tokens, entropies, routes; without gradients."""
+        """This rank's share of the old pass, without gradients: log pi_old of response tokens, entropies and routes."""
         sizes = self._sizes(rollouts, plan)
         result = self.policy.run(self._micro_batches(rollouts), plan)
         return ScorePart(sizes, tuple(result.tokens), tuple(result.routes))
 
     def score_reference(self, rollouts: Rollouts) -> ScorePart:
-        """This rank's share of log pi_ref: the weights of the model folder, naturally routed; no routes reported."""
+        """This rank's share of log pi_ref: the model folder's weights, naturally routed, and no routes reported."""
         if self.reference is None:
             raise ValueError("score_reference: expected an engine that keeps a reference, got keep_reference=False")
         plan = RoutingPlan("natural")
@@ -84,7 +84,7 @@ class MegatronRank:
         rollouts = minibatch.rollouts
         sizes = self._sizes(rollouts, plan)
         loss = _ObjectiveLoss(minibatch, objective)
-        self.optimizer.take_back()
+        self.optimizer.take_back()  # before zero_grad, which writes into the buffers that this brings back
         self.optimizer.zero_grad()
         result = self.policy.run(self._micro_batches(rollouts), plan, loss)
         step_metrics = self.optimizer.step(self.num_updates)
@@ -92,8 +92,9 @@ class MegatronRank:
         predictor = None
         if minibatch.features is not None and self.predictor is not None:
             if plan.feature_rows is None:
-                raise ValueError("expected feature rows in the routing of a mini-batch with cached features, got none")
+                raise ValueError("expected feature rows in the plan of a mini-batch with cached features, got none")
             predictor = self.predictor.step(minibatch.features, sizes, result.routes, step_metrics["actor/lr"])
+        # The ranks of a TP group compute the same loss: if each reported it, it would be summed once per rank.
         is_reporter = self.layout.is_last_stage and self.layout.tp_rank == 0
         return UpdatePart(
             sizes=sizes,
@@ -106,13 +107,13 @@ class MegatronRank:
         )
 
     def give_way(self) -> None:
-        """Leaves GPU memory to engines, as `training.offload` says, until the next update; weights stay."""
+        """Frees GPU memory for engines until the next update, as `training.offload` says; weights stay."""
         self.optimizer.give_way()
 
     def export(self, folded: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """The present weights, whole and under Hugging Face names; a tensor is yielded by exactly one rank.
+        """The current weights, whole and under Hugging Face names; exactly one rank yields each tensor.
 
-        `folded`: with the predictor in the gates, which the rank that yields a gate has.
+        `folded` adds the predictor to the gates: the rank that yields a gate has its predictor.
         """
         tensors = export_hf(self.policy.chunks, self.shape, self.layout)
         yields_gates = self.layout.dp_rank == 0 and self.layout.tp_rank == 0
@@ -121,16 +122,16 @@ class MegatronRank:
         return fold(tensors, self.predictor.trainer.weights())
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The gradient of the loss (minus the objective) in the last update, before clipping, as `export` names it.
+        """The gradient of the loss (minus the objective) in the last update, before clipping, under `export`'s names.
 
-        Bit-equal to what was reduced where nothing was clipped, else to one rounding. Raises ValueError with a
+        Bit-equal to the reduced gradient if nothing was clipped, else equal up to rounding. Raises ValueError with a
         distributed optimizer, whose ranks hold the reduced gradient in shards, and before the first update.
         """
         if self.training.distributed_optimizer:
             raise ValueError("training.distributed_optimizer: expected false for whole gradients, got true")
         if self.num_updates == 0:
-            raise ValueError("gradients: expected at least 1 update before, got 0")
-        clipping = self.optimizer.clipping
+            raise ValueError("gradients: expected at least 1 update before this call, got 0")
+        clipping = self.optimizer.clipping  # main_grad was scaled by it in place: dividing undoes that
         return export_hf(
             self.policy.chunks,
             self.shape,
@@ -139,7 +140,7 @@ class MegatronRank:
         )
 
     def predictor_weights(self) -> dict[int, Float[Tensor, "D E"]]:
-        """W_p of this rank's layers by number; the same on every rank of the stage; empty without a predictor."""
+        """W_p of this rank's layers by number, the same on every rank of the stage; empty without a predictor."""
         if self.predictor is None:
             return {}
         return {number: weight.cpu() for number, weight in self.predictor.trainer.weights().items()}
@@ -149,15 +150,15 @@ class MegatronRank:
         checkpoints.save(self, Path(folder))
 
     def begin_save(self, folder: str | Path) -> None:
-        """`save` by a thread, of the present values: this returns once they are copied."""
+        """`save` in a thread, with the current values: this returns once they are copied."""
         self.saver.begin(self, Path(folder))
 
     def has_saved(self, wait: bool) -> bool:
-        """Whether the last `begin_save` has written all that it had to; with `wait` it has."""
+        """Whether the last `begin_save` has written its files; `wait` blocks until it has."""
         return self.saver.is_done(wait)
 
     def load(self, folder: str | Path) -> None:
-        """The inverse of `save`: in the same layout training continues with the same bits."""
+        """The inverse of `save`: in the same layout, training continues with the same bits."""
         checkpoints.load(self, Path(folder))
 
     def _sizes(self, rollouts: Rollouts, plan: RoutingPlan) -> BatchSizes:
@@ -202,7 +203,7 @@ class _ObjectiveLoss:
         return -output.objective
 
     def _top(self, logp_top_bTK: Tensor, own: Callable[[Tensor], Tensor]) -> Top:
-        """mu's likeliest tokens of a micro-batch under pi, old and mu."""
+        """Log-probs of mu's likeliest tokens of a micro-batch under pi, old and mu."""
         record, old_BTK, mu_BTK = (
             self._minibatch.rollouts.top,
             self._minibatch.logp_old_top_BTK,
@@ -210,7 +211,7 @@ class _ObjectiveLoss:
         )
         if record is None or old_BTK is None or mu_BTK is None:
             raise ValueError(
-                "expected log old of mu's likeliest tokens in a mini-batch whose rollouts have them, got none"
+                "expected log pi_old of mu's likeliest tokens in a mini-batch whose rollouts have them, got none"
             )
         return Top(logp_top_bTK, own(old_BTK), own(mu_BTK), record.is_complete)
 

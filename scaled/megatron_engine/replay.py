@@ -1,8 +1,8 @@
 """Replay in Megatron: theory's `ReplayContext` behind the hook that Megatron's router calls for its top-k.
 
-Each router of a model chunk asks the pass of the micro-batch in flight which experts to use and weighs them itself, by
-its own convention, from the live scores. Everything that Megatron keeps in process-wide state (the list of instances,
-the action, the first-in-first-out lists) is replaced by state of the chunk.
+Each router of a model chunk asks the pass of the micro-batch in flight which experts to use. It weighs them itself, by
+its own convention, from the live scores. Megatron keeps state for the whole process (the list of instances, the action,
+the first-in-first-out lists); here each chunk has its own.
 
 Extra letters: S positions of the rank's chunk, N = B * S rows of the flattened micro-batch.
 Papers: R3 (arXiv 2510.11370) Eq. 8 and 9; Pr2 (arXiv 2606.00395) Eq. 4-7.
@@ -42,7 +42,7 @@ def local_plan(
 ) -> RoutingPlan:
     """The routing of one model chunk of one rank: these responses, rows [start, stop) of each, its own layers.
 
-    `num_padding` empty responses follow the chosen ones: they fill a micro-batch and have no rows.
+    `num_padding` empty responses follow the chosen ones: they fill up a micro-batch and have no rows.
     """
     record, rows, scored = plan.record, plan.feature_rows, plan.scored
     if record is not None:
@@ -71,7 +71,7 @@ class Flight:
 class ChunkReplay:
     """The routers of one model chunk, and the passes of the micro-batches that are in flight through it.
 
-    `layer_numbers` are the routers' decoder layers, from 0. Several models in one process do not touch each other.
+    `layer_numbers` are the routers' decoder layers, from 0. Several models in one process do not affect each other.
     """
 
     def __init__(self, chunk: torch.nn.Module, gate: Gate) -> None:
@@ -86,16 +86,16 @@ class ChunkReplay:
 
     @property
     def num_waiting(self) -> int:
-        """The passes whose backward has not ended."""
+        """The number of passes whose backward has not ended."""
         return len(self._waiting)
 
     def run(
         self, context: ReplayContext, forward: Callable[[], Tensor], done: Callable[[ReplayContext], None]
     ) -> Tensor:
-        """forward()'s output, routed in `context`, which is closed and handed to `done` after its backward.
+        """forward()'s output, routed in `context`, which is closed and passed to `done` after the backward.
 
-        Without gradients it is closed at once. Raises LedgerError where the forward did not route every local layer
-        exactly once, or where another forward of this chunk is not finished.
+        Without gradients this happens at once. Raises LedgerError if the forward did not route every local layer
+        exactly once, or if another forward of this chunk has not finished.
         """
         if self._forward is not None:
             raise LedgerError("expected one forward at a time through a model chunk, got a nested one")
@@ -105,9 +105,9 @@ class ChunkReplay:
         try:
             output = forward()
         finally:
-            self._forward = None
-        context.used  # noqa: B018 - raises where a local layer was not routed, before anything is sent on
-        # Not requires_grad alone: Megatron marks what it sends to the next stage, without gradients too.
+            self._forward = None  # a failed forward stays in `_waiting` until `clear`
+        context.used  # noqa: B018 - raises if a local layer was not routed, before the output is sent on
+        # requires_grad alone does not tell: Megatron sets it on outputs for the next stage, without gradients too.
         if torch.is_grad_enabled() and output.requires_grad:
             output.register_hook(lambda _: self._begin_backward(flight))
         else:
@@ -115,7 +115,7 @@ class ChunkReplay:
         return output
 
     def clear(self) -> None:
-        """Forgets every pass in flight; they fail."""
+        """Abandons every pass in flight, with an error."""
         failure = LedgerError("the passes in flight were abandoned")
         for flight in self._waiting:
             flight.context.__exit__(LedgerError, failure, None)
@@ -126,19 +126,19 @@ class ChunkReplay:
 
     def current(self) -> tuple[Flight, bool]:
         """The pass that a router's call belongs to, and whether the call is a recomputation inside a backward."""
-        if torch._C._current_graph_task_id() != -1:  # there is no public name for "inside a backward"
+        if torch._C._current_graph_task_id() != -1:  # torch has no public name for "inside a backward"
             if self._backward is None:
                 raise LedgerError("expected recomputation in the backward of a routed forward, got another backward")
             return self._backward, True
         if self._forward is None:
-            raise LedgerError("expected a forward inside a replay context, got one without")
+            raise LedgerError("expected a forward inside a replay context, got one outside")
         return self._forward, False
 
     def _begin_backward(self, flight: Flight) -> None:
         if self._backward is not None or not self._waiting or flight is not self._waiting[0]:
             raise LedgerError("expected backward passes one at a time, in the order of their forwards")
         self._backward = flight
-        # The engine calls back when the whole backward is done; the first chunk's input has no gradient to hook.
+        # Autograd's engine calls back when the whole backward is done; the first chunk's input has no gradient to hook.
         torch.autograd.Variable._execution_engine.queue_callback(lambda: self._finish(flight))
 
     def _finish(self, flight: Flight) -> None:
@@ -149,7 +149,7 @@ class ChunkReplay:
 
 
 class _RouterHook(RouterReplay):
-    """Stands where Megatron's RouterReplay stood in one router: sees the router's input, and answers its top-k."""
+    """Takes the place of Megatron's RouterReplay in one router: sees the router's input, and answers its top-k."""
 
     def __init__(self, router: TopKRouter, gate: Gate, owner: ChunkReplay) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class _RouterHook(RouterReplay):
         self._seen = None
 
     def gating(self, hidden_SBD: Float[Tensor, "S B D"]) -> Float[Tensor, "S B E"]:
-        """The logits that Megatron weighs experts by: the live ones, or p + h W_p where gates are predicted."""
+        """The logits by which Megatron weighs experts: the live ones, or p + h W_p where gates are predicted."""
         logits_SBE = self._gating(hidden_SBD)
         flight, _ = self._owner.current()
         self._num_responses = hidden_SBD.shape[1]
@@ -191,13 +191,14 @@ class _RouterHook(RouterReplay):
         group_topk: int | None = None,
         default_compute_topk: Callable | None = None,
     ) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
-        """Megatron's scores of the experts that the pass chooses, and these experts; rows seq-major.
+        """Megatron's scores of the experts that the pass chooses, and these experts; rows are seq-major.
 
-        What the scores are is the model's convention (logits, softmax, sigmoid plus selection bias); the choice is
-        theory's, from the live logits, so that groups and bias act as in every other engine.
+        The scores follow the model's convention (logits, softmax, sigmoid plus selection bias). The choice is theory's,
+        from the live logits, so that groups and bias act as in every other engine.
         """
         flight, is_recomputation = self._owner.current()
-        assert self._seen is not None, "Megatron's router asked for its top-k before its gating"
+        assert self._seen is not None, "Megatron's router asked for its top-k before its gating ran"
+        # Taken, not kept: a second top-k without a gating of its own fails, and no activation outlives its use.
         (hidden_ND, logits_NE), self._seen = self._seen, None
         arguments = (self.layer_number, hidden_ND, logits_NE, topk, self._gate, self._router.expert_bias)
         if is_recomputation:
@@ -214,9 +215,9 @@ class _RouterHook(RouterReplay):
 
 @contextmanager
 def in_flight(chunks: Sequence[ChunkReplay]) -> Iterator[None]:
-    """Around one schedule of forwards and backwards: nothing is left in flight after it, whichever way it is left.
+    """Encloses one schedule of forwards and backwards: nothing is in flight afterwards, even after an error.
 
-    Raises LedgerError where a forward's backward never came.
+    Raises LedgerError if a forward had no backward.
     """
     try:
         yield
@@ -230,9 +231,9 @@ def in_flight(chunks: Sequence[ChunkReplay]) -> Iterator[None]:
 
 
 def check_routing(plan: RoutingPlan, num_rows_B: Sequence[int], moe_layers: Sequence[int]) -> None:
-    """ValueError where the routing of a whole batch does not fit it: its rows, its layers, its feature rows.
+    """Raises ValueError if the routing of a whole batch does not fit the batch's rows, layers or feature rows.
 
-    It must be asked before ranks take their windows of it: a window would hide a row or a layer too many.
+    Call this before ranks cut their windows out of it: a window would hide a surplus row or layer.
     """
     rows = plan.feature_rows
     for record in (plan.record, plan.scored):

@@ -1,10 +1,10 @@
 r"""Memory of one GPU of the training engine and of one GPU of the inference engine, in bytes.
 
-The counts of weights are exact for the layout and checked against Megatron's own build (`layout.dry_run`); activations
-are counted tensor by tensor under the assumptions below, for micro-batches as long as `rollout.max_model_len` allows.
-Assumptions: fused attention (no S x S matrix is kept), tokens spread evenly over experts, micro-batches full. Ranks and
-engines on the same GPU take turns where the schedule is synchronous: `resident_memory` is what ranks keep meanwhile.
-Source of the way of counting: Korthikanti et al. (arXiv 2205.05198) sec. 4, for RMSNorm, grouped queries and experts.
+The counts of weights are exact for the layout and checked against Megatron's own build (`layout.dry_run`). Activations
+are counted tensor by tensor, for sequences as long as `rollout.max_model_len` allows, under these assumptions: fused
+attention (no S x S matrix is kept), tokens spread evenly over experts, full micro-batches. Ranks and engines on the
+same GPU take turns where the schedule is synchronous; `resident_memory` counts the memory that ranks keep meanwhile.
+The counting follows Korthikanti et al. (arXiv 2205.05198) sec. 4, for RMSNorm, grouped queries and experts.
 
 Letters: D model width, F expert width, H heads, K slots, E experts, S tokens of a sequence, T of them sampled.
 """
@@ -19,25 +19,25 @@ from scaled.plan import payloads
 
 GIB = 2**30
 CONTEXT = 3 * GIB
-"""Bytes of one process that no tensor explains: CUDA context, NCCL buffers, workspaces."""
+"""Bytes of one process outside its tensors: CUDA context, NCCL buffers, workspaces."""
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 CHECKPOINT_BYTES = 14
-"""Bytes of a checkpoint per weight: bf16, its fp32 master and two moments."""
+"""Bytes per weight of a checkpoint: bf16, its fp32 master and two moments."""
 
 
 @dataclass(frozen=True)
 class RankParameters:
-    """Weights of one rank: those whose optimizer states DP ranks share, and those that expert-DP ranks share."""
+    """Numbers of weights of one rank: DP ranks share the optimizer states of `dense`, expert-DP ranks of `experts`."""
 
     dense: int
     experts: int
 
     @property
     def total(self) -> int:
-        """All weights of the rank."""
+        """Number of all weights of the rank."""
         return self.dense + self.experts
 
 
@@ -63,9 +63,9 @@ def stage_layers(shape: ModelShape, training: TrainingBlock, stage: int) -> tupl
 
 
 def replicated_attention_parameters(shape: ModelShape) -> int:
-    """Weights of one layer's attention that every TP rank holds whole: norms of one head, MLA's compressions.
+    """Number of weights of one layer's attention that every TP rank holds whole: norms of one head, MLA's compressions.
 
-    A norm over all heads (OLMoE) is split with them.
+    A norm over all heads (OLMoE) is split like the heads.
     """
     latent = shape.latent_attention
     if latent is None:
@@ -75,10 +75,10 @@ def replicated_attention_parameters(shape: ModelShape) -> int:
 
 
 def rank_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) -> RankParameters:
-    """Weights of one rank of pipeline stage `stage`.
+    """Numbers of weights of one rank of pipeline stage `stage`.
 
-    Norms and routers are whole on every rank, experts split by EP x ETP, everything else by TP. The embedding is on the
-    first stage, the final norm and the head (or the tied copy of the embedding) on the last.
+    Norms and routers are whole on every rank; experts are split by EP x ETP, and everything else by TP. The first stage
+    has the embedding, the last one the final norm and the head (or the tied copy of the embedding).
     """
     tp, last = training.tensor_parallel, training.pipeline_parallel - 1
     dense = experts = 0
@@ -99,9 +99,9 @@ def rank_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) 
 
 
 def optimizer_bytes(parameters: RankParameters, training: TrainingBlock) -> int:
-    """Bytes of AdamW on one rank: 8 a weight (two fp32 moments), 12 under bf16 (fp32 master weights besides).
+    """Bytes of AdamW on one rank: 8 per weight (two fp32 moments), or 12 under bf16 (fp32 master weights too).
 
-    Under the distributed optimizer divided by DP for dense weights and by ranks / (EP ETP PP) for experts.
+    The distributed optimizer divides this by DP for dense weights, and by ranks / (EP ETP PP) for experts.
     """
     each = 12 if training.precision == "bf16" else 8
     if not training.distributed_optimizer:
@@ -114,8 +114,8 @@ def optimizer_bytes(parameters: RankParameters, training: TrainingBlock) -> int:
 def attention_activations(shape: ModelShape, b: int) -> int:
     """Bytes per token that one layer's attention keeps for backward, `b` bytes per element.
 
-    Inputs of norm and projection 2 D; queries and keys before and after their norm and rotation, values, and the
-    attention's output (its fp32 log-sum-exp: 4 H). MLA keeps the latents besides.
+    Inputs of norm and projection 2 D; queries and keys before and after their norm and rotation; values; and the
+    attention's output, with its fp32 log-sum-exp (4 H bytes). MLA also keeps the latents.
     """
     latent, H = shape.latent_attention, shape.num_heads
     if latent is None:
@@ -127,10 +127,10 @@ def attention_activations(shape: ModelShape, b: int) -> int:
 
 
 def mlp_activations(shape: ModelShape, number: int, b: int) -> int:
-    """Bytes per token that one layer's MLP keeps for backward: dense 2 D + 3 F_dense; experts as follows.
+    """Bytes per token that one layer's MLP keeps for backward. A dense MLP: 2 D + 3 F_dense elements.
 
-    Inputs of norm and router 2 D, router logits and probabilities 8 E (fp32), and for each of the K slots the token
-    before and after its way to the expert 2 D, gate, up and their product 3 F; shared experts 3 F each.
+    Experts: inputs of norm and router, 2 D; router logits and probabilities, 8 E bytes (fp32); for each of the K slots
+    the token before and after dispatch, 2 D, with gate, up and their product, 3 F; and 3 F for each shared expert.
     """
     D = shape.hidden_size
     if number in shape.dense_layers:
@@ -140,9 +140,9 @@ def mlp_activations(shape: ModelShape, number: int, b: int) -> int:
 
 
 def kept_activations(shape: ModelShape, number: int, training: TrainingBlock) -> tuple[int, int]:
-    """Bytes per token that one layer keeps until its backward, and what recomputation adds while it runs.
+    """Bytes per token that one layer keeps until its backward, and those that its recomputation adds while it runs.
 
-    none: everything and nothing. selective: experts are recomputed from the layer's input of the MLP, D.
+    none: all are kept, and nothing is added. selective: experts are recomputed from the MLP's input, D.
     full: the layer is recomputed from its input, D.
     """
     b = ELEMENT_BYTES[training.precision]
@@ -155,7 +155,7 @@ def kept_activations(shape: ModelShape, number: int, training: TrainingBlock) ->
 
 
 def chunks_in_flight(training: TrainingBlock, stage: int, num_microbatches: int) -> int:
-    """Forward passes of a model chunk that wait for their backward on this stage, at most.
+    """The most forward passes of model chunks that wait for their backward on this stage.
 
     1F1B: min(M, PP - p). Interleaved: min(M VPP, 2 (PP - p - 1) + (VPP - 1) PP + 1), Megatron's warm-up and one more.
     """
@@ -166,7 +166,7 @@ def chunks_in_flight(training: TrainingBlock, stage: int, num_microbatches: int)
 
 
 def micro_batch_tokens(training: TrainingBlock, S: int) -> int:
-    """Positions of the largest micro-batch, sequences of at most S tokens: the budget, or micro_batch_size of S."""
+    """Positions of the largest micro-batch of sequences of at most S tokens: the budget, or micro_batch_size x S."""
     budget = training.max_tokens_per_micro_batch
     return S * training.micro_batch_size if budget is None else max(budget, S)
 
@@ -174,8 +174,8 @@ def micro_batch_tokens(training: TrainingBlock, S: int) -> int:
 def activation_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: int, num_microbatches: int) -> int:
     """Bytes of activations of one rank at its peak: all chunks in flight, and one layer's recomputation.
 
-    A rank holds 1 / TP of a micro-batch's tokens (sequence parallelism outside attention and MLP,
-    split heads and widths inside). Under ETP the slots of all its ranks are gathered, so their inputs count ETP times.
+    Each rank of a TP group holds 1 / TP of them: sequence parallelism splits tokens outside attention and MLP, and
+    heads and widths are split inside. ETP gathers the slots of all its ranks, so the slots' inputs count ETP times.
     """
     tokens = micro_batch_tokens(training, S) / training.tensor_parallel
     b = ELEMENT_BYTES[training.precision]
@@ -193,17 +193,17 @@ def activation_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: 
 def logit_bytes(shape: ModelShape, training: TrainingBlock, T: int) -> int:
     """Peak bytes of the head and log-probs of one micro-batch of responses of T tokens, on a rank of the last stage.
 
-    n, its response tokens (under a token budget all of its tokens), hidden states of D, and their gradients; logits of
-    c = min(n, training.logit_chunk) tokens over W = V / TP, b bytes per element as the head computes them and 4 in
-    fp32, with their exponentials (8) in forward and as a gradient of b bytes in backward; the head's own gradient, W x
-    D, in fp32 over several chunks, in b bytes at the end. The peak is the largest of the moments of
+    n are its response tokens (under a token budget, all of its tokens). Counted are: n hidden states of width D and
+    their gradients; logits of c = min(n, training.logit_chunk) tokens over W = V / TP, b bytes per element as the head
+    computes them and 4 in fp32, 8 with their exponentials in forward, and b as a gradient in backward; the head's own
+    gradient, W x D, in fp32 while it sums several chunks, in b bytes at the end. The peak is the largest moment of
     `megatron_engine.scoring`.
     """
     b, D = ELEMENT_BYTES[training.precision], shape.hidden_size
     n, W = micro_batch_tokens(training, T), -(-shape.vocab_size // training.tensor_parallel)
     c, is_rounded = min(n, training.logit_chunk), b < 4
     forward = 8 * c * W
-    making = (4 + b * is_rounded) * c * W  # as a product and in fp32; as a gradient in fp32 and for a product
+    making = (4 + b * is_rounded) * c * W  # logits in b bytes and fp32; later their gradient in both
     if n == c:
         backward = max(making, b * c * W + b * W * D)
     else:
@@ -214,8 +214,8 @@ def logit_bytes(shape: ModelShape, training: TrainingBlock, T: int) -> int:
 def top_bytes(config: ScaledRun, shape: ModelShape) -> int:
     """Bytes of mu's K likeliest tokens of one micro-batch on a rank of the last stage, at the update's peak.
 
-    A number an id in int64, padded and packed (16), and in fp32 log pi as the head gives it, packed, padded and in the
-    objective, log old and log mu twice each, and a gradient (4 each): 16 + 32 = 48 bytes per token of mu.
+    Each has an id in int64, padded and packed (16 bytes), and eight numbers in fp32 (4 bytes each): log pi packed,
+    padded and in the objective, log pi_old and log mu twice each, and a gradient. Together 16 + 32 = 48 bytes.
     """
     algorithm = config.algorithm.build()
     tokens = micro_batch_tokens(config.training, algorithm.max_tokens)
@@ -223,13 +223,13 @@ def top_bytes(config: ScaledRun, shape: ModelShape) -> int:
 
 
 def replay_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: int) -> int:
-    """Bytes of a micro-batch's replayed experts on a rank: int64, what a gather takes, tokens / TP x L x K."""
+    """Bytes of a micro-batch's replayed experts on a rank: tokens / TP x L x K in int64, as a gather asks for."""
     layers = sum(number not in shape.dense_layers for number in stage_layers(shape, training, stage))
     return 8 * micro_batch_tokens(training, S) // training.tensor_parallel * layers * shape.experts_per_token
 
 
 def num_microbatches(config: ScaledRun) -> int:
-    """Micro-batches of one update on a data-parallel rank; under a token budget at most: one per response."""
+    """Micro-batches of one update on a data-parallel rank; under a token budget the most possible, one per response."""
     batch, training = config.algorithm.batch, config.training
     responses = batch.num_prompts // batch.num_minibatches * batch.num_responses
     size = training.micro_batch_size if training.max_tokens_per_micro_batch is None else 1
@@ -237,7 +237,7 @@ def num_microbatches(config: ScaledRun) -> int:
 
 
 def training_memory(config: ScaledRun, shape: ModelShape, stage: int) -> Memory:
-    """Memory of one rank of a pipeline stage in the update, the pass that needs most."""
+    """Memory of one rank of a pipeline stage in the update, the pass that needs the most."""
     training, algorithm = config.training, config.algorithm.build()
     parameters, S = rank_parameters(shape, training, stage), config.rollout.max_model_len
     b = ELEMENT_BYTES[training.precision]
@@ -267,7 +267,7 @@ def training_memory(config: ScaledRun, shape: ModelShape, stage: int) -> Memory:
 
 
 def cached_rows(config: ScaledRun) -> int:
-    """Feature rows of the largest micro-batch: T_c a response; under a token budget all rows, of many short ones."""
+    """Feature rows of the largest micro-batch: T_c per response; under a token budget all rows, of many short ones."""
     training, num = config.training, config.algorithm.build().predictor.num_positions
     if training.max_tokens_per_micro_batch is None:
         return num * training.micro_batch_size
@@ -275,15 +275,15 @@ def cached_rows(config: ScaledRun) -> int:
 
 
 def peak_training_memory(config: ScaledRun, shape: ModelShape) -> Memory:
-    """Memory of the rank that needs most."""
+    """Memory of the rank that needs the most."""
     stages = range(config.training.pipeline_parallel)
     return max((training_memory(config, shape, stage) for stage in stages), key=lambda memory: memory.total)
 
 
 def resident_memory(config: ScaledRun, shape: ModelShape) -> Memory:
-    """Memory that the neediest rank keeps on its GPU while engines use it: all but what an update computes with.
+    """Memory that the neediest rank keeps on its GPU while engines use it: all but an update's working memory.
 
-    `training.offload` takes gradients and optimizer states away.
+    `training.offload` moves gradients and optimizer states off the GPU.
     """
     gone = {"gradients": "gradients, fp32", "optimizer": "optimizer states"}
     working = {"activations", "logits", "replayed experts, int64", "features of a micro-batch"}
@@ -297,8 +297,8 @@ def resident_memory(config: ScaledRun, shape: ModelShape) -> Memory:
 def rollout_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     """Memory of one GPU of an engine with `max_num_seqs` sequences of `max_model_len` tokens: no sequence is evicted.
 
-    Weights are split by TP but for norms and routers; the workspace is one layer's activations of
-    `max_num_batched_tokens` tokens and the fp32 logits and log-probabilities of `max_num_seqs`.
+    All weights are divided by TP, even the small ones that every GPU holds whole (norms, routers). The workspace is one
+    layer's activations of `max_num_batched_tokens` tokens, and fp32 logits and log-probabilities of `max_num_seqs`.
     """
     rollout = config.rollout
     b, tp = ELEMENT_BYTES[rollout.precision.compute], rollout.tensor_parallel
@@ -325,8 +325,9 @@ def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
 def stored_routes(config: ScaledRun, shape: ModelShape) -> int:
     """Bytes of routing records in one machine's object store at the end of a step, all responses at full length.
 
-    mu's record whole (ranks fetch their rows of it), one step off that of the next batch besides; and the machine's
-    share of the records that ranks make: old's natural experts, those that it used where they are others, and pi's.
+    mu's record is counted whole, since ranks fetch their rows of it, and so is the next batch's unless the schedule is
+    synchronous. The ranks' records are old's natural experts, the experts that old used if they differ, and pi's: each
+    machine has its share.
     """
     algorithm = config.algorithm.build()
     rows = algorithm.num_prompts * algorithm.num_responses * config.rollout.max_model_len
@@ -340,9 +341,9 @@ def stored_routes(config: ScaledRun, shape: ModelShape) -> int:
 def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     """CPU memory of every machine for one global step, in the worst case that every response has full length.
 
-    Routing records as `stored_routes` has them; the driver has none. Old's router scores, of the rows asked for the
-    features that train the predictor, and mu's likeliest tokens with log old: whole on every machine, once, in memory
-    that its ranks share; the machine of the driver has its own besides.
+    Routing records are those of `stored_routes`; the driver has none. Old's router scores, the features that train the
+    predictor, and mu's likeliest tokens with log pi_old are whole on every machine, once, in memory that its ranks
+    share. The driver's own copy, on its machine, is not counted.
     """
     algorithm = config.algorithm.build()
     responses, parts = algorithm.num_prompts * algorithm.num_responses, {}

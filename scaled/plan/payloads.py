@@ -1,9 +1,9 @@
 r"""The bytes that a global step moves and keeps besides weights and activations: routing records, router features and
 mu's likeliest tokens.
 
-Everything is bytes (FLOPs where it says so), as pure functions of a `ModelShape`; MB are 1e6 bytes, GiB 2**30.
-Readings that reproduce the papers: R3 (arXiv 2510.11370) writes GB for GiB and K for 1e3 in its Table 9, and GB for GiB
-in App. G.2; Pr2 (arXiv 2606.00395) writes MB for 1e6 bytes and K for 1024 in its Table 3.
+All functions are pure functions of a `ModelShape` and return bytes, or FLOPs where they say so. MB is 1e6 bytes, GiB
+2**30. Readings that reproduce the papers: R3 (arXiv 2510.11370) writes GB for GiB and K for 1e3 in its Table 9, and GB
+for GiB in App. G.2; Pr2 (arXiv 2606.00395) writes MB for 1e6 bytes and K for 1024 in its Table 3.
 Letters: L MoE layers, K slots, E experts, D model width, F expert width, S tokens, T_c cached positions.
 """
 
@@ -14,13 +14,13 @@ from theory.routing.record import index_dtype
 from theory.top_tokens import id_dtype
 
 INT16_BYTES, INT32_BYTES = 2, 4
-"""The type in which R3 (App. G) and Pr2 (App. E.2) store an expert's id."""
+"""Bytes of the types in which R3 (App. G) and Pr2 (App. E.2) store an expert's id."""
 
 SCORE_BYTES = 4
-"""An expert's log-score in old's pass, fp32."""
+"""Bytes of an expert's log-score in old's pass, fp32."""
 
 SCALE_BYTES = 4
-"""One fp32 scale of a quantised block or channel."""
+"""Bytes of one fp32 scale of a quantised block or channel."""
 
 BLOCK = 128
 """Side of the square that shares a scale under fp8_block."""
@@ -92,8 +92,8 @@ def kv_bytes_per_token(shape: ModelShape, element_bytes: int = 2, tensor_paralle
 def weight_bytes(shape: ModelShape, weights: str, compute_bytes: int) -> int:
     """Bytes of all weights in the inference engine's format.
 
-    Embedding, head, norms and routers keep `compute_bytes` an element. The other matrices too under `same`; under
-    `fp8_block` they take 1 byte, and 4 for the scale of each 128 x 128 block; under `int8` 1 byte, and 4 for each row.
+    Embedding, head, norms and routers take `compute_bytes` per element. So do the other matrices under `same`. Under
+    `fp8_block` these take 1 byte, and 4 for the scale of each 128 x 128 block; under `int8` 1 byte, and 4 for each row.
     """
     matrices = quantised_parameters(shape)
     rest = shape.num_parameters - matrices
