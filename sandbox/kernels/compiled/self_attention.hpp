@@ -24,6 +24,7 @@ static void attend_sequence(const SelfAttention& a, long b, float* out) {
     long H = a.m.H, h = a.m.h, d = a.m.d, G = H / h;
     float* row = scratch.take(a.wide());
     for (long n = b * a.S; n < (b + 1) * a.S; n++) {
+        // A copy: `normalise` writes in place, and the gradient needs qkv as it was.
         std::memcpy(row, a.qkv + n * a.wide(), a.wide() * sizeof(float));
         normalise(a.m, a.w, row);
         const float *cos = a.cos + a.table(n), *sin = a.sin + a.table(n);
