@@ -151,6 +151,7 @@ static void attend_backward(const float* g, const float* q, long apart, const fl
     starts.assign(S + P, 0);
     long *zero = starts.data(), *first = zero + S, most = 0;
     for (long s = 0; s < S; s++) {
+        // Copied next to each other, as weigh_rows takes adjacent rows.
         std::memcpy(own_g + s * width, g + s * apart, width * sizeof(float));
         std::memcpy(own_q + s * width, q + s * apart, width * sizeof(float));
         float *row = g_scores + s * padded, *own = probs + s * padded;

@@ -31,6 +31,7 @@ static void sort_slots(const int64_t* experts, long M, long E, int32_t* ends, in
     std::vector<int32_t> next(E + 1, 0);
     for (long m = 0; m < M; m++) next[experts[m] + 1]++;
     for (long e = 0; e < E; e++) next[e + 1] += next[e];
+    // Before the last loop, which counts `next` up.
     for (long e = 0; e < E; e++) ends[e] = next[e + 1];
     for (long m = 0; m < M; m++) slot[next[experts[m]]++] = m;
 }

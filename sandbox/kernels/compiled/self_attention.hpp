@@ -70,6 +70,7 @@ static void attend_sequence_backward(const SelfAttention& a, const float* g, lon
     static thread_local Scratch scratch;
     long H = a.m.H, h = a.m.h, d = a.m.d, S = a.S, P = a.P, G = H / h, keys = h * P * d, stop = S;
     static thread_local std::vector<int64_t> seen;
+    // Kept from call to call: the counts are those of every sequence.
     for (long s = seen.size(); s < S; s++) seen.push_back(s + 1);
     // Stop after the last row with a gradient: attention is causal, so later keys get none.
     while (stop && is_zero(g + (b * S + stop - 1) * H * d, H * d)) stop--;
