@@ -54,6 +54,7 @@ def depth_kl(tree: PrefixTree, logp_p: Edges, logp_q: Edges) -> Float[Tensor, " 
 def step_kl(tree: PrefixTree, logp_pi: Edges, logp_mu: Edges) -> Float[Tensor, " T"]:
     """KL(pi || nu_t) = sum_(s != t) E_pi[KL_s(pi || mu)], nats: the chain rule, in which step t adds 0."""
     kl_T = depth_kl(tree, logp_pi, logp_mu)
+    # Not the total less step t: with an infinite KL that would be inf - inf.
     before_T, after_T = around(kl_T)
     return before_T + after_T
 
@@ -115,6 +116,7 @@ def around(x_T: Float[Tensor, " T"]) -> tuple[Float[Tensor, " T"], Float[Tensor,
 
 def relative_square(p: Float[Tensor, "*batch"], q: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     """(p - q)^2 / q, 0 where both are 0."""
+    # 0 / 0 alone is replaced: with q = 0 and p > 0 a chi-square is infinite.
     return torch.where(p == q, 0.0, (p - q).square() / q)
 
 
