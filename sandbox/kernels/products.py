@@ -76,7 +76,7 @@ def _part(multiply: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tenso
 
 
 def key_mask(num_seen_BS: Int[Tensor, "#B S"], num_slots: int, dtype: torch.dtype) -> Float[Tensor, "#B S P"]:
-    """The mask that `attention` adds to scores: 0 for a query's first `num_seen` key slots, -inf for the others."""
+    """The mask that `attention` adds to scores: 0 for a query's first `num_seen_BS` key slots, -inf for the others."""
     slot_P = torch.arange(num_slots)
     # -inf, so that softmax gives exactly 0: such a key adds 0 times its value, which must be finite.
     return torch.where(slot_P >= num_seen_BS[:, :, None], float("-inf"), 0.0).to(dtype)

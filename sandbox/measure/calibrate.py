@@ -222,7 +222,7 @@ class Calibration:
 
 
 def defects_of(formats: Format, router_std: float, logit_std: float) -> tuple[Defect, ...]:
-    """The defects of these dials, rounded to three digits as in `Fit.yaml`; a dial at 0 is omitted."""
+    """The defects of these dials, rounded to three digits as in `CalibrationFit.yaml`; a dial at 0 is omitted."""
     out: list[Defect] = list(formats)
     out += [RouterNoise(std=float(f"{router_std:.3g}"))] if router_std > 0 else []
     out += [LogitNoise(std=float(f"{logit_std:.3g}"))] if logit_std > 0 else []

@@ -178,8 +178,9 @@ def step_cauchy_schwarz(problem: Problem) -> Bound:
     """(1/2) sum |pi - nu_t| <= (1/2) sqrt(P sum (pi - nu_t)^2 / nu_t), sums over responses that reach t, P = nu_t's.
 
     Proof: the left side is (1/2) E_nu_t |pi / nu_t - 1| there; Cauchy-Schwarz with the indicator of reaching t.
-    Tight where |pi / nu_t - 1| is one number, as for two tokens that mu has equally likely; chi2 is at least
-    exp(KL) - 1 (`chi2_from_kl`), so Pinsker is better where KL is large, and equal to first order where it is small.
+    Tight where |pi / nu_t - 1| is one number, as for two tokens that mu has equally likely. Where no response ends
+    before t, chi2 is at least exp(KL) - 1 (as in `weight_variance_kl`), so Pinsker is better where KL is large, and
+    equal to first order where it is small.
     """
     tree, pi, mu = _policies(problem)
     rhs_T = (reached(tree, mu) * step_chi2(tree, pi, mu)).sqrt() / 2

@@ -243,7 +243,7 @@ def attention(
     v_BhPd: Float[Tensor, "B h P d"],
     num_seen_BS: Int[Tensor, "#B S"],
 ) -> Float[Tensor, "B S H d"]:
-    """softmax(q k^T / sqrt(d)) v over the first `num_seen` keys of each query; P is a multiple of LANES.
+    """softmax(q k^T / sqrt(d)) v over the first `num_seen_BS` keys of each query; P is a multiple of LANES.
 
     The H / h query heads of a group share one key head. The other key slots are in no sum, whatever they hold.
     """
